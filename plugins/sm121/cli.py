@@ -1,0 +1,113 @@
+"""``sm121``: what is useful without pytest."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from sm121 import __version__, profile
+from sm121.errors import Sm121Error, UsageError
+
+_EXIT_USAGE = 4
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a subcommand; exit status 0, or 4 with one line on what was wrong."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        status: int = options.run(options)
+    except (Sm121Error, OSError) as error:
+        print(f"sm121 {options.command}: {error}", file=sys.stderr)
+        return _EXIT_USAGE
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="sm121", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"sm121-conformance {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    canary = commands.add_parser("canary", help="build the canary checkpoint under DIR")
+    canary.add_argument("directory", type=Path, metavar="DIR")
+    canary.add_argument("--twin", choices=("bf16", "mxfp4", "both"), default="both")
+    canary.set_defaults(run=_canary)
+
+    train = commands.add_parser("canary-train", help="train the canary's weights anew (CPU, minutes)")
+    train.add_argument("file", type=Path, metavar="FILE")
+    train.add_argument("--steps", type=int, default=None)
+    train.add_argument("--seed", type=int, default=None)
+    train.add_argument("--threads", type=int, default=1)
+    train.set_defaults(run=_canary_train)
+
+    ablation = commands.add_parser(
+        "ablation", help="how far each broken feature moves the canary's log-probabilities"
+    )
+    ablation.add_argument("checkpoint", type=Path, metavar="CHECKPOINT")
+    ablation.add_argument("--output", type=Path, default=Path("docs/ablation.md"))
+    ablation.set_defaults(run=_ablation)
+
+    path = commands.add_parser("path", help="what a server runs, read from its log")
+    path.add_argument("log", type=Path, metavar="LOG")
+    path.add_argument("--engine", default="vllm")
+    path.set_defaults(run=_path)
+
+    schema = commands.add_parser("schema", help="JSON Schema of verdict.json or of profiles")
+    schema.add_argument("what", choices=("verdict", "profile"))
+    schema.set_defaults(run=_schema)
+    return parser
+
+
+def _canary(options: argparse.Namespace) -> int:
+    from sm121.checkpoint import canary
+
+    for twin in ("bf16", "mxfp4") if options.twin == "both" else (options.twin,):
+        canary.build(options.directory / twin, twin, progress=_progress)
+    return 0
+
+
+def _canary_train(options: argparse.Namespace) -> int:
+    from sm121.checkpoint import recipe
+
+    chosen = {"steps": options.steps, "seed": options.seed}
+    given = {name: value for name, value in chosen.items() if value is not None}
+    recipe.train(options.file, threads=options.threads, progress=_progress, **given)
+    return 0
+
+
+def _ablation(options: argparse.Namespace) -> int:
+    from sm121.checkpoint import ablation
+
+    own = profile.load("cpu-tiny-gpt-oss").correctness.log_probability_tolerance["float32"]
+    rows = ablation.write_report(options.checkpoint, options.output, own.max_abs)
+    weakest = min(rows, key=lambda row: row.max)
+    print(f"{options.output}: the hardest to see is {weakest.feature!r}: {weakest.max:.3g} nats")
+    return 0
+
+
+def _path(options: argparse.Namespace) -> int:
+    from sm121.evidence.kernel_path import read_log
+
+    if not options.log.is_file():
+        raise UsageError(f"{options.log}: expected the log file of a server")
+    print(read_log(options.log, options.engine).model_dump_json(indent=2))
+    return 0
+
+
+def _schema(options: argparse.Namespace) -> int:
+    from sm121.report import verdict_file
+
+    if options.what == "verdict":
+        schema = verdict_file.json_schema()
+    else:
+        schema = profile.Profile.model_json_schema()
+    print(json.dumps(schema, indent=2, sort_keys=True))
+    return 0
+
+
+def _progress(line: str) -> None:
+    print(f"[{time.strftime('%H:%M:%S')}] {line}", flush=True)

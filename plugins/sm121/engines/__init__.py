@@ -1,0 +1,1 @@
+"""Engines under test: starting, watching and stopping them, or attaching to a running one."""

@@ -1,0 +1,80 @@
+"""Attaching to a server that somebody else started. Nothing here starts or stops anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+
+from sm121.engines.server import Endpoint, Server
+from sm121.errors import UsageError
+
+_NO_KEY = "none"
+
+
+def attach(
+    base_url: str, *, api_key: str | None, served_name: str | None, default_name: str, log: Path | None
+) -> Server:
+    """Probe a running OpenAI-compatible server.
+
+    Args:
+        served_name: the model that the user named; ``default_name`` is the profile's, which gives
+            way to the only model that the server has.
+
+    Raises:
+        UsageError: nobody answers, what answers is no such server, or it serves another model.
+    """
+    root = _root(base_url)
+    endpoint = Endpoint(root, api_key or _NO_KEY, served_name or default_name)
+    with endpoint.http(timeout_s=10.0) as http:
+        models = _models(http, root)
+        version = _version(http)
+    if endpoint.served_name not in models:
+        if served_name is None and len(models) == 1:
+            endpoint = Endpoint(root, endpoint.api_key, models[0])
+        else:
+            raise UsageError(
+                f"--base-url {base_url}: expected a server of {endpoint.served_name!r}, "
+                f"it serves {', '.join(models) or 'nothing'}; name one with --served-model-name"
+            )
+    return Server(endpoint, False, "openai-compatible", version, log, None, None)
+
+
+def _root(base_url: str) -> str:
+    parts = urlsplit(base_url)
+    try:
+        port_is_valid = parts.port is None or parts.port > 0
+    except ValueError:
+        port_is_valid = False
+    if parts.scheme not in ("http", "https") or not parts.hostname or not port_is_valid:
+        raise UsageError(f"--base-url {base_url}: expected http://HOST:PORT, with or without /v1")
+    return base_url.rstrip("/").removesuffix("/v1")
+
+
+def _models(http: httpx.Client, root: str) -> list[str]:
+    expected = f"--base-url {root}: expected an OpenAI-compatible server"
+    try:
+        answer = http.get("/v1/models")
+    except httpx.HTTPError as error:
+        reason = str(error) or type(error).__name__
+        raise UsageError(f"{expected}, got no answer from /v1/models ({reason})") from error
+    if answer.status_code in (401, 403):
+        raise UsageError(f"{expected} that accepts the key; it answered {answer.status_code}: give --api-key")
+    if answer.status_code != 200:
+        raise UsageError(f"{expected}; /v1/models answered with status {answer.status_code}")
+    try:
+        return [str(model["id"]) for model in answer.json()["data"]]
+    except (ValueError, KeyError, TypeError) as error:
+        kind = answer.headers.get("content-type", "no content type")
+        raise UsageError(f"{expected}; /v1/models answered with {kind}, not a list of models") from error
+
+
+def _version(http: httpx.Client) -> str | None:
+    """vLLM's /version; other servers have none, and then it is not known."""
+    try:
+        answer = http.get("/version")
+        version = answer.json()["version"] if answer.status_code == 200 else None
+    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        return None
+    return str(version) if version is not None else None

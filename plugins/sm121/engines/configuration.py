@@ -1,0 +1,42 @@
+"""A server configuration: everything that decides what an engine process will be."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class ServerConfiguration:
+    """One distinct start-up of an engine. Equal configurations share one server.
+
+    ``arguments`` and ``environment`` are what comes on top of what the engine module adds itself
+    (address, key, model, name). ``environment`` replaces variables of the suite's own environment.
+    """
+
+    name: str
+    engine: str
+    python: str
+    model: str
+    served_name: str
+    arguments: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    debug: bool = False
+    speaking_worker: bool = False
+    key: str = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        parts = [self.engine, self.python, self.model, self.served_name, self.arguments]
+        parts += [self.environment, self.debug, self.speaking_worker]
+        digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        object.__setattr__(self, "key", digest[:12])
+
+
+def environment_items(*layers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Layered environments as sorted pairs; later layers win."""
+    merged: dict[str, str] = {}
+    for layer in layers:
+        merged.update(layer)
+    return tuple(sorted(merged.items()))

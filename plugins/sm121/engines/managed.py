@@ -1,0 +1,489 @@
+"""A server that the suite starts, watches and stops, of which nothing is left afterwards."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import httpx
+import psutil
+from mirakuru import SimpleExecutor
+from mirakuru.exceptions import ProcessFinishedWithError
+
+from sm121.engines import ports
+from sm121.engines.configuration import ServerConfiguration
+from sm121.engines.process_tree import RUN_ID, SERVER_ID, Survivor, describe, end, marked
+from sm121.engines.protocol import Engine
+from sm121.engines.server import Endpoint, Server
+from sm121.errors import Sm121Error
+from sm121.evidence.failure import Cause, classify, relevant_lines
+from sm121.evidence.progress import startup_progress
+
+_POLL_S = 0.1
+_HEALTH_EVERY_S = 0.5
+_ACTIVITY_EVERY_S = 2.0
+_PORT_ATTEMPTS = 3
+#: MemAvailable is noisy: page cache, other processes. More than this must come back.
+_MEMORY_SLACK_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a server may take, in seconds."""
+
+    ready_s: float
+    stalled_s: float
+    stop_s: float
+
+
+@dataclass(frozen=True)
+class StopReport:
+    """What stopping a server left behind; everything empty or true when it was clean."""
+
+    exit_status: int | None
+    survivors: tuple[Survivor, ...]
+    port_free: bool
+    memory_missing_bytes: int
+    seconds: float
+
+    @property
+    def clean(self) -> bool:
+        """No process, port or memory is left."""
+        return not self.survivors and self.port_free and self.memory_missing_bytes == 0
+
+
+class ServerError(Sm121Error):
+    """A managed server failed. ``cause`` is classified from its log, ``log`` is where that lies."""
+
+    def __init__(self, what: str, cause: Cause, log: Path) -> None:
+        self.cause = cause
+        self.log = log
+        lines = "".join(f"\n    {line}" for line in cause.lines[-8:] or relevant_lines(log, 8))
+        remedy = f" Remedy: {cause.remedy}." if cause.remedy else ""
+        super().__init__(
+            f"{what}. Cause: {cause.kind}: {cause.summary} (ask: {cause.owner}).{remedy} "
+            f"Log: {log}{lines}"
+        )
+
+
+class StartError(ServerError):
+    """The server did not become ready."""
+
+
+class ServerExited(StartError):
+    """It ended during start-up, with whatever exit status (0 included)."""
+
+
+class ServerTimedOut(StartError):
+    """It was alive but not ready in time."""
+
+
+class ServerStalled(StartError):
+    """It neither logged nor used the processor for too long."""
+
+
+class PortTaken(StartError):
+    """Somebody else took the port before the server could bind it."""
+
+
+class ServerDied(ServerError):
+    """It ended, or its engine did, after it had been ready."""
+
+
+@dataclass
+class ManagedServer:
+    """One server process tree.
+
+    Args:
+        configuration: what to start.
+        engine: how such an engine is started.
+        patience: how long its phases may take.
+        directory: its log and status are written there.
+        run_id: in the environment of each of its processes.
+        notify: called with a line on each change of progress.
+    """
+
+    configuration: ServerConfiguration
+    engine: Engine
+    patience: Patience
+    directory: Path
+    run_id: str
+    notify: Callable[[str], None] = lambda _line: None
+
+    progress: str = field(init=False, default="not started")
+    log: Path = field(init=False)
+    _api_key: str = field(init=False, repr=False)
+    _server_id: str = field(init=False)
+    _executor: SimpleExecutor | None = field(init=False, default=None)
+    _output: IO[str] | None = field(init=False, default=None)
+    _status_file: Path = field(init=False)
+    _endpoint: Endpoint | None = field(init=False, default=None)
+    _port: int = field(init=False, default=0)
+    _pids: dict[int, float] = field(init=False, default_factory=dict)
+    _available_before: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self._api_key = secrets.token_urlsafe(24)
+        self._server_id = f"{self.run_id}/{uuid.uuid4().hex[:8]}"
+        self.log = self.directory / f"server-{self.configuration.name}.log"
+        self._status_file = self.directory / f"server-{self.configuration.name}.status.json"
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What must not appear in any report."""
+        return (self._api_key,)
+
+    def start(self) -> Server:
+        """Start, and return when a token was served.
+
+        Raises:
+            StartError: one of its subclasses; nothing is left running then.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._number_log()
+        self._available_before = psutil.virtual_memory().available
+        for attempt in range(1, _PORT_ATTEMPTS + 1):
+            try:
+                return self._start_once()
+            except PortTaken:
+                self.stop()
+                if attempt == _PORT_ATTEMPTS:
+                    raise
+                self.notify(f"port {self._port} was taken by somebody else; trying another")
+            except BaseException:  # Ctrl-C too: nothing may be left behind
+                self.stop()
+                raise
+        raise AssertionError("unreachable")
+
+    @property
+    def running(self) -> bool:
+        """Whether its main process lives."""
+        return self._endpoint is not None and self._exit_status() is None
+
+    def check(self) -> None:
+        """Look whether the server still serves.
+
+        Raises:
+            ServerDied: it ended, or answers that its engine is dead.
+        """
+        exit_status = self._exit_status()
+        if exit_status is not None:
+            raise ServerDied(
+                f"the server ended with status {exit_status} while serving",
+                classify(self.log, exit_status),
+                self.log,
+            )
+        if self._endpoint is None:
+            raise ServerDied("the server is not running", classify(self.log), self.log)
+        with self._endpoint.http(timeout_s=10.0) as http:
+            try:
+                status = http.get("/health").status_code
+            except httpx.HTTPError as error:
+                status_text = type(error).__name__
+            else:
+                if status == 200:
+                    return
+                status_text = str(status)
+        # A dying server answers 503 or nothing shortly before it exits: its status says more.
+        time.sleep(1.0)
+        exit_status = self._exit_status()
+        raise ServerDied(
+            f"the server answers /health with {status_text}"
+            + ("" if exit_status is None else f" and has ended with status {exit_status}"),
+            classify(self.log, exit_status),
+            self.log,
+        )
+
+    def stop(self) -> StopReport:
+        """Stop politely, then firmly; safe to call at any time and again."""
+        started = time.monotonic()
+        self._remember_tree()
+        exit_status = self._exit_status()
+        if self._executor is not None:
+            try:
+                self._executor.stop()
+            except ProcessFinishedWithError as ended:
+                exit_status = ended.exit_code if exit_status is None else exit_status
+            self._executor = None
+        if self._output is not None:
+            self._output.close()
+            self._output = None
+        self._endpoint = None
+
+        def tree() -> list[psutil.Process]:
+            return marked(SERVER_ID, self._server_id)
+
+        end(tree, polite_s=1.0)
+        survivors = describe([*tree(), *self._remembered()])
+        missing = self._memory_missing()
+        self.progress = "stopped"
+        return StopReport(
+            exit_status=exit_status,
+            survivors=tuple(survivors),
+            port_free=self._port == 0 or _becomes_free(self._port),
+            memory_missing_bytes=missing,
+            seconds=time.monotonic() - started,
+        )
+
+    def processes(self) -> list[psutil.Process]:
+        """The living processes of the server's tree, the supervisor first."""
+        return sorted(marked(SERVER_ID, self._server_id), key=lambda process: process.pid)
+
+    def tree_rss_bytes(self) -> int:
+        """Resident memory of the whole tree."""
+        total = 0
+        for process in self.processes():
+            try:
+                total += process.memory_info().rss
+            except psutil.NoSuchProcess:
+                continue
+        return total
+
+    def _start_once(self) -> Server:
+        started = time.monotonic()
+        self._port = ports.free_port()
+        self._launch()
+        endpoint = Endpoint(
+            f"http://{ports.LOOPBACK}:{self._port}", self._api_key, self.configuration.served_name
+        )
+        self._wait_until_ready(endpoint, started)
+        self._endpoint = endpoint
+        self._remember_tree()
+        startup_s = time.monotonic() - started
+        self.progress = "ready"
+        self.notify(f"ready after {startup_s:.1f} s on port {self._port}")
+        return Server(
+            endpoint=endpoint,
+            managed=True,
+            engine=self.engine.name,
+            version=None,
+            log=self.log,
+            configuration=self.configuration,
+            startup_s=startup_s,
+        )
+
+    def _launch(self) -> None:
+        self._status_file.unlink(missing_ok=True)
+        self._output = self.log.open("a", encoding="utf-8", buffering=1)
+        environment = dict(self.engine.environment(self.configuration, api_key=self._api_key))
+        environment[RUN_ID] = self.run_id
+        environment[SERVER_ID] = self._server_id
+        command = [
+            sys.executable,
+            "-m",
+            "sm121.engines.supervisor",
+            "--status",
+            str(self._status_file),
+            "--grace",
+            str(self.patience.stop_s),
+            "--",
+            *self.engine.command(self.configuration, port=self._port),
+        ]
+        self._executor = SimpleExecutor(
+            command,
+            # Longer than the supervisor's own polite and firm phases together.
+            timeout=self.patience.stop_s + 20.0,
+            envvars=environment,
+            stdin=subprocess.PIPE,
+            stdout=self._output,
+            stderr=self._output,
+        )
+        self._executor.start()
+
+    def _wait_until_ready(self, endpoint: Endpoint, started: float) -> None:
+        deadline = started + self.patience.ready_s
+        activity = _Activity(self.log, self.processes)
+        next_health = 0.0
+        with endpoint.http(timeout_s=5.0) as http:
+            while True:
+                exit_status = self._exit_status()
+                if exit_status is not None:
+                    self._raise_exited(exit_status)
+                for line in activity.new_lines():
+                    self._note_progress(startup_progress(line))
+                now = time.monotonic()
+                if now >= next_health:
+                    if _healthy(http) and self._serves_a_token(http, deadline):
+                        return
+                    next_health = now + _HEALTH_EVERY_S
+                if now >= deadline:
+                    raise ServerTimedOut(
+                        f"the server was not ready within {self.patience.ready_s:.0f} s; "
+                        f"last progress: {self.progress}",
+                        classify(self.log),
+                        self.log,
+                    )
+                idle_s = activity.idle_s()
+                if idle_s >= self.patience.stalled_s:
+                    raise ServerStalled(
+                        f"the server neither logged nor used the processor for {idle_s:.0f} s; "
+                        f"last progress: {self.progress}",
+                        classify(self.log),
+                        self.log,
+                    )
+                time.sleep(_POLL_S)
+
+    def _raise_exited(self, exit_status: int) -> None:
+        cause = classify(self.log, exit_status)
+        kind = PortTaken if cause.kind == "port" else ServerExited
+        raise kind(
+            f"the server ended with status {exit_status} during start-up "
+            f"(last progress: {self.progress})",
+            cause,
+            self.log,
+        )
+
+    def _note_progress(self, progress: str | None) -> None:
+        if progress is not None and progress != self.progress:
+            self.progress = progress
+            self.notify(progress)
+
+    def _serves_a_token(self, http: httpx.Client, deadline: float) -> bool:
+        """/health says that the web server is up; a token says that the engine is."""
+        self._note_progress("first token")
+        remaining = max(5.0, deadline - time.monotonic())
+        try:
+            answer = http.post(
+                "/v1/completions",
+                json={"model": self.configuration.served_name, "prompt": "Hello", "max_tokens": 1},
+                timeout=remaining,
+            )
+        except httpx.HTTPError:
+            return False
+        if answer.status_code != 200:
+            self._note_progress(f"first token refused with status {answer.status_code}")
+            return False
+        return self._owns_port()
+
+    def _owns_port(self) -> bool:
+        """Whether it is our own tree that listens, and not somebody who took the port."""
+        for process in self.processes():
+            try:
+                connections = process.net_connections(kind="tcp")
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+            if any(c.status == psutil.CONN_LISTEN and c.laddr.port == self._port for c in connections):
+                return True
+        return False
+
+    def _exit_status(self) -> int | None:
+        """Exit status of the engine's main process (negative: a signal); None while it runs."""
+        try:
+            content = json.loads(self._status_file.read_text("utf-8"))
+        except FileNotFoundError:
+            content = {"exit_status": None}
+        if content["exit_status"] is not None:
+            return int(content["exit_status"])
+        if self._executor is not None and self._executor.process is not None:
+            # The supervisor ends only after it has written the status, unless it was killed.
+            ended: int | None = self._executor.process.poll()
+            return ended
+        return None
+
+    def _remember_tree(self) -> None:
+        for process in self.processes():
+            try:
+                self._pids[process.pid] = process.create_time()
+            except psutil.NoSuchProcess:
+                continue
+
+    def _remembered(self) -> list[psutil.Process]:
+        """Processes of the tree that still exist: zombies, which no longer show their marker."""
+        alive = []
+        for pid, created in self._pids.items():
+            try:
+                process = psutil.Process(pid)
+                if process.create_time() == created:
+                    alive.append(process)
+            except psutil.NoSuchProcess:
+                continue
+        return alive
+
+    def _memory_missing(self, patience_s: float = 10.0) -> int:
+        """Bytes of MemAvailable that did not come back, beyond what other processes may take."""
+        if self._available_before == 0:
+            return 0
+        deadline = time.monotonic() + patience_s
+        while True:
+            missing = self._available_before - psutil.virtual_memory().available
+            if missing <= _MEMORY_SLACK_BYTES:
+                return 0
+            if time.monotonic() >= deadline:
+                return missing
+            time.sleep(0.2)
+
+    def _number_log(self) -> None:
+        """An earlier start of the same configuration keeps its log."""
+        number = 1
+        while self.log.exists():
+            number += 1
+            self.log = self.directory / f"server-{self.configuration.name}-{number}.log"
+
+
+class _Activity:
+    """Log lines as they come, and for how long there was neither a line nor processor time."""
+
+    def __init__(self, log: Path, processes: Callable[[], list[psutil.Process]]) -> None:
+        self._log = log
+        self._processes = processes
+        self._position = log.stat().st_size if log.exists() else 0
+        self._rest = b""
+        self._last = time.monotonic()
+        self._cpu_s = 0.0
+        self._next_look = 0.0
+
+    def new_lines(self) -> list[str]:
+        with self._log.open("rb") as stream:
+            stream.seek(self._position)
+            fresh = stream.read(1 << 20)
+        if fresh:
+            self._last = time.monotonic()
+            self._position += len(fresh)
+        # Progress bars end their lines with a carriage return alone.
+        *lines, self._rest = (self._rest + fresh).replace(b"\r", b"\n").split(b"\n")
+        return [line.decode("utf-8", "replace") for line in lines]
+
+    def idle_s(self) -> float:
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + _ACTIVITY_EVERY_S
+            cpu_s = self._tree_cpu_s()
+            # A waiting Python process wakes now and then; work is more than 1 % of a core.
+            if cpu_s - self._cpu_s > 0.01 * _ACTIVITY_EVERY_S:
+                self._last = now
+            self._cpu_s = cpu_s
+        return now - self._last
+
+    def _tree_cpu_s(self) -> float:
+        total = 0.0
+        for process in self._processes():
+            try:
+                times = process.cpu_times()
+            except psutil.NoSuchProcess:
+                continue
+            total += times.user + times.system
+        return total
+
+
+def _healthy(http: httpx.Client) -> bool:
+    try:
+        return http.get("/health", timeout=2.0).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def _becomes_free(port: int, patience_s: float = 5.0) -> bool:
+    deadline = time.monotonic() + patience_s
+    while not ports.is_free(port):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.1)
+    return True

@@ -1,0 +1,110 @@
+"""One server at a time: started when first asked for, kept until another configuration is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm121.engines.configuration import ServerConfiguration
+from sm121.engines.managed import ManagedServer, Patience, StartError, StopReport
+from sm121.engines.registry import engine
+from sm121.engines.server import Server
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of a server, for the record."""
+
+    configuration: str
+    key: str
+    startup_s: float | None
+    log: str
+
+
+class ServerPool:
+    """Servers by configuration. GB10 holds gpt-oss-120b once, so only one lives at a time.
+
+    Args:
+        patience: of every server.
+        directory: for logs.
+        run_id: marks every process.
+        notify: called with (configuration name, line) on progress.
+        on_stop: called with the report of every stop.
+    """
+
+    def __init__(
+        self,
+        *,
+        patience: Patience,
+        directory: Path,
+        run_id: str,
+        notify: Callable[[str, str], None],
+        on_stop: Callable[[str, StopReport], None] = lambda _name, _report: None,
+    ) -> None:
+        self._patience = patience
+        self._directory = directory
+        self._run_id = run_id
+        self._notify = notify
+        self._on_stop = on_stop
+        self._current: tuple[ManagedServer, Server] | None = None
+        self._failures: dict[str, StartError] = {}
+        self.starts: list[Start] = []
+        self.secrets: set[str] = set()
+
+    def get(self, configuration: ServerConfiguration) -> Server:
+        """The running server of that configuration; starts it, and replaces a dead one.
+
+        Raises:
+            StartError: it does not start. A second request gets the same error, at once.
+        """
+        if self._current is not None:
+            managed, server = self._current
+            if managed.configuration.key == configuration.key and managed.running:
+                return server
+            self.stop()
+        if configuration.key in self._failures:
+            raise self._failures[configuration.key]
+        managed = ManagedServer(
+            configuration,
+            engine(configuration.engine),
+            self._patience,
+            self._directory,
+            self._run_id,
+            lambda line: self._notify(configuration.name, line),
+        )
+        self.secrets.update(managed.secrets)
+        try:
+            server = managed.start()
+        except StartError as error:
+            self._failures[configuration.key] = error
+            raise
+        self._current = (managed, server)
+        self.starts.append(
+            Start(configuration.name, configuration.key, server.startup_s, managed.log.name)
+        )
+        return server
+
+    @property
+    def current(self) -> ManagedServer | None:
+        """The server that runs now."""
+        return self._current[0] if self._current else None
+
+    def check(self) -> None:
+        """Look whether the current server still serves.
+
+        Raises:
+            ServerDied: it does not.
+        """
+        if self._current is not None:
+            self._current[0].check()
+
+    def stop(self) -> StopReport | None:
+        """Stop the current server, if there is one."""
+        if self._current is None:
+            return None
+        managed, _ = self._current
+        self._current = None
+        report = managed.stop()
+        self._on_stop(managed.configuration.name, report)
+        return report

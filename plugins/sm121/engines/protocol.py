@@ -1,0 +1,35 @@
+"""What an engine module provides. A new engine is one more module that satisfies this."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from sm121.engines.configuration import ServerConfiguration
+
+
+class Engine(Protocol):
+    """How one kind of engine is started and asked. No method starts anything itself."""
+
+    name: str
+
+    def check_interpreter(self, python: str) -> str:
+        """Version of the engine that ``python`` would run.
+
+        Raises:
+            UsageError: the interpreter is missing or has no such engine.
+        """
+        ...
+
+    def command(self, configuration: ServerConfiguration, *, port: int) -> list[str]:
+        """The command line, for 127.0.0.1 and ``port``. It contains no secret."""
+        ...
+
+    def environment(self, configuration: ServerConfiguration, *, api_key: str) -> Mapping[str, str]:
+        """The whole environment of the engine's process."""
+        ...
+
+    def read_path(self, log: Path) -> object:
+        """The kernel path that the log proves (:class:`sm121.evidence.kernel_path.KernelPath`)."""
+        ...

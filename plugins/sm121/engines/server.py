@@ -1,0 +1,51 @@
+"""What every server looks like to the tests, whoever started it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import openai
+
+from sm121.engines.configuration import ServerConfiguration
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a server listens. ``base_url`` has no trailing slash and no ``/v1``."""
+
+    base_url: str
+    api_key: str = field(repr=False)
+    served_name: str
+
+    def openai(self, *, timeout_s: float = 120.0) -> openai.OpenAI:
+        """A client of the API; it never retries, since a retry would hide a failure."""
+        return openai.OpenAI(
+            base_url=f"{self.base_url}/v1",
+            api_key=self.api_key,
+            timeout=timeout_s,
+            max_retries=0,
+        )
+
+    def http(self, *, timeout_s: float = 30.0) -> httpx.Client:
+        """A plain client for everything beside the API: /health, /metrics, /tokenize."""
+        return httpx.Client(
+            base_url=self.base_url,
+            headers={"Authorization": f"Bearer {self.api_key}"},
+            timeout=timeout_s,
+            trust_env=False,
+        )
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that answers. ``log`` is None where the suite has no access to it."""
+
+    endpoint: Endpoint
+    managed: bool
+    engine: str
+    version: str | None
+    log: Path | None
+    configuration: ServerConfiguration | None
+    startup_s: float | None

@@ -1,0 +1,128 @@
+"""The parent of a managed server, so that nothing of it can outlive the suite.
+
+``python -m sm121.engines.supervisor --status FILE --grace SECONDS -- COMMAND...`` runs COMMAND in
+a session of its own and writes how it ended to FILE as soon as it has. It ends the whole tree,
+politely and then firmly, when the command has ended, on SIGTERM, and when its standard input
+reaches end of file: the suite holds the other end of that pipe, so that even SIGKILL of the suite
+ends the server. It is a child subreaper (prctl(2)): orphans of the tree become its children and
+are reaped here, also in a container whose process 1 reaps nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from sm121.engines.process_tree import SERVER_ID, end, marked
+
+_PR_SET_CHILD_SUBREAPER = 36
+_POLL_S = 0.05
+
+
+class _Supervisor:
+    def __init__(self, command: list[str], status: Path, grace_s: float) -> None:
+        self._command = command
+        self._status = status
+        self._grace_s = grace_s
+        self._stop_requested: str | None = None
+        self._main_pid = 0
+        self._main_status: int | None = None
+
+    def run(self) -> int:
+        _become_subreaper()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the suite, which then stops us
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        server = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, start_new_session=True)
+        self._main_pid = server.pid
+        self._write({"pid": server.pid, "exit_status": None, "stopped_by": None})
+        while self._main_status is None and self._stop_requested is None:
+            if self._input_ended():
+                self._stop_requested = "end of the suite"
+            self._reap()
+        if self._main_status is None:
+            self._stop()
+        self._write(
+            {
+                "pid": self._main_pid,
+                "exit_status": self._main_status,
+                "stopped_by": self._stop_requested,
+            }
+        )
+        killed = end(self._tree, polite_s=2.0 if self._stop_requested else 0.5)
+        self._reap()
+        if killed:
+            sys.stderr.write(f"[sm121 supervisor] killed {killed} processes that were left\n")
+        status = self._main_status or 0
+        return status if status >= 0 else 128 - status
+
+    def _stop(self) -> None:
+        """Ask the main process alone, so that it can end its own children in order."""
+        sys.stderr.write(f"[sm121 supervisor] stopping the server: {self._stop_requested}\n")
+        sys.stderr.flush()
+        for number, patience_s in ((signal.SIGTERM, self._grace_s), (signal.SIGKILL, 10.0)):
+            try:
+                os.kill(self._main_pid, number)
+            except ProcessLookupError:
+                pass  # it has just ended: reaped below
+            deadline = time.monotonic() + patience_s
+            while self._main_status is None and time.monotonic() < deadline:
+                self._reap()
+                time.sleep(_POLL_S)
+            if self._main_status is not None:
+                return
+
+    def _tree(self) -> list:  # type: ignore[type-arg]
+        self._reap()
+        return marked(SERVER_ID, os.environ.get(SERVER_ID, ""))
+
+    def _reap(self) -> None:
+        """Collect every child that has ended: the server's and the orphans that came to us."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._main_pid:
+                self._main_status = os.waitstatus_to_exitcode(status)
+
+    def _input_ended(self) -> bool:
+        ready, _, _ = select.select([0], [], [], _POLL_S)
+        return bool(ready) and os.read(0, 1024) == b""
+
+    def _on_sigterm(self, _number: int, _frame: object) -> None:
+        self._stop_requested = self._stop_requested or "SIGTERM"
+
+    def _write(self, content: dict[str, object]) -> None:
+        draft = self._status.with_suffix(".draft")
+        draft.write_text(json.dumps(content), "utf-8")
+        draft.replace(self._status)
+
+
+def _become_subreaper() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl(PR_SET_CHILD_SUBREAPER): {os.strerror(number)}")
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="sm121.engines.supervisor")
+    parser.add_argument("--status", type=Path, required=True)
+    parser.add_argument("--grace", type=float, required=True)
+    parser.add_argument("command", nargs="+")
+    options = parser.parse_args(arguments)
+    return _Supervisor(options.command, options.status, options.grace).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

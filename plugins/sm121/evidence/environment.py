@@ -1,0 +1,500 @@
+"""The reproducibility record: what a run was made with.
+
+Phase 9 of the benchmark plan. A value that cannot be known is null, and ``unknown`` says why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib import import_module, metadata
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
+
+from sm121.evidence.redaction import redact, redact_arguments, redact_environment, secrets_of
+
+PROBE_TIMEOUT_S = 60.0
+GIT_TIMEOUT_S = 20.0
+SUITE_DISTRIBUTION = "sm121-conformance"
+
+_RELEVANT_PREFIXES = (
+    "VLLM_", "FLASHINFER_", "CUDA_", "CUDNN_", "CUTLASS_", "CUTE_", "TORCH_", "TORCHINDUCTOR_",
+    "PYTORCH_", "TRITON_", "NCCL_", "NVIDIA_", "NVTE_", "OMP_", "MKL_", "KMP_", "HF_", "TIKTOKEN_",
+    "TRANSFORMERS_", "SGLANG_", "SGL_", "GGML_", "LLAMA_",
+)  # fmt: skip
+_RELEVANT_NAMES = frozenset(
+    {
+        "MAX_JOBS",
+        "PYTHONPATH",
+        "PYTHONHASHSEED",
+        "LD_LIBRARY_PATH",
+        "LD_PRELOAD",
+        "CC",
+        "CXX",
+        "NVCC_APPEND_FLAGS",
+    }
+)
+_IMAGE_VARIABLES = (
+    "NVIDIA_BUILD_ID", "NVIDIA_PRODUCT_NAME", "PYTORCH_VERSION", "NVIDIA_PYTORCH_VERSION",
+    "PYTORCH_BUILD_VERSION", "VLLM_IMAGE_TAG", "VLLM_BUILD_COMMIT", "CUDA_VERSION",
+)  # fmt: skip
+_SHA = re.compile(r"^g?(?P<sha>[0-9a-f]{7,40})$")
+_LOCAL_SHA = re.compile(r"\+(?:\w+\.)?g(?P<sha>[0-9a-f]{7,40})\b")
+
+
+class SourceRecord(BaseModel):
+    """Which source a piece of software was made from."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    sha: str | None = None
+    """Git commit, as long as it is known (a version string holds 9 digits)."""
+    dirty: bool | None = None
+    """True when tracked files of the checkout differ from that commit; None without a checkout."""
+    version: str | None = None
+
+
+class GpuRecord(BaseModel):
+    """One GPU as NVML sees it. GB10 answers several of these with "not supported": null."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str | None = None
+    compute_capability: str | None = None
+    clocks: Literal["locked", "default"] | None = None
+    """``locked`` when application clocks differ from the default ones. Clocks locked by
+    ``nvidia-smi -lgc`` are not visible to NVML, so ``default`` speaks of application clocks."""
+    sm_clock_mhz: int | None = None
+    sm_clock_max_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    power_limit_w: float | None = None
+    power_limit_default_w: float | None = None
+    power_mode: Literal["default", "changed"] | None = None
+    persistence: bool | None = None
+    memory_total_bytes: int | None = None
+
+
+class HostRecord(BaseModel):
+    """The machine without its GPU."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    cpu_model: str | None = None
+    cores_physical: int | None = None
+    cores_logical: int | None = None
+    memory_bytes: int | None = None
+    kernel: str | None = None
+    os: str | None = None
+    machine: str | None = None
+
+
+class ContainerRecord(BaseModel):
+    """The container that the suite runs in, as far as a process inside can tell."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    runtime: str
+    image: str | None = None
+    image_id: str | None = None
+    build: dict[str, str] = Field(default_factory=dict)
+    """What the image says of itself in its environment, such as NVIDIA_BUILD_ID."""
+
+
+class PackagesRecord(BaseModel):
+    """Interpreter and installed distributions."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    python: str | None = None
+    packages: dict[str, str] | None = None
+    """Normalised name to version."""
+
+
+class EnvironmentRecord(BaseModel):
+    """What has to be known to repeat a run."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    git_shas: dict[str, SourceRecord]
+    """For ``vllm``, ``flashinfer`` and ``suite``."""
+    container: ContainerRecord | None = None
+    engine_packages: PackagesRecord
+    suite_packages: PackagesRecord
+    cuda_version: str | None = None
+    driver_version: str | None = None
+    cudnn_version: str | None = None
+    gpus: list[GpuRecord] | None = None
+    """None when there is no NVML to ask."""
+    host: HostRecord
+    engine_arguments: list[str]
+    environment: dict[str, str]
+    """The variables that bear on an engine, secrets blanked."""
+    workload: dict[str, JsonValue]
+    unknown: dict[str, str] = Field(default_factory=dict)
+    """Field to the reason why it is null."""
+
+
+class _Probe(BaseModel):
+    """What `sm121.evidence.engine_probe` prints."""
+
+    python: str
+    packages: dict[str, str]
+    commits: dict[str, str]
+    locations: dict[str, str | None]
+    versions: dict[str, str | None]
+    built_from: dict[str, str | None]
+    cuda: str | None
+
+
+def record(
+    engine_python: str,
+    *,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    workload: Mapping[str, object],
+    root: Path = Path("/"),
+) -> EnvironmentRecord:
+    """The record of a run that is about to start.
+
+    `engine_python` is the interpreter of the engine's environment, `arguments` and `environment`
+    are what the engine is started with, `workload` is what will be measured (tokens, counts; kept
+    as given). One subprocess is started, with a time limit of `PROBE_TIMEOUT_S` seconds, and
+    ``git`` for checkouts. `root` is where ``/proc`` and the files that mark a container are looked
+    for. Nothing raises because of the machine: what cannot be read is null. Raises TypeError when
+    `workload` cannot be written as JSON.
+    """
+    unknown: dict[str, str] = {}
+    secrets = secrets_of(environment)
+    probe = _probe(engine_python, environment, unknown)
+    sources = {
+        "vllm": _engine_source("vllm", ("vllm",), probe, unknown),
+        "flashinfer": _engine_source(
+            "flashinfer", ("flashinfer-python", "flashinfer"), probe, unknown
+        ),
+        "suite": _suite_source(unknown),
+    }
+    gpus, driver = _gpus(unknown)
+    packages = None if probe is None else probe.packages
+    return EnvironmentRecord(
+        git_shas=sources,
+        container=container(environment, root),
+        engine_packages=PackagesRecord(
+            python=None if probe is None else probe.python, packages=packages
+        ),
+        suite_packages=PackagesRecord(python=platform.python_version(), packages=_own_packages()),
+        cuda_version=_cuda(probe, environment, unknown),
+        driver_version=driver or _driver_from_proc(root, unknown),
+        cudnn_version=_cudnn(packages, environment, unknown),
+        gpus=gpus,
+        host=host(root),
+        engine_arguments=redact_arguments(arguments, secrets),
+        environment=relevant_environment(environment),
+        workload=_json_object(workload, secrets),
+        unknown=unknown,
+    )
+
+
+def relevant_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Of an engine's environment the variables that bear on what it runs, sorted, secrets
+    blanked."""
+    chosen = {
+        name: value
+        for name, value in sorted(environment.items())
+        if name in _RELEVANT_NAMES or name.startswith(_RELEVANT_PREFIXES)
+    }
+    return redact_environment(chosen, secrets_of(environment))
+
+
+def _json_object(workload: Mapping[str, object], secrets: set[str]) -> dict[str, JsonValue]:
+    text = redact(json.dumps(dict(workload), sort_keys=True), secrets)
+    return TypeAdapter(dict[str, JsonValue]).validate_json(text)
+
+
+def _probe(
+    engine_python: str, environment: Mapping[str, str], unknown: dict[str, str]
+) -> _Probe | None:
+    source = (files("sm121.evidence") / "engine_probe.py").read_text(encoding="utf-8")
+    # PYTHONPATH counts: the development container has its checkouts there.
+    variables = {**os.environ, **environment, "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        run = subprocess.run(
+            [engine_python, "-c", source],
+            env=variables, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False,
+        )  # fmt: skip
+    except OSError as error:
+        unknown["engine_packages"] = f"{engine_python} cannot be started: {error.strerror}"
+        return None
+    except subprocess.TimeoutExpired:
+        unknown["engine_packages"] = f"{engine_python} did not answer within {PROBE_TIMEOUT_S:g} s"
+        return None
+    lines = run.stdout.strip().splitlines()
+    if run.returncode != 0 or not lines:
+        last = (run.stderr.strip().splitlines() or ["no output"])[-1]
+        unknown["engine_packages"] = (
+            f"{engine_python} ended with {run.returncode}: {redact(last)[:200]}"
+        )
+        return None
+    try:
+        return _Probe.model_validate_json(lines[-1])  # a sitecustomize may print before it
+    except ValidationError as error:
+        unknown["engine_packages"] = (
+            f"{engine_python} answered something else: {error.error_count()} errors"
+        )
+        return None
+
+
+def _engine_source(
+    name: str, distributions: tuple[str, ...], probe: _Probe | None, unknown: dict[str, str]
+) -> SourceRecord:
+    if probe is None:
+        unknown[f"git_shas.{name}"] = "the engine's interpreter did not answer"
+        return SourceRecord()
+    installed = next(
+        (probe.packages[item] for item in distributions if item in probe.packages), None
+    )
+    version = probe.versions.get(name) or installed
+    location = probe.locations.get(name)
+    if location is None and version is None:
+        unknown[f"git_shas.{name}"] = "not installed in the engine's environment"
+        return SourceRecord()
+    if location is not None:
+        checkout = _checkout(Path(location) / "__init__.py")
+        if checkout is not None:
+            return SourceRecord(sha=checkout[0], dirty=checkout[1], version=version)
+    stated = [probe.commits.get(item) for item in distributions] + [probe.built_from.get(name)]
+    for text in stated:
+        if text and (match := _SHA.match(text)):
+            return SourceRecord(sha=match["sha"], version=version)
+    if version and (match := _LOCAL_SHA.search(version)):
+        return SourceRecord(sha=match["sha"], version=version)
+    unknown[f"git_shas.{name}"] = f"version {version} is installed without a commit in its metadata"
+    return SourceRecord(version=version)
+
+
+def _suite_source(unknown: dict[str, str]) -> SourceRecord:
+    try:
+        version: str | None = metadata.version(SUITE_DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        version = None
+    checkout = _checkout(Path(__file__).resolve())
+    if checkout is None:
+        unknown["git_shas.suite"] = "not run from a git checkout"
+        return SourceRecord(version=version)
+    return SourceRecord(sha=checkout[0], dirty=checkout[1], version=version)
+
+
+def _checkout(file: Path) -> tuple[str, bool | None] | None:
+    """Commit and dirtiness of the checkout that tracks `file`; None when none does.
+
+    That the file is tracked matters: a virtual environment may lie inside some other project's
+    checkout.
+    """
+    git = shutil.which("git")
+    if git is None or not file.parent.is_dir():
+        return None
+
+    def ask(*arguments: str) -> str | None:
+        try:
+            run = subprocess.run(
+                [git, "-C", str(file.parent), *arguments],
+                capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=False,
+                env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return run.stdout.strip() if run.returncode == 0 else None
+
+    if ask("ls-files", "--error-unmatch", file.name) is None:
+        return None
+    sha = ask("rev-parse", "HEAD")
+    if sha is None or _SHA.match(sha) is None:
+        return None
+    status = ask("status", "--porcelain", "--untracked-files=no")
+    return sha, None if status is None else bool(status)
+
+
+def _own_packages() -> dict[str, str]:
+    packages: dict[str, str] = {}
+    for distribution in metadata.distributions():
+        name = distribution.metadata["Name"]
+        if name:
+            packages.setdefault(re.sub(r"[-_.]+", "-", name).lower(), distribution.version)
+    return dict(sorted(packages.items()))
+
+
+def _cuda(
+    probe: _Probe | None, environment: Mapping[str, str], unknown: dict[str, str]
+) -> str | None:
+    version = (probe.cuda if probe is not None else None) or environment.get("CUDA_VERSION")
+    if version is None:
+        unknown["cuda_version"] = "the engine's torch was built without CUDA, or is not installed"
+    return version
+
+
+def _cudnn(
+    packages: Mapping[str, str] | None, environment: Mapping[str, str], unknown: dict[str, str]
+) -> str | None:
+    for name, version in (packages or {}).items():
+        if re.fullmatch(r"nvidia-cudnn(-cu\d+)?", name):
+            return version
+    # NGC images have it in the system, and say so.
+    version_of_image = environment.get("CUDNN_VERSION")
+    if version_of_image is None:
+        unknown["cudnn_version"] = "no nvidia-cudnn package and no CUDNN_VERSION in the environment"
+    return version_of_image
+
+
+def _driver_from_proc(root: Path, unknown: dict[str, str]) -> str | None:
+    path = root / "proc/driver/nvidia/version"
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        unknown["driver_version"] = "no NVML and no /proc/driver/nvidia/version"
+        return None
+    match = re.search(r"Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", text)
+    return match[1] if match else None
+
+
+def _gpus(unknown: dict[str, str]) -> tuple[list[GpuRecord] | None, str | None]:
+    """The GPUs and the driver's version. (None, None) without NVML."""
+    try:
+        nvml: Any = import_module("pynvml")
+    except ImportError:
+        unknown["gpus"] = "nvidia-ml-py is not installed"
+        return None, None
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        unknown["gpus"] = f"NVML: {error}"
+        return None, None
+    try:
+        driver = _ask(nvml, nvml.nvmlSystemGetDriverVersion)
+        count = _ask(nvml, nvml.nvmlDeviceGetCount) or 0
+        handles = [_ask(nvml, nvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
+        return [_gpu(nvml, handle) for handle in handles if handle is not None], _text(driver)
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _ask(nvml: Any, function: Any, *arguments: Any) -> Any:
+    """An NVML answer; None where this GPU has none (much of it on GB10)."""
+    try:
+        return function(*arguments)
+    except nvml.NVMLError:
+        return None
+
+
+def _text(value: Any) -> str | None:
+    if value is None:
+        return None
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _gpu(nvml: Any, handle: Any) -> GpuRecord:
+    sm, memory = nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM
+    application = _ask(nvml, nvml.nvmlDeviceGetApplicationsClock, handle, sm)
+    default = _ask(nvml, nvml.nvmlDeviceGetDefaultApplicationsClock, handle, sm)
+    limit = _ask(nvml, nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    limit_default = _ask(nvml, nvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
+    capability = _ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
+    persistence = _ask(nvml, nvml.nvmlDeviceGetPersistenceMode, handle)
+    total = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    return GpuRecord(
+        name=_text(_ask(nvml, nvml.nvmlDeviceGetName, handle)),
+        compute_capability=None if capability is None else f"{capability[0]}.{capability[1]}",
+        clocks=None
+        if application is None or default is None
+        else "default"
+        if application == default
+        else "locked",
+        sm_clock_mhz=_ask(nvml, nvml.nvmlDeviceGetClockInfo, handle, sm),
+        sm_clock_max_mhz=_ask(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, sm),
+        memory_clock_mhz=_ask(nvml, nvml.nvmlDeviceGetClockInfo, handle, memory),
+        power_limit_w=None if limit is None else limit / 1000,
+        power_limit_default_w=None if limit_default is None else limit_default / 1000,
+        power_mode=None
+        if limit is None or limit_default is None
+        else "default"
+        if limit == limit_default
+        else "changed",
+        persistence=None if persistence is None else bool(persistence),
+        memory_total_bytes=None if total is None else int(total.total),
+    )
+
+
+def host(root: Path = Path("/")) -> HostRecord:
+    """Processor, memory, kernel and distribution of this machine."""
+    return HostRecord(
+        cpu_model=_cpu_model(root),
+        cores_physical=psutil.cpu_count(logical=False),
+        cores_logical=psutil.cpu_count(logical=True),
+        memory_bytes=psutil.virtual_memory().total,
+        kernel=platform.release() or None,
+        os=_os_name(root),
+        machine=platform.machine() or None,
+    )
+
+
+def _cpu_model(root: Path) -> str | None:
+    try:
+        text = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # x86 has "model name"; ARM (GB10) has only part numbers, which are its name then.
+    if match := re.search(r"(?m)^model name\s*:\s*(.+)$", text):
+        return match[1].strip()
+    parts = sorted(set(re.findall(r"(?m)^CPU part\s*:\s*(\S+)", text)))
+    implementer = re.search(r"(?m)^CPU implementer\s*:\s*(\S+)", text)
+    if parts and implementer:
+        return f"ARM implementer {implementer[1]} part {', '.join(parts)}"
+    return None
+
+
+def _os_name(root: Path) -> str | None:
+    try:
+        text = (root / "etc/os-release").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    match = re.search(r'(?m)^PRETTY_NAME="?([^"\n]+)"?', text)
+    return match[1] if match else None
+
+
+def container(environment: Mapping[str, str], root: Path = Path("/")) -> ContainerRecord | None:
+    """The container of this process; None when nothing says that there is one.
+
+    Podman writes the image into ``/run/.containerenv``. Docker tells a process nothing but that it
+    is there, so the image is null unless it names itself in its environment, as NGC's and vLLM's
+    do.
+    """
+    build = {name: environment[name] for name in _IMAGE_VARIABLES if environment.get(name)}
+    podman = root / "run/.containerenv"
+    try:
+        text: str | None = podman.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = None
+    if text is not None:
+        values = dict(re.findall(r'(?m)^(\w+)="?([^"\n]*)"?$', text))
+        return ContainerRecord(
+            runtime="podman",
+            image=values.get("image") or environment.get("VLLM_IMAGE_TAG"),
+            image_id=values.get("imageid") or None,
+            build=build,
+        )
+    if (root / ".dockerenv").exists():
+        return ContainerRecord(
+            runtime="docker", image=environment.get("VLLM_IMAGE_TAG"), build=build
+        )
+    if environment.get("KUBERNETES_SERVICE_HOST"):
+        return ContainerRecord(
+            runtime="kubernetes", image=environment.get("VLLM_IMAGE_TAG"), build=build
+        )
+    return None

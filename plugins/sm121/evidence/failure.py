@@ -1,0 +1,444 @@
+"""Why a server died or did not start, read from its log and its exit status.
+
+A log of a dead server is mostly consequences: an ``EngineDeadError`` for each waiting request, a
+"See root cause above". What counts is the earliest most specific line (``rank`` in
+``fixtures/signatures/failures.toml``).
+"""
+
+from __future__ import annotations
+
+import re
+import signal as signals
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+
+from sm121.evidence.log_lines import (
+    LogLine,
+    cut,
+    is_traceback_opening,
+    join_wrapped,
+    read_physical_lines,
+)
+from sm121.evidence.signatures import (
+    LinePattern,
+    SignatureError,
+    explain,
+    parse_toml,
+    read_signature_text,
+)
+
+Kind = Literal[
+    "oom",
+    "illegal_memory_access",
+    "illegal_instruction",
+    "unsupported_arch",
+    "jit_build",
+    "xid",
+    "import_error",
+    "hang",
+    "garbage_output",
+    "engine_dead",
+    "port",
+    "config",
+    "unknown",
+]
+
+_GENERIC_RANK = 70
+_DEAD_RANK = 80
+_QUIET_LEVELS = frozenset({"DEBUG", "INFO", "WARNING"})
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<function>\S+)')
+_DETAIL = re.compile(r"^\s+Value error, ")
+_ACCESS_LOG = re.compile(r'"(?:GET|POST|HEAD|OPTIONS) /')
+_CARETS = re.compile(r"^[\s^~]+$")
+
+
+class Cause(BaseModel):
+    """Why a server is dead."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: str
+    """One of `Kind`."""
+    summary: str
+    """One line: what happened, in the log's own words where it has them."""
+    owner: str
+    """Who to ask, or what to look at."""
+    remedy: str | None = None
+    lines: list[str] = Field(default_factory=list)
+    """The log lines that this rests on, cleaned, at most 400 characters each."""
+
+
+class FailureSignature(LinePattern):
+    """A line that says why a server is dead."""
+
+    kind: Kind
+    rank: int = Field(ge=1, le=99)
+    """Lower is more specific."""
+    levels: Literal["error", "any"] = "error"
+    weak: bool = False
+    """True when the line counts only if nothing but the like of it came after it."""
+    summary: str | None = None
+    """Template of the summary: groups of `regex`, and ``{line}``. The line itself without one."""
+    owner: str
+    remedy: str | None = None
+
+    @model_validator(mode="after")
+    def _check_summary(self) -> FailureSignature:
+        if self.summary is not None:
+            known = dict.fromkeys(self._regex.groupindex, "") | {"line": ""}
+            try:
+                self.summary.format_map(known)
+            except (KeyError, ValueError, IndexError) as error:
+                raise ValueError(
+                    f"summary may name {', '.join(sorted(known))}; {error!r}"
+                ) from error
+        return self
+
+
+class _Markers(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    ready: tuple[str, ...] = Field(min_length=1)
+    stopped: tuple[str, ...] = Field(min_length=1)
+
+
+class FailureSet(BaseModel):
+    """All that is known of failures; the same for every engine."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    markers: _Markers
+    failure: tuple[FailureSignature, ...] = Field(min_length=1)
+
+    _ready: re.Pattern[str] = PrivateAttr()
+    _stopped: re.Pattern[str] = PrivateAttr()
+
+    @model_validator(mode="after")
+    def _compile(self) -> FailureSet:
+        ids = [entry.id for entry in self.failure]
+        if twice := sorted({name for name in ids if ids.count(name) > 1}):
+            raise ValueError(f"ids must be unique, seen twice: {', '.join(twice)}")
+        try:
+            self._ready = re.compile("|".join(f"(?:{part})" for part in self.markers.ready))
+            self._stopped = re.compile("|".join(f"(?:{part})" for part in self.markers.stopped))
+        except re.error as error:
+            raise ValueError(f"markers must be regular expressions: {error}") from error
+        return self
+
+    def is_ready(self, text: str) -> bool:
+        """True for the line that says that the server serves."""
+        return self._ready.search(text) is not None
+
+    def is_stop(self, text: str) -> bool:
+        """True for the line that says that the server was asked to stop."""
+        return self._stopped.search(text) is not None
+
+
+def parse_failures(name: str, text: str) -> FailureSet:
+    """The failure file's text, validated. Raises SignatureError naming file, entry and
+    expectation."""
+    data = parse_toml(name, text)
+    try:
+        return FailureSet.model_validate(data)
+    except ValidationError as error:
+        raise SignatureError(explain(name, "failure", data, error)) from error
+
+
+@cache
+def load_failures() -> FailureSet:
+    """The known failures. Raises SignatureError when the file is wrong."""
+    return parse_failures("failures.toml", read_signature_text("failures.toml"))
+
+
+@dataclass(slots=True)
+class _Hit:
+    entry: FailureSignature
+    line: str
+    summary: str
+
+
+class FailureReader:
+    """Reads a log line by line and keeps what it says about a failure, in bounded memory."""
+
+    def __init__(self) -> None:
+        self._known = load_failures()
+        self._first: dict[int, _Hit] = {}
+        self._weak: _Hit | None = None
+        self._validation: _Hit | None = None
+        self._last: str | None = None
+        self.ready = False
+        """The log says that the server served."""
+        self.stopped = False
+        """The log says that the server was asked to stop."""
+
+    def feed(self, line: LogLine) -> None:
+        """Takes the next line of the log."""
+        text = line.text
+        self._last = text
+        if self._known.is_ready(text):
+            # What a start survived did not kill it.
+            self._first.clear()
+            self._weak = None
+            self.ready, self.stopped = True, False
+            return
+        if self._known.is_stop(text.strip()):
+            self.stopped = True
+            return
+        if self._validation is not None and _DETAIL.match(text):
+            self._validation.summary = cut(f"{self._validation.summary} {text.strip()}")
+            self._validation = None
+            return
+        hit = self._match(line)
+        if hit is None:
+            if self._weak is not None and line.level == "INFO" and not _ACCESS_LOG.search(text):
+                self._weak = None  # the engine went on
+            return
+        if hit.entry.weak:
+            self._weak = hit
+        elif not (self.stopped and hit.entry.rank >= _GENERIC_RANK):
+            if hit.entry.rank not in self._first:
+                self._first[hit.entry.rank] = hit
+            self._validation = hit if hit.entry.id == "config_validation" else None
+
+    def _match(self, line: LogLine) -> _Hit | None:
+        if line.is_indented or is_traceback_opening(line):
+            return None  # a frame quotes source code, which may hold any message
+        for entry in self._known.failure:
+            if entry.levels == "error" and line.level in _QUIET_LEVELS:
+                continue
+            match = entry.search(line)
+            if match is None:
+                continue
+            shown = cut(line.text, around=match.start())
+            if entry.summary is None:
+                return _Hit(entry, shown, shown)
+            groups = {name: value or "" for name, value in match.groupdict().items()}
+            return _Hit(entry, shown, cut(entry.summary.format_map(groups | {"line": shown})))
+        return None
+
+    def _best(self, *, died: bool) -> _Hit | None:
+        ranks = sorted(self._first)
+        if not ranks:
+            return self._weak
+        best = self._first[ranks[0]]
+        if self._weak is not None and self._weak.entry.rank < best.entry.rank:
+            return self._weak
+        says_dead = any(rank >= _DEAD_RANK for rank in ranks)
+        if best.entry.rank == _GENERIC_RANK and self.ready and not (died or says_dead):
+            return None  # an exception that one request met; the server goes on
+        return best
+
+    def kind(self) -> str | None:
+        """The failure that the log shows, or None. Nothing is known here of how the process
+        ended."""
+        hit = self._best(died=False)
+        if hit is None:
+            return None
+        return self._kind(hit)
+
+    def _kind(self, hit: _Hit) -> str:
+        if hit.entry.rank == _GENERIC_RANK and any(rank >= _DEAD_RANK for rank in self._first):
+            return "engine_dead"
+        return hit.entry.kind
+
+    def evidence(self) -> str | None:
+        """The line that `kind` rests on, or None."""
+        hit = self._best(died=False)
+        return None if hit is None else hit.line
+
+    def cause(self, exit_code: int | None, signal: int | None) -> Cause:
+        """The cause, from the log and from how the process ended."""
+        hit = self._best(died=True)
+        ended = _ending(exit_code, signal)
+        if hit is None or hit.entry.rank >= _DEAD_RANK:
+            from_status = self._cause_from_status(ended, hit)
+            if from_status is not None:
+                return from_status
+        if hit is None:
+            last = [cut(self._last)] if self._last else []
+            return Cause(
+                kind="unknown",
+                summary=f"the log shows no cause ({ended.text})",
+                owner="engine core",
+                remedy="start it again with --engine-debug and keep dmesg",
+                lines=last,
+            )
+        lines = [hit.line]
+        lines += [
+            other.line
+            for rank, other in sorted(self._first.items())
+            if rank >= _DEAD_RANK and other.line not in lines
+        ]
+        if hit.entry.rank >= _DEAD_RANK:
+            return Cause(
+                kind=hit.entry.kind,
+                summary=cut(
+                    f"{hit.summary} (no cause above it: something outside ended the process)"
+                ),
+                owner="host: the OOM killer, or whoever sent a signal to the engine's processes",
+                remedy="look for 'Out of memory: Killed process' and Xid in dmesg",
+                lines=lines,
+            )
+        return Cause(
+            kind=self._kind(hit),
+            summary=hit.summary,
+            owner=hit.entry.owner,
+            remedy=hit.entry.remedy,
+            lines=lines,
+        )
+
+    def _cause_from_status(self, ended: _Ending, hit: _Hit | None) -> Cause | None:
+        """What the exit status says where the log has nothing better. None when it says nothing
+        either."""
+        lines = [hit.line] if hit is not None else ([cut(self._last)] if self._last else [])
+        if ended.signal == signals.SIGKILL:
+            return Cause(
+                kind="oom",
+                summary="killed by SIGKILL, no cause in the log: probably the host's OOM killer",
+                owner="host memory",
+                remedy="look for 'Killed process' in dmesg; lower the engine's memory settings",
+                lines=lines,
+            )
+        if ended.signal == signals.SIGILL:
+            return Cause(
+                kind="illegal_instruction",
+                summary="killed by SIGILL: the build has instructions this processor lacks",
+                owner="CPU build flags",
+                remedy="use a build for this processor",
+                lines=lines,
+            )
+        if ended.signal is not None and ended.signal not in (signals.SIGTERM, signals.SIGINT):
+            return Cause(
+                kind="engine_dead",
+                summary=f"{ended.text}, with no cause in the log",
+                owner="native code: take a core dump or run under gdb",
+                lines=lines,
+            )
+        if hit is not None:
+            return None
+        if self.stopped or ended.signal is not None:
+            return Cause(
+                kind="engine_dead",
+                summary=f"the server was told to stop ({ended.text})",
+                owner="whoever sent the signal",
+                lines=lines,
+            )
+        if ended.code == 0:
+            return Cause(
+                kind="engine_dead",
+                summary="exited with status 0",
+                owner="engine core",
+                remedy="a server must not end by itself: look for an Xid in dmesg",
+                lines=lines,
+            )
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    code: int | None
+    signal: int | None
+    text: str
+
+
+def _ending(exit_code: int | None, signal: int | None) -> _Ending:
+    """How a process ended. A shell reports signal N as 128 + N, subprocess as -N."""
+    if signal is None and exit_code is not None:
+        if exit_code < 0:
+            signal = -exit_code
+        elif 128 < exit_code < 128 + 65:
+            signal = exit_code - 128
+    if signal is not None:
+        try:
+            name = signals.Signals(signal).name
+        except ValueError:
+            name = f"signal {signal}"
+        return _Ending(exit_code, signal, f"killed by {name}")
+    if exit_code is None:
+        return _Ending(None, None, "exit status not known")
+    return _Ending(exit_code, None, f"exited with status {exit_code}")
+
+
+def classify_lines(
+    lines: Iterable[str], exit_code: int | None = None, signal: int | None = None
+) -> Cause:
+    """As `classify`, from lines."""
+    reader = FailureReader()
+    for line in join_wrapped(lines):
+        reader.feed(line)
+    return reader.cause(exit_code, signal)
+
+
+def classify(log: Path, exit_code: int | None = None, signal: int | None = None) -> Cause:
+    """Why the server that wrote `log` is dead.
+
+    `exit_code` as of `subprocess` (negative: the signal) or of a shell (128 + signal); None when
+    unknown. A SIGKILL with no cause in the log is reported as a *probable* kill by the host's OOM
+    killer, because nothing else is printed then. Raises OSError when the log cannot be read.
+    """
+    return classify_lines(read_physical_lines(log), exit_code, signal)
+
+
+def relevant_lines(log: Path, limit: int = 20) -> list[str]:
+    """The error-like lines of a log: its first ones, where the cause is, and its last ones.
+
+    At most `limit` lines, cleaned, each once; of a stack only the innermost frame and the
+    exception. Raises OSError when the log cannot be read, ValueError when `limit` is less than 1.
+    """
+    if limit < 1:
+        raise ValueError(f"limit must be at least 1, got {limit}")
+    known = load_failures()
+    first: list[str] = []
+    last: deque[str] = deque(maxlen=limit)
+    seen: set[str] = set()
+    frame: str | None = None
+    exception = next(entry for entry in known.failure if entry.id == "exception")
+    for physical in join_wrapped(read_physical_lines(log)):
+        if match := _FRAME.match(physical.text):
+            frame = f"{match['file']}:{match['line']} in {match['function']}"
+            continue
+        if is_traceback_opening(physical):
+            frame = _innermost(physical.text) or frame
+            continue
+        if physical.is_indented or _CARETS.match(physical.text):
+            continue
+        quiet = physical.level in _QUIET_LEVELS
+        is_exception = not quiet and exception.search(physical) is not None
+        wanted = (
+            is_exception
+            or physical.level in ("ERROR", "CRITICAL")
+            or any(
+                (entry.levels == "any" or not quiet) and entry.search(physical) is not None
+                for entry in known.failure
+            )
+        )
+        if not wanted:
+            continue
+        text = cut(physical.text)
+        if is_exception and frame is not None:
+            text, frame = cut(f"{text} [{frame}]"), None
+        key = re.sub(r"\d+", "0", text)
+        if key in seen:
+            continue
+        if len(seen) < 10_000:
+            seen.add(key)
+        if len(first) < limit // 2:
+            first.append(text)
+        else:
+            last.append(text)
+    room = limit - len(first)
+    return first + list(last)[-room:] if room else first
+
+
+def _innermost(text: str) -> str | None:
+    frames = list(re.finditer(r'File "([^"]+)", line (\d+),? in (\S+)', text))
+    if not frames:
+        return None
+    match = frames[-1]
+    return f"{match[1]}:{match[2]} in {match[3]}"

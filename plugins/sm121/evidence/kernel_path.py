@@ -1,0 +1,201 @@
+"""Which kernels really ran, read from a server's log, with the line that proves each value.
+
+What was asked for proves nothing; neither does a configuration line that says ``auto``. A value on
+which the log is silent is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from sm121.evidence.failure import FailureReader
+from sm121.evidence.log_lines import LogLine, cut, join_wrapped, read_physical_lines
+from sm121.evidence.signatures import Signature, load_signatures
+
+_SINGLE_FIELDS = (
+    "attention",
+    "moe",
+    "cuda_graphs",
+    "kv_layout",
+    "speculative",
+    "native_fp4",
+    "version",
+)
+_LIST_LIMIT = 200  # entries kept of unknown variables and fallbacks: a log may repeat without end
+_OF_TARGET_ONLY = frozenset({"attention", "moe", "native_fp4"})
+
+
+class KernelPath(BaseModel):
+    """The ``path`` object of verdict.json. None where the log is silent."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    attention: str | None = None
+    """vLLM's name of the attention backend: FLASHINFER, TRITON_ATTN, FLASH_ATTN, CPU_ATTN, ..."""
+    moe: str | None = None
+    """The name of the MoE backend: MARLIN, FLASHINFER_CUTLASS_MXFP4_MXFP8, TRITON, CPU, ..."""
+    cuda_graphs: bool | None = None
+    """True when graphs were captured, False when the log says that they are off."""
+    kv_layout: str | None = None
+    """As printed: LBHNC, LBNHC, ..., or the older HND, NHD."""
+    speculative: str | None = None
+    """The method; ``none`` when the log says that there is no speculation."""
+    native_fp4: bool | None = None
+    """True when the experts run block-scaled FP4 MMA, False when FP4 weights are only unpacked."""
+    unknown_env: list[str] = Field(default_factory=list)
+    """Variables that this vLLM does not know, harmless ones of official images included."""
+    fallbacks: list[str] = Field(default_factory=list)
+    """Kinds of fallback that the log admits, by the ids of ``fixtures/signatures``."""
+    failure: str | None = None
+    """Kind of failure, as in `sm121.evidence.failure`."""
+    evidence: dict[str, str] = Field(default_factory=dict)
+    """Field to the log line (cleaned, at most 400 characters); ``fallbacks.<id>`` and
+    ``unknown_env.<name>`` too. ``<field>_also`` is a line as strong that names another value."""
+    version: str | None = Field(default=None, exclude=True)
+    """The engine's own version, as it prints it; not part of ``path``."""
+
+
+@dataclass(slots=True)
+class _Candidate:
+    value: str | bool
+    strength: int
+    line: str
+    needs: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _ServerState:
+    """What one server of a log has said so far."""
+
+    failures: FailureReader = field(default_factory=FailureReader)
+    facts: set[str] = field(default_factory=set)
+    best: dict[str, list[_Candidate]] = field(default_factory=dict)
+    also: dict[str, str] = field(default_factory=dict)
+    unknown_env: dict[str, str] = field(default_factory=dict)
+    fallbacks: dict[str, str] = field(default_factory=dict)
+
+    def take(self, signature: Signature, line: LogLine) -> None:
+        match = signature.search(line)
+        if match is None:
+            return
+        value = signature.read(match)
+        if value is None:
+            return
+        shown = cut(line.text, around=match.start())
+        if signature.field == "fact":
+            self.facts.add(signature.id)
+        elif signature.field == "unknown_env":
+            if len(self.unknown_env) < _LIST_LIMIT:
+                self.unknown_env.setdefault(str(value), shown)
+        elif signature.field == "fallback":
+            self.fallbacks.setdefault(signature.id, shown)
+        elif not (
+            signature.field in _OF_TARGET_ONLY
+            and "drafter_loads" in self.facts
+            and not signature.drafter
+        ):
+            self._offer(signature, value, shown)
+
+    def _offer(self, signature: Signature, value: str | bool, shown: str) -> None:
+        candidates = self.best.setdefault(signature.field, [])
+        for known in candidates:
+            if known.strength == signature.strength and known.needs == signature.needs:
+                if known.value != value:
+                    self.also.setdefault(signature.field, shown)
+                return  # the first line of a strength counts
+        candidates.append(_Candidate(value, signature.strength, shown, signature.needs))
+
+    def resolve(self) -> dict[str, _Candidate]:
+        resolved = {}
+        for name, candidates in self.best.items():
+            possible = [item for item in candidates if self.facts.issuperset(item.needs)]
+            if possible:
+                resolved[name] = max(possible, key=lambda item: item.strength)
+        return resolved
+
+    @property
+    def spoke(self) -> bool:
+        return bool(self.best or self.unknown_env or self.fallbacks)
+
+
+def read_lines(lines: Iterable[str], engine: str = "vllm") -> KernelPath:
+    """The kernel path that the lines of a log prove.
+
+    `engine` is ``vllm``, ``sglang`` or ``llama-cpp``. Of a server that was restarted the last run
+    counts. Where ``docker compose`` mixed several
+    servers into one log, a value counts only when they agree. Raises SignatureError when nothing is
+    known of the engine.
+    """
+    signatures = load_signatures(engine)
+    states: dict[str, _ServerState] = {}
+    entries = tuple(entry for entry in signatures.signature if entry.field != "progress")
+    for line in join_wrapped(lines):
+        state = states.get(line.container)
+        if state is None:
+            if len(states) >= _LIST_LIMIT:
+                continue
+            state = states[line.container] = _ServerState()
+        text = line.text
+        for entry in entries:
+            for hint in entry.hint:
+                if hint in text:
+                    if entry.opens and "version" in state.best and entry.search(line):
+                        state = states[line.container] = _ServerState()  # it was restarted
+                    state.take(entry, line)
+                    break
+        state.failures.feed(line)
+    return _merge(list(states.values()))
+
+
+def read_log(path: Path, engine: str = "vllm") -> KernelPath:
+    """The kernel path that a log file proves; see `read_lines`.
+
+    Memory stays bounded for a log of any size; bytes that are no text are replaced. Raises OSError
+    when the file cannot be read.
+    """
+    return read_lines(read_physical_lines(path), engine)
+
+
+def mistaken_environment(path: KernelPath, engine: str = "vllm") -> list[str]:
+    """The unknown variables without those that images and Kubernetes set by themselves."""
+    signatures = load_signatures(engine)
+    return [name for name in path.unknown_env if not signatures.is_harmless_env(name)]
+
+
+def _merge(states: list[_ServerState]) -> KernelPath:
+    speaking = [state for state in states if state.spoke]
+    result = KernelPath()
+    resolved = [state.resolve() for state in speaking]
+    for name in _SINGLE_FIELDS:
+        found = [values.get(name) for values in resolved]
+        named = [candidate for candidate in found if candidate is not None]
+        if not named:
+            continue
+        if len(named) < len(found) or len({str(candidate.value) for candidate in named}) > 1:
+            result.evidence[f"{name}_also"] = cut(
+                f"{len(found)} servers in one log, which do not all say the same: {named[0].line}"
+            )
+            continue
+        setattr(result, name, named[0].value)
+        result.evidence[name] = named[0].line
+    for state in speaking:
+        for name, line in state.also.items():
+            result.evidence.setdefault(f"{name}_also", line)
+        for name, line in state.unknown_env.items():
+            if name not in result.unknown_env:
+                result.unknown_env.append(name)
+                result.evidence[f"unknown_env.{name}"] = line
+        for name, line in state.fallbacks.items():
+            if name not in result.fallbacks:
+                result.fallbacks.append(name)
+                result.evidence[f"fallbacks.{name}"] = line
+    for state in states:
+        kind, shown = state.failures.kind(), state.failures.evidence()
+        if kind is not None and shown is not None and result.failure is None:
+            result.failure = kind
+            result.evidence["failure"] = shown
+    return result

@@ -1,0 +1,192 @@
+"""Server logs as a stream of clean lines.
+
+People, containers and process managers wrap what a server prints: ANSI colours, ``(EngineCore
+pid=7)``, ``docker compose``, journald, Ray, Kubernetes, ``grep -n``. This module undoes that, in
+bounded memory, so that a signature is a pattern on the message alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+LINE_LIMIT = 65_536
+"""Characters kept of one physical line. vLLM's configuration line is about 8,000 long."""
+
+JOIN_LIMIT = 8_192
+"""Characters kept of a line that was put together from wrapped pieces."""
+
+_BLOCK_BYTES = 1 << 18
+
+# The last form is an escape whose ESC character was lost when the log was pasted; it needs an "m",
+# so that "[1, 2]" and "[0/5]" stay.
+_ANSI = re.compile(
+    r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"
+    r"|(?:\^\[|\\x1b|\\u001b|\\033)\[[0-9;]*m|\[\d{1,2}(?:;\d{1,3})*m"
+)
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+_CONTAINER = re.compile(r"^(?P<container>[A-Za-z0-9][\w.-]*)[ \t]+\|[ ]")
+_WRAPPERS = (
+    re.compile(r"^[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ [\w./@-]+(?:\[\d+\])?: "),  # journald
+    re.compile(
+        r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?"
+    ),
+    re.compile(r"^[\w./-]+\.(?:log|txt|out)[:-](?:\d+[:-])?"),  # grep -H
+    re.compile(r"^\d{1,9}[:-](?=[(\[]|INFO|WARN|ERROR|DEBUG|CRITICAL)"),  # grep -n
+    re.compile(r"^\[ *\d+\.\d{6}\] "),  # dmesg
+)
+_PROCESS = re.compile(
+    r"^\((?P<process>[A-Za-z][\w.-]*)(?: pid=\d+(?:, ip=[\w.:]+)?)\) ?|^\[rank\d+\]: ?"
+)
+_STAMP = re.compile(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?(?P<rank>(?: [A-Z]{2}\d+)*)\] ?")
+_HEADER = re.compile(
+    r"^(?P<level>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)"
+    r"(?::[ \t]+|[ \t]+(?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?[ \t]+"
+    r"|[ \t]+(?=\[?[\w./]+\.py:\d+))"
+    r"(?:\[?(?P<file>[\w./<>-]+\.(?:py|cpp|cu|cc)):\d+\]?:?[ ]?)?"
+)
+_BARE_FILE = re.compile(r"^\[?(?P<file>[\w./-]+\.py):\d+\]?:?[ \t]+")
+_TRACEBACK_OPENING = re.compile(r"^Traceback \(most recent call last\)")
+
+_LEVELS = {"WARN": "WARNING"}
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One message of a server."""
+
+    text: str
+    """The message, without prefixes; its own indentation is kept."""
+    level: str | None
+    """DEBUG, INFO, WARNING, ERROR, CRITICAL; None where the line does not say."""
+    file: str | None
+    """Name of the source file that printed it, without folders; None where the line does not
+    say."""
+    process: str | None
+    """Name in the process prefix, such as ``EngineCore`` or ``Worker_TP0``."""
+    container: str
+    """Name in front of a ``docker compose`` line; empty without one."""
+    bare: bool
+    """True when the line carried no prefix at all (output of a compiler, a wrapped or pasted
+    line)."""
+
+    @property
+    def is_indented(self) -> bool:
+        """True when the message starts with blanks: a stack frame, or a piece of a wrapped line."""
+        return self.text[:1] in (" ", "\t")
+
+
+def clean(raw: str) -> LogLine:
+    """One physical line without colours and wrappers."""
+    text = _CONTROL.sub("", _ANSI.sub("", raw)) if not raw.isprintable() or "[" in raw else raw
+    container, level, file, process = "", None, None, None
+    bare = True
+    if text.startswith('{"log":'):
+        text = _docker_json(text)
+    for _ in range(8):  # a Ray worker under an engine core under journald is four deep
+        before = text
+        if match := _PROCESS.match(text):
+            process = match["process"] or process
+            text, bare = text[match.end() :], False
+        elif match := _HEADER.match(text):
+            level = _LEVELS.get(match["level"], match["level"])
+            file = match["file"]
+            text, bare = text[match.end() :], False
+            break
+        elif match := _STAMP.match(text):
+            text, bare = text[match.end() :], False
+        elif (not container) and (match := _CONTAINER.match(text)):
+            container = match["container"]
+            text = text[match.end() :]
+        else:
+            for wrapper in _WRAPPERS:
+                if match := wrapper.match(text):
+                    text = text[match.end() :]
+                    break
+        if text == before:
+            break
+    if file is None and (match := _BARE_FILE.match(text)):
+        file, text, bare = match["file"], text[match.end() :], False
+    return LogLine(
+        text=text.rstrip(),
+        level=level,
+        file=file.rsplit("/", 1)[-1] if file else None,
+        process=process,
+        container=container,
+        bare=bare,
+    )
+
+
+def _docker_json(text: str) -> str:
+    try:
+        record = json.loads(text)
+    except json.JSONDecodeError:
+        return text  # cut short: the line is still searched as it stands
+    message = record.get("log") if isinstance(record, dict) else None
+    return _ANSI.sub("", message) if isinstance(message, str) else text
+
+
+def join_wrapped(lines: Iterable[str]) -> Iterator[LogLine]:
+    """Clean lines, with those that a poster wrapped put together again.
+
+    A line that starts with blanks and has no prefix of its own belongs to the one before it. Stack
+    frames are joined to their ``Traceback`` line by the same rule; the exception under them starts
+    a line.
+    """
+    held: LogLine | None = None
+    for raw in lines:
+        line = clean(raw)
+        if not line.text:
+            continue
+        if held is not None and line.bare and line.is_indented and line.container == held.container:
+            if len(held.text) < JOIN_LIMIT:
+                joined = f"{held.text} {line.text.strip()}"[:JOIN_LIMIT]
+                held = replace(held, text=joined)
+            continue
+        if held is not None:
+            yield held
+        held = line
+    if held is not None:
+        yield held
+
+
+def is_traceback_opening(line: LogLine) -> bool:
+    """True for the line that opens a Python stack."""
+    return _TRACEBACK_OPENING.match(line.text.lstrip()) is not None
+
+
+def read_physical_lines(path: Path) -> Iterator[str]:
+    """The lines of a log, each cut at `LINE_LIMIT` characters.
+
+    A carriage return ends a line too (progress bars). Bytes that are not UTF-8 are replaced. Memory
+    stays bounded whatever the file holds. Raises OSError when the file cannot be read.
+    """
+    rest = b""
+    skipping = False
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            pieces = re.split(rb"[\r\n]+", block)
+            for index, piece in enumerate(pieces):
+                closed = index + 1 < len(pieces)
+                if not skipping:
+                    rest += piece[: LINE_LIMIT - len(rest)]
+                    skipping = len(rest) >= LINE_LIMIT
+                if closed:
+                    if rest:
+                        yield rest.decode("utf-8", errors="replace")
+                    rest, skipping = b"", False
+    if rest:
+        yield rest.decode("utf-8", errors="replace")
+
+
+def cut(text: str, limit: int = 400, *, around: int = 0) -> str:
+    """At most `limit` characters of a line, with those at index `around` among them."""
+    text = text.strip()
+    if len(text) <= limit:
+        return text
+    start = 0 if around < limit // 2 else min(around - limit // 4, len(text) - limit)
+    return text[start : start + limit].strip()

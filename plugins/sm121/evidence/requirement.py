@@ -1,0 +1,53 @@
+"""The resolved kernel path against the one that the profile requires."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from sm121.evidence.kernel_path import KernelPath
+from sm121.profile import KernelPathRequirement, PathRule
+
+
+def contradictions(
+    required: KernelPathRequirement, path: KernelPath, log: Path, configuration: str
+) -> list[str]:
+    """What of the path is not as required, a line each; empty when all of it is.
+
+    Args:
+        required: of the profile.
+        path: what the log proves; a value that it does not show contradicts a requirement on it.
+        log: searched for the rules' signatures, line by line.
+        configuration: name of the server configuration, which selects the rules.
+    """
+    found = []
+    for name in ("attention", "moe", "kv_layout"):
+        accepted = getattr(required, name)
+        seen = getattr(path, name)
+        if accepted is not None and seen not in accepted:
+            line = path.evidence.get(name, "no line of the log shows it")
+            found.append(f"{name}: required {' or '.join(accepted)}, seen {seen} ({line})")
+    for rule in required.rules:
+        if rule.where == "log" and rule.when.get("configuration") == configuration:
+            found.extend(_violations(rule, log))
+    if path.unknown_env:
+        found.append(f"variables that the engine does not know: {', '.join(path.unknown_env)}")
+    for name in path.fallbacks:
+        if name not in required.accepted_fallbacks:
+            found.append(f"fallback {name}: {path.evidence.get(f'fallbacks.{name}', 'no line')}")
+    return found
+
+
+def _violations(rule: PathRule, log: Path) -> list[str]:
+    wanted = {pattern: re.compile(pattern) for pattern in rule.must_see}
+    unwanted = [re.compile(pattern) for pattern in rule.must_not_see]
+    found = []
+    with log.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            for pattern in [p for p, compiled in wanted.items() if compiled.search(line)]:
+                del wanted[pattern]
+            for compiled in unwanted:
+                if compiled.search(line):
+                    found.append(f"must not see {compiled.pattern!r}, seen: {line.strip()[:200]}")
+    found.extend(f"must see {pattern!r}, no line of the log matches" for pattern in wanted)
+    return found

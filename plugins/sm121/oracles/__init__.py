@@ -1,0 +1,1 @@
+"""Reference mathematics, written from the specifications in float64."""

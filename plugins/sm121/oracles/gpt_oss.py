@@ -1,0 +1,452 @@
+"""gpt-oss written down once more, from its definition, to say what the right log-probabilities are.
+
+Plain PyTorch in float64 or float32, no cache, no kernel, nothing taken from an engine. Sources: the
+gpt-oss model card (OpenAI 2025, arXiv:2508.10925) and reference implementation (openai/gpt-oss,
+gpt_oss/torch/model.py) for attention sinks, routing and the clamped SwiGLU; YaRN (Peng et al. 2023,
+arXiv:2309.00071) for the rotary embedding. `Variant` switches each feature off or breaks it, which
+is how the suite knows that it would notice.
+
+Shapes: T tokens, V vocabulary, H hidden, Hq query heads, Hkv key/value heads, D head size, E
+experts, I intermediate size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from sm121.oracles import mxfp4
+
+_VOCABULARY_CHUNK = 16_384
+
+
+@dataclasses.dataclass(frozen=True)
+class GptOssConfig:
+    """What the definition needs to know of config.json."""
+
+    layers: int
+    hidden: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    experts: int
+    top_k: int
+    intermediate: int
+    vocabulary: int
+    eps: float
+    window: int
+    sliding_layers: tuple[bool, ...]
+    rope_theta: float
+    rope_factor: float
+    rope_original_positions: int
+    rope_beta_fast: float
+    rope_beta_slow: float
+    rope_truncate: bool
+    alpha: float
+    limit: float
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> GptOssConfig:
+        """Read the Hugging Face keys. Raises ValueError for another model, a missing key or another
+        rope."""
+        if data.get("model_type") != "gpt_oss":
+            raise ValueError(
+                f"config.json is of a {data.get('model_type')!r} model, not of gpt_oss"
+            )
+        rope = data.get("rope_parameters") or data.get("rope_scaling") or {}
+        if rope.get("rope_type") != "yarn":
+            raise ValueError(
+                f"config.json has rope type {rope.get('rope_type')!r}; gpt-oss has 'yarn'"
+            )
+        try:
+            return cls(
+                layers=data["num_hidden_layers"],
+                hidden=data["hidden_size"],
+                query_heads=data["num_attention_heads"],
+                kv_heads=data["num_key_value_heads"],
+                head_dim=data["head_dim"],
+                experts=data["num_local_experts"],
+                top_k=data["num_experts_per_tok"],
+                intermediate=data["intermediate_size"],
+                vocabulary=data["vocab_size"],
+                eps=data["rms_norm_eps"],
+                window=data["sliding_window"],
+                sliding_layers=tuple(kind == "sliding_attention" for kind in data["layer_types"]),
+                rope_theta=float(
+                    rope["rope_theta"] if "rope_theta" in rope else data["rope_theta"]
+                ),
+                rope_factor=rope["factor"],
+                rope_original_positions=rope["original_max_position_embeddings"],
+                rope_beta_fast=rope["beta_fast"],
+                rope_beta_slow=rope["beta_slow"],
+                rope_truncate=rope.get("truncate", True),
+                alpha=data.get("swiglu_alpha", 1.702),
+                limit=data["swiglu_limit"],
+            )
+        except KeyError as error:
+            raise ValueError(f"config.json lacks {error.args[0]!r}") from None
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockFault:
+    """One expert block whose E8M0 scale is read `delta` too high: block `block` of a row, 32
+    elements along K."""
+
+    layer: int
+    projection: Literal["gate_up", "down"]
+    expert: int
+    row: int
+    block: int
+    delta: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """gpt-oss with something missing or wrong. The default is gpt-oss."""
+
+    sinks: Literal["kept", "zeroed", "dropped"] = "kept"
+    """zeroed: the logit of every sink is 0; dropped: the softmax has no sink column."""
+    sinkless_head: tuple[int, int] | None = None
+    """(layer, query head) whose sink alone is dropped."""
+    window: bool = True
+    window_shift: int = 0
+    """Added to the sliding window's size; the window counts the token itself."""
+    yarn: bool = True
+    """Off: plain rotary frequencies and no mscale."""
+    mscale: bool = True
+    kv_interleaved: bool = False
+    """Query head h reads KV head h mod Hkv, not h div (Hq / Hkv)."""
+    attention_biases: bool = True
+    router_bias: bool = True
+    expert_biases: bool = True
+    alpha: float | None = None
+    limit: bool = True
+    plus_one: bool = True
+    gate_up_swapped: bool = False
+    top_k: int | None = None
+    softmax_before_top_k: bool = False
+    """Softmax over all experts, and the chosen ones' shares taken without making them sum to
+    one."""
+    nibbles_swapped: bool = False
+    """Of each byte of an expert's weights the high nibble is read as the even element."""
+    block_fault: BlockFault | None = None
+    skipped_layer: int | None = None
+    embedding_shift: int = 0
+    """Every token reads the embedding of the token that many ids further on."""
+
+
+GPT_OSS = Variant()
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """One layer. q, k, v, o: (weight [out, in], bias [out]); experts as [E, out, in] and [E,
+    out]."""
+
+    attention_norm: Tensor
+    q: tuple[Tensor, Tensor]
+    k: tuple[Tensor, Tensor]
+    v: tuple[Tensor, Tensor]
+    o: tuple[Tensor, Tensor]
+    sinks: Tensor
+    mlp_norm: Tensor
+    router: tuple[Tensor, Tensor]
+    gate_up: tuple[Tensor, Tensor]
+    down: tuple[Tensor, Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """A model's weights. The two vocabulary matrices [V, H] stay BF16 and are widened where they
+    are used."""
+
+    config: GptOssConfig
+    embedding: Tensor
+    layers: tuple[Layer, ...]
+    norm: Tensor
+    head: Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type that everything is computed in."""
+        return self.norm.dtype
+
+
+def load(checkpoint: Path, dtype: torch.dtype = torch.float32) -> Weights:
+    """The weights of a checkpoint directory in the Hugging Face format, MXFP4 or BF16 experts
+    alike.
+
+    Raises FileNotFoundError without config.json or *.safetensors, ValueError when a tensor is
+    missing.
+    """
+    from safetensors import safe_open
+
+    config = GptOssConfig.from_json(json.loads((checkpoint / "config.json").read_text("utf-8")))
+    files = sorted(checkpoint.glob("*.safetensors"))
+    if not files:
+        raise FileNotFoundError(f"{checkpoint} holds no *.safetensors")
+    stored: dict[str, Tensor] = {}
+    for file in files:
+        with safe_open(file, framework="pt") as handle:
+            for name in handle.keys():  # noqa: SIM118 - a safe_open handle is no dict
+                stored[name] = handle.get_tensor(name)
+
+    def tensor(name: str) -> Tensor:
+        if name not in stored:
+            raise ValueError(f"{checkpoint} has no tensor {name}")
+        return stored[name].to(dtype)
+
+    def linear(name: str) -> tuple[Tensor, Tensor]:
+        return tensor(f"{name}.weight"), tensor(f"{name}.bias")
+
+    def experts(name: str) -> tuple[Tensor, Tensor]:
+        if f"{name}_blocks" in stored:
+            blocks, scales = stored[f"{name}_blocks"].numpy(), stored[f"{name}_scales"].numpy()
+            values = mxfp4.dequantise(blocks.reshape(*blocks.shape[:-2], -1), scales)
+            weight = torch.from_numpy(values).to(dtype)
+        else:
+            weight = tensor(name).transpose(1, 2).contiguous()
+        return weight, tensor(f"{name}_bias")
+
+    layers = []
+    for n in range(config.layers):
+        prefix = f"model.layers.{n}"
+        layers.append(
+            Layer(
+                attention_norm=tensor(f"{prefix}.input_layernorm.weight"),
+                q=linear(f"{prefix}.self_attn.q_proj"),
+                k=linear(f"{prefix}.self_attn.k_proj"),
+                v=linear(f"{prefix}.self_attn.v_proj"),
+                o=linear(f"{prefix}.self_attn.o_proj"),
+                sinks=tensor(f"{prefix}.self_attn.sinks"),
+                mlp_norm=tensor(f"{prefix}.post_attention_layernorm.weight"),
+                router=linear(f"{prefix}.mlp.router"),
+                gate_up=experts(f"{prefix}.mlp.experts.gate_up_proj"),
+                down=experts(f"{prefix}.mlp.experts.down_proj"),
+            )
+        )
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        if name not in stored:
+            raise ValueError(f"{checkpoint} has no tensor {name}")
+    return Weights(
+        config=config,
+        embedding=stored["model.embed_tokens.weight"],
+        layers=tuple(layers),
+        norm=tensor("model.norm.weight"),
+        head=stored["lm_head.weight"],
+    )
+
+
+def rotary(
+    config: GptOssConfig, length: int, dtype: torch.dtype, variant: Variant = GPT_OSS
+) -> tuple[Tensor, Tensor]:
+    """cos, sin [T, D/2] for positions 0..T-1, already times YaRN's attention scaling (mscale)."""
+    half = config.head_dim // 2
+    steps = torch.arange(half, dtype=torch.float64)
+    frequency = config.rope_theta ** (-steps / half)
+    mscale = 1.0
+    if variant.yarn:
+
+        def dimension(turns: float) -> float:
+            # The dimension that makes `turns` turns over the original context.
+            period = config.rope_original_positions / (turns * 2 * math.pi)
+            return half * math.log(period) / math.log(config.rope_theta)
+
+        low, high = dimension(config.rope_beta_fast), dimension(config.rope_beta_slow)
+        if config.rope_truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0.0), min(high, config.head_dim - 1.0)
+        stretched = ((steps - low) / (high - low)).clamp(0, 1)
+        frequency = frequency * (1 - stretched) + frequency / config.rope_factor * stretched
+        if variant.mscale:
+            mscale = 0.1 * math.log(config.rope_factor) + 1
+    angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
+    return (angle.cos() * mscale).to(dtype), (angle.sin() * mscale).to(dtype)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def _linear(x: Tensor, parameters: tuple[Tensor, Tensor], bias: bool) -> Tensor:
+    y = x @ parameters[0].T
+    return y + parameters[1] if bias else y
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate x [T, heads, D]: dimension i with i + D/2 (the NeoX halves)."""
+    a, b = x.chunk(2, -1)
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+def attention(weights: Weights, n: int, x: Tensor, variant: Variant = GPT_OSS) -> Tensor:
+    """The attention of layer n on normalised x [T, H] -> [T, H]: causal, grouped-query, with sinks.
+
+    A sink is one more logit a head, beside the scaled scores, that takes its share of the softmax
+    and gives nothing. In sliding layers a token sees itself and the window - 1 tokens before it.
+    """
+    config, layer = weights.config, weights.layers[n]
+    length = x.shape[0]
+    q = _linear(x, layer.q, variant.attention_biases).view(
+        length, config.query_heads, config.head_dim
+    )
+    k = _linear(x, layer.k, variant.attention_biases).view(length, config.kv_heads, config.head_dim)
+    v = _linear(x, layer.v, variant.attention_biases).view(length, config.kv_heads, config.head_dim)
+    cos, sin = rotary(config, length, x.dtype, variant)
+    q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+    at = torch.arange(length)
+    visible = at[None, :] <= at[:, None]
+    if config.sliding_layers[n] and variant.window:
+        visible &= at[:, None] - at[None, :] < config.window + variant.window_shift
+    out = torch.empty_like(q)
+    group = config.query_heads // config.kv_heads
+    for head in range(config.query_heads):
+        kv = head % config.kv_heads if variant.kv_interleaved else head // group
+        scores = (q[:, head] @ k[:, kv].T / math.sqrt(config.head_dim)).masked_fill(
+            ~visible, -math.inf
+        )
+        if variant.sinks != "dropped" and variant.sinkless_head != (n, head):
+            sink = layer.sinks[head] * (variant.sinks == "kept")
+            scores = torch.cat((scores, sink.expand(length, 1)), -1)
+        out[:, head] = scores.softmax(-1)[:, :length] @ v[:, kv]
+    return _linear(out.flatten(1), layer.o, variant.attention_biases)
+
+
+def route(logits: Tensor, top_k: int, softmax_first: bool = False) -> tuple[Tensor, Tensor]:
+    """Router logits [T, E] -> shares [T, k], experts [T, k]: the k largest, softmax over those
+    k."""
+    top, experts = logits.topk(top_k, -1)
+    if softmax_first:
+        return logits.softmax(-1).gather(-1, experts), experts
+    return top.softmax(-1), experts
+
+
+def swiglu(t: Tensor, alpha: float, limit: float, variant: Variant = GPT_OSS) -> Tensor:
+    """The clamped SwiGLU of gpt-oss: t [..., 2I], gate and linear part interleaved -> [..., I]."""
+    gate, linear = t[..., 0::2], t[..., 1::2]
+    if variant.gate_up_swapped:
+        gate, linear = linear, gate
+    if variant.limit:
+        gate, linear = gate.clamp(max=limit), linear.clamp(-limit, limit)
+    alpha = alpha if variant.alpha is None else variant.alpha
+    return gate * torch.sigmoid(alpha * gate) * (linear + 1 if variant.plus_one else linear)
+
+
+def _expert_matrix(
+    weight: Tensor, n: int, projection: str, expert: int, variant: Variant
+) -> Tensor:
+    matrix = weight[expert]
+    if variant.nibbles_swapped:
+        matrix = matrix.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    fault = variant.block_fault
+    if fault is not None and (fault.layer, fault.projection, fault.expert) == (
+        n,
+        projection,
+        expert,
+    ):
+        matrix = matrix.clone()
+        span = slice(fault.block * mxfp4.BLOCK, (fault.block + 1) * mxfp4.BLOCK)
+        matrix[fault.row, span] *= 2.0**fault.delta
+    return matrix
+
+
+def experts(weights: Weights, n: int, x: Tensor, variant: Variant = GPT_OSS) -> Tensor:
+    """The mixture of experts of layer n on normalised x [T, H] -> [T, H]."""
+    config, layer = weights.config, weights.layers[n]
+    logits = _linear(x, layer.router, variant.router_bias)
+    top_k = config.top_k if variant.top_k is None else variant.top_k
+    shares, chosen = route(logits, top_k, variant.softmax_before_top_k)
+    out = torch.zeros_like(x)
+    for expert in range(config.experts):
+        tokens, place = (chosen == expert).nonzero(as_tuple=True)
+        if not len(tokens):
+            continue
+        up = _expert_matrix(layer.gate_up[0], n, "gate_up", expert, variant)
+        down = _expert_matrix(layer.down[0], n, "down", expert, variant)
+        t = _linear(x[tokens], (up, layer.gate_up[1][expert]), variant.expert_biases)
+        t = swiglu(t, config.alpha, config.limit, variant)
+        y = _linear(t, (down, layer.down[1][expert]), variant.expert_biases)
+        out.index_add_(0, tokens, y * shares[tokens, place, None])
+    return out
+
+
+def hidden_states(weights: Weights, token_ids: Sequence[int], variant: Variant = GPT_OSS) -> Tensor:
+    """The normalised last hidden state of each token, [T, H]. Raises ValueError for an empty or
+    unknown token."""
+    config = weights.config
+    ids = torch.tensor(list(token_ids), dtype=torch.int64)
+    if not len(ids) or int(ids.min()) < 0 or int(ids.max()) >= config.vocabulary:
+        raise ValueError(f"token ids must be one or more of 0..{config.vocabulary - 1}")
+    x = weights.embedding[(ids + variant.embedding_shift) % config.vocabulary].to(weights.dtype)
+    for n, layer in enumerate(weights.layers):
+        if n == variant.skipped_layer:
+            continue
+        x = x + attention(weights, n, rms_norm(x, layer.attention_norm, config.eps), variant)
+        x = x + experts(weights, n, rms_norm(x, layer.mlp_norm, config.eps), variant)
+    return rms_norm(x, weights.norm, config.eps)
+
+
+def _logit_chunks(weights: Weights, states: Tensor) -> Iterator[tuple[int, Tensor]]:
+    for start in range(0, weights.config.vocabulary, _VOCABULARY_CHUNK):
+        rows = weights.head[start : start + _VOCABULARY_CHUNK].to(states.dtype)
+        yield start, states @ rows.T
+
+
+def log_probabilities(
+    weights: Weights,
+    token_ids: Sequence[int],
+    variant: Variant = GPT_OSS,
+    positions: Sequence[int] | None = None,
+) -> Tensor:
+    """log p(token | everything up to each position), [positions, V]; all T positions unless some
+    are named.
+
+    A full row is V numbers (1.6 MB in float64 for gpt-oss): name the positions that are wanted.
+    """
+    states = hidden_states(weights, token_ids, variant)
+    if positions is not None:
+        states = states[list(positions)]
+    logits = torch.cat([chunk for _, chunk in _logit_chunks(weights, states)], -1)
+    return logits.log_softmax(-1)
+
+
+def next_token_log_probabilities(
+    weights: Weights, token_ids: Sequence[int], variant: Variant = GPT_OSS
+) -> Tensor:
+    """log p of each token that really follows, [T - 1]: what an engine reports as prompt
+    log-probabilities.
+
+    Never holds [T, V]: the vocabulary is walked in chunks.
+    """
+    states = hidden_states(weights, token_ids, variant)[:-1]
+    targets = weights.head[torch.tensor(list(token_ids)[1:], dtype=torch.int64)].to(states.dtype)
+    total = torch.full((len(states),), -math.inf, dtype=states.dtype)
+    for _, logits in _logit_chunks(weights, states):
+        total = torch.logaddexp(total, logits.logsumexp(-1))
+    return (states * targets).sum(-1) - total
+
+
+def greedy(
+    weights: Weights,
+    token_ids: Sequence[int],
+    count: int,
+    stop: frozenset[int] = frozenset(),
+    variant: Variant = GPT_OSS,
+) -> list[int]:
+    """Up to `count` tokens of greatest probability after `token_ids`, ended by (and with) a stop
+    token."""
+    ids = list(token_ids)
+    for _ in range(count):
+        ids.append(int(log_probabilities(weights, ids, variant, positions=[len(ids) - 1]).argmax()))
+        if ids[-1] in stop:
+            break
+    return ids[len(token_ids) :]

@@ -1,0 +1,132 @@
+"""The MXFP4 number format: E2M1 elements, 32 to a block, one E8M0 scale a block.
+
+Written from the OCP Microscaling Formats (MX) specification v1.0 in NumPy float64, where every
+MXFP4 value and every product of an element and a scale is exact. Byte order is that of the gpt-oss
+checkpoints: element 2j in the low nibble of byte j, element 2j+1 in the high nibble.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCK = 32
+"""Elements that share one scale."""
+
+E2M1_VALUES: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""The magnitude of each E2M1 code 0..7; codes 8..15 are the same with a minus sign."""
+
+E8M0_BIAS = 127
+E8M0_NAN = 0xFF
+
+_CODE_VALUES = np.array(E2M1_VALUES + tuple(-value for value in E2M1_VALUES), dtype=np.float64)
+_MAX_ELEMENT = 6.0
+_ELEMENT_EMAX = 2
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float64]
+
+
+class ScaleRule(enum.Enum):
+    """How a quantiser chooses a block's scale from the largest magnitude in it (amax)."""
+
+    OCP_FLOOR = "ocp-floor"
+    """2^(floor(log2 amax) - 2): OCP MX v1.0 section 6.3, llama.cpp's weights. Magnitudes above 6
+    saturate."""
+
+    CEIL = "ceil"
+    """The least power of two that is >= amax / 6: FlashInfer's and triton_kernels' default. Never
+    saturates."""
+
+
+def unpack(packed: Bytes) -> Bytes:
+    """The E2M1 codes of packed bytes: [..., n] u8 -> [..., 2n] u8 codes 0..15, low nibble first."""
+    codes = np.empty((*packed.shape[:-1], packed.shape[-1] * 2), dtype=np.uint8)
+    codes[..., 0::2] = packed & 0x0F
+    codes[..., 1::2] = packed >> 4
+    return codes
+
+
+def pack(codes: Bytes) -> Bytes:
+    """The inverse of `unpack`: [..., 2n] u8 codes 0..15 -> [..., n] u8.
+
+    Raises ValueError for an odd last dimension or a code above 15.
+    """
+    if codes.shape[-1] % 2:
+        raise ValueError(f"cannot pack an odd number of codes ({codes.shape[-1]})")
+    if codes.size and int(codes.max()) > 15:
+        raise ValueError("an E2M1 code is above 15")
+    return (codes[..., 0::2] | (codes[..., 1::2] << 4)).astype(np.uint8)
+
+
+def decode_scale(scales: Bytes) -> Floats:
+    """E8M0 bytes to powers of two: 2^(b - 127), and NaN for 0xFF. Same shape, float64."""
+    values = np.ldexp(1.0, scales.astype(np.int32) - E8M0_BIAS)
+    return np.where(scales == E8M0_NAN, np.nan, values)
+
+
+def dequantise(packed: Bytes, scales: Bytes) -> Floats:
+    """The values of packed MXFP4: packed [..., K/2] u8, scales [..., K/32] u8 -> [..., K] float64,
+    exact.
+
+    A block with scale 0xFF is NaN throughout. Raises ValueError when the shapes do not belong
+    together.
+    """
+    if (*scales.shape[:-1], scales.shape[-1] * BLOCK // 2) != packed.shape:
+        raise ValueError(f"scales {scales.shape} do not belong to packed elements {packed.shape}")
+    elements = _CODE_VALUES[unpack(packed)]
+    blocks = elements.reshape(*scales.shape, BLOCK) * decode_scale(scales)[..., None]
+    return blocks.reshape(elements.shape)
+
+
+def encode_elements(values: Floats) -> Bytes:
+    """The nearest E2M1 code of each value, ties to the even code, magnitudes above 6 saturated.
+
+    Same shape, u8. NaN has no E2M1 code; raises ValueError for it.
+    """
+    if np.isnan(values).any():
+        raise ValueError("NaN has no E2M1 code")
+    magnitude = np.minimum(np.abs(values), _MAX_ELEMENT)
+    midpoints = np.array([(a + b) / 2 for a, b in itertools.pairwise(E2M1_VALUES)])
+    below = np.searchsorted(midpoints, magnitude, side="left")
+    above = np.searchsorted(midpoints, magnitude, side="right")
+    # On a midpoint the two searches differ by one: take the even code of the two.
+    codes = np.where(below == above, below, np.where(below % 2 == 0, below, above))
+    signed: Bytes = (codes | (np.signbit(values).astype(np.int64) << 3)).astype(np.uint8)
+    return signed
+
+
+def choose_scale(amax: Floats, rule: ScaleRule) -> Bytes:
+    """The E8M0 byte for each block's largest magnitude. Same shape, u8; 0 for an all-zero block.
+
+    Raises ValueError for a magnitude that is not finite.
+    """
+    if not np.isfinite(amax).all():
+        raise ValueError("a block holds a value that is not finite")
+    if rule is ScaleRule.OCP_FLOOR:
+        # frexp: amax = m * 2^e with m in [0.5, 1), so floor(log2 amax) = e - 1, exactly.
+        exponent = np.frexp(amax)[1] - 1 - _ELEMENT_EMAX
+    else:
+        # amax / 6 rounded up: with 6 = 0.75 * 2^3, amax <= 6 * 2^k iff m <= 0.75 for k = e - 3.
+        mantissa, e = np.frexp(amax)
+        exponent = np.where(mantissa <= 0.75, e - 3, e - 2)
+    exponent = np.where(amax == 0, -E8M0_BIAS, exponent)
+    scales: Bytes = np.clip(exponent + E8M0_BIAS, 0, E8M0_NAN - 1).astype(np.uint8)
+    return scales
+
+
+def quantise(values: Floats, rule: ScaleRule) -> tuple[Bytes, Bytes]:
+    """Values to MXFP4: [..., K] -> packed [..., K/2] u8, scales [..., K/32] u8; elements to nearest
+    even.
+
+    Raises ValueError when K is no multiple of 32 or a value is not finite.
+    """
+    if values.shape[-1] % BLOCK:
+        raise ValueError(f"K must be a multiple of {BLOCK}, not {values.shape[-1]}")
+    blocks = values.astype(np.float64).reshape(*values.shape[:-1], -1, BLOCK)
+    scales = choose_scale(np.abs(blocks).max(axis=-1), rule)
+    codes = encode_elements(blocks / decode_scale(scales)[..., None])
+    return pack(codes.reshape(values.shape)), scales

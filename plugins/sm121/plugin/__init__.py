@@ -1,0 +1,13 @@
+"""What talks to pytest. Name it in a root ``conftest.py``: ``pytest_plugins = ["sm121.plugin"]``.
+
+Without collected tests that carry a level marker all of it is inert.
+"""
+
+pytest_plugins = (
+    "sm121.plugin.options",
+    "sm121.plugin.selection",
+    "sm121.plugin.run",
+    "sm121.plugin.recorder",
+    "sm121.plugin.fixtures",
+    "sm121.plugin.terminal",
+)

@@ -1,0 +1,71 @@
+"""``--certify``: what a merge gate insists on beyond what a plain run reports."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sm121.verdict import Verdict, worst
+
+if TYPE_CHECKING:
+    from sm121.plugin.run import Run
+
+#: Node ids of level tests that -m, -k or --deselect removed.
+DESELECTED = pytest.StashKey[list[str]]()
+
+
+def conclude(run: Run) -> None:
+    """Give the finished run its reason, and under ``--certify`` hold it against the profile."""
+    file = run.file
+    if run.target.obstacle is not None:
+        file.settle(Verdict.NOT_RUN)
+        file.reason = run.target.obstacle
+        file.certified = False if run.settings.certify else None
+        return
+    file.reason = _reason(run)
+    if run.settings.certify:
+        gaps = _gaps(run)
+        if gaps:
+            file.settle(worst([file.verdict, *(verdict for verdict, _ in gaps)]))
+            file.reason = "not certified: " + "; ".join(text for _, text in gaps)
+        file.certified = file.verdict is Verdict.PASS
+
+
+def _reason(run: Run) -> str:
+    file = run.file
+    if file.verdict is Verdict.NOT_RUN:
+        return "no test of a level was executed: all were skipped or deselected"
+    decisive = [t for t in file.tests if t.verdict is file.verdict and not t.skipped and not t.waived]
+    if file.verdict is Verdict.PASS:
+        executed = sum(1 for test in file.tests if not test.skipped)
+        return f"{executed} of {len(file.tests)} checks were executed, and held"
+    first = decisive[0]
+    more = f" (and {len(decisive) - 1} more)" if len(decisive) > 1 else ""
+    return f"{first.id}: {first.message}{more}"
+
+
+def _gaps(run: Run) -> list[tuple[Verdict, str]]:
+    """What is missing for a certificate, each with the verdict that it means."""
+    required = run.profile.certify
+    gaps: list[tuple[Verdict, str]] = []
+    for level in required.levels:
+        tests = [test for test in run.file.tests if test.level == level]
+        if not tests:
+            gaps.append((Verdict.NOT_RUN, f"level {level} has no test that was selected"))
+        skipped = [test.id for test in tests if test.skipped and not test.waived]
+        if skipped:
+            gaps.append((Verdict.NOT_RUN, f"{len(skipped)} of {level} skipped ({skipped[0]})"))
+    if run.deselected:
+        what = f"{len(run.deselected)} tests deselected ({run.deselected[0]})"
+        gaps.append((Verdict.NOT_RUN, what))
+    path = run.file.engine.path
+    unproven = [name for name in required.path if getattr(path, name) is None]
+    if unproven:
+        gaps.append((Verdict.INVALID, f"kernel path not proven: {', '.join(unproven)}"))
+    if run.file.unproven:
+        gaps.append((Verdict.INVALID, f"unproven: {run.file.unproven[0]}"))
+    if required.box == "QUALIFIED" and run.file.box.state != "QUALIFIED":
+        state = f"the box is {run.file.box.state}, expected QUALIFIED ({run.file.box.reason})"
+        gaps.append((Verdict.INCONCLUSIVE, state))
+    return gaps

@@ -1,0 +1,382 @@
+"""A conformance run: opened once tests of a level are collected, closed whatever happens."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from sm121.engines.configuration import ServerConfiguration
+from sm121.engines import registry
+from sm121.engines.managed import Patience, StopReport
+from sm121.engines.preflight import Needs
+from sm121.engines.pool import ServerPool
+from sm121.engines.process_tree import RUN_ID
+from sm121.engines.server import Server
+from sm121.errors import UsageError
+from sm121.evidence import environment
+from sm121.evidence.kernel_path import KernelPath, read_log
+from sm121.evidence.redaction import redact
+from sm121.plugin import certification, target
+from sm121.plugin.options import SETTINGS, Settings
+from sm121.plugin.selection import APPLIES_TO, LEVEL, architectures_asked_for
+from sm121.plugin.terminal import announce
+from sm121.profile import Profile
+from sm121.report import summary, verdict_file
+from sm121.report.verdict_file import EngineReport, StartReport, TestReport, VerdictFile
+from sm121.verdict import NotRun, Verdict
+
+
+@dataclass
+class Run:
+    """State of one conformance run."""
+
+    config: pytest.Config
+    settings: Settings
+    target: target.Target
+    directory: Path
+    file: VerdictFile
+    run_id: str
+    started: float = field(default_factory=time.monotonic)
+    configurations: dict[str, ServerConfiguration] = field(default_factory=dict)
+    attached: Server | None = None
+    pool: ServerPool | None = None
+    stops: dict[str, StopReport] = field(default_factory=dict)
+    deselected: list[str] = field(default_factory=list)
+    _under_test: Server | None = None
+
+    @property
+    def profile(self) -> Profile:
+        """The profile in force."""
+        if self.target.profile is None:
+            raise NotRun(self.target.obstacle or "no profile")
+        return self.target.profile
+
+    @property
+    def secrets(self) -> set[str]:
+        """What no report may show."""
+        keys = {self.settings.api_key} if self.settings.api_key else set()
+        return keys | (self.pool.secrets if self.pool else set())
+
+    def redact(self, text: str) -> str:
+        """Text without secrets."""
+        return redact(text, self.secrets)
+
+    def server(self, configuration: str | None = None) -> Server:
+        """The attached server, or the managed one of a configuration (default: under test).
+
+        Raises:
+            NotRun: another configuration than the attached server's was asked for.
+            StartError: it does not start.
+        """
+        name = configuration or self.profile.under_test
+        if self.attached is not None:
+            if name != self.profile.under_test:
+                raise NotRun(
+                    f"configuration {name} cannot be started beside an attached server; "
+                    "run without --base-url"
+                )
+            self._describe(self.attached)
+            return self.attached
+        if self.pool is None:
+            raise NotRun(self.target.obstacle or "no server")
+        server = self.pool.get(self.configurations[name])
+        if name == self.profile.under_test:
+            self._describe(server)
+        return server
+
+    def managed_configuration(self, name: str) -> ServerConfiguration:
+        """A configuration that the suite starts itself.
+
+        Raises:
+            NotRun: the server is attached.
+        """
+        if name not in self.configurations:
+            raise NotRun("the server is attached: what it was started with is not known")
+        return self.configurations[name]
+
+    def engine_environment(self, configuration: ServerConfiguration) -> Mapping[str, str]:
+        """The environment in which the engine of a configuration runs."""
+        return registry.engine(configuration.engine).environment(configuration, api_key="")
+
+    def needs(self) -> Needs:
+        """What the machine must have before a start."""
+        required = self.profile.engine.needs
+        return Needs(
+            memory_gib=required.memory_gib,
+            disk_gib=required.disk_gib,
+            disk_path=self.directory,
+            port=None,
+            arch_list=required.arch_list,
+            jit_modules=required.jit_modules,
+        )
+
+    def remark(self, line: str) -> None:
+        """Something that a person should see and that decides nothing."""
+        self.file.remarks.append(self.redact(line))
+        announce(self.config, "note", self.redact(line))
+
+    def kernel_path(self, server: Server) -> KernelPath:
+        """What the server's log proves at this moment; all null without a log."""
+        return read_log(server.log) if server.log is not None else KernelPath()
+
+    def save(self) -> None:
+        """Write verdict.json and summary.md as they stand."""
+        self.file.duration_s = round(time.monotonic() - self.started, 3)
+        if self._under_test is not None:
+            self.file.engine.path = self.kernel_path(self._under_test)
+        if self.pool is not None:
+            self.file.starts = [
+                StartReport(
+                    configuration=start.configuration,
+                    key=start.key,
+                    startup_s=start.startup_s,
+                    log=start.log,
+                    clean_stop=_clean(self.stops.get(start.configuration)),
+                )
+                for start in self.pool.starts
+            ]
+        self.file.judge()
+        if self.file.finished:
+            certification.conclude(self)
+        verdict_file.write(self.file, self.directory / "verdict.json")
+        verdict_file.write_text(summary.markdown(self.file), self.directory / "summary.md")
+
+    def close(self, *, complete: bool) -> None:
+        """Stop what runs and write the last word. ``complete``: every selected test had its turn."""
+        if self.pool is not None and self.pool.current is not None:
+            name = self.pool.current.configuration.name
+            report = self.pool.stop()
+            if report is not None and not report.clean:
+                self.file.tests.append(_unclean(name, report))
+        self.file.finished = complete
+        self.save()
+
+    def _describe(self, server: Server) -> None:
+        self._under_test = server
+        self.file.engine.base_url = server.endpoint.base_url
+        self.file.engine.startup_s = server.startup_s
+        if server.version is not None:
+            self.file.engine.version = server.version
+
+
+RUN = pytest.StashKey[Run]()
+_OLD_SIGTERM = pytest.StashKey[object]()
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    for item in items:
+        if LEVEL in item.stash:
+            item.config.stash.setdefault(certification.DESELECTED, []).append(item.nodeid)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    config = session.config
+    items = [item for item in session.items if LEVEL in item.stash]
+    asked = architectures_asked_for(config.getoption("markexpr", "") or "")
+    deselected = config.stash.get(certification.DESELECTED, [])
+    if not items and not deselected:
+        return
+    try:
+        chosen = target.resolve(config.stash[SETTINGS], asked)
+        for item in items:
+            _mark(item, chosen)
+        if not config.option.collectonly:
+            config.stash[RUN] = run = _open(config, chosen, items)
+            run.deselected = deselected
+            run.save()
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def _mark(item: pytest.Item, chosen: target.Target) -> None:
+    """Say at the test why it does not run, or how long it may take."""
+    names = item.stash[APPLIES_TO]
+    if chosen.obstacle is not None:
+        item.add_marker(pytest.mark.skip(reason=f"NOT_RUN: {chosen.obstacle}"))
+    elif chosen.arch not in names:
+        reason = f"applies to {', '.join(sorted(names))}; the target is {chosen.arch}"
+        item.add_marker(pytest.mark.skip(reason=reason))
+    elif chosen.profile is not None and item.get_closest_marker("timeout") is None:
+        limit = chosen.profile.test_timeout_s.get(item.stash[LEVEL])  # type: ignore[call-overload]
+        if limit is not None:
+            item.add_marker(pytest.mark.timeout(limit))
+
+
+def _open(config: pytest.Config, chosen: target.Target, items: list[pytest.Item]) -> Run:
+    settings = config.stash[SETTINGS]
+    engine = EngineReport(name=settings.engine, managed=True, model=settings.model or "")
+    profile_name = chosen.profile.name if chosen.profile else "none"
+    if chosen.profile is not None:
+        engine.model = settings.model or chosen.profile.model.id
+        engine.configuration = chosen.profile.under_test
+    attached = None
+    if chosen.obstacle is None and chosen.profile is not None:
+        # Everything that can be wrong with what was asked for is found before the first start.
+        attached = target.attached_server(settings, chosen.profile)
+        if attached is None:
+            engine.version = target.engine_version(settings)
+        else:
+            engine.name, engine.managed = attached.engine, False
+            engine.model = attached.endpoint.served_name
+    run_id = uuid.uuid4().hex[:12]
+    run = Run(
+        config=config,
+        settings=settings,
+        target=chosen,
+        directory=_report_directory(settings.report_dir),
+        run_id=run_id,
+        attached=attached,
+        file=VerdictFile(
+            arch=chosen.arch,
+            profile=profile_name,
+            started=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            engine=engine,
+            tests=[
+                TestReport(
+                    id=item.nodeid,
+                    level=item.stash[LEVEL],
+                    verdict=Verdict.NOT_RUN,
+                    message="not reached",
+                )
+                for item in items
+            ],
+        ),
+    )
+    if chosen.obstacle is None and chosen.profile is not None:
+        _prepare_engine(run, chosen.profile)
+    os.environ[RUN_ID] = run_id
+    _stop_on_sigterm(config)
+    return run
+
+
+def _prepare_engine(run: Run, chosen: Profile) -> None:
+    arguments: tuple[str, ...] = ()
+    variables: dict[str, str] = dict(os.environ)
+    if run.attached is None:
+        run.configurations = target.configurations(
+            run.settings,
+            chosen,
+            root=run.config.rootpath,
+            notify=lambda line: announce(run.config, "canary", line),
+        )
+        run.pool = ServerPool(
+            patience=Patience(
+                ready_s=chosen.engine.ready_within_s.value,
+                stalled_s=chosen.engine.stalled_after_s,
+                stop_s=chosen.engine.stop_within_s,
+            ),
+            directory=run.directory,
+            run_id=run.run_id,
+            notify=lambda name, line: announce(run.config, f"server {name}", line),
+            on_stop=run.stops.__setitem__,
+        )
+        under_test = run.configurations[chosen.under_test]
+        run.file.engine.model = under_test.model
+        arguments = under_test.arguments
+        variables.update(under_test.environment)
+    else:
+        run.file.unproven.extend(_unproven(run.attached))
+    record = environment.record(
+        run.settings.engine_python,
+        arguments=arguments,
+        environment=variables,
+        workload={
+            "prompt_tokens": chosen.performance.prompt_tokens,
+            "generated_tokens": list(chosen.performance.generated_tokens),
+            "depths": list(chosen.performance.depths),
+        },
+    )
+    run.file.environment = record.model_dump(mode="json")
+
+
+def _unproven(server: Server) -> list[str]:
+    if server.log is not None:
+        return []
+    return ["kernel path: the attached server's log is not known; give --server-log"]
+
+
+def _report_directory(directory: Path) -> Path:
+    """An empty report directory; what an earlier run left in it is kept under ``earlier/``."""
+    verdict = directory / "verdict.json"
+    if directory.is_dir() and any(directory.iterdir()) and not verdict.is_file():
+        raise UsageError(
+            f"--report-dir {directory}: expected a new or empty folder, or one of an earlier run"
+        )
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"--report-dir {directory}: expected a folder, this is a file")
+    if verdict.is_file():
+        stamp = datetime.datetime.fromtimestamp(verdict.stat().st_mtime).strftime("%Y%m%d-%H%M%S")
+        earlier = directory / "earlier" / stamp
+        earlier.mkdir(parents=True, exist_ok=True)
+        for item in directory.iterdir():
+            if item.name != "earlier":
+                item.rename(earlier / item.name)
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+def _clean(report: StopReport | None) -> bool | None:
+    return None if report is None else report.clean
+
+
+def _unclean(name: str, report: StopReport) -> TestReport:
+    left = "; ".join(str(survivor) for survivor in report.survivors) or "no process"
+    return TestReport(
+        id=f"end of the run::{name}",
+        level="smoke",
+        verdict=Verdict.FAIL,
+        message=(
+            "required: nothing left after the server was stopped; seen: "
+            f"{left}; port free: {report.port_free}; "
+            f"memory missing: {report.memory_missing_bytes / 2**30:.1f} GiB"
+        ),
+    )
+
+
+def _stop_on_sigterm(config: pytest.Config) -> None:
+    """SIGTERM ends the run as Ctrl-C does: fixtures are torn down, the server is stopped."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        # Once: a second signal must not break off the stopping that the first one began.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise KeyboardInterrupt("SIGTERM")
+
+    config.stash[_OLD_SIGTERM] = signal.signal(signal.SIGTERM, interrupt)
+
+
+@pytest.hookimpl(trylast=True)  # after pytest has torn down the fixtures
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
+    run = session.config.stash.get(RUN, None)
+    if run is None:
+        return
+    ended_early = exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)  # let the stopping finish
+    try:
+        run.close(complete=not ended_early)
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    if not ended_early:
+        session.exitstatus = run.file.exit_status
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    run = config.stash.get(RUN, None)
+    if run is not None and run.pool is not None:
+        run.pool.stop()
+    old = config.stash.get(_OLD_SIGTERM, None)
+    if callable(old) or isinstance(old, signal.Handlers):
+        signal.signal(signal.SIGTERM, old)
+    sys.stdout.flush()

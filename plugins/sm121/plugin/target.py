@@ -1,0 +1,146 @@
+"""From what was asked for and what is here to what will be judged, checked before anything starts."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm121 import architecture, profile
+from sm121.engines import registry
+from sm121.engines.attached import attach
+from sm121.engines.configuration import ServerConfiguration, environment_items
+from sm121.engines.server import Server
+from sm121.errors import UsageError
+from sm121.plugin.options import Settings
+from sm121.profile import Profile
+
+_CANARY = "canary:"
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a run is about. ``obstacle`` says why nothing of it can run here, None if it can."""
+
+    arch: str
+    #: The architecture was named by the user, so that a run without any of its tests is NOT_RUN.
+    asked: bool
+    evidence: str
+    profile: Profile | None
+    obstacle: str | None
+
+
+def resolve(settings: Settings, asked_by_marker: tuple[str, ...]) -> Target:
+    """Choose architecture and profile.
+
+    Raises:
+        UsageError: the choices contradict each other, or there is no profile for the target.
+    """
+    detected = architecture.detect()
+    arch, asked = _architecture(settings, asked_by_marker, detected.name)
+    here = detected.name or "a GPU that the suite has no name for"
+    obstacle = None
+    if settings.base_url is None and arch != detected.name:
+        obstacle = (
+            f"{arch} was asked for, this machine is {here} ({detected.evidence}). Run on a machine "
+            f"with {arch}, or attach to a server there: --base-url URL --arch {arch}"
+        )
+    chosen = settings.profile
+    if chosen is None and obstacle is None:
+        chosen = profile.load(profile.for_architecture(arch))
+    return Target(arch, asked, detected.evidence, chosen, obstacle)
+
+
+def _architecture(
+    settings: Settings, asked_by_marker: tuple[str, ...], detected: str | None
+) -> tuple[str, bool]:
+    if settings.arch:
+        return settings.arch, True
+    if settings.profile:
+        return settings.profile.arch, True
+    if detected in asked_by_marker:
+        return str(detected), True
+    if asked_by_marker:
+        return asked_by_marker[0], True
+    if detected is None:
+        raise UsageError(
+            "the suite has no name for this GPU's architecture; give --arch "
+            f"({', '.join(architecture.NAMES)}) and --profile"
+        )
+    return detected, False
+
+
+def attached_server(settings: Settings, chosen: Profile) -> Server | None:
+    """The server of ``--base-url``, probed; None when the suite is to start one itself.
+
+    Raises:
+        UsageError: it does not answer, or is not what was asked for.
+    """
+    if settings.base_url is None:
+        return None
+    return attach(
+        settings.base_url,
+        api_key=settings.api_key,
+        served_name=settings.served_name,
+        default_name=chosen.model.served_name,
+        log=settings.server_log,
+    )
+
+
+def configurations(
+    settings: Settings, chosen: Profile, *, root: Path, notify: Callable[[str], None]
+) -> dict[str, ServerConfiguration]:
+    """The profile's server configurations with the user's arguments on top.
+
+    Builds the canary checkpoint where the profile names it and it is not there yet.
+
+    Raises:
+        UsageError: the model cannot be had.
+    """
+    model = settings.model or chosen.model.id
+    if model.startswith(_CANARY):
+        model = str(_canary(model.removeprefix(_CANARY), root, notify))
+    elif Path(model).exists():
+        model = str(Path(model).absolute())
+    return {
+        name: ServerConfiguration(
+            name=name,
+            engine=settings.engine,
+            python=settings.engine_python,
+            model=model,
+            served_name=settings.served_name or chosen.model.served_name,
+            arguments=(*chosen.engine.arguments, *own.arguments, *settings.engine_arguments),
+            environment=environment_items(
+                chosen.engine.environment, own.environment, dict(settings.engine_environment)
+            ),
+            debug=settings.engine_debug,
+            speaking_worker=chosen.engine.speaking_worker,
+        )
+        for name, own in chosen.configurations.items()
+    }
+
+
+def engine_version(settings: Settings) -> str:
+    """Version of the engine that will be started.
+
+    Raises:
+        UsageError: the interpreter has no such engine.
+    """
+    return registry.engine(settings.engine).check_interpreter(settings.engine_python)
+
+
+def _canary(twin: str, root: Path, notify: Callable[[str], None]) -> Path:
+    missing = [m for m in ("torch", "safetensors", "openai_harmony") if not importlib.util.find_spec(m)]
+    directory = root / ".cache" / "canary" / twin
+    if missing and not (directory / "config.json").is_file():
+        raise UsageError(
+            f"the profile's model is the canary, which {', '.join(missing)} would build: "
+            "`make canary` builds it, or give --model"
+        )
+    if missing:
+        return directory
+    from sm121.checkpoint import canary
+
+    built: Path = canary.build(directory, twin, progress=notify)
+    return built

@@ -1,0 +1,113 @@
+"""What a person sees: the settings in the header, progress of long work, the closing table."""
+
+from __future__ import annotations
+
+import time
+from io import StringIO
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from sm121 import __version__, architecture
+from sm121.plugin.options import SETTINGS
+from sm121.verdict import Verdict
+
+if TYPE_CHECKING:
+    from sm121.plugin.run import Run
+
+_COLOURS = {
+    Verdict.PASS: {"green": True},
+    Verdict.FAIL: {"red": True},
+    Verdict.INVALID: {"red": True},
+    Verdict.INCONCLUSIVE: {"yellow": True},
+    Verdict.NOT_RUN: {"yellow": True},
+}
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    settings = config.stash[SETTINGS]
+    detected = architecture.detect()
+    profile = settings.profile.name if settings.profile else "by architecture"
+    lines = [
+        f"sm121 {__version__}: arch {settings.arch or 'by detection'} "
+        f"(this machine: {detected.name or 'unknown'}; {detected.evidence}), profile {profile}"
+        + (", certify" if settings.certify else "")
+    ]
+    if settings.base_url:
+        lines.append(f"engine: attached at {settings.base_url}, log {settings.server_log or 'unknown'}")
+    else:
+        extra = [*settings.engine_arguments, *(f"{k}={v}" for k, v in settings.engine_environment)]
+        lines.append(
+            f"engine: {settings.engine}, started with {settings.engine_python}"
+            + (f", plus {' '.join(extra)}" if extra else "")
+            + (", debug" if settings.engine_debug else "")
+        )
+    lines.append(f"report: {settings.report_dir}, waivers: {len(settings.waivers)}")
+    return lines
+
+
+def announce(config: pytest.Config, what: str, line: str) -> None:
+    """Show progress of long work at once, past pytest's capturing."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    capture = config.pluginmanager.get_plugin("capturemanager")
+    if reporter is None:
+        return
+    text = f"[{time.strftime('%H:%M:%S')}] {what}: {line}"
+    if capture is None:
+        reporter.write_line(text)
+        return
+    with capture.global_and_fixture_disabled():
+        reporter.ensure_newline()
+        reporter.write_line(text)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    from sm121.plugin.run import RUN
+
+    run = config.stash.get(RUN, None)
+    if run is not None:
+        _closing(terminalreporter, run)
+
+
+def _closing(terminal: pytest.TerminalReporter, run: Run) -> None:
+    file = run.file
+    terminal.section("sm121 conformance")
+    terminal.write(_levels_table(run, terminal._tw.fullwidth))
+    engine = file.engine
+    terminal.write_line(
+        f"engine {engine.name} {engine.version or '(version unknown)'}, model {engine.model}, "
+        f"attention {engine.path.attention or 'not proven'}, moe {engine.path.moe or 'not proven'}"
+    )
+    for item in file.unproven:
+        terminal.write_line(f"not proven: {item}")
+    unused = [waiver.test for waiver in run.settings.waivers if not _used(run, waiver.test)]
+    for name in unused:
+        terminal.write_line(f"waiver without a failure to waive: {name}")
+    terminal.write_line(f"report: {run.directory / 'verdict.json'}")
+    terminal.write_line(
+        f"{file.verdict.value}: {file.reason}", bold=True, **_COLOURS[file.verdict]
+    )
+
+
+def _used(run: Run, pattern: str) -> bool:
+    waivers = [waiver for waiver in run.settings.waivers if waiver.test == pattern]
+    return any(test.waived and waivers[0].applies_to(test.id) for test in run.file.tests)
+
+
+def _levels_table(run: Run, width: int) -> str:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("level", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    columns = ("passed", "failed", "invalid", "inconclusive", "waived", "skipped", "not_run")
+    for name in columns:
+        table.add_column(name.replace("_", " "), justify="right", no_wrap=True)
+    for name, level in run.file.levels.items():
+        counts = [str(getattr(level, column)) for column in columns]
+        table.add_row(name, level.verdict.value, *counts)
+    buffer = StringIO()
+    Console(file=buffer, width=max(width, 80), color_system=None).print(table)
+    return buffer.getvalue()

@@ -1,0 +1,336 @@
+"""Profiles: what a target must be and reach, as data.
+
+A profile is one TOML file. It is validated whole when it is loaded; a mistake is reported as one
+line that names the file, the key and what was expected.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from sm121.architecture import NAMES
+from sm121.errors import UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+SCHEMA_VERSION = 1
+
+LEVELS: tuple[str, ...] = (
+    "smoke",
+    "kernel",
+    "correctness",
+    "stress",
+    "performance",
+    "regression",
+    "matrix",
+)
+
+Level = Literal["smoke", "kernel", "correctness", "stress", "performance", "regression", "matrix"]
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Sourced(_Table):
+    """A number and where it comes from. A number without a source is not accepted."""
+
+    value: float
+    source: str = Field(min_length=3)
+
+
+class Gate(_Table):
+    """Thresholds of one metric. Higher is better for rates, lower for times (``at_most``)."""
+
+    metric: str = Field(pattern=r"^[a-z0-9_]+(@d\d+)?$")
+    unit: Literal["tok/s", "ms", "s", "GiB"]
+    minimum: float | None = None
+    target: float | None = None
+    stretch: float | None = None
+    at_most: float | None = None
+    source: str = Field(min_length=3)
+
+    @model_validator(mode="after")
+    def _one_direction(self) -> Gate:
+        if (self.minimum is None) == (self.at_most is None):
+            raise ValueError("expected either minimum (a rate) or at_most (a time), not both")
+        grades = [g for g in (self.minimum, self.target, self.stretch) if g is not None]
+        if grades != sorted(grades):
+            raise ValueError("expected minimum <= target <= stretch")
+        return self
+
+
+class Model(_Table):
+    """The checkpoint. ``id`` is a path, a hub id, or ``canary:bf16`` / ``canary:mxfp4``."""
+
+    id: str = Field(min_length=1)
+    served_name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
+    source: str = Field(min_length=3)
+
+
+class Needs(_Table):
+    """What the machine must have before a start is worth its time."""
+
+    memory_gib: Positive | None = None
+    disk_gib: Positive | None = None
+    #: Accepted entries of FLASHINFER_CUDA_ARCH_LIST; empty means that it is not looked at.
+    arch_list: tuple[str, ...] = ()
+    #: FlashInfer modules that are compiled at the first start when the cache is cold.
+    jit_modules: tuple[str, ...] = ()
+
+
+class Engine(_Table):
+    """How the engine is started and watched. Times in seconds."""
+
+    name: Literal["vllm"] = "vllm"
+    arguments: tuple[str, ...] = ()
+    environment: dict[str, str] = {}
+    ready_within_s: Sourced
+    #: No log line and no CPU time for so long during start-up means that it hangs.
+    stalled_after_s: Positive = 120.0
+    #: Time between the polite request to stop and SIGKILL.
+    stop_within_s: Positive = 20.0
+    #: Start vLLM's own worker with one more log line: what attention resolved to, layer by layer.
+    speaking_worker: bool = False
+    #: Distribution -> directory. Where that directory exists, the import must come from it.
+    checkouts: dict[str, str] = {}
+    needs: Needs = Needs()
+
+
+class Configuration(_Table):
+    """One named server configuration, on top of ``[engine]``."""
+
+    description: str
+    arguments: tuple[str, ...] = ()
+    environment: dict[str, str] = {}
+
+
+class PathRule(_Table):
+    """Kernel signatures of one choice: what must be seen, and what must not."""
+
+    when: dict[str, str]
+    must_see: tuple[str, ...] = ()
+    must_not_see: tuple[str, ...] = ()
+    #: Where the names are looked for: the start-up log, or kernel names of a profile.
+    where: Literal["log", "profile"]
+    source: str = Field(min_length=3)
+
+
+class KernelPathRequirement(_Table):
+    """The resolved path that every configuration of this profile must show. None: any."""
+
+    attention: tuple[str, ...] | None = None
+    moe: tuple[str, ...] | None = None
+    kv_layout: tuple[str, ...] | None = None
+    #: Fallbacks that change no kernel, by their id in the signatures, each with the reason.
+    accepted_fallbacks: dict[str, str] = {}
+    source: str = Field(min_length=3)
+    rules: tuple[PathRule, ...] = ()
+
+
+class KnownAnswer(_Table):
+    """A prompt and the text with which its greedy continuation must begin (case-sensitive)."""
+
+    prompt: str = Field(min_length=1)
+    begins: str = Field(min_length=1)
+
+
+class Chat(_Table):
+    """A chat question and what the final answer must contain."""
+
+    question: str = Field(min_length=1)
+    contains: str = Field(min_length=1)
+
+
+class Tolerance(_Table):
+    """Bounds on |log-probability of the server - of the oracle|, in nats, over prompt tokens."""
+
+    max_abs: Positive
+    mean_abs: Positive
+    source: str = Field(min_length=3)
+
+
+class Correctness(_Table):
+    """What the correctness level asks and accepts."""
+
+    known_answers: tuple[KnownAnswer, ...] = Field(min_length=1)
+    chats: tuple[Chat, ...] = Field(min_length=1)
+    max_answer_tokens: Count = 512
+    #: By dtype of the engine; a dtype that is absent is not compared with the oracle.
+    log_probability_tolerance: dict[str, Tolerance] = {}
+
+
+class Stress(_Table):
+    """Sizes of the stress level."""
+
+    sequential_requests: Sourced
+    concurrent_requests: Sourced
+    load_requests: Sourced
+    load_concurrency: Sourced
+    long_generation_tokens: Sourced
+    memory_growth_fraction: Sourced
+    memory_growth_gb: Sourced
+
+
+class Performance(_Table):
+    """The measuring plan and its gates."""
+
+    prompt_tokens: Count
+    generated_tokens: tuple[Count, ...] = Field(min_length=1)
+    depths: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
+    gates: tuple[Gate, ...] = ()
+
+
+class Certify(_Table):
+    """What ``--certify`` insists on: levels of which no test may be skipped or deselected."""
+
+    levels: tuple[Level, ...] = Field(min_length=1)
+    box: Literal["QUALIFIED", "any"] = "QUALIFIED"
+    path: tuple[Literal["attention", "moe", "kv_layout"], ...] = ("attention", "moe")
+
+
+class Profile(_Table):
+    """What a target must be and reach."""
+
+    schema_version: Literal[1]
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
+    description: str
+    arch: str
+    model: Model
+    engine: Engine
+    #: The configuration that is judged, and the one that must still work beside it.
+    under_test: str
+    baseline: str
+    configurations: dict[str, Configuration] = Field(min_length=1)
+    kernel_path: KernelPathRequirement
+    correctness: Correctness
+    stress: Stress
+    performance: Performance
+    certify: Certify
+    #: Seconds that a single test of a level may take before pytest-timeout ends it.
+    test_timeout_s: dict[Level, Positive]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Profile:
+        if self.arch not in NAMES:
+            raise ValueError(f"arch: expected one of {', '.join(NAMES)}, got {self.arch!r}")
+        for key, role in (("under_test", self.under_test), ("baseline", self.baseline)):
+            if role not in self.configurations:
+                known = ", ".join(self.configurations)
+                raise ValueError(f"{key}: expected one of [configurations] ({known}), got {role!r}")
+        metrics = [gate.metric for gate in self.performance.gates]
+        doubled = {metric for metric in metrics if metrics.count(metric) > 1}
+        if doubled:
+            raise ValueError(f"performance.gates: {', '.join(sorted(doubled))} given twice")
+        return self
+
+    def gate(self, metric: str) -> Gate | None:
+        """The gate of a metric, or None where the profile sets none."""
+        return next((g for g in self.performance.gates if g.metric == metric), None)
+
+
+def shipped() -> dict[str, Traversable]:
+    """The profiles that come with the suite, by name."""
+    folder = files("sm121.fixtures") / "profiles"
+    found = (item for item in folder.iterdir() if item.name.endswith(".toml"))
+    return {item.name.removesuffix(".toml"): item for item in sorted(found, key=lambda i: i.name)}
+
+
+def for_architecture(arch: str) -> str:
+    """Name of the shipped profile for an architecture.
+
+    Raises:
+        UsageError: the suite ships none for it.
+    """
+    for name, source in shipped().items():
+        if load_text(source.read_text("utf-8"), name).arch == arch:
+            return name
+    raise UsageError(
+        f"no profile is shipped for {arch}; give one with --profile NAME|PATH "
+        f"(shipped: {', '.join(shipped())})"
+    )
+
+
+def load(name_or_path: str) -> Profile:
+    """Load a profile by the name of a shipped one or by path.
+
+    Raises:
+        UsageError: there is no such profile, or it is not valid.
+    """
+    sources = shipped()
+    if name_or_path in sources:
+        return load_text(sources[name_or_path].read_text("utf-8"), f"{name_or_path}.toml")
+    path = Path(name_or_path)
+    if not path.is_file():
+        raise UsageError(
+            f"--profile {name_or_path}: expected a file or one of {', '.join(sources)}"
+        )
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--profile {path}: cannot be read ({error})") from error
+    return load_text(text, str(path))
+
+
+def load_text(text: str, origin: str) -> Profile:
+    """Parse and validate a profile; ``origin`` names it in errors.
+
+    Raises:
+        UsageError: one line, with the file, the key and what was expected.
+    """
+    try:
+        data: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"profile {origin}: not TOML: {error}") from error
+    try:
+        return Profile.model_validate(data)
+    except ValidationError as error:
+        raise UsageError(f"profile {origin}: {_explain(error)}") from error
+
+
+def _explain(error: ValidationError) -> str:
+    # A misspelt key is also a missing one: the unknown key is the better thing to say first.
+    found = sorted(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
+    first, rest = found[0], found[1:]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        expected = "unknown key; expected one of " + ", ".join(_known_keys(first["loc"]))
+    elif first["type"] == "missing":
+        expected = "required key is missing"
+    elif first["type"] == "value_error":  # raised by this module: it names what it saw itself
+        expected = first["msg"].removeprefix("Value error, ")
+    else:
+        expected = f"{first['msg']}, got {first['input']!r}"[:300]
+    more = f" (and {len(rest)} more)" if rest else ""
+    return f"key {key}: {expected}{more}" if key else f"key {expected}{more}"
+
+
+def _known_keys(location: tuple[int | str, ...]) -> list[str]:
+    model: Any = Profile
+    for part in location[:-1]:
+        model = _item_type(model, part)
+    fields = getattr(model, "model_fields", {})
+    return sorted(fields)
+
+
+def _item_type(model: Any, part: int | str) -> Any:
+    """The table's model one step down: a field's own model, or the items of a list or map."""
+    fields = getattr(model, "model_fields", None)
+    annotation = fields[part].annotation if fields and part in fields else model
+    while not hasattr(annotation, "model_fields"):
+        inner = [a for a in getattr(annotation, "__args__", ()) if a not in (str, type(None), ...)]
+        if not inner:
+            return None
+        annotation = inner[-1]
+    return annotation

@@ -1,0 +1,1 @@
+"""The verdict's model and the files that are written from it."""

@@ -1,0 +1,193 @@
+"""verdict.json: its model, its schema, and writing it while the run goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from sm121.evidence.kernel_path import KernelPath
+from sm121.verdict import Verdict, worst
+
+SCHEMA_VERSION = 1
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class EngineReport(_Part):
+    """The engine under test. Null where the evidence does not show a value."""
+
+    name: str
+    version: str | None = None
+    managed: bool
+    base_url: str | None = None
+    model: str
+    configuration: str | None = None
+    startup_s: float | None = None
+    path: KernelPath = Field(default_factory=KernelPath)
+
+
+class BoxReport(_Part):
+    """State of the machine. UNKNOWN until it was measured."""
+
+    state: str = "UNKNOWN"
+    reason: str | None = "the box was not measured"
+
+
+class LevelReport(_Part):
+    """A level: its verdict, and how many of its tests ended how."""
+
+    verdict: Verdict = Verdict.NOT_RUN
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    waived: int = 0
+    invalid: int = 0
+    inconclusive: int = 0
+    not_run: int = 0
+
+
+class TestReport(_Part):
+    """One test. ``message`` is one line for people; the whole text is in junit.xml."""
+
+    __test__ = False  # a report, not a test: pytest would collect the name
+
+    id: str
+    level: str
+    verdict: Verdict
+    message: str = ""
+    seconds: float = 0.0
+    skipped: bool = False
+    waived: bool = False
+
+
+class StartReport(_Part):
+    """One start of a managed server."""
+
+    configuration: str
+    key: str
+    startup_s: float | None
+    log: str
+    clean_stop: bool | None = None
+
+
+class MetricReport(_Part):
+    """One measured quantity and its gate. Null where nothing was measured or demanded."""
+
+    value: float | None
+    unit: str
+    ci_low: float | None = None
+    ci_high: float | None = None
+    confidence: float | None = None
+    rounds: int = 0
+    minimum: float | None = None
+    target: float | None = None
+    stretch: float | None = None
+    at_most: float | None = None
+    grade: str | None = None
+    clock: str | None = None
+    roofline: float | None = None
+    verdict: Verdict = Verdict.NOT_RUN
+
+
+class VerdictFile(_Part):
+    """The whole of verdict.json."""
+
+    schema_version: int = SCHEMA_VERSION
+    verdict: Verdict = Verdict.NOT_RUN
+    exit_status: int = Verdict.NOT_RUN.exit_status
+    reason: str = "the run has not finished"
+    finished: bool = False
+    certified: bool | None = None
+    arch: str | None
+    profile: str
+    started: str
+    duration_s: float = 0.0
+    engine: EngineReport
+    box: BoxReport = Field(default_factory=BoxReport)
+    levels: dict[str, LevelReport] = Field(default_factory=dict)
+    metrics: dict[str, MetricReport] = Field(default_factory=dict)
+    tests: list[TestReport] = Field(default_factory=list)
+    starts: list[StartReport] = Field(default_factory=list)
+    unproven: list[str] = Field(default_factory=list)
+    remarks: list[str] = Field(default_factory=list)
+    environment: dict[str, Any] = Field(default_factory=dict)
+
+    def judge(self) -> None:
+        """Set the levels' verdicts and the run's from the tests.
+
+        A test that did not execute decides nothing, except that a level or run without any
+        executed test, or one that has not finished, is NOT_RUN.
+        """
+        for level in dict.fromkeys(test.level for test in self.tests):
+            self.levels[level] = _level([test for test in self.tests if test.level == level])
+        executed = [level.verdict for level in self.levels.values() if _executed(level)]
+        if not self.finished:
+            executed.append(Verdict.NOT_RUN)
+        self.settle(worst(executed))
+
+    def settle(self, verdict: Verdict) -> None:
+        """Set the run's verdict together with its exit status."""
+        self.verdict = verdict
+        self.exit_status = verdict.exit_status
+
+
+def _executed(level: LevelReport) -> bool:
+    return bool(level.passed or level.failed or level.waived or level.invalid or level.inconclusive)
+
+
+def _level(tests: list[TestReport]) -> LevelReport:
+    report = LevelReport()
+    for test in tests:
+        if test.waived:
+            report.waived += 1
+        elif test.skipped:
+            report.skipped += 1
+        elif test.verdict is Verdict.PASS:
+            report.passed += 1
+        elif test.verdict is Verdict.FAIL:
+            report.failed += 1
+        elif test.verdict is Verdict.INVALID:
+            report.invalid += 1
+        elif test.verdict is Verdict.INCONCLUSIVE:
+            report.inconclusive += 1
+        else:
+            report.not_run += 1
+    executed = [test for test in tests if not test.skipped and test.verdict is not Verdict.NOT_RUN]
+    report.verdict = worst(Verdict.PASS if test.waived else test.verdict for test in executed)
+    return report
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of verdict.json, as published in docs/."""
+    schema = VerdictFile.model_json_schema(mode="serialization")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def write(file: VerdictFile, path: Path) -> None:
+    """Write atomically: a reader, or a crash, sees the old file or the new one."""
+    write_text(json.dumps(file.model_dump(mode="json"), indent=2) + "\n", path)
+
+
+def write_text(text: str, path: Path) -> None:
+    """Write a report file atomically."""
+    draft = path.with_name(f".{path.name}.draft")
+    with draft.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    draft.replace(path)
+
+
+def read(path: Path) -> VerdictFile:
+    """Read a verdict.json.
+
+    Raises:
+        OSError, ValueError: it is not there, or not one.
+    """
+    return VerdictFile.model_validate_json(path.read_text("utf-8"))

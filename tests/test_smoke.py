@@ -1,0 +1,132 @@
+"""Smoke: the server starts as configured, on the software it should run, and answers.
+
+When a test of this level fails, no other level is run.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from sm121.engines import interpreter, preflight
+
+pytestmark = [pytest.mark.smoke, pytest.mark.applies_to("cpu", "gpu")]
+
+
+def test_machine_is_fit_for_a_start(conformance, profile):
+    """Memory, disk, architecture list, JIT cache, MAX_JOBS, and choices known to fail."""
+    configuration = conformance.managed_configuration(profile.under_test)
+    findings = preflight.inspect(
+        conformance.target.arch,
+        configuration.arguments,
+        conformance.engine_environment(configuration),
+        needs=conformance.needs(),
+    )
+    for finding in findings:
+        conformance.remark(f"{finding.severity}: {finding.message}")
+    errors = [f"{found.message} Remedy: {found.remedy}" for found in findings if found.severity == "error"]
+    assert not errors, "; ".join(errors)
+
+
+def test_imports_come_from_where_they_should(conformance, profile):
+    """The engine's interpreter imports its own vLLM, or the checkout that the profile expects."""
+    configuration = conformance.managed_configuration(profile.under_test)
+    origins = interpreter.import_origins(
+        configuration.python,
+        ("vllm", "flashinfer"),
+        conformance.engine_environment(configuration),
+    )
+    assert origins["vllm"] is not None, f"required: vllm can be imported by {configuration.python}"
+    wrong = interpreter.misplaced(origins, configuration.python, profile.engine.checkouts)
+    assert not wrong, "; ".join(wrong)
+
+
+def test_baseline_starts_and_answers(servers, profile):
+    """The configuration that worked before still works."""
+    baseline = servers(profile.baseline)
+    with baseline.endpoint.openai() as client:
+        answer = client.completions.create(
+            model=baseline.endpoint.served_name, prompt="Hello", max_tokens=1
+        )
+    assert answer.usage is not None and answer.usage.completion_tokens == 1, (
+        f"required: one token, seen: usage {answer.usage}"
+    )
+
+
+def test_stop_leaves_nothing_behind(servers, profile):
+    """After a stop: no process of the run, zombie or living, the port free, the memory back."""
+    servers(profile.baseline)
+    report = servers.stop()
+    left = [str(survivor) for survivor in report.survivors]
+    assert not left, f"required: no process, seen: {left}"
+    assert report.port_free, "required: the port is free, seen: something listens on it"
+    assert report.memory_missing_bytes == 0, (
+        f"required: MemAvailable as before, missing: {report.memory_missing_bytes / 2**30:.1f} GiB"
+    )
+
+
+def test_server_is_ready_in_time(server, profile):
+    """Ready means that /health answers and a token was served."""
+    if not server.managed:
+        pytest.skip("NOT_RUN: the attached server was started by somebody else")
+    limit = profile.engine.ready_within_s.value
+    assert server.startup_s <= limit, f"required: ready in {limit} s, seen: {server.startup_s:.1f} s"
+
+
+def test_version_is_known(conformance, server):
+    """A result without the engine's version cannot be compared with anything."""
+    version = conformance.file.engine.version
+    assert version, f"required: a version, seen: none at {server.endpoint.base_url}/version"
+
+
+def test_start_up_log_shows_no_failure(kernel_path, server):
+    """No CUDA initialisation error, no failed JIT build, no dead engine."""
+    if server.log is None:
+        pytest.skip("NOT_RUN: no log of the attached server; give --server-log")
+    assert kernel_path.failure is None, (
+        f"required: no failure in {server.log}, seen: {kernel_path.failure} "
+        f"({kernel_path.evidence.get('failure')})"
+    )
+
+
+def test_every_variable_is_known_to_the_engine(kernel_path, server):
+    """An unknown VLLM_* variable is one that somebody believes to have an effect."""
+    if server.log is None:
+        pytest.skip("NOT_RUN: no log of the attached server; give --server-log")
+    assert not kernel_path.unknown_env, (
+        f"required: no unknown VLLM_* variable, seen: {kernel_path.unknown_env}"
+    )
+
+
+def test_health(http):
+    """GET /health answers 200."""
+    status = http.get("/health").status_code
+    assert status == 200, f"required: 200, seen: {status}"
+
+
+def test_models_lists_the_model(client, model):
+    """GET /v1/models names what is served."""
+    names = [entry.id for entry in client.models.list()]
+    assert model in names, f"required: {model}, seen: {names}"
+
+
+def test_one_completion(client, model):
+    """One completion, with text and exact usage."""
+    answer = client.completions.create(model=model, prompt="The capital of France is", max_tokens=4)
+    choice = answer.choices[0]
+    assert choice.text, "required: some text, seen: none"
+    assert answer.usage is not None and 1 <= answer.usage.completion_tokens <= 4, (
+        f"required: 1 to 4 tokens, seen: usage {answer.usage}"
+    )
+
+
+def test_one_chat(client, model, profile):
+    """One chat that ends in a final message of its own accord."""
+    answer = client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": profile.correctness.chats[0].question}],
+        max_tokens=profile.correctness.max_answer_tokens,
+        temperature=0.0,
+    )
+    choice = answer.choices[0]
+    assert choice.finish_reason == "stop", f"required: stop, seen: {choice.finish_reason}"
+    assert choice.message.content, f"required: content, seen: {choice.message}"
