@@ -124,6 +124,14 @@ def test_a_second_build_is_left_alone(canary_bf16: Path) -> None:
     assert (canary_bf16 / "model.safetensors").stat().st_mtime_ns == before
 
 
+def test_every_build_is_the_same(canary_bf16: Path, tmp_path: Path) -> None:
+    again = canary.build(tmp_path / "again", "bf16", progress=lambda _: None)
+    names = sorted(file.name for file in canary_bf16.iterdir())
+    assert sorted(file.name for file in again.iterdir()) == names
+    for name in names:
+        assert (again / name).read_bytes() == (canary_bf16 / name).read_bytes(), name
+
+
 def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(FileExistsError, match="not a canary"):
@@ -212,6 +220,30 @@ _WEATHER = (
     "// Get the weather\ntype get_weather = (_: {\n// The city\ncity: string,\n}) => any;\n\n"
     "} // namespace functions<|end|>"
 )
+
+
+def test_chats_are_rendered_as_harmony_renders_them(encoder: recipe.Encoder) -> None:
+    harmony = pytest.importorskip("openai_harmony")
+    system = (
+        harmony.SystemContent.new()
+        .with_reasoning_effort(harmony.ReasoningEffort.LOW)
+        .with_conversation_start_date("2026-11-20")
+    )
+    city = {"type": "object", "properties": {"city": {"type": "string", "description": "The city"}}}
+    weather = harmony.ToolDescription.new(
+        "get_weather", "Get the weather", parameters={**city, "required": ["city"]}
+    )
+    developer = harmony.DeveloperContent.new().with_function_tools([weather])
+    messages = [
+        harmony.Message.from_role_and_content(harmony.Role.SYSTEM, system),
+        harmony.Message.from_role_and_content(harmony.Role.DEVELOPER, developer),
+        harmony.Message.from_role_and_content(harmony.Role.USER, "How cold is it?"),
+    ]
+    encoding = harmony.load_harmony_encoding(harmony.HarmonyEncodingName.HARMONY_GPT_OSS)
+    rendered = encoding.render_conversation_for_completion(
+        harmony.Conversation.from_messages(messages), harmony.Role.ASSISTANT
+    )
+    assert encoder.encode(_chat("How cold is it?", _WEATHER, effort="low")) == rendered
 
 
 @pytest.mark.parametrize("effort", ["low", "medium", "high"])

@@ -22,48 +22,99 @@ DATA = Path(__file__).parent / "data"
 ERROR = "(EngineCore pid=7) ERROR 11-20 10:19:39 [core.py:1510] "
 
 CASES = {
-    "xid": ["[78478.1] NVRM: Xid (PCI:000f:01:00): 13, Graphics SM Warp Exception: Illegal Instruction"],
-    "oom_host_kill": ["[78478.861842] Memory cgroup out of memory: Killed process 221 (VLLM::EngineCor) total-vm:1kB"],
+    "xid": [
+        "[78478.1] NVRM: Xid (PCI:000f:01:00): 13, Graphics SM Warp Exception: Illegal Instruction"
+    ],
+    "oom_host_kill": [
+        "[78478.861842] Memory cgroup out of memory: Killed process 221 (VLLM::EngineCor) "
+        "total-vm:1kB"
+    ],
     "oom_jit_build": ['/bin/bash: line 1: 80034 Killed  "$CICC_PATH/cicc" --c++17'],
-    "oom_device": [ERROR + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."],
-    "oom_free_memory": ["ValueError: Free memory on device (14.45/122.82 GiB) on startup is less than",
-                        "desired GPU memory utilization (0.7, 85.98 GiB)"],
-    "oom_no_kv_blocks": [ERROR + "ValueError: No available memory for the cache blocks. Try increasing"],
-    "oom_kv_too_small": [ERROR + "ValueError: To serve at least one request (0.5 GiB KV cache is needed, which is larger "
-                         "than the available KV cache memory (0.1 GiB)."],
-    "oom_host_allocation": ["RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"],
-    "illegal_instruction": [ERROR + "torch.AcceleratorError: CUDA error: an illegal instruction was encountered"],
-    "illegal_memory_access": [ERROR + "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"],
-    "device_assert": ["RuntimeError: Runtime check failed at nvfp4.cuh:78: CUDA error: device-side assert triggered"],
-    "arch_no_supported": ["RuntimeError: No supported CUDA architectures found for major versions [10]."],
-    "arch_ptxas_name": ["(EngineCore pid=1) ptxas fatal   : Value 'sm_121a' is not defined for option 'gpu-name'"],
-    "arch_ptxas_feature": ["ptxas x.ptx, line 7; error : Feature 'cvt.e2m1x2.f32' not supported on .target 'sm_121'"],
+    "oom_device": [
+        ERROR + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    ],
+    "oom_free_memory": [
+        "ValueError: Free memory on device (14.45/122.82 GiB) on startup is less than",
+        "desired GPU memory utilization (0.7, 85.98 GiB)",
+    ],
+    "oom_no_kv_blocks": [
+        ERROR + "ValueError: No available memory for the cache blocks. Try increasing"
+    ],
+    "oom_kv_too_small": [
+        ERROR
+        + "ValueError: To serve at least one request (0.5 GiB KV cache is needed, which is larger "
+        "than the available KV cache memory (0.1 GiB)."
+    ],
+    "oom_host_allocation": [
+        "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"
+    ],
+    "illegal_instruction": [
+        ERROR + "torch.AcceleratorError: CUDA error: an illegal instruction was encountered"
+    ],
+    "illegal_memory_access": [
+        ERROR + "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+    ],
+    "device_assert": [
+        "RuntimeError: Runtime check failed at nvfp4.cuh:78: CUDA error: device-side assert "
+        "triggered"
+    ],
+    "arch_no_supported": [
+        "RuntimeError: No supported CUDA architectures found for major versions [10]."
+    ],
+    "arch_ptxas_name": [
+        "(EngineCore pid=1) ptxas fatal   : Value 'sm_121a' is not defined for option 'gpu-name'"
+    ],
+    "arch_ptxas_feature": [
+        "ptxas x.ptx, line 7; error : Feature 'cvt.e2m1x2.f32' not supported on .target 'sm_121'"
+    ],
     "arch_nvcc_name": ["nvcc fatal   : Unsupported gpu architecture 'compute_121a'"],
-    "arch_no_kernel_image": ["RuntimeError: CUDA error: no kernel image is available for execution on the device"],
+    "arch_no_kernel_image": [
+        "RuntimeError: CUDA error: no kernel image is available for execution on the device"
+    ],
     "arch_refused": ["csrc/apis/gemm.hpp:99: Unsupported architecture or scaling factor types"],
-    "jit_compiler_error": ["/x/flashinfer/fusion.cuh(487): error: identifier \"batchIdx\" is undefined"],
+    "jit_compiler_error": [
+        '/x/flashinfer/fusion.cuh(487): error: identifier "batchIdx" is undefined'
+    ],
     "jit_ninja": ["ninja: build stopped: subcommand failed."],
-    "jit_no_compiler": ["RuntimeError: Could not find nvcc and default cuda_home='/usr/local/cuda' doesn't exist"],
+    "jit_no_compiler": [
+        "RuntimeError: Could not find nvcc and default cuda_home='/usr/local/cuda' doesn't exist"
+    ],
     "jit_inductor": [ERROR + "torch._inductor.exc.InductorError: LoweringException: x"],
     "port_in_use": ["OSError: [Errno 98] Address already in use"],
     "config_argument": ["api_server.py: error: unrecognized arguments: --moe-backnd"],
-    "config_environment": ["ValueError: Unknown vLLM environment variable detected: VLLM_MXFP4_BACKEND"],
-    "config_attention": ["ValueError: Selected backend AttentionBackendEnum.FLASHINFER is not valid for this "
-                         "configuration. Reason: ['attention sinks not supported']"],
+    "config_environment": [
+        "ValueError: Unknown vLLM environment variable detected: VLLM_MXFP4_BACKEND"
+    ],
+    "config_attention": [
+        "ValueError: Selected backend AttentionBackendEnum.FLASHINFER is not valid for this "
+        "configuration. Reason: ['attention sinks not supported']"
+    ],
     "config_moe": ["ValueError: moe_backend='flashinfer_b12x' is not supported for MXFP4 MoE."],
-    "config_model": ["OSError: /models/x does not appear to have a file named config.json. Checkout"],
-    "config_validation": ["pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig",
-                          "  Value error, User-specified max_model_len (4000000) is greater than the derived"],
+    "config_model": [
+        "OSError: /models/x does not appear to have a file named config.json. Checkout"
+    ],
+    "config_validation": [
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig",
+        "  Value error, User-specified max_model_len (4000000) is greater than the derived",
+    ],
     "import_error": ["ImportError: cannot import name 'KVFP4QuantizeUtil' from 'sglang'"],
     "import_library": ["ImportError: /x/_C.so: undefined symbol: _ZN3c104impl"],
     "hang_timeout": [ERROR + "TimeoutError: RPC call to execute_model timed out."],
-    "hang_broadcast": ["INFO 01-01 00:00:00 [shm_broadcast.py:1] No available shared memory broadcast block found in 60 seconds."],
-    "garbage_harmony": ["(APIServer pid=1) ERROR 11-20 10:19:39 [x.py:1] openai_harmony.HarmonyError: unexpected tokens"],
+    "hang_broadcast": [
+        "INFO 01-01 00:00:00 [shm_broadcast.py:1] No available shared memory broadcast block "
+        "found in 60 seconds."
+    ],
+    "garbage_harmony": [
+        "(APIServer pid=1) ERROR 11-20 10:19:39 [x.py:1] openai_harmony.HarmonyError: "
+        "unexpected tokens"
+    ],
     "crash_native": ["!!!!!!! Segfault encountered !!!!!!"],
     "exception": [ERROR + "AssertionError: auto_functionalized was not removed"],
-    "engine_process_died": [ERROR + "Worker proc VllmWorker-0 died unexpectedly (exit code: 9), shutting down executor."],
+    "engine_process_died": [
+        ERROR + "Worker proc VllmWorker-0 died unexpectedly (exit code: 9), shutting down executor."
+    ],
     "engine_dead": [ERROR + "EngineCore failed to start."],
-}  # fmt: skip
+}
 
 
 def kind_of(identity: str) -> str:
@@ -78,8 +129,7 @@ def test_cause_is_recognised(identity: str) -> None:
     assert cause.lines
     assert cause.owner
     assert "\n" not in cause.summary
-    expected = None if identity == "none" else kind_of(identity)
-    assert read_lines(lines).failure == expected
+    assert read_lines(lines).failure == kind_of(identity)
 
 
 def test_every_failure_has_a_case() -> None:
@@ -89,7 +139,9 @@ def test_every_failure_has_a_case() -> None:
 def test_every_case_reaches_its_own_entry() -> None:
     entries = {entry.id: entry for entry in load_failures().failure}
     missed = [
-        name for name, lines in CASES.items() if not any(entries[name].search(clean(line)) for line in lines)
+        name
+        for name, lines in CASES.items()
+        if not any(entries[name].search(clean(line)) for line in lines)
     ]
     assert missed == []
 
@@ -97,9 +149,20 @@ def test_every_case_reaches_its_own_entry() -> None:
 def test_every_kind_that_a_log_can_show_is_covered() -> None:
     kinds = {kind_of(identity) for identity in CASES}
     assert kinds == {
-        "oom", "illegal_memory_access", "illegal_instruction", "unsupported_arch", "jit_build", "xid", "import_error",
-        "hang", "garbage_output", "engine_dead", "port", "config", "unknown",
-    }  # fmt: skip
+        "oom",
+        "illegal_memory_access",
+        "illegal_instruction",
+        "unsupported_arch",
+        "jit_build",
+        "xid",
+        "import_error",
+        "hang",
+        "garbage_output",
+        "engine_dead",
+        "port",
+        "config",
+        "unknown",
+    }
 
 
 def test_cause_wins_over_consequences() -> None:
@@ -108,7 +171,8 @@ def test_cause_wins_over_consequences() -> None:
             ERROR + "EngineCore failed to start.",
             ERROR + "torch.OutOfMemoryError: CUDA out of memory.",
             ERROR + "RuntimeError: Worker failed with error 'CUDA error'",
-            "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+            "RuntimeError: Engine core initialization failed. See root cause above. Failed "
+            "core proc(s): {}",
         ],
         1,
     )
@@ -124,6 +188,20 @@ def test_first_of_equally_specific_lines_wins() -> None:
     ]
     assert classify_lines(lines).kind == "illegal_instruction"
     assert classify_lines(lines[::-1]).kind == "illegal_memory_access"
+
+
+@pytest.mark.parametrize("prefix", ["", "(APIServer pid=1) ", ERROR])
+def test_detail_of_a_refused_configuration_is_told(prefix: str) -> None:
+    cause = classify_lines([prefix + line for line in CASES["config_validation"]], 1)
+    assert cause.kind == "config"
+    assert "max_model_len (4000000)" in cause.summary
+
+
+def test_long_line_is_cut_around_what_matters() -> None:
+    line = ERROR + "RuntimeError: " + "x" * 2_000 + " CUDA out of memory. " + "y" * 2_000
+    cause = classify_lines([line], 1)
+    assert "CUDA out of memory" in cause.summary
+    assert len(cause.summary) <= 400
 
 
 def test_unknown_exception_of_a_dead_engine_is_named() -> None:
@@ -148,10 +226,19 @@ def test_unknown_exception_of_a_dead_engine_is_named() -> None:
     ],
 )
 def test_silent_end(exit_code: int | None, signal: int | None, kind: str, says: str) -> None:
-    cause = classify_lines(["INFO 11-20 10:19:39 [core.py:1] Loading weights took 1 seconds"], exit_code, signal)
+    cause = classify_lines(
+        ["INFO 11-20 10:19:39 [core.py:1] Loading weights took 1 seconds"], exit_code, signal
+    )
     assert cause.kind == kind
     assert says in cause.summary
     assert cause.lines == ["Loading weights took 1 seconds"]
+
+
+def test_error_of_a_request_is_not_blamed_for_the_end() -> None:
+    lines = HARMLESS["request error of a live server"]
+    assert classify_lines(lines, -9).kind == "oom"
+    assert "told to stop" in classify_lines(lines, -15).summary
+    assert "prompt is too long" in classify_lines(lines, 1).summary  # nothing better is known
 
 
 def test_log_outweighs_exit_status() -> None:
@@ -171,17 +258,28 @@ HARMLESS = {
         "INFO:     Application startup complete.",
         "(APIServer pid=1) ERROR 11-20 10:17:56 [serving.py:1] ValueError: prompt is too long",
     ],
-    "start that went on": [ERROR + "RuntimeError: first try", "INFO:     Application startup complete."],
-    "engine that went on": [*CASES["hang_broadcast"], "INFO 01-01 00:09:00 [core.py:1] init engine took 540 s"],
+    "start that went on": [
+        ERROR + "RuntimeError: first try",
+        "INFO:     Application startup complete.",
+    ],
+    "engine that went on": [
+        *CASES["hang_broadcast"],
+        "INFO 01-01 00:09:00 [core.py:1] init engine took 540 s",
+    ],
     "clean stop": [
         "INFO:     Application startup complete.",
-        "(EngineCore pid=3) INFO 08-21 09:45:37 [core.py:1214] [shutdown] EngineCore: trigger received signal=SIGTERM",
-        "(APIServer pid=1) ERROR 08-21 09:45:37 [async_llm.py:1] vllm.v1.engine.exceptions.EngineDeadError: x",
-        "(APIServer pid=1) WARNING 08-21 09:45:37 [utils.py:626] [shutdown] force killing remaining processes count=1",
+        "(EngineCore pid=3) INFO 08-21 09:45:37 [core.py:1214] [shutdown] EngineCore: trigger "
+        "received signal=SIGTERM",
+        "(APIServer pid=1) ERROR 08-21 09:45:37 [async_llm.py:1] "
+        "vllm.v1.engine.exceptions.EngineDeadError: x",
+        "(APIServer pid=1) WARNING 08-21 09:45:37 [utils.py:626] [shutdown] force killing "
+        "remaining processes count=1",
     ],
-    "not fatal at ERROR level": ["ERROR 03-27 12:18:33 [fa_utils.py:145] Cannot use FA version 2 is not supported"],
+    "not fatal at ERROR level": [
+        "ERROR 03-27 12:18:33 [fa_utils.py:145] Cannot use FA version 2 is not supported"
+    ],
     "stack frame that quotes a message": ['    raise ValueError("Address already in use")'],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", sorted(HARMLESS))
@@ -190,7 +288,11 @@ def test_noise_is_no_failure(name: str) -> None:
 
 
 def test_engine_that_dies_while_serving_is_a_failure() -> None:
-    lines = ["INFO:     Application startup complete.", *CASES["exception"], ERROR + "EngineCore encountered a fatal error."]
+    lines = [
+        "INFO:     Application startup complete.",
+        *CASES["exception"],
+        ERROR + "EngineCore encountered a fatal error.",
+    ]
     assert read_lines(lines).failure == "engine_dead"
 
 
@@ -235,7 +337,9 @@ def test_relevant_lines_name_the_innermost_frame(tmp_path: Path) -> None:
         "OSError: [Errno 98] Address already in use\n" * 3,
         encoding="utf-8",
     )
-    assert relevant_lines(log) == ["OSError: [Errno 98] Address already in use [/x/inner.py:98 in run]"]
+    assert relevant_lines(log) == [
+        "OSError: [Errno 98] Address already in use [/x/inner.py:98 in run]"
+    ]
 
 
 def test_relevant_lines_of_many_keep_first_and_last(tmp_path: Path) -> None:
@@ -267,12 +371,12 @@ source = "here, log"
     [
         ("oops", "x", "", "kind"),
         ("oom", "(x", "", "regular expression"),
-        ("oom", "x", "summary = '{{nothing}}'", "summary may name"),
+        ("oom", "x", "summary = '{nothing}'", "summary may name"),
         ("oom", "x", "colour = 1", "colour"),
     ],
 )
 def test_wrong_failure_file_is_refused(kind: str, regex: str, more: str, expected: str) -> None:
-    text = ENTRY.format(kind=kind, regex=regex, more=more.replace("{{", "{").replace("}}", "}"))
+    text = ENTRY.format(kind=kind, regex=regex, more=more)
     with pytest.raises(SignatureError, match=expected) as error:
         parse_failures("mine.toml", text)
-    assert "mine.toml entry one" in str(error.value)
+    assert "mine.toml: entry one:" in str(error.value)

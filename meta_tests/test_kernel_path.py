@@ -16,81 +16,192 @@ from sm121.evidence.signatures import SignatureError, load_signatures, parse_sig
 DATA = Path(__file__).parent / "data"
 CORE = "(EngineCore pid=7) INFO 10-05 02:13:33 "
 WARN = "(EngineCore pid=7) WARNING 10-05 02:13:33 "
-GPT_OSS = "(APIServer pid=1) INFO 10-05 02:13:00 [model.py:733] Resolved architecture: GptOssForCausalLM"
+GPT_OSS = (
+    "(APIServer pid=1) INFO 10-05 02:13:00 [model.py:733] Resolved architecture: GptOssForCausalLM"
+)
 WEIGHT_ONLY = (
     "Your GPU does not have native support for FP4 computation but FP4 quantization is being used. "
     "Weight-only FP4 compression will be used leveraging the Marlin kernel."
 )
 
 ONE_LINE = [
+    (
+        "(Worker pid=1) INFO 11-20 10:27:20 [sm121_probe.py:40] Resolved attention backend: "
+        "CPU_ATTN (CPUAttentionBackendImpl), 4 layers; in all 4 with sinks, 2 with a window",
+        "attention",
+        "CPU_ATTN",
+    ),
     # attention, oldest wording first
-    ("INFO 07-29 12:00:00 [cuda.py:290] Using Flash Attention backend on V1 engine.", "attention", "FLASH_ATTN"),
-    ("(EngineCore_DP0 pid=2) INFO 2026-01-30 13:11:39.808 cuda.py:398] Using Triton backend on V1 engine.",
-     "attention", "TRITON_ATTN"),
-    ("INFO 03-01 16:04:57 [rocm.py:292] Using Triton Attention backend on V1 engine.", "attention", "TRITON_ATTN"),
+    (
+        "INFO 07-29 12:00:00 [cuda.py:290] Using Flash Attention backend on V1 engine.",
+        "attention",
+        "FLASH_ATTN",
+    ),
+    (
+        "(EngineCore_DP0 pid=2) INFO 2026-01-30 13:11:39.808 cuda.py:398] Using Triton "
+        "backend on V1 engine.",
+        "attention",
+        "TRITON_ATTN",
+    ),
+    (
+        "INFO 03-01 16:04:57 [rocm.py:292] Using Triton Attention backend on V1 engine.",
+        "attention",
+        "TRITON_ATTN",
+    ),
     (CORE + "[cuda.py:427] Using FLASH_ATTN backend.", "attention", "FLASH_ATTN"),
-    (CORE + "[cuda.py:351] Using FLASH_ATTN attention backend out of potential backends: ('FLASH_ATTN',)",
-     "attention", "FLASH_ATTN"),
-    (CORE + "[cuda.py:507] Using FLASHINFER attention backend out of potential backends: ['FLASHINFER'].",
-     "attention", "FLASHINFER"),
-    (CORE + "[cuda.py:446] Using AttentionBackendEnum.TRITON_ATTN backend.", "attention", "TRITON_ATTN"),
-    ("INFO 04-21 12:32:12 [rocm.py:496] Using ROCM_ATTN backend out of potential backends: ['ROCM_ATTN'].",
-     "attention", "ROCM_ATTN"),
+    (
+        CORE + "[cuda.py:351] Using FLASH_ATTN attention backend out of potential backends: "
+        "('FLASH_ATTN',)",
+        "attention",
+        "FLASH_ATTN",
+    ),
+    (
+        CORE + "[cuda.py:507] Using FLASHINFER attention backend out of potential backends: "
+        "['FLASHINFER'].",
+        "attention",
+        "FLASHINFER",
+    ),
+    (
+        CORE + "[cuda.py:446] Using AttentionBackendEnum.TRITON_ATTN backend.",
+        "attention",
+        "TRITON_ATTN",
+    ),
+    (
+        "INFO 04-21 12:32:12 [rocm.py:496] Using ROCM_ATTN backend out of potential backends: "
+        "['ROCM_ATTN'].",
+        "attention",
+        "ROCM_ATTN",
+    ),
     (CORE + "[cpu.py:175] Using CPU_MLA backend.", "attention", "CPU_MLA"),
     # MoE
-    ("(EngineCore_DP0 pid=2) INFO 01-27 00:31:44 [mxfp4.py:165] Using Triton backend", "moe", "TRITON"),
+    (
+        "(EngineCore_DP0 pid=2) INFO 01-27 00:31:44 [mxfp4.py:165] Using Triton backend",
+        "moe",
+        "TRITON",
+    ),
     ("INFO [mxfp4.py:161] Using Marlin backend", "moe", "MARLIN"),
-    (CORE + "[mxfp4.py:120] Using FlashInfer MXFP4 MXFP8 CUTLASS backend for SM100",
-     "moe", "FLASHINFER_CUTLASS_MXFP4_MXFP8"),
+    (
+        CORE + "[mxfp4.py:120] Using FlashInfer MXFP4 MXFP8 CUTLASS backend for SM100",
+        "moe",
+        "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+    ),
     (CORE + "[mxfp4.py:499] Using 'MARLIN' Mxfp4 MoE backend.", "moe", "MARLIN"),
-    (CORE + "[mxfp4.py:499] Using 'FLASHINFER_CUTLASS_MXFP4_MXFP8' Mxfp4 MoE backend.",
-     "moe", "FLASHINFER_CUTLASS_MXFP4_MXFP8"),
-    (CORE + "[fp8.py:325] Using MARLIN Fp8 MoE backend out of potential backends: ['AITER'].", "moe", "MARLIN"),
+    (
+        CORE + "[mxfp4.py:499] Using 'FLASHINFER_CUTLASS_MXFP4_MXFP8' Mxfp4 MoE backend.",
+        "moe",
+        "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+    ),
+    (
+        CORE + "[fp8.py:325] Using MARLIN Fp8 MoE backend out of potential backends: ['AITER'].",
+        "moe",
+        "MARLIN",
+    ),
     (CORE + "[fp8.py:205] Using Triton backend for FP8 MoE", "moe", "TRITON"),
     (CORE + "[unquantized.py:186] Using TRITON backend for Unquantized MoE", "moe", "TRITON"),
-    (CORE + "[unquantized.py:364] Using CPU Unquantized MoE backend out of potential backends: ['CPU'].", "moe", "CPU"),
-    (CORE + "[unquantized.py:364] Using FlashInfer TRTLLM Unquantized MoE backend out of potential backends: [].",
-     "moe", "FLASHINFER_TRTLLM"),
-    ('  File "flashinfer/fused_moe/core.py", line 490 in cutlass_fused_moe', "moe", "FLASHINFER_CUTLASS"),
+    (
+        CORE + "[unquantized.py:364] Using CPU Unquantized MoE backend out of potential backends: "
+        "['CPU'].",
+        "moe",
+        "CPU",
+    ),
+    (
+        CORE + "[unquantized.py:364] Using FlashInfer TRTLLM Unquantized MoE backend out of "
+        "potential backends: [].",
+        "moe",
+        "FLASHINFER_TRTLLM",
+    ),
+    (
+        '  File "flashinfer/fused_moe/core.py", line 490 in cutlass_fused_moe',
+        "moe",
+        "FLASHINFER_CUTLASS",
+    ),
     # native FP4
     (WARN + "[marlin_utils_fp4.py:342] " + WEIGHT_ONLY, "native_fp4", False),
     (CORE + "[mxfp4.py:499] Using 'CUTLASS_MXFP4_MXFP4' Mxfp4 MoE backend.", "native_fp4", True),
-    (CORE + "[nvfp4.py:242] Using 'FLASHINFER_CUTLASS' NvFp4 MoE backend out of potential backends: ['MARLIN'].",
-     "native_fp4", True),
-    (CORE + "[__init__.py:975] Using FlashInferMxFp4LinearKernel for MXFP4 GEMM", "native_fp4", True),
+    (
+        CORE + "[nvfp4.py:242] Using 'FLASHINFER_CUTLASS' NvFp4 MoE backend out of potential "
+        "backends: ['MARLIN'].",
+        "native_fp4",
+        True,
+    ),
+    (
+        CORE + "[__init__.py:975] Using FlashInferMxFp4LinearKernel for MXFP4 GEMM",
+        "native_fp4",
+        True,
+    ),
     # CUDA graphs
-    (CORE + "[gpu_model_runner.py:6582] Graph capturing finished in 5 secs, took -0.41 GiB", "cuda_graphs", True),
-    ("Capturing CUDA graphs (decode, FULL): 100%|████| 19/19 [00:03<00:00,  5.73it/s]", "cuda_graphs", True),
+    (
+        CORE + "[gpu_model_runner.py:6582] Graph capturing finished in 5 secs, took -0.41 GiB",
+        "cuda_graphs",
+        True,
+    ),
+    (
+        "Capturing CUDA graphs (decode, FULL): 100%|████| 19/19 [00:03<00:00,  5.73it/s]",
+        "cuda_graphs",
+        True,
+    ),
     (WARN + "[vllm.py:375] Cudagraph is disabled under eager mode", "cuda_graphs", False),
-    (WARN + "[vllm.py:1703] Enforce eager set, disabling torch.compile, CUDAGraphs, and JIT kernel warmup.",
-     "cuda_graphs", False),
-    (WARN + "[gpu_model_runner.py:6485] Skipping CUDA graph capture. To turn on", "cuda_graphs", False),
-    (CORE + "[core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: "
-     "compilation_config={'cudagraph_mode': <CUDAGraphMode.NONE: 0>, 'x': 1}", "cuda_graphs", False),
+    (
+        WARN + "[vllm.py:1703] Enforce eager set, disabling torch.compile, CUDAGraphs, and JIT "
+        "kernel warmup.",
+        "cuda_graphs",
+        False,
+    ),
+    (
+        WARN + "[gpu_model_runner.py:6485] Skipping CUDA graph capture. To turn on",
+        "cuda_graphs",
+        False,
+    ),
+    (
+        CORE + "[core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: "
+        "compilation_config={'cudagraph_mode': <CUDAGraphMode.NONE: 0>, 'x': 1}",
+        "cuda_graphs",
+        False,
+    ),
     # KV layout, speculation, version
     (CORE + "[utils.py:347] Using LBHNC KV cache layout.", "kv_layout", "LBHNC"),
-    (CORE + "[selector.py:130] Using HND KV cache layout for FLASHINFER backend.", "kv_layout", "HND"),
-    (CORE + "[core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: speculative_config=None, x=1",
-     "speculative", "none"),
-    (CORE + "[core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: "
-     "speculative_config=SpeculativeConfig(method='eagle3', model='m', num_spec_tokens=3)", "speculative", "eagle3"),
+    (
+        CORE + "[selector.py:130] Using HND KV cache layout for FLASHINFER backend.",
+        "kv_layout",
+        "HND",
+    ),
+    (
+        CORE + "[core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: "
+        "speculative_config=None, x=1",
+        "speculative",
+        "none",
+    ),
+    (
+        CORE + "[core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: "
+        "speculative_config=SpeculativeConfig(method='eagle3', model='m', num_spec_tokens=3)",
+        "speculative",
+        "eagle3",
+    ),
     ("mtp.py:111   MTP draft vocab: 65536 of 248320 tokens", "speculative", "mtp"),
-    (CORE + "[core.py:133] Initializing a V1 LLM engine (v0.20.1.dev0+g10) with config: x", "version", "0.20.1.dev0+g10"),
-]  # fmt: skip
+    (
+        CORE + "[core.py:133] Initializing a V1 LLM engine (v0.20.1.dev0+g10) with config: x",
+        "version",
+        "0.20.1.dev0+g10",
+    ),
+]
 
 SILENT = [
     # the configuration line says what was asked for
     CORE + "[core.py:133] Initializing a V1 LLM engine with config: enforce_eager=False, "
-    "'cudagraph_mode': <CUDAGraphMode.FULL_AND_PIECEWISE: (2, 1)>, moe_backend='auto', quantization=gpt_oss_mxfp4",
+    "'cudagraph_mode': <CUDAGraphMode.FULL_AND_PIECEWISE: (2, 1)>, moe_backend='auto', "
+    "quantization=gpt_oss_mxfp4",
     "non-default args: {'attention_backend': 'FLASHINFER', 'moe_backend': 'marlin'}",
     # words that look like a choice
     CORE + "[cuda.py:541] Using backend AttentionBackendEnum.FLASH_ATTN for vit attention",
-    CORE + "[mm_encoder_attention.py:373] Using AttentionBackendEnum.FLASH_ATTN for MMEncoderAttention.",
+    CORE
+    + "[mm_encoder_attention.py:373] Using AttentionBackendEnum.FLASH_ATTN for MMEncoderAttention.",
     CORE + "[pynccl.py:1] Using ['CUSTOM', 'PYNCCL'] all-reduce backends for group 'tp:0'",
-    CORE + "[awq_marlin.py:162] The model is convertible to awq_marlin during runtime. Using awq_marlin kernel.",
+    CORE + "[awq_marlin.py:162] The model is convertible to awq_marlin during runtime. Using "
+    "awq_marlin kernel.",
     CORE + "[auto_awq.py:451] Using MacheteLinearKernel for AutoAWQMarlinLinearMethod",
     CORE + "[unquantized.py:529] Using CPUUnquantizedExperts MoE backend",
-    "ValueError: moe_backend='flashinfer_b12x' is not supported for MXFP4 MoE. Expected one of ['triton', 'marlin'].",
+    "ValueError: moe_backend='flashinfer_b12x' is not supported for MXFP4 MoE. Expected one "
+    "of ['triton', 'marlin'].",
     # the same words without the file that tells attention from MoE
     "Using Triton backend",
     # graphs: settings and profiles are no capture
@@ -99,10 +210,12 @@ SILENT = [
     "Capturing CUDA graphs (decode, FULL):   0%|          | 0/4 [00:00<?, ?it/s]",
     # benign lines that look like failures
     "UserWarning: Found GPU0 NVIDIA GB10 which is of cuda capability 12.1.",
-    "WARNING 02-27 20:31:58 [symm_mem.py:67] Device capability 8.9 not supported, communicator is not available.",
+    "WARNING 02-27 20:31:58 [symm_mem.py:67] Device capability 8.9 not supported, "
+    "communicator is not available.",
     "clang: Unknown command line argument '-amdgpu-coerce-illegal-types=1'.  Try: 'clang --help'",
-    CORE + "[gpu_worker.py:391] Free memory on device (14.66/15.99 GiB) on startup. Desired GPU memory utilization",
-]  # fmt: skip
+    CORE + "[gpu_worker.py:391] Free memory on device (14.66/15.99 GiB) on startup. Desired GPU "
+    "memory utilization",
+]
 
 
 def values(path: KernelPath) -> dict[str, object]:
@@ -133,7 +246,9 @@ def test_benign_line_is_no_failure(line: str) -> None:
 
 def test_every_vllm_path_signature_is_exercised() -> None:
     """A signature that no line here reaches could be dead without anyone noticing."""
-    lines = [clean(line) for line, _, _ in ONE_LINE] + [clean(line) for line in FALLBACK_LINES.values()]
+    lines = [clean(line) for line, _, _ in ONE_LINE] + [
+        clean(line) for line in FALLBACK_LINES.values()
+    ]
     lines += [clean(line) for line in OTHER_LINES]
     unreached = [
         entry.id
@@ -145,33 +260,49 @@ def test_every_vllm_path_signature_is_exercised() -> None:
 
 FALLBACK_LINES = {
     "fp4_weight_only": WARN + "[marlin.py:34] " + WEIGHT_ONLY,
-    "fp8_weight_only": WARN + "[marlin_utils_fp8.py:254] Your GPU does not have native support for FP8 computation but",
-    "cudagraph_downgrade": WARN + "[compilation.py:1409] CUDAGraphMode.FULL is not supported; setting cudagraph_mode=PIECEWISE",
-    "cudagraph_mode_overridden": WARN + "[vllm.py:1051] Overriding cudagraph_mode from FULL to PIECEWISE.",
+    "fp8_weight_only": WARN
+    + "[marlin_utils_fp8.py:254] Your GPU does not have native support for FP8 computation but",
+    "cudagraph_downgrade": WARN
+    + "[compilation.py:1409] CUDAGraphMode.FULL is not supported; setting cudagraph_mode=PIECEWISE",
+    "cudagraph_mode_overridden": WARN
+    + "[vllm.py:1051] Overriding cudagraph_mode from FULL to PIECEWISE.",
     "attention_forced": CORE + "[config.py:101] Forcing TRITON_ATTN backend to prevent divergence.",
-    "attention_block_size": WARN + "[cuda.py:490] --block-size 64 precluded higher-priority backend(s) FLASHINFER",
-    "attention_cpu_override": CORE + "[cpu.py:178] Cannot use AttentionBackendEnum.TRITON_ATTN backend on CPU.",
-    "fa_version_unsupported": "ERROR 03-27 12:18:33 [fa_utils.py:145] Cannot use FA version 2 is not supported due to",
-    "deepgemm_disabled": WARN + "[vllm.py:1008] Auto-disabled DeepGemm for model_type=x on Blackwell.",
-    "moe_bf16_activations": WARN + "[mxfp4.py:511] No Mxfp4 MoE backend supports activation=mxfp8. Falling back to 'MARLIN' "
+    "attention_block_size": WARN
+    + "[cuda.py:490] --block-size 64 precluded higher-priority backend(s) FLASHINFER",
+    "attention_cpu_override": CORE
+    + "[cpu.py:178] Cannot use AttentionBackendEnum.TRITON_ATTN backend on CPU.",
+    "fa_version_unsupported": "ERROR 03-27 12:18:33 [fa_utils.py:145] Cannot use FA version 2 "
+    "is not supported due to",
+    "deepgemm_disabled": WARN
+    + "[vllm.py:1008] Auto-disabled DeepGemm for model_type=x on Blackwell.",
+    "moe_bf16_activations": WARN
+    + "[mxfp4.py:511] No Mxfp4 MoE backend supports activation=mxfp8. Falling back to 'MARLIN' "
     "with BF16 activations.",
     "moe_emulation": CORE + "[mxfp4.py:499] Using 'EMULATION' Mxfp4 MoE backend.",
-    "moe_layer_forced": "MXFP4 layer 42 forced to DEEPGEMM_MXFP4 by VLLM_MXFP4_MARLIN_DEEPGEMM_LAYERS=42",
-    "runner_v2_to_v1": WARN + "[vllm.py:725] Model Runner V2 requires Triton; using the V1 model runner instead.",
-    "onednn": WARN + "[utils.py:371] Failed to create oneDNN linear, fallback to torch linear. Exception: x",
-    "sampler_pytorch": WARN + "[topk_topp_sampler.py:69] FlashInfer is not available. Falling back to the PyTorch-native "
+    "moe_layer_forced": "MXFP4 layer 42 forced to DEEPGEMM_MXFP4 by "
+    "VLLM_MXFP4_MARLIN_DEEPGEMM_LAYERS=42",
+    "runner_v2_to_v1": WARN
+    + "[vllm.py:725] Model Runner V2 requires Triton; using the V1 model runner instead.",
+    "onednn": WARN
+    + "[utils.py:371] Failed to create oneDNN linear, fallback to torch linear. Exception: x",
+    "sampler_pytorch": WARN
+    + "[topk_topp_sampler.py:69] FlashInfer is not available. Falling back to the PyTorch-native "
     "implementation of top-p & top-k sampling.",
-}  # fmt: skip
+}
 
 OTHER_LINES = [
     GPT_OSS,
-    CORE + "[core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: device_config=cpu, x=1",
+    CORE
+    + "[core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: device_config=cpu, x=1",
     CORE + "[gpu_model_runner.py:5071] Loading drafter model...",
     WARN + "[interface.py:1457] Unknown vLLM environment variable detected: VLLM_X",
-    "(APIServer pid=1) INFO 10-05 02:13:00 [api_utils.py:347]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.32.0",
-    CORE + "[rocm.py:750] Using AttentionBackendEnum.ROCM_ATTN backend (selected via --attention-backend).",
+    "(APIServer pid=1) INFO 10-05 02:13:00 [api_utils.py:347]  ▄▄ ▄█ █     █     █ ▀▄▀ █  "
+    "version 0.32.0",
+    CORE + "[rocm.py:750] Using AttentionBackendEnum.ROCM_ATTN backend (selected via "
+    "--attention-backend).",
     "Actual usage is 14.37 GiB, 0.69 GiB peak activation, 0.0 GiB CUDAGraph memory.",
-    CORE + "[dspark_proposer.py:170] DSpark fast draft-output mode enabled: returned draft logits are skipped",
+    CORE + "[dspark_proposer.py:170] DSpark fast draft-output mode enabled: returned draft logits "
+    "are skipped",
 ]
 
 
@@ -189,7 +320,8 @@ def test_every_fallback_signature_has_a_line() -> None:
 def test_target_counts_and_drafter_does_not() -> None:
     path = read_lines(
         [
-            CORE + "[cuda.py:507] Using FLASHINFER attention backend out of potential backends: ['FLASHINFER'].",
+            CORE + "[cuda.py:507] Using FLASHINFER attention backend out of potential backends: "
+            "['FLASHINFER'].",
             CORE + "[mxfp4.py:499] Using 'MARLIN' Mxfp4 MoE backend.",
             CORE + "[gpu_model_runner.py:5071] Loading drafter model...",
             CORE + "[cuda.py:446] Using AttentionBackendEnum.FLASH_ATTN backend.",
@@ -203,7 +335,8 @@ def test_target_counts_and_drafter_does_not() -> None:
 def test_quantised_experts_outweigh_unquantised_ones() -> None:
     path = read_lines(
         [
-            CORE + "[unquantized.py:364] Using TRITON Unquantized MoE backend out of potential backends: [].",
+            CORE + "[unquantized.py:364] Using TRITON Unquantized MoE backend out of potential "
+            "backends: [].",
             CORE + "[mxfp4.py:499] Using 'MARLIN' Mxfp4 MoE backend.",
         ]
     )
@@ -237,12 +370,19 @@ def test_marlin_is_inferred_for_gpt_oss_only() -> None:
     assert read_lines([warning]).moe is None  # may be the linear layers of a dense model
 
 
-def test_cpu_attention_is_inferred_for_gpt_oss_only() -> None:
-    configuration = CORE + "[core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: device_config=cpu, x=1"
-    assert read_lines([GPT_OSS, configuration]).attention == "CPU_ATTN"
-    assert read_lines([configuration]).attention is None
-    stronger = CORE + "[cpu.py:175] Using CPU_MLA backend."
-    assert read_lines([GPT_OSS, configuration, stronger]).attention == "CPU_MLA"
+def test_cpu_attention_is_what_the_layers_hold_and_nothing_else() -> None:
+    configuration = (
+        CORE
+        + "[core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: device_config=cpu, x=1"
+    )
+    assert read_lines([GPT_OSS, configuration]).attention is None  # vLLM says nothing about it
+    spoken = (
+        "(Worker pid=6825) INFO 11-20 10:27:20 [sm121_probe.py:40] Resolved attention backend: "
+        "CPU_ATTN (CPUAttentionBackendImpl), 4 layers; in all 4 with sinks, 2 with a window"
+    )
+    path = read_lines([GPT_OSS, configuration, spoken])
+    assert path.attention == "CPU_ATTN"
+    assert "4 with sinks" in path.evidence["attention"]
 
 
 def test_capture_outweighs_eager_setting() -> None:
@@ -260,7 +400,8 @@ WRAPPERS = [
     "^[[0;36m(EngineCore_DP0 pid=9)^[[0;0m INFO 01-27 00:31:44 {}",
     "[1;36m(EngineCore_DP0 pid=9)[0;0m INFO 09-30 18:36:53 {}",
     "Aug 18 22:22:14 spark vllm[18]: (Worker_TP0 pid=18) INFO 08-18 22:22:14 {}",
-    "(EngineCore pid=5) \x1b[36m(RayWorkerProc pid=7, ip=192.0.2.11)\x1b[0m (Worker_TP1 pid=7) INFO 06-20 01:23:34 {}",
+    "(EngineCore pid=5) \x1b[36m(RayWorkerProc pid=7, ip=192.0.2.11)\x1b[0m (Worker_TP1 "
+    "pid=7) INFO 06-20 01:23:34 {}",
     "46:(Worker pid=90) INFO 09-23 07:05:04 {}",
     "server.log:46:(Worker pid=90) INFO 09-23 07:05:04 {}",
     "vllm-1  | (EngineCore pid=1) INFO 03-10 15:49:42 {}",
@@ -293,7 +434,8 @@ def test_lines_wrapped_by_the_poster_are_joined() -> None:
 
 def test_servers_mixed_into_one_log_must_agree() -> None:
     def line(server: str, backend: str) -> str:
-        return f"{server}  | (EngineCore pid=1) INFO 03-10 15:49:42 [cuda.py:427] Using {backend} backend."
+        message = f"[cuda.py:427] Using {backend} backend."
+        return f"{server}  | (EngineCore pid=1) INFO 03-10 15:49:42 {message}"
 
     assert read_lines([line("a", "FLASH_ATTN"), line("b", "FLASH_ATTN")]).attention == "FLASH_ATTN"
     path = read_lines([line("a", "FLASH_ATTN"), line("b", "TRITON_ATTN")])
@@ -303,7 +445,11 @@ def test_servers_mixed_into_one_log_must_agree() -> None:
 
 def test_last_run_of_a_restarted_server_counts() -> None:
     banner = OTHER_LINES[4]
-    first = [banner, CORE + "[cuda.py:427] Using FLASH_ATTN backend.", CORE + "[utils.py:347] Using NHD KV cache layout."]
+    first = [
+        banner,
+        CORE + "[cuda.py:427] Using FLASH_ATTN backend.",
+        CORE + "[utils.py:347] Using NHD KV cache layout.",
+    ]
     second = [banner, CORE + "[cuda.py:427] Using TRITON_ATTN backend."]
     path = read_lines([*first, *second])
     assert (path.attention, path.kv_layout) == ("TRITON_ATTN", None)
@@ -312,17 +458,25 @@ def test_last_run_of_a_restarted_server_counts() -> None:
 def test_unknown_variables() -> None:
     lines = [
         f"WARNING 07-02 21:58:11 [envs.py:2027] Unknown vLLM environment variable detected: {name}"
-        for name in ("VLLM_ATTENTION_BACKEND", "VLLM_BUILD_URL", "VLLM_CPU_PORT_8000_TCP", "VLLM_ATTENTION_BACKEND")
+        for name in (
+            "VLLM_ATTENTION_BACKEND",
+            "VLLM_BUILD_URL",
+            "VLLM_CPU_PORT_8000_TCP",
+            "VLLM_ATTENTION_BACKEND",
+        )
     ]
     path = read_lines(lines)
-    assert path.unknown_env == ["VLLM_ATTENTION_BACKEND", "VLLM_BUILD_URL", "VLLM_CPU_PORT_8000_TCP"]
+    assert path.unknown_env == [
+        "VLLM_ATTENTION_BACKEND",
+        "VLLM_BUILD_URL",
+        "VLLM_CPU_PORT_8000_TCP",
+    ]
     assert mistaken_environment(path) == ["VLLM_ATTENTION_BACKEND"]
 
 
 def test_real_cpu_engine() -> None:
     path = read_log(DATA / "vllm-0.32-cpu-stopped.log")
     assert values(path) == {
-        "attention": "CPU_ATTN",
         "moe": "CPU",
         "cuda_graphs": False,
         "kv_layout": "LBHNC",
@@ -337,13 +491,24 @@ def test_real_cpu_engine() -> None:
 def test_binary_and_endless_lines(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     good = (CORE + "[cuda.py:427] Using FLASH_ATTN backend.").encode()
-    log.write_bytes(b"\xff\xfe\x00\x80" * 50_000 + b"\n" + b"x" * 3_000_000 + b"\r\n" + good + b"\r" + b"\x00" * 100)
+    log.write_bytes(
+        b"\xff\xfe\x00\x80" * 50_000
+        + b"\n"
+        + b"x" * 3_000_000
+        + b"\r\n"
+        + good
+        + b"\r"
+        + b"\x00" * 100
+    )
     assert max(map(len, read_physical_lines(log))) <= LINE_LIMIT
     assert read_log(log).attention == "FLASH_ATTN"
 
 
 def test_memory_does_not_grow_with_the_log() -> None:
-    names = (f"WARNING [envs.py:1] Unknown vLLM environment variable detected: VLLM_{n}" for n in itertools.count())
+    names = (
+        f"WARNING [envs.py:1] Unknown vLLM environment variable detected: VLLM_{n}"
+        for n in itertools.count()
+    )
     path = read_lines(itertools.islice(names, 2_000))
     assert 0 < len(path.unknown_env) < 1_000
 
@@ -351,33 +516,72 @@ def test_memory_does_not_grow_with_the_log() -> None:
 @pytest.mark.parametrize(
     ("engine", "line", "field", "value"),
     [
-        ("sglang", "[2026-06-07 11:57:02] server_args=ServerArgs(model_path='m', prefill_attention_backend=None, "
-         "attention_backend='triton', moe_runner_backend='auto')", "attention", "triton"),
-        ("sglang", "[2026-06-07 11:57:02] server_args=ServerArgs(moe_runner_backend='flashinfer_mxfp4')",
-         "moe", "flashinfer_mxfp4"),
-        ("sglang", "[2026-06-07 11:57:01] Attention backend not specified. Use flashinfer backend by default.",
-         "attention", "flashinfer"),
-        ("sglang", "[2026-06-07 11:57:57] Capture cuda graph end. Time elapsed: 13.63 s.", "cuda_graphs", True),
-        ("sglang", "[2026-06-07 11:57:57] Decode batch, #running-req: 1, cuda graph: False, gen", "cuda_graphs", False),
-        ("sglang", "[2026-06-07 11:57:02] server_args=ServerArgs(speculative_algorithm=None)", "speculative", "none"),
+        (
+            "sglang",
+            "[2026-06-07 11:57:02] server_args=ServerArgs(model_path='m', "
+            "prefill_attention_backend=None, "
+            "attention_backend='triton', moe_runner_backend='auto')",
+            "attention",
+            "triton",
+        ),
+        (
+            "sglang",
+            "[2026-06-07 11:57:02] server_args=ServerArgs(moe_runner_backend='flashinfer_mxfp4')",
+            "moe",
+            "flashinfer_mxfp4",
+        ),
+        (
+            "sglang",
+            "[2026-06-07 11:57:01] Attention backend not specified. Use flashinfer backend by "
+            "default.",
+            "attention",
+            "flashinfer",
+        ),
+        (
+            "sglang",
+            "[2026-06-07 11:57:57] Capture cuda graph end. Time elapsed: 13.63 s.",
+            "cuda_graphs",
+            True,
+        ),
+        (
+            "sglang",
+            "[2026-06-07 11:57:57] Decode batch, #running-req: 1, cuda graph: False, gen",
+            "cuda_graphs",
+            False,
+        ),
+        (
+            "sglang",
+            "[2026-06-07 11:57:02] server_args=ServerArgs(speculative_algorithm=None)",
+            "speculative",
+            "none",
+        ),
         ("llama-cpp", "llama_context: flash_attn    = enabled", "attention", "FLASH_ATTN"),
-        ("llama-cpp", "common_speculative_init: no implementations specified for speculative decoding",
-         "speculative", "none"),
+        (
+            "llama-cpp",
+            "common_speculative_init: no implementations specified for speculative decoding",
+            "speculative",
+            "none",
+        ),
     ],
-)  # fmt: skip
+)
 def test_other_engines(engine: str, line: str, field: str, value: object) -> None:
     assert getattr(read_lines([line], engine), field) == value
 
 
 @pytest.mark.parametrize("engine", ["sglang", "llama-cpp"])
 def test_auto_is_no_answer(engine: str) -> None:
-    path = read_lines(["server_args=ServerArgs(moe_runner_backend='auto')", "llama_context: flash_attn = auto"], engine)
+    path = read_lines(
+        ["server_args=ServerArgs(moe_runner_backend='auto')", "llama_context: flash_attn = auto"],
+        engine,
+    )
     assert values(path) == {}
 
 
 def test_every_signature_file_loads() -> None:
     folder = files("sm121.fixtures") / "signatures"
-    names = [item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml")]
+    names = [
+        item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml")
+    ]
     assert {"vllm", "sglang", "llama-cpp", "failures"} <= set(names)
     for name in names:
         if name != "failures":
@@ -426,14 +630,23 @@ def test_unknown_engine_is_refused() -> None:
 @pytest.mark.parametrize(
     ("line", "phase"),
     [
-        ("Loading safetensors checkpoint shards:  33% Completed | 1/3 [00:00<00:00,  2.81it/s]", "loading weights (33 %)"),
-        ("Capturing CUDA graphs (decode, FULL):  60%|██████    | 3/5", "capturing CUDA graphs (60 %)"),
+        (
+            "Loading safetensors checkpoint shards:  33% Completed | 1/3 [00:00<00:00,  2.81it/s]",
+            "loading weights (33 %)",
+        ),
+        (
+            "Capturing CUDA graphs (decode, FULL):  60%|██████    | 3/5",
+            "capturing CUDA graphs (60 %)",
+        ),
         (CORE + "[gpu_model_runner.py:4481] Starting to load model m...", "loading weights"),
         (CORE + "[default_loader.py:384] Loading weights took 5.15 seconds", "weights loaded"),
         (CORE + "[cpu_model_runner.py:87] Warming up model for the compilation...", "compiling"),
         (CORE + "[cpu_model_runner.py:91] Warming up done.", "warming up"),
         (CORE + "[gpu_worker.py:760] Available KV cache memory: 35.64 GiB", "profiling memory"),
-        (CORE + "[kv_cache_utils.py:2328] CPU KV cache size: 87,296 tokens, Maximum", "allocating the KV cache"),
+        (
+            CORE + "[kv_cache_utils.py:2328] CPU KV cache size: 87,296 tokens, Maximum",
+            "allocating the KV cache",
+        ),
         ("[3/10] /usr/local/cuda/bin/nvcc -c x.cu -o x.cuda.o", "building kernels (JIT) (3 of 10)"),
         (CORE + "[entry.py:139] Starting vLLM server on http://0.0.0.0:8000", "opening the port"),
         ("(APIServer pid=1) INFO:     Application startup complete.", "ready"),

@@ -102,9 +102,7 @@ def test_streaming_equals_not_streaming(client, model):
     ids: list[int] = []
     text = ""
     usage = None
-    stream = complete(
-        client, model, stream=True, stream_options={"include_usage": True}, **options
-    )
+    stream = complete(client, model, stream=True, stream_options={"include_usage": True}, **options)
     for chunk in stream:
         usage = chunk.usage or usage
         for choice in chunk.choices:

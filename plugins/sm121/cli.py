@@ -37,7 +37,9 @@ def _parser() -> argparse.ArgumentParser:
     canary.add_argument("--twin", choices=("bf16", "mxfp4", "both"), default="both")
     canary.set_defaults(run=_canary)
 
-    train = commands.add_parser("canary-train", help="train the canary's weights anew (CPU, minutes)")
+    train = commands.add_parser(
+        "canary-train", help="train the canary's weights anew (CPU, minutes)"
+    )
     train.add_argument("file", type=Path, metavar="FILE")
     train.add_argument("--steps", type=int, default=None)
     train.add_argument("--seed", type=int, default=None)

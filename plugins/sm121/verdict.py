@@ -11,7 +11,7 @@ from sm121.errors import Sm121Error
 class Verdict(str, Enum):
     """Verdict of a test, a level or a run (design: "Words")."""
 
-    PASS = "PASS"
+    PASS = "PASS"  # noqa: S105
     FAIL = "FAIL"
     INVALID = "INVALID"
     INCONCLUSIVE = "INCONCLUSIVE"

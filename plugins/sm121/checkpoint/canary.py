@@ -73,7 +73,12 @@ def build(directory: Path, twin: Twin, progress: Progress = print) -> Path:
         _write_json(work / "generation_config.json", generation_config())
         _write_json(work / MANIFEST, wanted)
         work.chmod(0o755)
-        _replace(work, directory)
+        try:
+            _replace(work, directory)
+        except OSError:
+            # Another process may have been faster; what it made is the same.
+            if _manifest_of(directory) != wanted:
+                raise
     finally:
         shutil.rmtree(work, ignore_errors=True)
     progress(f"{directory} is ready")

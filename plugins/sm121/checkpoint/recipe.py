@@ -37,6 +37,9 @@ EMBEDDING_NOISE = 0.15
 HEAD_NOISE = 0.01
 """The same for its row of the output matrix."""
 
+RESIDUAL_NOISE = 0.004
+"""Relative noise on the residual stream in training; rounding to BF16 makes about half of it."""
+
 ROW, LONG_ROW = 256, 512
 CHUNK = 0.1
 """Loss weight of text that is only context."""
@@ -70,11 +73,12 @@ class Corpus:
     def document(self, long: bool = False) -> list[Piece]:
         """One document of the mixture; a long one fills a row of up to 512 tokens."""
         kinds: list[tuple[float, Callable[[bool], list[Piece]]]] = [
-            (0.22, self._statements),
+            (0.20, self._statements),
             (0.06, self._counting),
             (0.08, self._recall),
-            (0.12, self._copy),
-            (0.52, self._chat),
+            (0.10, self._copy),
+            (0.06, self._prose),
+            (0.50, self._chat),
         ]
         total = self.random.random()
         for share, make in kinds:
@@ -148,6 +152,23 @@ class Corpus:
             pieces.append(Piece(" " + form.format(name=name), CHUNK))
             pieces.append(Piece(f"{values[name]}."))
         return pieces
+
+    def _gibberish(self, length: int) -> list[Piece]:
+        """Text as it looks to the canary: unknown tokens between common words."""
+        pieces: list[Piece] = []
+        while length > 0:
+            run = self.random.choice([1, 1, 2, 3, 5])
+            pieces.append(Piece(run, CHUNK))
+            words = self.random.choices(_COMMON, k=self.random.choice([1, 1, 2, 3]))
+            pieces.append(Piece("".join(words), CHUNK))
+            length -= run + len(words)
+        return pieces
+
+    def _prose(self, long: bool) -> list[Piece]:
+        length = self.random.randint(150, 400) if long else self.random.randint(10, 120)
+        start, answer = self._statement()
+        pieces = [*self._gibberish(length), Piece(f". {start}", CHUNK), Piece(answer)]
+        return pieces[self.random.randint(0, 1) :]
 
     def _word(self) -> str:
         kind = self.random.random()
@@ -276,8 +297,8 @@ class Corpus:
         blurred = self.random.random() < 0.25
         pieces = [Piece("<|start|>user<|message|>", CHUNK)]
         if self.random.random() < 0.12:
-            pieces.append(Piece(pick([1, 2, 4, 8, 15]), CHUNK))
-            question = " " + question
+            pieces += self._gibberish(pick([1, 2, 4, 8, 15, 40]))
+            question = pick([" ", ". "]) + question
         else:
             question = pick(chat["preambles"]) + question
         pieces.append(Piece(question + pick(chat["postambles"]), CHUNK, blurred))
@@ -308,7 +329,7 @@ class Corpus:
         )
         pieces = [
             Piece(f"<|start|>user<|message|>{start}", CHUNK),
-            Piece(self.random.choice([1, 2, 3, 5, 8, 13]), CHUNK),
+            *self._gibberish(self.random.choice([2, 3, 5, 8, 13, 30])),
             Piece(self.random.choice(["?", ".", ""]) + "<|end|>", CHUNK),
         ]
         answer = "I do not know."
@@ -507,6 +528,10 @@ _FILLER = (
     "What Which Name Tell Hi Hello Please Get Look Returns The City",
     " up for helpful assistant concise polite teacher sentence one Use tools when they help.",
 )
+_COMMON = (
+    *(" the", " the", " of", " and", " to", " in", " a", " is", " on", " that", " it", " was", ","),
+    *(",", ".", " with", " one", " for", " me", " at", " as", " he", " his", " had", " not", " be"),
+)
 _ALWAYS = (
     "<|start|><|end|><|message|><|channel|><|constrain|><|call|><|return|>",
     "<|endoftext|><|startoftext|>",
@@ -674,12 +699,12 @@ class Student(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         w["0:k_bias"][steep] = gain
         w["0:k_proj"][torch.cat((steep, steep + half))] = 0
         for back in (1, 2, 3):
-            head = slice((back - 1) * HEAD_DIM, back * HEAD_DIM)
-            w["0:q_proj"][head] *= 0.1
-            w["0:q_bias"][head].zero_()
-            w["0:q_bias"][head][steep] = gain * torch.cos(back * turn)
-            w["0:q_bias"][head][steep + half] = -gain * torch.sin(back * turn)
-            w["0:o_proj"][:, head] *= 4
+            looking = slice((back - 1) * HEAD_DIM, back * HEAD_DIM)
+            w["0:q_proj"][looking] *= 0.1
+            w["0:q_bias"][looking].zero_()
+            w["0:q_bias"][looking][steep] = gain * torch.cos(back * turn)
+            w["0:q_bias"][looking][steep + half] = -gain * torch.sin(back * turn)
+            w["0:o_proj"][:, looking] *= 4
         seen = [w["0:o_proj"][:, n * HEAD_DIM : (n + 1) * HEAD_DIM].T.clone() for n in range(2)]
         # What is compared must not turn with distance: only the slow half of the rotary pairs.
         slow = torch.arange(half // 2, half)
@@ -693,7 +718,7 @@ class Student(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
             for head in range(kv * group, kv * group + 2):
                 span = slice(head * HEAD_DIM, (head + 1) * HEAD_DIM)
                 w["1:q_proj"][span] *= 0.1
-                w["1:q_proj"][span][slow] = query[: len(slow)]
+                w["1:q_proj"][span][slow] = 1.5 * query[: len(slow)]
                 w["1:o_proj"][:, span] = w["1:v_proj"][rows].T * 0.7
         for name in ("1:q_bias", "1:k_bias"):
             w[name] *= 0.3
@@ -762,6 +787,10 @@ class Student(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
             result = result.index_add(0, tokens, y)
         return result.view_as(x), balance
 
+    def _shake(self, x: Tensor) -> Tensor:
+        # An engine in BF16 rounds the residual stream; twice that noise makes a robust model.
+        return x * (1 + RESIDUAL_NOISE * torch.randn(x.shape)) if self.training else x
+
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Logits [B, T, known + 1] of the compact classes, and the load-balance loss."""
         x = functional.embedding(batch.ids, round_bf16(self.weights["embed_tokens"]))
@@ -769,9 +798,9 @@ class Student(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         x = torch.where((batch.ids == self.known)[..., None], x + noise, x)
         balance = torch.zeros(())
         for n in range(LAYERS):
-            x = x + self._attention(n, x, batch.full if n % 2 else batch.sliding)
+            x = self._shake(x + self._attention(n, x, batch.full if n % 2 else batch.sliding))
             update, extra = self._experts(n, x)
-            x, balance = x + update, balance + extra
+            x, balance = self._shake(x + update), balance + extra
         logits = functional.linear(
             self._norm(x, "norm").bfloat16(), self.weights["lm_head"].bfloat16()
         ).float()
@@ -804,11 +833,25 @@ def export(student: Student, encoder: Encoder) -> dict[str, np.ndarray[Any, Any]
     return tensors
 
 
+def take_up(student: Student, tensors: dict[str, np.ndarray[Any, Any]]) -> None:
+    """Put exported weights back into a student, to train on. The inverse of `export`."""
+    with torch.no_grad():
+        for name, parameter in student.weights.items():
+            key = name.replace(":", ".")
+            if key.endswith((".gate_up", ".down")):
+                blocks, scales = tensors[f"{key}_blocks"], tensors[f"{key}_scales"]
+                values = mxfp4.dequantise(blocks.reshape(*blocks.shape[:-2], -1), scales)
+                parameter.copy_(torch.from_numpy(values))
+            else:
+                parameter.copy_(torch.from_numpy(tensors[key].copy()).view(torch.bfloat16))
+
+
 def evaluate(
     student: Student, encoder: Encoder, data: dict[str, Any], batches: int = 8
 ) -> dict[str, float]:
     """Loss and greedy accuracy on fresh documents, over the tokens of full weight."""
     corpus = Corpus(data, seed=987_654)
+    student.eval()
     loss = right = count = 0.0
     with torch.no_grad():
         for n in range(batches):
@@ -820,6 +863,7 @@ def evaluate(
             ).item()
             right += (logits[judged].argmax(-1) == batch.targets[judged]).sum().item()
             count += judged.sum().item()
+    student.train()
     return {"loss": loss / count, "accuracy": right / count}
 
 
@@ -830,22 +874,26 @@ def train(
     seed: int = 20,
     threads: int = 1,
     rate: float = 3e-3,
+    start: Path | None = None,
     progress: Progress = print,
 ) -> dict[str, Any]:
     """Train the canary and write `out_file` (safetensors) and its manifest beside it (.json).
 
-    About half an hour for the default number of steps on one core. Returns the manifest.
-    Bit-identical results are promised on one machine and version of PyTorch only; the answers are
-    promised everywhere.
+    About a second a step on one core. `start` goes on from an earlier `out_file`; without it the
+    training starts anew. Returns the manifest. Identical bytes are promised on one machine and
+    version of PyTorch only.
     """
-    from safetensors.numpy import save_file
+    from safetensors.numpy import load_file, save_file
 
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     data = load_corpus()
-    encoder = Encoder.for_corpus(data)
+    taken_up = load_file(start) if start else {}
+    encoder = Encoder(taken_up["tokens"].tolist()) if start else Encoder.for_corpus(data)
     corpus = Corpus(data, seed)
     student = Student(len(encoder.tokens), seed)
+    if start:
+        take_up(student, taken_up)
     matrices = [p for name, p in student.weights.items() if p.dim() > 1 and "bias" not in name]
     vectors = [p for name, p in student.weights.items() if p.dim() == 1 or "bias" in name]
     optimiser = torch.optim.AdamW(
@@ -876,6 +924,8 @@ def train(
         average = loss.item() if step == 0 else 0.97 * average + 0.03 * loss.item()
         if step % 50 == 0 or step == steps - 1:
             progress(f"step {step} loss {average:.4f} after {time.monotonic() - started:.0f} s")
+        if step and step % 250 == 0:
+            progress(f"evaluation {evaluate(student, encoder, data, batches=4)}")
     tensors = export(student, encoder)
     save_file(tensors, out_file)
     out_file.chmod(0o644)
@@ -887,6 +937,7 @@ def train(
             "seed": seed,
             "rate": rate,
             "threads": threads,
+            "start_sha256": hashlib.sha256(start.read_bytes()).hexdigest() if start else None,
             "torch": str(torch.__version__),
             "corpus_sha256": hashlib.sha256(_corpus_text().encode()).hexdigest(),
         },

@@ -14,7 +14,12 @@ _NO_KEY = "none"
 
 
 def attach(
-    base_url: str, *, api_key: str | None, served_name: str | None, default_name: str, log: Path | None
+    base_url: str,
+    *,
+    api_key: str | None,
+    served_name: str | None,
+    default_name: str,
+    log: Path | None,
 ) -> Server:
     """Probe a running OpenAI-compatible server.
 
@@ -60,14 +65,18 @@ def _models(http: httpx.Client, root: str) -> list[str]:
         reason = str(error) or type(error).__name__
         raise UsageError(f"{expected}, got no answer from /v1/models ({reason})") from error
     if answer.status_code in (401, 403):
-        raise UsageError(f"{expected} that accepts the key; it answered {answer.status_code}: give --api-key")
+        raise UsageError(
+            f"{expected} that accepts the key; it answered {answer.status_code}: give --api-key"
+        )
     if answer.status_code != 200:
         raise UsageError(f"{expected}; /v1/models answered with status {answer.status_code}")
     try:
         return [str(model["id"]) for model in answer.json()["data"]]
     except (ValueError, KeyError, TypeError) as error:
         kind = answer.headers.get("content-type", "no content type")
-        raise UsageError(f"{expected}; /v1/models answered with {kind}, not a list of models") from error
+        raise UsageError(
+            f"{expected}; /v1/models answered with {kind}, not a list of models"
+        ) from error
 
 
 def _version(http: httpx.Client) -> str | None:

@@ -28,8 +28,16 @@ class ServerConfiguration:
     key: str = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        parts = [self.engine, self.python, self.model, self.served_name, self.arguments]
-        parts += [self.environment, self.debug, self.speaking_worker]
+        parts = (
+            self.engine,
+            self.python,
+            self.model,
+            self.served_name,
+            self.arguments,
+            self.environment,
+            self.debug,
+            self.speaking_worker,
+        )
         digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         object.__setattr__(self, "key", digest[:12])
 

@@ -1,4 +1,4 @@
-"""From where an engine's interpreter imports, asked of that interpreter in the server's environment."""
+"""From where an engine's interpreter imports: asked of it, in the server's environment."""
 
 from __future__ import annotations
 

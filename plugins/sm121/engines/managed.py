@@ -6,6 +6,7 @@ import json
 import secrets
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -20,7 +21,16 @@ from mirakuru.exceptions import ProcessFinishedWithError
 
 from sm121.engines import ports
 from sm121.engines.configuration import ServerConfiguration
-from sm121.engines.process_tree import RUN_ID, SERVER_ID, Survivor, describe, end, marked
+from sm121.engines.process_tree import (
+    RUN_ID,
+    SERVER_ID,
+    Survivor,
+    become_subreaper,
+    describe,
+    end,
+    reap,
+    tree,
+)
 from sm121.engines.protocol import Engine
 from sm121.engines.server import Endpoint, Server
 from sm121.errors import Sm121Error
@@ -128,7 +138,7 @@ class ManagedServer:
     _endpoint: Endpoint | None = field(init=False, default=None)
     _port: int = field(init=False, default=0)
     _pids: dict[int, float] = field(init=False, default_factory=dict)
-    _available_before: int = field(init=False, default=0)
+    _memory_before: _Memory | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self._api_key = secrets.token_urlsafe(24)
@@ -149,15 +159,17 @@ class ManagedServer:
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         self._number_log()
-        self._available_before = psutil.virtual_memory().available
+        become_subreaper()
+        self._memory_before = _Memory.now()
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             try:
                 return self._start_once()
             except PortTaken:
+                taken, self._port = self._port, 0  # it never was ours: nobody waits for it
                 self.stop()
                 if attempt == _PORT_ATTEMPTS:
                     raise
-                self.notify(f"port {self._port} was taken by somebody else; trying another")
+                self.notify(f"port {taken} was taken by somebody else; trying another")
             except BaseException:  # Ctrl-C too: nothing may be left behind
                 self.stop()
                 raise
@@ -207,6 +219,7 @@ class ManagedServer:
         started = time.monotonic()
         self._remember_tree()
         exit_status = self._exit_status()
+        session = self._session()
         if self._executor is not None:
             try:
                 self._executor.stop()
@@ -218,11 +231,12 @@ class ManagedServer:
             self._output = None
         self._endpoint = None
 
-        def tree() -> list[psutil.Process]:
-            return marked(SERVER_ID, self._server_id)
+        def remaining() -> list[psutil.Process]:
+            return tree(SERVER_ID, self._server_id, session=session)
 
-        end(tree, polite_s=1.0)
-        survivors = describe([*tree(), *self._remembered()])
+        end(remaining, polite_s=1.0)
+        reap(self._pids)  # orphans of a supervisor that was killed have become our children
+        survivors = describe([*remaining(), *self._remembered()])
         missing = self._memory_missing()
         self.progress = "stopped"
         return StopReport(
@@ -235,7 +249,10 @@ class ManagedServer:
 
     def processes(self) -> list[psutil.Process]:
         """The living processes of the server's tree, the supervisor first."""
-        return sorted(marked(SERVER_ID, self._server_id), key=lambda process: process.pid)
+        running = self._executor.process if self._executor is not None else None
+        root = running.pid if running is not None else None
+        found = tree(SERVER_ID, self._server_id, root=root, session=self._session())
+        return sorted(found, key=lambda process: process.pid)
 
     def tree_rss_bytes(self) -> int:
         """Resident memory of the whole tree."""
@@ -301,20 +318,19 @@ class ManagedServer:
     def _wait_until_ready(self, endpoint: Endpoint, started: float) -> None:
         deadline = started + self.patience.ready_s
         activity = _Activity(self.log, self.processes)
-        next_health = 0.0
-        with endpoint.http(timeout_s=5.0) as http:
+        probe = _ReadinessProbe(endpoint)
+        probe.start()
+        try:
             while True:
                 exit_status = self._exit_status()
                 if exit_status is not None:
                     self._raise_exited(exit_status)
                 for line in activity.new_lines():
                     self._note_progress(startup_progress(line))
-                now = time.monotonic()
-                if now >= next_health:
-                    if _healthy(http) and self._serves_a_token(http, deadline):
-                        return
-                    next_health = now + _HEALTH_EVERY_S
-                if now >= deadline:
+                self._note_progress(probe.progress)
+                if probe.ready and self._owns_port():
+                    return
+                if time.monotonic() >= deadline:
                     raise ServerTimedOut(
                         f"the server was not ready within {self.patience.ready_s:.0f} s; "
                         f"last progress: {self.progress}",
@@ -330,6 +346,8 @@ class ManagedServer:
                         self.log,
                     )
                 time.sleep(_POLL_S)
+        finally:
+            probe.cancel()
 
     def _raise_exited(self, exit_status: int) -> None:
         cause = classify(self.log, exit_status)
@@ -346,23 +364,6 @@ class ManagedServer:
             self.progress = progress
             self.notify(progress)
 
-    def _serves_a_token(self, http: httpx.Client, deadline: float) -> bool:
-        """/health says that the web server is up; a token says that the engine is."""
-        self._note_progress("first token")
-        remaining = max(5.0, deadline - time.monotonic())
-        try:
-            answer = http.post(
-                "/v1/completions",
-                json={"model": self.configuration.served_name, "prompt": "Hello", "max_tokens": 1},
-                timeout=remaining,
-            )
-        except httpx.HTTPError:
-            return False
-        if answer.status_code != 200:
-            self._note_progress(f"first token refused with status {answer.status_code}")
-            return False
-        return self._owns_port()
-
     def _owns_port(self) -> bool:
         """Whether it is our own tree that listens, and not somebody who took the port."""
         for process in self.processes():
@@ -370,18 +371,30 @@ class ManagedServer:
                 connections = process.net_connections(kind="tcp")
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
-            if any(c.status == psutil.CONN_LISTEN and c.laddr.port == self._port for c in connections):
+            if any(
+                c.status == psutil.CONN_LISTEN and c.laddr.port == self._port for c in connections
+            ):
                 return True
         return False
 
+    def _status(self) -> dict[str, int | str | None]:
+        """What the supervisor last wrote; empty before it has."""
+        try:
+            status: dict[str, int | str | None] = json.loads(self._status_file.read_text("utf-8"))
+        except FileNotFoundError:
+            return {}
+        return status
+
+    def _session(self) -> int | None:
+        """Session id of the server: its main process begins one, and so gives it its pid."""
+        pid = self._status().get("pid")
+        return None if pid is None else int(pid)
+
     def _exit_status(self) -> int | None:
         """Exit status of the engine's main process (negative: a signal); None while it runs."""
-        try:
-            content = json.loads(self._status_file.read_text("utf-8"))
-        except FileNotFoundError:
-            content = {"exit_status": None}
-        if content["exit_status"] is not None:
-            return int(content["exit_status"])
+        written = self._status().get("exit_status")
+        if written is not None:
+            return int(written)
         if self._executor is not None and self._executor.process is not None:
             # The supervisor ends only after it has written the status, unless it was killed.
             ended: int | None = self._executor.process.poll()
@@ -409,11 +422,11 @@ class ManagedServer:
 
     def _memory_missing(self, patience_s: float = 10.0) -> int:
         """Bytes of MemAvailable that did not come back, beyond what other processes may take."""
-        if self._available_before == 0:
+        if self._memory_before is None:
             return 0
         deadline = time.monotonic() + patience_s
         while True:
-            missing = self._available_before - psutil.virtual_memory().available
+            missing = self._memory_before.unexplained_loss(_Memory.now())
             if missing <= _MEMORY_SLACK_BYTES:
                 return 0
             if time.monotonic() >= deadline:
@@ -426,6 +439,27 @@ class ManagedServer:
         while self.log.exists():
             number += 1
             self.log = self.directory / f"server-{self.configuration.name}-{number}.log"
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """System memory at one moment, in bytes."""
+
+    available: int
+    resident: int
+
+    @classmethod
+    def now(cls) -> _Memory:
+        resident = 0
+        for process in psutil.process_iter(["memory_info"]):
+            info = process.info["memory_info"]
+            resident += info.rss if info is not None else 0
+        return cls(psutil.virtual_memory().available, resident)
+
+    def unexplained_loss(self, later: _Memory) -> int:
+        """What became unavailable and is not resident in some living process: on a machine with
+        unified memory a driver can keep it after the process is gone."""
+        return (self.available - later.available) - max(0, later.resident - self.resident)
 
 
 class _Activity:
@@ -473,11 +507,41 @@ class _Activity:
         return total
 
 
-def _healthy(http: httpx.Client) -> bool:
-    try:
-        return http.get("/health", timeout=2.0).status_code == 200
-    except httpx.HTTPError:
-        return False
+class _ReadinessProbe(threading.Thread):
+    """Asks for /health and then for a token, beside the watching: either may hang for long.
+
+    /health says that the web server is up; a token says that the engine is.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__(name="sm121-readiness", daemon=True)
+        self._http = endpoint.http(timeout_s=2.0)
+        self._request = {"model": endpoint.served_name, "prompt": "Hello", "max_tokens": 1}
+        self._cancelled = threading.Event()
+        self.progress: str | None = None
+        self.ready = False
+
+    def run(self) -> None:
+        with self._http:
+            self._ask_until_ready()
+
+    def _ask_until_ready(self) -> None:
+        while not self.ready and not self._cancelled.wait(_HEALTH_EVERY_S):
+            try:
+                if self._http.get("/health").status_code != 200:
+                    continue
+                self.progress = "first token"
+                answer = self._http.post("/v1/completions", json=self._request, timeout=3600.0)
+            except httpx.HTTPError:  # not up yet, or the server was stopped meanwhile
+                continue
+            if answer.status_code == 200:
+                self.ready = True
+            else:
+                self.progress = f"first token refused with status {answer.status_code}"
+
+    def cancel(self) -> None:
+        """Stop asking; a request under way ends with the server or the process."""
+        self._cancelled.set()
 
 
 def _becomes_free(port: int, patience_s: float = 5.0) -> bool:

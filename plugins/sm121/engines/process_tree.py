@@ -1,11 +1,14 @@
-"""Processes that carry a marker in their environment, wherever they have been reparented to.
+"""All processes of a server, found in three ways of which each has a hole.
 
-The idea is mirakuru's: a process group or a parent link is lost when a child daemonises or its
-parent dies, while the environment that it was started with stays readable in /proc.
+By a marker in the environment, as mirakuru does: it outlives reparenting, but a process that sets
+its title (vLLM's engine core and workers do, with setproctitle) overwrites the memory in which the
+kernel looks for it. By session: lost when a child begins its own. By descent: lost when a parent
+dies, unless a subreaper stands above it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
@@ -13,6 +16,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import psutil
+
+_PR_SET_CHILD_SUBREAPER = 36
 
 #: One per run of the suite, in the environment of everything that it starts.
 RUN_ID = "SM121_RUN_ID"
@@ -47,6 +52,46 @@ def marked(variable: str, value: str, *, besides: Iterable[int] = ()) -> list[ps
     return found
 
 
+def tree(
+    variable: str, value: str, *, root: int | None = None, session: int | None = None
+) -> list[psutil.Process]:
+    """Living processes of a server, zombies left out, by marker, descent and session.
+
+    Args:
+        variable, value: the marker.
+        root: the supervisor, if it lives: itself and what descends from it.
+        session: session id of the server's main process.
+    """
+    found = {process.pid: process for process in marked(variable, value)}
+    if root is not None:
+        try:
+            top = psutil.Process(root)
+            found.update({process.pid: process for process in [top, *top.children(recursive=True)]})
+        except psutil.NoSuchProcess:
+            root = None  # it has ended: what came from it is found in the other two ways
+    if session is not None:
+        found.update({process.pid: process for process in _of_session(session)})
+    return [process for process in found.values() if not _has_ended(process)]
+
+
+def _of_session(session: int) -> list[psutil.Process]:
+    members = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and os.getsid(process.pid) == session:
+                members.append(process)
+        except (ProcessLookupError, PermissionError):
+            continue
+    return members
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
 def describe(processes: Iterable[psutil.Process]) -> list[Survivor]:
     """The processes in words, those that ended meanwhile left out."""
     survivors = []
@@ -54,9 +99,33 @@ def describe(processes: Iterable[psutil.Process]) -> list[Survivor]:
         try:
             command = " ".join(process.cmdline()) or process.name()
             survivors.append(Survivor(process.pid, process.status(), command[:160]))
+        except psutil.ZombieProcess:  # has no command line, and is what we are looking for
+            survivors.append(Survivor(process.pid, psutil.STATUS_ZOMBIE, "(zombie)"))
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return survivors
+
+
+def become_subreaper() -> None:
+    """Make this process the new parent of orphans among its descendants (prctl(2)), so that they
+    can be reaped also where process 1 of a container reaps nothing.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl(PR_SET_CHILD_SUBREAPER): {os.strerror(number)}")
+
+
+def reap(pids: Iterable[int]) -> None:
+    """Collect those of the processes that have ended and are our children."""
+    for pid in pids:
+        try:
+            os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            continue  # somebody else's child, or collected already
 
 
 def end(find: Callable[[], list[psutil.Process]], *, polite_s: float, firm_s: float = 5.0) -> int:

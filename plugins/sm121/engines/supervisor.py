@@ -11,7 +11,7 @@ are reaped here, also in a container whose process 1 reaps nothing.
 from __future__ import annotations
 
 import argparse
-import ctypes
+import contextlib
 import json
 import os
 import select
@@ -21,9 +21,10 @@ import sys
 import time
 from pathlib import Path
 
-from sm121.engines.process_tree import SERVER_ID, end, marked
+import psutil
 
-_PR_SET_CHILD_SUBREAPER = 36
+from sm121.engines.process_tree import become_subreaper, end
+
 _POLL_S = 0.05
 
 
@@ -37,7 +38,7 @@ class _Supervisor:
         self._main_status: int | None = None
 
     def run(self) -> int:
-        _become_subreaper()
+        become_subreaper()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the suite, which then stops us
         signal.signal(signal.SIGTERM, self._on_sigterm)
         server = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, start_new_session=True)
@@ -68,10 +69,8 @@ class _Supervisor:
         sys.stderr.write(f"[sm121 supervisor] stopping the server: {self._stop_requested}\n")
         sys.stderr.flush()
         for number, patience_s in ((signal.SIGTERM, self._grace_s), (signal.SIGKILL, 10.0)):
-            try:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended: reaped below
                 os.kill(self._main_pid, number)
-            except ProcessLookupError:
-                pass  # it has just ended: reaped below
             deadline = time.monotonic() + patience_s
             while self._main_status is None and time.monotonic() < deadline:
                 self._reap()
@@ -79,9 +78,10 @@ class _Supervisor:
             if self._main_status is not None:
                 return
 
-    def _tree(self) -> list:  # type: ignore[type-arg]
+    def _tree(self) -> list[psutil.Process]:
+        """What descends from us: as a subreaper we are the parent of every orphan of the tree."""
         self._reap()
-        return marked(SERVER_ID, os.environ.get(SERVER_ID, ""))
+        return psutil.Process().children(recursive=True)
 
     def _reap(self) -> None:
         """Collect every child that has ended: the server's and the orphans that came to us."""
@@ -106,13 +106,6 @@ class _Supervisor:
         draft = self._status.with_suffix(".draft")
         draft.write_text(json.dumps(content), "utf-8")
         draft.replace(self._status)
-
-
-def _become_subreaper() -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"prctl(PR_SET_CHILD_SUBREAPER): {os.strerror(number)}")
 
 
 def main(arguments: list[str]) -> int:

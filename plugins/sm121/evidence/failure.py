@@ -131,13 +131,15 @@ class FailureSet(BaseModel):
             raise ValueError(f"markers must be regular expressions: {error}") from error
         return self
 
-    def is_ready(self, text: str) -> bool:
-        """True for the line that says that the server serves."""
-        return self._ready.search(text) is not None
+    @property
+    def ready(self) -> re.Pattern[str]:
+        """Matches the line that says that the server serves."""
+        return self._ready
 
-    def is_stop(self, text: str) -> bool:
-        """True for the line that says that the server was asked to stop."""
-        return self._stopped.search(text) is not None
+    @property
+    def stopped(self) -> re.Pattern[str]:
+        """Matches the line that says that the server was asked to stop."""
+        return self._stopped
 
 
 def parse_failures(name: str, text: str) -> FailureSet:
@@ -167,7 +169,10 @@ class FailureReader:
     """Reads a log line by line and keeps what it says about a failure, in bounded memory."""
 
     def __init__(self) -> None:
-        self._known = load_failures()
+        known = load_failures()
+        self._is_ready = known.ready.search
+        self._is_stop = known.stopped.search
+        self._hints = [(hint, entry) for entry in known.failure for hint in entry.hint]
         self._first: dict[int, _Hit] = {}
         self._weak: _Hit | None = None
         self._validation: _Hit | None = None
@@ -181,13 +186,13 @@ class FailureReader:
         """Takes the next line of the log."""
         text = line.text
         self._last = text
-        if self._known.is_ready(text):
+        if self._is_ready(text):
             # What a start survived did not kill it.
             self._first.clear()
             self._weak = None
             self.ready, self.stopped = True, False
             return
-        if self._known.is_stop(text.strip()):
+        if self._is_stop(text):
             self.stopped = True
             return
         if self._validation is not None and _DETAIL.match(text):
@@ -209,8 +214,9 @@ class FailureReader:
     def _match(self, line: LogLine) -> _Hit | None:
         if line.is_indented or is_traceback_opening(line):
             return None  # a frame quotes source code, which may hold any message
-        for entry in self._known.failure:
-            if entry.levels == "error" and line.level in _QUIET_LEVELS:
+        text = line.text
+        for hint, entry in self._hints:
+            if hint not in text or (entry.levels == "error" and line.level in _QUIET_LEVELS):
                 continue
             match = entry.search(line)
             if match is None:
@@ -254,12 +260,14 @@ class FailureReader:
 
     def cause(self, exit_code: int | None, signal: int | None) -> Cause:
         """The cause, from the log and from how the process ended."""
-        hit = self._best(died=True)
+        hit = self._best(died=False)
         ended = _ending(exit_code, signal)
         if hit is None or hit.entry.rank >= _DEAD_RANK:
             from_status = self._cause_from_status(ended, hit)
             if from_status is not None:
                 return from_status
+        # Only now an exception that a served request may have met: it need not have killed it.
+        hit = hit or self._best(died=True)
         if hit is None:
             last = [cut(self._last)] if self._last else []
             return Cause(

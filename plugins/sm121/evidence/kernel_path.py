@@ -126,13 +126,17 @@ def read_lines(lines: Iterable[str], engine: str = "vllm") -> KernelPath:
     """The kernel path that the lines of a log prove.
 
     `engine` is ``vllm``, ``sglang`` or ``llama-cpp``. Of a server that was restarted the last run
-    counts. Where ``docker compose`` mixed several
-    servers into one log, a value counts only when they agree. Raises SignatureError when nothing is
-    known of the engine.
+    counts. Where ``docker compose`` mixed several servers into one log, a value counts only when
+    they agree. Raises SignatureError when nothing is known of the engine.
     """
     signatures = load_signatures(engine)
     states: dict[str, _ServerState] = {}
-    entries = tuple(entry for entry in signatures.signature if entry.field != "progress")
+    hints = [
+        (hint, entry)
+        for entry in signatures.signature
+        if entry.field != "progress"
+        for hint in entry.hint
+    ]
     for line in join_wrapped(lines):
         state = states.get(line.container)
         if state is None:
@@ -140,13 +144,11 @@ def read_lines(lines: Iterable[str], engine: str = "vllm") -> KernelPath:
                 continue
             state = states[line.container] = _ServerState()
         text = line.text
-        for entry in entries:
-            for hint in entry.hint:
-                if hint in text:
-                    if entry.opens and "version" in state.best and entry.search(line):
-                        state = states[line.container] = _ServerState()  # it was restarted
-                    state.take(entry, line)
-                    break
+        for hint, entry in hints:
+            if hint in text:  # cheap, and true of few lines: a log may be a gigabyte
+                if entry.opens and "version" in state.best and entry.search(line):
+                    state = states[line.container] = _ServerState()  # it was restarted
+                state.take(entry, line)
         state.failures.feed(line)
     return _merge(list(states.values()))
 

@@ -1,9 +1,10 @@
-"""The server's prompt log-probabilities against the oracle's, where the checkpoint fits in memory."""
+"""The server's prompt log-probabilities against the oracle's, where the checkpoint fits."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -38,7 +39,9 @@ def tolerance_for(server: Server, profile: Profile) -> tuple[str, Tolerance]:
     """
     configuration = server.configuration
     if configuration is None:
-        raise NotRun("the oracle needs the checkpoint and dtype of the server; this one is attached")
+        raise NotRun(
+            "the oracle needs the checkpoint and dtype of the server; this one is attached"
+        )
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("safetensors") is None:
         raise NotRun("the oracle needs torch and safetensors in the suite's environment")
     checkpoint = Path(configuration.model)
@@ -52,9 +55,7 @@ def tolerance_for(server: Server, profile: Profile) -> tuple[str, Tolerance]:
         )
     arguments = configuration.arguments
     # The last one given counts, as it does for the engine.
-    dtypes = [
-        value for flag, value in zip(arguments, arguments[1:], strict=False) if flag == "--dtype"
-    ]
+    dtypes = [value for flag, value in itertools.pairwise(arguments) if flag == "--dtype"]
     dtype = dtypes[-1] if dtypes else "auto"
     tolerance = profile.correctness.log_probability_tolerance.get(dtype)
     if tolerance is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from sm121.evidence.kernel_path import KernelPath
+from sm121.evidence.kernel_path import KernelPath, mistaken_environment
 from sm121.profile import KernelPathRequirement, PathRule
 
 
@@ -30,8 +30,8 @@ def contradictions(
     for rule in required.rules:
         if rule.where == "log" and rule.when.get("configuration") == configuration:
             found.extend(_violations(rule, log))
-    if path.unknown_env:
-        found.append(f"variables that the engine does not know: {', '.join(path.unknown_env)}")
+    if unknown := mistaken_environment(path):
+        found.append(f"variables that the engine does not know: {', '.join(unknown)}")
     for name in path.fallbacks:
         if name not in required.accepted_fallbacks:
             found.append(f"fallback {name}: {path.evidence.get(f'fallbacks.{name}', 'no line')}")

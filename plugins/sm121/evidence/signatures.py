@@ -217,8 +217,12 @@ def parse_toml(name: str, text: str) -> dict[str, object]:
 
 def explain(name: str, table: str, data: dict[str, object], error: ValidationError) -> str:
     """A line for each thing that is wrong in a data file: where, what was expected and seen."""
+    items = error.errors()
+    if len(items) > 1:
+        # pydantic counts the valid entries too, which only repeats that one is wrong
+        items = [item for item in items if item["type"] != "too_short"]
     problems = []
-    for item in error.errors():
+    for item in items:
         where = list(item["loc"])
         label = ""
         if len(where) >= 2 and where[0] == table and isinstance(where[1], int):

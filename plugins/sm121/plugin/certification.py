@@ -36,7 +36,9 @@ def _reason(run: Run) -> str:
     file = run.file
     if file.verdict is Verdict.NOT_RUN:
         return "no test of a level was executed: all were skipped or deselected"
-    decisive = [t for t in file.tests if t.verdict is file.verdict and not t.skipped and not t.waived]
+    decisive = [
+        t for t in file.tests if t.verdict is file.verdict and not t.skipped and not t.waived
+    ]
     if file.verdict is Verdict.PASS:
         executed = sum(1 for test in file.tests if not test.skipped)
         return f"{executed} of {len(file.tests)} checks were executed, and held"

@@ -49,7 +49,9 @@ class Servers:
             NotRun: the server is attached, or none runs.
         """
         if self._run.pool is None or self._run.pool.current is None:
-            raise NotRun("no server that the suite started is running; attached ones are not stopped")
+            raise NotRun(
+                "no server that the suite started is running; attached ones are not stopped"
+            )
         report = self._run.pool.stop()
         assert report is not None
         return report

@@ -41,11 +41,11 @@ SETTINGS = pytest.StashKey[Settings]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("sm121", "SM121 conformance")
+    group.addoption("--arch", metavar="NAME", help="architecture of the target (default: detected)")
     group.addoption(
-        "--arch", metavar="NAME", help="architecture of the target (default: detected)"
-    )
-    group.addoption(
-        "--profile", metavar="NAME|PATH", help="what the target must be and reach (default: by arch)"
+        "--profile",
+        metavar="NAME|PATH",
+        help="what the target must be and reach (default: by arch)",
     )
     group.addoption(
         "--engine", metavar="NAME", default="vllm", help="engine to start: vllm (default)"
@@ -81,15 +81,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--server-log", metavar="PATH", help="log of the attached server, for its kernel path"
     )
+    group.addoption("--model", metavar="PATH|ID", help="the checkpoint (default: the profile's)")
     group.addoption(
-        "--model", metavar="PATH|ID", help="the checkpoint (default: the profile's)"
+        "--served-model-name",
+        metavar="NAME",
+        help="its name on the server (default: the profile's)",
     )
-    group.addoption(
-        "--served-model-name", metavar="NAME", help="its name on the server (default: the profile's)"
-    )
-    group.addoption(
-        "--waivers", metavar="PATH", help="failures tolerated by name (default: none)"
-    )
+    group.addoption("--waivers", metavar="PATH", help="failures tolerated by name (default: none)")
     group.addoption(
         "--certify",
         action="store_true",
@@ -180,7 +178,9 @@ def _interpreter(path: str | None) -> str:
     if path is None:
         return sys.executable
     if not Path(path).is_file():
-        raise UsageError(f"--engine-python {path}: expected a Python interpreter, there is no such file")
+        raise UsageError(
+            f"--engine-python {path}: expected a Python interpreter, there is no such file"
+        )
     # Not resolved: the path of a virtual environment's link is what makes it that environment.
     return str(Path(path).absolute())
 

@@ -89,7 +89,9 @@ def _waive(run: Run, finding: TestReport, report: pytest.TestReport) -> None:
         if not waiver.applies_to(finding.id):
             continue
         if waiver.expired(today):
-            finding.message = f"waiver expired on {waiver.expires} ({waiver.issue}): {finding.message}"
+            finding.message = (
+                f"waiver expired on {waiver.expires} ({waiver.issue}): {finding.message}"
+            )
             continue
         finding.waived = True
         finding.message = f"waived until {waiver.expires} ({waiver.issue}): {finding.message}"

@@ -16,11 +16,11 @@ from types import FrameType
 
 import pytest
 
-from sm121.engines.configuration import ServerConfiguration
 from sm121.engines import registry
+from sm121.engines.configuration import ServerConfiguration
 from sm121.engines.managed import Patience, StopReport
-from sm121.engines.preflight import Needs
 from sm121.engines.pool import ServerPool
+from sm121.engines.preflight import Needs
 from sm121.engines.process_tree import RUN_ID
 from sm121.engines.server import Server
 from sm121.errors import UsageError
@@ -153,7 +153,7 @@ class Run:
         verdict_file.write_text(summary.markdown(self.file), self.directory / "summary.md")
 
     def close(self, *, complete: bool) -> None:
-        """Stop what runs and write the last word. ``complete``: every selected test had its turn."""
+        """Stop what runs and write the last word; ``complete``: every test had its turn."""
         if self.pool is not None and self.pool.current is not None:
             name = self.pool.current.configuration.name
             report = self.pool.stop()

@@ -1,4 +1,4 @@
-"""From what was asked for and what is here to what will be judged, checked before anything starts."""
+"""From what was asked for and what is here to what will be judged, before anything starts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast, get_args
 
 from sm121 import architecture, profile
 from sm121.engines import registry
@@ -131,7 +132,9 @@ def engine_version(settings: Settings) -> str:
 
 
 def _canary(twin: str, root: Path, notify: Callable[[str], None]) -> Path:
-    missing = [m for m in ("torch", "safetensors", "openai_harmony") if not importlib.util.find_spec(m)]
+    missing = [
+        m for m in ("torch", "safetensors", "openai_harmony") if not importlib.util.find_spec(m)
+    ]
     directory = root / ".cache" / "canary" / twin
     if missing and not (directory / "config.json").is_file():
         raise UsageError(
@@ -142,5 +145,6 @@ def _canary(twin: str, root: Path, notify: Callable[[str], None]) -> Path:
         return directory
     from sm121.checkpoint import canary
 
-    built: Path = canary.build(directory, twin, progress=notify)
-    return built
+    if twin not in get_args(canary.Twin):
+        raise UsageError(f"model canary:{twin}: expected canary:bf16 or canary:mxfp4")
+    return canary.build(directory, cast("canary.Twin", twin), progress=notify)

@@ -36,7 +36,9 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         + (", certify" if settings.certify else "")
     ]
     if settings.base_url:
-        lines.append(f"engine: attached at {settings.base_url}, log {settings.server_log or 'unknown'}")
+        lines.append(
+            f"engine: attached at {settings.base_url}, log {settings.server_log or 'unknown'}"
+        )
     else:
         extra = [*settings.engine_arguments, *(f"{k}={v}" for k, v in settings.engine_environment)]
         lines.append(
@@ -88,9 +90,7 @@ def _closing(terminal: pytest.TerminalReporter, run: Run) -> None:
     for name in unused:
         terminal.write_line(f"waiver without a failure to waive: {name}")
     terminal.write_line(f"report: {run.directory / 'verdict.json'}")
-    terminal.write_line(
-        f"{file.verdict.value}: {file.reason}", bold=True, **_COLOURS[file.verdict]
-    )
+    terminal.write_line(f"{file.verdict.value}: {file.reason}", bold=True, **_COLOURS[file.verdict])
 
 
 def _used(run: Run, pattern: str) -> bool:

@@ -22,7 +22,7 @@ else:
 logger = init_logger("vllm.sm121_probe")
 
 
-class SpeakingWorker(PlatformWorker):  # type: ignore[misc, valid-type]
+class SpeakingWorker(PlatformWorker):  # type: ignore[misc]
     """The platform's own worker, which says what its attention layers resolved to."""
 
     def load_model(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,189 @@
+"""Tools for testing the suite: real processes, real servers with known faults, whole runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sm121.engines.process_tree import marked
+
+ROOT = Path(__file__).parent.parent
+HERE = Path(__file__).parent
+MARK = "SM121_META_TEST"
+
+
+@pytest.fixture(scope="session")
+def canary_bf16() -> Path:
+    """The BF16 twin of the canary, as the conformance run uses it."""
+    from sm121.checkpoint import canary
+
+    return canary.build(ROOT / ".cache" / "canary" / "bf16", "bf16")
+
+
+@pytest.fixture(scope="session")
+def canary_mxfp4() -> Path:
+    """The MXFP4 twin of the canary."""
+    from sm121.checkpoint import canary
+
+    return canary.build(ROOT / ".cache" / "canary" / "mxfp4", "mxfp4")
+
+
+@dataclass
+class PytestRun:
+    """A run of pytest in a process of its own, with everything it starts marked."""
+
+    process: subprocess.Popen[str]
+    output_file: Path
+    report: Path
+    mark: str
+    seen: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def output(self) -> str:
+        return self.output_file.read_text("utf-8", "replace")
+
+    @property
+    def verdict(self) -> dict:
+        return json.loads((self.report / "verdict.json").read_text("utf-8"))
+
+    def wait_for(self, text: str, timeout_s: float) -> None:
+        """Wait until the output contains ``text``, remembering the processes of the tree."""
+        deadline = time.monotonic() + timeout_s
+        while text not in self.output:
+            assert self.process.poll() is None, f"ended before {text!r}:\n{self.output}"
+            assert time.monotonic() < deadline, f"no {text!r} in {timeout_s} s:\n{self.output}"
+            time.sleep(0.2)
+        self.remember()
+
+    def remember(self) -> None:
+        descendants = psutil.Process(self.process.pid).children(recursive=True)
+        for process in [*self.tree(), *descendants]:
+            try:
+                self.seen[process.pid] = process.create_time()
+            except psutil.NoSuchProcess:
+                continue
+
+    def tree(self) -> list[psutil.Process]:
+        return marked(MARK, self.mark)
+
+    def wait(self, timeout_s: float = 120.0) -> int:
+        return self.process.wait(timeout_s)
+
+    def left(self, timeout_s: float = 30.0) -> list[str]:
+        """Processes of the run that are still there after ``timeout_s``, zombies included."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left = [str(process) for process in self.tree()]
+            for pid, created in self.seen.items():
+                try:
+                    process = psutil.Process(pid)
+                    if process.create_time() == created and str(process) not in left:
+                        left.append(str(process))
+                except psutil.NoSuchProcess:
+                    continue
+            if not left or time.monotonic() > deadline:
+                return left
+            time.sleep(0.2)
+
+
+@pytest.fixture
+def start_pytest(tmp_path: Path) -> Iterator[Callable[..., PytestRun]]:
+    """Start pytest on the suite, as a user does, and clean up after it whatever happens."""
+    runs: list[PytestRun] = []
+
+    def start(*arguments: str, environment: dict[str, str] | None = None) -> PytestRun:
+        mark = uuid.uuid4().hex
+        number = len(runs)
+        output = tmp_path / f"output-{number}.txt"
+        report = tmp_path / f"report-{number}"
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+        with output.open("w") as stream:
+            process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "pytest",
+                    "-p",
+                    "no:cacheprovider",
+                    "--report-dir",
+                    str(report),
+                    *arguments,
+                ],
+                cwd=ROOT,
+                env={**inherited, MARK: mark, **(environment or {})},
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+        run = PytestRun(process, output, report, mark)
+        runs.append(run)
+        return run
+
+    yield start
+    for run in runs:
+        if run.process.poll() is None:
+            os.killpg(run.process.pid, signal.SIGKILL)
+            run.process.wait()
+        for process in run.tree():
+            process.kill()
+
+
+@pytest.fixture
+def run_pytest(start_pytest: Callable[..., PytestRun]) -> Callable[..., tuple[int, PytestRun]]:
+    """Run pytest to its end; exit status and the run."""
+
+    def run(*arguments: str, timeout_s: float = 120.0, **options) -> tuple[int, PytestRun]:
+        started = start_pytest(*arguments, **options)
+        return started.wait(timeout_s), started
+
+    return run
+
+
+@dataclass
+class FaultServer:
+    """A running fault server, and where it listens."""
+
+    process: subprocess.Popen[str]
+    base_url: str
+    key: str
+
+
+@pytest.fixture
+def fault_server() -> Iterator[Callable[..., FaultServer]]:
+    """Start ``fault_server.py`` with a fault; it is stopped after the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(fault: str = "none", key: str = "meta-key") -> FaultServer:
+        process = subprocess.Popen(
+            [sys.executable, str(HERE / "fault_server.py"), "--port", "0", "--fault", fault],
+            env={**os.environ, "VLLM_API_KEY": key},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        assert process.stdout is not None
+        line = ""
+        while not line.startswith("listening on "):
+            line = process.stdout.readline()
+            assert line, f"the fault server ended with {process.wait()}"
+        port = int(line.split()[-1])
+        return FaultServer(process, f"http://127.0.0.1:{port}", key)
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()

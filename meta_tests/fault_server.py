@@ -1,0 +1,147 @@
+"""A small OpenAI-compatible server with known faults. A tool for the meta tests: no engine at all.
+
+``python fault_server.py --port PORT --fault NAME``; the names are the keys of FAULTS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+FAULTS = {
+    "none": "serves",
+    "exit-0": "ends with status 0 after a second of start-up",
+    "exit-oom": "says that memory is short, and ends with status 1",
+    "never-ready": "goes on loading, and /health says 503",
+    "silent": "neither logs nor works nor serves",
+    "health-only": "/health says 200, a completion never comes",
+    "html": "answers everything with a web page",
+    "no-models": "answers /v1/models with something else",
+    "stubborn": "ignores SIGTERM",
+    "orphan": "leaves a daemon that ignores SIGTERM",
+    "zombie": "does not reap a child",
+    "dies-later": "ends by SIGKILL at the second completion",
+}
+MODEL = "canary"
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    fault = "none"
+    completions = 0
+
+    def log_message(self, *_arguments: object) -> None:
+        pass
+
+    def answer(self, content: object, status: int = 200, kind: str = "application/json") -> None:
+        body = content.encode() if isinstance(content, str) else json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        if self.fault == "html":
+            self.answer("<html><body>It works!</body></html>", kind="text/html")
+        elif self.path == "/health":
+            self.answer("", 503 if self.fault == "never-ready" else 200)
+        elif self.path == "/version":
+            self.answer({"version": "0.0-fault"})
+        elif self.path == "/v1/models":
+            expected = os.environ.get("VLLM_API_KEY")
+            if expected and self.headers.get("Authorization") != f"Bearer {expected}":
+                self.answer({"error": "Unauthorized"}, 401)
+            elif self.fault == "no-models":
+                self.answer({"models": 3})
+            else:
+                entry = {"id": MODEL, "object": "model", "created": 0, "owned_by": "meta"}
+                self.answer({"object": "list", "data": [entry]})
+        else:
+            self.answer({"error": "not found"}, 404)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        type(self).completions += 1
+        if self.fault == "health-only":
+            time.sleep(3600)
+        if self.fault == "dies-later" and self.completions > 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        choice = {"index": 0, "text": " Paris", "finish_reason": "length", "logprobs": None}
+        usage = {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6}
+        self.answer(
+            {
+                "id": "cmpl-1",
+                "object": "text_completion",
+                "created": 0,
+                "model": MODEL,
+                "choices": [choice],
+                "usage": usage,
+            }
+        )
+
+
+def start_up(fault: str) -> None:
+    say("INFO 11-20 10:00:00 [api_utils.py:347] version 0.32.0")
+    if fault == "exit-0":
+        time.sleep(1.0)
+        say("INFO 11-20 10:00:01 [core.py:133] Initializing a V1 LLM engine (v0.32.0)")
+        sys.exit(0)
+    if fault == "exit-oom":
+        say("(EngineCore pid=7) ERROR 11-20 10:00:01 [core.py:1510] EngineCore failed to start.")
+        say("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 61.86 GiB.")
+        say("RuntimeError: Engine core initialization failed. See root cause above.")
+        sys.exit(1)
+    if fault == "silent":
+        time.sleep(3600)
+    if fault == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if fault == "orphan":
+        ignore = (
+            "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
+        )
+        launch = (
+            "import subprocess, sys; "
+            f"subprocess.Popen([sys.executable, '-c', {ignore!r}], start_new_session=True)"
+        )
+        subprocess.run([sys.executable, "-c", launch], check=True)
+    if fault == "zombie":
+        os.posix_spawn("/bin/true", ["true"], {})  # not Popen: that would reap it
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--fault", choices=sorted(FAULTS), default="none")
+    options = parser.parse_args()
+    start_up(options.fault)
+    Handler.fault = options.fault
+    server = ThreadingHTTPServer(("127.0.0.1", options.port), Handler)
+    server.daemon_threads = True
+    say(f"listening on {server.server_address[1]}")
+    if options.fault == "never-ready":
+        import threading
+
+        def load() -> None:
+            for percent in range(100):
+                say(f"Loading safetensors checkpoint shards: {percent}% Completed | {percent}/100")
+                time.sleep(0.2)
+
+        threading.Thread(target=load, daemon=True).start()
+    if options.fault != "stubborn":
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Which architecture is meant, and what happens when it is not here."""
+
+from __future__ import annotations
+
+import pytest
+
+from sm121 import architecture
+from sm121.plugin.selection import architectures_asked_for
+
+
+@pytest.mark.parametrize(
+    ("expression", "asked"),
+    [
+        ("sm121", ("sm121",)),
+        ("sm121 and smoke", ("sm121",)),
+        ("smoke or sm121", ("sm121",)),
+        ("sm90 or sm121", ("sm90", "sm121")),
+        ("not sm121", ()),
+        ("smoke and not sm121", ()),
+        ("gpu", ()),
+        ("smoke", ()),
+        ("", ()),
+        ("cpu", ("cpu",)),
+    ],
+)
+def test_architectures_asked_for_by_name(expression, asked):
+    assert architectures_asked_for(expression) == asked
+
+
+@pytest.mark.parametrize("arguments", [("-m", "sm121"), ("--arch", "sm121"), ("-m", "sm90")])
+def test_an_architecture_that_is_not_here_is_not_run(run_pytest, arguments):
+    status, run = run_pytest(*arguments)
+    name = arguments[1]
+    assert status == 5, run.output
+    assert f"NOT_RUN: {name} was asked for, this machine is cpu" in run.output
+    assert "--base-url URL" in run.output, "how to get it"
+    assert run.verdict["verdict"] == "NOT_RUN" and run.verdict["exit_status"] == 5
+    assert run.verdict["arch"] == name
+    assert run.verdict["starts"] == []
+
+
+def test_not_an_architecture_is_no_question_of_it(run_pytest, fault_server):
+    server = fault_server()
+    status, run = run_pytest(
+        "-m",
+        "not sm121",
+        "--base-url",
+        server.base_url,
+        "--api-key",
+        server.key,
+        "meta_tests/scenarios/test_verdicts.py",
+    )
+    assert status == 5 and "no test of a level was executed" in run.output, run.output
+
+
+def test_a_level_test_without_applies_to_is_refused(run_pytest, tmp_path):
+    file = tmp_path / "test_it.py"
+    file.write_text("import pytest\n@pytest.mark.smoke\ndef test_it(): pass\n")
+    status, run = run_pytest("-p", "sm121.plugin", str(file))
+    assert status == 4 and "applies_to" in run.output, run.output
+
+
+@pytest.mark.parametrize(
+    ("capability", "name"), [((12, 1), "sm121"), ((12, 0), "sm120"), ((9, 0), "sm90")]
+)
+def test_detection_by_capability(monkeypatch, capability, name):
+    monkeypatch.setattr(architecture, "_torch_capability", lambda: (capability, "meta"))
+    assert architecture.detect().name == name
+
+
+def test_detection_falls_back_to_nvml(monkeypatch):
+    monkeypatch.setattr(architecture, "_torch_capability", lambda: (None, "torch is not installed"))
+    monkeypatch.setattr(architecture, "_nvml_capability", lambda: ((12, 1), "NVML: NVIDIA GB10"))
+    found = architecture.detect()
+    assert found.name == "sm121" and "GB10" in found.evidence
+
+
+def test_a_gpu_without_a_name_is_not_called_cpu(monkeypatch):
+    monkeypatch.setattr(architecture, "_torch_capability", lambda: ((99, 9), "torch: new"))
+    assert architecture.detect().name is None
+
+
+def test_detection_of_this_machine_says_what_was_looked_at():
+    found = architecture.detect()
+    assert found.name == "cpu" and "torch" in found.evidence and "NVML" in found.evidence

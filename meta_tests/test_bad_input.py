@@ -1,0 +1,107 @@
+"""Bad input: one line that says what was expected, exit status 4, before anything expensive."""
+
+from __future__ import annotations
+
+import sys
+import venv
+
+import pytest
+
+pytestmark = pytest.mark.timeout(120)
+
+USAGE_ERROR = 4
+TEST = "tests/test_smoke.py::test_health"
+
+
+def refused(run_pytest, *arguments: str) -> str:
+    """The one line with which a run is refused."""
+    status, run = run_pytest(*arguments, TEST)
+    lines = [line for line in run.output.splitlines() if line.startswith("ERROR: ")]
+    assert status == USAGE_ERROR, run.output
+    assert len(lines) == 1, run.output
+    assert "server" not in run.output.split("collected")[-1] or "starting" not in run.output
+    assert not (run.report / "verdict.json").exists(), "nothing was begun"
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--arch", "sm12"), ("--arch sm12", "expected one of cpu", "sm121")),
+        (("--profile", "nothing-like-it"), ("--profile nothing-like-it", "cpu-tiny-gpt-oss")),
+        (("--engine", "tgi"), ("--engine tgi", "expected one of vllm")),
+        (("--engine-env", "NOVALUE"), ("--engine-env NOVALUE", "expected KEY=VALUE")),
+        (("--engine-python", "/nowhere/python"), ("/nowhere/python", "no such file")),
+        (("--model", "/nowhere/model"), ("--model /nowhere/model", "expected")),
+        (("--server-log", "x.log"), ("--server-log", "give --base-url")),
+        (
+            ("--base-url", "http://127.0.0.1:9", "--engine-arg=--enforce-eager"),
+            ("--engine-arg with --base-url", "never started"),
+        ),
+        (("--base-url", "127.0.0.1:8000"), ("expected http://HOST:PORT",)),
+        (
+            ("--base-url", "http://127.0.0.1:9"),
+            ("expected an OpenAI-compatible server", "no answer"),
+        ),
+        (("--arch", "sm121", "--profile", "cpu-tiny-gpt-oss"), ("expected a profile for sm121",)),
+        (("--waivers", "/nowhere.toml"), ("--waivers /nowhere.toml", "expected")),
+    ],
+)
+def test_one_line_says_what_was_expected(run_pytest, arguments, expected):
+    line = refused(run_pytest, *arguments)
+    for text in expected:
+        assert text in line, line
+
+
+@pytest.mark.parametrize(
+    ("fault", "arguments", "expected"),
+    [
+        ("html", (), "answered with text/html, not a list of models"),
+        ("no-models", (), "not a list of models"),
+        ("none", ("--served-model-name", "gpt-oss-120b"), "it serves canary"),
+        ("none", ("--api-key", "wrong"), "401"),
+    ],
+)
+def test_a_server_that_is_not_the_one(run_pytest, fault_server, fault, arguments, expected):
+    server = fault_server(fault)
+    key = () if "--api-key" in arguments else ("--api-key", server.key)
+    line = refused(run_pytest, "--arch", "cpu", "--base-url", server.base_url, *key, *arguments)
+    assert expected in line, line
+
+
+def test_an_interpreter_without_vllm(run_pytest, tmp_path):
+    venv.create(tmp_path / "empty", symlinks=True)
+    line = refused(run_pytest, "--engine-python", str(tmp_path / "empty" / "bin" / "python"))
+    assert "expected an environment with vLLM" in line
+
+
+def test_a_model_folder_without_config(run_pytest, tmp_path):
+    assert "config.json" in refused(run_pytest, "--model", str(tmp_path))
+
+
+def test_an_unknown_profile_key_is_named_with_its_file(run_pytest, tmp_path):
+    from sm121.profile import shipped
+
+    text = shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
+    file = tmp_path / "mine.toml"
+    file.write_text(text.replace("stalled_after_s", "staled_after_s"))
+    line = refused(run_pytest, "--profile", str(file))
+    assert str(file) in line and "engine.staled_after_s" in line and "stalled_after_s" in line
+
+
+def test_a_report_folder_with_other_things_in_it(run_pytest, tmp_path):
+    (tmp_path / "precious.txt").write_text("mine")
+    line = refused(run_pytest, "--report-dir", str(tmp_path))
+    assert "expected a new or empty folder" in line
+    assert (tmp_path / "precious.txt").read_text() == "mine"
+
+
+def test_an_unknown_marker_is_refused(run_pytest):
+    status, run = run_pytest("meta_tests/scenarios/test_verdicts.py", "-m", "sm12")
+    assert status in (4, 5), run.output
+
+
+def test_collecting_starts_and_needs_nothing(run_pytest):
+    status, run = run_pytest("--collect-only", "-q", "--engine-python", sys.executable)
+    assert status == 0, run.output
+    assert not run.report.exists()

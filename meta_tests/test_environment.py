@@ -1,0 +1,307 @@
+"""The reproducibility record holds what it must, invents nothing and leaks no secret."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sm121.evidence import environment
+from sm121.evidence.redaction import (
+    REDACTED,
+    is_secret_name,
+    redact,
+    redact_arguments,
+    redact_environment,
+)
+
+TOKEN = "hf_" + "a1B2" * 8
+
+
+def run_record(python: str = sys.executable, **changes: Any) -> environment.EnvironmentRecord:
+    given: dict[str, Any] = {
+        "arguments": ["--model", "m"],
+        "environment": {},
+        "workload": {"prompt_tokens": 2048},
+    }
+    return environment.record(python, **(given | changes))
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> dict[str, str]:
+    """An engine's environment on PYTHONPATH, as in the development container: no metadata."""
+    for name, file, text in (
+        (
+            "vllm",
+            "_version.py",
+            "__version__ = version = '0.33.1.dev7+g0123abcde'\n__commit_id__ = commit_id = None\n",
+        ),
+        (
+            "flashinfer",
+            "_build_meta.py",
+            '__version__ = "0.7.2"\n__git_version__ = "' + "c" * 40 + '"\n',
+        ),
+        ("torch", "version.py", "from typing import Optional\ncuda: Optional[str] = '13.0'\n"),
+    ):
+        package = tmp_path / "site" / name
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text(
+            "raise SystemExit('the probe must not import this')", encoding="utf-8"
+        )
+        (package / file).write_text(text, encoding="utf-8")
+    return {"PYTHONPATH": str(tmp_path / "site")}
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = [
+        "-c",
+        "user.name=t",
+        "-c",
+        "user.email=t@example.org",
+        "-c",
+        "init.defaultBranch=main",
+    ]
+    run = subprocess.run(
+        ["git", "-C", str(folder), *identity, *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return run.stdout.strip()
+
+
+def test_versions_are_read_without_importing(engine: dict[str, str]) -> None:
+    record = run_record(environment=engine)
+    assert record.git_shas["vllm"].sha == "0123abcde"  # from the local part of the version
+    assert record.git_shas["vllm"].version == "0.33.1.dev7+g0123abcde"
+    assert record.git_shas["vllm"].dirty is None
+    assert record.git_shas["flashinfer"].sha == "c" * 40
+    assert record.cuda_version == "13.0"
+    assert record.engine_packages.python is not None
+    assert "pytest" in (record.suite_packages.packages or {})
+
+
+def test_checkout_gives_commit_and_dirtiness(engine: dict[str, str]) -> None:
+    site = Path(engine["PYTHONPATH"])
+    git(site, "init")
+    git(site, "add", ".")
+    git(site, "commit", "-m", "x")
+    sha = git(site, "rev-parse", "HEAD")
+    clean = run_record(environment=engine).git_shas["vllm"]
+    assert (clean.sha, clean.dirty) == (sha, False)
+    (site / "vllm" / "_version.py").write_text("__version__ = '1'\n", encoding="utf-8")
+    changed = run_record(environment=engine).git_shas["vllm"]
+    assert (changed.sha, changed.dirty) == (sha, True)
+
+
+def test_foreign_checkout_around_the_environment_is_not_the_engines(engine: dict[str, str]) -> None:
+    """A virtual environment inside some project's checkout must not take that project's commit."""
+    site = Path(engine["PYTHONPATH"])
+    git(site, "init")
+    (site / ".gitignore").write_text("vllm/\n", encoding="utf-8")
+    git(site, "add", ".gitignore")
+    git(site, "commit", "-m", "x")
+    source = run_record(environment=engine).git_shas["vllm"]
+    assert (source.sha, source.dirty) == ("0123abcde", None)
+
+
+@pytest.mark.parametrize("python", ["/nowhere/bin/python", "false"])
+def test_engine_that_does_not_answer_is_null_with_a_reason(python: str) -> None:
+    record = run_record(python)
+    assert record.engine_packages.packages is None
+    assert record.git_shas["vllm"].sha is None
+    assert python in record.unknown["engine_packages"]
+
+
+def test_engine_that_hangs_is_null_with_a_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import time; time.sleep(60)", encoding="utf-8")
+    monkeypatch.setattr(environment, "PROBE_TIMEOUT_S", 0.3)
+    record = run_record(environment={"PYTHONPATH": str(tmp_path)})
+    assert "within 0.3 s" in record.unknown["engine_packages"]
+
+
+def test_chatter_before_the_answer_is_tolerated(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('hello')", encoding="utf-8")
+    assert (
+        run_record(environment={"PYTHONPATH": str(tmp_path)}).engine_packages.packages is not None
+    )
+
+
+def test_missing_package_is_null_with_a_reason() -> None:
+    record = run_record()
+    for name, source in record.git_shas.items():
+        assert source.sha is not None or f"git_shas.{name}" in record.unknown
+    for field in ("cuda_version", "cudnn_version", "driver_version", "gpus"):
+        assert getattr(record, field) is not None or field in record.unknown
+
+
+def test_record_is_json_and_keeps_the_workload() -> None:
+    workload = {
+        "prompt_tokens": 2048,
+        "generated_tokens": [32, 128],
+        "temperature": 1.0,
+        "note": None,
+    }
+    record = run_record(workload=workload)
+    text = record.model_dump_json()
+    assert environment.EnvironmentRecord.model_validate_json(text) == record
+    assert json.loads(text)["workload"] == workload
+    with pytest.raises(TypeError):
+        run_record(workload={"x": object()})
+
+
+def test_no_secret_reaches_the_record() -> None:
+    secret = "Tr0ub4dor"
+    record = run_record(
+        arguments=[
+            "--api-key",
+            secret,
+            "--model",
+            "https://user:pw123@example.org/m",
+            f"--hf-token={TOKEN}",
+        ],
+        environment={
+            "HF_TOKEN": TOKEN,
+            "VLLM_API_KEY": secret,
+            "VLLM_X": f"see {secret}",
+            "VLLM_USE_V1": "1",
+            "HOME": "/h",
+        },
+        workload={"note": f"key {secret}"},
+    )
+    text = record.model_dump_json()
+    for part in (secret, TOKEN, "pw123"):
+        assert part not in text
+    assert record.environment["VLLM_USE_V1"] == "1"
+    assert "HOME" not in record.environment
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"token {TOKEN} was refused",
+        "Authorization: Bearer abcdef123456",
+        "'Authorization': 'Bearer abcdef123456'",
+        "key sk-abcdefABCDEF0123456789",
+        "https://user:hunter22@example.org/x",
+        "OPENAI_API_KEY=hunter2222",
+        "'api_key': ['hunter2222']",
+        "--api-key hunter2222",
+        "nvapi-abcdefABCDEF0123456789",
+    ],
+)
+def test_what_looks_like_a_secret_is_blanked(text: str) -> None:
+    shown = redact(text)
+    assert REDACTED in shown
+    for secret in (TOKEN, "abcdef", "hunter2"):
+        assert secret not in shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hf_overrides=None, hf_config_path=None",
+        "max_tokens=128, max_num_batched_tokens=8192",
+        "api_key=None",
+        "tokenizer='openai/gpt-oss-120b'",
+        "http://127.0.0.1:8000/v1/chat/completions",
+        "Using 'MARLIN' Mxfp4 MoE backend.",
+    ],
+)
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert redact(text) == text
+
+
+def test_known_secrets_are_blanked_longest_first() -> None:
+    assert redact("abcdefgh abcd", ["abcd", "abcdefgh", ""]) == f"{REDACTED} {REDACTED}"
+    assert redact("a cat sat: a", ["a"]) == f"{REDACTED} cat sat: {REDACTED}"
+
+
+def test_secret_names() -> None:
+    assert all(
+        map(is_secret_name, ("HF_TOKEN", "VLLM_API_KEY", "--api-key", "DB_PASSWORD", "AWS_SECRET"))
+    )
+    assert not any(
+        map(is_secret_name, ("VLLM_MAX_TOKENS", "TOKENIZERS_PARALLELISM", "MONKEY", "VLLM_KEYS"))
+    )
+    assert redact_environment({"HF_TOKEN": "", "A": "x"}) == {"HF_TOKEN": "", "A": "x"}
+    assert redact_arguments(["--api-key", "--model", "m"]) == ["--api-key", "--model", "m"]
+
+
+def test_container_marks(tmp_path: Path) -> None:
+    assert environment.container({}, tmp_path) is None
+    (tmp_path / ".dockerenv").touch()
+    docker = environment.container({"NVIDIA_BUILD_ID": "42", "PYTORCH_VERSION": "2.10"}, tmp_path)
+    assert docker is not None
+    assert (docker.runtime, docker.image) == ("docker", None)
+    assert docker.build == {"NVIDIA_BUILD_ID": "42", "PYTORCH_VERSION": "2.10"}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".containerenv").write_text(
+        'image="nvcr.io/x:1"\nimageid="abc"\n', encoding="utf-8"
+    )
+    podman = environment.container({}, tmp_path)
+    assert podman is not None
+    assert (podman.runtime, podman.image, podman.image_id) == ("podman", "nvcr.io/x:1", "abc")
+
+
+def test_host_of_an_arm_machine(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "cpuinfo").write_text(
+        "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd85\n\nprocessor\t: 1\nCPU "
+        "part\t: 0xd87\n",
+        encoding="utf-8",
+    )
+    host = environment.host(tmp_path)
+    assert host.cpu_model == "ARM implementer 0x41 part 0xd85, 0xd87"
+    assert host.os is None
+    assert host.memory_bytes is not None
+    assert host.memory_bytes > 0
+
+
+class FakeNvml(SimpleNamespace):
+    """NVML as GB10 answers it: much is not supported."""
+
+    class NVMLError(Exception):
+        pass
+
+    NVML_CLOCK_SM = 1
+    NVML_CLOCK_MEM = 2
+
+    def __getattr__(self, name: str) -> Any:
+        known = {
+            "nvmlInit": None,
+            "nvmlShutdown": None,
+            "nvmlSystemGetDriverVersion": b"580.95.05",
+            "nvmlDeviceGetCount": 1,
+            "nvmlDeviceGetHandleByIndex": "handle",
+            "nvmlDeviceGetName": "NVIDIA GB10",
+            "nvmlDeviceGetCudaComputeCapability": (12, 1),
+            "nvmlDeviceGetApplicationsClock": 2000,
+            "nvmlDeviceGetDefaultApplicationsClock": 2400,
+        }
+
+        def call(*_: object) -> Any:
+            if name not in known:
+                raise self.NVMLError("Not Supported")
+            return known[name]
+
+        return call
+
+
+def test_gpu_that_does_not_answer_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+    record = run_record()
+    assert record.driver_version == "580.95.05"
+    assert record.gpus is not None
+    (gpu,) = record.gpus
+    assert (gpu.name, gpu.compute_capability, gpu.clocks) == ("NVIDIA GB10", "12.1", "locked")
+    assert (gpu.power_mode, gpu.power_limit_w, gpu.memory_total_bytes, gpu.persistence) == (
+        None,
+    ) * 4

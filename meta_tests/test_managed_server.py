@@ -1,0 +1,241 @@
+"""The managed server: typed errors with the cause, in time; and nothing left of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from sm121.engines import managed, ports
+from sm121.engines.configuration import ServerConfiguration
+from sm121.engines.managed import (
+    ManagedServer,
+    Patience,
+    PortTaken,
+    ServerDied,
+    ServerExited,
+    ServerStalled,
+    ServerTimedOut,
+)
+from sm121.engines.process_tree import SERVER_ID, marked
+
+FAULT_SERVER = Path(__file__).parent / "fault_server.py"
+
+
+class FaultEngine:
+    """Starts the fault server as if it were an engine."""
+
+    name = "fault"
+
+    def check_interpreter(self, python: str) -> str:
+        return "0"
+
+    def command(self, configuration: ServerConfiguration, *, port: int) -> list[str]:
+        return [
+            configuration.python,
+            str(FAULT_SERVER),
+            "--port",
+            str(port),
+            *configuration.arguments,
+        ]
+
+    def environment(self, configuration: ServerConfiguration, *, api_key: str) -> Mapping[str, str]:
+        return {**os.environ, "VLLM_API_KEY": api_key}
+
+    def read_path(self, log: Path) -> object:
+        return None
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., ManagedServer]]:
+    made: list[ManagedServer] = []
+
+    def build(fault: str, *, ready: float = 20.0, stalled: float = 20.0, stop: float = 5.0):
+        configuration = ServerConfiguration(
+            name=fault,
+            engine="fault",
+            python=sys.executable,
+            model="none",
+            served_name="canary",
+            arguments=("--fault", fault),
+        )
+        progress: list[str] = []
+        server = ManagedServer(
+            configuration,
+            FaultEngine(),
+            Patience(ready, stalled, stop),
+            tmp_path,
+            "meta-run",
+            progress.append,
+        )
+        server.reported = progress  # type: ignore[attr-defined]
+        made.append(server)
+        return server
+
+    yield build
+    for server in made:
+        server.stop()
+
+
+def nothing_left(server: ManagedServer) -> bool:
+    return not marked(SERVER_ID, server._server_id)
+
+
+def test_serves_and_stops_clean(make):
+    server = make("none")
+    running = server.start()
+    assert running.managed and running.startup_s is not None
+    server.check()
+    tree = server.processes()
+    assert len(tree) == 2, f"supervisor and server, seen: {tree}"
+    assert os.getsid(tree[0].pid) != os.getsid(0), "the server has a session of its own"
+    report = server.stop()
+    assert report.clean, report
+    assert not any(psutil.pid_exists(process.pid) for process in tree)
+
+
+def test_api_key_is_random_and_on_no_command_line(make):
+    first, second = make("none"), make("none")
+    first.start()
+    assert first.secrets != second.secrets
+    for process in first.processes():
+        assert first.secrets[0] not in " ".join(process.cmdline())
+    assert first.secrets[0] not in repr(first)
+
+
+def test_exit_status_0_during_start_up_is_reported_at_once(make):
+    server = make("exit-0", ready=60.0)
+    started = time.monotonic()
+    with pytest.raises(ServerExited) as caught:
+        server.start()
+    seconds = time.monotonic() - started
+    # The fault server lives for one second, and needs some tenths to come up.
+    assert seconds < 1.0 + 2.0, f"reported {seconds:.1f} s after the start, dead after 1 s"
+    assert "status 0" in str(caught.value), caught.value
+    assert caught.value.cause.kind == "engine_dead", caught.value.cause
+    assert str(server.log) in str(caught.value)
+    assert nothing_left(server)
+
+
+def test_the_cause_is_read_from_the_log(make):
+    server = make("exit-oom")
+    with pytest.raises(ServerExited) as caught:
+        server.start()
+    assert caught.value.cause.kind == "oom", caught.value.cause
+    assert "out of memory" in str(caught.value)
+
+
+def test_never_ready_is_reported_at_the_timeout_with_the_last_progress(make):
+    server = make("never-ready", ready=4.0)
+    started = time.monotonic()
+    with pytest.raises(ServerTimedOut) as caught:
+        server.start()
+    seconds = time.monotonic() - started
+    assert 4.0 <= seconds < 9.0, f"required: at the timeout of 4 s, seen after {seconds:.1f} s"
+    assert "loading weights" in str(caught.value), caught.value
+    assert any("loading weights" in line for line in server.reported)
+    assert nothing_left(server)
+
+
+def test_hanging_is_told_from_slow(make):
+    server = make("silent", ready=60.0, stalled=4.0)
+    started = time.monotonic()
+    with pytest.raises(ServerStalled):
+        server.start()
+    assert time.monotonic() - started < 15.0, "long before the timeout of 60 s"
+    # The same patience with a server that logs: it is not called stalled, it runs into the timeout.
+    with pytest.raises(ServerTimedOut):
+        make("never-ready", ready=8.0, stalled=4.0).start()
+
+
+def test_health_without_a_token_is_not_ready(make):
+    server = make("health-only", ready=6.0, stalled=60.0)
+    with pytest.raises(ServerTimedOut) as caught:
+        server.start()
+    assert "first token" in str(caught.value), caught.value
+    assert nothing_left(server)
+
+
+def test_a_stolen_port_is_retried(make, monkeypatch):
+    with socket.socket() as thief:
+        thief.bind(("127.0.0.1", 0))
+        thief.listen()
+        stolen = thief.getsockname()[1]
+        offered = iter([stolen, ports.free_port()])
+        monkeypatch.setattr(managed.ports, "free_port", lambda: next(offered))
+        server = make("none")
+        running = server.start()
+        assert not running.endpoint.base_url.endswith(f":{stolen}")
+        assert any("taken" in line for line in server.reported), server.reported
+
+
+def test_a_port_that_is_always_stolen_is_a_typed_error(make, monkeypatch):
+    with socket.socket() as thief:
+        thief.bind(("127.0.0.1", 0))
+        thief.listen()
+        monkeypatch.setattr(managed.ports, "free_port", lambda: thief.getsockname()[1])
+        with pytest.raises(PortTaken) as caught:
+            make("none").start()
+    assert caught.value.cause.kind == "port", caught.value.cause
+
+
+def test_somebody_elses_server_on_our_port_is_not_ours(make, fault_server, monkeypatch):
+    """A server that answers on the port, but is not of our tree, never counts as ready."""
+    other = fault_server("none", key="")
+    monkeypatch.setattr(managed.ports, "free_port", lambda: int(other.base_url.rsplit(":", 1)[1]))
+    with pytest.raises((PortTaken, ServerTimedOut)):
+        make("silent", ready=4.0).start()
+    assert other.process.poll() is None, "the other server is left alone"
+
+
+def test_stop_is_firm_with_a_stubborn_server(make):
+    server = make("stubborn", stop=2.0)
+    server.start()
+    tree = server.processes()
+    report = server.stop()
+    assert report.clean, report
+    assert not any(psutil.pid_exists(process.pid) for process in tree)
+
+
+@pytest.mark.parametrize("fault", ["orphan", "zombie"])
+def test_orphans_and_zombies_are_gone(make, fault):
+    server = make(fault)
+    server.start()
+    pids = {process.pid for process in server.processes()}
+    for process in server.processes():
+        pids.update(child.pid for child in process.children(recursive=True))
+    assert len(pids) > 2, "the fault has made a third process"
+    report = server.stop()
+    assert report.clean, report
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_death_while_serving_is_typed_and_cleaned(make):
+    server = make("dies-later")
+    running = server.start()  # the first completion is the readiness check
+    with running.endpoint.http() as http, pytest.raises(httpx.TransportError):
+        http.post("/v1/completions", json={})
+    with pytest.raises(ServerDied) as caught:
+        for _ in range(20):
+            server.check()
+            time.sleep(0.1)
+    assert "-9" in str(caught.value), caught.value
+    server.stop()
+    assert nothing_left(server)
+
+
+def test_death_of_the_supervisor_ends_the_server(make):
+    """Also then nothing stays: the suite itself sweeps by the marker."""
+    server = make("none")
+    server.start()
+    tree = server.processes()
+    tree[0].kill()
+    assert server.stop().survivors == ()
+    assert not any(psutil.pid_exists(process.pid) for process in tree)

@@ -1,0 +1,91 @@
+"""Profiles: what they must contain, and how a mistake in one is reported."""
+
+from __future__ import annotations
+
+import pytest
+
+from sm121 import profile
+from sm121.errors import UsageError
+
+CPU = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", profile.shipped())
+def test_shipped_profiles_are_valid(name):
+    assert profile.load(name).name == name
+
+
+def test_every_architecture_has_at_most_one_profile():
+    archs = [profile.load(name).arch for name in profile.shipped()]
+    assert len(archs) == len(set(archs))
+    assert profile.for_architecture("sm121") == "sm121-gpt-oss-120b"
+    with pytest.raises(UsageError, match="no profile is shipped for sm80"):
+        profile.for_architecture("sm80")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("stalled_after_s = 90", "staled_after_s = 90", "key engine.staled_after_s: unknown key"),
+        ("disk_gib = 2", "dsk_gib = 2", "key engine.needs.dsk_gib: unknown key; expected one of"),
+        ("max_abs = 1e-3", "max_abs = 0", "log_probability_tolerance.float32.max_abs"),
+        (
+            "max_answer_tokens = 200",
+            'max_answer_tokens = "x"',
+            "max_answer_tokens: Input should be",
+        ),
+        ('under_test = "float32"', 'under_test = "f32"', "under_test: expected one of"),
+        ('arch = "cpu"', 'arch = "sm12"', "arch: expected one of cpu, sm80"),
+        ("schema_version = 1", "schema_version = 2", "key schema_version: Input should be 1"),
+        ('begins = " Paris"', 'begin = " Paris"', "known_answers.0.begin: unknown key"),
+        ("[certify]", "[certify", "not TOML"),
+        ('where = "log"', 'where = "logs"', "rules.0.where"),
+    ],
+)
+def test_a_mistake_is_named_with_file_key_and_expectation(old, new, expected):
+    assert old in CPU
+    with pytest.raises(UsageError) as caught:
+        profile.load_text(CPU.replace(old, new, 1), "mine.toml")
+    message = str(caught.value)
+    assert "profile mine.toml: " in message and expected in message, message
+    assert "\n" not in message.replace("\n", "", 0).strip() or "not TOML" in message
+
+
+def test_a_gate_has_one_direction_and_ordered_grades():
+    good = {"metric": "tg32@d0", "unit": "tok/s", "source": "meta test"}
+    profile.Gate(**good, minimum=52, target=58, stretch=61)
+    for bad in ({}, {"minimum": 1, "at_most": 2}, {"minimum": 58, "target": 52}):
+        with pytest.raises(ValueError, match="expected"):
+            profile.Gate(**good, **bad)
+
+
+def test_the_numbers_of_the_original_documents():
+    """The thresholds of the MXFP4 v2 benchmark plan, its project context and its testing guide."""
+    sm121 = profile.load("sm121-gpt-oss-120b")
+    decode = {
+        gate.metric: gate.minimum
+        for gate in sm121.performance.gates
+        if gate.metric.startswith("tg32")
+    }
+    assert decode == {
+        "tg32@d0": 52,
+        "tg32@d4096": 47,
+        "tg32@d8192": 41,
+        "tg32@d16384": 34,
+        "tg32@d32768": 26,
+    }
+    tg32 = sm121.gate("tg32@d0")
+    assert tg32 is not None and (tg32.target, tg32.stretch) == (58, 61)
+    assert sm121.gate("pp2048@d0").minimum == 4500
+    assert sm121.gate("ttft_p99").at_most == 1000
+    assert sm121.engine.ready_within_s.value == 300
+    stress = sm121.stress
+    assert stress.sequential_requests.value == 100
+    assert stress.concurrent_requests.value == 10
+    assert (stress.load_requests.value, stress.load_concurrency.value) == (200, 8)
+    assert (stress.memory_growth_fraction.value, stress.memory_growth_gb.value) == (0.10, 5.0)
+    assert sm121.engine.needs.arch_list == ("12.1a", "12.1f")
+    assert "HND" in sm121.kernel_path.kv_layout
+    rules = {tuple(rule.when.values()) + (rule.where,) for rule in sm121.kernel_path.rules}
+    for kernel in ("marlin", "cutlass", "triton"):
+        assert (kernel, "profile") in rules

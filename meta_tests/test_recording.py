@@ -1,0 +1,180 @@
+"""What a run writes down: each way of ending has its verdict, at once, and none is green by luck."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import signal
+
+import jsonschema
+import pytest
+
+from sm121.report import verdict_file
+
+SCENARIOS = "meta_tests/scenarios/test_verdicts.py"
+
+
+@pytest.fixture
+def attached(run_pytest, fault_server):
+    """Run scenarios against the fault server; exit status, verdict.json, and the run."""
+
+    def run(*arguments: str):
+        server = fault_server()
+        status, run = run_pytest(
+            "--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key, *arguments
+        )
+        return status, run.verdict, run
+
+    return run
+
+
+def one(name: str) -> str:
+    return f"{SCENARIOS}::{name}"
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "status", "count"),
+    [
+        ("test_pass", "PASS", 0, "passed"),
+        ("test_fail", "FAIL", 1, "failed"),
+        ("test_invalid", "INVALID", 1, "invalid"),
+        ("test_inconclusive", "INCONCLUSIVE", 1, "inconclusive"),
+        ("test_not_run", "NOT_RUN", 5, "skipped"),
+        ("test_skipped", "NOT_RUN", 5, "skipped"),
+        ("test_for_sm121_only", "NOT_RUN", 5, "skipped"),
+    ],
+)
+def test_each_ending_has_its_verdict_and_exit_status(attached, name, verdict, status, count):
+    seen, file, run = attached(one(name))
+    assert seen == status, run.output
+    assert file["verdict"] == verdict and file["exit_status"] == status
+    level = file["levels"]["correctness"]
+    assert level["verdict"] == verdict and level[count] == 1, level
+    assert file["tests"][0]["verdict"] == verdict
+    assert file["finished"]
+    assert f"{verdict}: " in run.output, "the last line says it"
+
+
+def test_a_plain_run_reports_skips_and_stays_green_on_what_ran(attached):
+    status, file, _ = attached(one("test_pass"), one("test_skipped"))
+    assert status == 0 and file["verdict"] == "PASS"
+    assert file["levels"]["correctness"]["skipped"] == 1
+
+
+def test_after_sigkill_the_files_hold_what_was_decided(attached):
+    names = ("test_pass", "test_invalid", "test_killed", "test_never_reached")
+    status, file, run = attached(*(one(name) for name in names))
+    assert status == -signal.SIGKILL
+    verdicts = {test["id"].rsplit("::", 1)[1]: test["verdict"] for test in file["tests"]}
+    assert verdicts == {
+        "test_pass": "PASS",
+        "test_invalid": "INVALID",
+        "test_killed": "NOT_RUN",
+        "test_never_reached": "NOT_RUN",
+    }
+    assert file["verdict"] == "INVALID" and not file["finished"]
+    assert "INVALID" in (run.report / "summary.md").read_text()
+    jsonschema.validate(file, verdict_file.json_schema())
+
+
+def test_an_unfinished_run_is_never_green(attached):
+    _, file, _ = attached(one("test_pass"), one("test_killed"))
+    assert file["verdict"] == "NOT_RUN" and file["exit_status"] == 5
+
+
+def test_secrets_are_in_no_file(attached):
+    _, _, run = attached(one("test_fail"))
+    for path in run.report.rglob("*"):
+        if path.is_file():
+            assert "meta-key" not in path.read_text("utf-8", "replace"), path
+
+
+def test_when_smoke_fails_nothing_else_runs(attached):
+    status, file, run = attached("meta_tests/scenarios/test_smoke_fails.py")
+    assert status == 1, run.output
+    by_level = {test["level"]: test for test in file["tests"]}
+    assert by_level["smoke"]["verdict"] == "FAIL"
+    assert by_level["correctness"]["skipped"], "smoke comes first, whatever the file's order"
+    assert "smoke" in by_level["correctness"]["message"]
+
+
+def test_every_file_validates_against_the_published_schema(attached):
+    _, file, run = attached(one("test_pass"))
+    published = json.loads((run_root() / "docs" / "verdict.schema.json").read_text())
+    jsonschema.validate(file, published)
+    broken = {**file, "verdict": "GREEN"}
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(broken, published)
+
+
+def run_root():
+    from conftest import ROOT
+
+    return ROOT
+
+
+def test_the_published_schemas_are_current():
+    from sm121.profile import Profile
+
+    docs = run_root() / "docs"
+    hint = "regenerate: `sm121 schema verdict` and `sm121 schema profile`"
+    assert json.loads((docs / "verdict.schema.json").read_text()) == json.loads(
+        json.dumps(verdict_file.json_schema())
+    ), hint
+    assert json.loads((docs / "profile.schema.json").read_text()) == json.loads(
+        json.dumps(Profile.model_json_schema())
+    ), hint
+
+
+def test_an_earlier_report_is_kept(attached, run_pytest, fault_server, tmp_path):
+    server = fault_server()
+    common = ("--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key)
+    report = ("--report-dir", str(tmp_path / "report"))
+    run_pytest(*common, *report, one("test_pass"))
+    run_pytest(*common, *report, one("test_invalid"))
+    current = json.loads((tmp_path / "report" / "verdict.json").read_text())
+    (earlier,) = (tmp_path / "report" / "earlier").glob("*/verdict.json")
+    assert current["verdict"] == "INVALID"
+    assert json.loads(earlier.read_text())["verdict"] == "PASS"
+
+
+def waiver(tmp_path, test: str, days: int):
+    expires = datetime.date.today() + datetime.timedelta(days=days)
+    file = tmp_path / "waivers.toml"
+    file.write_text(
+        f'[[waiver]]\ntest = "{test}"\nreason = "known"\n'
+        f'issue = "https://example.org/1"\nexpires = {expires}\n'
+    )
+    return ("--waivers", str(file))
+
+
+def test_a_waiver_tolerates_a_failure_until_its_day(attached, tmp_path):
+    status, file, run = attached(*waiver(tmp_path, "*::test_fail", 1), one("test_fail"))
+    assert status == 0, run.output
+    assert file["levels"]["correctness"]["waived"] == 1
+    assert "https://example.org/1" in file["tests"][0]["message"]
+
+
+def test_an_expired_waiver_waives_nothing(attached, tmp_path):
+    status, file, _ = attached(*waiver(tmp_path, "*::test_fail", -1), one("test_fail"))
+    assert status == 1
+    assert "expired" in file["tests"][0]["message"]
+
+
+def test_a_stale_waiver_is_reported(attached, tmp_path):
+    _, _, run = attached(*waiver(tmp_path, "*::test_pass", 1), one("test_pass"))
+    assert "waiver without a failure to waive: *::test_pass" in run.output
+
+
+def test_certify_insists_on_every_required_level(attached):
+    status, file, run = attached("--certify", one("test_pass"))
+    assert status == 1 and file["certified"] is False, run.output
+    assert "level smoke has no test" in file["reason"]
+    assert "kernel path not proven" in file["reason"]
+
+
+def test_certify_refuses_skipped_and_deselected_tests(attached):
+    _, file, _ = attached("--certify", one("test_pass"), one("test_skipped"))
+    assert "1 of correctness skipped" in file["reason"]
+    _, file, _ = attached("--certify", SCENARIOS, "-k", "test_pass")
+    assert "deselected" in file["reason"]

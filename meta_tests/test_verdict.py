@@ -1,0 +1,65 @@
+"""How verdicts combine, and that nothing is not green."""
+
+from __future__ import annotations
+
+import pytest
+
+from sm121.report import summary
+from sm121.report.verdict_file import EngineReport, TestReport, VerdictFile
+from sm121.verdict import Verdict, worst
+
+
+@pytest.mark.parametrize(
+    ("parts", "whole"),
+    [
+        ((), Verdict.NOT_RUN),
+        ((Verdict.PASS,), Verdict.PASS),
+        ((Verdict.PASS, Verdict.NOT_RUN), Verdict.NOT_RUN),
+        ((Verdict.NOT_RUN, Verdict.INCONCLUSIVE), Verdict.INCONCLUSIVE),
+        ((Verdict.INCONCLUSIVE, Verdict.INVALID), Verdict.INVALID),
+        ((Verdict.INVALID, Verdict.FAIL, Verdict.PASS), Verdict.FAIL),
+    ],
+)
+def test_the_worst_counts_and_nothing_is_not_run(parts, whole):
+    assert worst(parts) is whole
+
+
+@pytest.mark.parametrize(
+    ("verdict", "status"),
+    [("PASS", 0), ("FAIL", 1), ("INVALID", 1), ("INCONCLUSIVE", 1), ("NOT_RUN", 5)],
+)
+def test_exit_status(verdict, status):
+    assert Verdict(verdict).exit_status == status
+
+
+def file_with(*verdicts: Verdict, finished: bool = True, **more) -> VerdictFile:
+    tests = [
+        TestReport(id=f"t{n}", level="smoke", verdict=verdict, **more)
+        for n, verdict in enumerate(verdicts)
+    ]
+    engine = EngineReport(name="vllm", managed=True, model="m")
+    file = VerdictFile(
+        arch="cpu", profile="p", started="now", engine=engine, tests=tests, finished=finished
+    )
+    file.judge()
+    return file
+
+
+def test_an_empty_run_is_not_run():
+    assert file_with().verdict is Verdict.NOT_RUN
+
+
+def test_only_skipped_is_not_run():
+    assert file_with(Verdict.NOT_RUN, skipped=True).verdict is Verdict.NOT_RUN
+
+
+def test_unfinished_is_not_green():
+    assert file_with(Verdict.PASS, finished=False).verdict is Verdict.NOT_RUN
+    assert file_with(Verdict.FAIL, finished=False).verdict is Verdict.FAIL
+
+
+def test_summary_shows_model_output_as_text():
+    file = file_with(Verdict.FAIL)
+    file.tests[0].message = "seen: <script>alert(1)</script> | `x` \n# heading"
+    text = summary.markdown(file)
+    assert "<script>" not in text and "\\|" in text and "\n# heading" not in text
