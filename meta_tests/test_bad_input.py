@@ -105,3 +105,20 @@ def test_collecting_starts_and_needs_nothing(run_pytest):
     status, run = run_pytest("--collect-only", "-q", "--engine-python", sys.executable)
     assert status == 0, run.output
     assert not run.report.exists()
+
+
+def test_nothing_is_started_on_a_machine_that_is_not_fit(run_pytest, tmp_path, canary_bf16):
+    """The first smoke test says why; the tests that need a server are NOT_RUN, none is started."""
+    from sm121.profile import shipped
+
+    text = shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
+    file = tmp_path / "greedy.toml"
+    file.write_text(text.replace("memory_gib = 5", "memory_gib = 99999"))
+    status, run = run_pytest("--profile", str(file), "tests/test_smoke.py")
+    assert status == 1, run.output
+    verdicts = {test["id"].split("::")[1]: test for test in run.verdict["tests"]}
+    assert verdicts["test_machine_is_fit_for_a_start"]["verdict"] == "FAIL"
+    assert "memory" in verdicts["test_machine_is_fit_for_a_start"]["message"]
+    assert verdicts["test_health"]["verdict"] == "NOT_RUN"
+    assert run.verdict["starts"] == []
+    assert not list(run.report.glob("server-*.log"))

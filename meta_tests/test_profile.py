@@ -86,6 +86,6 @@ def test_the_numbers_of_the_original_documents():
     assert (stress.memory_growth_fraction.value, stress.memory_growth_gb.value) == (0.10, 5.0)
     assert sm121.engine.needs.arch_list == ("12.1a", "12.1f")
     assert "HND" in sm121.kernel_path.kv_layout
-    rules = {tuple(rule.when.values()) + (rule.where,) for rule in sm121.kernel_path.rules}
+    rules = {(*rule.when.values(), rule.where) for rule in sm121.kernel_path.rules}
     for kernel in ("marlin", "cutlass", "triton"):
         assert (kernel, "profile") in rules

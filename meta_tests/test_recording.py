@@ -1,4 +1,4 @@
-"""What a run writes down: each way of ending has its verdict, at once, and none is green by luck."""
+"""What a run writes down: each way of ending has its verdict, at once; none is green by luck."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def attached(run_pytest, fault_server):
         status, run = run_pytest(
             "--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key, *arguments
         )
+        assert server.process.poll() is None, "an attached server is never stopped"
         return status, run.verdict, run
 
     return run
@@ -99,7 +100,7 @@ def test_when_smoke_fails_nothing_else_runs(attached):
 
 
 def test_every_file_validates_against_the_published_schema(attached):
-    _, file, run = attached(one("test_pass"))
+    _, file, _ = attached(one("test_pass"))
     published = json.loads((run_root() / "docs" / "verdict.schema.json").read_text())
     jsonschema.validate(file, published)
     broken = {**file, "verdict": "GREEN"}

@@ -21,8 +21,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         status: int = options.run(options)
-    except (Sm121Error, OSError) as error:
+    except (Sm121Error, OSError, ValueError) as error:
         print(f"sm121 {options.command}: {error}", file=sys.stderr)
+        return _EXIT_USAGE
+    except ModuleNotFoundError as error:
+        print(
+            f"sm121 {options.command}: needs {error.name}: pip install 'sm121-conformance[cpu]'",
+            file=sys.stderr,
+        )
         return _EXIT_USAGE
     return status
 

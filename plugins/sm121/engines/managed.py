@@ -21,6 +21,7 @@ from mirakuru.exceptions import ProcessFinishedWithError
 
 from sm121.engines import ports
 from sm121.engines.configuration import ServerConfiguration
+from sm121.engines.memory import Memory
 from sm121.engines.process_tree import (
     RUN_ID,
     SERVER_ID,
@@ -41,7 +42,7 @@ _POLL_S = 0.1
 _HEALTH_EVERY_S = 0.5
 _ACTIVITY_EVERY_S = 2.0
 _PORT_ATTEMPTS = 3
-#: MemAvailable is noisy: page cache, other processes. More than this must come back.
+#: What is available is noisy by page cache and other processes. More than this must come back.
 _MEMORY_SLACK_BYTES = 1 << 30
 
 
@@ -138,7 +139,7 @@ class ManagedServer:
     _endpoint: Endpoint | None = field(init=False, default=None)
     _port: int = field(init=False, default=0)
     _pids: dict[int, float] = field(init=False, default_factory=dict)
-    _memory_before: _Memory | None = field(init=False, default=None)
+    _memory_before: Memory | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self._api_key = secrets.token_urlsafe(24)
@@ -160,7 +161,7 @@ class ManagedServer:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._number_log()
         become_subreaper()
-        self._memory_before = _Memory.now()
+        self._memory_before = Memory.now()
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             try:
                 return self._start_once()
@@ -253,16 +254,6 @@ class ManagedServer:
         root = running.pid if running is not None else None
         found = tree(SERVER_ID, self._server_id, root=root, session=self._session())
         return sorted(found, key=lambda process: process.pid)
-
-    def tree_rss_bytes(self) -> int:
-        """Resident memory of the whole tree."""
-        total = 0
-        for process in self.processes():
-            try:
-                total += process.memory_info().rss
-            except psutil.NoSuchProcess:
-                continue
-        return total
 
     def _start_once(self) -> Server:
         started = time.monotonic()
@@ -421,13 +412,13 @@ class ManagedServer:
         return alive
 
     def _memory_missing(self, patience_s: float = 10.0) -> int:
-        """Bytes of MemAvailable that did not come back, beyond what other processes may take."""
+        """Bytes of system or device memory that did not come back in time."""
         if self._memory_before is None:
             return 0
         deadline = time.monotonic() + patience_s
         while True:
-            missing = self._memory_before.unexplained_loss(_Memory.now())
-            if missing <= _MEMORY_SLACK_BYTES:
+            missing = self._memory_before.missing(Memory.now(), slack=_MEMORY_SLACK_BYTES)
+            if missing == 0:
                 return 0
             if time.monotonic() >= deadline:
                 return missing
@@ -439,27 +430,6 @@ class ManagedServer:
         while self.log.exists():
             number += 1
             self.log = self.directory / f"server-{self.configuration.name}-{number}.log"
-
-
-@dataclass(frozen=True)
-class _Memory:
-    """System memory at one moment, in bytes."""
-
-    available: int
-    resident: int
-
-    @classmethod
-    def now(cls) -> _Memory:
-        resident = 0
-        for process in psutil.process_iter(["memory_info"]):
-            info = process.info["memory_info"]
-            resident += info.rss if info is not None else 0
-        return cls(psutil.virtual_memory().available, resident)
-
-    def unexplained_loss(self, later: _Memory) -> int:
-        """What became unavailable and is not resident in some living process: on a machine with
-        unified memory a driver can keep it after the process is gone."""
-        return (self.available - later.available) - max(0, later.resident - self.resident)
 
 
 class _Activity:

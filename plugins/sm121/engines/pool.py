@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from sm121.engines.configuration import ServerConfiguration
 from sm121.engines.managed import ManagedServer, Patience, StartError, StopReport
 from sm121.engines.registry import engine
@@ -89,6 +91,11 @@ class ServerPool:
     def current(self) -> ManagedServer | None:
         """The server that runs now."""
         return self._current[0] if self._current else None
+
+    def processes(self) -> list[psutil.Process]:
+        """The processes of the server that runs now."""
+        current = self.current
+        return current.processes() if current is not None else []
 
     def check(self) -> None:
         """Look whether the current server still serves.

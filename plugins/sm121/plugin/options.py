@@ -97,7 +97,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--report-dir",
         metavar="PATH",
         default="conformance-report",
-        help="verdict.json, summary.md, junit.xml and logs (default: conformance-report)",
+        help="verdict.json, summary.md and logs (default: conformance-report)",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import os
 import signal
 import sys
@@ -16,20 +17,21 @@ from types import FrameType
 
 import pytest
 
-from sm121.engines import registry
+from sm121.engines import preflight, registry
 from sm121.engines.configuration import ServerConfiguration
 from sm121.engines.managed import Patience, StopReport
 from sm121.engines.pool import ServerPool
-from sm121.engines.preflight import Needs
+from sm121.engines.preflight import Finding
 from sm121.engines.process_tree import RUN_ID
 from sm121.engines.server import Server
 from sm121.errors import UsageError
 from sm121.evidence import environment
 from sm121.evidence.kernel_path import KernelPath, read_log
 from sm121.evidence.redaction import redact
+from sm121.evidence.resources import ResourceSampler
 from sm121.plugin import certification, target
 from sm121.plugin.options import SETTINGS, Settings
-from sm121.plugin.selection import APPLIES_TO, LEVEL, architectures_asked_for
+from sm121.plugin.selection import APPLIES_TO, LEVEL, SELECTED, architectures_asked_for
 from sm121.plugin.terminal import announce
 from sm121.profile import Profile
 from sm121.report import summary, verdict_file
@@ -53,6 +55,7 @@ class Run:
     pool: ServerPool | None = None
     stops: dict[str, StopReport] = field(default_factory=dict)
     deselected: list[str] = field(default_factory=list)
+    sampler: ResourceSampler | None = None
     _under_test: Server | None = None
 
     @property
@@ -72,6 +75,28 @@ class Run:
         """Text without secrets."""
         return redact(text, self.secrets)
 
+    @functools.cached_property
+    def findings(self) -> list[Finding]:
+        """What the machine and the choices promise for a start; looked at once, before it."""
+        configuration = self.managed_configuration(self.profile.under_test)
+        required = self.profile.engine.needs
+        found = preflight.inspect(
+            self.target.arch,
+            configuration.arguments,
+            self.engine_environment(configuration),
+            needs=preflight.Needs(
+                memory_gib=required.memory_gib,
+                disk_gib=required.disk_gib,
+                disk_path=self.directory,
+                port=None,
+                arch_list=required.arch_list,
+                jit_modules=required.jit_modules,
+            ),
+        )
+        for finding in found:
+            self.remark(f"{finding.severity}: {finding.message}")
+        return found
+
     def server(self, configuration: str | None = None) -> Server:
         """The attached server, or the managed one of a configuration (default: under test).
 
@@ -90,6 +115,9 @@ class Run:
             return self.attached
         if self.pool is None:
             raise NotRun(self.target.obstacle or "no server")
+        unfit = [finding for finding in self.findings if finding.severity == "error"]
+        if unfit:
+            raise NotRun(f"no server is started on a machine that is not fit: {unfit[0].message}")
         server = self.pool.get(self.configurations[name])
         if name == self.profile.under_test:
             self._describe(server)
@@ -108,18 +136,6 @@ class Run:
     def engine_environment(self, configuration: ServerConfiguration) -> Mapping[str, str]:
         """The environment in which the engine of a configuration runs."""
         return registry.engine(configuration.engine).environment(configuration, api_key="")
-
-    def needs(self) -> Needs:
-        """What the machine must have before a start."""
-        required = self.profile.engine.needs
-        return Needs(
-            memory_gib=required.memory_gib,
-            disk_gib=required.disk_gib,
-            disk_path=self.directory,
-            port=None,
-            arch_list=required.arch_list,
-            jit_modules=required.jit_modules,
-        )
 
     def remark(self, line: str) -> None:
         """Something that a person should see and that decides nothing."""
@@ -146,6 +162,8 @@ class Run:
                 )
                 for start in self.pool.starts
             ]
+        if self.sampler is not None:
+            self.file.environment["resources"] = self.sampler.resources.model_dump(mode="json")
         self.file.judge()
         if self.file.finished:
             certification.conclude(self)
@@ -154,6 +172,8 @@ class Run:
 
     def close(self, *, complete: bool) -> None:
         """Stop what runs and write the last word; ``complete``: every test had its turn."""
+        if self.sampler is not None:
+            self.sampler.stop()
         if self.pool is not None and self.pool.current is not None:
             name = self.pool.current.configuration.name
             report = self.pool.stop()
@@ -182,6 +202,8 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     config = session.config
+    if not config.stash.get(SELECTED, False):
+        return  # pytest calls this also after a collection that was refused
     items = [item for item in session.items if LEVEL in item.stash]
     asked = architectures_asked_for(config.getoption("markexpr", "") or "")
     deselected = config.stash.get(certification.DESELECTED, [])
@@ -281,6 +303,8 @@ def _prepare_engine(run: Run, chosen: Profile) -> None:
             notify=lambda name, line: announce(run.config, f"server {name}", line),
             on_stop=run.stops.__setitem__,
         )
+        run.sampler = ResourceSampler(run.pool.processes)
+        run.sampler.start()
         under_test = run.configurations[chosen.under_test]
         run.file.engine.model = under_test.model
         arguments = under_test.arguments

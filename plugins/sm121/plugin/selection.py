@@ -12,10 +12,12 @@ from sm121.profile import LEVELS
 
 LEVEL = pytest.StashKey[str]()
 APPLIES_TO = pytest.StashKey[frozenset[str]]()
+#: Set when every collected test of a level was found in order.
+SELECTED = pytest.StashKey[bool]()
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m is applied to the markers
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         level = next((name for name in LEVELS if item.get_closest_marker(name)), None)
         if level is None:
@@ -28,6 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("gpu")
     # Stable: within a level the order of the file stands. Tests of no level keep their place.
     items.sort(key=lambda item: LEVELS.index(item.stash.get(LEVEL, LEVELS[0])))
+    config.stash[SELECTED] = True
 
 
 def _applies_to(item: pytest.Item) -> frozenset[str]:

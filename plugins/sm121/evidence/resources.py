@@ -1,0 +1,71 @@
+"""What a server's process tree used, sampled beside the run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+
+import psutil
+from pydantic import BaseModel
+
+
+class Resources(BaseModel):
+    """Peaks over all samples. Null before the first sample."""
+
+    samples: int = 0
+    interval_s: float
+    tree_rss_peak_bytes: int | None = None
+    mem_available_min_bytes: int | None = None
+    cpu_percent_peak: float | None = None
+    cpu_seconds: float | None = None
+
+
+class ResourceSampler(threading.Thread):
+    """Samples a changing set of processes until it is stopped.
+
+    Args:
+        processes: gives the processes to look at, asked anew for every sample.
+        interval_s: time between samples.
+    """
+
+    def __init__(
+        self, processes: Callable[[], Iterable[psutil.Process]], *, interval_s: float = 2.0
+    ) -> None:
+        super().__init__(name="sm121-resources", daemon=True)
+        self._processes = processes
+        self._ended = threading.Event()
+        self._previous: dict[int, float] = {}
+        self.resources = Resources(interval_s=interval_s)
+
+    def run(self) -> None:
+        while not self._ended.wait(self.resources.interval_s):
+            self.sample()
+
+    def sample(self) -> None:
+        """Take one sample."""
+        rss, used_s, times = 0, 0.0, {}
+        for process in self._processes():
+            try:
+                with process.oneshot():
+                    rss += process.memory_info().rss
+                    cpu = process.cpu_times()
+            except psutil.NoSuchProcess:
+                continue
+            times[process.pid] = cpu.user + cpu.system
+            used_s += times[process.pid] - self._previous.get(process.pid, 0.0)
+        if not times:
+            return
+        seen = self.resources
+        available = psutil.virtual_memory().available
+        seen.tree_rss_peak_bytes = max(rss, seen.tree_rss_peak_bytes or 0)
+        seen.mem_available_min_bytes = min(available, seen.mem_available_min_bytes or available)
+        if self._previous:
+            percent = round(100.0 * used_s / seen.interval_s, 1)
+            seen.cpu_percent_peak = max(percent, seen.cpu_percent_peak or 0.0)
+        seen.cpu_seconds = round((seen.cpu_seconds or 0.0) + used_s, 2)
+        seen.samples += 1
+        self._previous = times
+
+    def stop(self) -> None:
+        """Take no more samples."""
+        self._ended.set()
