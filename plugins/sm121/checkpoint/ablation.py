@@ -62,8 +62,12 @@ ABLATIONS: dict[str, Variant] = {
     "SwiGLU limit off": Variant(limit=False),
     "SwiGLU +1 dropped": Variant(plus_one=False),
     "gate and up swapped": Variant(gate_up_swapped=True),
-    "one block scale off by one (gate_up)": Variant(block_fault=BlockFault(1, "gate_up", 0, 9, 0)),
-    "one block scale off by one (down)": Variant(block_fault=BlockFault(1, "down", 0, 9, 0)),
+    "one block scale off by one (gate_up: layer 1, expert 0, row 9)": Variant(
+        block_fault=BlockFault(1, "gate_up", 0, 9, 0)
+    ),
+    "one block scale off by one (down: layer 1, expert 0, row 9)": Variant(
+        block_fault=BlockFault(1, "down", 0, 9, 0)
+    ),
     "nibbles swapped": Variant(nibbles_swapped=True),
     "one layer skipped (layer 2)": Variant(skipped_layer=2),
     "embedding rows shifted by one": Variant(embedding_shift=1),

@@ -870,7 +870,7 @@ def evaluate(
 def train(
     out_file: Path,
     *,
-    steps: int = 2400,
+    steps: int = 1150,
     seed: int = 20,
     threads: int = 1,
     rate: float = 3e-3,
