@@ -53,15 +53,23 @@ def tolerance_for(server: Server, profile: Profile) -> tuple[str, Tolerance]:
             f"the oracle takes checkpoints up to {_LARGEST_CHECKPOINT_BYTES >> 20} MiB, "
             f"this one has {size >> 20} MiB"
         )
-    arguments = configuration.arguments
-    # The last one given counts, as it does for the engine.
-    dtypes = [value for flag, value in itertools.pairwise(arguments) if flag == "--dtype"]
-    dtype = dtypes[-1] if dtypes else "auto"
+    dtype = _dtype(configuration.arguments)
     tolerance = profile.correctness.log_probability_tolerance.get(dtype)
     if tolerance is None:
         known = ", ".join(profile.correctness.log_probability_tolerance) or "none"
         raise NotRun(f"the profile has no tolerance for dtype {dtype} (it has: {known})")
     return dtype, tolerance
+
+
+def _dtype(arguments: Sequence[str]) -> str:
+    """``--dtype`` in either spelling; the last one counts, as it does for the engine."""
+    dtype = "auto"
+    for argument, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
+        if argument == "--dtype":
+            dtype = following
+        elif argument.startswith("--dtype="):
+            dtype = argument.removeprefix("--dtype=")
+    return dtype
 
 
 def prompts() -> list[tuple[str, list[int]]]:
