@@ -48,7 +48,7 @@ def test_not_an_architecture_is_no_question_of_it(run_pytest, fault_server):
         server.base_url,
         "--api-key",
         server.key,
-        "meta_tests/scenarios/test_verdicts.py",
+        "meta_tests/scenarios/verdicts.py",
     )
     assert status == 5 and "no test of a level was executed" in run.output, run.output
 

@@ -97,7 +97,7 @@ def test_a_report_folder_with_other_things_in_it(run_pytest, tmp_path):
 
 
 def test_an_unknown_marker_is_refused(run_pytest):
-    status, run = run_pytest("meta_tests/scenarios/test_verdicts.py", "-m", "sm12")
+    status, run = run_pytest("meta_tests/scenarios/verdicts.py", "-m", "sm12")
     assert status in (4, 5), run.output
 
 

@@ -82,6 +82,11 @@ CASES = {
     "jit_inductor": [ERROR + "torch._inductor.exc.InductorError: LoweringException: x"],
     "port_in_use": ["OSError: [Errno 98] Address already in use"],
     "config_argument": ["api_server.py: error: unrecognized arguments: --moe-backnd"],
+    "config_cuda_initialisation": [
+        "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet ready",
+        "RuntimeError: No CUDA GPUs are available",
+        "RuntimeError: CUDA error: initialization error",
+    ],
     "config_environment": [
         "ValueError: Unknown vLLM environment variable detected: VLLM_MXFP4_BACKEND"
     ],

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 
 pytestmark = pytest.mark.timeout(600)
 
+ROOT = Path(__file__).parent.parent
 ENGINE = {"vllm": "0.33.0", "torch": "2.11.0", "flashinfer-python": "0.7.2"}
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import datetime
 import json
 import signal
+from pathlib import Path
 
 import jsonschema
 import pytest
 
 from sm121.report import verdict_file
 
-SCENARIOS = "meta_tests/scenarios/test_verdicts.py"
+ROOT = Path(__file__).parent.parent
+SCENARIOS = "meta_tests/scenarios/verdicts.py"
 
 
 @pytest.fixture
@@ -91,7 +93,7 @@ def test_secrets_are_in_no_file(attached):
 
 
 def test_when_smoke_fails_nothing_else_runs(attached):
-    status, file, run = attached("meta_tests/scenarios/test_smoke_fails.py")
+    status, file, run = attached("meta_tests/scenarios/smoke_fails.py")
     assert status == 1, run.output
     by_level = {test["level"]: test for test in file["tests"]}
     assert by_level["smoke"]["verdict"] == "FAIL"
@@ -101,23 +103,17 @@ def test_when_smoke_fails_nothing_else_runs(attached):
 
 def test_every_file_validates_against_the_published_schema(attached):
     _, file, _ = attached(one("test_pass"))
-    published = json.loads((run_root() / "docs" / "verdict.schema.json").read_text())
+    published = json.loads((ROOT / "docs" / "verdict.schema.json").read_text())
     jsonschema.validate(file, published)
     broken = {**file, "verdict": "GREEN"}
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(broken, published)
 
 
-def run_root():
-    from conftest import ROOT
-
-    return ROOT
-
-
 def test_the_published_schemas_are_current():
     from sm121.profile import Profile
 
-    docs = run_root() / "docs"
+    docs = ROOT / "docs"
     hint = "regenerate: `sm121 schema verdict` and `sm121 schema profile`"
     assert json.loads((docs / "verdict.schema.json").read_text()) == json.loads(
         json.dumps(verdict_file.json_schema())

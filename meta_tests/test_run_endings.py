@@ -14,7 +14,7 @@ import pytest
 
 from sm121.engines import ports
 
-SCENARIOS = "meta_tests/scenarios/test_endings.py"
+SCENARIOS = "meta_tests/scenarios/endings.py"
 GIB = 1 << 30
 
 

@@ -6,7 +6,7 @@ line that names the file, the key and what was expected.
 
 from __future__ import annotations
 
-import sys
+import tomllib
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -16,11 +16,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from sm121.architecture import NAMES
 from sm121.errors import UsageError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 SCHEMA_VERSION = 1
 

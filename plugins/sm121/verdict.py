@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import Enum
+from enum import StrEnum
 
 from sm121.errors import Sm121Error
 
 
-class Verdict(str, Enum):
+class Verdict(StrEnum):
     """Verdict of a test, a level or a run (design: "Words")."""
 
     PASS = "PASS"  # noqa: S105
@@ -16,9 +16,6 @@ class Verdict(str, Enum):
     INVALID = "INVALID"
     INCONCLUSIVE = "INCONCLUSIVE"
     NOT_RUN = "NOT_RUN"
-
-    def __str__(self) -> str:
-        return self.value
 
     @property
     def exit_status(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import sys
+import tomllib
 from fnmatch import fnmatchcase
 from importlib.resources import files
 from pathlib import Path
@@ -11,11 +11,6 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sm121.errors import UsageError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 class Waiver(BaseModel):

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
+import statistics
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -134,10 +137,36 @@ def markdown(rows: Sequence[Row], tolerance: float = TOLERANCE) -> str:
     return "\n".join(lines) + "\n"
 
 
+def random_blocks(checkpoint: Path, count: int = 24, seed: int = 0) -> dict[str, Variant]:
+    """Block scales off by one, drawn at random over layers, projections, experts, rows and blocks.
+
+    Two blocks named in advance say nothing of the others: most blocks matter less than a whole
+    feature does.
+    """
+    config = gpt_oss.GptOssConfig.from_json(json.loads((checkpoint / "config.json").read_text()))
+    draw = random.Random(seed)
+    blocks = {}
+    for _ in range(count):
+        projection: Literal["gate_up", "down"] = draw.choice(("gate_up", "down"))
+        rows = 2 * config.intermediate if projection == "gate_up" else config.hidden
+        columns = config.hidden if projection == "gate_up" else config.intermediate
+        fault = BlockFault(
+            layer=draw.randrange(config.layers),
+            projection=projection,
+            expert=draw.randrange(config.experts),
+            row=draw.randrange(rows),
+            block=draw.randrange(columns // 32),
+        )
+        blocks[str(fault)] = Variant(block_fault=fault)
+    return blocks
+
+
 def write_report(checkpoint: Path, out_file: Path, tolerance: float = TOLERANCE) -> list[Row]:
     """Measure all ablations and write them to a Markdown page. Returns the rows."""
     prompts = load_prompts()
     rows = measure(checkpoint, prompts)
+    blocks = measure(checkpoint, prompts, ablations=random_blocks(checkpoint))
+    changes = sorted(row.max for row in blocks)
     lengths = ", ".join(str(len(prompt.token_ids)) for prompt in prompts)
     out_file.write_text(
         "# What a log-probability check on the canary detects\n\n"
@@ -146,8 +175,15 @@ def write_report(checkpoint: Path, out_file: Path, tolerance: float = TOLERANCE)
         "the log-probability, in nats, of the token that really follows, over the\n"
         f"{len(prompts)} prompts of `fixtures/canary/prompts.json` ({lengths} tokens).\n"
         f"The suite's tolerance for float32 engines is {tolerance:g} (largest absolute\n"
-        "difference): a defect is caught when its largest change is above that.\n\n"
-        + markdown(rows, tolerance),
+        "difference): a defect is caught when its largest change is above that.\n"
+        "Made by `sm121 ablation`.\n\n"
+        + markdown(rows, tolerance)
+        + "\nThe two blocks in the table were named in advance. Of "
+        f"{len(changes)} blocks drawn at random,\none scale off by one moves the "
+        f"log-probabilities by {changes[0]:.2g} (smallest), {statistics.median(changes):.2g}\n"
+        f"(median) and {changes[-1]:.2g} (largest): "
+        f"{sum(change > tolerance for change in changes)} of them are above the tolerance, "
+        f"{sum(change >= 10 * tolerance for change in changes)} above ten\ntimes it.\n",
         "utf-8",
     )
     return rows

@@ -15,13 +15,13 @@ import json
 import math
 import random
 import time
+import tomllib
 from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tomllib
 import torch
 from torch import Tensor
 from torch.nn import functional

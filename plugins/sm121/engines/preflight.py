@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import socket
-import sys
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,11 +21,6 @@ from typing import Literal
 
 import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Severity = Literal["error", "warning", "note"]
 

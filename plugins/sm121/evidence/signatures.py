@@ -7,7 +7,7 @@ loaded, never a signature that silently does not match.
 from __future__ import annotations
 
 import re
-import sys
+import tomllib
 from functools import cache
 from importlib.resources import files
 from typing import Literal
@@ -15,11 +15,6 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from sm121.evidence.log_lines import LogLine
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 SignatureField = Literal[
     "attention",

@@ -149,8 +149,6 @@ class Run:
     def save(self) -> None:
         """Write verdict.json and summary.md as they stand."""
         self.file.duration_s = round(time.monotonic() - self.started, 3)
-        if self._under_test is not None:
-            self.file.engine.path = self.kernel_path(self._under_test)
         if self.pool is not None:
             self.file.starts = [
                 StartReport(
@@ -179,11 +177,16 @@ class Run:
             report = self.pool.stop()
             if report is not None and not report.clean:
                 self.file.tests.append(_unclean(name, report))
+        if self._under_test is not None:  # the whole log now, with what came while it served
+            self.file.engine.path = self.kernel_path(self._under_test)
         self.file.finished = complete
         self.save()
 
     def _describe(self, server: Server) -> None:
+        if server is self._under_test:
+            return
         self._under_test = server
+        self.file.engine.path = self.kernel_path(server)
         self.file.engine.base_url = server.endpoint.base_url
         self.file.engine.startup_s = server.startup_s
         if server.version is not None:
@@ -262,7 +265,7 @@ def _open(config: pytest.Config, chosen: target.Target, items: list[pytest.Item]
         file=VerdictFile(
             arch=chosen.arch,
             profile=profile_name,
-            started=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             engine=engine,
             tests=[
                 TestReport(
