@@ -11,6 +11,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from fault_proxy import FAULTS, Fault, FaultProxy
 
@@ -43,12 +44,18 @@ def vllm_serving(model: Path, directory: Path) -> ManagedServer:
 
 
 @pytest.fixture(scope="module")
-def real_vllm(canary_bf16, tmp_path_factory):
+def managed_vllm(canary_bf16, tmp_path_factory):
     """The real vLLM on the canary, shared by all faults of the proxy."""
     managed = vllm_serving(canary_bf16, tmp_path_factory.mktemp("vllm"))
     server = managed.start()
-    yield server
+    yield managed, server
     managed.stop()
+
+
+@pytest.fixture(scope="module")
+def real_vllm(managed_vllm):
+    """Where the real vLLM answers."""
+    return managed_vllm[1]
 
 
 @pytest.fixture
@@ -79,6 +86,17 @@ def test_the_clean_server_passes_every_test_of_the_catalogue(judge):
     status, run = judge(Fault("none", ""), *tests)
     assert status == 0, run.output
     assert sum(test["verdict"] == "PASS" for test in run.verdict["tests"]) >= len(tests)
+
+
+def test_the_server_listens_on_the_loopback_only(managed_vllm):
+    managed, _ = managed_vllm
+    listening = {
+        connection.laddr.ip
+        for process in managed.processes()
+        for connection in process.net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert listening == {"127.0.0.1"}, listening
 
 
 def test_the_oracle_sees_one_block_scale_off_by_one(canary_bf16, real_vllm, tmp_path):

@@ -159,7 +159,6 @@ class ManagedServer:
             StartError: one of its subclasses; nothing is left running then.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._number_log()
         become_subreaper()
         self._memory_before = Memory.now()
         for attempt in range(1, _PORT_ATTEMPTS + 1):
@@ -258,6 +257,7 @@ class ManagedServer:
     def _start_once(self) -> Server:
         started = time.monotonic()
         self._port = ports.free_port()
+        self._number_log()  # each attempt has its own: the cause is read from one attempt alone
         self._launch()
         endpoint = Endpoint(
             f"http://{ports.LOOPBACK}:{self._port}", self._api_key, self.configuration.served_name
@@ -280,7 +280,7 @@ class ManagedServer:
 
     def _launch(self) -> None:
         self._status_file.unlink(missing_ok=True)
-        self._output = self.log.open("a", encoding="utf-8", buffering=1)
+        self._output = self.log.open("w", encoding="utf-8", buffering=1)
         environment = dict(self.engine.environment(self.configuration, api_key=self._api_key))
         environment[RUN_ID] = self.run_id
         environment[SERVER_ID] = self._server_id
@@ -425,7 +425,7 @@ class ManagedServer:
             time.sleep(0.2)
 
     def _number_log(self) -> None:
-        """An earlier start of the same configuration keeps its log."""
+        """Take a log of its own: earlier starts of the configuration keep theirs."""
         number = 1
         while self.log.exists():
             number += 1

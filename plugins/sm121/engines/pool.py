@@ -111,7 +111,7 @@ class ServerPool:
         if self._current is None:
             return None
         managed, _ = self._current
+        report = managed.stop()  # when this is interrupted, the server is still ours to stop
         self._current = None
-        report = managed.stop()
         self._on_stop(managed.configuration.name, report)
         return report

@@ -74,6 +74,8 @@ class Vllm:
         environment.update(
             {
                 "VLLM_API_KEY": api_key,
+                # Also what the engine's processes say to each other stays on the loopback.
+                "VLLM_HOST_IP": "127.0.0.1",
                 "VLLM_NO_USAGE_STATS": "1",
                 "DO_NOT_TRACK": "1",
                 "PYTHONUNBUFFERED": "1",
