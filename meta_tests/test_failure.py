@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sm121.data_file import DataFileError
 from sm121.evidence.failure import (
     Cause,
     classify,
@@ -16,7 +17,6 @@ from sm121.evidence.failure import (
 )
 from sm121.evidence.kernel_path import read_lines
 from sm121.evidence.log_lines import clean
-from sm121.evidence.signatures import SignatureError
 
 DATA = Path(__file__).parent / "data"
 ERROR = "(EngineCore pid=7) ERROR 11-20 10:19:39 [core.py:1510] "
@@ -382,6 +382,6 @@ source = "here, log"
 )
 def test_wrong_failure_file_is_refused(kind: str, regex: str, more: str, expected: str) -> None:
     text = ENTRY.format(kind=kind, regex=regex, more=more)
-    with pytest.raises(SignatureError, match=expected) as error:
+    with pytest.raises(DataFileError, match=expected) as error:
         parse_failures("mine.toml", text)
-    assert "mine.toml: entry one:" in str(error.value)
+    assert "mine.toml: key failure.one" in str(error.value)

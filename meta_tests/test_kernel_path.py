@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from sm121.data_file import DataFileError
 from sm121.evidence.kernel_path import KernelPath, mistaken_environment, read_lines, read_log
 from sm121.evidence.log_lines import LINE_LIMIT, clean, read_physical_lines
 from sm121.evidence.progress import startup_progress
-from sm121.evidence.signatures import SignatureError, load_signatures, parse_signatures
+from sm121.evidence.signatures import load_signatures, parse_signatures
 
 DATA = Path(__file__).parent / "data"
 CORE = "(EngineCore pid=7) INFO 10-05 02:13:33 "
@@ -616,14 +617,14 @@ source = "here, log"
     ],
 )
 def test_wrong_signature_file_is_refused(field: str, regex: str, more: str, expected: str) -> None:
-    with pytest.raises(SignatureError, match=expected) as error:
+    with pytest.raises(DataFileError, match=expected) as error:
         parse_signatures("mine.toml", ENTRY.format(field=field, regex=regex, more=more))
     assert "mine.toml" in str(error.value)
     assert "one" in str(error.value)
 
 
 def test_unknown_engine_is_refused() -> None:
-    with pytest.raises(SignatureError, match=r"known engines: .*vllm"):
+    with pytest.raises(DataFileError, match=r"known engines: .*vllm"):
         read_lines([], "nobody")
 
 

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from sm121.data_file import DataFileError
 from sm121.engines import preflight
-from sm121.engines.preflight import Finding, Needs, PreflightDataError, inspect, load_preflight
+from sm121.engines.preflight import Finding, Needs, inspect, load_preflight
 
 GOOD_ARGUMENTS = ["--model", "m", "--attention-backend", "TRITON_ATTN", "--moe-backend", "marlin"]
 GOOD_ENVIRONMENT = {"VLLM_KV_CACHE_LAYOUT": "HND", "VLLM_LOGGING_LEVEL": "DEBUG"}
@@ -303,7 +304,7 @@ class TestJitCache:
         ('arch = ["sm121"]', 'arch = ["sm999"]', "sm999"),
         ("jobs = 2", "jobs = 0", "jobs"),
         ('message = "m"', 'message = "m"\ncolour = 1', "colour"),
-        ("[[rule]]", "[[rule", "TOML expected"),
+        ("[[rule]]", "[[rule", "expected TOML"),
     ],
 )
 def test_wrong_data_is_refused(old: str, new: str, expected: str) -> None:
@@ -326,6 +327,6 @@ remedy = "r"
 source = "s"
 """
     assert preflight.parse_preflight(text).rule[0].id == "one"
-    with pytest.raises(PreflightDataError, match=expected) as error:
+    with pytest.raises(DataFileError, match=expected) as error:
         preflight.parse_preflight(text.replace(old, new), "mine.toml")
     assert "mine.toml" in str(error.value)

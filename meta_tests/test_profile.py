@@ -38,7 +38,7 @@ def test_every_architecture_has_at_most_one_profile():
         ('arch = "cpu"', 'arch = "sm12"', "arch: expected one of cpu, sm80"),
         ("schema_version = 1", "schema_version = 2", "key schema_version: Input should be 1"),
         ('begins = " Paris"', 'begin = " Paris"', "known_answers.0.begin: unknown key"),
-        ("[certify]", "[certify", "not TOML"),
+        ("[certify]", "[certify", "expected TOML"),
         ('where = "log"', 'where = "logs"', "rules.0.where"),
     ],
 )
@@ -48,7 +48,7 @@ def test_a_mistake_is_named_with_file_key_and_expectation(old, new, expected):
         profile.load_text(CPU.replace(old, new, 1), "mine.toml")
     message = str(caught.value)
     assert "profile mine.toml: " in message and expected in message, message
-    assert "\n" not in message.replace("\n", "", 0).strip() or "not TOML" in message
+    assert "\n" not in message.replace("\n", "", 0).strip() or "expected TOML" in message
 
 
 def test_a_gate_has_one_direction_and_ordered_grades():
@@ -89,3 +89,24 @@ def test_the_numbers_of_the_original_documents():
     rules = {(*rule.when.values(), rule.where) for rule in sm121.kernel_path.rules}
     for kernel in ("marlin", "cutlass", "triton"):
         assert (kernel, "profile") in rules
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[[waver]]\ntest = 'x'", "key waver: unknown key; expected one of waiver"),
+        ("[[waiver]]\ntest = 'tests/x'", "key waiver.tests/x.reason: required key is missing"),
+        (
+            "[[waiver]]\ntest='tests/x'\nreason='known'\nissue='later'\nexpires=2030-01-01",
+            "key waiver.tests/x.issue",
+        ),
+    ],
+)
+def test_a_wrong_waiver_file_is_named_the_same_way(tmp_path, text, expected):
+    from sm121 import waivers
+
+    file = tmp_path / "waivers.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        waivers.load(file)
+    assert str(file) in str(caught.value) and expected in str(caught.value), caught.value

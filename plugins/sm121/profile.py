@@ -6,14 +6,14 @@ line that names the file, the key and what was expected.
 
 from __future__ import annotations
 
-import tomllib
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from sm121 import data_file
 from sm121.architecture import NAMES
 from sm121.errors import UsageError
 
@@ -284,48 +284,4 @@ def load_text(text: str, origin: str) -> Profile:
     Raises:
         UsageError: one line, with the file, the key and what was expected.
     """
-    try:
-        data: dict[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"profile {origin}: not TOML: {error}") from error
-    try:
-        return Profile.model_validate(data)
-    except ValidationError as error:
-        raise UsageError(f"profile {origin}: {_explain(error)}") from error
-
-
-def _explain(error: ValidationError) -> str:
-    # A misspelt key is also a missing one: the unknown key is the better thing to say first.
-    found = sorted(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
-    first, rest = found[0], found[1:]
-    key = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        expected = "unknown key; expected one of " + ", ".join(_known_keys(first["loc"]))
-    elif first["type"] == "missing":
-        expected = "required key is missing"
-    elif first["type"] == "value_error":  # raised by this module: it names what it saw itself
-        expected = first["msg"].removeprefix("Value error, ")
-    else:
-        expected = f"{first['msg']}, got {first['input']!r}"[:300]
-    more = f" (and {len(rest)} more)" if rest else ""
-    return f"key {key}: {expected}{more}" if key else f"key {expected}{more}"
-
-
-def _known_keys(location: tuple[int | str, ...]) -> list[str]:
-    model: Any = Profile
-    for part in location[:-1]:
-        model = _item_type(model, part)
-    fields = getattr(model, "model_fields", {})
-    return sorted(fields)
-
-
-def _item_type(model: Any, part: int | str) -> Any:
-    """The table's model one step down: a field's own model, or the items of a list or map."""
-    fields = getattr(model, "model_fields", None)
-    annotation = fields[part].annotation if fields and part in fields else model
-    while not hasattr(annotation, "model_fields"):
-        inner = [a for a in getattr(annotation, "__args__", ()) if a not in (str, type(None), ...)]
-        if not inner:
-            return None
-        annotation = inner[-1]
-    return annotation
+    return data_file.parse(text, Profile, f"profile {origin}")

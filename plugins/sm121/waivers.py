@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import datetime
-import tomllib
 from fnmatch import fnmatchcase
 from importlib.resources import files
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
+from sm121 import data_file
 from sm121.errors import UsageError
 
 
@@ -32,6 +32,12 @@ class Waiver(BaseModel):
         return today > self.expires
 
 
+class _WaiverFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    waiver: tuple[Waiver, ...] = ()
+
+
 def load(path: Path | None) -> tuple[Waiver, ...]:
     """Waivers from a file, or the shipped ones.
 
@@ -40,23 +46,7 @@ def load(path: Path | None) -> tuple[Waiver, ...]:
     """
     source = path if path is not None else files("sm121.fixtures") / "waivers.toml"
     try:
-        data = tomllib.loads(source.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        text = source.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--waivers {source}: expected a readable TOML file ({error})") from error
-    unknown = set(data) - {"waiver"}
-    if unknown:
-        raise UsageError(
-            f"--waivers {source}: unknown key {sorted(unknown)[0]}; expected [[waiver]] tables"
-        )
-    waivers = []
-    for number, entry in enumerate(data.get("waiver", []), start=1):
-        try:
-            waivers.append(Waiver.model_validate(entry))
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            key = ".".join(str(part) for part in first["loc"])
-            raise UsageError(
-                f"--waivers {source}: waiver {number}, key {key}: {first['msg']} "
-                "(expected test, reason, issue = an URL, expires = a date)"
-            ) from error
-    return tuple(waivers)
+    return data_file.parse(text, _WaiverFile, f"--waivers {source}").waiver

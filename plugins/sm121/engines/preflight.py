@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import socket
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,7 +19,9 @@ from pathlib import Path
 from typing import Literal
 
 import psutil
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from sm121 import data_file
 
 Severity = Literal["error", "warning", "note"]
 
@@ -28,10 +29,6 @@ _GIB = 1 << 30
 _CACHE_NAME = re.compile(r"\d{2,3}[a-z]?(_\d{2,3}[a-z]?)*")
 _ALL_INTERFACES = "0.0.0.0"  # noqa: S104 - what vLLM binds without --host
 _WARNING_LIST = 5  # names shown of what may be a long list
-
-
-class PreflightDataError(ValueError):
-    """``fixtures/preflight.toml`` does not say what it has to say."""
 
 
 class Finding(BaseModel):
@@ -136,31 +133,13 @@ class PreflightData(BaseModel):
 
 
 def parse_preflight(text: str, name: str = "preflight.toml") -> PreflightData:
-    """The data file's text, validated. Raises PreflightDataError naming file and entry."""
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise PreflightDataError(f"{name}: TOML expected: {error}") from error
-    try:
-        return PreflightData.model_validate(data)
-    except ValidationError as error:
-        raise PreflightDataError("\n".join(_problems(name, data, error))) from error
-
-
-def _problems(name: str, data: dict[str, object], error: ValidationError) -> Iterator[str]:
-    for item in error.errors():
-        where = [str(part) for part in item["loc"]]
-        entries = data.get(where[0]) if where else None
-        if isinstance(entries, list) and len(where) > 1 and where[1].isdigit():
-            entry = entries[int(where[1])]
-            if isinstance(entry, dict):
-                where[1] = str(entry.get("id") or entry.get("name") or f"#{int(where[1]) + 1}")
-        yield f"{name}: {' '.join(where)}: {item['msg']}"
+    """The data file's text, validated. Raises DataFileError naming file and entry."""
+    return data_file.parse(text, PreflightData, name)
 
 
 @cache
 def load_preflight() -> PreflightData:
-    """The known checks. Raises PreflightDataError when the file is wrong."""
+    """The known checks. Raises DataFileError when the file is wrong."""
     return parse_preflight((files("sm121.fixtures") / "preflight.toml").read_text(encoding="utf-8"))
 
 

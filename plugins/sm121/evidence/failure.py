@@ -16,8 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
+from sm121 import data_file
 from sm121.evidence.log_lines import (
     LogLine,
     cut,
@@ -27,9 +28,6 @@ from sm121.evidence.log_lines import (
 )
 from sm121.evidence.signatures import (
     LinePattern,
-    SignatureError,
-    explain,
-    parse_toml,
     read_signature_text,
 )
 
@@ -143,18 +141,14 @@ class FailureSet(BaseModel):
 
 
 def parse_failures(name: str, text: str) -> FailureSet:
-    """The failure file's text, validated. Raises SignatureError naming file, entry and
+    """The failure file's text, validated. Raises DataFileError naming file, entry and
     expectation."""
-    data = parse_toml(name, text)
-    try:
-        return FailureSet.model_validate(data)
-    except ValidationError as error:
-        raise SignatureError(explain(name, "failure", data, error)) from error
+    return data_file.parse(text, FailureSet, name)
 
 
 @cache
 def load_failures() -> FailureSet:
-    """The known failures. Raises SignatureError when the file is wrong."""
+    """The known failures. Raises DataFileError when the file is wrong."""
     return parse_failures("failures.toml", read_signature_text("failures.toml"))
 
 

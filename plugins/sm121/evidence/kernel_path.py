@@ -127,7 +127,7 @@ def read_lines(lines: Iterable[str], engine: str = "vllm") -> KernelPath:
 
     `engine` is ``vllm``, ``sglang`` or ``llama-cpp``. Of a server that was restarted the last run
     counts. Where ``docker compose`` mixed several servers into one log, a value counts only when
-    they agree. Raises SignatureError when nothing is known of the engine.
+    they agree. Raises DataFileError when nothing is known of the engine.
     """
     signatures = load_signatures(engine)
     states: dict[str, _ServerState] = {}

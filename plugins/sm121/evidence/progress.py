@@ -17,7 +17,7 @@ def startup_progress(line: str, engine: str = "vllm") -> str | None:
     """The phase that a start is in by this line, such as ``loading weights (33 %)``; None when it
     tells none.
 
-    Percentages are the server's own. Raises SignatureError when nothing is known of `engine`.
+    Percentages are the server's own. Raises DataFileError when nothing is known of `engine`.
     """
     message = clean(line)
     for phase in _phases(engine):

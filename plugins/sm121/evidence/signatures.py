@@ -7,13 +7,14 @@ loaded, never a signature that silently does not match.
 from __future__ import annotations
 
 import re
-import tomllib
 from functools import cache
 from importlib.resources import files
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
+from sm121 import data_file
+from sm121.data_file import DataFileError
 from sm121.evidence.log_lines import LogLine
 
 SignatureField = Literal[
@@ -30,10 +31,6 @@ SignatureField = Literal[
     "fact",
 ]
 """What a signature speaks of. A ``fact`` is no result of its own: other signatures lean on it."""
-
-
-class SignatureError(ValueError):
-    """A signature file does not say what it has to say. Names file, entry and expectation."""
 
 
 class LinePattern(BaseModel):
@@ -187,7 +184,7 @@ def _compiled(regex: str) -> re.Pattern[str]:
 
 
 def read_signature_text(name: str) -> str:
-    """The text of ``fixtures/signatures/<name>``. Raises SignatureError naming what there is."""
+    """The text of ``fixtures/signatures/<name>``. Raises DataFileError naming what there is."""
     folder = files("sm121.fixtures") / "signatures"
     entry = folder / name
     if not entry.is_file():
@@ -196,59 +193,25 @@ def read_signature_text(name: str) -> str:
             for item in folder.iterdir()
             if item.name != "failures.toml"
         )
-        raise SignatureError(
+        raise DataFileError(
             f"fixtures/signatures/{name}: no such file; known engines: {', '.join(known)}"
         )
     return entry.read_text(encoding="utf-8")
 
 
-def parse_toml(name: str, text: str) -> dict[str, object]:
-    """TOML text as a dictionary. Raises SignatureError naming the file and the line."""
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise SignatureError(f"{name}: TOML expected: {error}") from error
-
-
-def explain(name: str, table: str, data: dict[str, object], error: ValidationError) -> str:
-    """A line for each thing that is wrong in a data file: where, what was expected and seen."""
-    items = error.errors()
-    if len(items) > 1:
-        # pydantic counts the valid entries too, which only repeats that one is wrong
-        items = [item for item in items if item["type"] != "too_short"]
-    problems = []
-    for item in items:
-        where = list(item["loc"])
-        label = ""
-        if len(where) >= 2 and where[0] == table and isinstance(where[1], int):
-            entries = data.get(table)
-            entry = entries[where[1]] if isinstance(entries, list) else None
-            identity = entry.get("id") if isinstance(entry, dict) else None
-            label = f" entry {identity or f'#{where[1] + 1}'}:"
-            where = where[2:]
-        key = ".".join(str(part) for part in where)
-        seen = f" (seen: {item['input']!r:.80})" if key else ""
-        problems.append(f"{name}:{label}{' ' + key + ':' if key else ''} {item['msg']}{seen}")
-    return "\n".join(problems)
-
-
 def parse_signatures(name: str, text: str) -> SignatureSet:
-    """A signature file's text, validated. Raises SignatureError naming file and entry."""
-    data = parse_toml(name, text)
-    try:
-        return SignatureSet.model_validate(data)
-    except ValidationError as error:
-        raise SignatureError(explain(name, "signature", data, error)) from error
+    """A signature file's text, validated. Raises DataFileError naming file and entry."""
+    return data_file.parse(text, SignatureSet, name)
 
 
 @cache
 def load_signatures(engine: str) -> SignatureSet:
     """The signatures of an engine: ``vllm``, ``sglang``, ``llama-cpp``.
 
-    Raises SignatureError when there is no such file or when it is wrong.
+    Raises DataFileError when there is no such file or when it is wrong.
     """
     name = f"{engine}.toml"
     signatures = parse_signatures(name, read_signature_text(name))
     if signatures.engine != engine:
-        raise SignatureError(f"{name}: engine must be {engine!r}, seen {signatures.engine!r}")
+        raise DataFileError(f"{name}: engine must be {engine!r}, seen {signatures.engine!r}")
     return signatures

@@ -1,0 +1,85 @@
+"""TOML data files: read into a model, with mistakes reported as one line."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from sm121.errors import UsageError
+
+_Model = TypeVar("_Model", bound=BaseModel)
+#: Keys by which people know an entry of an array of tables.
+_IDENTITY = ("id", "name", "test", "metric")
+
+
+class DataFileError(UsageError):
+    """A data file does not say what it has to say. Names file, key and expectation."""
+
+
+def parse(text: str, model: type[_Model], origin: str) -> _Model:
+    """Validate a file's text; ``origin`` names it in errors.
+
+    Raises:
+        DataFileError: one line with the file, the key and what was expected.
+    """
+    try:
+        data: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise DataFileError(f"{origin}: expected TOML: {error}") from error
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise DataFileError(f"{origin}: {_explain(error, model, data)}") from error
+
+
+def _explain(error: ValidationError, model: type[BaseModel], data: dict[str, Any]) -> str:
+    # A misspelt key is also a missing one: the unknown key is the better thing to say first.
+    found = sorted(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
+    if len(found) > 1:
+        # pydantic counts the valid entries too, which only repeats that one is wrong.
+        found = [item for item in found if item["type"] != "too_short"]
+    first, rest = found[0], found[1:]
+    if first["type"] == "extra_forbidden":
+        expected = "unknown key; expected one of " + ", ".join(_known_keys(model, first["loc"]))
+    elif first["type"] == "missing":
+        expected = "required key is missing"
+    elif first["type"] == "value_error":  # raised by a validator: it names what it saw itself
+        expected = first["msg"].removeprefix("Value error, ")
+    else:
+        expected = f"{first['msg']}, got {first['input']!r}"[:300]
+    key = ".".join(_labels(first["loc"], data))
+    more = f" (and {len(rest)} more)" if rest else ""
+    return f"key {key}: {expected}{more}" if key else f"key {expected}{more}"
+
+
+def _labels(location: tuple[int | str, ...], data: Any) -> list[str]:
+    """The path to a value, entries of arrays by their own name where they have one."""
+    labels = []
+    for part in location:
+        known = isinstance(part, int) and isinstance(data, list) and part < len(data)
+        data = data[part] if known or (isinstance(data, dict) and part in data) else None
+        table = data if isinstance(data, dict) else {}
+        name = next((table[key] for key in _IDENTITY if key in table), None)
+        labels.append(str(name) if known and isinstance(name, str) else str(part))
+    return labels
+
+
+def _known_keys(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+    at: Any = model
+    for part in location[:-1]:
+        at = _item_type(at, part)
+    return sorted(getattr(at, "model_fields", {}))
+
+
+def _item_type(model: Any, part: int | str) -> Any:
+    """The table's model one step down: a field's own model, or the items of a list or map."""
+    fields = getattr(model, "model_fields", None)
+    annotation = fields[part].annotation if fields and part in fields else model
+    while not hasattr(annotation, "model_fields"):
+        inner = [a for a in getattr(annotation, "__args__", ()) if a not in (str, type(None), ...)]
+        if not inner:
+            return None
+        annotation = inner[-1]
+    return annotation
