@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sm121.engines.process_tree import marked
+from sm121.engines.process_tree import marked, reap
 
 ROOT = Path(__file__).parent.parent
 HERE = Path(__file__).parent
@@ -84,6 +84,8 @@ class PytestRun:
         """Processes of the run that are still there after ``timeout_s``, zombies included."""
         deadline = time.monotonic() + timeout_s
         while True:
+            # Testing ManagedServer makes this process a subreaper: orphans of the run are ours.
+            reap(pid for pid in self.seen if pid != self.process.pid)
             left = [str(process) for process in self.tree()]
             for pid, created in self.seen.items():
                 try:
