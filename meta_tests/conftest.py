@@ -48,6 +48,8 @@ class PytestRun:
     report: Path
     mark: str
     seen: dict[int, float] = field(default_factory=dict)
+    segments_before: set[str] = field(default_factory=set)
+    temporary: Path = Path()
 
     @property
     def output(self) -> str:

@@ -23,6 +23,8 @@ FAULTS = {
     "health-only": "/health says 200, a completion never comes",
     "html": "answers everything with a web page",
     "no-models": "answers /v1/models with something else",
+    "dripping": "answers /v1/models a byte at a time, for minutes",
+    "another-model": "serves another model",
     "stubborn": "ignores SIGTERM",
     "orphan": "leaves a daemon that ignores SIGTERM",
     "zombie": "does not reap a child",
@@ -62,10 +64,18 @@ class Handler(BaseHTTPRequestHandler):
             expected = os.environ.get("VLLM_API_KEY")
             if expected and self.headers.get("Authorization") != f"Bearer {expected}":
                 self.answer({"error": "Unauthorized"}, 401)
+            elif self.fault == "dripping":
+                self.send_response(200)
+                self.end_headers()
+                for _ in range(100):
+                    self.wfile.write(b" ")
+                    self.wfile.flush()
+                    time.sleep(2)
             elif self.fault == "no-models":
                 self.answer({"models": 3})
             else:
-                entry = {"id": MODEL, "object": "model", "created": 0, "owned_by": "meta"}
+                name = "llama-3-8b" if self.fault == "another-model" else MODEL
+                entry = {"id": name, "object": "model", "created": 0, "owned_by": "meta"}
                 self.answer({"object": "list", "data": [entry]})
         else:
             self.answer({"error": "not found"}, 404)

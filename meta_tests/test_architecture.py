@@ -21,6 +21,8 @@ from sm121.plugin.selection import architectures_asked_for
         ("smoke", ()),
         ("", ()),
         ("cpu", ("cpu",)),
+        ("sm121 and smoke and not kernel", ("sm121",)),
+        ("(sm121 or slow) and not cpu", ("sm121",)),
     ],
 )
 def test_architectures_asked_for_by_name(expression, asked):
@@ -36,6 +38,21 @@ def test_an_architecture_that_is_not_here_is_not_run(run_pytest, arguments):
     assert "--base-url URL" in run.output, "how to get it"
     assert run.verdict["verdict"] == "NOT_RUN" and run.verdict["exit_status"] == 5
     assert run.verdict["arch"] == name
+    assert run.verdict["starts"] == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("-m", "sm121", "--arch", "cpu"),
+        ("-m", "sm121", "--profile", "cpu-tiny-gpt-oss"),
+        ("-m", "gpu"),
+        ("-m", "sm121 and smoke and not kernel"),
+    ],
+)
+def test_what_was_asked_for_is_never_run_on_something_else(run_pytest, arguments):
+    status, run = run_pytest(*arguments, "tests/test_smoke.py")
+    assert status == 5 and run.verdict["verdict"] == "NOT_RUN", run.output
     assert run.verdict["starts"] == []
 
 

@@ -45,6 +45,11 @@ def refused(run_pytest, *arguments: str) -> str:
         ),
         (("--arch", "sm121", "--profile", "cpu-tiny-gpt-oss"), ("expected a profile for sm121",)),
         (("--waivers", "/nowhere.toml"), ("--waivers /nowhere.toml", "expected")),
+        (("--engine-arg=--port=1",), ("--engine-arg --port=1", "set by the suite itself")),
+        (("--engine-arg=--served-model-name",), ("set by the suite itself",)),
+        (("--engine-env", "VLLM_API_KEY=x"), ("VLLM_API_KEY", "set by the suite itself")),
+        (("--base-url", "http://127.0.0.1:9", "--model", "a/b"), ("--model with --base-url",)),
+        (("--report-dir", "/proc/nope"), ("--report-dir /proc/nope", "expected a folder")),
     ],
 )
 def test_one_line_says_what_was_expected(run_pytest, arguments, expected):
@@ -60,6 +65,8 @@ def test_one_line_says_what_was_expected(run_pytest, arguments, expected):
         ("no-models", (), "not a list of models"),
         ("none", ("--served-model-name", "gpt-oss-120b"), "it serves canary"),
         ("none", ("--api-key", "wrong"), "401"),
+        ("dripping", (), "no whole answer within"),
+        ("another-model", (), "expected a server of 'canary', it serves llama-3-8b"),
     ],
 )
 def test_a_server_that_is_not_the_one(run_pytest, fault_server, fault, arguments, expected):

@@ -163,6 +163,17 @@ def test_what_the_log_shows_is_caught(fault_server, run_pytest, log, test, expec
     assert expected in json.dumps(run.verdict["tests"]), run.verdict["tests"]
 
 
+def test_an_import_from_another_environments_packages_is_caught(run_pytest, tmp_path, canary_bf16):
+    packages = tmp_path / "other" / "lib" / "site-packages"
+    (packages / "flashinfer").mkdir(parents=True)
+    (packages / "flashinfer" / "__init__.py").touch()
+    status, run = run_pytest(
+        "--arch", "cpu", "tests/test_smoke.py", "-k", "test_imports",
+        environment={"PYTHONPATH": str(packages)},
+    )  # fmt: skip
+    assert status == 1 and "flashinfer: required from" in run.output, run.output
+
+
 def test_an_import_from_the_wrong_place_is_caught(run_pytest, tmp_path, canary_bf16):
     """A checkout that the profile expects exists, and vLLM comes from elsewhere."""
     (tmp_path / "checkout" / "vllm").mkdir(parents=True)

@@ -33,9 +33,11 @@ class FaultEngine:
     """Starts the fault server as if it were an engine."""
 
     name = "fault"
+    reserved_arguments: tuple[str, ...] = ()
+    reserved_variables: tuple[str, ...] = ()
 
-    def check_interpreter(self, python: str) -> str:
-        return "0"
+    def check_interpreter(self, python: str, environment: Mapping[str, str]) -> str | None:
+        return None
 
     def command(self, configuration: ServerConfiguration, *, port: int) -> list[str]:
         return [

@@ -40,6 +40,15 @@ def test_every_architecture_has_at_most_one_profile():
         ('begins = " Paris"', 'begin = " Paris"', "known_answers.0.begin: unknown key"),
         ("[certify]", "[certify", "expected TOML"),
         ('where = "log"', 'where = "logs"', "rules.0.where"),
+        ('when = { configuration = "float32" }', 'when = { configuration = "flaot32" }', "flaot32"),
+        ('when = { configuration = "float32" }', 'when = { config = "float32" }', "rules.0.when"),
+        ('must_not_see = ["Cannot', 'must_not_see = ["(Cannot', "expected a regular expression"),
+        ("tolerance.float32]", "tolerance.flaot32]", "flaot32"),
+        ("max_abs = 1e-3", "max_abs = inf", "max_abs"),
+        ("{ value = 300,", "{ value = nan,", "ready_within_s.value"),
+        ("{ value = 300,", "{ value = -1,", "ready_within_s.value"),
+        ("[configurations.bfloat16]", '[configurations."../x"]', "configurations"),
+        ("matrix = 1800", "", "matrix is missing"),
     ],
 )
 def test_a_mistake_is_named_with_file_key_and_expectation(old, new, expected):

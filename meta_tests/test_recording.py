@@ -163,15 +163,85 @@ def test_a_stale_waiver_is_reported(attached, tmp_path):
     assert "waiver without a failure to waive: *::test_pass" in run.output
 
 
+def everything(*paths: str) -> tuple[str, ...]:
+    """A certificate takes no paths: these are the suite's own."""
+    return ("--certify", "-o", f"testpaths={' '.join(paths)}")
+
+
 def test_certify_insists_on_every_required_level(attached):
-    status, file, run = attached("--certify", one("test_pass"))
+    status, file, run = attached(*everything(SCENARIOS), "-k", "test_pass")
     assert status == 1 and file["certified"] is False, run.output
     assert "level smoke has no test" in file["reason"]
     assert "kernel path not proven" in file["reason"]
 
 
 def test_certify_refuses_skipped_and_deselected_tests(attached):
-    _, file, _ = attached("--certify", one("test_pass"), one("test_skipped"))
+    _, file, _ = attached(*everything(SCENARIOS), "-k", "test_pass or test_skipped")
     assert "1 of correctness skipped" in file["reason"]
-    _, file, _ = attached("--certify", SCENARIOS, "-k", "test_pass")
     assert "deselected" in file["reason"]
+
+
+@pytest.mark.parametrize(
+    "narrowing",
+    [
+        ("tests/test_smoke.py",),
+        ("--ignore=tests/test_kernel.py",),
+        ("--ignore-glob=*kernel*",),
+        ("tests/test_smoke.py::test_health", "tests/test_kernel.py"),
+    ],
+)
+def test_certify_refuses_what_narrows_the_run_unseen(run_pytest, narrowing):
+    status, run = run_pytest("--arch", "cpu", "--certify", *narrowing)
+    assert status == 4 and "expected a run of all levels" in run.output, run.output
+
+
+def test_a_failure_of_no_level_is_not_painted_green(attached):
+    status, file, run = attached(one("test_pass"), "meta_tests/scenarios/foreign.py")
+    assert file["verdict"] == "PASS", "the levels held"
+    assert status == 1, run.output
+
+
+def test_a_run_that_stops_early_is_not_finished(attached):
+    names = ("test_pass", "test_fail", "test_invalid", "test_never_reached")
+    status, file, _ = attached("-x", *(one(name) for name in names))
+    assert status == 1 and not file["finished"]
+    status, file, _ = attached(
+        "-x", one("test_pass"), "meta_tests/scenarios/foreign.py", one("test_never_reached")
+    )
+    assert status == 1 or file["verdict"] != "PASS", file
+
+
+def test_skipped_and_then_failed_has_failed(attached):
+    status, file, run = attached("meta_tests/scenarios/teardowns.py", "-k", "skipped or passes")
+    verdicts = {test["id"].rsplit("::", 1)[1]: test["verdict"] for test in file["tests"]}
+    assert status == 1, run.output
+    assert verdicts["test_skipped_then_failed"] == "FAIL"
+    assert verdicts["test_passes_unexpectedly"] == "FAIL"
+    assert verdicts["test_passes"] == "PASS"
+
+
+def test_a_waiver_names_a_parameter_literally(attached, tmp_path):
+    status, file, run = attached(
+        *waiver(tmp_path, "*::test_parametrised[7]", 1), one("test_parametrised")
+    )
+    assert status == 0 and file["levels"]["correctness"]["waived"] == 1, run.output
+    assert "1 failed and are waived" in file["reason"]
+
+
+def test_two_runs_do_not_share_a_report_directory(start_pytest, run_pytest, fault_server, tmp_path):
+    server = fault_server("health-only")
+    common = ("--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key)
+    shared = ("--report-dir", str(tmp_path / "shared"))
+    first = start_pytest(*common, *shared, "tests/test_smoke.py::test_one_completion")
+    first.wait_for("test_smoke.py", 60.0)
+    status, second = run_pytest(*common, *shared, one("test_pass"))
+    assert status == 4 and "another run is using it" in second.output, second.output
+    assert (tmp_path / "shared" / "verdict.json").is_file(), "the first one's is untouched"
+
+
+def test_secrets_of_the_command_line_are_not_shown(run_pytest):
+    _, run = run_pytest(
+        "--engine-env", "MY_TOKEN=supersecretvalue99",
+        "--engine-arg=--hf-token=hf_abcdefghijklmnop", "-m", "sm121",
+    )  # fmt: skip
+    assert "supersecretvalue99" not in run.output and "hf_abcdefghijklmnop" not in run.output

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -19,12 +21,16 @@ GIB = 1 << 30
 
 
 @pytest.fixture
-def start(start_pytest, canary_bf16):
+def start(start_pytest, canary_bf16, tmp_path):
     """Start a scenario; returns the run and what memory was available before."""
 
     def begin(scenario: str):
         available = psutil.virtual_memory().available
-        run = start_pytest("--arch", "cpu", f"{SCENARIOS}::{scenario}")
+        segments = {path.name for path in Path("/dev/shm").glob("psm_*")}
+        run = start_pytest(
+            "--arch", "cpu", f"{SCENARIOS}::{scenario}", environment={"TMPDIR": str(tmp_path)}
+        )
+        run.segments_before, run.temporary = segments, tmp_path
         run.wait_for("ready after", 240.0)
         return run, available
 
@@ -38,6 +44,9 @@ def check_nothing_left(run, available_before: int) -> None:
     assert not left, f"required: no process, seen: {left}"
     port = int(re.findall(r"ready after .* on port (\d+)", run.output)[0])
     assert ports.is_free(port), f"required: port {port} is free"
+    segments = {path.name for path in Path("/dev/shm").glob("psm_*")}
+    assert not segments - run.segments_before, f"required: no segment, seen: {segments}"
+    assert not list(run.temporary.glob("sm121-*")), "required: no temporary files of the server"
     lost = available_before - psutil.virtual_memory().available
     assert lost < 1.5 * GIB, f"required: the memory is back, missing {lost / GIB:.1f} GiB"
 
@@ -60,6 +69,17 @@ def test_a_run_that_fails(start):
 def test_a_run_that_is_interrupted(start, number):
     run, available = start("test_waits")
     os.kill(run.process.pid, number)
+    assert run.wait() == 2, run.output
+    verdict = run.verdict
+    assert verdict["verdict"] == "NOT_RUN" and not verdict["finished"], verdict
+    check_nothing_left(run, available)
+
+
+def test_a_second_ctrl_c_breaks_nothing_off(start):
+    run, available = start("test_waits")
+    for _ in range(3):
+        os.kill(run.process.pid, signal.SIGINT)
+        time.sleep(0.05)
     assert run.wait() == 2, run.output
     verdict = run.verdict
     assert verdict["verdict"] == "NOT_RUN" and not verdict["finished"], verdict

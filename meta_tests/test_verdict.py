@@ -63,3 +63,14 @@ def test_summary_shows_model_output_as_text():
     file.tests[0].message = "seen: <script>alert(1)</script> | `x` \n# heading"
     text = summary.markdown(file)
     assert "<script>" not in text and "\\|" in text and "\n# heading" not in text
+
+
+def test_summary_of_a_hostile_server_has_one_heading():
+    file = file_with(Verdict.FAIL)
+    file.engine.version = "1 | x |\n\n# PASS\n![](http://example.org/x.png)"
+    file.reason = file.engine.version
+    text = summary.markdown(file)
+    assert [line for line in text.splitlines() if line.startswith("# ")] == [
+        "# SM121 conformance: FAIL"
+    ]
+    assert "![](" not in text

@@ -28,13 +28,13 @@ def test_machine_is_fit_for_a_start(conformance):
 def test_imports_come_from_where_they_should(conformance, profile):
     """The engine's interpreter imports its own vLLM, or the checkout that the profile expects."""
     configuration = conformance.managed_configuration(profile.under_test)
-    origins = interpreter.import_origins(
+    found = interpreter.imports(
         configuration.python,
         ("vllm", "flashinfer"),
         conformance.engine_environment(configuration),
     )
-    assert origins["vllm"] is not None, f"required: vllm can be imported by {configuration.python}"
-    wrong = interpreter.misplaced(origins, configuration.python, profile.engine.checkouts)
+    assert found.origins["vllm"], f"required: {configuration.python} can import vllm"
+    wrong = interpreter.misplaced(found, profile.engine.checkouts)
     assert not wrong, "; ".join(wrong)
 
 

@@ -45,3 +45,8 @@ def test_killed():
 
 def test_never_reached():
     pass
+
+
+@pytest.mark.parametrize("n", [7])
+def test_parametrised(n):
+    raise AssertionError(f"required: not {n}")

@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
         "canary-train", help="train the canary's weights anew (CPU, minutes)"
     )
     train.add_argument("file", type=Path, metavar="FILE")
-    train.add_argument("--steps", type=int, default=None)
+    train.add_argument("--steps", type=_positive, default=None)
     train.add_argument("--seed", type=int, default=None)
     train.add_argument("--threads", type=int, default=1)
     train.set_defaults(run=_canary_train)
@@ -68,6 +68,13 @@ def _parser() -> argparse.ArgumentParser:
     schema.add_argument("what", choices=("verdict", "profile"))
     schema.set_defaults(run=_schema)
     return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, got {number}")
+    return number
 
 
 def _canary(options: argparse.Namespace) -> int:

@@ -6,12 +6,13 @@ line that names the file, the key and what was expected.
 
 from __future__ import annotations
 
+import re
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from sm121 import data_file
 from sm121.architecture import NAMES
@@ -34,14 +35,27 @@ Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 
 
+def _compiles(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"expected a regular expression ({error}), got {pattern!r}") from error
+    return pattern
+
+
+Pattern = Annotated[str, AfterValidator(_compiles)]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+ConfigurationName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+
+
 class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Sourced(_Table):
     """A number and where it comes from. A number without a source is not accepted."""
 
-    value: float
+    value: Positive
     source: str = Field(min_length=3)
 
 
@@ -99,7 +113,7 @@ class Engine(_Table):
     #: Start vLLM's own worker with one more log line: what attention resolved to, layer by layer.
     speaking_worker: bool = False
     #: Distribution -> directory. Where that directory exists, the import must come from it.
-    checkouts: dict[str, str] = {}
+    checkouts: dict[Literal["vllm", "flashinfer"], str] = {}
     needs: Needs = Needs()
 
 
@@ -114,9 +128,10 @@ class Configuration(_Table):
 class PathRule(_Table):
     """Kernel signatures of one choice: what must be seen, and what must not."""
 
-    when: dict[str, str]
-    must_see: tuple[str, ...] = ()
-    must_not_see: tuple[str, ...] = ()
+    #: ``configuration`` for rules on the log, ``moe`` for rules on kernel names.
+    when: dict[Literal["configuration", "moe"], str] = Field(min_length=1, max_length=1)
+    must_see: tuple[Pattern, ...] = ()
+    must_not_see: tuple[Pattern, ...] = ()
     #: Where the names are looked for: the start-up log, or kernel names of a profile.
     where: Literal["log", "profile"]
     source: str = Field(min_length=3)
@@ -163,7 +178,7 @@ class Correctness(_Table):
     chats: tuple[Chat, ...] = Field(min_length=1)
     max_answer_tokens: Count = 512
     #: By dtype of the engine; a dtype that is absent is not compared with the oracle.
-    log_probability_tolerance: dict[str, Tolerance] = {}
+    log_probability_tolerance: dict[Dtype, Tolerance] = {}
 
 
 class Stress(_Table):
@@ -207,7 +222,7 @@ class Profile(_Table):
     #: The configuration that is judged, and the one that must still work beside it.
     under_test: str
     baseline: str
-    configurations: dict[str, Configuration] = Field(min_length=1)
+    configurations: dict[ConfigurationName, Configuration] = Field(min_length=1)
     kernel_path: KernelPathRequirement
     correctness: Correctness
     stress: Stress
@@ -224,6 +239,22 @@ class Profile(_Table):
             if role not in self.configurations:
                 known = ", ".join(self.configurations)
                 raise ValueError(f"{key}: expected one of [configurations] ({known}), got {role!r}")
+        for rule in self.kernel_path.rules:
+            known = {"log": "configuration", "profile": "moe"}[rule.where]
+            if known not in rule.when:
+                raise ValueError(
+                    f"kernel_path.rules: a rule on the {rule.where} is chosen by "
+                    f"when.{known}, got {rule.when}"
+                )
+            name = rule.when.get("configuration")
+            if name is not None and name not in self.configurations:
+                names = ", ".join(self.configurations)
+                raise ValueError(
+                    f"kernel_path.rules: when.configuration: expected one of {names}, got {name!r}"
+                )
+        missing = [level for level in LEVELS if level not in self.test_timeout_s]
+        if missing:
+            raise ValueError(f"test_timeout_s: expected every level, {missing[0]} is missing")
         metrics = [gate.metric for gate in self.performance.gates]
         doubled = {metric for metric in metrics if metrics.count(metric) > 1}
         if doubled:

@@ -25,7 +25,8 @@ class Waiver(BaseModel):
 
     def applies_to(self, node_id: str) -> bool:
         """Whether the waiver names that test."""
-        return fnmatchcase(node_id, self.test)
+        # Brackets are of the node id (parameters), not a set of characters.
+        return fnmatchcase(node_id, self.test.replace("[", "[[]"))
 
     def expired(self, today: datetime.date) -> bool:
         """Whether its day has passed."""

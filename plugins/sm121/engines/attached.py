@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -11,6 +12,8 @@ from sm121.engines.server import Endpoint, Server
 from sm121.errors import UsageError
 
 _NO_KEY = "none"
+_ANSWER_WITHIN_S = 15.0
+_LARGEST_ANSWER_BYTES = 4 << 20
 
 
 def attach(
@@ -24,8 +27,7 @@ def attach(
     """Probe a running OpenAI-compatible server.
 
     Args:
-        served_name: the model that the user named; ``default_name`` is the profile's, which gives
-            way to the only model that the server has.
+        served_name: the model that the user named; without it, ``default_name`` is expected.
 
     Raises:
         UsageError: nobody answers, what answers is no such server, or it serves another model.
@@ -36,13 +38,10 @@ def attach(
         models = _models(http, root)
         version = _version(http)
     if endpoint.served_name not in models:
-        if served_name is None and len(models) == 1:
-            endpoint = Endpoint(root, endpoint.api_key, models[0])
-        else:
-            raise UsageError(
-                f"--base-url {base_url}: expected a server of {endpoint.served_name!r}, "
-                f"it serves {', '.join(models) or 'nothing'}; name one with --served-model-name"
-            )
+        raise UsageError(
+            f"--base-url {base_url}: expected a server of {endpoint.served_name!r}, "
+            f"it serves {', '.join(models) or 'nothing'}; name one with --served-model-name"
+        )
     return Server(endpoint, False, "openai-compatible", version, log, None, None)
 
 
@@ -60,7 +59,7 @@ def _root(base_url: str) -> str:
 def _models(http: httpx.Client, root: str) -> list[str]:
     expected = f"--base-url {root}: expected an OpenAI-compatible server"
     try:
-        answer = http.get("/v1/models")
+        answer = _get(http, "/v1/models")
     except httpx.HTTPError as error:
         reason = str(error) or type(error).__name__
         raise UsageError(f"{expected}, got no answer from /v1/models ({reason})") from error
@@ -79,10 +78,25 @@ def _models(http: httpx.Client, root: str) -> list[str]:
         ) from error
 
 
+def _get(http: httpx.Client, path: str) -> httpx.Response:
+    """GET within a deadline for the whole answer: httpx's timeouts are for each read alone."""
+    deadline = time.monotonic() + _ANSWER_WITHIN_S
+    with http.stream("GET", path) as answer:
+        content = b""
+        for chunk in answer.iter_raw():
+            content += chunk
+            if time.monotonic() > deadline or len(content) > _LARGEST_ANSWER_BYTES:
+                raise httpx.ReadTimeout(
+                    f"no whole answer within {_ANSWER_WITHIN_S:.0f} s and "
+                    f"{_LARGEST_ANSWER_BYTES >> 20} MiB"
+                )
+        return httpx.Response(answer.status_code, headers=answer.headers, content=content)
+
+
 def _version(http: httpx.Client) -> str | None:
     """vLLM's /version; other servers have none, and then it is not known."""
     try:
-        answer = http.get("/version")
+        answer = _get(http, "/version")
         version = answer.json()["version"] if answer.status_code == 200 else None
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
         return None

@@ -5,25 +5,35 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from sm121.errors import Sm121Error
 
-_PROBE = (
-    "import importlib.util as u, json, sys\n"
-    "origins = {}\n"
-    "for name in sys.argv[1:]:\n"
-    "    spec = u.find_spec(name)\n"
-    "    places = list(spec.submodule_search_locations or []) if spec else []\n"
-    "    origins[name] = spec.origin or places[0] if spec and (spec.origin or places) else None\n"
-    "print(json.dumps({'prefix': sys.prefix, 'origins': origins}))\n"
-)
+_PROBE = """
+import importlib.util as u, json, site, sys, sysconfig
+origins = {}
+for name in sys.argv[1:]:
+    spec = u.find_spec(name)
+    places = list(spec.submodule_search_locations or []) if spec else []
+    origins[name] = spec.origin or places[0] if spec and (spec.origin or places) else None
+own = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()}
+print(json.dumps({"own": sorted(own), "origins": origins}))
+"""
 
 
-def import_origins(
-    python: str, modules: Sequence[str], environment: Mapping[str, str]
-) -> dict[str, str | None]:
-    """File from which ``python`` would import each module, None for one that it does not have.
+@dataclass(frozen=True)
+class Imports:
+    """From where an interpreter imports."""
+
+    #: File of each module, None for one that it does not have.
+    origins: dict[str, str | None]
+    #: The interpreter's own folders of installed packages.
+    own: tuple[str, ...]
+
+
+def imports(python: str, modules: Sequence[str], environment: Mapping[str, str]) -> Imports:
+    """From where ``python`` would import each module.
 
     Raises:
         Sm121Error: the interpreter does not answer.
@@ -38,18 +48,15 @@ def import_origins(
     if probe.returncode != 0:
         last = probe.stderr.strip().splitlines()[-1:] or ["no message"]
         raise Sm121Error(f"{python} cannot look up {', '.join(modules)}: {last[0]}")
-    origins: dict[str, str | None] = json.loads(probe.stdout)["origins"]
-    return origins
+    answer = json.loads(probe.stdout)
+    return Imports(answer["origins"], tuple(answer["own"]))
 
 
-def misplaced(
-    origins: Mapping[str, str | None], python: str, checkouts: Mapping[str, str]
-) -> list[str]:
+def misplaced(found: Imports, checkouts: Mapping[str, str]) -> list[str]:
     """Modules that do not come from the checkout expected, where that exists, else from the
-    interpreter's own environment; a line each."""
+    interpreter's own installed packages; a line each."""
     wrong = []
-    own = Path(python).parent.parent
-    for name, origin in origins.items():
+    for name, origin in found.origins.items():
         if origin is None:
             continue
         checkout = Path(checkouts[name]) if name in checkouts else None
@@ -59,9 +66,9 @@ def misplaced(
                     f"{name}: required from the checkout {checkout}, seen {origin} "
                     f"(put {checkout} on PYTHONPATH)"
                 )
-        elif not Path(origin).is_relative_to(own) and "-packages" not in origin:
+        elif not any(Path(origin).is_relative_to(folder) for folder in found.own):
             wrong.append(
-                f"{name}: required from {own} or a site-packages folder, seen {origin} "
+                f"{name}: required from {' or '.join(found.own)}, seen {origin} "
                 "(unset PYTHONPATH, or name the checkout in the profile's engine.checkouts)"
             )
     return wrong

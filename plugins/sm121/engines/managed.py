@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import secrets
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -138,6 +140,7 @@ class ManagedServer:
     _status_file: Path = field(init=False)
     _endpoint: Endpoint | None = field(init=False, default=None)
     _port: int = field(init=False, default=0)
+    _scratch: Path | None = field(init=False, default=None)
     _pids: dict[int, float] = field(init=False, default_factory=dict)
     _memory_before: Memory | None = field(init=False, default=None)
 
@@ -235,6 +238,8 @@ class ManagedServer:
             return tree(SERVER_ID, self._server_id, session=session)
 
         end(remaining, polite_s=1.0)
+        if self._scratch is not None:  # the supervisor has removed it, unless it was killed
+            shutil.rmtree(self._scratch, ignore_errors=True)
         reap(self._pids)  # orphans of a supervisor that was killed have become our children
         survivors = describe([*remaining(), *self._remembered()])
         missing = self._memory_missing()
@@ -284,12 +289,17 @@ class ManagedServer:
         environment = dict(self.engine.environment(self.configuration, api_key=self._api_key))
         environment[RUN_ID] = self.run_id
         environment[SERVER_ID] = self._server_id
+        # Short: vLLM puts unix sockets there, whose paths may have 107 bytes.
+        self._scratch = Path(tempfile.mkdtemp(prefix="sm121-"))
+        environment["TMPDIR"] = str(self._scratch)
         command = [
             sys.executable,
             "-m",
             "sm121.engines.supervisor",
             "--status",
             str(self._status_file),
+            "--scratch",
+            str(self._scratch),
             "--grace",
             str(self.patience.stop_s),
             "--",

@@ -80,6 +80,7 @@ class ServerPool:
             server = managed.start()
         except StartError as error:
             self._failures[configuration.key] = error
+            self.starts.append(Start(configuration.name, configuration.key, None, managed.log.name))
             raise
         self._current = (managed, server)
         self.starts.append(

@@ -13,9 +13,12 @@ class Engine(Protocol):
     """How one kind of engine is started and asked. No method starts anything itself."""
 
     name: str
+    #: Arguments and variables that the suite sets itself, and a user may not.
+    reserved_arguments: tuple[str, ...]
+    reserved_variables: tuple[str, ...]
 
-    def check_interpreter(self, python: str) -> str:
-        """Version of the engine that ``python`` would run.
+    def check_interpreter(self, python: str, environment: Mapping[str, str]) -> str | None:
+        """Version of the engine that ``python`` would run, None if its files do not say.
 
         Raises:
             UsageError: the interpreter is missing or has no such engine.

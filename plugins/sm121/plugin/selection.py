@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
 from _pytest.mark.expression import Expression
 
-from sm121.architecture import CAPABILITIES, NAMES
+from sm121.architecture import CAPABILITIES, CPU, NAMES
 from sm121.profile import LEVELS
+
+#: More names than anybody writes; an expression of so many is looked at in part.
+_MOST_WORDS = 10
 
 LEVEL = pytest.StashKey[str]()
 APPLIES_TO = pytest.StashKey[frozenset[str]]()
@@ -60,19 +64,32 @@ def architectures_asked_for(expression: str) -> tuple[str, ...]:
     named = [name for name in NAMES if re.search(rf"\b{name}\b", expression)]
     if not named:
         return ()
-    compiled = Expression.compile(expression)
-
-    def selects(name: str, *, present: bool, others: bool) -> bool:
-        def matcher(candidate: str, /, **_keywords: str | int | bool | None) -> bool:
-            return present if candidate == name else others
-
-        return bool(compiled.evaluate(matcher))
+    words = sorted(set(re.findall(r"[A-Za-z_]\w*", expression)) - {"and", "or", "not"})
 
     def asked(name: str) -> bool:
+        """Whether some test is selected with the marker and not without it."""
+        others = [word for word in words if word != name][:_MOST_WORDS]
         return any(
-            selects(name, present=True, others=others)
-            and not selects(name, present=False, others=others)
-            for others in (True, False)
+            _evaluate(expression, {name, *present}) and not _evaluate(expression, set(present))
+            for count in range(len(others) + 1)
+            for present in itertools.combinations(others, count)
         )
 
     return tuple(name for name in named if asked(name))
+
+
+def selects(expression: str, item: pytest.Item, arch: str) -> bool:
+    """Whether ``-m`` would select a test if it were for ``arch`` alone."""
+    names = {marker.name for marker in item.iter_markers()} - {*NAMES, "gpu"}
+    return not expression or _evaluate(expression, names | _names_of(arch))
+
+
+def _names_of(arch: str) -> set[str]:
+    return {arch} if arch == CPU else {arch, "gpu"}
+
+
+def _evaluate(expression: str, names: set[str]) -> bool:
+    def matcher(candidate: str, /, **_keywords: str | int | bool | None) -> bool:
+        return candidate in names
+
+    return bool(Expression.compile(expression).evaluate(matcher))

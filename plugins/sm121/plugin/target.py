@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,13 +123,15 @@ def configurations(
     }
 
 
-def engine_version(settings: Settings) -> str:
-    """Version of the engine that will be started.
+def engine_version(settings: Settings, chosen: Profile) -> str | None:
+    """Version of the engine that will be started, None where its files do not say.
 
     Raises:
         UsageError: the interpreter has no such engine.
     """
-    return registry.engine(settings.engine).check_interpreter(settings.engine_python)
+    layers = (chosen.engine.environment, dict(settings.engine_environment))
+    environment = {**os.environ, **dict(environment_items(*layers))}
+    return registry.engine(settings.engine).check_interpreter(settings.engine_python, environment)
 
 
 def _canary(twin: str, root: Path, notify: Callable[[str], None]) -> Path:

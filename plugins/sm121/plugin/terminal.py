@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sm121 import __version__, architecture
+from sm121.evidence.redaction import redact_arguments, redact_environment
 from sm121.plugin.options import SETTINGS
 from sm121.verdict import Verdict
 
@@ -40,7 +41,11 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
             f"engine: attached at {settings.base_url}, log {settings.server_log or 'unknown'}"
         )
     else:
-        extra = [*settings.engine_arguments, *(f"{k}={v}" for k, v in settings.engine_environment)]
+        variables = redact_environment(dict(settings.engine_environment))
+        extra = [
+            *redact_arguments(settings.engine_arguments),
+            *(f"{key}={value}" for key, value in variables.items()),
+        ]
         lines.append(
             f"engine: {settings.engine}, started with {settings.engine_python}"
             + (f", plus {' '.join(extra)}" if extra else "")
@@ -48,6 +53,23 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         )
     lines.append(f"report: {settings.report_dir}, waivers: {len(settings.waivers)}")
     return lines
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    """The settings in force, now that they are resolved."""
+    from sm121.plugin.run import RUN
+
+    run = config.stash.get(RUN, None)
+    if run is None:
+        return []
+    engine = run.file.engine
+    how = "started by the suite" if engine.managed else "attached"
+    return [
+        f"target: arch {run.file.arch}, profile {run.file.profile}, configuration "
+        f"{engine.configuration or 'none'}",
+        f"engine: {engine.name} {engine.version or '(version unknown)'}, {how}, "
+        f"model {engine.model or 'unknown'}",
+    ]
 
 
 def announce(config: pytest.Config, what: str, line: str) -> None:

@@ -53,7 +53,7 @@ class LevelReport(_Part):
 
 
 class TestReport(_Part):
-    """One test. ``message`` is one line for people; the whole text is in junit.xml."""
+    """One test. ``message`` is one line for people; the whole text is in pytest's output."""
 
     __test__ = False  # a report, not a test: pytest would collect the name
 
@@ -177,7 +177,7 @@ def write(file: VerdictFile, path: Path) -> None:
 def write_text(text: str, path: Path) -> None:
     """Write a report file atomically."""
     draft = path.with_name(f".{path.name}.draft")
-    with draft.open("w", encoding="utf-8") as stream:
+    with draft.open("w", encoding="utf-8", errors="backslashreplace") as stream:
         stream.write(text)
         stream.flush()
         os.fsync(stream.fileno())

@@ -1,0 +1,24 @@
+"""A test that is skipped, and whose fixture then fails; and a strict xfail that passes."""
+
+import pytest
+
+pytestmark = [pytest.mark.correctness, pytest.mark.applies_to("cpu", "gpu")]
+
+
+@pytest.fixture
+def failing_teardown():
+    yield
+    raise RuntimeError("the server died meanwhile")
+
+
+def test_skipped_then_failed(failing_teardown):
+    pytest.skip("NOT_RUN: nothing to see")
+
+
+def test_passes():
+    pass
+
+
+@pytest.mark.xfail(reason="known", strict=True)
+def test_passes_unexpectedly():
+    pass
