@@ -241,3 +241,16 @@ def test_death_of_the_supervisor_ends_the_server(make):
     tree[0].kill()
     assert server.stop().survivors == ()
     assert not any(psutil.pid_exists(process.pid) for process in tree)
+
+
+def test_a_long_temporary_folder_is_no_obstacle(make, monkeypatch, tmp_path):
+    """Unix sockets are put there, whose paths may have 107 bytes (vLLM: zmq.IPC_PATH_MAX_LEN)."""
+    long = tmp_path / ("x" * 80)
+    long.mkdir()
+    monkeypatch.setattr(managed.tempfile, "tempdir", str(long))
+    server = make("none")
+    server.start()
+    folder = str(server._scratch)
+    assert len(folder) + 1 + 36 <= 107, folder
+    server.stop()
+    assert not Path(folder).exists(), "and nothing of it is left"

@@ -44,6 +44,8 @@ _POLL_S = 0.1
 _HEALTH_EVERY_S = 0.5
 _ACTIVITY_EVERY_S = 2.0
 _PORT_ATTEMPTS = 3
+#: 107 bytes of a socket's path, less "/sm121-xxxxxxxx/" and the UUID that vLLM appends.
+_LONGEST_SCRATCH_BASE = 107 - 16 - 36
 #: What is available is noisy by page cache and other processes. More than this must come back.
 _MEMORY_SLACK_BYTES = 1 << 30
 
@@ -289,8 +291,7 @@ class ManagedServer:
         environment = dict(self.engine.environment(self.configuration, api_key=self._api_key))
         environment[RUN_ID] = self.run_id
         environment[SERVER_ID] = self._server_id
-        # Short: vLLM puts unix sockets there, whose paths may have 107 bytes.
-        self._scratch = Path(tempfile.mkdtemp(prefix="sm121-"))
+        self._scratch = Path(tempfile.mkdtemp(prefix="sm121-", dir=_scratch_base()))
         environment["TMPDIR"] = str(self._scratch)
         command = [
             sys.executable,
@@ -522,6 +523,12 @@ class _ReadinessProbe(threading.Thread):
     def cancel(self) -> None:
         """Stop asking; a request under way ends with the server or the process."""
         self._cancelled.set()
+
+
+def _scratch_base() -> str:
+    """Where temporary files go: vLLM puts unix sockets there, whose paths may have 107 bytes."""
+    base = tempfile.gettempdir()
+    return base if len(base) <= _LONGEST_SCRATCH_BASE else "/tmp"  # noqa: S108 - mkdtemp follows
 
 
 def _becomes_free(port: int, patience_s: float = 5.0) -> bool:
