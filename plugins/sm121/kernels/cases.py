@@ -79,8 +79,8 @@ class MoeCase(_Case):
     """A layer's experts on `tokens` tokens.
 
     routing: `random`; `one`: every token on expert 1 with its other places on neighbours; `blocks`:
-    each token is zero outside one block of 32 and goes to one expert with the whole weight, so that
-    every block scale of the first matrix decides some row; `skewed`: the upper half of the experts
+    each token is zero outside one block of 32 and goes to one expert with the whole weight, each
+    block to each expert several times; `skewed`: the upper half of the experts
     has no token.
     """
 
@@ -93,6 +93,9 @@ class MoeCase(_Case):
     nan_experts: bool = False
     """Experts without tokens have NaN scales and biases."""
     biases: bool = True
+    readout: bool = False
+    """The second matrix passes each hidden activation on to one output, so that an error in one row
+    of the first is an error of one output and not a thousandth of all."""
     gain: float = 1.0
     """Factor of the activations: with 4, a third of them is beyond the SwiGLU limit."""
     strided: bool = False
@@ -182,10 +185,13 @@ def _moe_routing() -> Iterable[Case]:
 
 
 def _moe_blocks() -> Iterable[Case]:
-    yield MoeCase("blocks", tokens=9 * 8 * 4, routing="blocks")
-    real = MoeCase("real-blocks", tokens=90 * 4, routing="blocks", experts=1, top_k=1)
-    yield _real(real)
-    yield _real(replace(real, name="full-blocks", full=True, tokens=90 * 128, experts=128))
+    down = MoeCase("down", tokens=9 * 8 * 4, routing="blocks")
+    gate_up = replace(down, name="gate-up", readout=True, gain=0.5, tokens=9 * 8 * 16)
+    yield from (down, gate_up)
+    for case, tokens in ((down, 90 * 4), (gate_up, 90 * 16)):
+        real = _real(replace(case, tokens=tokens, experts=1, top_k=1))
+        yield replace(real, name=f"real-{case.name}")
+        yield replace(real, name=f"full-{case.name}", full=True, tokens=tokens * 128, experts=128)
 
 
 def _moe_activation() -> Iterable[Case]:

@@ -132,9 +132,9 @@ def mxfp4_dequantisation(packed: NDArray[np.uint8], scales: NDArray[np.uint8]) -
             return []
         row, column = (int(axis[0]) for axis in np.nonzero(wrong))
         return [
-            f"required: every value exact, seen: {int(wrong.sum())} of {wrong.size} wrong, first at "
-            f"row {row}, column {column}: {seen[row, column]} for {expected[row, column]} (scale "
-            f"byte {scales[row, column // mxfp4.BLOCK]})"
+            f"required: every value exact, seen: {int(wrong.sum())} of {wrong.size} wrong, first "
+            f"at row {row}, column {column}: {seen[row, column]} for {expected[row, column]} "
+            f"(scale byte {scales[row, column // mxfp4.BLOCK]})"
         ]
 
     return Problem(
@@ -381,6 +381,8 @@ def _moe(case: MoeCase) -> Problem:
     if case.nan_experts:
         idle = set(range(case.experts)) - set(ids.flatten().tolist())
         layer = _with_nan(layer, torch.tensor(sorted(idle)))
+    if case.readout:
+        layer = _reading_out(layer)
     biases = (layer.w1_bias, layer.w2_bias) if case.biases else (None, None)
     keywords: dict[str, Any] = {"alpha": ALPHA, "limit": LIMIT}
     arguments = (x, shares, ids, layer.w1, biases[0], layer.w2, biases[1])
@@ -403,6 +405,22 @@ def _chosen(case: MoeCase, generator: torch.Generator) -> Tensor:
     else:
         first = torch.arange(case.tokens) // (case.hidden // mxfp4.BLOCK)
     return ((first[:, None] + torch.arange(case.top_k)) % case.experts).int()
+
+
+def _reading_out(layer: _Experts) -> _Experts:
+    """The layer with a second matrix of ones at j mod H, and biases at which SwiGLU is steep in the
+    gate and in the up part."""
+    experts, hidden, _ = layer.w2[0].shape
+    intermediate = layer.w1_bias.shape[1] // 2
+    codes = torch.zeros(experts, hidden, intermediate, dtype=torch.uint8)
+    at = torch.arange(intermediate)
+    codes[:, at % hidden, at] = 2  # E2M1 of 1
+    packed = torch.from_numpy(mxfp4.pack(codes.numpy()))
+    bias = layer.w1_bias * 0.25
+    bias[:, 0::2] += 1.5
+    bias[:, 1::2] += 1.0
+    ones = torch.full_like(layer.w2[1], mxfp4.E8M0_BIAS)
+    return _Experts(layer.w1, bias, (packed, ones), torch.zeros_like(layer.w2_bias))
 
 
 def _with_nan(layer: _Experts, idle: Tensor) -> _Experts:
