@@ -16,7 +16,8 @@ _EXIT_USAGE = 4
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a subcommand; exit status 0, or 4 with one line on what was wrong."""
+    """Run a subcommand; exit status 0, 1 when what it computed breaks a promise, or 4 with one line
+    on what was wrong with the request."""
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
@@ -63,6 +64,12 @@ def _parser() -> argparse.ArgumentParser:
     path.add_argument("log", type=Path, metavar="LOG")
     path.add_argument("--engine", default="vllm")
     path.set_defaults(run=_path)
+
+    tolerances = commands.add_parser(
+        "tolerances", help="the smallest defects that the numerics' tolerances detect"
+    )
+    tolerances.add_argument("--output", type=Path, default=Path("docs/tolerances.md"))
+    tolerances.set_defaults(run=_tolerances)
 
     schema = commands.add_parser("schema", help="JSON Schema of verdict.json or of profiles")
     schema.add_argument("what", choices=("verdict", "profile"))
@@ -111,6 +118,15 @@ def _path(options: argparse.Namespace) -> int:
         raise UsageError(f"{options.log}: expected the log file of a server")
     print(read_log(options.log, options.engine).model_dump_json(indent=2))
     return 0
+
+
+def _tolerances(options: argparse.Namespace) -> int:
+    from sm121.kernels import sensitivity
+
+    broken = sensitivity.write_report(options.output, progress=_progress)
+    for line in broken:
+        print(line, file=sys.stderr)
+    return 1 if broken else 0
 
 
 def _schema(options: argparse.Namespace) -> int:

@@ -9,5 +9,6 @@ pytest_plugins = (
     "sm121.plugin.run",
     "sm121.plugin.recorder",
     "sm121.plugin.fixtures",
+    "sm121.plugin.kernels",
     "sm121.plugin.terminal",
 )
