@@ -32,6 +32,7 @@ from sm121.evidence.resources import ResourceSampler
 from sm121.plugin import certification, target
 from sm121.plugin.options import SETTINGS, Settings
 from sm121.plugin.selection import APPLIES_TO, LEVEL, SELECTED, architectures_asked_for
+from sm121.plugin.slow import is_left_out
 from sm121.plugin.terminal import announce
 from sm121.profile import Profile
 from sm121.report import summary, verdict_file
@@ -199,7 +200,7 @@ _OLD_SIGTERM = pytest.StashKey[object]()
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
     for item in items:
-        if LEVEL in item.stash:
+        if LEVEL in item.stash and not is_left_out(item):
             item.config.stash.setdefault(certification.DESELECTED, []).append(item.nodeid)
 
 
