@@ -159,14 +159,9 @@ def engine_places(python: str, environment: Mapping[str, str] | None = None) -> 
 def files_of(places: Iterable[Path]) -> Iterator[Path]:
     """Files that may hold device code, each once: those named, and libraries, objects, fat
     binaries and cubins under folders.
-
-    Raises:
-        UsageError: a place does not exist.
     """
     seen: set[tuple[int, int]] = set()
     for place in places:
-        if not place.exists():
-            raise UsageError(f"{place}: expected a file or a folder")
         for path in [place] if place.is_file() else _walk(place):
             status = path.stat()
             identity = (status.st_dev, status.st_ino)
@@ -199,6 +194,9 @@ def write_report(
     Raises:
         UsageError: a place does not exist.
     """
+    for place in places:
+        if not place.exists():
+            raise UsageError(f"{place}: expected a file or a folder")
     counts: Counter[State] = Counter()
     trapping = 0
     stream.write(f'{{"gpu": "sm_{gpu}", "libraries": [')

@@ -115,7 +115,7 @@ def compile_module(
             continue
         for architecture in required:
             output = folder / f"{chosen.name}.{number}.{architecture}.fatbin"
-            built = _compile(unit, architecture, chosen, compiler, disassembler, output)
+            built = compile_unit(unit, architecture, chosen, compiler, disassembler, output)
             seconds += built.seconds
             if built.finding is None:
                 wrong.append(f"{unit.source.name} for {architecture}: {built.reason}")
@@ -130,7 +130,7 @@ def compile_module(
     return ModuleResult(tuple(wrong), len(units), seconds)
 
 
-def _compile(
+def compile_unit(
     unit: Unit,
     architecture: CodeArchitecture,
     chosen: Module,
@@ -138,6 +138,10 @@ def _compile(
     disassembler: Disassembler,
     output: Path,
 ) -> Built:
+    """Compile one unit for one architecture, whatever FlashInfer would have chosen, and judge it.
+
+    Errors as for `compile_module`.
+    """
     with as_file(files("sm121.fixtures") / "compilation" / "headers") as headers:
         return build(
             unit.source,
@@ -148,7 +152,7 @@ def _compile(
             disassembler=disassembler,
             output=output,
             # Last in the search order: the toolkit's own headers win where it has them.
-            arguments=[*unit.arguments, "-idirafter", str(headers)],
+            arguments=[*unit.arguments, "-isystem", str(headers)],
             timeout_s=chosen.timeout_s,
         )
 

@@ -25,6 +25,7 @@ READER_WHEELS = "nvidia-cuda-cuobjdump==13.4.92 nvidia-cuda-nvdisasm==13.5.37"
 
 _RELEASE = re.compile(r"release \d+\.\d+, V(\S+)")
 _OLDEST = (12, 9)
+_SYSTEM = Path("/usr/local/cuda/bin")
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ def _candidates(
         yield Path(home) / "bin" / tool
     if on_path := shutil.which(tool, path=variables.get("PATH", os.defpath)):
         yield Path(on_path)
-    yield Path("/usr/local/cuda/bin") / tool
+    yield _SYSTEM / tool
     for folder in packages:
         yield from sorted(folder.glob(f"nvidia/cu*/bin/{tool}"), reverse=True)
     for folder in packages:
