@@ -510,6 +510,29 @@ def test_command_without_a_place_looks_at_the_engine(tmp_path):
     assert any(place.name == "torch" for place in places)
 
 
+@pytest.mark.parametrize(
+    ("core", "experts", "said"),
+    [
+        ("120f", "120", None),
+        ("90a", "120f", r"_C\.abi3\.so .*required: machine code that runs on sm_121; seen: sm_90a"),
+        ("120f", None, r"_moe_C\.abi3\.so .*seen: no device code"),
+        ("120f", "absent", r"required: vllm/_moe_C\*\.so .*seen: none"),
+    ],
+)
+def test_an_engine_without_code_for_gb10_is_named(tmp_path, core, experts, said):
+    library(tmp_path / "_C.abi3.so", entry(SASS, core))
+    library(tmp_path / "_vllm_fa3_C.abi3.so", entry(SASS, "90a"))  # is for other GPUs, rightly
+    if experts != "absent":
+        code = [entry(SASS, experts)] if experts else []
+        library(tmp_path / "_moe_C.abi3.so", *code)
+    found = libraries.without_code("vllm", {"vllm": str(tmp_path / "__init__.py")}, GB10)
+    assert (not found) if said is None else (len(found) == 1 and re.search(said, found[0])), found
+
+
+def test_an_engine_that_is_not_installed_has_no_code(tmp_path):
+    assert len(libraries.without_code("vllm", {"vllm": None}, GB10)) == 2
+
+
 # ------------------------------------------------------------------------------------- toolchains
 
 

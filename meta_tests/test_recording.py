@@ -175,3 +175,11 @@ def test_certify_refuses_skipped_and_deselected_tests(attached):
     assert "1 of correctness skipped" in file["reason"]
     _, file, _ = attached("--certify", SCENARIOS, "-k", "test_pass")
     assert "deselected" in file["reason"]
+
+
+def test_certify_needs_neither_slow_tests_nor_other_architectures(attached):
+    _, file, run = attached("--certify", "meta_tests/scenarios/left_out.py")
+    assert "1 slow tests are left out; --slow runs them" in run.output
+    assert "skipped" not in file["reason"] and "deselected" not in file["reason"], file["reason"]
+    _, file, _ = attached("--slow", "meta_tests/scenarios/left_out.py")
+    assert [test["verdict"] for test in file["tests"]] == ["PASS", "NOT_RUN", "FAIL"]

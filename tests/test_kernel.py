@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from sm121.compilation import modules, probes
+from sm121.compilation import libraries, modules, probes
+from sm121.compilation.architecture import CodeArchitecture
+from sm121.engines import interpreter
 from sm121.evidence import requirement
 
 pytestmark = [pytest.mark.kernel, pytest.mark.applies_to("cpu", "gpu")]
@@ -54,4 +56,16 @@ def test_flashinfer_header(compilation, probe):
 def test_flashinfer_module(compilation, module):
     """Attention, quantisation and the MoE of gpt-oss: what must be in their SASS is, no trap."""
     wrong = compilation.wrong_in_module(module)
+    assert not wrong, "; ".join(wrong)
+
+
+@pytest.mark.applies_to("gpu")
+def test_engine_has_code_for_this_gpu(conformance, profile):
+    """A wheel without machine code for the target is named before the first token is asked for."""
+    configuration = conformance.managed_configuration(profile.under_test)
+    origins = interpreter.import_origins(
+        configuration.python, libraries.PACKAGES, conformance.engine_environment(configuration)
+    )
+    gpu = CodeArchitecture.parse(profile.arch).number
+    wrong = libraries.without_code(configuration.engine, origins, gpu)
     assert not wrong, "; ".join(wrong)

@@ -8,11 +8,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib.resources import files
 from pathlib import Path
 from typing import IO
 
+from pydantic import Field
+
+from sm121 import data_file
 from sm121.compilation import device_code, sass
+from sm121.compilation.architecture import CodeArchitecture
 from sm121.compilation.device_code import Image, UnreadableCode
+from sm121.compilation.rules import Table
 from sm121.compilation.sass import UnreadableSass
 from sm121.compilation.toolchain import Disassembler
 from sm121.engines.interpreter import import_origins
@@ -44,9 +50,6 @@ class State(StrEnum):
     """A library without device code."""
     UNREADABLE = "unreadable"
     """Neither can be said."""
-
-
-RUNS = frozenset({State.FULL, State.PLAIN, State.PTX_ONLY})
 
 
 @dataclass(frozen=True)
@@ -105,8 +108,10 @@ def judge(path: Path, gpu: int = GB10, disassembler: Disassembler | None = None)
         return LibraryReport(path, state, machine, virtual, reason)
     kernels, trapping = 0, []
     try:
-        for kernel in sass.disassemble(path, disassembler, timeout_s=_SASS_TIMEOUT_S):
-            if kernel.architecture.sass_runs_on(gpu):
+        for architecture in _disassembled(images, gpu):
+            for kernel in sass.disassemble(
+                path, disassembler, only=architecture, timeout_s=_SASS_TIMEOUT_S
+            ):
                 kernels += 1
                 if kernel.only_traps:
                     trapping.append(kernel.name)
@@ -135,6 +140,67 @@ def _state(images: Sequence[Image], gpu: int) -> tuple[State, str]:
     if any(image.kind == "ptx" and image.architecture.ptx_runs_on(gpu) for image in images):
         return State.PTX_ONLY, f"no machine code for sm_{gpu}, only PTX that runs there; has {seen}"
     return State.OTHER, f"required: code that runs on sm_{gpu}; seen: {seen}"
+
+
+def _disassembled(images: Sequence[Image], gpu: int) -> list[CodeArchitecture]:
+    """The architectures to ask cuobjdump for, which takes ``sm_120`` and ``sm_120f`` for one."""
+    running = {
+        image.architecture
+        for image in images
+        if image.kind == "sass" and image.architecture.sass_runs_on(gpu)
+    }
+    return sorted({CodeArchitecture(a.number, a.suffix.replace("f", "")) for a in running})
+
+
+class _Required(Table):
+    """Libraries of an engine of which each must have code for the GPU that it runs on."""
+
+    engine: str
+    package: str
+    files: str
+    """Pattern on the path below the package's folder."""
+    why: str = Field(min_length=3)
+    source: str = Field(min_length=3)
+
+
+class _RequiredData(Table):
+    library: tuple[_Required, ...] = Field(min_length=1)
+
+
+def without_code(engine: str, origins: Mapping[str, str | None], gpu: int) -> list[str]:
+    """Libraries that the engine cannot do without and that have no machine code for a GPU.
+
+    Args:
+        engine: such as ``vllm``; nothing is required of one that the data file does not know.
+        origins: where its packages are imported from, by name.
+        gpu: compute capability, such as 121.
+
+    Returns:
+        A line each; empty when all of them have it.
+
+    Raises:
+        DataFileError: ``fixtures/compilation/libraries.toml`` is wrong.
+    """
+    name = "libraries.toml"
+    text = (files("sm121.fixtures") / "compilation" / name).read_text(encoding="utf-8")
+    found = []
+    for entry in data_file.parse(text, _RequiredData, name).library:
+        if entry.engine != engine:
+            continue
+        origin = origins.get(entry.package)
+        reports = [
+            judge(path, gpu)
+            for path in (sorted(Path(origin).parent.glob(entry.files)) if origin else [])
+        ]
+        if not reports:
+            found.append(f"required: {entry.package}/{entry.files} ({entry.why}); seen: none")
+        found.extend(
+            f"{report.path.name} ({entry.why}): required: machine code that runs on sm_{gpu}; "
+            f"seen: {', '.join((*report.sass, *report.ptx)) or report.reason}"
+            for report in reports
+            if report.state not in (State.FULL, State.PLAIN)
+        )
+    return found
 
 
 def engine_places(python: str, environment: Mapping[str, str] | None = None) -> list[Path]:

@@ -87,18 +87,26 @@ def _add(kernel: Kernel, opcode: str, guarded: bool) -> None:
             kernel._straight = False
 
 
-def disassemble(path: Path, tool: Disassembler, *, timeout_s: float = 120.0) -> Iterator[Kernel]:
+def disassemble(
+    path: Path,
+    tool: Disassembler,
+    *,
+    only: CodeArchitecture | None = None,
+    timeout_s: float = 120.0,
+) -> Iterator[Kernel]:
     """Kernels of an object, library, fat binary or cubin, streamed.
 
-    cuobjdump leaves the suffix ``f`` out; where it matters, read the file's `device_code`.
+    cuobjdump makes no difference between ``sm_120`` and ``sm_120f``, neither in what it prints nor
+    in what ``only`` selects; where it matters, read the file's `device_code`.
 
     Raises:
         UnreadableSass: cuobjdump fails, or runs longer than ``timeout_s`` seconds.
         OSError: it cannot be started.
     """
+    selection = [] if only is None else ["-arch", only.sass]
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
-            [tool.cuobjdump, "-sass", path],
+            [tool.cuobjdump, *selection, "-sass", path],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -56,6 +56,8 @@ class Run:
     pool: ServerPool | None = None
     stops: dict[str, StopReport] = field(default_factory=dict)
     deselected: list[str] = field(default_factory=list)
+    #: Tests for other architectures than the target: no certificate of this one needs them.
+    inapplicable: frozenset[str] = frozenset()
     sampler: ResourceSampler | None = None
     _under_test: Server | None = None
 
@@ -263,6 +265,9 @@ def _open(config: pytest.Config, chosen: target.Target, items: list[pytest.Item]
         directory=_report_directory(settings.report_dir),
         run_id=run_id,
         attached=attached,
+        inapplicable=frozenset(
+            item.nodeid for item in items if chosen.arch not in item.stash[APPLIES_TO]
+        ),
         file=VerdictFile(
             arch=chosen.arch,
             profile=profile_name,
