@@ -31,7 +31,7 @@ from sm121.compilation import (
     sass,
     toolchain,
 )
-from sm121.compilation.architecture import CodeArchitecture
+from sm121.compilation.architecture import GB10, CodeArchitecture
 from sm121.compilation.build import Outcome, without_architectures
 from sm121.compilation.device_code import Image
 from sm121.compilation.libraries import State
@@ -42,7 +42,6 @@ from sm121.verdict import NotRun
 
 DATA = Path(__file__).parent / "data"
 TRAPPED_MOE = DATA / "moe-mxfp8-mxfp4-plain-sm121"
-GB10 = 121
 
 
 def arch(text: str) -> CodeArchitecture:
@@ -293,6 +292,53 @@ def test_two_files_are_judged_as_one():
     one = rules.examine(rule, sass.parse(f"{head}QMMA.SF R0 ;".splitlines(), "one"))
     two = rules.examine(rule, sass.parse(f"{head}UTMALDG.2D R0 ;".splitlines(), "two"))
     assert not one.holds and not two.holds and one.joined(two).holds
+
+
+class OneUnit(flashinfer.FlashInfer):
+    """FlashInfer whose modules are one small source, compiled for what it was told."""
+
+    def units(self, module, arch_list, compiler, folder):
+        source = folder / "unit.cu"
+        source.write_text("__global__ void kernel_mha(int* p) { p[0] = 1; }\n")
+        return [flashinfer.Unit(source, ("-O3", f"-gencode=arch=x,code=sm_{arch_list}"))]
+
+
+@pytest.mark.parametrize(
+    ("arch_list", "required", "said"),
+    [
+        ("121a", "sm_121a", "no instruction or kernel like ^HMMA"),
+        ("120f", "sm_121a", "required sm_121a, seen sm_120f"),
+        ("121", "sm_121", "sm_121: without the suffix a or f"),
+        ("120a", "sm_120a", "sm_120a: does not run on sm_121"),
+    ],
+)
+def test_a_module_is_judged_by_its_device_code(
+    compiler, disassembler, tmp_path, arch_list, required, said
+):
+    chosen = modules.module("xqa_decode").model_copy(
+        update={"arch_list": arch_list, "architectures": (required,), "memory_gib": 0.001}
+    )
+    result = modules.compile_module(
+        chosen,
+        flashinfer=OneUnit("python", tmp_path),
+        compiler=compiler,
+        disassembler=disassembler,
+        folder=tmp_path,
+    )
+    assert any(said in line for line in result.wrong), result.wrong
+
+
+def test_a_module_that_needs_more_memory_than_there_is_is_not_run(tmp_path):
+    chosen = modules.module("xqa_decode").model_copy(update={"memory_gib": 1e6})
+    nothing = toolchain.Compiler(tmp_path, tmp_path, "13.0")
+    with pytest.raises(NotRun, match=r"required: 1000000 GiB of memory.*seen:.*remedy"):
+        modules.compile_module(
+            chosen,
+            flashinfer=OneUnit("python", tmp_path),
+            compiler=nothing,
+            disassembler=toolchain.Disassembler(tmp_path, tmp_path, "13.4"),
+            folder=tmp_path,
+        )
 
 
 def test_architectures_among_arguments_are_replaced():

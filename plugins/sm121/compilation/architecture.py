@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from sm121.errors import UsageError
 
+GB10 = 121
+"""Compute capability of GB10, without the point."""
+
 _SPELLING = re.compile(
     r"(?:(?:sm|compute)_?)?(?:(?P<major>\d{1,2})\.(?P<minor>\d)|(?P<number>\d{2,3}))"
     r"(?P<suffix>[af]?)"

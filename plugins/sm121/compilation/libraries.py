@@ -16,16 +16,13 @@ from pydantic import Field
 
 from sm121 import data_file
 from sm121.compilation import device_code, sass
-from sm121.compilation.architecture import CodeArchitecture
+from sm121.compilation.architecture import GB10, CodeArchitecture
 from sm121.compilation.device_code import Image, UnreadableCode
 from sm121.compilation.rules import Table
 from sm121.compilation.sass import UnreadableSass
 from sm121.compilation.toolchain import Disassembler
 from sm121.engines.interpreter import import_origins
 from sm121.errors import UsageError
-
-GB10 = 121
-"""Compute capability of GB10, without the point."""
 
 PACKAGES = ("vllm", "flashinfer", "flashinfer_jit_cache", "flashinfer_cubin", "sgl_kernel", "torch")
 """What of an engine's environment is looked through when no path is given."""

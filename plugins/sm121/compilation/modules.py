@@ -13,11 +13,12 @@ import psutil
 from pydantic import Field
 
 from sm121 import data_file
-from sm121.compilation.architecture import CodeArchitecture
+from sm121.compilation import device_code
+from sm121.compilation.architecture import GB10, CodeArchitecture
 from sm121.compilation.build import Built, build
 from sm121.compilation.flashinfer import FlashInfer, Unit
 from sm121.compilation.probes import load_probes
-from sm121.compilation.rules import Finding, SassRule, Table
+from sm121.compilation.rules import Finding, SassRule, Table, unacceptable_images
 from sm121.compilation.toolchain import Compiler, Disassembler
 from sm121.errors import UsageError
 from sm121.verdict import NotRun
@@ -121,6 +122,9 @@ def compile_module(
                 wrong.append(f"{unit.source.name} for {architecture}: {built.reason}")
             else:
                 findings.append(built.finding)
+                images = device_code.read(output)
+                unacceptable = unacceptable_images(images, GB10)
+                wrong.extend(f"{unit.source.name}: {line}" for line in unacceptable)
     if not wrong and findings:
         whole = functools.reduce(Finding.joined, findings)
         if not whole.holds:
