@@ -39,8 +39,8 @@ $(VENV)/.installed: pyproject.toml
 canary: $(VENV)/.installed ## the canary checkpoint, both twins
 	@$(PY) -m sm121 canary $(CANARY)
 
-catalogues: canary ## whole fault catalogues: what takes longer than `make test` allows
-	$(PY) -m pytest meta_tests --catalogues $(PYTEST_ARGS)
+catalogues: canary ## what takes longer than `make test` allows: the ablation table, made anew
+	$(PY) -m sm121 ablation $(CANARY)/bf16 --output docs/ablation.md
 
 clean: ## remove what was made here
 	rm -rf $(VENV) .cache conformance-report* build *.egg-info
