@@ -186,7 +186,9 @@ def _moe_routing() -> Iterable[Case]:
 
 def _moe_blocks() -> Iterable[Case]:
     down = MoeCase("down", tokens=9 * 8 * 4, routing="blocks")
+    # As many hidden activations as outputs: two in one could cancel, and leave their rounding.
     gate_up = replace(down, name="gate-up", readout=True, gain=0.5, tokens=9 * 8 * 16)
+    gate_up = replace(gate_up, intermediate=gate_up.hidden)
     yield from (down, gate_up)
     for case, tokens in ((down, 90 * 4), (gate_up, 90 * 16)):
         real = _real(replace(case, tokens=tokens, experts=1, top_k=1))
