@@ -84,6 +84,7 @@ def test_a_wheel_has_the_data(tmp_path):
         "sm121/compilation/in_flashinfer/sm121_units.py",
         "sm121/report/templates/summary.md.j2",
         "sm121/engines/in_engine/sm121_probe.py",
+        "sm121/fixtures/kernels/tolerances.toml",
         "sm121/py.typed",
     ):
         assert name in listing, f"required in the wheel: {name}"
