@@ -79,8 +79,12 @@ def test_a_wheel_has_the_data(tmp_path):
         "sm121/fixtures/canary/weights.safetensors",
         "sm121/fixtures/signatures/vllm.toml",
         "sm121/fixtures/waivers.toml",
+        "sm121/fixtures/compilation/sources/cvt_e2m1x2.cu",
+        "sm121/fixtures/compilation/headers/cublas_v2.h",
+        "sm121/compilation/in_flashinfer/sm121_units.py",
         "sm121/report/templates/summary.md.j2",
         "sm121/engines/in_engine/sm121_probe.py",
+        "sm121/fixtures/kernels/tolerances.toml",
         "sm121/py.typed",
     ):
         assert name in listing, f"required in the wheel: {name}"

@@ -245,3 +245,11 @@ def test_secrets_of_the_command_line_are_not_shown(run_pytest):
         "--engine-arg=--hf-token=hf_abcdefghijklmnop", "-m", "sm121",
     )  # fmt: skip
     assert "supersecretvalue99" not in run.output and "hf_abcdefghijklmnop" not in run.output
+
+
+def test_certify_needs_neither_slow_tests_nor_other_architectures(attached):
+    _, file, run = attached(*everything("meta_tests/scenarios/left_out.py"))
+    assert "1 slow tests are left out; --slow runs them" in run.output
+    assert "skipped" not in file["reason"] and "deselected" not in file["reason"], file["reason"]
+    _, file, _ = attached("--slow", "meta_tests/scenarios/left_out.py")
+    assert [test["verdict"] for test in file["tests"]] == ["PASS", "NOT_RUN", "FAIL"]

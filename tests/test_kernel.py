@@ -1,14 +1,21 @@
-"""Kernel: what ran is what was asked for.
+"""Kernel: what ran is what was asked for, and computes the right thing.
 
-When the kernel path contradicts what was asked for, numbers of that configuration are INVALID.
+When the kernel path contradicts what was asked for, numbers of that configuration are INVALID. The
+numerics hold each operation of a kernel provider against the float64 oracle, at gpt-oss's shapes.
 """
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from sm121.compilation import libraries, modules, probes
+from sm121.compilation.architecture import CodeArchitecture
+from sm121.engines import interpreter
 from sm121.evidence import requirement
 from sm121.evidence.kernel_path import read_log
+from sm121.kernels.cases import BytesCase
 
 pytestmark = [pytest.mark.kernel, pytest.mark.applies_to("cpu", "gpu")]
 
@@ -30,3 +37,161 @@ def test_kernel_path_of_the_baseline_is_the_required_one(conformance, profile):
         pytest.skip("NOT_RUN: the smoke level starts the baseline, and it was not started")
     wrong = requirement.contradictions(profile.kernel_path, read_log(log), log, profile.baseline)
     assert not wrong, "; ".join(wrong) + f". Evidence: {log}"
+
+
+# Numerics. In each of them an operation runs twice, on fresh inputs and into memory poisoned with
+# NaN and with a finite value; inputs stay as they were; what is declared deterministic is.
+
+PROPERTY = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+
+
+def blocks(bytes_per_block: int) -> st.SearchStrategy[tuple[int, int, bytes]]:
+    """Rows, blocks of 32 a row, and the bytes of all of them."""
+    sizes = st.tuples(st.integers(0, 5), st.integers(1, 5))
+    return sizes.flatmap(
+        lambda size: st.tuples(
+            st.just(size[0]),
+            st.just(size[1]),
+            st.binary(
+                min_size=size[0] * size[1] * bytes_per_block,
+                max_size=size[0] * size[1] * bytes_per_block,
+            ),
+        )
+    )
+
+
+@pytest.mark.kernel_cases("mxfp4_dequantisation")
+def test_mxfp4_decodes_exactly(kernels, case):
+    """Every byte with every scale has its one value; scale 0xFF makes a block NaN."""
+    assert not (wrong := kernels.wrong(case)), wrong
+
+
+@PROPERTY
+@given(blocks(17))
+def test_mxfp4_decodes_any_bytes_exactly(kernels, drawn):
+    """Bytes that nobody thought of, in shapes that nobody thought of."""
+    rows, count, data = drawn
+    case = BytesCase("bytes", codec="mxfp4-decode", rows=rows, blocks=count, data=data)
+    assert not (wrong := kernels.wrong(case)), wrong
+
+
+@pytest.mark.kernel_cases("mxfp4_quantisation")
+def test_mxfp4_encodes_by_its_rule(kernels, case):
+    """The scale of the declared rule, or of one rule throughout; each element the nearest."""
+    assert not (wrong := kernels.wrong(case)), wrong
+
+
+@pytest.mark.kernel_cases("mxfp8_quantisation")
+def test_mxfp8_encodes_by_its_rule(kernels, case):
+    """As MXFP4, with E4M3 elements."""
+    assert not (wrong := kernels.wrong(case)), wrong
+
+
+@pytest.mark.parametrize("codec", ["mxfp4", "mxfp8"])
+@PROPERTY
+@given(blocks(64))
+def test_any_finite_values_are_encoded_by_the_rule(kernels, codec, drawn):
+    """Any bfloat16 values, subnormal and huge ones beside each other."""
+    rows, count, data = drawn
+    case = BytesCase("values", codec=codec, rows=rows, blocks=count, data=data)
+    assert not (wrong := kernels.wrong(case)), wrong
+
+
+@pytest.mark.kernel_cases("routing")
+def test_routing_takes_top_k_then_softmax(kernels, case):
+    """The k largest of 128 logits, softmax over those; ties may go either way."""
+    assert not (wrong := kernels.wrong(case)), wrong
+
+
+@pytest.mark.kernel_cases("moe_token_counts")
+def test_moe_at_every_token_count(kernels, case):
+    """0, 1 to 16 tokens, and one before, at and after the tile edges 32, 128 and 320."""
+    assert not (wrong := kernels.wrong(case)), wrong
+
+
+@pytest.mark.kernel_cases("moe_routing")
+def test_moe_under_every_routing(kernels, case):
+    """All tokens on one expert; experts without tokens hold NaN and are not to be seen."""
+    assert not (wrong := kernels.wrong(case)), wrong
+
+
+@pytest.mark.kernel_cases("moe_block_scales")
+def test_moe_reads_every_block_scale(kernels, case):
+    """Each token lives in one block of 32 of one expert, so that no scale hides in a sum."""
+    assert not (wrong := kernels.wrong(case)), wrong
+
+
+@pytest.mark.kernel_cases("moe_activation")
+def test_moe_activation_is_the_clamped_swiglu(kernels, case):
+    """Beyond the limit, near zero, with and without biases, strided inputs."""
+    assert not (wrong := kernels.wrong(case)), wrong
+
+
+@pytest.mark.kernel_cases("prefill")
+def test_prefill_attention(kernels, case):
+    """Ragged batches with and without the window of 128, an empty sequence among them."""
+    assert not (wrong := kernels.wrong(case)), wrong
+
+
+@pytest.mark.kernel_cases("prefill_sinks")
+def test_prefill_attention_sinks(kernels, case):
+    """No sinks, sinks that take everything, sinks that take nothing, and those side by side."""
+    assert not (wrong := kernels.wrong(case)), wrong
+
+
+@pytest.mark.kernel_cases("decode")
+def test_decode_attention(kernels, case):
+    """Lengths at the edges of pages and of the window; what lies after the last token is noise."""
+    assert not (wrong := kernels.wrong(case)), wrong
+
+
+@pytest.mark.kernel_cases("decode_sinks")
+def test_decode_attention_sinks(kernels, case):
+    """As in prefill."""
+    assert not (wrong := kernels.wrong(case)), wrong
+
+
+# ------------------------------------------------------------------------------------ Compilation
+# For GB10, on any machine with nvcc. Judged by machine instructions: the exit status is 0 for code
+# that was replaced by software or by a trap.
+
+
+def test_flashinfer_compiles_for_gb10(compilation):
+    """FLASHINFER_CUDA_ARCH_LIST resolves to architectures that have FP4 instructions."""
+    wrong = compilation.wrong_architectures()
+    assert not wrong, "; ".join(wrong)
+
+
+@pytest.mark.parametrize("probe", probes.names("probes"))
+def test_fp4_instruction(compilation, probe):
+    """Hardware on 120a, 121a, 120f, 121f; refused, or seen to be software, on plain 120 and 121."""
+    wrong = compilation.wrong_outcomes(probe)
+    assert not wrong, "; ".join(wrong)
+
+
+@pytest.mark.parametrize("probe", probes.names("headers"))
+def test_flashinfer_header(compilation, probe):
+    """FlashInfer's own conversion and multiplication become the hardware's instructions."""
+    wrong = compilation.wrong_outcomes(probe)
+    assert not wrong, "; ".join(wrong)
+
+
+@pytest.mark.slow("FlashInfer's modules take up to minutes each to compile")
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("module", modules.names())
+def test_flashinfer_module(compilation, module):
+    """Attention, quantisation and the MoE of gpt-oss: what must be in their SASS is, no trap."""
+    wrong = compilation.wrong_in_module(module)
+    assert not wrong, "; ".join(wrong)
+
+
+@pytest.mark.applies_to("gpu")
+def test_engine_has_code_for_this_gpu(conformance, profile):
+    """A wheel without machine code for the target is named before the first token is asked for."""
+    configuration = conformance.managed_configuration(profile.under_test)
+    found = interpreter.imports(
+        configuration.python, libraries.PACKAGES, conformance.engine_environment(configuration)
+    )
+    gpu = CodeArchitecture.parse(profile.arch).number
+    wrong = libraries.without_code(configuration.engine, found.origins, gpu)
+    assert not wrong, "; ".join(wrong)

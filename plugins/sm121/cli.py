@@ -16,7 +16,8 @@ _EXIT_USAGE = 4
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a subcommand; exit status 0, or 4 with one line on what was wrong."""
+    """Run a subcommand; exit status 0, 1 when what it computed breaks a promise, or 4 with one line
+    on what was wrong with the request."""
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
@@ -59,10 +60,43 @@ def _parser() -> argparse.ArgumentParser:
     ablation.add_argument("--output", type=Path, default=Path("docs/ablation.md"))
     ablation.set_defaults(run=_ablation)
 
-    path = commands.add_parser("path", help="what a server runs, read from its log")
-    path.add_argument("log", type=Path, metavar="LOG")
+    path = commands.add_parser(
+        "path", help="what a server runs, read from its log; or what its libraries can run"
+    )
+    path.add_argument("log", type=Path, metavar="LOG", nargs="?")
     path.add_argument("--engine", default="vllm")
+    path.add_argument(
+        "--libraries",
+        type=Path,
+        metavar="PATH",
+        nargs="*",
+        help="judge the device code of these files and folders instead of a log "
+        "(default: the engine's packages and the caches of compiled kernels)",
+    )
+    path.add_argument(
+        "--sass",
+        action="store_true",
+        help="with --libraries: read the instructions too, and find kernels that only trap",
+    )
+    path.add_argument(
+        "--gpu",
+        metavar="ARCH",
+        default="12.1",
+        help="with --libraries: the GPU that they are for (default: 12.1, GB10)",
+    )
+    path.add_argument(
+        "--engine-python",
+        metavar="PYTHON",
+        default=sys.executable,
+        help="with --libraries: the interpreter of the engine's environment (default: this one)",
+    )
     path.set_defaults(run=_path)
+
+    tolerances = commands.add_parser(
+        "tolerances", help="the smallest defects that the numerics' tolerances detect"
+    )
+    tolerances.add_argument("--output", type=Path, default=Path("docs/tolerances.md"))
+    tolerances.set_defaults(run=_tolerances)
 
     schema = commands.add_parser("schema", help="JSON Schema of verdict.json or of profiles")
     schema.add_argument("what", choices=("verdict", "profile"))
@@ -107,9 +141,36 @@ def _ablation(options: argparse.Namespace) -> int:
 def _path(options: argparse.Namespace) -> int:
     from sm121.evidence.kernel_path import read_log
 
+    if (options.log is None) == (options.libraries is None):
+        raise UsageError("expected either the LOG of a server or --libraries")
+    if options.log is None:
+        return _libraries(options)
     if not options.log.is_file():
         raise UsageError(f"{options.log}: expected the log file of a server")
     print(read_log(options.log, options.engine).model_dump_json(indent=2))
+    return 0
+
+
+def _tolerances(options: argparse.Namespace) -> int:
+    from sm121.kernels import sensitivity
+
+    broken = sensitivity.write_report(options.output, progress=_progress)
+    for line in broken:
+        print(line, file=sys.stderr)
+    return 1 if broken else 0
+
+
+def _libraries(options: argparse.Namespace) -> int:
+    from sm121.compilation import libraries, toolchain
+    from sm121.compilation.architecture import CodeArchitecture
+
+    python = options.engine_python
+    places = options.libraries or libraries.engine_places(python)
+    tool = None
+    if options.sass:
+        tool = toolchain.find_disassembler(toolchain.site_packages(python))
+    gpu = CodeArchitecture.parse(options.gpu).number
+    libraries.write_report(places, sys.stdout, gpu=gpu, disassembler=tool)
     return 0
 
 

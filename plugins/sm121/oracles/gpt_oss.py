@@ -22,7 +22,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from sm121.oracles import mxfp4
+from sm121.oracles import attention as attention_oracle
+from sm121.oracles import moe, mxfp4, routing
 
 _VOCABULARY_CHUNK = 16_384
 
@@ -307,31 +308,20 @@ def attention(weights: Weights, n: int, x: Tensor, variant: Variant = GPT_OSS) -
     v = _linear(x, layer.v, variant.attention_biases).view(length, config.kv_heads, config.head_dim)
     cos, sin = rotary(config, length, x.dtype, variant)
     q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
-    at = torch.arange(length)
-    visible = at[None, :] <= at[:, None]
+    window = None
     if config.sliding_layers[n] and variant.window:
-        visible &= at[:, None] - at[None, :] < config.window + variant.window_shift
-    out = torch.empty_like(q)
-    group = config.query_heads // config.kv_heads
-    for head in range(config.query_heads):
-        kv = head % config.kv_heads if variant.kv_interleaved else head // group
-        scores = (q[:, head] @ k[:, kv].T / math.sqrt(config.head_dim)).masked_fill(
-            ~visible, -math.inf
-        )
-        if variant.sinks != "dropped" and variant.sinkless_head != (n, head):
-            sink = layer.sinks[head] * (variant.sinks == "kept")
-            scores = torch.cat((scores, sink.expand(length, 1)), -1)
-        out[:, head] = scores.softmax(-1)[:, :length] @ v[:, kv]
+        window = config.window + variant.window_shift
+    visible = attention_oracle.visible_keys(torch.arange(length), length, window)
+    if variant.kv_interleaved:
+        mapping = torch.arange(config.query_heads) % config.kv_heads
+        k, v = k[:, mapping], v[:, mapping]
+    sinks = None if variant.sinks == "dropped" else layer.sinks * (variant.sinks == "kept")
+    if sinks is not None and variant.sinkless_head is not None and variant.sinkless_head[0] == n:
+        sinks = sinks.clone()
+        sinks[variant.sinkless_head[1]] = -math.inf
+    scale = 1 / math.sqrt(config.head_dim)
+    out = attention_oracle.attend(q, k, v, visible, sinks=sinks, scale=scale)
     return _linear(out.flatten(1), layer.o, variant.attention_biases)
-
-
-def route(logits: Tensor, top_k: int, softmax_first: bool = False) -> tuple[Tensor, Tensor]:
-    """Router logits [T, E] -> shares [T, k], experts [T, k]: the k largest, softmax over those
-    k."""
-    top, experts = logits.topk(top_k, -1)
-    if softmax_first:
-        return logits.softmax(-1).gather(-1, experts), experts
-    return top.softmax(-1), experts
 
 
 def swiglu(t: Tensor, alpha: float, limit: float, variant: Variant = GPT_OSS) -> Tensor:
@@ -339,10 +329,13 @@ def swiglu(t: Tensor, alpha: float, limit: float, variant: Variant = GPT_OSS) ->
     gate, linear = t[..., 0::2], t[..., 1::2]
     if variant.gate_up_swapped:
         gate, linear = linear, gate
-    if variant.limit:
-        gate, linear = gate.clamp(max=limit), linear.clamp(-limit, limit)
-    alpha = alpha if variant.alpha is None else variant.alpha
-    return gate * torch.sigmoid(alpha * gate) * (linear + 1 if variant.plus_one else linear)
+    return moe.swiglu(
+        gate,
+        linear,
+        alpha=alpha if variant.alpha is None else variant.alpha,
+        limit=limit if variant.limit else math.inf,
+        offset=1.0 if variant.plus_one else 0.0,
+    )
 
 
 def _expert_matrix(
@@ -368,19 +361,17 @@ def experts(weights: Weights, n: int, x: Tensor, variant: Variant = GPT_OSS) -> 
     config, layer = weights.config, weights.layers[n]
     logits = _linear(x, layer.router, variant.router_bias)
     top_k = config.top_k if variant.top_k is None else variant.top_k
-    shares, chosen = route(logits, top_k, variant.softmax_before_top_k)
-    out = torch.zeros_like(x)
-    for expert in range(config.experts):
-        tokens, place = (chosen == expert).nonzero(as_tuple=True)
-        if not len(tokens):
-            continue
-        up = _expert_matrix(layer.gate_up[0], n, "gate_up", expert, variant)
-        down = _expert_matrix(layer.down[0], n, "down", expert, variant)
-        t = _linear(x[tokens], (up, layer.gate_up[1][expert]), variant.expert_biases)
+    route = routing.route_softmax_first if variant.softmax_before_top_k else routing.route
+    shares, chosen = route(logits, top_k)
+
+    def expert(e: int, rows: Tensor) -> Tensor:
+        up = _expert_matrix(layer.gate_up[0], n, "gate_up", e, variant)
+        down = _expert_matrix(layer.down[0], n, "down", e, variant)
+        t = _linear(rows, (up, layer.gate_up[1][e]), variant.expert_biases)
         t = swiglu(t, config.alpha, config.limit, variant)
-        y = _linear(t, (down, layer.down[1][expert]), variant.expert_biases)
-        out.index_add_(0, tokens, y * shares[tokens, place, None])
-    return out
+        return _linear(t, (down, layer.down[1][e]), variant.expert_biases)
+
+    return moe.mixture(x, shares, chosen, expert)
 
 
 def hidden_states(weights: Weights, token_ids: Sequence[int], variant: Variant = GPT_OSS) -> Tensor:

@@ -41,6 +41,15 @@ class ScaleRule(enum.Enum):
     """The least power of two that is >= amax / 6: FlashInfer's and triton_kernels' default. Never
     saturates."""
 
+    VLLM_RNE = "vllm-rne"
+    """2^(floor(log2 r) - 2) with r the amax rounded to one mantissa bit, as (bits + 0x200000) &
+    0x7F800000 does in vLLM's Triton `downcast_to_mxfp` (mxfp4_utils, 0.33): amax >= 7 * 2^k goes up
+    to the next scale."""
+
+    ROUND_LOG2 = "round-log2"
+    """2^(round(log2 amax) - 2): llama.cpp's activations on Blackwell (quantize.cu,
+    `compute_e8m0_scale`). Not idempotent."""
+
 
 def unpack(packed: Bytes) -> Bytes:
     """The E2M1 codes of packed bytes: [..., n] u8 -> [..., 2n] u8 codes 0..15, low nibble first."""
@@ -109,6 +118,14 @@ def choose_scale(amax: Floats, rule: ScaleRule) -> Bytes:
     if rule is ScaleRule.OCP_FLOOR:
         # frexp: amax = m * 2^e with m in [0.5, 1), so floor(log2 amax) = e - 1, exactly.
         exponent = np.frexp(amax)[1] - 1 - _ELEMENT_EMAX
+    elif rule is ScaleRule.VLLM_RNE:
+        # 0x200000 is a quarter of a binade's mantissa range: m >= 0.875 carries into the exponent.
+        mantissa, e = np.frexp(amax)
+        exponent = np.where(mantissa >= 0.875, e, e - 1) - _ELEMENT_EMAX
+    elif rule is ScaleRule.ROUND_LOG2:
+        # log2(m * 2^e) rounds up iff m > sqrt(1/2), which no binary number equals.
+        mantissa, e = np.frexp(amax)
+        exponent = np.where(mantissa > np.sqrt(0.5), e, e - 1) - _ELEMENT_EMAX
     else:
         # amax / 6 rounded up: with 6 = 0.75 * 2^3, amax <= 6 * 2^k iff m <= 0.75 for k = e - 3.
         mantissa, e = np.frexp(amax)

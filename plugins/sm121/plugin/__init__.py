@@ -6,8 +6,11 @@ Without collected tests that carry a level marker all of it is inert.
 pytest_plugins = (
     "sm121.plugin.options",
     "sm121.plugin.selection",
+    "sm121.plugin.slow",
     "sm121.plugin.run",
     "sm121.plugin.recorder",
     "sm121.plugin.fixtures",
+    "sm121.plugin.kernels",
+    "sm121.plugin.compilation",
     "sm121.plugin.terminal",
 )

@@ -81,7 +81,8 @@ def _gaps(run: Run) -> list[tuple[Verdict, str]]:
         tests = [test for test in run.file.tests if test.level == level]
         if not tests:
             gaps.append((Verdict.NOT_RUN, f"level {level} has no test that was selected"))
-        skipped = [test.id for test in tests if test.skipped and not test.waived]
+        required_here = [test for test in tests if test.id not in run.inapplicable]
+        skipped = [test.id for test in required_here if test.skipped and not test.waived]
         if skipped:
             gaps.append((Verdict.NOT_RUN, f"{len(skipped)} of {level} skipped ({skipped[0]})"))
     if run.deselected:

@@ -11,6 +11,7 @@ import pytest
 from sm121 import architecture, profile, waivers
 from sm121.engines import registry
 from sm121.errors import UsageError
+from sm121.kernels import registry as kernel_providers
 from sm121.profile import Profile
 from sm121.waivers import Waiver
 
@@ -31,6 +32,8 @@ class Settings:
     server_log: Path | None
     model: str | None
     served_name: str | None
+    kernel_provider: str | None
+    full_shapes: bool
     waivers: tuple[Waiver, ...]
     certify: bool
     report_dir: Path
@@ -87,6 +90,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="NAME",
         help="its name on the server (default: the profile's)",
     )
+    group.addoption(
+        "--kernel-provider",
+        metavar="NAME|MODULE:ATTR",
+        help="whose kernels the kernel level tests: "
+        f"{', '.join(kernel_providers.NAMES)} or an object of yours (default: by arch)",
+    )
+    group.addoption(
+        "--full-shapes",
+        action="store_true",
+        help="numerics at all sizes on a CPU too, where the large ones are left out by default",
+    )
     group.addoption("--waivers", metavar="PATH", help="failures tolerated by name (default: none)")
     group.addoption(
         "--certify",
@@ -140,6 +154,8 @@ def _settings(config: pytest.Config) -> Settings:
         raise UsageError(f"--server-log {server_log}: expected the log file of the server")
     if (model := option("--model")) is not None and not option("--base-url"):
         _check_model(model)
+    if (provider := option("--kernel-provider")) is not None:
+        kernel_providers.check_name(provider)
     waiver_file = option("--waivers")
     return Settings(
         arch=arch,
@@ -154,6 +170,8 @@ def _settings(config: pytest.Config) -> Settings:
         server_log=Path(server_log) if server_log else None,
         model=model,
         served_name=option("--served-model-name"),
+        kernel_provider=provider,
+        full_shapes=option("--full-shapes"),
         waivers=waivers.load(Path(waiver_file) if waiver_file else None),
         certify=option("--certify"),
         report_dir=(config.invocation_params.dir / option("--report-dir")).resolve(),

@@ -40,6 +40,7 @@ from sm121.plugin.selection import (
     architectures_asked_for,
     selects,
 )
+from sm121.plugin.slow import is_left_out
 from sm121.plugin.terminal import announce
 from sm121.profile import Profile
 from sm121.report import summary, verdict_file
@@ -65,6 +66,8 @@ class Run:
     pool: ServerPool | None = None
     stops: dict[str, StopReport] = field(default_factory=dict)
     deselected: list[str] = field(default_factory=list)
+    #: Tests for other architectures than the target: no certificate of this one needs them.
+    inapplicable: frozenset[str] = frozenset()
     sampler: ResourceSampler | None = None
     #: Ids of the tests that had their turn, teardown included.
     decided: set[str] = field(default_factory=set)
@@ -226,7 +229,7 @@ _OLD_HANDLERS = pytest.StashKey[dict[signal.Signals, Any]]()
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
     for item in items:
-        if LEVEL in item.stash:
+        if LEVEL in item.stash and not is_left_out(item):
             item.config.stash.setdefault(certification.DESELECTED, []).append(item.nodeid)
 
 
@@ -303,6 +306,9 @@ def _open(config: pytest.Config, chosen: target.Target, items: list[pytest.Item]
         lock=lock,
         run_id=run_id,
         attached=attached,
+        inapplicable=frozenset(
+            item.nodeid for item in items if chosen.arch not in item.stash[APPLIES_TO]
+        ),
         file=VerdictFile(
             arch=chosen.arch,
             profile=profile_name,

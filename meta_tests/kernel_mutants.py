@@ -1,0 +1,836 @@
+"""Wrong kernels: the provider `torch` with one thing broken, and the table of what notices it.
+
+`python meta_tests/kernel_mutants.py` runs every mutant against every group of cases that its
+operations have, and writes docs/kernel-mutants.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sm121.kernels import cases, checks, problems
+from sm121.kernels.cases import Case
+from sm121.kernels.torch_provider import TorchProvider
+
+MOE = ("moe_token_counts", "moe_routing", "moe_block_scales", "moe_activation")
+ATTENTION = ("prefill", "prefill_sinks", "decode", "decode_sinks")
+LOG2_E = math.log2(math.e)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A broken provider, and the groups of cases of which one has to notice."""
+
+    name: str
+    make: Callable[[], Any]
+    groups: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Kill:
+    """The first case of a group that noticed, and what it said."""
+
+    group: str
+    case: str
+    finding: str
+
+
+MUTANTS: list[Mutant] = []
+
+
+def mutant(name: str, *groups: str) -> Callable[[type], type]:
+    """Register a broken provider; the group that is most likely to notice comes first."""
+
+    def register(cls: type) -> type:
+        MUTANTS.append(Mutant(name, cls, groups))
+        return cls
+
+    return register
+
+
+def on_output(name: str, operation: str, change: Callable[[Tensor], Tensor], *groups: str) -> None:
+    """A mutant that does `change` to a right output."""
+
+    def operate(self: TorchProvider, *arguments: Any, **keywords: Any) -> Tensor:
+        return change(getattr(TorchProvider, operation)(self, *arguments, **keywords))
+
+    mutant(name, *groups)(type("OnOutput", (TorchProvider,), {operation: operate}))
+
+
+def on_arguments(
+    name: str, operation: str, change: Callable[..., tuple[tuple, dict]], *groups: str
+) -> None:
+    """A mutant that computes rightly with wrong arguments."""
+
+    def operate(self: TorchProvider, *arguments: Any, **keywords: Any) -> Any:
+        arguments, keywords = change(*arguments, **keywords)
+        return getattr(TorchProvider, operation)(self, *arguments, **keywords)
+
+    mutant(name, *groups)(type("OnArguments", (TorchProvider,), {operation: operate}))
+
+
+def where(y: Tensor, rows: slice, factor: float) -> Tensor:
+    """y with some rows times a factor."""
+    y = y.clone()
+    y[rows] = y[rows] * factor
+    return y
+
+
+def one_element(y: Tensor) -> Tensor:
+    """The middle element is off by a tenth of its row's size."""
+    y = y.clone()
+    if y.numel():
+        row = y.view(-1, y.shape[-1])[y.numel() // y.shape[-1] // 2]
+        row[len(row) // 2] += row.float().square().mean().sqrt().to(y.dtype) * 0.1
+    return y
+
+
+def unwritten(y: Tensor, rows: slice, columns: slice) -> Tensor:
+    """A new tensor in which some elements were never written."""
+    out = torch.empty_like(y)
+    mask = torch.zeros(y.shape, dtype=torch.bool)
+    mask[rows, ..., columns] = True
+    out[~mask] = y[~mask]
+    return out
+
+
+# Any output
+
+for operation, groups in (
+    ("fused_moe", MOE),
+    ("prefill_attention", ("prefill",)),
+    ("decode_attention", ("decode",)),
+):
+    on_output(f"{operation}: scale x 1.01", operation, lambda y: y * 1.01, *groups)
+    on_output(f"{operation}: scale x 0.5", operation, lambda y: y * 0.5, *groups)
+    on_output(f"{operation}: scale x 6", operation, lambda y: y * 6, *groups)
+    on_output(f"{operation}: scale x 0.77", operation, lambda y: y * 0.77, *groups)
+    on_output(
+        f"{operation}: last row zeroed",
+        operation,
+        lambda y: where(y, slice(-1, None), 0.0),
+        *groups,
+    )
+    on_output(f"{operation}: all zeros", operation, torch.zeros_like, *groups)
+    on_output(
+        f"{operation}: bias of 1 %",
+        operation,
+        lambda y: y + 0.01 * y.float().square().mean().sqrt().to(y.dtype),
+        *groups,
+    )
+    on_output(f"{operation}: one element off", operation, one_element, *groups)
+    on_output(
+        f"{operation}: last 32 columns unwritten", operation,
+        lambda y: unwritten(y, slice(None), slice(-32, None)), *groups,
+    )  # fmt: skip
+    on_output(
+        f"{operation}: last partial tile of 16 rows unwritten", operation,
+        lambda y: unwritten(y, slice(len(y) // 16 * 16, None), slice(None)), *groups,
+    )  # fmt: skip
+    on_output(
+        f"{operation}: a tenth of the elements off by one bit, others each time", operation,
+        lambda y: (y * (1 + 0.004 * (torch.rand(y.shape) < 0.1))).to(y.dtype), *groups,
+    )  # fmt: skip
+    on_output(f"{operation}: float32 for bfloat16", operation, lambda y: y.float(), *groups)
+
+on_output(
+    "fused_moe: wrong only for M >= 320",
+    "fused_moe",
+    lambda y: y * (1.02 if len(y) >= 320 else 1),
+    *MOE,
+)
+on_output(
+    "fused_moe: wrong only for M = 1", "fused_moe", lambda y: y * (1.02 if len(y) == 1 else 1), *MOE
+)
+on_output(
+    "fused_moe: wrong only on the last tile of 128",
+    "fused_moe",
+    lambda y: where(y, slice(128 * (len(y) // 128) or None, None), 1.02),
+    *MOE,
+)
+on_output(
+    "fused_moe: wrong only above row 32",
+    "fused_moe",
+    lambda y: where(y, slice(32, None), 1.02),
+    *MOE,
+)
+on_output(
+    "fused_moe: rows 1 % too large where M is no multiple of 16",
+    "fused_moe",
+    lambda y: y * (1.01 if len(y) % 16 else 1),
+    *MOE,
+)
+on_output(
+    "decode_attention: wrong only for B > 16",
+    "decode_attention",
+    lambda y: where(y, slice(16, None), 1.02),
+    "decode",
+)
+on_output(
+    "prefill_attention: wrong only above row 128",
+    "prefill_attention",
+    lambda y: where(y, slice(128, None), 1.02),
+    "prefill",
+)
+
+
+class _Stale(TorchProvider):
+    """Keeps an output per shape and gives the previous one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[Any, Tensor] = {}
+
+    def stale(self, y: Tensor) -> Tensor:
+        before = self.kept.get(tuple(y.shape), torch.zeros_like(y))
+        self.kept[tuple(y.shape)] = y.clone()
+        return before
+
+
+@mutant("fused_moe: stale output", *MOE)
+class _StaleMoe(_Stale):
+    def fused_moe(self, *arguments, **keywords):
+        return self.stale(super().fused_moe(*arguments, **keywords))
+
+
+@mutant("decode_attention: stale output", "decode")
+class _StaleDecode(_Stale):
+    def decode_attention(self, *arguments, **keywords):
+        return self.stale(super().decode_attention(*arguments, **keywords))
+
+
+# The experts
+
+
+def moe_arguments(name: str, change: Callable[..., Any], *groups: str) -> None:
+    """A mutant of the arguments of fused_moe."""
+    names = ("x", "weights", "ids", "w1", "w1_bias", "w2", "w2_bias")
+
+    def changed(*arguments: Any, **keywords: Any) -> tuple[tuple, dict]:
+        given = dict(zip(names, arguments, strict=True))
+        return tuple((given | change(given)).values()), keywords
+
+    on_arguments(name, "fused_moe", changed, *(groups or MOE))
+
+
+def column(shares: Tensor, at: int, factor: float) -> Tensor:
+    shares = shares.clone()
+    shares[:, at] *= factor
+    return shares
+
+
+def swapped(ids: Tensor) -> Tensor:
+    return torch.where(ids == 0, 1, torch.where(ids == 1, 0, ids)).int()
+
+
+def off(weights: tuple[Tensor, Tensor], by: int, at: tuple | None = None) -> tuple[Tensor, Tensor]:
+    scales = weights[1].clone()
+    if at is None:
+        return weights[0], torch.where(scales == 0xFF, scales, scales + by)
+    expert, row, block = (min(i, n - 1) for i, n in zip(at, scales.shape, strict=True))
+    scales[expert, row, block] = (int(scales[expert, row, block]) + by) & 0xFF
+    return weights[0], scales
+
+
+moe_arguments("swapped experts", lambda a: {"ids": swapped(a["ids"])})
+moe_arguments(
+    "dropped last expert of each token", lambda a: {"weights": column(a["weights"], -1, 0.0)}
+)
+moe_arguments("doubled first weight", lambda a: {"weights": column(a["weights"], 0, 2.0)})
+moe_arguments("weights of the reversed order", lambda a: {"weights": a["weights"].flip(-1)})
+moe_arguments(
+    "uniform weights",
+    lambda a: {"weights": torch.full_like(a["weights"], 1 / a["weights"].shape[1])},
+)
+moe_arguments(
+    "top-3",
+    lambda a: {
+        "weights": column(a["weights"], -1, 0.0)
+        / column(a["weights"], -1, 0.0).sum(-1, keepdim=True)
+    },
+)
+moe_arguments("gate-up bias dropped", lambda a: {"w1_bias": None})
+moe_arguments("down bias dropped", lambda a: {"w2_bias": None})
+moe_arguments(
+    "gate-up bias of the next expert",
+    lambda a: {"w1_bias": None if a["w1_bias"] is None else a["w1_bias"].roll(1, 0)},
+)
+moe_arguments("scale + 1 everywhere in gate-up", lambda a: {"w1": off(a["w1"], 1)})
+moe_arguments("scale - 1 everywhere in down", lambda a: {"w2": off(a["w2"], -1)})
+for by in (1, -1):
+    moe_arguments(
+        f"one block scale {by:+} in gate-up (gate row)",
+        lambda a, by=by: {"w1": off(a["w1"], by, (3, 100, 4))},
+        "moe_block_scales",
+    )
+    moe_arguments(
+        f"one block scale {by:+} in gate-up (up row)",
+        lambda a, by=by: {"w1": off(a["w1"], by, (5, 333, 8))},
+        "moe_block_scales",
+    )
+    moe_arguments(
+        f"one block scale {by:+} in down",
+        lambda a, by=by: {"w2": off(a["w2"], by, (2, 77, 5))},
+        "moe_block_scales",
+        *MOE,
+    )
+moe_arguments(
+    "scales of the neighbouring block", lambda a: {"w1": (a["w1"][0], a["w1"][1].roll(1, -1))}
+)
+moe_arguments(
+    "one expert's scales of another",
+    lambda a: {"w2": (a["w2"][0], a["w2"][1].index_fill(0, torch.tensor([0]), 118))},
+)
+moe_arguments(
+    "reads strided rows as contiguous",
+    lambda a: {
+        "x": a["x"]
+        if a["x"].is_contiguous()
+        else a["x"].as_strided(a["x"].shape, (a["x"].shape[1], 1))
+    },
+    "moe_activation",
+)
+
+
+def keyword(name: str, key: str, value: float, *groups: str) -> None:
+    on_arguments(name, "fused_moe", lambda *a, **k: (a, {**k, key: value}), *groups)
+
+
+keyword("alpha 1", "alpha", 1.0, *MOE)
+keyword("alpha 1.6", "alpha", 1.6, "moe_activation", *MOE)
+keyword("limit off", "limit", math.inf, "moe_activation")
+keyword("limit 6.9", "limit", 6.9, "moe_activation")
+
+
+@mutant("beta: + 1 dropped", *MOE)
+class _NoPlusOne(TorchProvider):
+    def activation(self, t, alpha, limit):
+        gate, up = t[:, 0::2].clamp(max=limit), t[:, 1::2].clamp(-limit, limit)
+        return gate * torch.sigmoid(alpha * gate) * up
+
+
+@mutant("gate clamped from below too", "moe_activation")
+class _GateBothWays(TorchProvider):
+    def activation(self, t, alpha, limit):
+        return super().activation(t.clamp(min=-limit / 4), alpha, limit)
+
+
+@mutant("up not clamped", "moe_activation")
+class _UpFree(TorchProvider):
+    def activation(self, t, alpha, limit):
+        gate, up = t[:, 0::2].clamp(max=limit), t[:, 1::2]
+        return gate * torch.sigmoid(alpha * gate) * (up + 1)
+
+
+@mutant("gate and up swapped", *MOE)
+class _Swapped(TorchProvider):
+    def activation(self, t, alpha, limit):
+        return super().activation(t.unflatten(-1, (-1, 2)).flip(-1).flatten(-2), alpha, limit)
+
+
+@mutant("gate and up as halves, not interleaved", *MOE)
+class _Halves(TorchProvider):
+    def activation(self, t, alpha, limit):
+        return super().activation(torch.stack(t.chunk(2, -1), -1).flatten(-2), alpha, limit)
+
+
+@mutant("nibble order", "mxfp4_dequantisation", *MOE)
+class _Nibbles(TorchProvider):
+    def order_nibbles(self, pairs):
+        return pairs
+
+
+@mutant("nibble order in the experts only", *MOE)
+class _NibblesInside(TorchProvider):
+    def expert(self, weights, e):
+        return super().expert(weights, e).unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+
+
+@mutant("bias after the share, not under it", *MOE)
+class _BiasUnweighted(TorchProvider):
+    def fused_moe(self, x, weights, ids, w1, w1_bias, w2, w2_bias, **keywords):
+        y = super().fused_moe(x, weights, ids, w1, w1_bias, w2, None, **keywords)
+        return (
+            y if w2_bias is None else (y.float() + w2_bias[ids.long()].float().sum(1)).to(x.dtype)
+        )
+
+
+@mutant("every expert computed, idle ones times zero", "moe_routing")
+class _AllExperts(TorchProvider):
+    def fused_moe(self, x, weights, ids, w1, w1_bias, w2, w2_bias, **keywords):
+        y = super().fused_moe(x, weights, ids, w1, w1_bias, w2, w2_bias, **keywords)
+        every = torch.zeros(()) if w2_bias is None else (w2_bias.float() * 0).sum()
+        return y + every.to(y.dtype)
+
+
+@mutant("K's last part of 128 left out", *MOE)
+class _Tail(TorchProvider):
+    def expert(self, weights, e):
+        matrix = super().expert(weights, e).clone()
+        matrix[:, matrix.shape[1] // 128 * 128 :] = 0
+        return matrix
+
+
+@mutant("sums in bfloat16", *MOE)
+class _LowSums(TorchProvider):
+    def linear(self, x, matrix, bias, e):
+        y = torch.zeros(len(x), len(matrix), dtype=torch.bfloat16)
+        for k in range(0, x.shape[1], 32):
+            y += (x[:, k : k + 32].float() @ matrix[:, k : k + 32].float().T).bfloat16()
+        return y.float() if bias is None else y.float() + bias[e].float()
+
+
+@mutant("activations quantised to MXFP8 unasked", *MOE)
+class _W4A8(TorchProvider):
+    def linear(self, x, matrix, bias, e):
+        q, scales = self.mxfp8_quantize(x)
+        x = (q.float().unflatten(-1, (-1, 32)) * self.scale_values(scales)[..., None]).flatten(-2)
+        return super().linear(x, matrix, bias, e)
+
+
+@mutant("shares rounded to float8", *MOE)
+class _CoarseShares(TorchProvider):
+    def share(self, share):
+        return share.to(torch.float8_e4m3fn).float()
+
+
+@mutant("input modified", *MOE)
+class _Modifies(TorchProvider):
+    def fused_moe(self, x, *arguments, **keywords):
+        y = super().fused_moe(x, *arguments, **keywords)
+        x.mul_(0.5)
+        return y
+
+
+@mutant("weights repacked in place", *MOE)
+class _Repacks(TorchProvider):
+    def fused_moe(self, x, weights, ids, w1, *arguments, **keywords):
+        y = super().fused_moe(x, weights, ids, w1, *arguments, **keywords)
+        w1[0].copy_(w1[0].flip(-1))
+        return y
+
+
+# Routing
+
+
+@mutant("softmax before top-k", "routing")
+class _SoftmaxFirst(TorchProvider):
+    def route(self, logits, k):
+        shares, ids = logits.softmax(-1).topk(k, -1)
+        return shares, ids.int()
+
+
+@mutant("softmax without the maximum taken off", "routing")
+class _Overflow(TorchProvider):
+    def route(self, logits, k):
+        top, ids = logits.topk(k, -1)
+        return top.exp() / top.exp().sum(-1, keepdim=True), ids.int()
+
+
+@mutant("top-3 in routing", "routing")
+class _TopThree(TorchProvider):
+    def route(self, logits, k):
+        shares, ids = super().route(logits, k)
+        shares[:, -1] = 0
+        return shares / shares.sum(-1, keepdim=True), ids
+
+
+@mutant("expert numbers off by one", "routing")
+class _OffByOne(TorchProvider):
+    def route(self, logits, k):
+        shares, ids = super().route(logits, k)
+        return shares, (ids + 1) % logits.shape[1]
+
+
+@mutant("one expert chosen twice", "routing")
+class _Twice(TorchProvider):
+    def route(self, logits, k):
+        shares, ids = super().route(logits, k)
+        ids[:, -1] = ids[:, 0]
+        return shares, ids
+
+
+@mutant("shares in another order than the experts", "routing")
+class _Misordered(TorchProvider):
+    def route(self, logits, k):
+        shares, ids = super().route(logits, k)
+        return shares.flip(-1), ids
+
+
+on_output("routing shares x 1.01", "route", lambda pair: (pair[0] * 1.01, pair[1]), "routing")
+
+
+# Codecs
+
+
+@mutant("NaN swallowed: scale 0xFF is 2^128", "mxfp4_dequantisation")
+class _NanSwallowed(TorchProvider):
+    def scale_values(self, scales):
+        return torch.where(scales == 0xFF, torch.inf, super().scale_values(scales))
+
+
+@mutant("NaN swallowed: scale 0xFF is 0", "mxfp4_dequantisation")
+class _NanZero(TorchProvider):
+    def scale_values(self, scales):
+        return super().scale_values(scales).nan_to_num(nan=0.0)
+
+
+@mutant("scale bias 126", "mxfp4_dequantisation")
+class _Bias126(TorchProvider):
+    def scale_values(self, scales):
+        return super().scale_values(scales) * 2
+
+
+@mutant("scale byte 0 is 1", "mxfp4_dequantisation")
+class _ZeroIsOne(TorchProvider):
+    def scale_values(self, scales):
+        return torch.where(scales == 0, 1.0, super().scale_values(scales))
+
+
+@mutant("scale rule floor under the name of ceil", "mxfp4_quantisation")
+class _FloorRule(TorchProvider):
+    def block_scales(self, amax, largest):
+        exponent = torch.frexp(amax)[1] - 1 - (2 if largest == 6.0 else 8)
+        return (torch.where(amax == 0, -127, exponent) + 127).clamp(0, 254).to(torch.uint8)
+
+
+@mutant("MXFP8 scale rule floor under the name of ceil", "mxfp8_quantisation")
+class _FloorRule8(_FloorRule):
+    pass
+
+
+@mutant("two scale rules mixed, none declared", "mxfp4_quantisation")
+class _Mixed(_FloorRule):
+    mxfp4_scale_rule = None
+
+    def block_scales(self, amax, largest):
+        floor, ceil = (
+            super().block_scales(amax, largest),
+            TorchProvider.block_scales(self, amax, largest),
+        )
+        return torch.where(torch.arange(amax.shape[-1]) % 2 == 0, floor, ceil)
+
+
+@mutant("quantised scale + 1", "mxfp4_quantisation")
+class _ScaleUp(TorchProvider):
+    def block_scales(self, amax, largest):
+        return (super().block_scales(amax, largest).int() + 1).clamp(max=254).to(torch.uint8)
+
+
+@mutant("quantised scale - 1: saturates", "mxfp8_quantisation", "mxfp4_quantisation")
+class _ScaleDown(TorchProvider):
+    def block_scales(self, amax, largest):
+        return (super().block_scales(amax, largest).int() - 1).clamp(min=0).to(torch.uint8)
+
+
+@mutant("elements cut off, not rounded", "mxfp4_quantisation")
+class _Cut(TorchProvider):
+    def e2m1_codes(self, values):
+        return super().e2m1_codes(values * (1 - 0.2))
+
+
+@mutant("everything above 4 saturates to 6", "mxfp4_quantisation")
+class _SaturatesEarly(TorchProvider):
+    def e2m1_codes(self, values):
+        return super().e2m1_codes(torch.where(values.abs() > 4, 6 * values.sign(), values))
+
+
+@mutant("sign lost", "mxfp4_quantisation")
+class _Unsigned(TorchProvider):
+    def e2m1_codes(self, values):
+        return super().e2m1_codes(values.abs())
+
+
+@mutant("packed with the even element high", "mxfp4_quantisation")
+class _PackedHigh(TorchProvider):
+    def pack(self, codes):
+        return codes[..., 1::2] | (codes[..., 0::2] << 4)
+
+
+@mutant("MXFP8 elements cut off", "mxfp8_quantisation")
+class _Cut8(TorchProvider):
+    def e4m3(self, values):
+        return super().e4m3(values * (1 - 2.0**-5))
+
+
+@mutant("MXFP8 saturates at 240", "mxfp8_quantisation")
+class _Low8(TorchProvider):
+    def e4m3(self, values):
+        return super().e4m3(values.clamp(-240, 240))
+
+
+@mutant("a zero block gets a NaN scale", "mxfp4_quantisation")
+class _NanBlock(TorchProvider):
+    def block_scales(self, amax, largest):
+        return torch.where(amax == 0, 0xFF, super().block_scales(amax, largest)).to(torch.uint8)
+
+
+@mutant("the quantiser's last row unwritten", "mxfp4_quantisation")
+class _Unwritten(TorchProvider):
+    def mxfp4_quantize(self, x):
+        packed, scales = super().mxfp4_quantize(x)
+        out = torch.empty_like(packed)
+        out[:-1] = packed[:-1]
+        return out, scales
+
+
+@mutant("an empty kernel: outputs never written", "mxfp4_quantisation", "mxfp8_quantisation")
+class _Empty(TorchProvider):
+    def mxfp4_quantize(self, x):
+        return tuple(torch.empty_like(part) for part in super().mxfp4_quantize(x))
+
+    def mxfp8_quantize(self, x):
+        return tuple(torch.empty_like(part) for part in super().mxfp8_quantize(x))
+
+
+# Attention
+
+
+def attention_keyword(name: str, change: Callable[[dict], dict], *groups: str) -> None:
+    """A mutant of the keywords of both attentions."""
+
+    def prefill(self, *arguments, **keywords):
+        return TorchProvider.prefill_attention(self, *arguments, **{**keywords, **change(keywords)})
+
+    def decode(self, *arguments, **keywords):
+        return TorchProvider.decode_attention(self, *arguments, **{**keywords, **change(keywords)})
+
+    mutant(name, *(groups or ATTENTION))(
+        type(
+            "Keyword", (TorchProvider,), {"prefill_attention": prefill, "decode_attention": decode}
+        )
+    )
+
+
+def sinks_by(change: Callable[[Tensor], Tensor | None]) -> Callable[[dict], dict]:
+    return lambda k: {"sinks": None if k["sinks"] is None else change(k["sinks"])}
+
+
+def window_by(by: int) -> Callable[[dict], dict]:
+    return lambda k: {"window": None if k["window"] is None else k["window"] + by}
+
+
+attention_keyword("sink dropped", sinks_by(lambda s: None))
+attention_keyword("sink zeroed", sinks_by(lambda s: s * 0))
+attention_keyword("sink scaled by sm_scale", sinks_by(lambda s: s * 0.125))
+attention_keyword("sink in base-2 units", sinks_by(lambda s: s * LOG2_E))
+attention_keyword("sink + 0.1", sinks_by(lambda s: s + 0.1))
+attention_keyword("sink of the next head", sinks_by(lambda s: s.roll(1)))
+attention_keyword(
+    "one head's sink dropped", sinks_by(lambda s: s.index_fill(0, torch.tensor([17]), -math.inf))
+)
+attention_keyword("window + 1", window_by(1))
+attention_keyword("window - 1", window_by(-1))
+attention_keyword("window ignored", lambda k: {"window": None})
+attention_keyword("window always on", lambda k: {"window": 128}, "prefill", "decode")
+attention_keyword("scale x 1.01", lambda k: {"scale": k["scale"] * 1.01})
+attention_keyword("no scale", lambda k: {"scale": 1.0})
+attention_keyword("base-2 exponential without log2(e)", lambda k: {"scale": k["scale"] / LOG2_E})
+
+
+@mutant("sink added in each tile", "prefill", "decode")
+class _SinkPerTile(TorchProvider):
+    def tile_sink(self, sinks, highest):
+        return 0.0 if sinks is None else (sinks.float()[:, None, None] - highest).exp()
+
+
+@mutant("sink not in the running maximum", "decode_sinks", "prefill_sinks")
+class _SinkOverflows(TorchProvider):
+    def start(self, query, sinks):
+        highest, total = super().start(query, None)
+        return highest, total if sinks is None else total + sinks.float().exp()[:, None, None]
+
+
+@mutant("KV heads interleaved", "prefill", "decode")
+class _KvInterleaved(TorchProvider):
+    def kv_heads(self, query_heads, kv_heads, device):
+        return torch.arange(query_heads, device=device) % kv_heads
+
+
+@mutant("KV head 0 for every query head", "prefill", "decode")
+class _KvFirst(TorchProvider):
+    def kv_heads(self, query_heads, kv_heads, device):
+        return torch.zeros(query_heads, dtype=torch.int64)
+
+
+@mutant("causal mask off by one", "prefill")
+class _SeesNext(TorchProvider):
+    def visible(self, queries, keys, window):
+        return super().visible(queries + 1, keys, None if window is None else window + 1)
+
+
+@mutant("no causal mask", "prefill")
+class _SeesAll(TorchProvider):
+    def visible(self, queries, keys, window):
+        return (queries[:, None] >= 0) & (keys[None, :] >= 0)
+
+
+@mutant("keys from 128 on left out", "prefill", "decode")
+class _FirstTile(TorchProvider):
+    def attend(self, q, k, v, positions, sinks, window, scale):
+        return super().attend(q, k[:128], v[:128], positions, sinks, window, scale)
+
+
+@mutant("the tile after the first is not rescaled", "prefill", "decode")
+class _NotRescaled(TorchProvider):
+    def attend(self, q, k, v, positions, sinks, window, scale):
+        if len(k) <= self.tile or window is not None:
+            return super().attend(q, k, v, positions, sinks, window, scale)
+        early = super().attend(q, k[: self.tile], v[: self.tile], positions, sinks, None, scale)
+        whole = super().attend(q, k, v, positions, sinks, None, scale)
+        return torch.where(positions[:, None, None] < self.tile, whole, (early + whole) / 2)
+
+
+@mutant("keys and values swapped", "prefill", "decode")
+class _KvSwapped(TorchProvider):
+    def attend(self, q, k, v, positions, sinks, window, scale):
+        return super().attend(q, v, k, positions, sinks, window, scale)
+
+
+@mutant("off by one page", "decode")
+class _NextPage(TorchProvider):
+    def read_pages(self, kv_cache, pages, length):
+        return super().read_pages(kv_cache, torch.cat((pages[:1], pages[:-1])), length)
+
+
+@mutant("last page read from the one before it", "decode")
+class _LastPage(TorchProvider):
+    def read_pages(self, kv_cache, pages, length):
+        pages = pages.clone()
+        last = -(-length // kv_cache.shape[3]) - 1
+        pages[last] = pages[max(last - 1, 0)]
+        return super().read_pages(kv_cache, pages, length)
+
+
+@mutant("NHD read as HND", "decode")
+class _Nhd(TorchProvider):
+    def read_pages(self, kv_cache, pages, length):
+        blocks, two, heads, block, size = kv_cache.shape
+        wrong = kv_cache.reshape(blocks, two, block, heads, size).transpose(2, 3)
+        return super().read_pages(wrong, pages, length)
+
+
+@mutant("one token too many: reads past the end", "decode")
+class _PastTheEnd(TorchProvider):
+    def attend(self, q, k, v, positions, sinks, window, scale):
+        return super().attend(q, k, v, positions + (len(q) == 1 < len(k)), sinks, window, scale)
+
+    def read_pages(self, kv_cache, pages, length):
+        inside = length % kv_cache.shape[3] != 0
+        return super().read_pages(kv_cache, pages, length + inside)
+
+
+@mutant("the newest token left out", "decode")
+class _WithoutNewest(TorchProvider):
+    def read_pages(self, kv_cache, pages, length):
+        return super().read_pages(kv_cache, pages, max(length - 1, 1))
+
+
+@mutant("block table of the next sequence", "decode")
+class _OtherTable(TorchProvider):
+    def decode_attention(self, q, kv_cache, block_table, seq_lens, **keywords):
+        return super().decode_attention(q, kv_cache, block_table.roll(1, 0), seq_lens, **keywords)
+
+
+@mutant("ragged batch: a sequence sees the one before it", "prefill")
+class _Leaks(TorchProvider):
+    def prefill_attention(self, q, k, v, cu_seqlens, **keywords):
+        whole = torch.stack((cu_seqlens[0], cu_seqlens[-1]))
+        return super().prefill_attention(q, k, v, whole, **keywords)
+
+
+@mutant("a shared page's garbage is scaled into the output", "decode")
+class _WholePages(TorchProvider):
+    def read_pages(self, kv_cache, pages, length):
+        block = kv_cache.shape[3]
+        k, v = super().read_pages(kv_cache, pages, -(-length // block) * block)
+        keep = torch.arange(len(k)) < length
+        return torch.where(keep[:, None, None], k, k * 1e-3)[: length + 1], v[: length + 1]
+
+    def visible(self, queries, keys, window):
+        seen = super().visible(queries, keys, window)
+        return seen | (keys[None, :] == queries[:, None] + 1) if len(queries) == 1 else seen
+
+
+@mutant("cache written to", "decode")
+class _WritesCache(TorchProvider):
+    def decode_attention(self, q, kv_cache, *arguments, **keywords):
+        out = super().decode_attention(q, kv_cache, *arguments, **keywords)
+        kv_cache[0].zero_()
+        return out
+
+
+# Running
+
+
+@functools.cache
+def problem(group: str, case: Case) -> problems.Problem:
+    """The problem of a case, built once for all mutants."""
+    del group
+    return problems.build(case)
+
+
+def small(group: str) -> Iterator[Case]:
+    """The cases of a group that take milliseconds: all but the ones of full hidden size."""
+    return (case for case in cases.select(group, full=False) if not case.name.startswith("real-"))
+
+
+def first_kill(provider: Any, group: str) -> Kill | None:
+    """The first case of a group that notices; None when the mutant survives it."""
+    for case in small(group):
+        if wrong := checks.check(provider, problem(group, case)):
+            return Kill(group, case.name, wrong[0])
+    return None
+
+
+def kill(broken: Mutant) -> Kill | None:
+    """The first kill by any of a mutant's groups, in their order."""
+    return next((k for group in broken.groups if (k := first_kill(broken.make(), group))), None)
+
+
+def table() -> str:
+    """docs/kernel-mutants.md."""
+    lines = []
+    survivors = []
+    for broken in MUTANTS:
+        killers = [k for g in broken.groups if (k := first_kill(broken.make(), g))]
+        if not killers:
+            survivors.append(broken.name)
+        said = killers[0].finding.split(": ", 1)[1].replace("|", "\\|") if killers else ""
+        tests = ", ".join(f"{k.group} ({k.case})" for k in killers) or "**survives**"
+        lines.append(f"| {broken.name} | {tests} | {said[:150]} |")
+    return _PREFACE.format(killed=len(MUTANTS) - len(survivors), total=len(MUTANTS)) + "".join(
+        f"{line}\n" for line in lines
+    )
+
+
+_PREFACE = """# Wrong kernels, and which test notices each
+
+Generated by `python meta_tests/kernel_mutants.py`. Each row is the provider `torch` with one thing
+wrong, run through the checks of the kernel level's numerics at reduced shapes. A test is named by
+its group of cases (`sm121.kernels.cases`), with the first case that notices; only groups of the
+operations that the mutant breaks are run.
+
+{killed} of {total} are killed.
+
+| mutant | noticed by (first case) | what the first one says |
+|---|---|---|
+"""
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=Path("docs/kernel-mutants.md"))
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    options.output.write_text(table(), "utf-8")

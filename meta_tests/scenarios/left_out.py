@@ -1,0 +1,19 @@
+"""Tests that a certificate does not need; started by meta_tests/test_recording.py."""
+
+import pytest
+
+pytestmark = [pytest.mark.correctness, pytest.mark.applies_to("cpu", "gpu")]
+
+
+def test_pass(server):
+    pass
+
+
+@pytest.mark.applies_to("sm121")
+def test_of_another_architecture():
+    raise AssertionError("must not run here")
+
+
+@pytest.mark.slow("a meta test")
+def test_slow():
+    raise AssertionError("must not run without --slow")

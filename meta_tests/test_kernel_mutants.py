@@ -1,0 +1,87 @@
+"""The numerics of the kernel level notice every wrong kernel, and no right one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import kernel_mutants
+import pytest
+import torch
+
+from sm121.errors import UsageError
+from sm121.kernels import cases, checks, registry
+from sm121.kernels.torch_provider import TorchProvider
+from sm121.verdict import NotRun
+
+SEEDS = 50
+TABLE = Path(__file__).parent.parent / "docs" / "kernel-mutants.md"
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("broken", kernel_mutants.MUTANTS, ids=lambda broken: broken.name)
+def test_a_wrong_kernel_is_noticed(broken):
+    assert kernel_mutants.kill(broken), "required: some check notices, seen: none does"
+
+
+def test_the_published_table_is_of_these_mutants():
+    published = TABLE.read_text("utf-8")
+    missing = [m.name for m in kernel_mutants.MUTANTS if f"| {m.name} |" not in published]
+    assert not missing, "run python meta_tests/kernel_mutants.py"
+    assert "**survives**" not in published
+
+
+@pytest.mark.parametrize("seed", range(1, SEEDS + 1))
+def test_a_right_kernel_passes(seed):
+    """Each group by turns with each of its cases: other values, other weights."""
+    for group in cases.GROUPS:
+        chosen = list(kernel_mutants.small(group))
+        case = cases.reseeded(chosen[seed % len(chosen)], seed)
+        assert checks.check_case(TorchProvider(), case) == [], f"{group}: {case}"
+
+
+def test_what_a_provider_lacks_is_not_run():
+    class Bare:
+        name = "bare"
+
+    with pytest.raises(NotRun, match="bare has no route"):
+        checks.check_case(Bare(), cases.GROUPS["routing"][1])
+
+
+def test_strides_refused_aloud_are_not_run_and_other_refusals_are_errors():
+    class Refuses(TorchProvider):
+        def route(self, logits, k):
+            raise RuntimeError("expected contiguous logits")
+
+    strided = next(case for case in cases.GROUPS["routing"] if case.strided)
+    with pytest.raises(NotRun, match="refuses strided inputs: expected contiguous"):
+        checks.check_case(Refuses(), strided)
+    with pytest.raises(RuntimeError, match="expected contiguous"):
+        checks.check_case(Refuses(), cases.GROUPS["routing"][1])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("cuda", "expected one of torch, vllm-cpu, or MODULE:ATTR"),
+        ("no.such.module:thing", "no.such.module"),
+        ("json:nothing", "expected nothing in json"),
+    ],
+)
+def test_a_wrong_provider_name_is_one_line(name, said):
+    with pytest.raises(UsageError) as error:
+        registry.load(name)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_provider_of_ones_own():
+    assert registry.load("sm121.kernels.torch_provider:TorchProvider") is TorchProvider
+    with pytest.raises(NotRun, match="no kernel provider is built in for sm121"):
+        registry.default("sm121")

@@ -1,0 +1,189 @@
+"""The oracles say what other definitions of the same thing say."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from sm121.kernels import cases, comparison, problems, sensitivity
+from sm121.kernels.cases import MoeCase
+from sm121.oracles import attention, moe, mxfp4, mxfp8, routing
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_every_e4m3_code_is_what_torch_decodes():
+    codes = np.arange(256, dtype=np.uint8)
+    decoded = torch.from_numpy(codes).view(torch.float8_e4m3fn).double().numpy()
+    assert np.array_equal(mxfp8.E4M3_VALUES, decoded, equal_nan=True)
+
+
+def test_e4m3_rounds_as_torch_does():
+    values = np.random.default_rng(0).normal(size=20_000) * 100
+    values = np.concatenate((values, np.arange(-448.0, 448.5, 0.5), values * 1e-4))
+    values = np.clip(values, -448, 448).astype(np.float32)
+    seen = torch.from_numpy(values).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+    assert np.array_equal(mxfp8.encode_elements(values.astype(np.float64)), seen)
+
+
+@pytest.mark.parametrize("rule", mxfp8.ScaleRule)
+def test_mxfp8_of_what_is_representable_changes_nothing(rule):
+    generator = np.random.default_rng(0)
+    codes = generator.integers(0, 256, (64, 128), dtype=np.uint8)
+    codes[(codes & 0x7F) == 0x7F] = 0x7E
+    values = mxfp8.dequantise(codes, generator.integers(100, 150, (64, 4), dtype=np.uint8))
+    same = (mxfp8.dequantise(*mxfp8.quantise(values, rule)) == values).all()
+    # E4M3 ends at 448, not at 480: by the floor rule amax 240 takes half the scale and saturates.
+    assert same == (rule is mxfp8.ScaleRule.CEIL)
+
+
+def exponent_of(rule: mxfp4.ScaleRule, amax: float) -> int:
+    """The rules once more, as the code that has them computes them."""
+    bits = int(np.float32(amax).view(np.uint32))
+    if rule is mxfp4.ScaleRule.VLLM_RNE:
+        return (((bits + 0x200000) & 0x7F800000) >> 23) - 127 - 2
+    if rule is mxfp4.ScaleRule.OCP_FLOOR:
+        return (bits >> 23) - 127 - 2
+    if rule is mxfp4.ScaleRule.ROUND_LOG2:
+        return round(math.log2(amax)) - 2
+    return math.ceil(math.log2(amax / 6))
+
+
+@pytest.mark.parametrize("rule", mxfp4.ScaleRule)
+def test_the_four_scale_rules(rule):
+    amax = torch.arange(1, 2000).bfloat16().unique().double().numpy()
+    amax = np.concatenate((amax, amax * 2.0**-20))
+    expected = [exponent_of(rule, value) + 127 for value in amax]
+    assert mxfp4.choose_scale(amax, rule).tolist() == expected
+
+
+def test_the_four_scale_rules_differ():
+    chosen = {
+        amax: [int(mxfp4.choose_scale(np.array([amax]), rule)[0]) for rule in mxfp4.ScaleRule]
+        for amax in (3.0, 5.0, 5.75, 6.5, 7.0)
+    }
+    assert len(set(zip(*chosen.values(), strict=True))) == len(mxfp4.ScaleRule)
+
+
+def test_routing_of_four_logits_by_hand():
+    shares, experts = routing.route(torch.tensor([[0.0, math.log(3), -5.0, 0.0]]).double(), 2)
+    assert experts[0, 0] == 1
+    assert shares[0].tolist() == pytest.approx([0.75, 0.25])
+
+
+def test_one_expert_by_hand():
+    """Gate 8 is clamped to 7, up -9 to -7; down is 0.5, its bias 1, the share 0.25."""
+    up = np.zeros((1, 64, 16), np.uint8)
+    up[0, :2, 0] = 4  # E2M1 of 2
+    down = np.zeros((1, 32, 16), np.uint8)
+    down[0, 0, 0] = 1  # E2M1 of 0.5
+    ones = torch.full((1, 64, 1), 127, dtype=torch.uint8)
+    x = torch.zeros(1, 32, dtype=torch.float64)
+    x[0, 0] = 1
+    bias = torch.tensor([[6.0, -11.0] + [0.0, -1.0] * 31])
+    y = moe.fused_moe(
+        x,
+        torch.tensor([[0.25]]),
+        torch.tensor([[0]]),
+        (torch.from_numpy(up), ones),
+        bias,
+        (torch.from_numpy(down), ones[:, :32]),
+        torch.ones(1, 32),
+        alpha=1.702,
+        limit=7.0,
+    )
+    act = 7 / (1 + math.exp(-1.702 * 7)) * (-7 + 1)
+    assert y[0].tolist() == pytest.approx([0.25 * (0.5 * act + 1)] + [0.25] * 31)
+
+
+def qkv(length: int, heads: int = 4, kv_heads: int = 2, size: int = 16):
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(length, n, size, generator=generator, dtype=torch.float64)
+        for n in (heads, kv_heads, kv_heads)
+    ]
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_attention_is_a_softmax_with_one_more_column(window):
+    q, k, v = qkv(12)
+    sinks = torch.tensor([0.5, -2.0, 3.0, 40.0]).double()
+    edges = torch.tensor([0, 12])
+    seen = attention.prefill(q, k, v, edges, sinks=sinks, window=window, scale=0.25)
+    for head in range(4):
+        for t in range(12):
+            first = 0 if window is None else max(0, t - window + 1)
+            scores = [float(q[t, head] @ k[s, head // 2]) * 0.25 for s in range(first, t + 1)]
+            shares = torch.tensor([*scores, float(sinks[head])], dtype=torch.float64).softmax(-1)[
+                :-1
+            ]
+            expected = shares @ v[first : t + 1, head // 2]
+            assert torch.allclose(seen[t, head], expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 40])
+def test_decode_is_the_last_row_of_prefill(layout, length):
+    q, k, v = qkv(length)
+    sinks = torch.tensor([0.5, -2.0, 3.0, 1.0]).double()
+    pages = torch.tensor([[4, 1, 3]])
+    cache = torch.full((6, 2, 16, 2, 16), math.nan, dtype=torch.float64)
+    for s in range(length):
+        cache[pages[0, s // 16], 0, s % 16], cache[pages[0, s // 16], 1, s % 16] = k[s], v[s]
+    if layout == "HND":
+        cache = cache.transpose(2, 3)
+    keywords = {"sinks": sinks, "window": 9, "scale": 0.25}
+    whole = attention.prefill(q, k, v, torch.tensor([0, length]), **keywords)
+    last = attention.decode(q[-1:], cache, pages, torch.tensor([length]), layout=layout, **keywords)
+    assert torch.allclose(last[0], whole[-1], rtol=1e-12)
+
+
+def test_a_scale_error_of_one_percent_and_a_wrong_block_scale_are_seen():
+    found = [
+        finding
+        for group in ("moe_activation", "decode_sinks")
+        for finding in sensitivity.findings(group)
+    ]
+    scales = [
+        sensitivity.block_scales(case)
+        for case in cases.select("moe_block_scales", full=False)
+        if isinstance(case, MoeCase) and not case.name.startswith("real-")
+    ]
+    assert sensitivity.broken_promises(found, scales) == []
+    # Above the tolerance by more than what the clean provider is off by, so that it cannot hide.
+    assert all(scale.least > 1.5 for scale in scales)
+
+
+def test_the_computed_size_of_a_block_scale_error_is_the_real_one():
+    """The table of block scales is computed; here some of them are really made wrong."""
+    case = next(case for case in cases.GROUPS["moe_block_scales"] if case.name == "gate-up")
+    problem = problems.build(case)
+    x, shares, ids, (packed, scales), *rest = problem.arguments
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(6):
+        at = tuple(int(torch.randint(n, (1,), generator=generator)) for n in scales.shape)
+        for by in (-1, 1):
+            wrong = scales.clone()
+            wrong[at] = int(wrong[at]) + by
+            tokens = (ids == at[0]).any(-1)
+            rows = moe.fused_moe(
+                x[tokens], shares[tokens], ids[tokens], (packed, wrong), *rest, **problem.keywords
+            )
+            limit = comparison.tolerance("fused_moe", torch.bfloat16)
+            errors = comparison.measure(rows, problem.reference[tokens], limit.floor)
+            assert errors.max > limit.max
+
+
+def test_every_tolerance_file_entry_is_read():
+    assert {t.operation for t in comparison.tolerances()} == {
+        "fused_moe", "prefill_attention", "decode_attention", "route",
+    }  # fmt: skip

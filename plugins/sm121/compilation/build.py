@@ -1,0 +1,122 @@
+"""One source, one architecture: compiled by nvcc, and told apart by what came out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from sm121.compilation import child, device_code, sass
+from sm121.compilation.architecture import CodeArchitecture
+from sm121.compilation.rules import Finding, SassRule, examine
+from sm121.compilation.toolchain import Compiler, Disassembler
+from sm121.errors import Sm121Error
+
+
+class Outcome(StrEnum):
+    """What came of a compilation. Only the first is fit for use, whatever nvcc's exit status."""
+
+    HARDWARE = "hardware"
+    """Compiled, and the instructions that are required are there."""
+    REFUSED = "refused"
+    """ptxas said that the architecture lacks the instruction."""
+    SOFTWARE = "software"
+    """Compiled without a word, to something else than the instructions that are required."""
+    TRAP = "trap"
+    """Compiled without a word, to a kernel that only traps."""
+    BROKEN = "broken"
+    """Not compiled, for another reason."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """A compilation, and what is known of its result."""
+
+    architecture: CodeArchitecture
+    outcome: Outcome
+    reason: str
+    """One line: the finding in the instructions, or the compiler's first error."""
+    finding: Finding | None
+    """None when nothing was compiled."""
+    seconds: float
+    """Wall time of nvcc."""
+
+
+def build(
+    source: Path,
+    architecture: CodeArchitecture,
+    rule: SassRule,
+    *,
+    refusal: re.Pattern[str],
+    compiler: Compiler,
+    disassembler: Disassembler,
+    output: Path,
+    arguments: Sequence[str] = (),
+    timeout_s: float = 120.0,
+) -> Built:
+    """Compile the device code of ``source`` into the fat binary ``output``, and judge it.
+
+    Args:
+        source: a CUDA source file.
+        architecture: the only one that is compiled for; no PTX is kept.
+        rule: what its instructions are judged by.
+        refusal: matches ptxas' message that the architecture lacks an instruction.
+        compiler: an nvcc.
+        disassembler: reads what it made.
+        output: file to write.
+        arguments: further arguments of nvcc; architectures among them are replaced.
+        timeout_s: limit on the compilation, in seconds of wall time.
+
+    Raises:
+        sm121.compilation.child.TookTooLong: nvcc took longer than that.
+        Sm121Error: it made something else than it was asked for, or that cannot be read.
+    """
+    # -fatbin: device code only, so that neither host compilation nor linking takes part.
+    command = [
+        compiler.nvcc,
+        "-fatbin",
+        *without_architectures(arguments),
+        "-gencode",
+        architecture.gencode,
+        source,
+        "-o",
+        output,
+    ]
+    ended = child.run([str(word) for word in command], timeout_s=timeout_s)
+    if ended.status != 0:
+        match = refusal.search(ended.output)
+        outcome = Outcome.REFUSED if match else Outcome.BROKEN
+        reason = match[0] if match else _first_error(ended)
+        return Built(architecture, outcome, reason, None, ended.seconds)
+    made = device_code.read(output)
+    if made != (device_code.Image("sass", architecture),):
+        seen = ", ".join(map(str, made)) or "no device code"
+        raise Sm121Error(f"{source.name}: required of nvcc: {architecture}; seen: {seen}")
+    finding = examine(rule, sass.disassemble(output, disassembler))
+    if finding.holds:
+        outcome = Outcome.HARDWARE
+    elif finding.only_trapping or any("BPT.TRAP" in found for found in finding.forbidden):
+        outcome = Outcome.TRAP
+    else:
+        outcome = Outcome.SOFTWARE
+    return Built(architecture, outcome, str(finding), finding, ended.seconds)
+
+
+def without_architectures(arguments: Sequence[str]) -> list[str]:
+    """Arguments of nvcc without those that choose architectures."""
+    kept: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word in ("-gencode", "--generate-code", "-arch", "--gpu-architecture"):
+            next(words, None)
+        elif not re.match(r"-gencode=|--generate-code=|-arch=|--gpu-architecture=", word):
+            kept.append(word)
+    return kept
+
+
+def _first_error(ended: child.Ended) -> str:
+    lines = [line.strip() for line in ended.output.splitlines() if line.strip()]
+    error = next((line for line in lines if "error" in line or "fatal" in line), None)
+    return (error or (lines[-1] if lines else f"exit status {ended.status}, no message"))[:300]

@@ -1,0 +1,172 @@
+"""FlashInfer as it is installed: what it would compile for GB10, and its headers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from sm121 import data_file
+from sm121.compilation import child
+from sm121.compilation.rules import Table
+from sm121.compilation.toolchain import Compiler
+from sm121.engines.interpreter import imports
+from sm121.verdict import NotRun
+
+REMEDY = (
+    "pip install --no-deps flashinfer-python==0.7.2.post1, and beside torch "
+    "'apache-tvm-ffi>=0.1.11' packaging requests nvidia-ml-py tqdm numpy filelock"
+)
+_QUESTION_S = 120.0
+
+
+class Resolution(Table):
+    """What FlashInfer must make of one value of FLASHINFER_CUDA_ARCH_LIST."""
+
+    arch_list: str
+    compiled_for: tuple[str, ...] = ()
+    error: str | None = None
+    source: str = Field(min_length=3)
+
+    @model_validator(mode="after")
+    def _one(self) -> Resolution:
+        if bool(self.compiled_for) == (self.error is not None):
+            raise ValueError("exactly one of compiled_for and error is needed")
+        return self
+
+
+class ResolutionData(Table):
+    """The content of ``fixtures/compilation/flashinfer.toml``."""
+
+    resolution: tuple[Resolution, ...] = Field(min_length=1)
+
+
+@cache
+def load_resolutions() -> tuple[Resolution, ...]:
+    """What is required of FlashInfer. Raises DataFileError when the file is wrong."""
+    name = "flashinfer.toml"
+    text = (files("sm121.fixtures") / "compilation" / name).read_text(encoding="utf-8")
+    return data_file.parse(text, ResolutionData, name).resolution
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One CUDA source of a module, and FlashInfer's own arguments for nvcc."""
+
+    source: Path
+    arguments: tuple[str, ...]
+
+    @property
+    def compiled_for(self) -> tuple[str, ...]:
+        """Architectures among the arguments: ``121a``."""
+        text = " ".join(self.arguments)
+        return tuple(re.findall(r"code=(?:\[)?sm_(\w+)", text))
+
+
+@dataclass(frozen=True)
+class FlashInfer:
+    """The FlashInfer that an interpreter imports."""
+
+    python: str
+    folder: Path
+    """Of the package."""
+
+    @property
+    def data(self) -> Path:
+        """Folder of its CUDA sources and headers."""
+        return self.folder / "data"
+
+    def targets(self, arch_lists: Sequence[str], compiler: Compiler) -> dict[str, Any]:
+        """What it compiles for, by value of FLASHINFER_CUDA_ARCH_LIST: a list, or an error's text.
+
+        Raises:
+            NotRun: FlashInfer cannot be imported there.
+        """
+        answer = self._ask({"ask": "targets", "values": list(arch_lists)}, compiler, "12.1a")
+        return dict(answer["targets"])
+
+    def units(self, module: str, arch_list: str, compiler: Compiler, folder: Path) -> list[Unit]:
+        """The CUDA units of a module, generated into ``folder``.
+
+        Raises:
+            NotRun: FlashInfer cannot be imported there, or does not have the module.
+        """
+        request = {"ask": "units", "module": module, "folder": str(folder)}
+        answer = self._ask(request, compiler, arch_list, folder)
+        return [Unit(Path(u["source"]), tuple(u["arguments"])) for u in answer["units"]]
+
+    def _ask(
+        self,
+        request: Mapping[str, Any],
+        compiler: Compiler,
+        arch_list: str,
+        folder: Path | None = None,
+    ) -> Any:
+        with (
+            tempfile.TemporaryDirectory() as scratch,
+            as_file(files("sm121.compilation") / "in_flashinfer" / "sm121_units.py") as script,
+        ):
+            variables = {
+                **os.environ,
+                "FLASHINFER_CUDA_ARCH_LIST": arch_list,
+                # Importing FlashInfer makes its cache folder; the user's own is left alone.
+                "FLASHINFER_WORKSPACE_BASE": str(folder or scratch),
+                # FlashInfer looks beside the nvcc of PATH, which is often a wrapper.
+                "CUDA_HOME": str(compiler.root),
+            }
+            command = [self.python, str(script), json.dumps(request)]
+            ended = child.run(command, timeout_s=_QUESTION_S, environment=variables)
+        if ended.status != 0:
+            said = ended.output.strip().splitlines()[-1:] or ["no message"]
+            raise NotRun(
+                f"required: a FlashInfer that answers what it compiles; seen: {said[0][:300]} "
+                f"({self.python}); remedy: {REMEDY}"
+            )
+        return json.loads(ended.output.strip().splitlines()[-1])
+
+
+def find(python: str | None = None) -> FlashInfer:
+    """The FlashInfer of an interpreter (default: this one); it is not imported.
+
+    Raises:
+        NotRun: it has none, or one without sources.
+    """
+    interpreter = python or sys.executable
+    origin = imports(interpreter, ("flashinfer",), os.environ).origins["flashinfer"]
+    if origin is None:
+        raise NotRun(
+            f"required: flashinfer-python, for its sources; seen: none in {interpreter}; "
+            f"remedy: {REMEDY}"
+        )
+    found = FlashInfer(interpreter, Path(origin).parent)
+    if not (found.data / "csrc").is_dir():
+        raise NotRun(
+            f"required: FlashInfer's sources in {found.data}; seen: none; remedy: {REMEDY}"
+        )
+    return found
+
+
+def contradictions(flashinfer: FlashInfer, compiler: Compiler) -> list[str]:
+    """Where FlashInfer compiles for other architectures than required, a line each."""
+    required = load_resolutions()
+    seen = flashinfer.targets([entry.arch_list for entry in required], compiler)
+    found = []
+    for entry in required:
+        value = seen[entry.arch_list]
+        if entry.error is not None:
+            if not (isinstance(value, str) and entry.error in value):
+                found.append(f"{entry.arch_list!r}: required {entry.error}, seen {value}")
+        elif not (isinstance(value, list) and sorted(value) == sorted(entry.compiled_for)):
+            wanted = ", ".join(entry.compiled_for)
+            found.append(f"{entry.arch_list!r}: required {wanted}, seen {value}")
+    return found

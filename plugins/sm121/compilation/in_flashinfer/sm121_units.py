@@ -1,0 +1,156 @@
+"""Asks FlashInfer what it would compile, without compiling any of it.
+
+Runs inside the engine's environment (``python FILE REQUEST``), which has nothing of this suite:
+standard library and FlashInfer only. REQUEST and the answer are JSON objects. The answer is the
+last line of the output, because importing FlashInfer may print.
+
+Generators are called as FlashInfer's own wrappers call them for gpt-oss: BF16, head_dim 64, 64
+query and 8 KV heads.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+INSTANTIATION = re.compile(r"INSTANTIATE_TMA_WARP_SPECIALIZED_MOE_GEMM\([^;]*\);")
+MXFP8_MXFP4 = re.compile(r"\(Sm120,\s*__nv_fp8_e4m3,\s*SafeFP4,\s*__nv_bfloat16,")
+#: The smallest tile, without the fused finalisation: the cheapest to compile.
+SMALLEST = re.compile(r"NONE,\s*128,\s*64,\s*128,")
+
+
+def _sink(window: bool) -> Any:
+    import torch
+    from flashinfer.jit import gen_customize_batch_prefill_module
+    from flashinfer.jit.attention.variants import attention_sink_decl
+
+    # Newer releases tell two layouts apart, and the wrapper asks for these.
+    wanted = {"paged_kv_stride_mode": "independent", "module_surface": "full"}
+    known = inspect.signature(gen_customize_batch_prefill_module).parameters
+    newer: dict[str, Any] = {name: value for name, value in wanted.items() if name in known}
+    return gen_customize_batch_prefill_module(
+        "fa2",
+        f"batch_prefill_attention_sink_bf16_swa_{window}_fa2",
+        torch.bfloat16,
+        torch.bfloat16,
+        torch.bfloat16,
+        torch.int32,
+        64,
+        64,
+        ["sink"],
+        ["float"],
+        ["sm_scale"],
+        ["double"],
+        "AttentionSink",
+        attention_sink_decl["fa2"],
+        pos_encoding_mode=0,
+        use_sliding_window=window,
+        use_fp16_qk_reduction=False,
+        **newer,
+    )
+
+
+def _xqa() -> Any:
+    import torch
+    from flashinfer.jit.xqa import gen_xqa_module
+
+    return gen_xqa_module(torch.bfloat16, torch.bfloat16, 16, 64, 8, True, torch.bfloat16)
+
+
+def _fp4() -> Any:
+    from flashinfer.jit.fp4_quantization import gen_fp4_quantization_sm120f_module
+
+    return gen_fp4_quantization_sm120f_module()
+
+
+def _mxfp8() -> Any:
+    from flashinfer.jit.fp8_quantization import gen_mxfp8_quantization_sm100_module
+
+    return gen_mxfp8_quantization_sm100_module()
+
+
+def _moe() -> Any:
+    from flashinfer.jit.fused_moe import gen_cutlass_fused_moe_sm120_module
+
+    return gen_cutlass_fused_moe_sm120_module()
+
+
+MODULES = {
+    "attention_sink_window": lambda: _sink(True),
+    "attention_sink_full": lambda: _sink(False),
+    "xqa_decode": _xqa,
+    "fp4_quantize": _fp4,
+    "mxfp8_quantize": _mxfp8,
+    "moe_mxfp8_mxfp4_unit": _moe,
+}
+
+
+def _commands(module: str) -> list[dict[str, Any]]:
+    """The CUDA units of a module: source file and nvcc arguments, without source and output."""
+    units = []
+    for entry in MODULES[module]().get_compile_commands():
+        source = Path(entry["file"])
+        if source.suffix == ".cu":
+            words = shlex.split(entry["command"])
+            arguments = words[words.index(str(source)) + 1 : words.index("-o")]
+            units.append({"source": str(source), "arguments": arguments})
+    return units
+
+
+def _one_moe_unit(units: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
+    """The generated MXFP8 x MXFP4 unit, cut to one kernel: whole ones need 8 GiB and minutes."""
+    candidates = []
+    for unit in units:
+        text = Path(unit["source"]).read_text("utf-8")
+        for match in INSTANTIATION.finditer(text):
+            if MXFP8_MXFP4.search(match[0]):
+                candidates.append((not SMALLEST.search(match[0]), unit, text, match.span()))
+    if not candidates:
+        raise LookupError("no generated unit instantiates the MXFP8 x MXFP4 grouped GEMM")
+    _, unit, text, span = min(candidates, key=lambda item: item[0])
+
+    def keep_one(match: re.Match[str]) -> str:
+        return match[0] if match.span() == span else ""
+
+    source = folder / "moe_mxfp8_mxfp4_unit.cu"
+    source.write_text(INSTANTIATION.sub(keep_one, text), "utf-8")
+    return [{"source": str(source), "arguments": unit["arguments"]}]
+
+
+def _targets(value: str) -> list[str]:
+    from flashinfer.compilation_context import CompilationContext
+
+    os.environ["FLASHINFER_CUDA_ARCH_LIST"] = value
+    flags = CompilationContext().get_nvcc_flags_list()
+    found = [re.search(r"code=sm_(\w+)", flag) for flag in flags]
+    return [match[1] for match in found if match]
+
+
+def main() -> None:
+    """Answers one request."""
+    request = json.loads(sys.argv[1])
+    import flashinfer
+
+    answer: dict[str, Any] = {"version": flashinfer.__version__}
+    if request["ask"] == "targets":
+        answer["targets"] = {}
+        for value in request["values"]:
+            try:
+                answer["targets"][value] = _targets(value)
+            except (RuntimeError, ValueError) as error:
+                answer["targets"][value] = f"{type(error).__name__}: {error}"
+    else:
+        units = _commands(request["module"])
+        if request["module"] == "moe_mxfp8_mxfp4_unit":
+            units = _one_moe_unit(units, Path(request["folder"]))
+        answer["units"] = units
+    sys.stdout.write("\n" + json.dumps(answer) + "\n")
+
+
+main()

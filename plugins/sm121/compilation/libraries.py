@@ -1,0 +1,277 @@
+"""Installed libraries and caches of compiled kernels: which of them have code for a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.resources import files
+from pathlib import Path
+from typing import IO
+
+from pydantic import Field
+
+from sm121 import data_file
+from sm121.compilation import device_code, sass
+from sm121.compilation.architecture import GB10, CodeArchitecture
+from sm121.compilation.device_code import Image, UnreadableCode
+from sm121.compilation.rules import Table
+from sm121.compilation.sass import UnreadableSass
+from sm121.compilation.toolchain import Disassembler
+from sm121.engines.interpreter import imports
+from sm121.errors import UsageError
+
+PACKAGES = ("vllm", "flashinfer", "flashinfer_jit_cache", "flashinfer_cubin", "sgl_kernel", "torch")
+"""What of an engine's environment is looked through when no path is given."""
+
+_SUFFIXES = (".so", ".cubin", ".fatbin", ".o")
+_SASS_TIMEOUT_S = 600.0
+_TRAPPING_SHOWN = 5
+
+
+class State(StrEnum):
+    """What a file's device code means for a GPU."""
+
+    FULL = "full"
+    """Machine code that runs there and may use all instructions: for GB10 121a, 121f, 120f."""
+    PLAIN = "plain"
+    """Machine code that runs there, compiled without a suffix: no block-scaled FP4."""
+    PTX_ONLY = "ptx_only"
+    """Nothing but PTX runs there: the driver translates it when it is loaded."""
+    OTHER = "other_architecture"
+    """Device code, and none of it runs there."""
+    HOST = "no_device_code"
+    """A library without device code."""
+    UNREADABLE = "unreadable"
+    """Neither can be said."""
+
+
+@dataclass(frozen=True)
+class LibraryReport:
+    """One file, judged."""
+
+    path: Path
+    state: State
+    sass: tuple[str, ...]
+    """Architectures of its machine code: ``sm_121a``."""
+    ptx: tuple[str, ...]
+    """Architectures of its PTX: ``compute_90``."""
+    reason: str
+    kernels: int | None = None
+    """Kernels that run on the GPU; None unless its instructions were read."""
+    only_trapping: tuple[str, ...] | None = None
+    """Of them those in which every thread traps, by mangled name."""
+
+    def as_json(self) -> dict[str, object]:
+        """Plain data, in the words of `sm121 path --libraries`."""
+        shown: dict[str, object] = {
+            "path": str(self.path),
+            "state": self.state.value,
+            "sass": list(self.sass),
+            "ptx": list(self.ptx),
+            "reason": self.reason,
+        }
+        if self.only_trapping is not None:
+            shown["kernels"] = self.kernels
+            shown["only_trapping"] = len(self.only_trapping)
+            shown["only_trapping_names"] = list(self.only_trapping[:_TRAPPING_SHOWN])
+        return shown
+
+
+def judge(path: Path, gpu: int = GB10, disassembler: Disassembler | None = None) -> LibraryReport:
+    """What a file's device code means for a GPU. A file that cannot be read is reported as such.
+
+    Args:
+        path: a library, object, fat binary or cubin.
+        gpu: compute capability, such as 121.
+        disassembler: reads its instructions too, and finds kernels that only trap; takes about
+            eight seconds for a million instructions.
+    """
+    try:
+        images = device_code.read(path)
+    except (UnreadableCode, OSError) as error:
+        return LibraryReport(path, State.UNREADABLE, (), (), str(error))
+    state, reason = _state(images, gpu)
+    machine = tuple(image.architecture.sass for image in images if image.kind == "sass")
+    virtual = tuple(
+        f"compute_{image.architecture.number}{image.architecture.suffix}"
+        for image in images
+        if image.kind == "ptx"
+    )
+    if disassembler is None or state not in (State.FULL, State.PLAIN):
+        return LibraryReport(path, state, machine, virtual, reason)
+    kernels, trapping = 0, []
+    try:
+        for architecture in _disassembled(images, gpu):
+            for kernel in sass.disassemble(
+                path, disassembler, only=architecture, timeout_s=_SASS_TIMEOUT_S
+            ):
+                kernels += 1
+                if kernel.only_traps:
+                    trapping.append(kernel.name)
+    except UnreadableSass as error:
+        return LibraryReport(path, State.UNREADABLE, machine, virtual, str(error))
+    if trapping:
+        reason = (
+            f"{reason}; {len(trapping)} of {kernels} kernels only trap: compiled for an "
+            "architecture without their instructions"
+        )
+    return LibraryReport(path, state, machine, virtual, reason, kernels, tuple(trapping))
+
+
+def _state(images: Sequence[Image], gpu: int) -> tuple[State, str]:
+    if not images:
+        return State.HOST, "no device code"
+    machine = [i for i in images if i.kind == "sass" and i.architecture.sass_runs_on(gpu)]
+    if full := [image for image in machine if image.architecture.is_full(gpu)]:
+        return State.FULL, f"{', '.join(map(str, full))} runs on sm_{gpu}"
+    if machine:
+        return (
+            State.PLAIN,
+            f"{', '.join(map(str, machine))} runs on sm_{gpu}, without its FP4 instructions",
+        )
+    seen = ", ".join(map(str, images))
+    if any(image.kind == "ptx" and image.architecture.ptx_runs_on(gpu) for image in images):
+        return State.PTX_ONLY, f"no machine code for sm_{gpu}, only PTX that runs there; has {seen}"
+    return State.OTHER, f"required: code that runs on sm_{gpu}; seen: {seen}"
+
+
+def _disassembled(images: Sequence[Image], gpu: int) -> list[CodeArchitecture]:
+    """The architectures to ask cuobjdump for, which takes ``sm_120`` and ``sm_120f`` for one."""
+    running = {
+        image.architecture
+        for image in images
+        if image.kind == "sass" and image.architecture.sass_runs_on(gpu)
+    }
+    return sorted({CodeArchitecture(a.number, a.suffix.replace("f", "")) for a in running})
+
+
+class _Required(Table):
+    """Libraries of an engine of which each must have code for the GPU that it runs on."""
+
+    engine: str
+    package: str
+    files: str
+    """Pattern on the path below the package's folder."""
+    why: str = Field(min_length=3)
+    source: str = Field(min_length=3)
+
+
+class _RequiredData(Table):
+    library: tuple[_Required, ...] = Field(min_length=1)
+
+
+def without_code(engine: str, origins: Mapping[str, str | None], gpu: int) -> list[str]:
+    """Libraries that the engine cannot do without and that have no machine code for a GPU.
+
+    Args:
+        engine: such as ``vllm``; nothing is required of one that the data file does not know.
+        origins: where its packages are imported from, by name.
+        gpu: compute capability, such as 121.
+
+    Returns:
+        A line each; empty when all of them have it.
+
+    Raises:
+        DataFileError: ``fixtures/compilation/libraries.toml`` is wrong.
+    """
+    name = "libraries.toml"
+    text = (files("sm121.fixtures") / "compilation" / name).read_text(encoding="utf-8")
+    found = []
+    for entry in data_file.parse(text, _RequiredData, name).library:
+        if entry.engine != engine:
+            continue
+        origin = origins.get(entry.package)
+        reports = [
+            judge(path, gpu)
+            for path in (sorted(Path(origin).parent.glob(entry.files)) if origin else [])
+        ]
+        if not reports:
+            found.append(f"required: {entry.package}/{entry.files} ({entry.why}); seen: none")
+        found.extend(
+            f"{report.path.name} ({entry.why}): required: machine code that runs on sm_{gpu}; "
+            f"seen: {', '.join((*report.sass, *report.ptx)) or report.reason}"
+            for report in reports
+            if report.state not in (State.FULL, State.PLAIN)
+        )
+    return found
+
+
+def engine_places(python: str, environment: Mapping[str, str] | None = None) -> list[Path]:
+    """Folders of an engine's libraries and of the caches that it compiles into; those that exist.
+
+    Raises:
+        sm121.errors.Sm121Error: the interpreter does not answer.
+    """
+    variables = os.environ if environment is None else environment
+    places = []
+    for origin in imports(python, PACKAGES, variables).origins.values():
+        if origin is not None:
+            found = Path(origin)
+            places.append(found.parent if found.suffix else found)
+    home = Path(variables.get("HOME") or Path.home())
+    flashinfer = Path(variables.get("FLASHINFER_WORKSPACE_BASE") or home) / ".cache" / "flashinfer"
+    triton = Path(variables.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
+    vllm = Path(variables.get("VLLM_CACHE_ROOT") or home / ".cache" / "vllm")
+    return [place for place in (*places, flashinfer, triton, vllm) if place.is_dir()]
+
+
+def files_of(places: Iterable[Path]) -> Iterator[Path]:
+    """Files that may hold device code, each once: those named, and libraries, objects, fat
+    binaries and cubins under folders.
+    """
+    seen: set[tuple[int, int]] = set()
+    for place in places:
+        for path in [place] if place.is_file() else _walk(place):
+            status = path.stat()
+            identity = (status.st_dev, status.st_ino)
+            if identity not in seen:
+                seen.add(identity)
+                yield path
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for root, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            path = Path(root) / name
+            if (path.suffix in _SUFFIXES or ".so." in name) and path.is_file():
+                yield path
+
+
+def write_report(
+    places: Sequence[Path],
+    stream: IO[str],
+    *,
+    gpu: int = GB10,
+    disassembler: Disassembler | None = None,
+) -> Counter[State]:
+    """Judge every file of some places and write one JSON object, file by file as they are read.
+
+    Returns:
+        How many files are in which state.
+
+    Raises:
+        UsageError: a place does not exist.
+    """
+    for place in places:
+        if not place.exists():
+            raise UsageError(f"{place}: expected a file or a folder")
+    counts: Counter[State] = Counter()
+    trapping = 0
+    stream.write(f'{{"gpu": "sm_{gpu}", "libraries": [')
+    for number, path in enumerate(files_of(places)):
+        report = judge(path, gpu, disassembler)
+        counts[report.state] += 1
+        trapping += len(report.only_trapping or ())
+        stream.write(",\n  " if number else "\n  ")
+        stream.write(json.dumps(report.as_json()))
+        stream.flush()
+    summary: dict[str, int] = {state.value: counts[state] for state in State}
+    if disassembler is not None:
+        summary["only_trapping_kernels"] = trapping
+    stream.write(f'\n], "summary": {json.dumps(summary)}}}\n')
+    return counts

@@ -1,0 +1,161 @@
+"""Small sources whose instructions show whether a compiler makes FP4 code for GB10."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from sm121 import data_file
+from sm121.compilation.architecture import CodeArchitecture
+from sm121.compilation.build import Built, Outcome, build
+from sm121.compilation.rules import SassRule, Table
+from sm121.compilation.toolchain import Compiler, Disassembler
+from sm121.errors import UsageError
+
+Tier = Literal["probes", "headers"]
+
+
+class Probe(SassRule):
+    """A source file, and what must come of it on each architecture."""
+
+    name: str = Field(pattern=r"^[a-z0-9_]+$")
+    """Also the name of the file in ``sources/``."""
+    tier: Tier
+    arguments: tuple[str, ...] = ()
+    outcomes: dict[str, Outcome] = Field(min_length=1)
+    """By architecture, such as ``121a``."""
+    source: str = Field(min_length=3)
+
+    @field_validator("outcomes")
+    @classmethod
+    def _architectures(cls, outcomes: dict[str, Outcome]) -> dict[str, Outcome]:
+        for text in outcomes:
+            try:
+                CodeArchitecture.parse(text)
+            except UsageError as error:
+                raise ValueError(str(error)) from error
+        return outcomes
+
+
+class ProbeData(Table):
+    """The content of ``fixtures/compilation/probes.toml``."""
+
+    refusal: str
+    """Regular expression: ptxas says that the architecture lacks an instruction."""
+    probe: tuple[Probe, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> ProbeData:
+        names = [probe.name for probe in self.probe]
+        if len(set(names)) != len(names):
+            raise ValueError("names must be unique")
+        try:
+            re.compile(self.refusal)
+        except re.error as error:
+            raise ValueError(
+                f"refusal: a regular expression is expected, got {self.refusal!r}: {error}"
+            ) from error
+        return self
+
+
+def parse_probes(text: str, origin: str = "probes.toml") -> ProbeData:
+    """The data file's text, validated. Raises DataFileError naming file and entry."""
+    return data_file.parse(text, ProbeData, origin)
+
+
+@cache
+def load_probes() -> ProbeData:
+    """The probes that come with the suite. Raises DataFileError when the file is wrong."""
+    folder = files("sm121.fixtures") / "compilation"
+    return parse_probes((folder / "probes.toml").read_text(encoding="utf-8"))
+
+
+def names(tier: Tier) -> list[str]:
+    """Names of the probes of a tier, in the order of the file."""
+    return [probe.name for probe in load_probes().probe if probe.tier == tier]
+
+
+def probe(name: str) -> Probe:
+    """A probe by name. Raises UsageError naming those that there are."""
+    found = next((entry for entry in load_probes().probe if entry.name == name), None)
+    if found is None:
+        known = ", ".join(entry.name for entry in load_probes().probe)
+        raise UsageError(f"probe {name!r}: expected one of {known}")
+    return found
+
+
+def compile_probe(
+    chosen: Probe,
+    architecture: CodeArchitecture,
+    *,
+    compiler: Compiler,
+    disassembler: Disassembler,
+    folder: Path,
+    places: Mapping[str, Path],
+) -> Built:
+    """Compile a probe for one architecture and judge what came out.
+
+    Args:
+        chosen: of `load_probes`.
+        architecture: what it is compiled for; its outcome there need not be known.
+        compiler: an nvcc.
+        disassembler: reads what it made.
+        folder: where the result is written.
+        places: folders by the name that stands for them in ``arguments``.
+
+    Raises:
+        sm121.compilation.child.TookTooLong: nvcc does not end.
+        UsageError: the arguments name a place that is not among ``places``.
+    """
+    with as_file(files("sm121.fixtures") / "compilation") as data:
+        known = {"headers": data / "headers", **places}
+        try:
+            arguments = [argument.format_map(known) for argument in chosen.arguments]
+        except KeyError as error:
+            raise UsageError(f"probe {chosen.name}: the place of {error} is not known") from error
+        return build(
+            data / "sources" / f"{chosen.name}.cu",
+            architecture,
+            chosen,
+            refusal=re.compile(load_probes().refusal),
+            compiler=compiler,
+            disassembler=disassembler,
+            output=folder / f"{chosen.name}.{architecture}.fatbin",
+            arguments=arguments,
+        )
+
+
+def contradictions(
+    chosen: Probe,
+    *,
+    compiler: Compiler,
+    disassembler: Disassembler,
+    folder: Path,
+    places: Mapping[str, Path],
+) -> list[str]:
+    """Compile a probe for each architecture that it speaks of; where it came out otherwise.
+
+    A line each. Arguments and errors as for `compile_probe`.
+    """
+    found = []
+    for text, required in chosen.outcomes.items():
+        built = compile_probe(
+            chosen,
+            CodeArchitecture.parse(text),
+            compiler=compiler,
+            disassembler=disassembler,
+            folder=folder,
+            places=places,
+        )
+        if built.outcome is not required:
+            found.append(
+                f"{chosen.name} for {built.architecture}: required {required}, "
+                f"seen {built.outcome} ({built.reason})"
+            )
+    return found

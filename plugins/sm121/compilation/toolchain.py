@@ -1,0 +1,172 @@
+"""nvcc, cuobjdump and nvdisasm: from the system, or from pip wheels alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm121.errors import Sm121Error
+from sm121.verdict import NotRun
+
+WHEELS = (
+    "nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 "
+    "nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85"
+)
+"""What pip installs for nvcc. All of one release: nvcc's own requirements are not pinned."""
+
+READER_WHEELS = "nvidia-cuda-cuobjdump==13.4.92 nvidia-cuda-nvdisasm==13.5.37"
+"""What pip installs for reading SASS: cuobjdump needs nvdisasm and does not say so."""
+
+_RELEASE = re.compile(r"release \d+\.\d+, V(\S+)")
+_OLDEST = (12, 9)
+_SYSTEM = Path("/usr/local/cuda/bin")
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """An nvcc that works."""
+
+    nvcc: Path
+    root: Path
+    """The toolkit's folder, with ``include`` in it. What FlashInfer takes as CUDA_HOME."""
+    version: str
+
+    def __str__(self) -> str:
+        return f"nvcc {self.version} ({self.nvcc})"
+
+
+@dataclass(frozen=True)
+class Disassembler:
+    """A cuobjdump with the nvdisasm that it calls."""
+
+    cuobjdump: Path
+    nvdisasm: Path
+    version: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment in which cuobjdump finds its nvdisasm."""
+        path = f"{self.nvdisasm.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        return {**os.environ, "PATH": path}
+
+    def __str__(self) -> str:
+        return f"cuobjdump {self.version} ({self.cuobjdump})"
+
+
+def site_packages(python: str | None = None) -> list[Path]:
+    """Where wheels are: this interpreter's import path, and the folders beside ``python``."""
+    found = [Path(entry) for entry in sys.path if entry]
+    if python is not None:
+        found += sorted(Path(python).absolute().parent.parent.glob("lib/python3*/*-packages"))
+    return [folder for folder in dict.fromkeys(found) if folder.is_dir()]
+
+
+def find_compiler(
+    packages: Sequence[Path], environment: Mapping[str, str] | None = None
+) -> Compiler:
+    """The first nvcc of CUDA_HOME, PATH, /usr/local/cuda and the pip wheels in ``packages``.
+
+    Raises:
+        NotRun: there is none, it does not start, or it is older than CUDA 12.9.
+    """
+    variables = os.environ if environment is None else environment
+    nvcc = _first("nvcc", variables, packages)
+    if nvcc is None:
+        raise NotRun(
+            "required: nvcc 12.9 or newer; seen: none in CUDA_HOME, PATH, /usr/local/cuda or pip "
+            f"wheels; remedy: pip install --no-deps {WHEELS}"
+        )
+    version = _version(nvcc)
+    release = tuple(int(part) for part in version.split(".")[:2])
+    if release < _OLDEST:
+        raise NotRun(
+            f"required: nvcc 12.9 or newer, which knows sm_121; seen: {version} at {nvcc}; "
+            f"remedy: set CUDA_HOME, or pip install --no-deps {WHEELS}"
+        )
+    if shutil.which("g++", path=variables.get("PATH")) is None:
+        raise NotRun("required: g++, which nvcc calls; seen: none in PATH; remedy: install g++")
+    return Compiler(nvcc, _root(nvcc), version)
+
+
+def find_disassembler(
+    packages: Sequence[Path], environment: Mapping[str, str] | None = None
+) -> Disassembler:
+    """The first cuobjdump and nvdisasm of the same places, and of Triton's copies.
+
+    Raises:
+        NotRun: one of them is missing or does not start.
+    """
+    variables = os.environ if environment is None else environment
+    found = {}
+    for tool in ("cuobjdump", "nvdisasm"):
+        path = _first(tool, variables, packages)
+        if path is None:
+            raise NotRun(
+                f"required: {tool}, to read SASS; seen: none in CUDA_HOME, PATH, /usr/local/cuda, "
+                f"pip wheels or Triton; remedy: pip install --no-deps {READER_WHEELS}"
+            )
+        found[tool] = path
+    return Disassembler(found["cuobjdump"], found["nvdisasm"], _version(found["cuobjdump"]))
+
+
+def _first(tool: str, variables: Mapping[str, str], packages: Sequence[Path]) -> Path | None:
+    return next((path for path in _candidates(tool, variables, packages) if _runs(path)), None)
+
+
+def _candidates(
+    tool: str, variables: Mapping[str, str], packages: Sequence[Path]
+) -> Iterator[Path]:
+    if home := variables.get("CUDA_HOME") or variables.get("CUDA_PATH"):
+        yield Path(home) / "bin" / tool
+    if on_path := shutil.which(tool, path=variables.get("PATH", os.defpath)):
+        yield Path(on_path)
+    yield _SYSTEM / tool
+    for folder in packages:
+        yield from sorted(folder.glob(f"nvidia/cu*/bin/{tool}"), reverse=True)
+    for folder in packages:
+        yield folder / "triton" / "backends" / "nvidia" / "bin" / tool
+
+
+def _runs(path: Path) -> bool:
+    return path.is_file() and os.access(path, os.X_OK)
+
+
+def _version(tool: Path) -> str:
+    done = _ask(tool, "--version")
+    match = _RELEASE.search(done)
+    if match is None:
+        raise NotRun(
+            f"required: a working {tool.name}; seen: {tool} does not tell its version "
+            f"({done.strip()[:200] or 'no output'}); remedy: set CUDA_HOME to another toolkit"
+        )
+    return match[1]
+
+
+def _root(nvcc: Path) -> Path:
+    """The toolkit of an nvcc. Asked of it, because what is on PATH is often a wrapper."""
+    match = re.search(r"(?m)^#\$ TOP=(.+)$", _ask(nvcc, "--dryrun", "-E", "-x", "cu", os.devnull))
+    if match is None:
+        raise Sm121Error(f"required: nvcc --dryrun names its TOP folder; seen: none from {nvcc}")
+    return Path(match[1].strip()).resolve()
+
+
+def _ask(tool: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            [tool, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=60,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotRun(f"required: a working {tool.name}; seen: {tool}: {error}") from error
+    return done.stdout

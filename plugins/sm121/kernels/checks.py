@@ -1,0 +1,112 @@
+"""One operation of a provider on one problem: what is wrong with what it did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sm121.kernels import poison, problems
+from sm121.kernels.cases import Case
+from sm121.kernels.problems import Problem
+from sm121.kernels.protocol import Declaration, declaration
+from sm121.verdict import NotRun
+
+# What a provider may say "not these strides" with. Anything else is an error of its own.
+_REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError)
+
+
+def check(provider: Any, problem: Problem) -> list[str]:
+    """Run an operation twice, on fresh inputs and into differently poisoned memory.
+
+    Returns one line for each thing that is wrong: values, shapes, poison that was left, inputs that
+    were changed, bits that differ although the provider declares them the same. Raises NotRun when
+    the provider lacks the operation or refuses the input aloud.
+    """
+    declared = declaration(provider)
+    operation = getattr(provider, problem.operation, None)
+    if operation is None:
+        raise NotRun(
+            f"provider {declared.name} has no {problem.operation}; another one may "
+            "(--kernel-provider)"
+        )
+    if problem.block is not None and problem.block not in declared.block_sizes:
+        raise NotRun(f"provider {declared.name} has pages of {declared.block_sizes} tokens only")
+    wrong: list[str] = []
+    outputs = []
+    for kind in poison.KINDS:
+        arguments, keywords = _on(problem.arguments, declared), _on(problem.keywords, declared)
+        try:
+            with poison.Poisoned(kind):
+                output = operation(*arguments, **keywords)
+        except _REFUSALS as error:
+            if problem.strided:
+                raise NotRun(f"provider {declared.name} refuses strided inputs: {error}") from error
+            raise
+        _probe(declared)
+        for line in problem.judge(output, declared):
+            wrong.append(f"{problem.operation} into memory of {kind}: {line}")
+        if not _same_bits((arguments, keywords), (problem.arguments, problem.keywords)):
+            wrong.append(f"{problem.operation}: required: inputs as they were, seen: changed")
+        outputs.append(output)
+    repeats = problem.operation in declared.deterministic
+    if repeats and not wrong and not _same_bits(outputs[0], outputs[1]):
+        wrong.append(
+            f"{problem.operation}: declared deterministic, seen: two runs differ; take it out of "
+            "`deterministic` or make it so"
+        )
+    return wrong
+
+
+def check_case(provider: Any, case: Case) -> list[str]:
+    """`check` on the problem of a case."""
+    return check(provider, problems.build(case))
+
+
+def _on(value: Any, declared: Declaration) -> Any:
+    """A copy on the provider's device, with the strides and whatever lies between them."""
+    if isinstance(value, Tensor):
+        storage = value.untyped_storage().clone()
+        copy = torch.empty(0, dtype=value.dtype).set_(
+            storage, value.storage_offset(), value.shape, value.stride()
+        )
+        return copy if declared.device == "cpu" else _moved(copy, declared.device)
+    if isinstance(value, tuple):
+        return tuple(_on(part, declared) for part in value)
+    if isinstance(value, dict):
+        return {key: _on(part, declared) for key, part in value.items()}
+    return value
+
+
+def _moved(tensor: Tensor, device: str) -> Tensor:
+    there = torch.empty(0, dtype=tensor.dtype, device=device)
+    whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    storage = whole.to(device).untyped_storage()
+    return there.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def _same_bits(a: Any, b: Any) -> bool:
+    """Equal bit for bit, tensors with all of their storage (so also what lies between strides)."""
+    if isinstance(a, Tensor):
+        whole = [torch.empty(0, dtype=torch.uint8, device=t.device) for t in (a, b)]
+        left, right = (
+            (w.set_(t.untyped_storage()) if not t.is_contiguous() else _bytes(t)).cpu()
+            for w, t in zip(whole, (a, b), strict=True)
+        )
+        return bool(torch.equal(left, right))
+    if isinstance(a, tuple | list):
+        return len(a) == len(b) and all(map(_same_bits, a, b))
+    if isinstance(a, dict):
+        return all(_same_bits(a[key], b[key]) for key in a)
+    return bool(a == b)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _probe(declared: Declaration) -> None:
+    """The device still computes: a fault of the last kernel shows here, not in the next test."""
+    if int(torch.ones(1024, device=declared.device).sum()) != 1024:
+        raise RuntimeError(f"{declared.device} no longer computes after {declared.name}'s kernel")

@@ -1,0 +1,118 @@
+"""How far a kernel's output is from the oracle, and how far it may be.
+
+Four measures, because each is blind to something: the largest error sees one wrong element, the
+row's RMS one wrong row, the slope <a, r>/<r, r> a scale error (all of them sum over the whole
+output, so noise averages out), the mean error a bias. The measures of `peer-survey.md` §3.2.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from importlib import resources
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, PositiveFloat
+from torch import Tensor
+
+from sm121 import data_file
+
+_FILE = "kernels/tolerances.toml"
+Measure = Literal["max", "rms", "slope", "bias"]
+MEASURES: tuple[Measure, ...] = ("max", "rms", "slope", "bias")
+
+
+class Tolerance(BaseModel):
+    """What an operation's output may be away from the oracle."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    operation: str
+    #: The dtype of the output.
+    dtype: str
+    #: Largest |a - r| / max(|r|, RMS of the row).
+    max: PositiveFloat
+    #: Largest over the rows: RMS of a - r / RMS of r.
+    rms: PositiveFloat
+    #: |<a, r> / <r, r> - 1|.
+    slope: PositiveFloat
+    #: |mean(a - r)| / RMS of r.
+    bias: PositiveFloat
+    #: A row's RMS counts as at least this: the size below which an output is as good as zero.
+    floor: PositiveFloat
+    source: str
+
+
+class _Tolerances(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    tolerance: list[Tolerance]
+
+
+@functools.cache
+def tolerances() -> tuple[Tolerance, ...]:
+    """All tolerances of `fixtures/kernels/tolerances.toml`.
+
+    Raises DataFileError when the file does not say what it has to.
+    """
+    text = resources.files("sm121.fixtures").joinpath(_FILE).read_text("utf-8")
+    return tuple(data_file.parse(text, _Tolerances, f"fixtures/{_FILE}").tolerance)
+
+
+def tolerance(operation: str, dtype: torch.dtype) -> Tolerance | None:
+    """The tolerance of an operation with outputs of a dtype; None where there is none."""
+    name = str(dtype).removeprefix("torch.")
+    found = [t for t in tolerances() if (t.operation, t.dtype) == (operation, name)]
+    return found[0] if found else None
+
+
+@dataclass(frozen=True)
+class Errors:
+    """The four measures of one output, and the row and element of the largest error."""
+
+    max: float
+    rms: float
+    slope: float
+    bias: float
+    where: tuple[int, int]
+
+    def beyond(self, limit: Tolerance) -> list[str]:
+        """One line for each measure that is beyond its tolerance; NaN always is."""
+        return [
+            f"{measure}: required at most {getattr(limit, measure):.3g}, "
+            f"seen {getattr(self, measure):.3g} (worst at row {self.where[0]}, element "
+            f"{self.where[1]})"
+            for measure in MEASURES
+            if not getattr(self, measure) <= getattr(limit, measure)
+        ]
+
+    def ratio(self, limit: Tolerance) -> float:
+        """The largest measure in units of its tolerance: above 1 is detected; infinite for NaN."""
+        ratios = [getattr(self, measure) / getattr(limit, measure) for measure in MEASURES]
+        return max(math.inf if math.isnan(ratio) else ratio for ratio in ratios)
+
+
+def measure(actual: Tensor, reference: Tensor, floor: float) -> Errors:
+    """Compare actual [rows, n] of any dtype with reference [rows, n] float64, which is finite.
+
+    No rows at all have no errors. Raises ValueError for different shapes.
+    """
+    if actual.shape != reference.shape:
+        raise ValueError(f"shapes differ: {tuple(actual.shape)} and {tuple(reference.shape)}")
+    if not reference.numel():
+        return Errors(0.0, 0.0, 0.0, 0.0, (0, 0))
+    error = actual.double().cpu() - reference
+    size = reference.square().mean(-1, keepdim=True).sqrt().clamp(min=floor)
+    relative = (error / torch.maximum(reference.abs(), size)).abs()
+    worst = int(relative.nan_to_num(nan=math.inf).argmax())
+    whole = max(float(reference.square().mean().sqrt()), floor)
+    slope = float((error * reference).mean() / whole**2)
+    return Errors(
+        max=float(relative.max()),
+        rms=float((error.square().mean(-1, keepdim=True).sqrt() / size).max()),
+        slope=abs(slope),
+        bias=abs(float(error.mean())) / whole,
+        where=(worst // reference.shape[-1], worst % reference.shape[-1]),
+    )

@@ -1,0 +1,61 @@
+"""Memory that a kernel is given to write to holds what it must not be found holding.
+
+The contract has no `out=`: outputs are the provider's to allocate. So every uninitialised tensor
+that is made while an operation runs, in Python or by an ATen operator, is filled first. Memory that
+an extension takes inside its own C++ code is out of reach of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+NAN = "NaN"
+FINITE = "a finite value"
+KINDS = (NAN, FINITE)
+"""NaN is blind where NaN is a legal output; a finite value that no output has is not."""
+
+_FINITE_FLOAT = -24_576.0
+_ALLOCATIONS = frozenset(
+    {
+        torch.ops.aten.empty,
+        torch.ops.aten.empty_like,
+        torch.ops.aten.empty_strided,
+        torch.ops.aten.new_empty,
+        torch.ops.aten.new_empty_strided,
+    }
+)
+
+
+class Poisoned(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed by mypy
+    """A context in which new uninitialised tensors hold `kind` of KINDS."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self._kind = kind
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Runs the operator; fills what it allocated."""
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket in _ALLOCATIONS:
+            self._fill(result)
+        return result
+
+    def _fill(self, tensor: torch.Tensor) -> None:
+        if tensor.dtype == torch.bool or not tensor.numel():
+            return
+        if tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1:
+            tensor.fill_(torch.nan if self._kind == NAN else _FINITE_FLOAT)
+        elif tensor.dtype.itemsize == 1:
+            tensor.view(torch.uint8).fill_(0xFF if self._kind == NAN else 0x5A)
+        else:
+            tensor.fill_(-1 if self._kind == NAN else 0x5A5A)

@@ -1,0 +1,511 @@
+"""From a case to tensors, and to what must be said of the output.
+
+Random values come from a generator of the case's seed, so that a case is the same everywhere. The
+oracle is asked once, when the problem is built.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sm121.kernels import comparison
+from sm121.kernels.cases import (
+    BytesCase,
+    Case,
+    DecodeCase,
+    DequantiseCase,
+    MoeCase,
+    PrefillCase,
+    QuantiseCase,
+    RouteCase,
+    Sinks,
+)
+from sm121.kernels.protocol import Declaration, Operation
+from sm121.oracles import attention, moe, mxfp4, mxfp8
+
+ALPHA, LIMIT = 1.702, 7.0
+"""gpt-oss's SwiGLU constants."""
+
+Judge = Callable[[Any, Declaration], list[str]]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Arguments for an operation, and the judgement of what it returns."""
+
+    operation: Operation
+    arguments: tuple[Any, ...]
+    """Tensors on the CPU, some in tuples."""
+    judge: Judge
+    """One line for each thing that is wrong with an output."""
+    keywords: dict[str, Any] = field(default_factory=dict)
+    strided: bool = False
+    block: int | None = None
+    reference: Tensor | None = None
+    """The oracle's rows [rows, n] float64, where the judgement is by tolerance."""
+
+
+@functools.singledispatch
+def build(case: Case) -> Problem:
+    """The problem of a case. Raises TypeError for a case of an unknown kind."""
+    raise TypeError(f"expected one of the cases of sm121.kernels.cases, not {type(case).__name__}")
+
+
+def _by_tolerance(operation: Operation, shape: tuple[int, ...], reference: Tensor) -> Judge:
+    def judge(output: Any, _declared: Declaration) -> list[str]:
+        if not isinstance(output, Tensor) or tuple(output.shape) != shape:
+            return [f"required: a tensor of shape {shape}, seen: {_describe(output)}"]
+        limit = comparison.tolerance(operation, output.dtype)
+        if limit is None:
+            return [f"required: bfloat16, seen: {_describe(output)}"]
+        rows = output.reshape(reference.shape)
+        return comparison.measure(rows, reference, limit.floor).beyond(limit)
+
+    return judge
+
+
+def _describe(output: Any) -> str:
+    if isinstance(output, Tensor):
+        return f"{str(output.dtype).removeprefix('torch.')} {tuple(output.shape)}"
+    return type(output).__name__
+
+
+def _normal(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=generator)
+
+
+def _widened(tensor: Tensor, strided: bool) -> Tensor:
+    """The same values as every other column group of a wider tensor, as a slice of a fused one."""
+    if not strided:
+        return tensor
+    return torch.cat((tensor, torch.full_like(tensor, 77.0)), -1)[..., : tensor.shape[-1]]
+
+
+# Codecs
+
+
+@build.register
+def _dequantise(case: DequantiseCase) -> Problem:
+    generator = np.random.default_rng(case.seed)
+    shape = (case.rows, case.blocks * mxfp4.BLOCK // 2)
+    if case.kind == "all":
+        packed = np.broadcast_to(np.arange(256, dtype=np.uint8), shape).copy()
+        scales = np.repeat(np.arange(256, dtype=np.uint8)[:, None], case.blocks, 1)
+    else:
+        packed = generator.integers(0, 256, shape, dtype=np.uint8)
+        scales = generator.integers(100, 150, (case.rows, case.blocks), dtype=np.uint8)
+        if case.kind == "nan":
+            scales[:, ::7] = mxfp4.E8M0_NAN
+    return mxfp4_dequantisation(packed, scales)
+
+
+def mxfp4_dequantisation(packed: NDArray[np.uint8], scales: NDArray[np.uint8]) -> Problem:
+    """Decoding is exact: the one value of each code.
+
+    Left open: below 2^-126 float32 may be flushed to zero; from 2^128 on it may be infinite or the
+    largest number; the sign of zero.
+    """
+    expected = mxfp4.dequantise(packed, scales)
+
+    def judge(output: Any, _declared: Declaration) -> list[str]:
+        if not isinstance(output, Tensor) or tuple(output.shape) != expected.shape:
+            return [f"required: a tensor of shape {expected.shape}, seen: {_describe(output)}"]
+        if output.dtype is not torch.float32:
+            return [f"required: float32, seen: {_describe(output)}"]
+        seen = output.cpu().double().numpy()
+        largest = float(np.finfo(np.float32).max)
+        same = (seen == expected) | (np.isnan(seen) & np.isnan(expected))
+        flushed = (np.abs(expected) < 2.0**-126) & (seen == 0)
+        overflow = (np.abs(expected) > largest) & (np.abs(seen) >= largest)
+        beyond = overflow & (np.signbit(seen) == np.signbit(expected))
+        wrong = ~(same | flushed | beyond)
+        if not wrong.any():
+            return []
+        row, column = (int(axis[0]) for axis in np.nonzero(wrong))
+        return [
+            f"required: every value exact, seen: {int(wrong.sum())} of {wrong.size} wrong, first "
+            f"at row {row}, column {column}: {seen[row, column]} for {expected[row, column]} "
+            f"(scale byte {scales[row, column // mxfp4.BLOCK]})"
+        ]
+
+    return Problem(
+        "mxfp4_dequantize",
+        (torch.from_numpy(packed.copy()), torch.from_numpy(scales.copy())),
+        judge,
+    )
+
+
+@build.register
+def _quantise(case: QuantiseCase) -> Problem:
+    generator = torch.Generator().manual_seed(case.seed)
+    shape = (case.rows, case.blocks * mxfp4.BLOCK)
+    x = _normal(generator, *shape)
+    if case.kind == "zeros":
+        x = x * (torch.rand(case.rows, 1, generator=generator) < 0.5)
+        x[:, : mxfp4.BLOCK] = 0
+    elif case.kind == "magnitudes":
+        x = torch.ldexp(x, torch.randint(-124, 120, (case.rows, 1), generator=generator))
+    elif case.kind == "midpoints":
+        x = torch.from_numpy(_midpoints(case)).float()
+    problem = quantisation(x.bfloat16(), case.format)
+    if not case.strided:
+        return problem
+    return Problem(problem.operation, (_widened(x.bfloat16(), True),), problem.judge, strided=True)
+
+
+@build.register
+def _bytes(case: BytesCase) -> Problem:
+    data = np.frombuffer(case.data, dtype=np.uint8)
+    if case.codec == "mxfp4-decode":
+        edge = case.rows * case.blocks * 16
+        packed, scales = data[:edge], data[edge:]
+        return mxfp4_dequantisation(
+            packed.reshape(case.rows, -1 if case.rows else 16 * case.blocks),
+            scales.reshape(case.rows, case.blocks),
+        )
+    bits = data.view(np.uint16)
+    # As float32 bits: bfloat16 is their upper half.
+    values = (bits.astype(np.uint32) << 16).view(np.float32)
+    values = np.where(np.isfinite(values), values, np.float32(0))
+    x = torch.from_numpy(values.reshape(case.rows, case.blocks * mxfp4.BLOCK)).bfloat16()
+    return quantisation(x, case.codec)
+
+
+def _midpoints(case: QuantiseCase) -> NDArray[np.float64]:
+    """Blocks with one value that sets the scale, on the edges between scales, and values on and
+    beside the midpoints between elements."""
+    if case.format == "mxfp4":
+        elements = np.array(mxfp4.E2M1_VALUES)
+        edges = np.array([3.0, 3.5, 4.0, 5.0, 5.75, 6.0, 6.03125, 6.5, 6.96875, 7.0, 7.5, 7.96875])
+    else:
+        elements = mxfp8.E4M3_VALUES[:127]
+        edges = np.array([224.0, 240.0, 256.0, 300.0, 446.0, 448.0, 450.0, 480.0, 510.0])
+    midpoints = (elements[1:] + elements[:-1]) / 2
+    points = np.concatenate(
+        (elements, midpoints, midpoints * (1 + 2.0**-7), midpoints * (1 - 2**-7))
+    )
+    generator = np.random.default_rng(case.seed)
+    blocks = generator.choice(points, (case.rows, case.blocks, mxfp4.BLOCK))
+    blocks *= generator.choice((-1.0, 1.0), blocks.shape)
+    edge = edges[np.arange(case.rows * case.blocks).reshape(case.rows, -1) % len(edges)]
+    blocks = np.clip(blocks, -edge[..., None], edge[..., None])
+    blocks[..., 5] = edge
+    scale = np.ldexp(1.0, generator.integers(-20, 20, (case.rows, case.blocks, 1)))
+    values: NDArray[np.float64] = (blocks * scale).reshape(case.rows, -1)
+    return values
+
+
+def quantisation(x: Tensor, form: str) -> Problem:
+    """Encoding of x [M, K] bfloat16: the scale of the provider's rule, elements the nearest.
+
+    Bytes are not compared across rules: the scale has to be the one of the declared rule, or of one
+    rule throughout. Left open: which neighbour a tie goes to, blocks whose scale is at the ends of
+    E8M0, the sign of zero.
+    """
+    values = x.double().numpy()
+    rules = mxfp4.ScaleRule if form == "mxfp4" else mxfp8.ScaleRule
+    operation: Operation = "mxfp4_quantize" if form == "mxfp4" else "mxfp8_quantize"
+
+    def judge(output: Any, declared: Declaration) -> list[str]:
+        wrong = _wrong_shapes(output, x.shape, form)
+        if wrong:
+            return wrong
+        codes, scales = _codes(output[0], form), output[1].cpu().numpy()
+        name = declared.mxfp4_scale_rule if form == "mxfp4" else declared.mxfp8_scale_rule
+        candidates = [rule for rule in rules if name in (None, rule.value)]
+        return _judge_blocks(values, codes, scales, candidates, form)
+
+    return Problem(operation, (x,), judge)
+
+
+def _wrong_shapes(output: Any, shape: torch.Size, form: str) -> list[str]:
+    if not (isinstance(output, tuple) and len(output) == 2):
+        return [f"required: elements and scales, seen: {_describe(output)}"]
+    rows, k = shape
+    width, dtype = (k // 2, torch.uint8) if form == "mxfp4" else (k, torch.float8_e4m3fn)
+    required = (((rows, width), dtype), ((rows, k // mxfp4.BLOCK), torch.uint8))
+    return [
+        f"required: {dtype} {shape}, seen: {_describe(part)}"
+        for part, (shape, dtype) in zip(output, required, strict=True)
+        if not isinstance(part, Tensor) or (tuple(part.shape), part.dtype) != (shape, dtype)
+    ]
+
+
+def _codes(elements: Tensor, form: str) -> NDArray[np.uint8]:
+    held: NDArray[np.uint8] = elements.cpu().contiguous().view(torch.uint8).numpy()
+    return mxfp4.unpack(held) if form == "mxfp4" else held
+
+
+def _judge_blocks(
+    values: NDArray[np.float64],
+    codes: NDArray[np.uint8],
+    scales: NDArray[np.uint8],
+    candidates: list[Any],
+    form: str,
+) -> list[str]:
+    oracle: Any = mxfp4 if form == "mxfp4" else mxfp8
+    table = np.array([*mxfp4.E2M1_VALUES, *(-v for v in mxfp4.E2M1_VALUES)])
+    table = table if form == "mxfp4" else mxfp8.E4M3_VALUES
+    blocks = values.reshape(*scales.shape, mxfp4.BLOCK)
+    elements = table[codes].reshape(blocks.shape)
+    if (scales == mxfp4.E8M0_NAN).any() or np.isnan(elements).any():
+        return ["required: no NaN for finite values, seen: a NaN scale or element"]
+    scale = mxfp4.decode_scale(scales)[..., None]
+    amax = np.abs(blocks).max(-1) if blocks.size else np.zeros(scales.shape)
+    wrong = []
+    # At the ends of E8M0 implementations clamp, flush or special-case: only the size is required.
+    settled = (amax > 2.0**-100) & (amax < 2.0**120)
+    off = np.abs(elements * scale - blocks).max(-1, initial=0.0)
+    if (off > np.maximum(amax, 2.0**-120)).any():
+        wrong.append("required: a block's values near its own, seen: off by more than the largest")
+    mismatches = {
+        rule.value: int(((oracle.choose_scale(amax, rule) != scales) & settled).sum())
+        for rule in candidates
+    }
+    rule, least = min(mismatches.items(), key=lambda item: item[1])
+    if least:
+        wrong.append(
+            f"required: every scale by the rule {rule}, seen: {least} of {scales.size} blocks have "
+            "another; declare the rule or follow one"
+        )
+    nearest = table[oracle.encode_elements((blocks / scale).reshape(values.shape))]
+    distance = np.abs(elements - blocks / scale)
+    least_distance = np.abs(nearest.reshape(blocks.shape) - blocks / scale)
+    missed = (distance > least_distance) & settled[..., None]
+    if missed.any():
+        wrong.append(
+            f"required: the nearest element, seen: {int(missed.sum())} of {missed.size} are another"
+        )
+    if elements[amax == 0].any():
+        wrong.append("required: zeros stay zeros, seen: other values in an all-zero block")
+    return wrong
+
+
+# Routing and experts
+
+
+@build.register
+def _route(case: RouteCase) -> Problem:
+    generator = torch.Generator().manual_seed(case.seed)
+    logits = _normal(generator, case.tokens, case.experts) * 2
+    if case.kind == "far":
+        logits = logits + 500 * _normal(generator, case.tokens, 1)
+    elif case.kind == "equal":
+        logits = torch.full_like(logits, 1.25)
+    elif case.kind == "dominant":
+        logits[:, 3] += 200
+    logits = logits.bfloat16().float()
+    best = logits.double().topk(case.top_k, -1).values
+
+    def judge(output: Any, _declared: Declaration) -> list[str]:
+        if not (isinstance(output, tuple) and len(output) == 2):
+            return [f"required: shares and experts, seen: {_describe(output)}"]
+        shares, chosen = output
+        shape = (case.tokens, case.top_k)
+        if tuple(shares.shape) != shape or tuple(chosen.shape) != shape:
+            return [f"required: {shape} twice, seen: {_describe(shares)}, {_describe(chosen)}"]
+        chosen = chosen.cpu().long()
+        if not case.tokens:
+            return []
+        if int(chosen.min()) < 0 or int(chosen.max()) >= case.experts:
+            return [f"required: experts 0..{case.experts - 1}, seen: others"]
+        ordered = chosen.sort(-1).values
+        if (ordered[:, 1:] == ordered[:, :-1]).any():
+            return ["required: k different experts a token, seen: one twice"]
+        # Of equal logits any may be chosen: the chosen logits count, not the experts' numbers.
+        logit = logits.double().gather(-1, chosen)
+        if not torch.equal(logit.sort(-1, descending=True).values, best):
+            return ["required: the k largest logits, seen: others"]
+        limit = comparison.tolerance("route", shares.dtype)
+        if limit is None:
+            return [f"required: float32 or bfloat16 shares, seen: {_describe(shares)}"]
+        return comparison.measure(shares, logit.softmax(-1), limit.floor).beyond(limit)
+
+    arguments = (_widened(logits, case.strided), case.top_k)
+    return Problem("route", arguments, judge, strided=case.strided, reference=best.softmax(-1))
+
+
+@dataclass(frozen=True)
+class _Experts:
+    w1: moe.Packed
+    w1_bias: Tensor
+    w2: moe.Packed
+    w2_bias: Tensor
+
+
+@functools.lru_cache(maxsize=4)
+def _experts(hidden: int, intermediate: int, experts: int, seed: int) -> _Experts:
+    """Random bytes with scales that give the hidden layer values around the SwiGLU limit."""
+    generator = torch.Generator().manual_seed(seed)
+    # Root mean square of a random E2M1 code times a scale of 1/2, 1 or 2.
+    spread = 3.87
+    first = round(math.log2(3.5 / (spread * math.sqrt(hidden))))
+    second = round(math.log2(0.5 / (spread * math.sqrt(intermediate))))
+
+    def packed(rows: int, k: int, exponent: int) -> moe.Packed:
+        codes = torch.randint(0, 256, (experts, rows, k // 2), generator=generator)
+        jitter = torch.randint(-1, 2, (experts, rows, k // mxfp4.BLOCK), generator=generator)
+        return codes.to(torch.uint8), (mxfp4.E8M0_BIAS + exponent + jitter).to(torch.uint8)
+
+    return _Experts(
+        packed(2 * intermediate, hidden, first),
+        _normal(generator, experts, 2 * intermediate).bfloat16(),
+        packed(hidden, intermediate, second),
+        _normal(generator, experts, hidden).bfloat16(),
+    )
+
+
+@build.register
+def _moe(case: MoeCase) -> Problem:
+    generator = torch.Generator().manual_seed(case.seed)
+    layer = _experts(case.hidden, case.intermediate, case.experts, case.seed // 1000)
+    x = _normal(generator, case.tokens, case.hidden) * case.gain
+    shares = _normal(generator, case.tokens, case.top_k).softmax(-1)
+    ids = _chosen(case, generator)
+    if case.routing == "blocks":
+        block = torch.arange(case.tokens) % (case.hidden // mxfp4.BLOCK)
+        here = torch.arange(case.hidden)[None, :] // mxfp4.BLOCK == block[:, None]
+        x = x * here * math.sqrt(case.hidden / mxfp4.BLOCK)
+        shares = torch.zeros_like(shares)
+        shares[:, 0] = 1
+    x = x.bfloat16()
+    if case.nan_experts:
+        idle = set(range(case.experts)) - set(ids.flatten().tolist())
+        layer = _with_nan(layer, torch.tensor(sorted(idle)))
+    if case.readout:
+        layer = _reading_out(layer)
+    biases = (layer.w1_bias, layer.w2_bias) if case.biases else (None, None)
+    keywords: dict[str, Any] = {"alpha": ALPHA, "limit": LIMIT}
+    arguments = (x, shares, ids, layer.w1, biases[0], layer.w2, biases[1])
+    reference = moe.fused_moe(*arguments, **keywords)
+    arguments = (_widened(x, case.strided), *arguments[1:])
+    judge = _by_tolerance("fused_moe", tuple(x.shape), reference)
+    return Problem("fused_moe", arguments, judge, keywords, case.strided, reference=reference)
+
+
+def _chosen(case: MoeCase, generator: torch.Generator) -> Tensor:
+    """[T, k] int32, different within a token."""
+    if case.routing == "random":
+        order = torch.rand(case.tokens, case.experts, generator=generator).argsort(-1)
+        return order[:, : case.top_k].int()
+    if case.routing == "skewed":
+        order = torch.rand(case.tokens, case.experts // 2, generator=generator).argsort(-1)
+        return order[:, : case.top_k].int()
+    if case.routing == "one":
+        first = torch.ones(case.tokens, dtype=torch.int64)
+    else:
+        first = torch.arange(case.tokens) // (case.hidden // mxfp4.BLOCK)
+    return ((first[:, None] + torch.arange(case.top_k)) % case.experts).int()
+
+
+def _reading_out(layer: _Experts) -> _Experts:
+    """The layer with a second matrix of ones at j mod H, and biases at which SwiGLU is steep in the
+    gate and in the up part."""
+    experts, hidden, _ = layer.w2[0].shape
+    intermediate = layer.w1_bias.shape[1] // 2
+    codes = torch.zeros(experts, hidden, intermediate, dtype=torch.uint8)
+    at = torch.arange(intermediate)
+    codes[:, at % hidden, at] = 2  # E2M1 of 1
+    packed = torch.from_numpy(mxfp4.pack(codes.numpy()))
+    bias = layer.w1_bias * 0.25
+    bias[:, 0::2] += 1.5
+    bias[:, 1::2] += 1.0
+    ones = torch.full_like(layer.w2[1], mxfp4.E8M0_BIAS)
+    return _Experts(layer.w1, bias, (packed, ones), torch.zeros_like(layer.w2_bias))
+
+
+def _with_nan(layer: _Experts, idle: Tensor) -> _Experts:
+    """The experts `idle` made NaN, in every scale and bias."""
+    parts = [part.clone() for part in (layer.w1[1], layer.w1_bias, layer.w2[1], layer.w2_bias)]
+    for part in parts:
+        part[idle] = mxfp4.E8M0_NAN if part.dtype == torch.uint8 else torch.nan
+    return _Experts((layer.w1[0], parts[0]), parts[1], (layer.w2[0], parts[2]), parts[3])
+
+
+# Attention
+
+
+def _sinks(kind: Sinks, heads: int, generator: torch.Generator) -> Tensor | None:
+    # Around the logarithm of the sum over some tens of keys: a sink then has a share worth seeing.
+    values = (_normal(generator, heads) * 1.5 + 3).bfloat16().float()
+    if kind == "none":
+        return None
+    if kind == "usual":
+        return values
+    if kind == "mixed":
+        extremes = torch.tensor([30.0, -30.0, 0.0, 90.0])
+        return torch.where(torch.arange(heads) % 2 == 0, extremes.repeat(heads)[:heads], values)
+    return torch.full((heads,), 30.0 if kind == "high" else -30.0)
+
+
+def _qkv(
+    case: PrefillCase | DecodeCase, tokens: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q [T, Hq, D], k and v [T, Hkv, D]: slices of one tensor, as of a fused projection, when
+    strided."""
+    heads = case.query_heads + 2 * case.kv_heads
+    fused = (_normal(generator, tokens, heads, case.head_dim) * 1.25).bfloat16()
+    parts = fused.split((case.query_heads, case.kv_heads, case.kv_heads), 1)
+    q, k, v = parts if case.strided else (part.contiguous() for part in parts)
+    return q, k, v
+
+
+@build.register
+def _prefill(case: PrefillCase) -> Problem:
+    generator = torch.Generator().manual_seed(case.seed)
+    q, k, v = _qkv(case, sum(case.lengths), generator)
+    edges = torch.tensor([0, *case.lengths]).cumsum(0).int()
+    keywords: dict[str, Any] = {
+        "sinks": _sinks(case.sinks, case.query_heads, generator),
+        "window": case.window,
+        "scale": case.head_dim**-0.5,
+    }
+    reference = attention.prefill(q, k, v, edges, **keywords).flatten(0, 1)
+    judge = _by_tolerance("prefill_attention", tuple(q.shape), reference)
+    arguments = (q, k, v, edges)
+    return Problem(
+        "prefill_attention", arguments, judge, keywords, case.strided, reference=reference
+    )
+
+
+@build.register
+def _decode(case: DecodeCase) -> Problem:
+    generator = torch.Generator().manual_seed(case.seed)
+    batch = len(case.lengths)
+    q, _, _ = _qkv(case, batch, generator)
+    pages = [-(-length // case.block) for length in case.lengths]
+    # Two pages that no sequence has, and room after each last token, hold what must not be read.
+    total = sum(pages) + 2
+    cache = _normal(generator, total, 2, case.kv_heads, case.block, case.head_dim) * 1.25
+    order = torch.randperm(total, generator=generator)
+    width = max(pages, default=1)
+    table = order[-1].expand(batch, 2 * width if case.strided else width).clone().int()
+    start = 0
+    unread = torch.ones(total, case.block, dtype=torch.bool)
+    for b, (count, length) in enumerate(zip(pages, case.lengths, strict=True)):
+        own = order[start : start + count]
+        table[b, :count] = own.int()
+        unread[own] = (torch.arange(count * case.block) >= length).view(count, case.block)
+        start += count
+    cache = torch.where(unread[:, None, None, :, None], cache * 100, cache).bfloat16()
+    lengths = torch.tensor(case.lengths, dtype=torch.int32)
+    keywords: dict[str, Any] = {
+        "sinks": _sinks(case.sinks, case.query_heads, generator),
+        "window": case.window,
+        "scale": case.head_dim**-0.5,
+    }
+    arguments = (q, cache, table[:, :width], lengths)
+    reference = attention.decode(*arguments, **keywords).flatten(0, 1)
+    judge = _by_tolerance("decode_attention", tuple(q.shape), reference)
+    return Problem(
+        "decode_attention", arguments, judge, keywords, case.strided, case.block, reference
+    )

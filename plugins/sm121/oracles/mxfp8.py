@@ -1,0 +1,107 @@
+"""The MXFP8 number format with E4M3 elements: 32 to a block, one E8M0 scale a block.
+
+Written from the OCP Microscaling Formats (MX) specification v1.0 and, for E4M3, from the OCP 8-bit
+Floating Point specification (OFP8) v1.0, in NumPy float64, where every value is exact. E4M3 has no
+infinity; S.1111.111 is NaN and 448 the largest value.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sm121.oracles import mxfp4
+
+BLOCK = mxfp4.BLOCK
+MAX_ELEMENT = 448.0
+_ELEMENT_EMAX = 8
+_NAN_CODE = 0x7F
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float64]
+
+
+class ScaleRule(enum.Enum):
+    """How a quantiser chooses a block's scale from the largest magnitude in it (amax)."""
+
+    OCP_FLOOR = "ocp-floor"
+    """2^(floor(log2 amax) - 8): OCP MX v1.0 section 6.3. Magnitudes above 448 saturate."""
+
+    CEIL = "ceil"
+    """The least power of two that is >= amax / 448: FlashInfer's cvt_warp_fp16_to_mxfp8."""
+
+
+def _values() -> Floats:
+    codes = np.arange(0x80)
+    exponent, mantissa = codes >> 3, codes & 7
+    normal = np.ldexp(1 + mantissa / 8, exponent - 7)
+    magnitudes = np.where(exponent == 0, np.ldexp(mantissa / 8, -6), normal)
+    magnitudes[_NAN_CODE] = np.nan
+    return np.concatenate((magnitudes, -magnitudes))
+
+
+E4M3_VALUES: Floats = _values()
+"""The value of each of the 256 E4M3 codes; 0x7F and 0xFF are NaN."""
+
+
+def dequantise(codes: Bytes, scales: Bytes) -> Floats:
+    """The values of MXFP8: codes [..., K] u8, scales [..., K/32] u8 -> [..., K] float64, exact.
+
+    A block with scale 0xFF is NaN throughout. Raises ValueError when the shapes do not belong
+    together.
+    """
+    if (*scales.shape[:-1], scales.shape[-1] * BLOCK) != codes.shape:
+        raise ValueError(f"scales {scales.shape} do not belong to elements {codes.shape}")
+    blocks = E4M3_VALUES[codes].reshape(*scales.shape, BLOCK)
+    return (blocks * mxfp4.decode_scale(scales)[..., None]).reshape(codes.shape)
+
+
+def encode_elements(values: Floats) -> Bytes:
+    """The nearest E4M3 code of each value, ties to the even code, magnitudes above 448 saturated.
+
+    Same shape, u8. Raises ValueError for NaN, which a block's scale carries instead.
+    """
+    if np.isnan(values).any():
+        raise ValueError("NaN is not encoded")
+    magnitude = np.minimum(np.abs(values), MAX_ELEMENT)
+    finite = E4M3_VALUES[:_NAN_CODE]
+    midpoints = (finite[1:] + finite[:-1]) / 2
+    below = np.searchsorted(midpoints, magnitude, side="left")
+    above = np.searchsorted(midpoints, magnitude, side="right")
+    # On a midpoint the two searches differ by one: take the even code of the two.
+    codes = np.where(below % 2 == 0, below, above)
+    signed: Bytes = (codes | (np.signbit(values).astype(np.int64) << 7)).astype(np.uint8)
+    return signed
+
+
+def choose_scale(amax: Floats, rule: ScaleRule) -> Bytes:
+    """The E8M0 byte for each block's largest magnitude. Same shape, u8; 0 for an all-zero block.
+
+    Raises ValueError for a magnitude that is not finite.
+    """
+    if not np.isfinite(amax).all():
+        raise ValueError("a block holds a value that is not finite")
+    # frexp: amax = m * 2^e with m in [0.5, 1); 448 = 0.875 * 2^9.
+    mantissa, e = np.frexp(amax)
+    if rule is ScaleRule.OCP_FLOOR:
+        exponent = e - 1 - _ELEMENT_EMAX
+    else:
+        exponent = np.where(mantissa <= 0.875, e - 9, e - 8)
+    exponent = np.where(amax == 0, -mxfp4.E8M0_BIAS, exponent)
+    scales: Bytes = np.clip(exponent + mxfp4.E8M0_BIAS, 0, mxfp4.E8M0_NAN - 1).astype(np.uint8)
+    return scales
+
+
+def quantise(values: Floats, rule: ScaleRule) -> tuple[Bytes, Bytes]:
+    """Values to MXFP8: [..., K] -> codes [..., K] u8, scales [..., K/32] u8.
+
+    Raises ValueError when K is no multiple of 32 or a value is not finite.
+    """
+    if values.shape[-1] % BLOCK:
+        raise ValueError(f"K must be a multiple of {BLOCK}, not {values.shape[-1]}")
+    blocks = values.astype(np.float64).reshape(*values.shape[:-1], -1, BLOCK)
+    scales = choose_scale(np.abs(blocks).max(axis=-1), rule)
+    codes = encode_elements(blocks / mxfp4.decode_scale(scales)[..., None])
+    return codes.reshape(values.shape), scales
