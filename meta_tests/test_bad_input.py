@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import venv
 
@@ -129,3 +130,45 @@ def test_nothing_is_started_on_a_machine_that_is_not_fit(run_pytest, tmp_path, c
     assert verdicts["test_health"]["verdict"] == "NOT_RUN"
     assert run.verdict["starts"] == []
     assert not list(run.report.glob("server-*.log"))
+
+
+def test_a_proxy_of_the_environment_has_no_part(run_pytest, fault_server):
+    server = fault_server()
+    status, run = run_pytest(
+        "--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key,
+        "tests/test_smoke.py", "-k", "one_completion or health",
+        environment={"HTTP_PROXY": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9"},
+    )  # fmt: skip
+    assert status == 0, run.output
+
+
+@pytest.mark.parametrize(
+    ("version_file", "expected"), [("__version__ = version = '9.9.9'\n", "9.9.9"), (None, None)]
+)
+def test_the_version_is_of_the_checkout_that_is_imported(tmp_path, version_file, expected):
+    """Not of the vLLM that is installed beside it; unknown when the checkout does not say."""
+    from sm121.engines.vllm import Vllm
+
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").touch()
+    if version_file:
+        (tmp_path / "vllm" / "_version.py").write_text(version_file)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    assert Vllm().check_interpreter(sys.executable, environment) == expected
+
+
+def test_the_rules_of_each_configuration_are_looked_at(tmp_path):
+    """A signature that no log has is missed, for the baseline as for the configuration judged."""
+    from sm121 import profile
+    from sm121.evidence import requirement
+    from sm121.evidence.kernel_path import KernelPath
+
+    text = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
+    mine = profile.load_text(
+        text.replace("Using CPUUnquantizedExperts", "NEVER IN ANY LOG"), "mine"
+    )
+    log = tmp_path / "server.log"
+    log.write_text("Using CPUUnquantizedExperts MoE backend\n")
+    for name in (mine.under_test, mine.baseline):
+        wrong = requirement.contradictions(mine.kernel_path, KernelPath(), log, name)
+        assert any("NEVER IN ANY LOG" in line for line in wrong), (name, wrong)

@@ -85,3 +85,15 @@ def test_a_provider_of_ones_own():
     assert registry.load("sm121.kernels.torch_provider:TorchProvider") is TorchProvider
     with pytest.raises(NotRun, match="no kernel provider is built in for sm121"):
         registry.default("sm121")
+
+
+def test_a_device_fault_on_strides_is_no_refusal():
+    """An illegal access is a RuntimeError as well; as NOT_RUN it would be a crash turned green."""
+
+    class Crashes(TorchProvider):
+        def route(self, logits, k):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    strided = next(case for case in cases.GROUPS["routing"] if case.strided)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        checks.check_case(Crashes(), strided)

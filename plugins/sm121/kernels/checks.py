@@ -41,7 +41,8 @@ def check(provider: Any, problem: Problem) -> list[str]:
             with poison.Poisoned(kind):
                 output = operation(*arguments, **keywords)
         except _REFUSALS as error:
-            if problem.strided:
+            # A fault of the device is a RuntimeError too, and is never a polite refusal.
+            if problem.strided and not _is_device_fault(error):
                 raise NotRun(f"provider {declared.name} refuses strided inputs: {error}") from error
             raise
         _probe(declared)
@@ -104,6 +105,10 @@ def _same_bits(a: Any, b: Any) -> bool:
 
 def _bytes(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).view(torch.uint8)
+
+
+def _is_device_fault(error: Exception) -> bool:
+    return isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)
 
 
 def _probe(declared: Declaration) -> None:
