@@ -5,6 +5,8 @@ PY := $(VENV)/bin/python
 CANARY := .cache/canary
 # The +cpu build of torch is not on PyPI; where pip is not set up to find it, PyTorch's index is asked.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# FlashInfer's sources, which the kernel level compiles for GB10; its other requirements need a GPU.
+FLASHINFER_SOURCES := flashinfer-python==0.7.2.post1 'apache-tvm-ffi>=0.1.11,<0.2'
 REPORT ?= conformance-report
 PYTEST_ARGS ?=
 
@@ -34,6 +36,7 @@ $(VENV)/.installed: pyproject.toml
 	  || $(PY) -m pip install --progress-bar off 'torch==2.13.0+cpu' --extra-index-url $(TORCH_INDEX)
 	$(PY) -m pip install --progress-bar off -q -e '.[cpu,dev]'
 	$(PY) -m pip uninstall -q -y torchvision torchaudio torchcodec
+	$(PY) -m pip install --progress-bar off -q --no-deps $(FLASHINFER_SOURCES)
 	@touch $@
 
 canary: $(VENV)/.installed ## the canary checkpoint, both twins
