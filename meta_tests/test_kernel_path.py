@@ -17,6 +17,7 @@ from sm121.evidence.signatures import load_signatures, parse_signatures
 DATA = Path(__file__).parent / "data"
 CORE = "(EngineCore pid=7) INFO 10-05 02:13:33 "
 WARN = "(EngineCore pid=7) WARNING 10-05 02:13:33 "
+CONFIGURATION = CORE + "[core.py:133] Initializing a V1 LLM engine with config: "
 GPT_OSS = (
     "(APIServer pid=1) INFO 10-05 02:13:00 [model.py:733] Resolved architecture: GptOssForCausalLM"
 )
@@ -178,6 +179,12 @@ ONE_LINE = [
         "speculative",
         "eagle3",
     ),
+    (CONFIGURATION + "kv_cache_dtype=fp8_e4m3, x", "kv_cache_dtype", "fp8_e4m3"),
+    (CONFIGURATION + "trust_remote_code=False, dtype=torch.bfloat16, x", "dtype", "bfloat16"),
+    (CONFIGURATION + "x, load_format=fastsafetensors, x", "load_format", "fastsafetensors"),
+    (CONFIGURATION + "x, quantization=gpt_oss_mxfp4, x", "quantization", "gpt_oss_mxfp4"),
+    (CONFIGURATION + "x, quantization=None, x", "quantization", "none"),
+    (CONFIGURATION + "x, enable_prefix_caching=False, x", "prefix_caching", False),
     ("mtp.py:111   MTP draft vocab: 65536 of 248320 tokens", "speculative", "mtp"),
     (
         CORE + "[core.py:133] Initializing a V1 LLM engine (v0.20.1.dev0+g10) with config: x",
@@ -190,7 +197,7 @@ SILENT = [
     # the configuration line says what was asked for
     CORE + "[core.py:133] Initializing a V1 LLM engine with config: enforce_eager=False, "
     "'cudagraph_mode': <CUDAGraphMode.FULL_AND_PIECEWISE: (2, 1)>, moe_backend='auto', "
-    "quantization=gpt_oss_mxfp4",
+    "kv_cache_dtype=auto, load_format=auto",
     "non-default args: {'attention_backend': 'FLASHINFER', 'moe_backend': 'marlin'}",
     # words that look like a choice
     CORE + "[cuda.py:541] Using backend AttentionBackendEnum.FLASH_ATTN for vit attention",

@@ -23,10 +23,31 @@ _SINGLE_FIELDS = (
     "kv_layout",
     "speculative",
     "native_fp4",
+    "kv_cache_dtype",
+    "dtype",
+    "load_format",
+    "quantization",
+    "prefix_caching",
+    "block_size",
     "version",
 )
 _LIST_LIMIT = 200  # entries kept of unknown variables and fallbacks: a log may repeat without end
 _OF_TARGET_ONLY = frozenset({"attention", "moe", "native_fp4"})
+
+
+class RequestReport(BaseModel):
+    """Something that was asked for, and what became of it (`sm121.evidence.requested`)."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    by: str
+    """The argument or the variable, with its value."""
+    field: str | None
+    """The value of the path that it speaks of; None for a variable that has no effect."""
+    resolved: str | None
+    state: str
+    """``resolved``, ``different``, ``not_proven`` or ``not_applicable``."""
+    message: str
 
 
 class KernelPath(BaseModel):
@@ -46,6 +67,14 @@ class KernelPath(BaseModel):
     """The method; ``none`` when the log says that there is no speculation."""
     native_fp4: bool | None = None
     """True when the experts run block-scaled FP4 MMA, False when FP4 weights are only unpacked."""
+    kv_cache_dtype: str | None = None
+    dtype: str | None = None
+    load_format: str | None = None
+    quantization: str | None = None
+    """The checkpoint's format as the engine resolved it; it names no kernel."""
+    prefix_caching: bool | None = None
+    block_size: str | None = None
+    """Tokens a block of the KV cache."""
     unknown_env: list[str] = Field(default_factory=list)
     """Variables that this vLLM does not know, harmless ones of official images included."""
     fallbacks: list[str] = Field(default_factory=list)
@@ -55,6 +84,11 @@ class KernelPath(BaseModel):
     evidence: dict[str, str] = Field(default_factory=dict)
     """Field to the log line (cleaned, at most 400 characters); ``fallbacks.<id>`` and
     ``unknown_env.<name>`` too. ``<field>_also`` is a line as strong that names another value."""
+    requested: list[RequestReport] = Field(default_factory=list)
+    """What the configuration asked for; empty where it is not known."""
+    differences: list[str] = Field(default_factory=list)
+    """What was asked for and did not run. With any of them the configuration's numbers are
+    INVALID."""
     version: str | None = Field(default=None, exclude=True)
     """The engine's own version, as it prints it; not part of ``path``."""
 

@@ -24,6 +24,12 @@ SignatureField = Literal[
     "kv_layout",
     "speculative",
     "native_fp4",
+    "kv_cache_dtype",
+    "dtype",
+    "load_format",
+    "quantization",
+    "prefix_caching",
+    "block_size",
     "unknown_env",
     "fallback",
     "version",
@@ -119,7 +125,7 @@ class Signature(LinePattern):
             raise ValueError("exactly one of value and a group (?P<value>...) in regex is needed")
         if self.mapping_only and not self.mapping:
             raise ValueError("mapping_only needs mapping")
-        wants_bool = self.field in ("cuda_graphs", "native_fp4")
+        wants_bool = self.field in ("cuda_graphs", "native_fp4", "prefix_caching")
         constants = [self.value] if self.value is not None else list(self.mapping.values())
         if wants_bool != all(isinstance(constant, bool) for constant in constants) and constants:
             raise ValueError(f"{self.field} takes {'true or false' if wants_bool else 'text'}")

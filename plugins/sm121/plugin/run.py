@@ -27,7 +27,7 @@ from sm121.engines.preflight import Finding
 from sm121.engines.process_tree import RUN_ID
 from sm121.engines.server import Server
 from sm121.errors import UsageError
-from sm121.evidence import environment
+from sm121.evidence import environment, requested
 from sm121.evidence.kernel_path import KernelPath, read_log
 from sm121.evidence.redaction import redact
 from sm121.evidence.resources import ResourceSampler
@@ -162,8 +162,14 @@ class Run:
         announce(self.config, "note", self.redact(line))
 
     def kernel_path(self, server: Server) -> KernelPath:
-        """What the server's log proves at this moment; all null without a log."""
-        return read_log(server.log) if server.log is not None else KernelPath()
+        """What the server's log proves at this moment, and what was asked for; all null without a
+        log."""
+        if server.log is None:
+            return KernelPath()
+        path = read_log(server.log)
+        if server.configuration is None:
+            return path
+        return requested.judged(server.configuration, path)
 
     def save(self) -> None:
         """Write verdict.json and summary.md as they stand."""
