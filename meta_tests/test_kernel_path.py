@@ -489,6 +489,8 @@ def test_real_cpu_engine() -> None:
         "cuda_graphs": False,
         "kv_layout": "LBHNC",
         "speculative": "none",
+        "dtype": "float32",
+        "quantization": "none",
         "unknown_env": ["VLLM_ATTENTION_BACKEND"],
         "fallbacks": ["runner_v2_to_v1"],
         "version": "0.32.0",

@@ -19,7 +19,7 @@ from sm121.evidence.kernel_profile import KernelProfile, read_nsys_report
 from sm121.verdict import NotRun
 
 _TRACES = ("*.pt.trace.json", "*.pt.trace.json.gz")
-_WRITTEN_WITHIN_S = 60.0
+_WRITTEN_WITHIN_S = 30.0
 
 
 def profile_decode(endpoint: Endpoint, traces: Path, steps: int = 16) -> Path:

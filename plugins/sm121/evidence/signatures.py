@@ -147,6 +147,33 @@ class Signature(LinePattern):
         return re.sub(r"[\s-]+", "_", captured).upper() if self.transform == "enum" else captured
 
 
+class MetricSignature(BaseModel):
+    """A metric that proves something about the kernel path."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: str = Field(pattern=r"^[a-z0-9_]+$")
+    field: Literal["kv_cache_dtype", "prefix_caching", "block_size", "kv_layout", "speculative"]
+    metric: str
+    label: str | None = None
+    """Label of the metric that has the value."""
+    nothing: tuple[str, ...] = ()
+    """Values of the label that say nothing, such as ``auto``."""
+    mapping: dict[str, str | bool] = Field(default_factory=dict)
+    absent: str | None = None
+    """The value where the metric is not there though `served`, a counter, has counted."""
+    served: str | None = None
+    source: str = Field(min_length=3)
+
+    @model_validator(mode="after")
+    def _one_way(self) -> MetricSignature:
+        if (self.label is None) == (self.absent is None):
+            raise ValueError("expected either label or absent")
+        if (self.absent is None) != (self.served is None):
+            raise ValueError("absent and served go together")
+        return self
+
+
 class SignatureSet(BaseModel):
     """What is known of one engine's log."""
 
@@ -157,6 +184,7 @@ class SignatureSet(BaseModel):
     """Patterns of unknown variables that official images and Kubernetes set: no mistake of the
     user."""
     signature: tuple[Signature, ...] = Field(min_length=1)
+    metric: tuple[MetricSignature, ...] = ()
 
     @model_validator(mode="after")
     def _check_references(self) -> SignatureSet:
