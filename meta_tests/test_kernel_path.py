@@ -75,7 +75,28 @@ ONE_LINE = [
         "ROCM_ATTN",
     ),
     (CORE + "[cpu.py:175] Using CPU_MLA backend.", "attention", "CPU_MLA"),
+    (CORE + "[cuda.py:290] Using Cutlass MLA backend on V1 engine.", "attention", "CUTLASS_MLA"),
+    (
+        CORE + "[flashinfer.py:967] FlashInfer resolved query dtypes: prefill=torch.bfloat16, "
+        "decode=torch.bfloat16, decode_backend=xqa, kv_cache_dtype=torch.float8_e4m3fn, arch=sm121",
+        "attention",
+        "FLASHINFER",
+    ),
+    (
+        CORE + "[flashinfer.py:967] FlashInfer resolved query dtypes: prefill=torch.bfloat16, "
+        "decode=torch.bfloat16, decode_backend=xqa, kv_cache_dtype=torch.float8_e4m3fn, arch=sm121",
+        "kv_cache_dtype",
+        "float8_e4m3fn",
+    ),
+    (CORE + "[flash_attn.py:718] Using FlashAttention version 2", "attention", "FLASH_ATTN"),
+    ("INFO 09-01 10:00:00 [cpu.py:69] Using Torch SDPA backend.", "attention", "TORCH_SDPA"),
     # MoE
+    (
+        CORE + "[compressed_tensors_moe.py:158] Using CompressedTensorsWNA16MarlinMoEMethod",
+        "moe",
+        "MARLIN",
+    ),
+    (CORE + "[mxfp4.py:1719] Using MarlinExperts", "moe", "MARLIN"),
     (
         "(EngineCore_DP0 pid=2) INFO 01-27 00:31:44 [mxfp4.py:165] Using Triton backend",
         "moe",
@@ -160,6 +181,7 @@ ONE_LINE = [
         "cuda_graphs",
         False,
     ),
+    (CONFIGURATION + "x, enforce_eager=True, x", "cuda_graphs", False),
     # KV layout, speculation, version
     (CORE + "[utils.py:347] Using LBHNC KV cache layout.", "kv_layout", "LBHNC"),
     (
@@ -210,6 +232,9 @@ SILENT = [
     CORE + "[unquantized.py:529] Using CPUUnquantizedExperts MoE backend",
     "ValueError: moe_backend='flashinfer_b12x' is not supported for MXFP4 MoE. Expected one "
     "of ['triton', 'marlin'].",
+    # prefill of MLA, and the words of FlashAttention elsewhere
+    CORE + "[cuda.py:507] Using FLASH_ATTN MLA prefill backend",
+    CORE + "[fa_utils.py:90] Using FlashAttention version 2 for vit",
     # the same words without the file that tells attention from MoE
     "Using Triton backend",
     # graphs: settings and profiles are no capture

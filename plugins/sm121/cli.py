@@ -64,7 +64,9 @@ def _parser() -> argparse.ArgumentParser:
         "path", help="what a server runs, read from its log; or what its libraries can run"
     )
     path.add_argument("log", type=Path, metavar="LOG", nargs="?")
-    path.add_argument("--engine", default="vllm")
+    path.add_argument(
+        "--engine", metavar="NAME", help="vllm, sglang or llama-cpp (default: told by the log)"
+    )
     path.add_argument(
         "--metrics",
         type=Path,
@@ -162,7 +164,7 @@ def _ablation(options: argparse.Namespace) -> int:
 
 
 def _path(options: argparse.Namespace) -> int:
-    from sm121.evidence.kernel_path import KernelPath, read_log
+    from sm121.evidence.kernel_path import KernelPath, detect_engine, read_log
 
     others = (options.metrics, options.trace, options.jit_cache)
     given = options.log is not None or any(other is not None for other in others)
@@ -179,12 +181,15 @@ def _path(options: argparse.Namespace) -> int:
     ):
         if file is not None and not file.is_file():
             raise UsageError(f"{file}: expected {what}")
-    path = KernelPath() if options.log is None else read_log(options.log, options.engine)
-    answer: dict[str, object] = {}
+    engine = options.engine
+    if engine is None:
+        engine = "vllm" if options.log is None else detect_engine(options.log)
+    path = KernelPath() if options.log is None else read_log(options.log, engine)
+    answer: dict[str, object] = {} if options.log is None else {"engine": engine}
     if options.metrics is not None:
         from sm121.evidence.metrics import with_metrics_file
 
-        path = with_metrics_file(path, options.metrics, options.engine)
+        path = with_metrics_file(path, options.metrics, engine)
     if options.jit_cache is not None:
         from sm121.compilation.architecture import CodeArchitecture
         from sm121.evidence import jit_cache

@@ -22,7 +22,7 @@ from sm121.evidence.log_lines import (
     join_wrapped,
     read_raw_lines,
 )
-from sm121.evidence.signatures import Signature, load_signatures
+from sm121.evidence.signatures import Signature, known_engines, load_signatures
 
 _SINGLE_FIELDS = (
     "attention",
@@ -40,6 +40,7 @@ _SINGLE_FIELDS = (
     "version",
 )
 _LIST_LIMIT = 200  # entries kept of unknown variables and fallbacks: a log may repeat without end
+_DETECTED_IN = 4 << 20
 _PLAIN_LIMIT = 20_000  # different lines remembered as saying nothing
 _DIGITS = b"0123456789"
 _NO_DIGITS = {ord(digit): None for digit in "0123456789"}
@@ -272,6 +273,20 @@ class _LogReader:
     def path(self) -> KernelPath:
         """What all of it proves."""
         return _merge(list(self._states.values()))
+
+
+def detect_engine(path: Path) -> str:
+    """Whose log a file is, by the words of its first megabytes; vLLM's where nothing tells.
+
+    Raises OSError when the file cannot be read.
+    """
+    with path.open("rb") as file:
+        head = file.read(_DETECTED_IN).decode("utf-8", errors="replace")
+    seen = {
+        name: sum(text in head for text in load_signatures(name).detect) for name in known_engines()
+    }
+    best = max(seen, key=lambda name: (seen[name], name == "vllm"))
+    return best if seen[best] else "vllm"
 
 
 def mistaken_environment(path: KernelPath, engine: str = "vllm") -> list[str]:

@@ -45,7 +45,8 @@ _PROCESS = re.compile(
 _STAMP = re.compile(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?(?P<rank>(?: [A-Z]{2}\d+)*)\] ?")
 _HEADER = re.compile(
     r"^(?P<level>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)"
-    r"(?::[ \t]+|[ \t]+(?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?[ \t]+"
+    r"(?::[ \t]+|:(?:sglang|vllm|flashinfer)[\w.]*:[ ]?"
+    r"|[ \t]+(?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?[ \t]+"
     r"|[ \t]+(?=\[?[\w./]+\.py:\d+))"
     r"(?:\[?(?P<file>[\w./<>-]+\.(?:py|cpp|cu|cc)):\d+\]?:?[ ]?)?"
 )

@@ -180,6 +180,8 @@ class SignatureSet(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     engine: str
+    detect: tuple[str, ...] = ()
+    """Texts that only this engine's log has; the more of them, the surer it is."""
     harmless_env: tuple[str, ...] = ()
     """Patterns of unknown variables that official images and Kubernetes set: no mistake of the
     user."""
@@ -217,18 +219,19 @@ def _compiled(regex: str) -> re.Pattern[str]:
         raise ValueError(f"a regular expression is expected, got {regex!r}: {error}") from error
 
 
+def known_engines() -> tuple[str, ...]:
+    """The engines whose logs can be read."""
+    folder = files("sm121.fixtures") / "signatures"
+    names = (item.name for item in folder.iterdir() if item.name.endswith(".toml"))
+    return tuple(sorted({name.removesuffix(".toml") for name in names} - {"failures"}))
+
+
 def read_signature_text(name: str) -> str:
     """The text of ``fixtures/signatures/<name>``. Raises DataFileError naming what there is."""
-    folder = files("sm121.fixtures") / "signatures"
-    entry = folder / name
+    entry = files("sm121.fixtures") / "signatures" / name
     if not entry.is_file():
-        known = sorted(
-            item.name.removesuffix(".toml")
-            for item in folder.iterdir()
-            if item.name != "failures.toml"
-        )
         raise DataFileError(
-            f"fixtures/signatures/{name}: no such file; known engines: {', '.join(known)}"
+            f"fixtures/signatures/{name}: no such file; known engines: {', '.join(known_engines())}"
         )
     return entry.read_text(encoding="utf-8")
 

@@ -19,7 +19,12 @@ from sm121.verdict import NotRun
 
 @pytest.fixture
 def decode_profile(conformance: Run, server: Server) -> KernelProfile:
-    """Kernels of some decode steps of the server under test; table and trace are in the report.
+    """Kernels of some decode steps of the server under test; see `profiled`."""
+    return profiled(conformance, server)
+
+
+def profiled(conformance: Run, server: Server) -> KernelProfile:
+    """Kernels of some decode steps of a server; table and trace are in the report.
 
     Where the profile says ``restart`` the server is stopped afterwards, and the next test that
     wants one gets a fresh one: a GPU profiler slows launches for as long as the process lives.
