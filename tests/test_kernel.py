@@ -16,7 +16,6 @@ from sm121.engines import interpreter
 from sm121.evidence import requested, requirement
 from sm121.evidence.kernel_path import read_log
 from sm121.kernels.cases import BytesCase
-from sm121.verdict import Invalid
 
 pytestmark = [pytest.mark.kernel, pytest.mark.applies_to("cpu", "gpu")]
 
@@ -44,8 +43,7 @@ def test_what_was_asked_for_is_what_ran(server, kernel_path):
     """Arguments and variables against the evidence: with any difference, numbers are INVALID."""
     if server.configuration is None:
         pytest.skip("NOT_RUN: what the attached server was started with is not known")
-    if kernel_path.differences:
-        raise Invalid(f"{'; '.join(kernel_path.differences)}. Evidence: {server.log}")
+    requested.require_as_asked(server.configuration, kernel_path, server.log)
 
 
 def test_what_was_asked_of_the_baseline_is_what_ran(conformance, profile):
@@ -54,8 +52,7 @@ def test_what_was_asked_of_the_baseline_is_what_ran(conformance, profile):
     if log is None:
         pytest.skip("NOT_RUN: the smoke level starts the baseline, and it was not started")
     asked = conformance.managed_configuration(profile.baseline)
-    if wrong := requested.differences(asked, read_log(log)):
-        raise Invalid(f"{'; '.join(wrong)}. Evidence: {log}")
+    requested.require_as_asked(asked, read_log(log), log)
 
 
 def test_decode_runs_the_kernels_of_its_path(kernel_path, decode_profile, profile):

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
@@ -25,6 +26,7 @@ from sm121.evidence.kernel_path import KernelPath, RequestReport
 from sm121.evidence.redaction import is_secret_name, redact
 from sm121.evidence.signatures import load_signatures
 from sm121.evidence.variables import Registry
+from sm121.verdict import Invalid
 
 
 class State(StrEnum):
@@ -189,6 +191,16 @@ def differences(
     the configuration are INVALID.
     """
     return different(compare(configuration, path, environment))
+
+
+def require_as_asked(configuration: ServerConfiguration, path: KernelPath, log: Path) -> None:
+    """What a test that measures calls first.
+
+    Raises:
+        Invalid: something that was asked for is not what ran; names all of it and the evidence.
+    """
+    if wrong := differences(configuration, path):
+        raise Invalid(f"{'; '.join(wrong)}. Evidence: {log}")
 
 
 def different(reports: Iterable[RequestReport]) -> list[str]:
