@@ -13,7 +13,7 @@ from sm121.evidence import requested, variables
 from sm121.evidence.kernel_path import KernelPath, read_lines
 from sm121.evidence.metrics import with_metrics
 from sm121.evidence.requested import compare, differences, load_requests, parse_requests
-from sm121.profile import shipped
+from sm121.profile import load, shipped
 
 CORE = "(EngineCore pid=7) INFO 10-05 02:13:33 "
 RESOLVED = (
@@ -123,6 +123,29 @@ def test_what_did_not_run_as_asked_is_named(
     assert field in wrong
     assert arguments[0].replace("--no-", "--").partition("=")[0].partition(".")[0] in wrong
     assert resolved is None or resolved in wrong
+
+
+@pytest.mark.parametrize(
+    ("name", "moe", "wrong"),
+    [
+        ("cutlass", "FLASHINFER_CUTLASS_MXFP4_MXFP8", []),
+        ("marlin", "MARLIN", []),
+        ("cutlass", "FLASHINFER_CUTLASS_MXFP4_BF16", ["--quantization-config"]),
+        ("cutlass", "MARLIN", ["--moe-backend", "--quantization-config"]),
+        ("marlin", "FLASHINFER_CUTLASS_MXFP4_MXFP8", ["--moe-backend"]),
+    ],
+)
+def test_both_configurations_of_gb10(name: str, moe: str, wrong: list[str]) -> None:
+    """As the profile asks for them, on the log that each should write and on the other's."""
+    gb10 = load("sm121-gpt-oss-120b")
+    own = gb10.configurations[name]
+    asked = configuration(*gb10.engine.arguments, *own.arguments)
+    environment = {"VLLM_KV_CACHE_LAYOUT": gb10.engine.environment["VLLM_KV_CACHE_LAYOUT"]}
+    log = [line.replace("load_format=auto", "load_format=fastsafetensors") for line in GB10_LOG]
+    log[3] = CORE + f"[mxfp4.py:499] Using '{moe}' Mxfp4 MoE backend."
+    found = differences(asked, read_lines(log), environment)
+    assert [line.split()[0].partition(".")[0] for line in found] == wrong
+    assert len(compare(asked, read_lines(log), environment)) >= 5
 
 
 def test_every_rule_is_seen_to_fail() -> None:

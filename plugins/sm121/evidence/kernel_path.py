@@ -91,6 +91,9 @@ class KernelPath(BaseModel):
     """Variables that this vLLM does not know, harmless ones of official images included."""
     fallbacks: list[str] = Field(default_factory=list)
     """Kinds of fallback that the log admits, by the ids of ``fixtures/signatures``."""
+    silent_fallbacks: list[str] = Field(default_factory=list)
+    """What looks like a choice and was none, by the ids of ``fixtures/signatures``: of the
+    candidates that the log lists, one was left. It may be the right one."""
     failure: str | None = None
     """Kind of failure, as in `sm121.evidence.failure`."""
     evidence: dict[str, str] = Field(default_factory=dict)
@@ -123,6 +126,7 @@ class _ServerState:
     also: dict[str, str] = field(default_factory=dict)
     unknown_env: dict[str, str] = field(default_factory=dict)
     fallbacks: dict[str, str] = field(default_factory=dict)
+    silent: dict[str, str] = field(default_factory=dict)
 
     def take(self, signature: Signature, line: LogLine) -> None:
         match = signature.search(line)
@@ -139,6 +143,9 @@ class _ServerState:
                 self.unknown_env.setdefault(str(value), shown)
         elif signature.field == "fallback":
             self.fallbacks.setdefault(signature.id, shown)
+        elif signature.field == "silent_fallback":
+            if "drafter_loads" not in self.facts:
+                self.silent.setdefault(signature.id, shown)
         elif not (
             signature.field in _OF_TARGET_ONLY
             and "drafter_loads" in self.facts
@@ -322,6 +329,10 @@ def _merge(states: list[_ServerState]) -> KernelPath:
             if name not in result.fallbacks:
                 result.fallbacks.append(name)
                 result.evidence[f"fallbacks.{name}"] = line
+        for name, line in state.silent.items():
+            if name not in result.silent_fallbacks:
+                result.silent_fallbacks.append(name)
+                result.evidence[f"silent_fallbacks.{name}"] = line
     for state in states:
         kind, shown = state.failures.kind(), state.failures.evidence()
         if kind is not None and shown is not None and result.failure is None:

@@ -32,6 +32,7 @@ SignatureField = Literal[
     "block_size",
     "unknown_env",
     "fallback",
+    "silent_fallback",
     "version",
     "progress",
     "fact",
@@ -119,7 +120,7 @@ class Signature(LinePattern):
         if self.field == "progress":
             if not isinstance(self.value, str):
                 raise ValueError("a progress entry needs value, the name of the phase")
-        elif self.field == "fallback":
+        elif self.field in ("fallback", "silent_fallback"):
             pass  # the id is the value
         elif captures == (self.value is not None):
             raise ValueError("exactly one of value and a group (?P<value>...) in regex is needed")
@@ -137,7 +138,7 @@ class Signature(LinePattern):
         """The value that a matching line states; None when the mapping does not have it."""
         if self.value is not None:
             return self.value
-        if self.field == "fallback":
+        if self.field in ("fallback", "silent_fallback"):
             return self.id
         captured = match["value"].strip()
         if captured in self.mapping:
