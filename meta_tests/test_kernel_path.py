@@ -103,6 +103,13 @@ ONE_LINE = [
         "TRITON",
     ),
     ("INFO [mxfp4.py:161] Using Marlin backend", "moe", "MARLIN"),
+    ("Using Marlin backend", "moe", "MARLIN"),
+    ("[get_mxfp4_backend_with_lora] Using Marlin backend", "moe", "MARLIN"),
+    (
+        CORE + "[mxfp4.py:120] Using FlashInfer MXFP4 MXFP8 CUTLASS backend for SM121",
+        "moe",
+        "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+    ),
     (
         CORE + "[mxfp4.py:120] Using FlashInfer MXFP4 MXFP8 CUTLASS backend for SM100",
         "moe",
@@ -237,6 +244,7 @@ SILENT = [
     CORE + "[fa_utils.py:90] Using FlashAttention version 2 for vit",
     # the same words without the file that tells attention from MoE
     "Using Triton backend",
+    CORE + "[marlin.py:5] Using Marlin backend",
     # graphs: settings and profiles are no capture
     CORE + "[config.py:273] Overriding max cuda graph capture size to 992 for performance.",
     CORE + "[gpu_model_runner.py:6534] Profiling CUDA graph memory: PIECEWISE=51 (largest=512)",
