@@ -17,6 +17,7 @@ from sm121.evidence.signatures import load_signatures, parse_signatures
 DATA = Path(__file__).parent / "data"
 CORE = "(EngineCore pid=7) INFO 10-05 02:13:33 "
 WARN = "(EngineCore pid=7) WARNING 10-05 02:13:33 "
+CONFIGURATION = CORE + "[core.py:133] Initializing a V1 LLM engine with config: "
 GPT_OSS = (
     "(APIServer pid=1) INFO 10-05 02:13:00 [model.py:733] Resolved architecture: GptOssForCausalLM"
 )
@@ -74,13 +75,41 @@ ONE_LINE = [
         "ROCM_ATTN",
     ),
     (CORE + "[cpu.py:175] Using CPU_MLA backend.", "attention", "CPU_MLA"),
+    (CORE + "[cuda.py:290] Using Cutlass MLA backend on V1 engine.", "attention", "CUTLASS_MLA"),
+    (
+        CORE + "[flashinfer.py:967] FlashInfer resolved query dtypes: prefill=torch.bfloat16, "
+        "decode=torch.bfloat16, decode_backend=xqa, kv_cache_dtype=torch.float8_e4m3fn, arch=sm121",
+        "attention",
+        "FLASHINFER",
+    ),
+    (
+        CORE + "[flashinfer.py:967] FlashInfer resolved query dtypes: prefill=torch.bfloat16, "
+        "decode=torch.bfloat16, decode_backend=xqa, kv_cache_dtype=torch.float8_e4m3fn, arch=sm121",
+        "kv_cache_dtype",
+        "float8_e4m3fn",
+    ),
+    (CORE + "[flash_attn.py:718] Using FlashAttention version 2", "attention", "FLASH_ATTN"),
+    ("INFO 09-01 10:00:00 [cpu.py:69] Using Torch SDPA backend.", "attention", "TORCH_SDPA"),
     # MoE
+    (
+        CORE + "[compressed_tensors_moe.py:158] Using CompressedTensorsWNA16MarlinMoEMethod",
+        "moe",
+        "MARLIN",
+    ),
+    (CORE + "[mxfp4.py:1719] Using MarlinExperts", "moe", "MARLIN"),
     (
         "(EngineCore_DP0 pid=2) INFO 01-27 00:31:44 [mxfp4.py:165] Using Triton backend",
         "moe",
         "TRITON",
     ),
     ("INFO [mxfp4.py:161] Using Marlin backend", "moe", "MARLIN"),
+    ("Using Marlin backend", "moe", "MARLIN"),
+    ("[get_mxfp4_backend_with_lora] Using Marlin backend", "moe", "MARLIN"),
+    (
+        CORE + "[mxfp4.py:120] Using FlashInfer MXFP4 MXFP8 CUTLASS backend for SM121",
+        "moe",
+        "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+    ),
     (
         CORE + "[mxfp4.py:120] Using FlashInfer MXFP4 MXFP8 CUTLASS backend for SM100",
         "moe",
@@ -159,6 +188,7 @@ ONE_LINE = [
         "cuda_graphs",
         False,
     ),
+    (CONFIGURATION + "x, enforce_eager=True, x", "cuda_graphs", False),
     # KV layout, speculation, version
     (CORE + "[utils.py:347] Using LBHNC KV cache layout.", "kv_layout", "LBHNC"),
     (
@@ -178,6 +208,12 @@ ONE_LINE = [
         "speculative",
         "eagle3",
     ),
+    (CONFIGURATION + "kv_cache_dtype=fp8_e4m3, x", "kv_cache_dtype", "fp8_e4m3"),
+    (CONFIGURATION + "trust_remote_code=False, dtype=torch.bfloat16, x", "dtype", "bfloat16"),
+    (CONFIGURATION + "x, load_format=fastsafetensors, x", "load_format", "fastsafetensors"),
+    (CONFIGURATION + "x, quantization=gpt_oss_mxfp4, x", "quantization", "gpt_oss_mxfp4"),
+    (CONFIGURATION + "x, quantization=None, x", "quantization", "none"),
+    (CONFIGURATION + "x, enable_prefix_caching=False, x", "prefix_caching", False),
     ("mtp.py:111   MTP draft vocab: 65536 of 248320 tokens", "speculative", "mtp"),
     (
         CORE + "[core.py:133] Initializing a V1 LLM engine (v0.20.1.dev0+g10) with config: x",
@@ -190,7 +226,7 @@ SILENT = [
     # the configuration line says what was asked for
     CORE + "[core.py:133] Initializing a V1 LLM engine with config: enforce_eager=False, "
     "'cudagraph_mode': <CUDAGraphMode.FULL_AND_PIECEWISE: (2, 1)>, moe_backend='auto', "
-    "quantization=gpt_oss_mxfp4",
+    "kv_cache_dtype=auto, load_format=auto",
     "non-default args: {'attention_backend': 'FLASHINFER', 'moe_backend': 'marlin'}",
     # words that look like a choice
     CORE + "[cuda.py:541] Using backend AttentionBackendEnum.FLASH_ATTN for vit attention",
@@ -203,8 +239,12 @@ SILENT = [
     CORE + "[unquantized.py:529] Using CPUUnquantizedExperts MoE backend",
     "ValueError: moe_backend='flashinfer_b12x' is not supported for MXFP4 MoE. Expected one "
     "of ['triton', 'marlin'].",
+    # prefill of MLA, and the words of FlashAttention elsewhere
+    CORE + "[cuda.py:507] Using FLASH_ATTN MLA prefill backend",
+    CORE + "[fa_utils.py:90] Using FlashAttention version 2 for vit",
     # the same words without the file that tells attention from MoE
     "Using Triton backend",
+    CORE + "[marlin.py:5] Using Marlin backend",
     # graphs: settings and profiles are no capture
     CORE + "[config.py:273] Overriding max cuda graph capture size to 992 for performance.",
     CORE + "[gpu_model_runner.py:6534] Profiling CUDA graph memory: PIECEWISE=51 (largest=512)",
@@ -316,6 +356,28 @@ def test_fallback_is_told(kind: str) -> None:
 
 def test_every_fallback_signature_has_a_line() -> None:
     assert {entry.id for entry in load_signatures("vllm").of("fallback")} == set(FALLBACK_LINES)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("[cuda.py:507] Using TRITON_ATTN attention backend out of potential backends: "
+         "['TRITON_ATTN'].", ["attention_one_candidate"]),
+        ("[cuda.py:351] Using TRITON_ATTN attention backend out of potential backends: "
+         "('TRITON_ATTN',)", ["attention_one_candidate"]),
+        ("[cuda.py:507] Using FLASHINFER attention backend out of potential backends: "
+         "['FLASHINFER', 'TRITON_ATTN'].", []),
+        ("[nvfp4.py:242] Using 'MARLIN' NvFp4 MoE backend out of potential backends: ['MARLIN'].",
+         ["moe_one_candidate"]),
+        ("[nvfp4.py:242] Using 'MARLIN' NvFp4 MoE backend out of potential backends: "
+         "['FLASHINFER_CUTLASS', 'MARLIN'].", []),
+    ],
+)  # fmt: skip
+def test_a_choice_of_one_is_told(line: str, found: list[str]) -> None:
+    path = read_lines([CORE + line])
+    assert path.silent_fallbacks == found
+    assert path.fallbacks == []
+    assert all(f"silent_fallbacks.{name}" in path.evidence for name in found)
 
 
 def test_target_counts_and_drafter_does_not() -> None:
@@ -482,8 +544,11 @@ def test_real_cpu_engine() -> None:
         "cuda_graphs": False,
         "kv_layout": "LBHNC",
         "speculative": "none",
+        "dtype": "float32",
+        "quantization": "none",
         "unknown_env": ["VLLM_ATTENTION_BACKEND"],
         "fallbacks": ["runner_v2_to_v1"],
+        "silent_fallbacks": ["moe_one_candidate"],
         "version": "0.32.0",
     }
     assert "version" not in path.model_dump()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sm121.compilation import libraries, modules, probes
 from sm121.compilation.architecture import CodeArchitecture
 from sm121.engines import interpreter
-from sm121.evidence import requirement
+from sm121.evidence import requested, requirement
 from sm121.evidence.kernel_path import read_log
 from sm121.kernels.cases import BytesCase
 
@@ -37,6 +37,28 @@ def test_kernel_path_of_the_baseline_is_the_required_one(conformance, profile):
         pytest.skip("NOT_RUN: the smoke level starts the baseline, and it was not started")
     wrong = requirement.contradictions(profile.kernel_path, read_log(log), log, profile.baseline)
     assert not wrong, "; ".join(wrong) + f". Evidence: {log}"
+
+
+def test_what_was_asked_for_is_what_ran(server, kernel_path):
+    """Arguments and variables against the evidence: with any difference, numbers are INVALID."""
+    if server.configuration is None:
+        pytest.skip("NOT_RUN: what the attached server was started with is not known")
+    requested.require_as_asked(server.configuration, kernel_path, server.log)
+
+
+def test_what_was_asked_of_the_baseline_is_what_ran(conformance, profile):
+    """The same of the configuration that everything is compared with."""
+    log = conformance.log_of(profile.baseline)
+    if log is None:
+        pytest.skip("NOT_RUN: the smoke level starts the baseline, and it was not started")
+    asked = conformance.managed_configuration(profile.baseline)
+    requested.require_as_asked(asked, read_log(log), log)
+
+
+def test_decode_runs_the_kernels_of_its_path(kernel_path, decode_profile, profile):
+    """Profiled decode steps: attention and MoE, by the kernels of the path, none forbidden."""
+    wrong = requirement.kernel_contradictions(profile.kernel_path, kernel_path, decode_profile)
+    assert not wrong, "; ".join(wrong) + f". Evidence: {decode_profile.source}"
 
 
 # Numerics. In each of them an operation runs twice, on fresh inputs and into memory poisoned with

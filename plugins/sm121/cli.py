@@ -64,7 +64,32 @@ def _parser() -> argparse.ArgumentParser:
         "path", help="what a server runs, read from its log; or what its libraries can run"
     )
     path.add_argument("log", type=Path, metavar="LOG", nargs="?")
-    path.add_argument("--engine", default="vllm")
+    path.add_argument(
+        "--engine", metavar="NAME", help="vllm, sglang or llama-cpp (default: told by the log)"
+    )
+    path.add_argument(
+        "--metrics",
+        type=Path,
+        metavar="FILE",
+        help="the text of the server's /metrics, as evidence beside the log",
+    )
+    path.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="kernels by name and share of time, of a trace of the torch profiler (.json, "
+        ".json.gz), a .nsys-rep, or the CSV of nsys stats --report cuda_gpu_kern_sum",
+    )
+    path.add_argument(
+        "--table", action="store_true", help="with --trace: a Markdown table instead of JSON"
+    )
+    path.add_argument(
+        "--jit-cache",
+        type=Path,
+        metavar="DIR",
+        nargs="+",
+        help="modules that were compiled into these folders, and what their code is for",
+    )
     path.add_argument(
         "--libraries",
         type=Path,
@@ -139,15 +164,48 @@ def _ablation(options: argparse.Namespace) -> int:
 
 
 def _path(options: argparse.Namespace) -> int:
-    from sm121.evidence.kernel_path import read_log
+    from sm121.evidence.kernel_path import KernelPath, detect_engine, read_log
 
-    if (options.log is None) == (options.libraries is None):
-        raise UsageError("expected either the LOG of a server or --libraries")
-    if options.log is None:
+    others = (options.metrics, options.trace, options.jit_cache)
+    given = options.log is not None or any(other is not None for other in others)
+    if given == (options.libraries is not None):
+        raise UsageError(
+            "expected the LOG of a server, --metrics, --trace or --jit-cache; or --libraries"
+        )
+    if options.libraries is not None:
         return _libraries(options)
-    if not options.log.is_file():
-        raise UsageError(f"{options.log}: expected the log file of a server")
-    print(read_log(options.log, options.engine).model_dump_json(indent=2))
+    for file, what in (
+        (options.log, "the log file of a server"),
+        (options.metrics, "the text of /metrics"),
+        (options.trace, "a trace"),
+    ):
+        if file is not None and not file.is_file():
+            raise UsageError(f"{file}: expected {what}")
+    engine = options.engine
+    if engine is None:
+        engine = "vllm" if options.log is None else detect_engine(options.log)
+    path = KernelPath() if options.log is None else read_log(options.log, engine)
+    answer: dict[str, object] = {} if options.log is None else {"engine": engine}
+    if options.metrics is not None:
+        from sm121.evidence.metrics import with_metrics_file
+
+        path = with_metrics_file(path, options.metrics, engine)
+    if options.jit_cache is not None:
+        from sm121.compilation.architecture import CodeArchitecture
+        from sm121.evidence import jit_cache
+
+        modules = jit_cache.read(options.jit_cache, CodeArchitecture.parse(options.gpu).number)
+        path.evidence.update(jit_cache.evidence(modules))
+        answer["jit_cache"] = [module.model_dump(mode="json") for module in modules]
+    if options.trace is not None:
+        from sm121.evidence import kernel_profile
+
+        seen = kernel_profile.read(options.trace)
+        if options.table:
+            print(kernel_profile.table(seen), end="")
+            return 0
+        answer["kernels"] = seen.model_dump(mode="json")
+    print(json.dumps(path.model_dump(mode="json") | answer, indent=2, ensure_ascii=False))
     return 0
 
 

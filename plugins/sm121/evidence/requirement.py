@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from sm121.evidence.kernel_path import KernelPath, mistaken_environment
+from sm121.evidence.kernel_profile import KernelProfile, broken_rules
 from sm121.profile import KernelPathRequirement, PathRule
 
 
@@ -35,6 +36,34 @@ def contradictions(
     for name in path.fallbacks:
         if name not in required.accepted_fallbacks:
             found.append(f"fallback {name}: {path.evidence.get(f'fallbacks.{name}', 'no line')}")
+    return found
+
+
+def kernel_contradictions(
+    required: KernelPathRequirement, path: KernelPath, seen: KernelProfile
+) -> list[str]:
+    """What of the kernels of a decode step is not as required, a line each.
+
+    There must be kernels of attention and of the experts, whatever the profile says. Its rules for
+    the MoE backend that the log resolved come on top; that no rule speaks of it is a contradiction
+    where there are rules at all.
+    """
+    found = [
+        f"a decode step must have kernels of {part}, seen none "
+        f"(the longest are {', '.join(name[:60] for name in seen.names()[:5])})"
+        for part in ("attention", "moe")
+        if not any(kernel.part == part for kernel in seen.kernels)
+    ]
+    rules = [rule for rule in required.rules if rule.where == "profile"]
+    if rules and path.moe is None:
+        found.append("no evidence shows the MoE backend, so that its kernels cannot be judged")
+    elif rules and path.moe is not None:
+        chosen = [r for r in rules if re.fullmatch(r.when.get("moe", ""), path.moe, re.I)]
+        if not chosen:
+            known = ", ".join(rule.when["moe"] for rule in rules)
+            found.append(f"the MoE backend {path.moe} has no rule on its kernels (rules: {known})")
+        for rule in chosen:
+            found.extend(broken_rules(seen, rule.must_see, rule.must_not_see))
     return found
 
 

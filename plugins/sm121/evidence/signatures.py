@@ -24,8 +24,15 @@ SignatureField = Literal[
     "kv_layout",
     "speculative",
     "native_fp4",
+    "kv_cache_dtype",
+    "dtype",
+    "load_format",
+    "quantization",
+    "prefix_caching",
+    "block_size",
     "unknown_env",
     "fallback",
+    "silent_fallback",
     "version",
     "progress",
     "fact",
@@ -113,13 +120,13 @@ class Signature(LinePattern):
         if self.field == "progress":
             if not isinstance(self.value, str):
                 raise ValueError("a progress entry needs value, the name of the phase")
-        elif self.field == "fallback":
+        elif self.field in ("fallback", "silent_fallback"):
             pass  # the id is the value
         elif captures == (self.value is not None):
             raise ValueError("exactly one of value and a group (?P<value>...) in regex is needed")
         if self.mapping_only and not self.mapping:
             raise ValueError("mapping_only needs mapping")
-        wants_bool = self.field in ("cuda_graphs", "native_fp4")
+        wants_bool = self.field in ("cuda_graphs", "native_fp4", "prefix_caching")
         constants = [self.value] if self.value is not None else list(self.mapping.values())
         if wants_bool != all(isinstance(constant, bool) for constant in constants) and constants:
             raise ValueError(f"{self.field} takes {'true or false' if wants_bool else 'text'}")
@@ -131,7 +138,7 @@ class Signature(LinePattern):
         """The value that a matching line states; None when the mapping does not have it."""
         if self.value is not None:
             return self.value
-        if self.field == "fallback":
+        if self.field in ("fallback", "silent_fallback"):
             return self.id
         captured = match["value"].strip()
         if captured in self.mapping:
@@ -141,16 +148,46 @@ class Signature(LinePattern):
         return re.sub(r"[\s-]+", "_", captured).upper() if self.transform == "enum" else captured
 
 
+class MetricSignature(BaseModel):
+    """A metric that proves something about the kernel path."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: str = Field(pattern=r"^[a-z0-9_]+$")
+    field: Literal["kv_cache_dtype", "prefix_caching", "block_size", "kv_layout", "speculative"]
+    metric: str
+    label: str | None = None
+    """Label of the metric that has the value."""
+    nothing: tuple[str, ...] = ()
+    """Values of the label that say nothing, such as ``auto``."""
+    mapping: dict[str, str | bool] = Field(default_factory=dict)
+    absent: str | None = None
+    """The value where the metric is not there though `served`, a counter, has counted."""
+    served: str | None = None
+    source: str = Field(min_length=3)
+
+    @model_validator(mode="after")
+    def _one_way(self) -> MetricSignature:
+        if (self.label is None) == (self.absent is None):
+            raise ValueError("expected either label or absent")
+        if (self.absent is None) != (self.served is None):
+            raise ValueError("absent and served go together")
+        return self
+
+
 class SignatureSet(BaseModel):
     """What is known of one engine's log."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     engine: str
+    detect: tuple[str, ...] = ()
+    """Texts that only this engine's log has; the more of them, the surer it is."""
     harmless_env: tuple[str, ...] = ()
     """Patterns of unknown variables that official images and Kubernetes set: no mistake of the
     user."""
     signature: tuple[Signature, ...] = Field(min_length=1)
+    metric: tuple[MetricSignature, ...] = ()
 
     @model_validator(mode="after")
     def _check_references(self) -> SignatureSet:
@@ -183,18 +220,19 @@ def _compiled(regex: str) -> re.Pattern[str]:
         raise ValueError(f"a regular expression is expected, got {regex!r}: {error}") from error
 
 
+def known_engines() -> tuple[str, ...]:
+    """The engines whose logs can be read."""
+    folder = files("sm121.fixtures") / "signatures"
+    names = (item.name for item in folder.iterdir() if item.name.endswith(".toml"))
+    return tuple(sorted({name.removesuffix(".toml") for name in names} - {"failures"}))
+
+
 def read_signature_text(name: str) -> str:
     """The text of ``fixtures/signatures/<name>``. Raises DataFileError naming what there is."""
-    folder = files("sm121.fixtures") / "signatures"
-    entry = folder / name
+    entry = files("sm121.fixtures") / "signatures" / name
     if not entry.is_file():
-        known = sorted(
-            item.name.removesuffix(".toml")
-            for item in folder.iterdir()
-            if item.name != "failures.toml"
-        )
         raise DataFileError(
-            f"fixtures/signatures/{name}: no such file; known engines: {', '.join(known)}"
+            f"fixtures/signatures/{name}: no such file; known engines: {', '.join(known_engines())}"
         )
     return entry.read_text(encoding="utf-8")
 

@@ -34,6 +34,8 @@ class Settings:
     served_name: str | None
     kernel_provider: str | None
     full_shapes: bool
+    profile_kernels: str
+    nsys: bool
     waivers: tuple[Waiver, ...]
     certify: bool
     report_dir: Path
@@ -100,6 +102,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--full-shapes",
         action="store_true",
         help="numerics at all sizes on a CPU too, where the large ones are left out by default",
+    )
+    group.addoption(
+        "--profile-kernels",
+        metavar="MODE",
+        choices=("auto", "keep", "restart", "off"),
+        default="auto",
+        help="decode steps of the server under test are profiled for their kernel names; then it "
+        "is kept, or restarted so that no number is taken of it (default: auto, as the profile "
+        "says); off: not profiled",
+    )
+    group.addoption(
+        "--nsys",
+        action="store_true",
+        help="start the server under Nsight Systems, keep its report, and read the kernels from it",
     )
     group.addoption("--waivers", metavar="PATH", help="failures tolerated by name (default: none)")
     group.addoption(
@@ -172,6 +188,8 @@ def _settings(config: pytest.Config) -> Settings:
         served_name=option("--served-model-name"),
         kernel_provider=provider,
         full_shapes=option("--full-shapes"),
+        profile_kernels=option("--profile-kernels"),
+        nsys=option("--nsys"),
         waivers=waivers.load(Path(waiver_file) if waiver_file else None),
         certify=option("--certify"),
         report_dir=(config.invocation_params.dir / option("--report-dir")).resolve(),

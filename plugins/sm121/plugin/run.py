@@ -27,7 +27,7 @@ from sm121.engines.preflight import Finding
 from sm121.engines.process_tree import RUN_ID
 from sm121.engines.server import Server
 from sm121.errors import UsageError
-from sm121.evidence import environment
+from sm121.evidence import environment, metrics, requested
 from sm121.evidence.kernel_path import KernelPath, read_log
 from sm121.evidence.redaction import redact
 from sm121.evidence.resources import ResourceSampler
@@ -162,8 +162,24 @@ class Run:
         announce(self.config, "note", self.redact(line))
 
     def kernel_path(self, server: Server) -> KernelPath:
-        """What the server's log proves at this moment; all null without a log."""
-        return read_log(server.log) if server.log is not None else KernelPath()
+        """What log and metrics prove at this moment, and what was asked for."""
+        path = read_log(server.log) if server.log is not None else KernelPath()
+        if (text := self._metrics_of(server)) is not None:
+            path = metrics.with_metrics(path, text)
+        if server.configuration is None:
+            return path
+        return requested.judged(server.configuration, path)
+
+    def _metrics_of(self, server: Server) -> str | None:
+        """The metrics as they were when the server was first looked at; kept in the report."""
+        name = server.log.stem if server.managed and server.log is not None else "attached"
+        kept = self.directory / f"metrics-{name}.txt"
+        if not kept.exists():
+            text = metrics.fetch(server.endpoint)
+            if text is None:
+                return None
+            verdict_file.write_text(self.redact(text), kept)
+        return kept.read_text("utf-8", errors="replace")
 
     def save(self) -> None:
         """Write verdict.json and summary.md as they stand."""

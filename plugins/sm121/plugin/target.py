@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from sm121 import architecture, profile
 from sm121.engines import registry
 from sm121.engines.attached import attach
 from sm121.engines.configuration import ServerConfiguration, environment_items
+from sm121.engines.protocol import Profiling
 from sm121.engines.server import Server
 from sm121.errors import UsageError
 from sm121.plugin.options import Settings
@@ -105,6 +107,7 @@ def configurations(
         model = str(_canary(model.removeprefix(_CANARY), root, notify))
     elif Path(model).exists():
         model = str(Path(model).absolute())
+    traces = _traces(settings, chosen)
     return {
         name: ServerConfiguration(
             name=name,
@@ -118,9 +121,35 @@ def configurations(
             ),
             debug=settings.engine_debug,
             speaking_worker=chosen.engine.speaking_worker,
+            traces=traces if name == chosen.under_test else None,
+            nsys=_nsys_report(settings) if traces and name == chosen.under_test else None,
         )
         for name, own in chosen.configurations.items()
     }
+
+
+def profiler_mode(settings: Settings, chosen: Profile) -> str:
+    """``keep``, ``restart`` or ``off``: what the user said, else the profile."""
+    asked = settings.profile_kernels
+    return chosen.engine.profiler if asked == "auto" else asked
+
+
+def _traces(settings: Settings, chosen: Profile) -> str | None:
+    """Where the engine's profiler writes; None when it is not used, or somebody else uses it."""
+    engine = registry.engine(settings.engine)
+    if profiler_mode(settings, chosen) == "off" or not isinstance(engine, Profiling):
+        return None
+    if any(argument.startswith("--profiler-config") for argument in settings.engine_arguments):
+        return None
+    layers = (chosen.engine.environment, dict(settings.engine_environment))
+    environment = {**os.environ, **dict(environment_items(*layers))}
+    if not engine.can_profile(settings.engine_python, environment):
+        return None
+    return str(settings.report_dir / "traces")
+
+
+def _nsys_report(settings: Settings) -> str | None:
+    return str(settings.report_dir / "kernels") if settings.nsys and shutil.which("nsys") else None
 
 
 def engine_version(settings: Settings, chosen: Profile) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from sm121.evidence.kernel_path import KernelPath
+from sm121.evidence.kernel_profile import KernelProfile
 from sm121.verdict import Verdict, worst
 
 SCHEMA_VERSION = 1
@@ -30,6 +31,8 @@ class EngineReport(_Part):
     configuration: str | None = None
     startup_s: float | None = None
     path: KernelPath = Field(default_factory=KernelPath)
+    kernels: KernelProfile | None = None
+    """Kernels of some decode steps, those of the longest time; null where none were profiled."""
 
 
 class BoxReport(_Part):

@@ -1,0 +1,267 @@
+"""The reader of kernel paths: SGLang and llama.cpp, whose log it is, and a log of any size."""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sm121 import cli
+from sm121.evidence.kernel_path import detect_engine, read_lines, read_log
+from sm121.evidence.log_lines import clean
+from sm121.evidence.signatures import known_engines, load_signatures
+
+CORE = "(EngineCore pid=7) INFO 10-05 02:13:33 "
+SERVER_ARGS = (
+    "[2026-06-07 11:57:02] server_args=ServerArgs(model_path='m', dtype='bfloat16', "
+    "load_format='safetensors', quantization='mxfp4', kv_cache_dtype='fp8_e4m3', "
+    "attention_backend='triton', moe_runner_backend='flashinfer_mxfp4', "
+    "speculative_algorithm='EAGLE3', disable_cuda_graph=True, x=1)"
+)
+
+SGLANG = [
+    ("SGLang Version 0.5.11+05fb6a52", "version", "0.5.11+05fb6a52"),
+    (SERVER_ARGS, "attention", "triton"),
+    (SERVER_ARGS, "moe", "flashinfer_mxfp4"),
+    (SERVER_ARGS, "cuda_graphs", False),
+    (SERVER_ARGS, "speculative", "EAGLE3"),
+    (SERVER_ARGS, "kv_cache_dtype", "fp8_e4m3"),
+    (SERVER_ARGS, "dtype", "bfloat16"),
+    (SERVER_ARGS, "load_format", "safetensors"),
+    (SERVER_ARGS, "quantization", "mxfp4"),
+    ("server_args=ServerArgs(speculative_algorithm=None)", "speculative", "none"),
+    (
+        "[2026-06-07 11:57:01] Attention backend not specified. Use flashinfer backend by default.",
+        "attention",
+        "flashinfer",
+    ),
+    (
+        "[2025-11-11 20:29:05] WARNING server_args.py:1183: Attention backend not explicitly "
+        "specified. Use fa3 backend by default.",
+        "attention",
+        "fa3",
+    ),
+    (
+        "[2026-06-07 12:15:48] Use triton as default attention backend for Gemma4",
+        "attention",
+        "triton",
+    ),
+    (
+        "[2025-09-28 17:07:09 TP0] FlashAttention3 only supports fp8_e4m3 if using FP8; Setting "
+        "attention backend to triton.",
+        "attention",
+        "triton",
+    ),
+    (
+        "WARNING:sglang.srt.server_args:Detected GPT-OSS model, enabling triton_kernels MOE "
+        "kernel.",
+        "moe",
+        "triton_kernel",
+    ),
+    (
+        "Detected SM100 and MXFP4 quantization format for GPT-OSS model, enabling FlashInfer MXFP4 "
+        "MOE kernel.",
+        "moe",
+        "flashinfer_mxfp4",
+    ),
+    (
+        '  File "/usr/lib/flashinfer/fused_moe/core.py", line 490, in cutlass_fused_moe',
+        "moe",
+        "flashinfer_cutlass",
+    ),
+    (
+        "[2026-06-07 11:57:57] Capture cuda graph end. Time elapsed: 13.63 s.",
+        "cuda_graphs",
+        True,
+    ),
+    ("[2026-08-01 21:51:16] Capture target decode CUDA graph end. bs=8", "cuda_graphs", True),
+    (
+        "[2026-06-07 11:58:25] Decode batch, #running-req: 1, cuda graph: True, gen throughput "
+        "(token/s): 60.1",
+        "cuda_graphs",
+        True,
+    ),
+    ("Cuda graph is disabled because of using torch native attention", "cuda_graphs", False),
+]
+SGLANG_SILENT = [
+    "server_args=ServerArgs(attention_backend=None, moe_runner_backend='auto', dtype='auto', "
+    "kv_cache_dtype='auto', load_format='auto', quantization=None, disable_cuda_graph=False)",
+    "SM120 (Blackwell) detected: auto-selecting fp4-gemm-backend=flashinfer_cudnn",
+    "Overriding draft attention backend to flashinfer.",
+    "Capture cuda graph begin. This can take up to several minutes. avail mem=12.19 GB",
+    "Using CompressedTensorsW4A4Nvfp4MoE",
+]
+
+LLAMA = [
+    ("build_info: b8680-15f786e65", "version", "b8680-15f786e65"),
+    ("llama_context: flash_attn    = enabled", "attention", "FLASH_ATTN"),
+    ("llama_context: flash_attn    = 0", "attention", "none"),
+    ("sched_reserve: Flash Attention was auto, set to enabled", "attention", "FLASH_ATTN"),
+    ("0.12.1 I llama_context: Flash Attention was auto, set to disabled", "attention", "none"),
+    ("slot print_timing: id 0 | graphs reused =  126", "cuda_graphs", True),
+    (
+        "0.10.252.286 W common_speculative_init: no implementations specified for speculative "
+        "decoding",
+        "speculative",
+        "none",
+    ),
+    (
+        "common_speculative_init: adding speculative implementation 'draft-simple'",
+        "speculative",
+        "draft-simple",
+    ),
+]
+LLAMA_SILENT = [
+    "llama_context: flash_attn    = auto",
+    "slot print_timing: id 0 | graphs reused =  0",
+    "system_info: CUDA : ARCHS = 1210 | USE_GRAPHS = 1 | BLACKWELL_NATIVE_FP4 = 1",
+    "| gpt-oss 120B MXFP4 MoE | 59.02 GiB | 116.83 B | CUDA | 99 | 1 | tg32 | 58.31 ± 0.20 |",
+]
+
+
+@pytest.mark.parametrize(("line", "field", "value"), SGLANG)
+def test_sglang_line_proves_value(line: str, field: str, value: object) -> None:
+    assert getattr(read_lines([line], "sglang"), field) == value
+
+
+@pytest.mark.parametrize(("line", "field", "value"), LLAMA)
+def test_llama_line_proves_value(line: str, field: str, value: object) -> None:
+    assert getattr(read_lines([line], "llama-cpp"), field) == value
+
+
+@pytest.mark.parametrize(
+    ("line", "engine"),
+    [(line, "sglang") for line in SGLANG_SILENT] + [(line, "llama-cpp") for line in LLAMA_SILENT],
+)
+def test_line_of_another_engine_proves_nothing(line: str, engine: str) -> None:
+    path = read_lines([line], engine)
+    stated = path.model_dump(exclude={"evidence"})
+    assert {name: value for name, value in stated.items() if value not in (None, [])} == {}
+
+
+@pytest.mark.parametrize(("engine", "lines"), [("sglang", SGLANG), ("llama-cpp", LLAMA)])
+def test_every_signature_of_the_engine_is_exercised(engine: str, lines: list) -> None:
+    cleaned = [clean(line) for line, _, _ in lines]
+    cleaned.append(clean("Disabling CUDA graph capture for native FP4 KV cache"))
+    unreached = [
+        entry.id
+        for entry in load_signatures(engine).signature
+        if entry.field != "progress" and not any(entry.search(line) for line in cleaned)
+    ]
+    assert unreached == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "engine"),
+    [
+        ([line for line, _, _ in SGLANG], "sglang"),
+        ([line for line, _, _ in LLAMA], "llama-cpp"),
+        ([CORE + "[mxfp4.py:499] Using 'MARLIN' Mxfp4 MoE backend."], "vllm"),
+        (["NVRM: Xid (PCI:000f:01:00): 13, pid=1"], "vllm"),
+        ([""], "vllm"),
+    ],
+)
+def test_the_log_tells_whose_it_is(lines: list[str], engine: str, tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text("\n".join(lines))
+    assert detect_engine(log) == engine
+
+
+def test_command_reads_the_log_of_any_engine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(SERVER_ARGS + "\n")
+    assert cli.main(["path", str(log)]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["engine"], answer["attention"]) == ("sglang", "triton")
+    assert cli.main(["path", str(log), "--engine", "tgi"]) == 4
+    assert ", ".join(known_engines()) in capsys.readouterr().err
+
+
+def test_command_reads_metrics_and_a_jit_cache(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics = tmp_path / "metrics.txt"
+    metrics.write_text('vllm:cache_config_info{block_size="64",cache_dtype="fp8"} 1.0\n')
+    data = Path(__file__).parent / "data" / "moe-mxfp8-mxfp4-plain-sm121.fatbin"
+    module = tmp_path / "cached_ops" / "fused_moe_120" / "fused_moe_120.fatbin"
+    module.parent.mkdir(parents=True)
+    module.write_bytes(data.read_bytes())
+    assert cli.main(
+        ["path", "--metrics", str(metrics), "--jit-cache", str(tmp_path / "cached_ops")]
+    ) == 0  # fmt: skip
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["block_size"], answer["kv_cache_dtype"]) == ("64", "fp8")
+    (compiled,) = answer["jit_cache"]
+    assert (compiled["name"], compiled["part"]) == ("fused_moe_120", "moe")
+    assert (compiled["state"], compiled["sass"]) == ("plain", ["sm_121"])
+    assert "sm_121" in answer["evidence"]["jit_cache.fused_moe_120"]
+    assert cli.main(["path", "--jit-cache", str(tmp_path / "none")]) == 4
+
+
+# ------------------------------------------------------------------------------------ a large log
+
+POOL = [line for line, _, _ in (*SGLANG, *LLAMA)] + [
+    CORE + "[cuda.py:507] Using FLASHINFER attention backend out of potential backends: ['X'].",
+    CORE + "[mxfp4.py:499] Using 'MARLIN' Mxfp4 MoE backend.",
+    CORE + "[loggers.py:257] Engine 000: Avg prompt throughput: 12.3 tokens/s, Running: 1 reqs",
+    '(APIServer pid=1) INFO:     127.0.0.1:55282 - "POST /v1/completions HTTP/1.1" 200 OK',
+    CORE + "[core.py:1] Initializing a V1 LLM engine (v0.32.0) with config: x, device_config=cpu",
+    "     wrapped, speculative_config=None, kv_cache_dtype=fp8, y",
+    '  File "core.py", line 490 in cutlass_fused_moe',
+    "Traceback (most recent call last):",
+    "RuntimeError: CUDA error: an illegal memory access was encountered",
+    "INFO:     Application startup complete.",
+    "vllm-1  | " + CORE + "[cuda.py:427] Using FLASH_ATTN backend.",
+    "vllm-2  | " + CORE + "[cuda.py:427] Using TRITON_ATTN backend.",
+    "(APIServer pid=1) ERROR 10-05 02:13:33 [core.py:9] EngineDeadError",
+    "plain words without anything, number 5",
+]
+
+
+def texts() -> Iterator[str]:
+    drawn = random.Random(7)
+    for _ in range(60):
+        lines = []
+        for _ in range(120):
+            line = drawn.choice(POOL)
+            if drawn.random() < 0.5:
+                line = "".join(str(drawn.randrange(10)) if c.isdigit() else c for c in line)
+            lines += [line] * drawn.choice((1, 1, 1, 3))
+        yield "\n".join(lines)
+
+
+def test_a_file_is_read_as_its_lines_are(tmp_path: Path) -> None:
+    """Skipping what differs in digits alone changes no answer."""
+    log = tmp_path / "server.log"
+    for text in texts():
+        log.write_text(text)
+        for engine in known_engines():
+            assert read_log(log, engine) == read_lines(text.split("\n"), engine)
+
+
+def test_a_large_log_is_read_fast_and_in_bounded_memory(tmp_path: Path) -> None:
+    """100 MB of a server that served for days; the choice stands at the end of them."""
+    log = tmp_path / "server.log"
+    block = "".join(
+        f"(APIServer pid=1) INFO 10-05 02:{n % 60:02}:33 [loggers.py:257] Engine 000: Avg prompt "
+        f"throughput: {n}.3 tokens/s, Avg generation throughput: 59.{n} tokens/s, Running: 1 reqs\n"
+        f'(APIServer pid=1) INFO:     127.0.0.1:{n} - "POST /v1/completions HTTP/1.1" 200 OK\n'
+        for n in range(5_000)
+    ).encode()
+    with log.open("wb") as stream:
+        while stream.tell() < 100 << 20:
+            stream.write(block)
+        stream.write((CORE + "[mxfp4.py:499] Using 'MARLIN' Mxfp4 MoE backend.\n").encode())
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    path = read_log(log)
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    assert path.moe == "MARLIN"
+    assert after.ru_maxrss - before.ru_maxrss < 50 * 1024  # KiB
+    # 0.4 s on a quiet core, 4 s for a gigabyte; twenty times that on a machine that does much else
+    assert after.ru_utime - before.ru_utime < 8.0

@@ -1,0 +1,57 @@
+"""The real vLLM on the CPU, asked for what it cannot do: named, and profiled all the same."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def test_a_real_engine_that_does_something_else_is_invalid(run_pytest, canary_bf16):
+    """An attention backend that did not resolve, and a variable that only a fork has."""
+    status, run = run_pytest(
+        "--arch", "cpu", "tests/test_kernel.py",
+        "-k", "test_what_was_asked_for or test_decode_runs",
+        "--engine-arg=--attention-backend", "--engine-arg=TRITON_ATTN",
+        "--engine-env", "VLLM_MXFP4_BACKEND=marlin",
+        timeout_s=500,
+    )  # fmt: skip
+    assert status == 1, run.output
+    verdict = run.verdict
+    asked, decode = (
+        next(test for test in verdict["tests"] if name in test["id"])
+        for name in ("asked_for", "decode_runs")
+    )
+    assert asked["verdict"] == "INVALID", run.output
+    assert "VLLM_MXFP4_BACKEND=marlin: not applicable" in asked["message"]
+    assert (
+        "--attention-backend TRITON_ATTN: asked for, but attention resolved to CPU_ATTN"
+        in (asked["message"])
+    )
+    path = verdict["engine"]["path"]
+    assert len(path["differences"]) == 2
+    assert {report["by"]: report["state"] for report in path["requested"]} == {
+        "VLLM_MXFP4_BACKEND=marlin": "not_applicable",
+        "--attention-backend TRITON_ATTN": "different",
+        "--enforce-eager true": "resolved",
+        "--dtype float32": "resolved",
+    }
+
+    # The same start also shows what a profile of a real engine is.
+    assert decode["verdict"] == "PASS", decode
+    kernels = verdict["engine"]["kernels"]
+    assert kernels["kind"] == "cpu"
+    assert 14 <= kernels["steps"] <= 18  # 16 tokens were asked for after the first one
+    assert sum(part["share"] for part in kernels["parts"].values()) == pytest.approx(1, abs=1e-4)
+    for part in ("attention", "moe", "dense"):
+        assert kernels["parts"][part]["share"] > 0.001, kernels["parts"]
+    assert "| `_C::cpu_fused_moe` | moe |" in (run.report / "kernels-float32.md").read_text()
+    own_times = {kernel["name"]: kernel["seconds"] for kernel in kernels["kernels"]}
+    table = next((run.report / "traces").glob("*.profiler_out.txt")).read_text()
+    for name in ("_C::onednn_mm", "_C::cpu_fused_moe"):
+        # torch's own table of the same steps: name, share, own time in milliseconds
+        own = next(line for line in table.splitlines() if line.split()[:1] == [name]).split()[2]
+        assert own_times[name] * 1e3 == pytest.approx(float(own.removesuffix("ms")), rel=0.01)
+    assert json.dumps(verdict).count("api_key") == 0

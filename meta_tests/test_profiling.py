@@ -1,0 +1,159 @@
+"""How the server under test is profiled: what it is started with, and what becomes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from sm121 import profile
+from sm121.engines.configuration import ServerConfiguration
+from sm121.engines.vllm import Vllm
+from sm121.evidence.kernel_profile import KernelProfile, _profile, _Sum
+from sm121.plugin import profiling, target
+from sm121.verdict import NotRun
+
+CPU = profile.load("cpu-tiny-gpt-oss")
+GB10 = profile.load("sm121-gpt-oss-120b")
+
+
+def configuration(**changes: str) -> ServerConfiguration:
+    plain = ServerConfiguration("tested", "vllm", sys.executable, "m", "m", ("--dtype", "float32"))
+    return dataclasses.replace(plain, **changes)
+
+
+def settings(directory: Path, **changes):
+    plain = SimpleNamespace(
+        profile_kernels="auto", nsys=False, engine="vllm", engine_python=sys.executable,
+        engine_arguments=(), engine_environment=(), report_dir=directory,
+    )  # fmt: skip
+    plain.__dict__.update(changes)
+    return plain
+
+
+def test_where_traces_go_makes_no_other_server() -> None:
+    plain, profiled = configuration(), configuration(traces="/a")
+    assert plain.key != profiled.key
+    assert profiled.key == configuration(traces="/b").key
+
+
+def test_profiler_writes_what_is_bounded() -> None:
+    command = Vllm().command(configuration(traces="/report/traces"), port=1)
+    asked = json.loads(command[command.index("--profiler-config") + 1])
+    assert asked == {
+        "profiler": "torch",
+        "torch_profiler_dir": "/report/traces",
+        "torch_profiler_with_stack": False,
+        "ignore_frontend": True,
+    }
+    assert "--profiler-config" not in Vllm().command(configuration(), port=1)
+
+
+def test_nsys_is_put_around_the_engine_and_waits_for_the_profiler() -> None:
+    command = Vllm().command(configuration(traces="/t", nsys="/report/kernels"), port=1)
+    assert command[:4] == ["nsys", "profile", "--output", "/report/kernels"]
+    assert "--capture-range=cudaProfilerApi" in command
+    assert json.loads(command[command.index("--profiler-config") + 1]) == {"profiler": "cuda"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "traces"),
+    [
+        ({}, True),
+        ({"profile_kernels": "restart"}, True),
+        ({"profile_kernels": "off"}, False),
+        ({"engine_arguments": ("--profiler-config.profiler=torch",)}, False),
+    ],
+)
+def test_profiler_is_there_unless_somebody_else_uses_it(
+    changes: dict, traces: bool, tmp_path: Path
+) -> None:
+    found = target._traces(settings(tmp_path, **changes), CPU)
+    assert found == (str(tmp_path / "traces") if traces else None)
+
+
+def test_engine_without_a_profiler_is_started_without_one(tmp_path: Path) -> None:
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").touch()
+    old = settings(tmp_path, engine_environment=(("PYTHONPATH", str(tmp_path)),))
+    assert target._traces(old, CPU) is None
+
+
+def stub(directory: Path, chosen=CPU, **changes):
+    """A run as far as profiling looks at it; `stopped` counts the stops of its server."""
+    run = SimpleNamespace(
+        settings=settings(directory, **changes),
+        profile=chosen,
+        directory=directory,
+        stopped=0,
+        file=SimpleNamespace(engine=SimpleNamespace(kernels=None)),
+    )
+
+    def stop() -> None:
+        run.stopped += 1
+
+    run.pool = SimpleNamespace(stop=stop)
+    return run
+
+
+def server(**changes: str):
+    return SimpleNamespace(
+        configuration=configuration(**changes), engine="vllm", endpoint=None, managed=True
+    )
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> KernelProfile:
+    taken = _profile("cpu", Path("trace"), 3, {f"k{n}": _Sum(1, 1e-3) for n in range(50)})
+    monkeypatch.setattr(profiling, "profile_decode", lambda *_: Path("trace"))
+    monkeypatch.setattr(profiling.kernel_profile, "read_trace", lambda _: taken)
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("chosen", "asked", "stops"),
+    [(CPU, "auto", 0), (GB10, "auto", 1), (CPU, "restart", 1), (GB10, "keep", 0)],
+)
+def test_server_that_a_gpu_profiler_slows_is_stopped(
+    chosen, asked: str, stops: int, seen: KernelProfile, tmp_path: Path
+) -> None:
+    run = stub(tmp_path, chosen, profile_kernels=asked)
+    assert profiling.profiled(run, server(traces="/t")) == seen
+    assert run.stopped == stops
+
+
+def test_profile_is_in_the_report(seen: KernelProfile, tmp_path: Path) -> None:
+    run = stub(tmp_path)
+    profiling.profiled(run, server(traces="/t"))
+    assert "| attention | 0.0% |" in (tmp_path / "kernels-tested.md").read_text()
+    whole = KernelProfile.model_validate_json((tmp_path / "kernels-tested.json").read_text())
+    assert len(whole.kernels) == 50
+    assert len(run.file.engine.kernels.kernels) == 40
+    assert run.file.engine.kernels.seconds == whole.seconds
+
+
+@pytest.mark.parametrize(
+    ("run_changes", "server_changes", "expected"),
+    [
+        ({"nsys": True}, {"traces": "/t"}, "nsys is not on PATH"),
+        ({"profile_kernels": "off"}, {}, "says off"),
+        ({}, {}, "takes no --profiler-config"),
+    ],
+)
+def test_what_cannot_be_profiled_is_not_run(
+    run_changes: dict,
+    server_changes: dict,
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NotRun, match=expected):
+        profiling.profiled(stub(tmp_path, **run_changes), server(**server_changes))
+    attached = SimpleNamespace(configuration=None, engine="openai-compatible", managed=False)
+    with pytest.raises(NotRun, match="sm121 path --trace"):
+        profiling.profiled(stub(tmp_path), attached)

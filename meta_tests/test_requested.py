@@ -1,0 +1,284 @@
+"""What was asked for is held against what ran: every difference is named, nothing is believed."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+
+from sm121.data_file import DataFileError
+from sm121.engines.configuration import ServerConfiguration
+from sm121.evidence import requested, variables
+from sm121.evidence.kernel_path import KernelPath, read_lines
+from sm121.evidence.metrics import with_metrics
+from sm121.evidence.requested import compare, differences, load_requests, parse_requests
+from sm121.profile import load, shipped
+
+CORE = "(EngineCore pid=7) INFO 10-05 02:13:33 "
+RESOLVED = (
+    CORE + "[core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: model='m', "
+    "speculative_config=None, dtype=torch.bfloat16, load_format=auto, quantization=gpt_oss_mxfp4, "
+    "kv_cache_dtype=auto, enable_prefix_caching=True, x=1"
+)
+GB10_LOG = [
+    RESOLVED,
+    CORE + "[cuda.py:446] Using AttentionBackendEnum.FLASHINFER backend.",
+    CORE + "[utils.py:347] Using LBHNC KV cache layout.",
+    CORE + "[mxfp4.py:499] Using 'FLASHINFER_CUTLASS_MXFP4_MXFP8' Mxfp4 MoE backend.",
+    CORE + "[gpu_model_runner.py:6582] Graph capturing finished in 5 secs, took 0.35 GiB",
+]
+
+
+def configuration(*arguments: str, **environment: str) -> ServerConfiguration:
+    return ServerConfiguration(
+        name="tested",
+        engine="vllm",
+        python=sys.executable,
+        model="m",
+        served_name="m",
+        arguments=arguments,
+        environment=tuple(sorted(environment.items())),
+    )
+
+
+def compared(path: KernelPath, *arguments: str, **environment: str):
+    """What becomes of each request, with no other variables than those given."""
+    return compare(configuration(*arguments, **environment), path, environment)
+
+
+def states(path: KernelPath, *arguments: str, **environment: str) -> list[str]:
+    return [report.state for report in compared(path, *arguments, **environment)]
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that knows what 0.18 knew, so that no interpreter is asked."""
+    names = {
+        "VLLM_": {
+            "VLLM_KV_CACHE_LAYOUT",
+            "VLLM_ATTENTION_BACKEND",
+            "VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8",
+            "VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8_CUTLASS",
+            "VLLM_USE_FLASHINFER_MOE_MXFP4_BF16",
+            "VLLM_MXFP4_USE_MARLIN",
+        },
+        "FLASHINFER_": {"FLASHINFER_CUDA_ARCH_LIST"},
+    }
+
+    def ask(_python, _environment, registries):
+        return {
+            r.prefix: variables.Knowledge(r.package, True, frozenset(names[r.prefix]))
+            for r in registries
+        }
+
+    monkeypatch.setattr(variables, "ask", ask)
+
+
+FULFILLED = [
+    ("--attention-backend", "FLASHINFER"),
+    ("--attention-backend=flashinfer",),
+    ("--attention_backend", "FLASHINFER"),
+    ("--attention-config.backend", "FLASHINFER"),
+    ("--attention-config", '{"backend": "FLASHINFER"}'),
+    ("--moe-backend", "flashinfer_cutlass"),
+    ("--quantization-config", '{"moe":{"activation":"mxfp8"}}'),
+    ("--quantization", "mxfp4"),
+    ("--dtype", "bfloat16"),
+    ("--enable-prefix-caching",),
+    ("--compilation-config", '{"cudagraph_mode": "FULL_AND_PIECEWISE"}'),
+    ("-cc.cudagraph_mode=FULL",),
+    ("--no-enforce-eager", "--attention-backend", "FLASHINFER"),
+]
+
+BROKEN = [
+    (("--attention-backend", "TRITON_ATTN"), "attention", "FLASHINFER"),
+    (("--attention-backend", "FLASHINFER", "--attention-backend=FLASH_ATTN"), "attention", None),
+    (("--moe-backend", "marlin"), "moe", "FLASHINFER_CUTLASS_MXFP4_MXFP8"),
+    (("--moe-backend", "b12x"), "moe", None),
+    (("--quantization-config", '{"moe":{"activation":"bf16"}}'), "moe", None),
+    (("--enforce-eager",), "cuda_graphs", "True"),
+    (("--compilation-config.cudagraph_mode", "NONE"), "cuda_graphs", "True"),
+    (("--no-enable-prefix-caching",), "prefix_caching", "True"),
+    (("--kv-cache-dtype", "fp8"), "kv_cache_dtype", None),
+    (("--speculative-config", '{"method": "eagle3", "model": "m"}'), "speculative", "none"),
+    (("--load-format", "fastsafetensors"), "load_format", None),
+    (("--dtype", "half"), "dtype", "bfloat16"),
+    (("--quantization", "fp8"), "quantization", "gpt_oss_mxfp4"),
+]
+
+
+@pytest.mark.parametrize("arguments", FULFILLED, ids=" ".join)
+def test_what_ran_as_asked_is_no_difference(arguments: tuple[str, ...]) -> None:
+    path = read_lines(GB10_LOG)
+    assert states(path, *arguments) == ["resolved"]
+
+
+@pytest.mark.parametrize(("arguments", "field", "resolved"), BROKEN)
+def test_what_did_not_run_as_asked_is_named(
+    arguments: tuple[str, ...], field: str, resolved: str | None
+) -> None:
+    path = read_lines(GB10_LOG)
+    (wrong,) = differences(configuration(*arguments), path, {})
+    assert field in wrong
+    assert arguments[0].replace("--no-", "--").partition("=")[0].partition(".")[0] in wrong
+    assert resolved is None or resolved in wrong
+
+
+@pytest.mark.parametrize(
+    ("name", "moe", "wrong"),
+    [
+        ("cutlass", "FLASHINFER_CUTLASS_MXFP4_MXFP8", []),
+        ("marlin", "MARLIN", []),
+        ("cutlass", "FLASHINFER_CUTLASS_MXFP4_BF16", ["--quantization-config"]),
+        ("cutlass", "MARLIN", ["--moe-backend", "--quantization-config"]),
+        ("marlin", "FLASHINFER_CUTLASS_MXFP4_MXFP8", ["--moe-backend"]),
+    ],
+)
+def test_both_configurations_of_gb10(name: str, moe: str, wrong: list[str]) -> None:
+    """As the profile asks for them, on the log that each should write and on the other's."""
+    gb10 = load("sm121-gpt-oss-120b")
+    own = gb10.configurations[name]
+    asked = configuration(*gb10.engine.arguments, *own.arguments)
+    environment = {"VLLM_KV_CACHE_LAYOUT": gb10.engine.environment["VLLM_KV_CACHE_LAYOUT"]}
+    log = [line.replace("load_format=auto", "load_format=fastsafetensors") for line in GB10_LOG]
+    log[3] = CORE + f"[mxfp4.py:499] Using '{moe}' Mxfp4 MoE backend."
+    found = differences(asked, read_lines(log), environment)
+    assert [line.split()[0].partition(".")[0] for line in found] == wrong
+    assert len(compare(asked, read_lines(log), environment)) >= 5
+
+
+def test_every_rule_is_seen_to_fail() -> None:
+    """Each row of the data, fulfilled by some value of the path and contradicted by another."""
+    for engine in ("vllm", "sglang", "llama-cpp"):
+        for rule in load_requests(engine).request:
+            value = next(iter(rule.accepts), "true" if rule.field == "prefix_caching" else "VALUE")
+            pattern = rule.pattern(value)
+            assert pattern is not None, rule.id
+            seen = False if rule.field in ("cuda_graphs", "prefix_caching") else "SOMETHING_ELSE"
+            if seen is False and pattern.fullmatch("False"):
+                seen = True
+            report = requested._judge(
+                rule, "by", value, KernelPath.model_construct(**{rule.field: seen, "evidence": {}})
+            )
+            if rule.field != "moe" or not pattern.fullmatch("SOMETHING_ELSE"):
+                assert report.state == "different", rule.id
+            silent = requested._judge(rule, "by", value, KernelPath())
+            assert silent.state == ("different" if rule.always_shown else "not_proven"), rule.id
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "moe", "state"),
+    [
+        ("VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8", "1", "FLASHINFER_TRTLLM_MXFP4_MXFP8", "resolved"),
+        ("VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8", "1", "MARLIN", "different"),
+        ("VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8_CUTLASS", "1", "FLASHINFER_TRTLLM_MXFP4_MXFP8",
+         "different"),
+        ("VLLM_USE_FLASHINFER_MOE_MXFP4_BF16", "1", "FLASHINFER_CUTLASS_MXFP4_BF16", "resolved"),
+        ("VLLM_MXFP4_USE_MARLIN", "1", "MARLIN", "resolved"),
+        ("VLLM_MXFP4_USE_MARLIN", "0", "MARLIN", "different"),
+        ("VLLM_MXFP4_USE_MARLIN", "0", "TRITON", "resolved"),
+        ("VLLM_USE_FLASHINFER_MOE_MXFP4_BF16", "0", "MARLIN", None),
+    ],
+)  # fmt: skip
+def test_variables_of_the_experts(variable: str, value: str, moe: str, state: str | None) -> None:
+    path = KernelPath(moe=moe)
+    assert states(path, **{variable: value}) == ([state] if state else [])
+
+
+@pytest.mark.parametrize(
+    ("asked", "seen", "state"),
+    [("HND", "LBHNC", "resolved"), ("NHD", "LBNHC", "resolved"), ("HND", "NHD", "different")],
+)
+def test_both_names_of_a_layout_are_one(asked: str, seen: str, state: str) -> None:
+    assert states(KernelPath(kv_layout=seen), VLLM_KV_CACHE_LAYOUT=asked) == [state]
+
+
+def test_a_rule_speaks_of_its_versions_only() -> None:
+    path = KernelPath(attention="TRITON_ATTN")
+    asked = {"VLLM_ATTENTION_BACKEND": "FLASHINFER"}
+    for version, expected in (("0.11.2", ["different"]), ("0.13.2", ["different"]), ("0.18", [])):
+        path.version = version
+        assert states(path, **asked) == expected, version
+
+
+def test_what_nobody_shows_is_not_proven_and_no_difference() -> None:
+    (report,) = compared(KernelPath(), "--block-size", "64")
+    assert report.state == "not_proven"
+    assert differences(configuration("--block-size", "64"), KernelPath(), {}) == []
+
+
+def test_metrics_show_what_the_log_does_not() -> None:
+    metrics = (
+        'vllm:cache_config_info{block_size="128",cache_dtype="fp8_e4m3",'
+        'enable_prefix_caching="True",kv_cache_layout="None"} 1.0\n'
+        'vllm:generation_tokens_total{engine="0"} 9.0\n'
+    )
+    path = with_metrics(KernelPath(), metrics)
+    assert (path.block_size, path.kv_cache_dtype, path.prefix_caching) == ("128", "fp8_e4m3", True)
+    assert path.kv_layout is None
+    assert path.speculative == "none"  # no counters of drafts though it generated
+    assert "cache_dtype" in path.evidence["kv_cache_dtype"]
+    assert states(path, "--block-size", "64") == ["different"]
+    assert states(path, "--kv-cache-dtype", "fp8") == ["resolved"]
+
+
+def test_metrics_that_disagree_do_not_overwrite_the_log() -> None:
+    path = with_metrics(
+        KernelPath(prefix_caching=False),
+        'vllm:cache_config_info{enable_prefix_caching="True"} 1.0\n'
+        'vllm:cache_config_info{block_size="16"} 1.0\nvllm:cache_config_info{block_size="32"} 1.0',
+    )
+    assert path.prefix_caching is False
+    assert "True" in path.evidence["prefix_caching_also"]
+    assert path.block_size is None  # two engines that do not agree
+
+
+def test_metrics_before_the_first_token_say_nothing_of_speculation() -> None:
+    text = 'vllm:generation_tokens_total{engine="0"} 0.0\n'
+    assert with_metrics(KernelPath(), text).speculative is None
+    drafting = 'vllm:generation_tokens_total 3\nvllm:spec_decode_num_drafts_total{engine="0"} 0.0\n'
+    assert with_metrics(KernelPath(), drafting).speculative is None
+
+
+def test_unknown_variable_is_not_applicable_and_never_passes() -> None:
+    path = read_lines([*GB10_LOG[:-2], CORE + "[mxfp4.py:499] Using 'MARLIN' Mxfp4 MoE backend."])
+    asked = {"VLLM_MXFP4_BACKEND": "marlin", "FLASHINFER_MOE_TILE": "128x128"}
+    reports = compared(path, **asked)
+    # Marlin ran, and not because of the variable.
+    assert [report.state for report in reports] == ["not_applicable"] * 2
+    wrong = differences(configuration(**asked), path, asked)
+    assert all("not applicable" in line and "knows no such variable" in line for line in wrong)
+
+
+def test_variables_that_images_set_are_no_request() -> None:
+    harmless = {"VLLM_BUILD_COMMIT": "x", "VLLM_CPU_SERVICE_HOST": "y"}
+    assert compared(KernelPath(), **harmless) == []
+
+
+def test_secret_values_are_not_shown() -> None:
+    (report,) = compared(KernelPath(), VLLM_MY_TOKEN="hf_" + "a" * 30)
+    assert report.by == "VLLM_MY_TOKEN=[redacted]"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('engine = "vllm"\n[[request]]\nid = "a"\nargument = "--a"\nfield = "colour"\n'
+         'source = "none"', "field: expected one of"),
+        ('engine = "vllm"\n[[request]]\nid = "a"\nfield = "moe"\nsource = "none"',
+         "expected either argument or variable"),
+        ('engine = "vllm"\n[[request]]\nid = "a"\nargument = "--a"\nfield = "moe"\n'
+         'source = "none"\naccepts = { x = "(" }', "expected regular expressions"),
+        ('engine = "vllm"\n[[request]]\nid = "a"\nargument = "--a"\nfield = "moe"\n'
+         'source = "none"\nacepts = {}', "unknown key"),
+    ],
+)  # fmt: skip
+def test_wrong_request_file_is_named(text: str, expected: str) -> None:
+    with pytest.raises(DataFileError, match=re.escape(expected)):
+        parse_requests("requests.toml", text)
+
+
+def test_shipped_engines_have_their_rules() -> None:
+    assert shipped()
+    assert {load_requests(name).engine for name in ("vllm", "sglang", "llama-cpp")}

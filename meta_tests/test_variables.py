@@ -1,0 +1,106 @@
+"""Which variables an engine knows: asked of the engine that is installed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from sm121.engines.configuration import ServerConfiguration
+from sm121.evidence import variables
+from sm121.evidence.kernel_path import KernelPath, read_log
+from sm121.evidence.requested import compare, differences, load_requests
+from sm121.evidence.variables import Registry
+
+DATA = Path(__file__).parent / "data"
+
+
+def configuration(*arguments: str, **environment: str) -> ServerConfiguration:
+    return ServerConfiguration(
+        name="tested",
+        engine="vllm",
+        python=sys.executable,
+        model="m",
+        served_name="m",
+        arguments=arguments,
+        environment=tuple(sorted(environment.items())),
+    )
+
+
+def test_registry_is_the_installed_engines_own() -> None:
+    """The real vLLM answers for itself."""
+    rules = load_requests("vllm").registry
+    answer = variables.ask(sys.executable, os.environ, rules)
+    known = answer["VLLM_"].known
+    assert known is not None
+    assert "VLLM_KV_CACHE_LAYOUT" in known
+    assert "VLLM_MXFP4_BACKEND" not in known
+    asked = {"VLLM_MXFP4_BACKEND": "marlin", "VLLM_KV_CACHE_LAYOUT": "HND"}
+    reports = compare(configuration(**asked), KernelPath(kv_layout="LBHNC"), asked)
+    assert [report.state for report in reports] == ["not_applicable", "resolved"]
+
+
+def test_sources_stand_for_a_registry(tmp_path: Path) -> None:
+    """A package without a registry knows the variables that its sources name."""
+    package = tmp_path / "flashinfer"
+    (package / "csrc").mkdir(parents=True)
+    (package / "__init__.py").write_text("import nothing_that_exists\n")
+    (package / "env.py").write_text('import os\nx = os.environ.get("FLASHINFER_LOGLEVEL")\n')
+    (package / "csrc" / "a.cu").write_text('auto y = getenv("FLASHINFER_FROM_C");\n')
+    environment = {"PYTHONPATH": str(tmp_path), "PATH": os.environ["PATH"]}
+    asked = {
+        "FLASHINFER_LOGLEVEL": "3",
+        "FLASHINFER_FROM_C": "1",
+        "FLASHINFER_NOBODY": "1",
+    }
+    found = compare(configuration(**asked), KernelPath(), {**environment, **asked})
+    assert [report.by for report in found] == ["FLASHINFER_NOBODY=1"]
+
+
+def test_a_shell_variable_for_a_package_that_is_absent_is_nobodys_request() -> None:
+    registry = Registry(
+        prefix="NOSUCH_", package="no_such_package", suffixes=(".py",), source="a test"
+    )
+    answer = variables.ask(sys.executable, {}, [registry])
+    assert not answer["NOSUCH_"].installed
+
+
+def test_registry_that_cannot_be_read_proves_nothing(tmp_path: Path) -> None:
+    package = tmp_path / "vllm"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "envs.py").write_text("raise RuntimeError('broken')\n")
+    environment = {"PYTHONPATH": str(tmp_path), "VLLM_X": "1"}
+    answer = variables.ask(sys.executable, environment, load_requests("vllm").registry[:1])
+    assert answer["VLLM_"].problem is not None
+    assert "broken" in answer["VLLM_"].problem
+    own = dataclasses.replace(configuration(), environment=(("VLLM_X", "1"),))
+    assert compare(own, KernelPath(), environment) == []
+
+
+def test_log_of_a_real_engine_that_ignored_what_was_asked() -> None:
+    """vLLM 0.32 on a CPU, started with an attention backend of a GPU and a fork's variable."""
+    path = read_log(DATA / "vllm-0.32-cpu-asked-otherwise.log")
+    wrong = differences(
+        configuration("--attention-backend", "TRITON_ATTN", VLLM_MXFP4_BACKEND="marlin"),
+        path,
+        {"VLLM_MXFP4_BACKEND": "marlin"},
+    )
+    assert len(wrong) == 2, wrong
+    assert "VLLM_MXFP4_BACKEND=marlin: not applicable" in wrong[0]
+    assert (
+        "--attention-backend TRITON_ATTN: asked for, but attention resolved to CPU_ATTN"
+        in (wrong[1])
+    )
+    assert path.unknown_env == ["VLLM_MXFP4_BACKEND"]  # the engine's own word, and the same
+    assert "attention_cpu_override" in path.fallbacks
+
+
+def test_probe_uses_the_standard_library_alone() -> None:
+    source = Path(variables.__file__).with_name("variable_probe.py")
+    isolated = subprocess.run(
+        [sys.executable, "-I", "-S", str(source)], input="[]", capture_output=True, text=True
+    )
+    assert isolated.stdout.strip() == "[]", isolated.stderr

@@ -1,0 +1,422 @@
+"""Kernel names of a profile: read from a trace, classified, with their shares of time.
+
+Two kinds of profile are read the same way: the Chrome trace of the torch profiler (vLLM, SGLang)
+and the kernel table of Nsight Systems. On an engine without a GPU, operators stand for kernels.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import io
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+
+from sm121 import data_file
+from sm121.errors import UsageError
+from sm121.verdict import NotRun
+
+Part = Literal["attention", "moe", "dense", "quantise", "other"]
+PARTS: tuple[Part, ...] = ("attention", "moe", "dense", "quantise", "other")
+
+_BLOCK = 1 << 20
+_LONGEST_EVENT = 1 << 22
+"""Characters of one event; a stack in a trace may be long, four million are no event."""
+_MOST_OPERATORS = 5_000_000
+_MOST_NAMES = 100_000
+_STEP = re.compile(r"^execute_\S*generation_(?P<requests>\d+)")
+_NSYS_COLUMNS = ("Total Time (ns)", "Instances", "Name")
+
+
+class KernelName(BaseModel):
+    """What a kernel or operator of that name is for."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: str = Field(pattern=r"^[a-z0-9_]+$")
+    part: Part
+    regex: str
+    source: str = Field(min_length=3)
+
+    _regex: re.Pattern[str] = PrivateAttr()
+
+    @model_validator(mode="after")
+    def _compile(self) -> KernelName:
+        try:
+            self._regex = re.compile(self.regex)
+        except re.error as error:
+            raise ValueError(f"expected a regular expression, got {self.regex!r}: {error}") from (
+                error
+            )
+        return self
+
+    def fits(self, name: str) -> bool:
+        """Whether the name is meant."""
+        return self._regex.search(name) is not None
+
+
+class KernelNames(BaseModel):
+    """All known names; the first that fits counts."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: tuple[KernelName, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _unique(self) -> KernelNames:
+        ids = [entry.id for entry in self.name]
+        if twice := sorted({item for item in ids if ids.count(item) > 1}):
+            raise ValueError(f"ids must be unique, seen twice: {', '.join(twice)}")
+        return self
+
+
+def parse_names(name: str, text: str) -> KernelNames:
+    """The text of a file of names, validated. Raises DataFileError naming file and entry."""
+    return data_file.parse(text, KernelNames, name)
+
+
+@cache
+def load_names() -> KernelNames:
+    """The names that come with the suite. Raises DataFileError when the file is wrong."""
+    entry = files("sm121.fixtures") / "kernels" / "names.toml"
+    return parse_names("kernels/names.toml", entry.read_text("utf-8"))
+
+
+@cache
+def part_of(name: str) -> Part:
+    """What a kernel or operator is for; ``other`` when nothing is known of its name."""
+    return next((entry.part for entry in load_names().name if entry.fits(name)), "other")
+
+
+class KernelTime(BaseModel):
+    """All launches of one kernel."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    part: Part
+    calls: int
+    seconds: float
+    share: float
+
+
+class PartTime(BaseModel):
+    """All kernels of one part of the model."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    calls: int
+    seconds: float
+    share: float
+
+
+class KernelProfile(BaseModel):
+    """Which kernels ran in some decode steps, and for how long."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["gpu", "cpu"]
+    """``gpu``: kernels; ``cpu``: operators, each without those that it calls."""
+    source: str
+    """The trace that it was read from."""
+    steps: int | None
+    """Decode steps in it; null where the trace does not mark them."""
+    seconds: float
+    parts: dict[Part, PartTime]
+    kernels: list[KernelTime]
+    """Longest first."""
+
+    def names(self) -> list[str]:
+        """The names of all that ran."""
+        return [kernel.name for kernel in self.kernels]
+
+
+@dataclass
+class _Sum:
+    calls: int = 0
+    seconds: float = 0.0
+
+    def add(self, seconds: float, calls: int = 1) -> None:
+        self.calls += calls
+        self.seconds += seconds
+
+
+@dataclass
+class _Trace:
+    """What has been read of a trace: sums of kernels; operators as they are, since each one's own
+    time is known only when those inside it are."""
+
+    kernels: dict[str, _Sum] = field(default_factory=dict)
+    operators: dict[tuple[Any, Any], list[tuple[float, float, str]]] = field(default_factory=dict)
+    operator_count: int = 0
+    steps: int = 0
+
+    def take(self, event: dict[str, Any]) -> None:
+        if event.get("ph") != "X":
+            return
+        category, name, took = event.get("cat"), event.get("name"), event.get("dur")
+        if not isinstance(name, str) or not isinstance(took, int | float):
+            return
+        if category == "kernel":
+            self._sum(name).add(took / 1e6)
+        elif category == "cpu_op":
+            self.operator_count += 1
+            if self.operator_count <= _MOST_OPERATORS:
+                where = (event.get("pid"), event.get("tid"))
+                start = float(event.get("ts", 0.0))
+                self.operators.setdefault(where, []).append((start, float(took), name))
+        elif category == "user_annotation" and (match := _STEP.match(name)):
+            self.steps += int(match["requests"]) > 0
+
+    def _sum(self, name: str) -> _Sum:
+        if name not in self.kernels and len(self.kernels) >= _MOST_NAMES:
+            name = "(kernels beyond the first 100,000 names)"
+        return self.kernels.setdefault(name, _Sum())
+
+
+def read_trace(path: Path) -> KernelProfile:
+    """The kernels of a Chrome trace (``.json`` or ``.json.gz``) of the torch profiler.
+
+    The file is streamed: memory grows with the number of different kernels, and with the number of
+    operators of a trace that has no GPU kernels.
+
+    Raises:
+        UsageError: it is no such trace, or shows neither kernels nor operators.
+    """
+    trace = _Trace()
+    try:
+        for event in _events(path):
+            trace.take(event)
+    except (EOFError, gzip.BadGzipFile, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: expected a Chrome trace of the torch profiler: {error}") from (
+            error
+        )
+    if trace.kernels:
+        return _profile("gpu", path, trace.steps or None, trace.kernels)
+    if trace.operator_count > _MOST_OPERATORS:
+        raise UsageError(
+            f"{path}: expected at most {_MOST_OPERATORS} operators, seen {trace.operator_count}; "
+            "profile fewer steps"
+        )
+    if not trace.operators:
+        raise UsageError(f"{path}: expected kernels or operators, the trace has neither")
+    return _profile("cpu", path, trace.steps or None, _own_times(trace.operators.values()))
+
+
+def read_nsys(text: str, source: Path) -> KernelProfile:
+    """The kernels of ``nsys stats --report cuda_gpu_kern_sum --format csv``.
+
+    Raises:
+        UsageError: the text has no such table.
+    """
+    lines = text.splitlines()
+    start = next((i for i, line in enumerate(lines) if all(c in line for c in _NSYS_COLUMNS)), None)
+    if start is None:
+        raise UsageError(
+            f"{source}: expected the columns {', '.join(_NSYS_COLUMNS)} of nsys' cuda_gpu_kern_sum"
+        )
+    sums: dict[str, _Sum] = {}
+    for row in csv.DictReader(io.StringIO("\n".join(lines[start:]))):
+        try:
+            seconds = float(row["Total Time (ns)"].replace(",", "")) / 1e9
+            calls = int(row["Instances"].replace(",", ""))
+        except (KeyError, ValueError, AttributeError):
+            continue  # an empty line, or what nsys says after the table
+        sums.setdefault(row["Name"], _Sum()).add(seconds, calls)
+    if not sums:
+        raise UsageError(f"{source}: expected kernels, the table of nsys is empty")
+    return _profile("gpu", source, None, sums)
+
+
+def read_nsys_report(report: Path, timeout_s: float = 300.0) -> KernelProfile:
+    """The kernels of a ``.nsys-rep``, by nsys itself.
+
+    Raises:
+        NotRun: nsys is not here, or cannot read the report.
+        UsageError: the report has no kernels.
+    """
+    nsys = shutil.which("nsys")
+    if nsys is None:
+        raise NotRun(
+            f"{report}: nsys is not on PATH; it comes with CUDA, or as the package nsight-systems"
+        )
+    command = [
+        nsys, "stats", "--report", "cuda_gpu_kern_sum", "--format", "csv",
+        "--force-export", "true", str(report),
+    ]  # fmt: skip
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotRun(f"{report}: nsys stats did not answer ({error})") from error
+    if run.returncode != 0:
+        last = ((run.stderr or run.stdout).strip().splitlines() or ["no message"])[-1]
+        raise NotRun(f"{report}: nsys stats ended with {run.returncode}: {last[:300]}")
+    return read_nsys(run.stdout, report)
+
+
+def read(path: Path) -> KernelProfile:
+    """Any of the profiles that are read here, by the file's name.
+
+    Raises:
+        UsageError: it is none of them.
+    """
+    if path.name.endswith(".nsys-rep"):
+        return read_nsys_report(path)
+    if path.suffix == ".csv":
+        return read_nsys(path.read_text("utf-8", errors="replace"), path)
+    return read_trace(path)
+
+
+def broken_rules(
+    profile: KernelProfile, must_see: Sequence[str], must_not_see: Sequence[str]
+) -> list[str]:
+    """What of the kernels is not as a rule requires, a line each."""
+    names = profile.names()
+    found = []
+    for pattern in must_see:
+        if not any(re.search(pattern, name) for name in names):
+            longest = ", ".join(name[:60] for name in names[:5])
+            found.append(f"must see a kernel {pattern!r}, seen none; the longest are {longest}")
+    for pattern in must_not_see:
+        if seen := [name for name in names if re.search(pattern, name)]:
+            found.append(f"must not see a kernel {pattern!r}, seen {seen[0][:200]}")
+    return found
+
+
+def shortened(profile: KernelProfile, kernels: int = 40) -> KernelProfile:
+    """The profile with its longest kernels only, for verdict.json."""
+    return profile.model_copy(update={"kernels": profile.kernels[:kernels]})
+
+
+def table(profile: KernelProfile, rows: int = 25) -> str:
+    """The profile as Markdown: the parts, then the longest kernels."""
+    what = "kernel" if profile.kind == "gpu" else "operator"
+    steps = f", {profile.steps} decode steps" if profile.steps else ""
+    lines = [
+        f"Source: {profile.source}; {profile.seconds * 1e3:.3f} ms in {what}s{steps}.",
+        "",
+        "| Part | Share | Time (ms) | Calls |",
+        "|------|------:|----------:|------:|",
+    ]
+    for part, time in profile.parts.items():
+        lines.append(f"| {part} | {time.share:.1%} | {time.seconds * 1e3:.3f} | {time.calls} |")
+    lines += ["", f"| {what.capitalize()} | Part | Share | Time (ms) | Calls |"]
+    lines += ["|--------|------|------:|----------:|------:|"]
+    for kernel in profile.kernels[:rows]:
+        name = kernel.name.replace("|", "\\|").replace("`", "'")[:160]
+        lines.append(
+            f"| `{name}` | {kernel.part} | {kernel.share:.1%} "
+            f"| {kernel.seconds * 1e3:.3f} | {kernel.calls} |"
+        )
+    if len(profile.kernels) > rows:
+        lines += ["", f"{len(profile.kernels) - rows} more are in the JSON file beside this one."]
+    return "\n".join(lines) + "\n"
+
+
+def _profile(
+    kind: Literal["gpu", "cpu"], source: Path, steps: int | None, sums: dict[str, _Sum]
+) -> KernelProfile:
+    total = sum(item.seconds for item in sums.values())
+    parts = {part: _Sum() for part in PARTS}
+    for name, item in sums.items():
+        parts[part_of(name)].add(item.seconds, item.calls)
+    return KernelProfile(
+        kind=kind,
+        source=source.name,
+        steps=steps,
+        seconds=round(total, 9),
+        parts={
+            part: PartTime(
+                calls=item.calls, seconds=round(item.seconds, 9), share=_share(item.seconds, total)
+            )
+            for part, item in parts.items()
+        },
+        kernels=[
+            KernelTime(
+                name=name,
+                part=part_of(name),
+                calls=item.calls,
+                seconds=round(item.seconds, 9),
+                share=_share(item.seconds, total),
+            )
+            for name, item in sorted(sums.items(), key=lambda pair: -pair[1].seconds)
+        ],
+    )
+
+
+def _share(seconds: float, total: float) -> float:
+    return round(seconds / total, 6) if total > 0 else 0.0
+
+
+def _own_times(threads: Iterable[list[tuple[float, float, str]]]) -> dict[str, _Sum]:
+    """Each operator's time without that of the operators inside it."""
+    sums: dict[str, _Sum] = {}
+    for events in threads:
+        events.sort(key=lambda event: (event[0], -event[1]))
+        open_: list[tuple[float, str]] = []  # (end, name) of those that enclose the next one
+        for start, took, name in events:
+            while open_ and open_[-1][0] <= start:
+                open_.pop()
+            if open_:
+                sums[open_[-1][1]].seconds -= took / 1e6
+            sums.setdefault(name, _Sum()).add(took / 1e6)
+            open_.append((start + took, name))
+    for item in sums.values():
+        item.seconds = max(item.seconds, 0.0)
+    return sums
+
+
+def _events(path: Path) -> Iterator[dict[str, Any]]:
+    """The events of a trace, one after the other, without the whole file in memory."""
+    decoder = json.JSONDecoder()
+    utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    opener = gzip.open if path.name.endswith(".gz") else open
+    buffer, inside, at_end = "", False, False
+    with opener(path, "rb") as stream:
+        while not at_end:
+            block = stream.read(_BLOCK)
+            at_end = not block
+            buffer += utf8.decode(block, final=at_end)
+            if not inside:
+                start = re.search(r'"traceEvents"\s*:\s*\[|^\s*\[', buffer)
+                if start is None:
+                    if len(buffer) > _LONGEST_EVENT:
+                        raise json.JSONDecodeError("no traceEvents", "", 0)
+                    continue
+                buffer, inside = buffer[start.end() :], True
+            position = 0
+            while True:
+                position = _next_event(buffer, position)
+                if position < len(buffer) and buffer[position] == "]":
+                    return
+                if position >= len(buffer):
+                    break
+                try:
+                    event, end = decoder.raw_decode(buffer, position)
+                except json.JSONDecodeError:
+                    # Cut in the middle by the end of the block, unless it is no event at all.
+                    if at_end or len(buffer) - position > _LONGEST_EVENT:
+                        raise
+                    break
+                if isinstance(event, dict):
+                    yield event
+                position = end
+            buffer = buffer[position:]
+    raise json.JSONDecodeError("the trace ends before its last event", "", 0)
+
+
+def _next_event(buffer: str, position: int) -> int:
+    while position < len(buffer) and buffer[position] in " \t\r\n,":
+        position += 1
+    return position

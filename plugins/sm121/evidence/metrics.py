@@ -1,0 +1,89 @@
+"""What a server's /metrics say of its kernel path: little, but from the running engine itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+
+from sm121.engines.server import Endpoint
+from sm121.evidence.kernel_path import KernelPath
+from sm121.evidence.log_lines import cut
+from sm121.evidence.signatures import MetricSignature, load_signatures
+
+_SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+def fetch(endpoint: Endpoint) -> str | None:
+    """The text of GET /metrics; None where the server has none."""
+    try:
+        with endpoint.http(timeout_s=10.0) as http:
+            answer = http.get("/metrics")
+    except httpx.HTTPError:
+        return None
+    return answer.text if answer.status_code == 200 else None
+
+
+def with_metrics(path: KernelPath, text: str, engine: str = "vllm") -> KernelPath:
+    """The path with what the metrics show beside it.
+
+    Where log and metrics say different things, the log's value stands and ``<field>_also`` has the
+    metric. Raises DataFileError when nothing is known of the engine.
+    """
+    samples = list(_samples(text))
+    changed = path.model_copy(deep=True)
+    for signature in load_signatures(engine).metric:
+        found = _read(signature, samples)
+        if found is None:
+            continue
+        value, line = found
+        known = getattr(changed, signature.field)
+        if known is None:
+            setattr(changed, signature.field, value)
+            changed.evidence[signature.field] = cut(f"/metrics: {line}")
+        elif known != value:
+            changed.evidence.setdefault(f"{signature.field}_also", cut(f"/metrics: {line}"))
+    return changed
+
+
+def with_metrics_file(path: KernelPath, file: Path, engine: str = "vllm") -> KernelPath:
+    """As `with_metrics`, of a file that holds the text. Raises OSError when it cannot be read."""
+    return with_metrics(path, file.read_text("utf-8", errors="replace"), engine)
+
+
+def _samples(text: str) -> Iterator[tuple[str, dict[str, str], float, str]]:
+    for line in text.splitlines():
+        match = _SAMPLE.match(line)
+        if match is None:
+            continue
+        try:
+            value = float(match["value"])
+        except ValueError:
+            continue
+        yield match["name"], dict(_LABEL.findall(match["labels"] or "")), value, line
+
+
+def _read(
+    signature: MetricSignature, samples: list[tuple[str, dict[str, str], float, str]]
+) -> tuple[str | bool, str] | None:
+    own = [sample for sample in samples if sample[0] == signature.metric]
+    if signature.absent is not None:
+        served = [s for s in samples if s[0] == signature.served and s[2] > 0]
+        if own or not served:
+            return None
+        return signature.absent, f"no {signature.metric} though {cut(served[0][3], 120)}"
+    values = {
+        sample[1][signature.label]: sample[3]
+        for sample in own
+        if signature.label is not None and signature.label in sample[1]
+    }
+    if len(values) != 1:
+        return None  # several engines that do not agree prove nothing of any
+    text, line = next(iter(values.items()))
+    if text in signature.nothing:
+        return None
+    place = max(line.find(f'{signature.label}="'), 0)
+    return signature.mapping.get(text, text), cut(line, 200, around=place)

@@ -1,0 +1,128 @@
+"""Takes a profile of some decode steps from a running server.
+
+vLLM that was started with ``--profiler-config`` profiles from POST /start_profile until
+/stop_profile, and does nothing before: the flag alone costs nothing. What a profile leaves behind
+is another matter, see ``docs/kernel-path.md``.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+
+from sm121.engines.server import Endpoint
+from sm121.evidence.kernel_profile import KernelProfile, read_nsys_report
+from sm121.verdict import NotRun
+
+_TRACES = ("*.pt.trace.json", "*.pt.trace.json.gz")
+_WRITTEN_WITHIN_S = 30.0
+
+
+def profile_decode(endpoint: Endpoint, traces: Path, steps: int = 16) -> Path:
+    """The trace of about `steps` decode steps of one request, without its prefill.
+
+    Args:
+        endpoint: the server, started with its profiler writing into `traces`.
+        traces: folder of the traces, on this machine.
+        steps: tokens that are generated while the profiler runs.
+
+    Raises:
+        NotRun: the server has no profiler, or wrote no trace.
+    """
+    before = set(_written(traces))
+    _decode(endpoint, steps)
+    return _newest(traces, before)
+
+
+def profile_with_nsys(endpoint: Endpoint, report: Path, steps: int = 16) -> KernelProfile:
+    """The kernels of about `steps` decode steps, by the Nsight Systems that started the server.
+
+    The report is kept at `report`, or beside it with a number, as nsys names them.
+
+    Raises:
+        NotRun: the server has no profiler, or nsys wrote nothing.
+    """
+    _decode(endpoint, steps)
+    deadline = time.monotonic() + _WRITTEN_WITHIN_S
+    while time.monotonic() < deadline:
+        written = sorted(report.parent.glob(f"{report.name}*.nsys-rep"))
+        if written:
+            return read_nsys_report(written[-1])
+        time.sleep(0.3)
+    raise NotRun(f"nsys wrote no {report}.nsys-rep within {_WRITTEN_WITHIN_S:.0f} s")
+
+
+def _decode(endpoint: Endpoint, steps: int) -> None:
+    """Generate, with the profiler on for `steps` tokens after the first."""
+    with endpoint.http(timeout_s=300.0) as control, endpoint.http(timeout_s=300.0) as http:
+        request = {
+            "model": endpoint.served_name,
+            "prompt": "One, two, three,",
+            "max_tokens": steps * 2 + 16,
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        with http.stream("POST", "/v1/completions", json=request) as answer:
+            if answer.status_code != 200:
+                answer.read()
+                raise NotRun(f"no decode to profile: /v1/completions answers {answer.status_code}")
+            tokens = _chunks(answer)
+            _wait_for(tokens, 1)
+            _post(control, "/start_profile")
+            try:
+                _wait_for(tokens, steps)
+            finally:
+                _post(control, "/stop_profile")
+
+
+def _post(http: httpx.Client, path: str) -> None:
+    status = http.post(path).status_code
+    if status == 404:
+        raise NotRun(
+            f"the server has no {path}: it was started without --profiler-config (vLLM 0.13 or "
+            "later)"
+        )
+    if status != 200:
+        raise NotRun(f"the server answers {path} with status {status}; its log says why")
+
+
+def _chunks(answer: httpx.Response) -> Iterator[None]:
+    for line in answer.iter_lines():
+        if line.startswith("data: ") and line != "data: [DONE]" and '"choices"' in line:
+            data = json.loads(line.removeprefix("data: "))
+            if data.get("choices"):
+                yield None
+
+
+def _wait_for(tokens: Iterator[None], count: int) -> None:
+    for _ in range(count):
+        if next(tokens, False) is False:
+            return
+
+
+def _written(traces: Path) -> list[Path]:
+    return [path for pattern in _TRACES for path in traces.glob(pattern)]
+
+
+def _newest(traces: Path, before: set[Path]) -> Path:
+    """The trace of the first worker: the engine writes one for each when the profile is stopped."""
+    deadline = time.monotonic() + _WRITTEN_WITHIN_S
+    size = -1
+    while time.monotonic() < deadline:
+        fresh = [
+            path
+            for path in _written(traces)
+            if path not in before and "async_llm" not in (path.name)
+        ]
+        if fresh:
+            first = min(fresh, key=lambda path: path.name)
+            if (now := first.stat().st_size) == size and now > 0:
+                return first
+            size = now
+        time.sleep(0.3)
+    raise NotRun(f"the engine wrote no trace into {traces} within {_WRITTEN_WITHIN_S:.0f} s")
