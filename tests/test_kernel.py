@@ -173,6 +173,33 @@ def test_decode_attention_sinks(kernels, case):
     assert not (wrong := kernels.wrong(case)), wrong
 
 
+@pytest.mark.applies_to("gpu")
+@pytest.mark.kernel_cases("graph_replay")
+def test_cuda_graph_replay_equals_eager(kernels, case):
+    """Captured on other values: a replay follows its inputs and writes the whole output."""
+    assert not (wrong := kernels.wrong_replayed(case)), wrong
+
+
+@pytest.mark.applies_to("gpu")
+@pytest.mark.slow("FlashInfer has some hundreds of tactics, ten seconds each")
+@pytest.mark.timeout(7200)
+@pytest.mark.kernel_cases("tactics")
+def test_every_autotune_tactic(kernels, case):
+    """Each in a process of its own: a tactic that crashes or hangs is named, and takes no other."""
+    assert not (wrong := kernels.wrong_with_a_tactic(case)), wrong
+
+
+# ------------------------------------------------------------------------------------- Benchmarks
+# Through pytest-benchmark: --benchmark-save and --benchmark-compare work. A number of a call that
+# computes something else, or that is faster than memory, is INVALID.
+
+
+@pytest.mark.kernel_benchmarks
+def test_kernel_speed(kernels, case, benchmark):
+    """Seconds out of a cold cache, bytes moved, share of the measured bandwidth."""
+    kernels.time(case, benchmark)
+
+
 # ------------------------------------------------------------------------------------ Compilation
 # For GB10, on any machine with nvcc. Judged by machine instructions: the exit status is 0 for code
 # that was replaced by software or by a trap.

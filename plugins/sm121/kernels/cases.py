@@ -240,6 +240,22 @@ def _decode_sinks() -> Iterable[Case]:
         yield DecodeCase(f"sinks-{sinks}", lengths=(7, 140, 300), sinks=sinks)
 
 
+def _replayed() -> Iterable[Case]:
+    for tokens in (1, 33):
+        yield _real(MoeCase(f"moe-{tokens}", tokens=tokens, experts=4))
+        yield QuantiseCase(f"mxfp4-{tokens}", rows=tokens)
+        yield QuantiseCase(f"mxfp8-{tokens}", rows=tokens, format="mxfp8")
+        yield RouteCase(f"route-{tokens}", tokens=tokens)
+    yield PrefillCase("prefill", lengths=(5, 130), window=_WINDOW)
+    yield DecodeCase("decode", lengths=(1, 130, 300))
+    yield DecodeCase("decode-window", lengths=(1, 130, 300), window=_WINDOW)
+
+
+def _with_each_tactic() -> Iterable[Case]:
+    for tokens in (1, 33):
+        yield _real(MoeCase(f"tokens-{tokens}", tokens=tokens, experts=4))
+
+
 GROUPS: dict[str, tuple[Case, ...]] = {
     "mxfp4_dequantisation": tuple(_dequantise()),
     "mxfp4_quantisation": tuple(_quantise("mxfp4")),
@@ -253,6 +269,8 @@ GROUPS: dict[str, tuple[Case, ...]] = {
     "prefill_sinks": tuple(_prefill_sinks()),
     "decode": tuple(_decode()),
     "decode_sinks": tuple(_decode_sinks()),
+    "graph_replay": tuple(_replayed()),
+    "tactics": tuple(_with_each_tactic()),
 }
 """The cases of each numerics test of the kernel level, by the test's subject."""
 

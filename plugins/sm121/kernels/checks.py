@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,11 +11,19 @@ from torch import Tensor
 from sm121.kernels import poison, problems
 from sm121.kernels.cases import Case
 from sm121.kernels.problems import Problem
-from sm121.kernels.protocol import Declaration, declaration
+from sm121.kernels.protocol import ACTIVATIONS, Declaration, declaration, prepared
 from sm121.verdict import NotRun
 
 # What a provider may say "not these strides" with. Anything else is an error of its own.
 _REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError)
+
+
+Recorder = Callable[[Callable[[], Any]], "tuple[Callable[[], None], Any]"]
+"""Records a call; gives its replay, and the output that a replay writes."""
+
+
+class DeviceFault(RuntimeError):
+    """The device is of no more use to this process: whatever runs on it next fails too."""
 
 
 def check(provider: Any, problem: Problem) -> list[str]:
@@ -42,10 +51,12 @@ def check(provider: Any, problem: Problem) -> list[str]:
                 output = operation(*arguments, **keywords)
         except _REFUSALS as error:
             # A fault of the device is a RuntimeError too, and is never a polite refusal.
-            if problem.strided and not _is_device_fault(error):
+            if is_device_fault(error):
+                raise _fault(declared, problem, error) from error
+            if problem.strided:
                 raise NotRun(f"provider {declared.name} refuses strided inputs: {error}") from error
             raise
-        _probe(declared)
+        _probe(declared, problem)
         for line in problem.judge(output, declared):
             wrong.append(f"{problem.operation} into memory of {kind}: {line}")
         if not _same_bits((arguments, keywords), (problem.arguments, problem.keywords)):
@@ -57,6 +68,49 @@ def check(provider: Any, problem: Problem) -> list[str]:
             f"{problem.operation}: declared deterministic, seen: two runs differ; take it out of "
             "`deterministic` or make it so"
         )
+    return wrong
+
+
+def check_replay(provider: Any, problem: Problem, record: Recorder) -> list[str]:
+    """Capture an operation on other values than the problem's, then replay it on the problem's.
+
+    What was captured has to follow its inputs, write its whole output each time, and be bit for
+    bit what an eager call gives, where the operation is declared deterministic. Raises NotRun when
+    the provider does not declare the operation capturable.
+    """
+    declared = declaration(provider)
+    if getattr(provider, problem.operation, None) is None:
+        raise NotRun(f"provider {declared.name} has no {problem.operation}")
+    if problem.operation not in declared.graphs:
+        raise NotRun(f"provider {declared.name} does not declare {problem.operation} capturable")
+    arguments = list(_on(problem.arguments, declared))
+    keywords = _on(problem.keywords, declared)
+    read_anew = ACTIVATIONS[problem.operation]
+    real = {at: arguments[at].clone() for at in read_anew}
+    for at in read_anew:
+        arguments[at].copy_(real[at].roll(1, -1))
+    call = prepared(provider, problem.operation, *arguments, **keywords)
+    try:
+        replay, output = record(call)
+        for at in read_anew:
+            arguments[at].copy_(real[at])
+        wrong = []
+        for kind in poison.KINDS:
+            for part in output if isinstance(output, tuple) else (output,):
+                poison.fill(part, kind)
+            replay()
+            _probe(declared, problem)
+            wrong += [
+                f"{problem.operation} replayed into {kind}: {line}"
+                for line in problem.judge(output, declared)
+            ]
+        same = problem.operation not in declared.deterministic or _same_bits(output, call())
+    except RuntimeError as error:
+        if is_device_fault(error):
+            raise _fault(declared, problem, error) from error
+        raise
+    if not wrong and not same:
+        wrong.append(f"{problem.operation}: required: replay as eager, seen: other bits")
     return wrong
 
 
@@ -107,11 +161,23 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def _is_device_fault(error: Exception) -> bool:
+def is_device_fault(error: Exception) -> bool:
+    """Whether an error says that the device, and not the call, is at fault."""
     return isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)
 
 
-def _probe(declared: Declaration) -> None:
+def _probe(declared: Declaration, problem: Problem) -> None:
     """The device still computes: a fault of the last kernel shows here, not in the next test."""
-    if int(torch.ones(1024, device=declared.device).sum()) != 1024:
-        raise RuntimeError(f"{declared.device} no longer computes after {declared.name}'s kernel")
+    try:
+        total = int(torch.ones(1024, device=declared.device).sum())
+    except RuntimeError as error:
+        raise _fault(declared, problem, error) from error
+    if total != 1024:
+        raise _fault(declared, problem, RuntimeError(f"1024 ones add up to {total}"))
+
+
+def _fault(declared: Declaration, problem: Problem, error: Exception) -> DeviceFault:
+    return DeviceFault(
+        f"required: {declared.device} computes on after {declared.name}'s {problem.operation}, "
+        f"seen: {str(error).splitlines()[0]}"
+    )

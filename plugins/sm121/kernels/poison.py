@@ -47,15 +47,17 @@ class Poisoned(TorchDispatchMode):  # type: ignore[misc]  # torch is not followe
         """Runs the operator; fills what it allocated."""
         result = func(*args, **(kwargs or {}))
         if func.overloadpacket in _ALLOCATIONS:
-            self._fill(result)
+            fill(result, self._kind)
         return result
 
-    def _fill(self, tensor: torch.Tensor) -> None:
-        if tensor.dtype == torch.bool or not tensor.numel():
-            return
-        if tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1:
-            tensor.fill_(torch.nan if self._kind == NAN else _FINITE_FLOAT)
-        elif tensor.dtype.itemsize == 1:
-            tensor.view(torch.uint8).fill_(0xFF if self._kind == NAN else 0x5A)
-        else:
-            tensor.fill_(-1 if self._kind == NAN else 0x5A5A)
+
+def fill(tensor: torch.Tensor, kind: str) -> None:
+    """Overwrite a tensor with `kind` of KINDS."""
+    if tensor.dtype == torch.bool or not tensor.numel():
+        return
+    if tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1:
+        tensor.fill_(torch.nan if kind == NAN else _FINITE_FLOAT)
+    elif tensor.dtype.itemsize == 1:
+        tensor.view(torch.uint8).fill_(0xFF if kind == NAN else 0x5A)
+    else:
+        tensor.fill_(-1 if kind == NAN else 0x5A5A)

@@ -9,6 +9,8 @@ of these is an attribute that may be missing.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
@@ -23,6 +25,7 @@ Operation = Literal[
     "fused_moe",
     "prefill_attention",
     "decode_attention",
+    "lm_head",
 ]
 
 Packed: TypeAlias = "tuple[Tensor, Tensor]"
@@ -123,6 +126,53 @@ class DecodeAttention(Protocol):
         ...
 
 
+class LmHead(Protocol):
+    """The projection to the vocabulary."""
+
+    def lm_head(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [T, H], weight [V, H], both bfloat16 -> [T, V] bfloat16."""
+        ...
+
+
+class Preparing(Protocol):
+    """What an engine does once, when it loads weights or plans a step, and not in each call."""
+
+    def prepare(
+        self, operation: Operation, *arguments: Any, **keywords: Any
+    ) -> Callable[[], Any] | None:
+        """A call that runs the operation on these tensors, or None: there is nothing to prepare.
+
+        Weights, cache, block table and lengths stay as they are between calls; the activations
+        (x, weights and ids of the experts, q, k, v of attention, logits) are read anew each time.
+        """
+        ...
+
+
+ACTIVATIONS: dict[Operation, tuple[int, ...]] = {
+    "mxfp4_quantize": (0,),
+    "mxfp4_dequantize": (0, 1),
+    "mxfp8_quantize": (0,),
+    "route": (0,),
+    "fused_moe": (0, 1, 2),
+    "prefill_attention": (0, 1, 2),
+    "decode_attention": (0,),
+    "lm_head": (0,),
+}
+"""Which arguments a prepared call reads anew."""
+
+
+def prepared(
+    provider: Any, operation: Operation, *arguments: Any, **keywords: Any
+) -> Callable[[], Any]:
+    """The provider's prepared call, or the plain operation on these arguments."""
+    prepare = getattr(provider, "prepare", None)
+    if prepare is not None:
+        call: Callable[[], Any] | None = prepare(operation, *arguments, **keywords)
+        if call is not None:
+            return call
+    return functools.partial(getattr(provider, operation), *arguments, **keywords)
+
+
 @dataclass(frozen=True)
 class Declaration:
     """What a provider says of itself, as attributes of the same names; these are the defaults.
@@ -140,6 +190,8 @@ class Declaration:
     """One of the values of `sm121.oracles.mxfp8.ScaleRule`; None: any of them, one throughout."""
     block_sizes: tuple[int, ...] = (16, 32, 64, 128)
     """Tokens a page that `decode_attention` takes."""
+    graphs: frozenset[str] = frozenset()
+    """Operations whose prepared call can be captured in a CUDA graph and replayed."""
 
 
 def declaration(provider: Any) -> Declaration:
@@ -153,4 +205,5 @@ def declaration(provider: Any) -> Declaration:
         mxfp4_scale_rule=getattr(provider, "mxfp4_scale_rule", default.mxfp4_scale_rule),
         mxfp8_scale_rule=getattr(provider, "mxfp8_scale_rule", default.mxfp8_scale_rule),
         block_sizes=tuple(getattr(provider, "block_sizes", default.block_sizes)),
+        graphs=frozenset(getattr(provider, "graphs", default.graphs)),
     )

@@ -13,8 +13,12 @@ from sm121.errors import UsageError
 from sm121.verdict import NotRun
 
 _MODULES = {
-    "torch": "sm121.kernels.torch_provider",
-    "vllm-cpu": "sm121.kernels.vllm_cpu",
+    "torch": ("sm121.kernels.torch_provider", "provider"),
+    "torch-cuda": ("sm121.kernels.torch_provider", "cuda_provider"),
+    "vllm-cpu": ("sm121.kernels.vllm_cpu", "provider"),
+    "vllm": ("sm121.kernels.vllm_cuda", "marlin"),
+    "vllm-triton": ("sm121.kernels.vllm_cuda", "triton"),
+    "flashinfer": ("sm121.kernels.flashinfer_provider", "provider"),
 }
 NAMES: tuple[str, ...] = tuple(_MODULES)
 
@@ -72,7 +76,8 @@ def load(name: str) -> Any:
     check_name(name)
     if name in _MODULES:
         try:
-            return importlib.import_module(_MODULES[name]).provider()
+            module, made_by = _MODULES[name]
+            return getattr(importlib.import_module(module), made_by)()
         except ModuleNotFoundError as error:
             raise NotRun(f"provider {name} needs {error.name}, which is not installed") from error
     module, _, attribute = name.partition(":")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sm121.kernels.protocol import Packed
+from sm121.verdict import NotRun
 
 _BLOCK = 32
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -34,8 +35,10 @@ class TorchProvider:
         self.device = device
         self.deterministic = frozenset(
             {"mxfp4_quantize", "mxfp4_dequantize", "mxfp8_quantize", "route", "fused_moe"}
-            | {"prefill_attention", "decode_attention"}
+            | {"prefill_attention", "decode_attention", "lm_head"}
         )
+        # The others ask the device for numbers on the way: what is captured could not follow them.
+        self.graphs = frozenset({"mxfp4_dequantize", "route", "lm_head"})
 
     # Codecs
 
@@ -252,6 +255,12 @@ class TorchProvider:
         """The KV head of each query head."""
         return torch.arange(query_heads, device=device) // (query_heads // kv_heads)
 
+    # Vocabulary
+
+    def lm_head(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [T, H], weight [V, H] -> [T, V]; see the contract."""
+        return x @ weight.T
+
 
 def _times_power_of_two(values: Tensor, exponents: Tensor) -> Tensor:
     """values * 2^exponents, [..., n] with one exponent a row or [...] each, exact in float32.
@@ -267,3 +276,10 @@ def _times_power_of_two(values: Tensor, exponents: Tensor) -> Tensor:
 def provider() -> TorchProvider:
     """The provider on the CPU."""
     return TorchProvider()
+
+
+def cuda_provider() -> TorchProvider:
+    """The provider on a GPU: PyTorch's own kernels. Raises NotRun without one."""
+    if not torch.cuda.is_available():
+        raise NotRun("provider torch-cuda needs a GPU that PyTorch can use, there is none here")
+    return TorchProvider("cuda")

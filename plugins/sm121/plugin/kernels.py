@@ -1,18 +1,23 @@
-"""What the numerics tests are given: the provider under test, and the cases that apply here."""
+"""What the numerics tests and the kernel benchmarks are given: the provider under test, and the
+cases that apply here."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sm121 import architecture
-from sm121.kernels import cases, registry
+from sm121 import profile as profiles
+from sm121.errors import UsageError
+from sm121.kernels import benchmark_cases, cases, registry
+from sm121.kernels.benchmark_cases import BenchmarkCase
 from sm121.kernels.cases import Case
-from sm121.plugin.options import SETTINGS
+from sm121.plugin.options import SETTINGS, Settings
 from sm121.plugin.run import Run
 from sm121.verdict import NotRun
 
@@ -25,9 +30,18 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         "kernel_cases(group): run with each case of that group of sm121.kernels.cases as `case`",
     )
+    config.addinivalue_line(
+        "markers",
+        "kernel_benchmarks: run with each case of sm121.kernels.benchmark_cases as `case`",
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.definition.get_closest_marker("kernel_benchmarks") is not None:
+        settings = metafunc.config.stash[SETTINGS]
+        chosen = benchmark_cases.select(_depths(settings), full=_full(settings))
+        metafunc.parametrize("case", chosen, ids=str)
+        return
     marker = metafunc.definition.get_closest_marker("kernel_cases")
     if marker is None:
         return
@@ -37,9 +51,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             f"{metafunc.definition.nodeid}: kernel_cases({group!r}): expected one of "
             + ", ".join(cases.GROUPS)
         )
-    settings = metafunc.config.stash[SETTINGS]
-    full = settings.full_shapes or _detected() not in ("cpu", None)
+    full = _full(metafunc.config.stash[SETTINGS])
     metafunc.parametrize("case", cases.select(group, full=full), ids=str)
+
+
+def _full(settings: Settings) -> bool:
+    return settings.full_shapes or _detected() not in ("cpu", None)
+
+
+def _depths(settings: Settings) -> tuple[int, ...]:
+    """The depth table of the profile; the standard one where there is no profile."""
+    try:
+        name = profiles.for_architecture(settings.arch or _detected() or "")
+        profile = settings.profile or profiles.load(name)
+    except UsageError:
+        return benchmark_cases.DEPTHS
+    return profile.performance.depths
 
 
 @functools.cache
@@ -47,23 +74,104 @@ def _detected() -> str | None:
     return architecture.detect().name
 
 
+_ROUNDS = 5
+_ROUNDS_ON_GPU = 20
+
+
 @dataclass(frozen=True)
 class Kernels:
     """The kernels under test."""
 
+    name: str
     provider: Any
+    _faults: list[str] = field(default_factory=list)
+    """What broke the device, once something has."""
 
     def wrong(self, case: Case) -> str:
         """What is wrong with an operation on a case; empty when it holds."""
         from sm121.kernels import checks
 
-        return "; ".join(checks.check_case(self.provider, case))
+        return self._checked(str(case), lambda: checks.check_case(self.provider, case))
 
     def wrong_with(self, problem: Problem) -> str:
         """What is wrong with an operation on a problem of one's own; empty when it holds."""
         from sm121.kernels import checks
 
-        return "; ".join(checks.check(self.provider, problem))
+        return self._checked(problem.operation, lambda: checks.check(self.provider, problem))
+
+    def wrong_replayed(self, case: Case) -> str:
+        """What is wrong with a CUDA graph of an operation; empty when it holds."""
+        from sm121.kernels import checks, graphs, problems
+
+        problem = problems.build(case)
+        return self._checked(
+            f"replay of {case}", lambda: checks.check_replay(self.provider, problem, graphs.record)
+        )
+
+    def wrong_with_a_tactic(self, case: Case) -> str:
+        """What is wrong with any autotune tactic; empty when all of them hold."""
+        from sm121.kernels import tactics
+
+        return self._checked(
+            f"tactics on {case}", lambda: tactics.check(self.name, self.provider, case)
+        )
+
+    def time(self, case: BenchmarkCase, benchmark: Any) -> None:
+        """Time a case through pytest-benchmark, what it was held against in its extra_info.
+
+        Raises:
+            Invalid: the number is of a call that did not do its work.
+        """
+        from sm121.kernels import benchmarks, checks, clocks
+        from sm121.kernels.protocol import declaration
+
+        self._refuse_after_a_fault()
+        device = declaration(self.provider).device
+        clock, peak = clocks.clock_of(device), benchmarks.bandwidth(device)
+        try:
+            timed = benchmarks.build(self.provider, case)
+            benchmark._timer = clock.now
+            benchmark.group = case.operation
+            output = benchmark.pedantic(
+                timed.call,
+                setup=clock.before,
+                rounds=_ROUNDS if device == "cpu" else _ROUNDS_ON_GPU,
+                warmup_rounds=1,
+            )
+        except RuntimeError as error:
+            if checks.is_device_fault(error):
+                self._faults.append(f"{case}: {str(error).splitlines()[0]}")
+            raise
+        benchmark.extra_info |= {
+            "provider": self.name,
+            "device": device,
+            "clock": clock.how,
+            "bytes": timed.bytes_moved,
+            "bandwidth_gb_s": round(peak.best_gb_s, 1),
+            "bandwidth_method": peak.method,
+        }
+        if benchmark.stats is None:  # --benchmark-disable: called once, not timed
+            return
+        seconds = benchmark.stats.stats.median
+        share = benchmarks.check(case, seconds, timed, output, peak)
+        benchmark.extra_info["roofline_share"] = round(share, 4)
+
+    def _checked(self, what: str, check: Callable[[], list[str]]) -> str:
+        from sm121.kernels import checks
+
+        self._refuse_after_a_fault()
+        try:
+            return "; ".join(check())
+        except checks.DeviceFault as fault:
+            self._faults.append(f"{what}: {fault}")
+            return f"{fault}; what is left of the numerics is NOT_RUN"
+
+    def _refuse_after_a_fault(self) -> None:
+        if self._faults:
+            raise NotRun(
+                f"the device has been unusable since {self._faults[0]}. Run this test in a process "
+                "of its own to see it judged"
+            )
 
 
 @pytest.fixture(scope="session")
@@ -79,4 +187,4 @@ def kernels(conformance: Run) -> Kernels:
                 "give --kernel-provider to test some here"
             )
         name = registry.default(conformance.target.arch)
-    return Kernels(registry.load(name))
+    return Kernels(name, registry.load(name))

@@ -1,0 +1,78 @@
+"""What kernels are timed on. No torch here: cases are named and counted where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from sm121.kernels.protocol import Operation
+
+MOE_TOKENS = (1, 4, 16, 64, 2048)
+DEPTHS = (0, 4096, 8192, 16384, 32768)
+"""Tokens before the one that is decoded, where no profile has a table of its own."""
+
+_WINDOW = 128
+
+
+@dataclass(frozen=True)
+class BenchmarkCase:
+    """One operation at one size; of the sizes only those count that the operation has."""
+
+    name: str
+    operation: Operation
+    tokens: int = 1
+    depth: int = 0
+    window: int | None = None
+    hidden: int = 2880
+    intermediate: int = 2880
+    experts: int = 128
+    top_k: int = 4
+    query_heads: int = 64
+    kv_heads: int = 8
+    head_dim: int = 64
+    page: int = 32
+    vocabulary: int = 201_088
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def select(depths: Iterable[int], *, full: bool) -> tuple[BenchmarkCase, ...]:
+    """The cases, at gpt-oss-120b's sizes when `full`.
+
+    Reduced: a twenty-fifth of an expert's weights, 8 experts, a sixteenth of the vocabulary.
+    Attention and quantisation are as they are, at the depths given.
+    """
+    cases = [*_experts(), *_attention(depths), *_codecs(full), *_lm_head()]
+    return tuple(cases if full else map(_reduced, cases))
+
+
+def _reduced(case: BenchmarkCase) -> BenchmarkCase:
+    if case.operation == "fused_moe":
+        return replace(case, hidden=576, intermediate=576, experts=8)
+    if case.operation == "lm_head":
+        return replace(case, vocabulary=201_088 // 16)
+    return case
+
+
+def _experts() -> Iterable[BenchmarkCase]:
+    for tokens in MOE_TOKENS:
+        yield BenchmarkCase(f"moe-{tokens}", "fused_moe", tokens=tokens)
+
+
+def _attention(depths: Iterable[int]) -> Iterable[BenchmarkCase]:
+    for depth in depths:
+        full = BenchmarkCase(f"decode-{depth}", "decode_attention", depth=depth)
+        yield full
+        yield replace(full, name=f"decode-window-{depth}", window=_WINDOW)
+
+
+def _codecs(full: bool) -> Iterable[BenchmarkCase]:
+    operations: tuple[Operation, ...] = ("mxfp4_quantize", "mxfp8_quantize")
+    for operation in operations:
+        for tokens in (1, 2048 if full else 256):
+            yield BenchmarkCase(f"{operation}-{tokens}", operation, tokens=tokens)
+
+
+def _lm_head() -> Iterable[BenchmarkCase]:
+    yield BenchmarkCase("lm-head", "lm_head")

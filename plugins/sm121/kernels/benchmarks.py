@@ -1,0 +1,217 @@
+"""Kernel times: the call that is timed, the bytes it has to move, and whether it did its work.
+
+A number counts only when the output of a timed call is right (a few rows of it against the oracle)
+and when it is not faster than memory: a share of the measured bandwidth above one says that the
+kernel left something out, or that its data came from a cache.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sm121.kernels import comparison, problems
+from sm121.kernels.benchmark_cases import BenchmarkCase
+from sm121.kernels.protocol import Declaration, declaration, prepared
+from sm121.measure import stream_bandwidth
+from sm121.measure.stream_bandwidth import Bandwidth
+from sm121.oracles import attention, moe
+from sm121.verdict import Invalid, NotRun
+
+_MARGIN = 1.1
+"""A share up to this counts as one: the measured bandwidth and a few microseconds both scatter."""
+
+_ON_GPU = 4 << 30
+_TIMES_CACHE = 8
+"""The buffer that the bandwidth is measured on."""
+
+_ROWS = 2
+_COLUMNS = 512
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What is called, and how to judge what it returns."""
+
+    call: Callable[[], Any]
+    bytes_moved: int
+    """What must be read and written at the least, each byte once."""
+    judge: Callable[[Any], list[str]]
+
+
+def build(provider: Any, case: BenchmarkCase) -> Timed:
+    """A case's call with its inputs on the provider's device, weights already in its own layout.
+
+    Raises NotRun when the provider lacks the operation.
+    """
+    declared = declaration(provider)
+    if getattr(provider, case.operation, None) is None:
+        raise NotRun(
+            f"provider {declared.name} has no {case.operation}; another one may (--kernel-provider)"
+        )
+    generator = torch.Generator(declared.device).manual_seed(1)
+    return _BUILDERS[case.operation](provider, declared, case, generator)
+
+
+def check(case: BenchmarkCase, seconds: float, timed: Timed, output: Any, peak: Bandwidth) -> float:
+    """The share of the roofline.
+
+    Raises:
+        Invalid: the output is wrong, or the time is shorter than memory allows.
+    """
+    wrong = timed.judge(output)
+    if wrong:
+        raise Invalid(
+            f"{case.name}: what was timed does not compute {case.operation}: {'; '.join(wrong)}"
+        )
+    share = timed.bytes_moved / seconds / 1e9 / peak.best_gb_s
+    if not 0 < share <= _MARGIN:
+        raise Invalid(
+            f"{case.name}: {timed.bytes_moved} bytes in {seconds:.3g} s is {share:.2f} of the "
+            f"measured bandwidth, {peak.best_gb_s:.4g} GB/s ({peak.method}); required: at "
+            f"most {_MARGIN}. The kernel did not do its work, or its data came from a cache"
+        )
+    return share
+
+
+@functools.cache
+def bandwidth(device: str) -> Bandwidth:
+    """The roofline of a device, measured once."""
+    if device != "cpu":
+        return stream_bandwidth.read_bandwidth(_ON_GPU, device=device)
+    size = max(_TIMES_CACHE * stream_bandwidth.last_level_cache_bytes(), 64 << 20)
+    return stream_bandwidth.read_bandwidth(min(size, 1 << 30), device="cpu")
+
+
+def _size(*tensors: Tensor | None) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+
+def _normal(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=generator, device=generator.device).bfloat16()
+
+
+def _bytes(generator: torch.Generator, low: int, high: int, *shape: int) -> Tensor:
+    return torch.randint(
+        low, high, shape, generator=generator, device=generator.device, dtype=torch.uint8
+    )
+
+
+def _by_rows(
+    operation: Any, expected: Callable[[], Tensor], rows: Callable[[Tensor], Tensor]
+) -> Callable[[Any], list[str]]:
+    def judge(output: Any) -> list[str]:
+        if not isinstance(output, Tensor) or output.dtype is not torch.bfloat16:
+            return ["required: a bfloat16 tensor"]
+        limit = comparison.tolerance(operation, output.dtype)
+        assert limit is not None
+        reference = expected()
+        seen = rows(output).reshape(reference.shape).cpu()
+        # What is left of an output that was not written is NaN or far away; a row is enough for it.
+        return comparison.measure(seen, reference, limit.floor).beyond(limit)
+
+    return judge
+
+
+def _experts(
+    provider: Any, _declared: Declaration, case: BenchmarkCase, generator: torch.Generator
+) -> Timed:
+    e, h, i = case.experts, case.hidden, case.intermediate
+    w1 = _bytes(generator, 0, 256, e, 2 * i, h // 2), _bytes(generator, 119, 121, e, 2 * i, h // 32)
+    w2 = _bytes(generator, 0, 256, e, h, i // 2), _bytes(generator, 117, 119, e, h, i // 32)
+    b1, b2 = _normal(generator, e, 2 * i), _normal(generator, e, h)
+    x = _normal(generator, case.tokens, h)
+    shares = _normal(generator, case.tokens, case.top_k).float().softmax(-1)
+    order = torch.rand(case.tokens, e, generator=generator, device=generator.device).argsort(-1)
+    ids = order[:, : case.top_k].int().contiguous()
+    constants: dict[str, Any] = {"alpha": problems.ALPHA, "limit": problems.LIMIT}
+    call = prepared(provider, "fused_moe", x, shares, ids, w1, b1, w2, b2, **constants)
+    at = torch.tensor(sorted({0, case.tokens - 1})[:_ROWS], device=generator.device)
+
+    def expected() -> Tensor:
+        chosen = ids[at].unique().long()
+        of = {int(old): new for new, old in enumerate(chosen)}
+        local = torch.tensor([[of[int(old)] for old in row] for row in ids[at]], dtype=torch.int32)
+        first, second = ((w[0][chosen].cpu(), w[1][chosen].cpu()) for w in (w1, w2))
+        biases = b1[chosen].cpu(), b2[chosen].cpu()
+        return moe.fused_moe(
+            x[at].cpu(), shares[at].cpu(), local, first, biases[0], second, biases[1], **constants
+        )
+
+    touched = len(ids.unique())
+    weights = _size(*w1, *w2, b1, b2) // e * touched
+    moved = weights + _size(x, shares, ids) + _size(x)
+    return Timed(call, moved, _by_rows("fused_moe", expected, lambda y: y[at]))
+
+
+def _decode(
+    provider: Any, declared: Declaration, case: BenchmarkCase, generator: torch.Generator
+) -> Timed:
+    page = case.page if case.page in declared.block_sizes else declared.block_sizes[0]
+    length = case.depth + 1
+    pages = -(-length // page)
+    q = _normal(generator, 1, case.query_heads, case.head_dim)
+    cache = _normal(generator, pages, 2, case.kv_heads, page, case.head_dim)
+    order = torch.randperm(pages, generator=generator, device=generator.device)
+    table = order.int()[None].contiguous()
+    lengths = torch.tensor([length], dtype=torch.int32, device=generator.device)
+    keywords: dict[str, Any] = {
+        "sinks": _normal(generator, case.query_heads).float(),
+        "window": case.window,
+        "scale": case.head_dim**-0.5,
+    }
+    call = prepared(provider, "decode_attention", q, cache, table, lengths, **keywords)
+
+    def expected() -> Tensor:
+        arguments = [t.cpu() for t in (q, cache, table, lengths)]
+        there = keywords | {"sinks": keywords["sinks"].cpu()}
+        return attention.decode(*arguments, **there).flatten(0, 1)
+
+    seen = length if case.window is None else min(length, case.window)
+    moved = seen * 2 * case.kv_heads * case.head_dim * 2 + 2 * _size(q)
+    return Timed(call, moved, _by_rows("decode_attention", expected, lambda o: o.flatten(0, 1)))
+
+
+def _quantise(
+    provider: Any, declared: Declaration, case: BenchmarkCase, generator: torch.Generator
+) -> Timed:
+    x = _normal(generator, case.tokens, case.hidden)
+    call = prepared(provider, case.operation, x)
+    form = case.operation.removesuffix("_quantize")
+    elements = x.numel() // 2 if form == "mxfp4" else x.numel()
+    problem = problems.quantisation(x.cpu(), form)
+    moved = _size(x) + elements + x.numel() // 32
+    return Timed(call, moved, lambda output: problem.judge(output, declared))
+
+
+def _lm_head(
+    provider: Any, _declared: Declaration, case: BenchmarkCase, generator: torch.Generator
+) -> Timed:
+    x = _normal(generator, case.tokens, case.hidden)
+    weight = _normal(generator, case.vocabulary, case.hidden)
+    call = prepared(provider, "lm_head", x, weight)
+    ends = slice(0, _COLUMNS), slice(case.vocabulary - _COLUMNS, case.vocabulary)
+
+    def expected() -> Tensor:
+        rows = torch.cat([weight[end] for end in ends]).cpu().double()
+        return x.cpu().double() @ rows.T
+
+    def columns(y: Tensor) -> Tensor:
+        return torch.cat([y[:, end] for end in ends], 1)
+
+    moved = _size(x, weight) + 2 * case.tokens * case.vocabulary
+    return Timed(call, moved, _by_rows("lm_head", expected, columns))
+
+
+_BUILDERS: dict[str, Callable[..., Timed]] = {
+    "fused_moe": _experts,
+    "decode_attention": _decode,
+    "mxfp4_quantize": _quantise,
+    "mxfp8_quantize": _quantise,
+    "lm_head": _lm_head,
+}

@@ -1,0 +1,353 @@
+"""The provider `flashinfer`: FlashInfer's kernels as vLLM calls them for gpt-oss.
+
+Prefill by the attention-sink wrapper on fa2 (the backend of SM12x; the plain wrappers take `sinks=`
+and ignore it on fa2), decode by XQA, the experts by `cutlass_fused_moe` with bfloat16 activations,
+which exists on sm90 alone, and the quantisers, whose kernels have bodies from sm100 on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from sm121.kernels.paging import Paging
+from sm121.kernels.protocol import Operation, Packed
+from sm121.verdict import NotRun
+
+_PAGE = 32
+_ALIGNED = 128
+"""cutlass_fused_moe wants both sizes in multiples of this: 2880 becomes 2944."""
+_WORKSPACE = 128 << 20
+
+
+class FlashInferProvider:
+    """Each operation where it exists on the device's architecture; NotRun with the reason
+    elsewhere."""
+
+    name = "flashinfer"
+    device = "cuda"
+    mxfp4_scale_rule = "ceil"
+    mxfp8_scale_rule = "ceil"
+    block_sizes = (16, 32, 64, 128)
+    deterministic = frozenset(
+        {"mxfp4_quantize", "mxfp8_quantize", "fused_moe", "prefill_attention", "decode_attention"}
+    )
+    graphs = frozenset({"fused_moe", "prefill_attention", "decode_attention"})
+
+    def __init__(self, *, gated: bool = True) -> None:
+        try:
+            self._flashinfer: Any = importlib.import_module("flashinfer")
+        except ImportError as error:
+            raise NotRun(
+                f"provider flashinfer needs FlashInfer, here: {error}; "
+                "pip install flashinfer-python"
+            ) from error
+        if not torch.cuda.is_available():
+            raise NotRun("provider flashinfer needs a GPU that PyTorch can use, there is none here")
+        major, minor = torch.cuda.get_device_capability()
+        self._capability = 10 * major + minor
+        self._gated = gated
+        self._space: Tensor | None = None
+        self._tactic: list[int] | None = None
+
+    # Quantisation
+
+    def mxfp4_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [M, K] -> packed [M, K/2] u8, scales [M, K/32] u8; see the contract."""
+        self._needs_sm100("mxfp4_quantize")
+        linear = self._flashinfer.SfLayout.layout_linear
+        packed, scales = self._flashinfer.mxfp4_quantize(x, sfLayout=linear)
+        return packed, scales.view(torch.uint8).reshape(len(x), -1)
+
+    def mxfp8_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [M, K] -> q [M, K] e4m3, scales [M, K/32] u8; see the contract."""
+        self._needs_sm100("mxfp8_quantize")
+        q, scales = self._flashinfer.mxfp8_quantize(x, is_sf_swizzled_layout=False)
+        return q, scales.view(torch.uint8).reshape(len(x), -1)
+
+    def _needs_sm100(self, operation: str) -> None:
+        if self._gated and self._capability < 100:
+            raise NotRun(
+                f"FlashInfer's {operation} has no code before sm100: on this sm{self._capability} "
+                "it launches an empty kernel and returns what was in memory, without an error"
+            )
+
+    # Prepared calls
+
+    def prepare(
+        self, operation: Operation, *arguments: Any, **keywords: Any
+    ) -> Callable[[], Any] | None:
+        """Weights in the kernel's layout, attention planned; see the contract."""
+        if operation == "fused_moe":
+            return self._experts(*arguments, **keywords)
+        if operation == "prefill_attention":
+            return self._prefill(*arguments, **keywords)
+        if operation == "decode_attention":
+            return self._decode(*arguments, **keywords)
+        return None
+
+    def fused_moe(self, *arguments: Any, **keywords: Any) -> Tensor:
+        """y [T, H]; see the contract."""
+        y: Tensor = self._experts(*arguments, **keywords)()
+        return y
+
+    def prefill_attention(self, *arguments: Any, **keywords: Any) -> Tensor:
+        """o [T, Hq, D]; see the contract."""
+        o: Tensor = self._prefill(*arguments, **keywords)()
+        return o
+
+    def decode_attention(self, *arguments: Any, **keywords: Any) -> Tensor:
+        """o [B, Hq, D]; see the contract."""
+        o: Tensor = self._decode(*arguments, **keywords)()
+        return o
+
+    # Experts
+
+    def _experts(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        ids: Tensor,
+        w1: Packed,
+        w1_bias: Tensor | None,
+        w2: Packed,
+        w2_bias: Tensor | None,
+        *,
+        alpha: float,
+        limit: float,
+    ) -> Callable[[], Tensor]:
+        if self._capability != 90:
+            raise NotRun(
+                "cutlass_fused_moe with MXFP4 weights and bfloat16 activations is for sm90 alone, "
+                f"this is sm{self._capability}; vLLM's Marlin has it here (--kernel-provider vllm)"
+            )
+        if not len(x):
+            # The engine launches nothing for no tokens, and the library does not take them.
+            return lambda: torch.empty_like(x, memory_format=torch.contiguous_format)
+        fused = importlib.import_module("flashinfer.fused_moe")
+        experts, hidden = len(w1[0]), x.shape[1]
+        to_hidden = -hidden % _ALIGNED
+        to_intermediate = -(w2[0].shape[2] * 2) % _ALIGNED
+
+        def in_layout(part: Tensor, rows: int, columns: int) -> Tensor:
+            return functional.pad(part, (0, columns, 0, rows))
+
+        def up_then_gate(part: Tensor, columns: int) -> Tensor:
+            gate, up = (in_layout(part[:, i::2], to_intermediate, columns) for i in (0, 1))
+            return torch.cat((up, gate), 1).contiguous()
+
+        first = up_then_gate(w1[0], to_hidden // 2), up_then_gate(w1[1], to_hidden // 32)
+        second = (
+            in_layout(w2[0], to_hidden, to_intermediate // 2),
+            in_layout(w2[1], to_hidden, to_intermediate // 32),
+        )
+        packed = [
+            fused.interleave_moe_weights_for_sm90_mixed_gemm(w.contiguous(), "fp4")
+            for w in (first[0], second[0])
+        ]
+        scales = [
+            fused.interleave_moe_scales_for_sm90_mixed_gemm(s.contiguous(), 32)
+            for s in (first[1], second[1])
+        ]
+        biases: list[Tensor | None] = [None, None]
+        if w1_bias is not None and w2_bias is not None:
+            gate, up = (functional.pad(w1_bias[:, i::2], (0, to_intermediate)) for i in (0, 1))
+            biases = [torch.cat((up, gate), 1), functional.pad(w2_bias, (0, to_hidden))]
+        constants = {
+            f"swiglu_{name}": torch.full((experts,), value, dtype=torch.float32, device=x.device)
+            for name, value in (("alpha", alpha), ("beta", 1.0), ("limit", limit))
+        }
+
+        def call() -> Tensor:
+            wide = functional.pad(x, (0, to_hidden)).contiguous()
+            out = torch.empty_like(wide)
+            fused.cutlass_fused_moe(
+                wide,
+                ids,
+                weights,
+                packed[0],
+                packed[1],
+                torch.bfloat16,
+                scales,
+                fc1_expert_biases=biases[0],
+                fc2_expert_biases=biases[1],
+                use_w4_group_scaling=True,
+                # The fused one adds by atomics, in another order each time.
+                use_fused_finalize=False,
+                output=out,
+                profile_ids=self._tactic,
+                **constants,
+            )
+            return out[:, :hidden].contiguous() if to_hidden else out
+
+        return call
+
+    def tactics(self, operation: Operation) -> tuple[str, ...]:
+        """The pairs of autotune tactics worth a test of their own: each of the first product with
+        the default of the second, and the other way round."""
+        if operation != "fused_moe":
+            return ()
+        tuner = importlib.import_module("flashinfer.autotuner").AutoTuner
+        found: dict[int, list[int]] = {}
+        choose = tuner.choose_one
+
+        def listing(*arguments: Any, gemm_idx: int) -> tuple[Any, int]:
+            _tuner, _name, (runner, *_), _config, inputs = arguments
+            found[gemm_idx] = sorted(runner.get_valid_tactics(inputs, None))
+            return runner, -1
+
+        tuner.choose_one = listing
+        try:
+            self.fused_moe(*_small_experts(self.device), alpha=1.702, limit=7.0)
+        finally:
+            tuner.choose_one = choose
+        first, second = found[1], found[2]
+        return tuple(
+            [f"{one},{second[0]}" for one in first] + [f"{first[0]},{two}" for two in second[1:]]
+        )
+
+    def with_tactic(self, tactic: str) -> FlashInferProvider:
+        """The provider with that tactic and no other."""
+        fixed = type(self)(gated=self._gated)
+        fixed._tactic = [int(part) for part in tactic.split(",")]
+        return fixed
+
+    # Attention
+
+    def _prefill(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens: Tensor,
+        *,
+        sinks: Tensor | None,
+        window: int | None,
+        scale: float,
+    ) -> Callable[[], Tensor]:
+        if sinks is None:
+            raise NotRun("FlashInfer's sink wrapper has sinks; without them it is another kernel")
+        if not len(q):
+            return lambda: torch.empty_like(q, memory_format=torch.contiguous_format)
+        paging = Paging.of(cu_seqlens, _PAGE)
+        left = -1 if window is None else window - 1
+        wrapper = self._flashinfer.BatchAttentionWithAttentionSinkWrapper(
+            self._workspace(),
+            kv_layout="NHD",
+            backend="fa2",
+            q_data_type=q.dtype,
+            kv_data_type=k.dtype,
+            head_dim_qk=q.shape[2],
+            head_dim_vo=q.shape[2],
+            window_left=left,
+        )
+        counts = torch.tensor([0, *paging.counts], dtype=torch.int32).cumsum(0).int()
+        last = [length - (count - 1) * _PAGE if count else 0
+                for length, count in zip(paging.lengths, paging.counts, strict=True)]  # fmt: skip
+        wrapper.plan(
+            cu_seqlens,
+            counts.to(q.device),
+            torch.arange(paging.pages, dtype=torch.int32, device=q.device),
+            torch.tensor(last, dtype=torch.int32, device=q.device),
+            q.shape[1],
+            k.shape[1],
+            q.shape[2],
+            _PAGE,
+            causal=True,
+            window_left=left,
+            q_data_type=q.dtype,
+            kv_data_type=k.dtype,
+        )
+        cache = torch.zeros(
+            paging.pages, 2, _PAGE, k.shape[1], k.shape[2], dtype=k.dtype, device=q.device
+        )
+        slots = paging.slots().to(q.device)
+        page, place = slots // _PAGE, slots % _PAGE
+
+        def call() -> Tensor:
+            cache[page, 0, place] = k
+            cache[page, 1, place] = v
+            out: Tensor = wrapper.run(q, cache, sinks, scale)
+            return out
+
+        return call
+
+    def _decode(
+        self,
+        q: Tensor,
+        kv_cache: Tensor,
+        block_table: Tensor,
+        seq_lens: Tensor,
+        *,
+        sinks: Tensor | None,
+        window: int | None,
+        scale: float,
+    ) -> Callable[[], Tensor]:
+        if not len(q):
+            return lambda: torch.empty_like(q, memory_format=torch.contiguous_format)
+        decode = importlib.import_module("flashinfer.decode").xqa_batch_decode_with_kv_cache
+        table = block_table.contiguous()
+        longest = table.shape[1] * kv_cache.shape[3]
+        workspace = self._workspace()
+
+        def call() -> Tensor:
+            out: Tensor = decode(
+                q,
+                kv_cache,
+                workspace,
+                table,
+                seq_lens,
+                longest,
+                bmm1_scale=scale,
+                bmm2_scale=1.0,
+                window_left=-1 if window is None else window - 1,
+                sinks=sinks,
+                kv_layout="HND",
+            )
+            return out
+
+        return call
+
+    def _workspace(self) -> Tensor:
+        # Zeros, because XQA counts its finished blocks in it.
+        if self._space is None:
+            self._space = torch.zeros(_WORKSPACE, dtype=torch.uint8, device=self.device)
+        return self._space
+
+    # Vocabulary
+
+    def lm_head(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [T, H], weight [V, H] -> [T, V], by cuBLAS, as in vLLM: FlashInfer has none of its
+        own."""
+        return functional.linear(x, weight)
+
+
+def _small_experts(device: str) -> tuple[Any, ...]:
+    """Arguments of a small layer, which is all that listing tactics needs."""
+    hidden, intermediate, experts = 2944, 2944, 4
+    codes = [
+        torch.zeros(experts, rows, columns // 2, dtype=torch.uint8, device=device)
+        for rows, columns in ((2 * intermediate, hidden), (hidden, intermediate))
+    ]
+    scales = [code.new_zeros(*code.shape[:2], code.shape[2] // 16) for code in codes]
+    x = torch.zeros(16, hidden, dtype=torch.bfloat16, device=device)
+    ids = torch.arange(4, dtype=torch.int32, device=device).repeat(16, 1)
+    shares = torch.full((16, 4), 1 / math.sqrt(16), device=device)
+    return x, shares, ids, (codes[0], scales[0]), None, (codes[1], scales[1]), None
+
+
+def provider() -> FlashInferProvider:
+    """The provider on the GPU that is there."""
+    return FlashInferProvider()
+
+
+def ungated() -> FlashInferProvider:
+    """As vLLM and others call it, where nothing asks whether the GPU has the code. Not for a
+    verdict: it shows what a missing gate does."""
+    return FlashInferProvider(gated=False)

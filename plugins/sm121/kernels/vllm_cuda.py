@@ -1,0 +1,364 @@
+"""The providers `vllm` and `vllm-triton`: the kernels that vLLM serves gpt-oss with on a GPU.
+
+Called as vLLM 0.24 to 0.33 call them: the experts by Marlin (`fused_marlin_moe`) or by the Triton
+kernels from OpenAI (`triton_kernel_fused_experts`), attention by Triton's unified attention with
+sinks, MXFP8 by `mxfp8_e4m3_quantize`, MXFP4 by the Triton kernels' `downcast_to_mxfp`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from sm121.kernels.paging import Paging
+from sm121.kernels.protocol import Operation, Packed
+from sm121.verdict import NotRun
+
+_ALPHA, _LIMIT = 1.702, 7.0
+_PAGE = 32
+_LAYERS = "vllm.model_executor.layers"
+_SEGMENTS = 16
+_GRID = 128
+"""Below this many thread blocks, decode attention is split into segments
+(`MIN_LAUNCH_GRID_SIZE_2D` and `NUM_PAR_SOFTMAX_SEGMENTS` of v1/attention/backends/triton_attn.py)."""
+
+
+class VllmProvider:
+    """vLLM's experts by Marlin, its attention and its quantisers. Raises NotRun where vLLM for
+    CUDA is not there."""
+
+    name = "vllm"
+    device = "cuda"
+    block_sizes = (16, 32, 64, 128)
+    deterministic = frozenset({"prefill_attention", "decode_attention"})
+    graphs = frozenset({"fused_moe", "decode_attention"})
+
+    def __init__(self) -> None:
+        try:
+            platform = _module("vllm.platforms").current_platform
+        except ImportError as error:
+            raise NotRun(
+                f"provider {self.name} needs vLLM for CUDA, here: {error}; pip install vllm"
+            ) from error
+        if not platform.is_cuda():
+            raise NotRun(
+                f"provider {self.name} needs vLLM built for CUDA and a GPU, this one is for "
+                f"{platform.device_name or 'no device'}"
+            )
+
+    def prepare(
+        self, operation: Operation, *arguments: Any, **keywords: Any
+    ) -> Callable[[], Any] | None:
+        """Weights repacked, metadata made; see the contract."""
+        if operation == "fused_moe":
+            return self._experts(*arguments, **keywords)
+        if operation == "decode_attention":
+            return self._decode(*arguments, **keywords)
+        return None
+
+    # Quantisation and routing
+
+    def mxfp4_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [M, K] -> packed [M, K/2] u8, scales [M, K/32] u8; see the contract."""
+        _triton_kernels()
+        try:
+            details = _module("triton_kernels.numerics_details.mxfp")
+        except ImportError as error:
+            raise NotRun(f"vLLM's Triton kernels cannot be imported: {error}") from error
+        packed, scales = details.downcast_to_mxfp(x, torch.uint8, axis=-1)
+        return packed, scales
+
+    def mxfp8_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [M, K] -> q [M, K] e4m3, scales [M, K/32] u8; see the contract."""
+        quantise = _module(f"{_LAYERS}.quantization.utils.mxfp8_utils").mxfp8_e4m3_quantize
+        q, scales = quantise(x, is_sf_swizzled_layout=False)
+        return q, scales.view(torch.uint8).reshape(len(x), -1)
+
+    def route(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """logits [T, E] -> shares [T, k] float32, experts [T, k] int32; see the contract."""
+        fused = _module(f"{_LAYERS}.fused_moe.router.fused_topk_router").fused_topk
+        found = fused(logits, logits, k, renormalize=True)
+        return found[0], found[1]
+
+    # Experts
+
+    def fused_moe(self, *arguments: Any, **keywords: Any) -> Tensor:
+        """y [T, H]; see the contract."""
+        y: Tensor = self._experts(*arguments, **keywords)()
+        return y
+
+    def _experts(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        ids: Tensor,
+        w1: Packed,
+        w1_bias: Tensor | None,
+        w2: Packed,
+        w2_bias: Tensor | None,
+        *,
+        alpha: float,
+        limit: float,
+    ) -> Callable[[], Tensor]:
+        if (alpha, limit) != (_ALPHA, _LIMIT):
+            raise NotRun(f"provider {self.name} has alpha {_ALPHA} and limit {_LIMIT} built in")
+        if not len(x):
+            # The engine launches nothing for no tokens.
+            return lambda: torch.empty_like(x, memory_format=torch.contiguous_format)
+        return self._in_layout(x, weights, ids, w1, w1_bias, w2, w2_bias)
+
+    def _in_layout(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        ids: Tensor,
+        w1: Packed,
+        w1_bias: Tensor | None,
+        w2: Packed,
+        w2_bias: Tensor | None,
+    ) -> Callable[[], Tensor]:
+        """Marlin: hidden in multiples of 256, intermediate of 128, as vLLM pads them."""
+        marlin = _module(f"{_LAYERS}.quantization.utils.marlin_utils_fp4")
+        try:
+            fused = _module(f"{_LAYERS}.fused_moe.experts.marlin_moe").fused_marlin_moe
+        except ImportError:
+            fused = _module(f"{_LAYERS}.fused_moe.fused_marlin_moe").fused_marlin_moe
+        activation = _module(f"{_LAYERS}.fused_moe.activation").MoEActivation.SWIGLUOAI
+        number = _module("vllm.scalar_type").scalar_types.float4_e2m1f.id
+        hidden = x.shape[1]
+        to_hidden, to_intermediate = -hidden % 256, -(w2[0].shape[2] * 2) % 128
+        first = [
+            functional.pad(part, (0, to_hidden // per, 0, 2 * to_intermediate)).contiguous()
+            for part, per in zip(w1, (2, 32), strict=True)
+        ]
+        second = [
+            functional.pad(part, (0, to_intermediate // per, 0, to_hidden)).contiguous()
+            for part, per in zip(w2, (2, 32), strict=True)
+        ]
+        biases = (
+            None if w1_bias is None else functional.pad(w1_bias, (0, 2 * to_intermediate)),
+            None if w2_bias is None else functional.pad(w2_bias, (0, to_hidden)),
+        )
+        layer = types.SimpleNamespace(params_dtype=torch.bfloat16)
+        p1, p2, s1, s2, b1, b2 = marlin.prepare_moe_mxfp4_layer_for_marlin(
+            layer, first[0], second[0], first[1], second[1], *biases
+        )
+
+        def call() -> Tensor:
+            wide = functional.pad(x, (0, to_hidden)).contiguous()
+            y: Tensor = fused(
+                wide,
+                p1,
+                p2,
+                b1,
+                b2,
+                s1,
+                s2,
+                weights,
+                ids,
+                quant_type_id=number,
+                global_num_experts=len(p1),
+                activation=activation,
+            )
+            return y[:, :hidden].contiguous()
+
+        return call
+
+    # Attention
+
+    def prefill_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens: Tensor,
+        *,
+        sinks: Tensor | None,
+        window: int | None,
+        scale: float,
+    ) -> Tensor:
+        """o [T, Hq, D]; see the contract."""
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        if not len(q):
+            return out
+        paging = Paging.of(cu_seqlens, _PAGE)
+        cache = torch.zeros(
+            2, paging.pages, _PAGE, k.shape[1], k.shape[2], dtype=k.dtype, device=q.device
+        )
+        slots = paging.slots().to(q.device)
+        cache[0].view(-1, *k.shape[1:])[slots] = k
+        cache[1].view(-1, *v.shape[1:])[slots] = v
+        lengths = torch.tensor(paging.lengths, dtype=torch.int32, device=q.device)
+        table = paging.table().to(q.device)
+        longest = max(paging.lengths)
+        _attend(q, cache[0], cache[1], out, cu_seqlens, longest, lengths, longest, table,
+                sinks, window, scale)  # fmt: skip
+        return out
+
+    def decode_attention(self, *arguments: Any, **keywords: Any) -> Tensor:
+        """o [B, Hq, D]; see the contract."""
+        o: Tensor = self._decode(*arguments, **keywords)()
+        return o
+
+    def _decode(
+        self,
+        q: Tensor,
+        kv_cache: Tensor,
+        block_table: Tensor,
+        seq_lens: Tensor,
+        *,
+        sinks: Tensor | None,
+        window: int | None,
+        scale: float,
+    ) -> Callable[[], Tensor]:
+        if not len(q):
+            return lambda: torch.empty_like(q, memory_format=torch.contiguous_format)
+        keys, values = (kv_cache[:, i].transpose(1, 2) for i in (0, 1))
+        starts = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device)
+        longest = int(seq_lens.max())
+        size = 1 << (q.shape[2] - 1).bit_length()
+        shape = (_GRID // kv_cache.shape[2], q.shape[1], _SEGMENTS)
+        segments = [
+            torch.empty(*shape, *tail, dtype=torch.float32, device=q.device)
+            for tail in ((size,), (), ())
+        ]
+
+        def call() -> Tensor:
+            out = torch.empty_like(q, memory_format=torch.contiguous_format)
+            _attend(q, keys, values, out, starts, 1, seq_lens, longest, block_table,
+                    sinks, window, scale, segments)  # fmt: skip
+            return out
+
+        return call
+
+    # Vocabulary
+
+    def lm_head(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [T, H], weight [V, H] -> [T, V], as vLLM's unquantised linear layers compute it."""
+        return functional.linear(x, weight)
+
+
+class VllmTritonProvider(VllmProvider):
+    """The same with the experts by OpenAI's Triton kernels, which vLLM takes on sm90."""
+
+    name = "vllm-triton"
+
+    def _in_layout(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        ids: Tensor,
+        w1: Packed,
+        w1_bias: Tensor | None,
+        w2: Packed,
+        w2_bias: Tensor | None,
+    ) -> Callable[[], Tensor]:
+        _triton_kernels()
+        experts = _module(f"{_LAYERS}.fused_moe.experts.gpt_oss_triton_kernels_moe")
+        swizzle = _module(f"{_LAYERS}.quantization.utils.mxfp4_utils")._swizzle_mxfp4
+        config = _module(f"{_LAYERS}.fused_moe.config").mxfp4_w4a16_moe_quant_config
+        ogs = _module("triton_kernels.matmul_ogs")
+        layouts = []
+        for packed, scales in (w1, w2):
+            values, flex, in_order = swizzle(packed.contiguous(), scales.contiguous())
+            precision = ogs.PrecisionConfig(
+                weight_scale=in_order, flex_ctx=ogs.FlexCtx(rhs_data=flex)
+            )
+            layouts.append((values, precision))
+        (first, of_first), (second, of_second) = layouts
+        biases = [None if b is None else b.float() for b in (w1_bias, w2_bias)]
+        quantised = config(of_first, of_second, biases[0], biases[1])
+
+        def call() -> Tensor:
+            routing, gather, scatter = experts.make_routing_data(ids, weights, len(w1[0]))
+            out = torch.empty_like(x, memory_format=torch.contiguous_format)
+            y: Tensor = experts.triton_kernel_fused_experts(
+                out,
+                x.contiguous(),
+                first,
+                second,
+                routing,
+                gather,
+                scatter,
+                topk=ids.shape[1],
+                quant_config=quantised,
+            )
+            return y
+
+        return call
+
+
+def _attend(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    out: Tensor,
+    starts: Tensor,
+    longest_query: int,
+    lengths: Tensor,
+    longest: int,
+    table: Tensor,
+    sinks: Tensor | None,
+    window: int | None,
+    scale: float,
+    segments: list[Tensor] | None = None,
+) -> None:
+    split: dict[str, Any] = {}
+    if segments is not None:
+        split = {
+            "seq_threshold_3D": len(segments[0]),
+            "num_par_softmax_segments": _SEGMENTS,
+            "softmax_segm_output": segments[0],
+            "softmax_segm_max": segments[1],
+            "softmax_segm_expsum": segments[2],
+        }
+    _module("vllm.v1.attention.ops.triton_unified_attention").unified_attention(
+        q=q,
+        k=keys,
+        v=values,
+        out=out,
+        cu_seqlens_q=starts,
+        max_seqlen_q=longest_query,
+        seqused_k=lengths,
+        max_seqlen_k=longest,
+        softmax_scale=scale,
+        causal=True,
+        window_size=(-1, -1) if window is None else (window - 1, 0),
+        block_table=table,
+        softcap=0.0,
+        q_descale=None,
+        k_descale=None,
+        v_descale=None,
+        sinks=sinks,
+        **split,
+    )
+
+
+def _module(name: str) -> Any:
+    # What vLLM's modules warn of when imported is no finding about its kernels.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module(name)
+
+
+def _triton_kernels() -> None:
+    """Raises NotRun when the Triton kernels from OpenAI are neither installed nor in vLLM."""
+    if not _module("vllm.utils.import_utils").has_triton_kernels():
+        raise NotRun("vLLM finds no Triton kernels from OpenAI (triton_kernels) here")
+
+
+def marlin() -> VllmProvider:
+    """The provider whose experts are Marlin's."""
+    return VllmProvider()
+
+
+def triton() -> VllmTritonProvider:
+    """The provider whose experts are Triton's."""
+    return VllmTritonProvider()
