@@ -1,0 +1,1 @@
+"""Measuring a server: client, clocks, validity, statistics, gates, the machine."""
