@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -101,7 +102,10 @@ class Client:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Client:
+        trace = aiohttp.TraceConfig()
+        trace.on_request_headers_sent.append(_stamp_sending)
         self._session = aiohttp.ClientSession(
+            trace_configs=[trace],
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=30.0),
             headers=self._headers,
@@ -188,7 +192,7 @@ class Client:
         answer.sent_ns = now()
         try:
             async with self._session.post(
-                self._base_url + request.path, data=request.body
+                self._base_url + request.path, data=request.body, trace_request_ctx=answer
             ) as response:
                 answer.status = response.status
                 read = response.content.readany
@@ -198,6 +202,15 @@ class Client:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             answer.ended_ns = now()
             answer.error = f"connection: {type(error).__name__}: {error}"[:_ERROR_LENGTH]
+
+
+async def _stamp_sending(
+    _session: aiohttp.ClientSession,
+    context: SimpleNamespace,
+    _sent: aiohttp.TraceRequestHeadersSentParams,
+) -> None:
+    """The request leaves now: what the client needed to compose it is not the server's time."""
+    context.trace_request_ctx.sent_ns = time.perf_counter_ns()
 
 
 def _finish(
