@@ -14,7 +14,7 @@ rounds can neither fail a good engine nor hide a bad one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -32,8 +32,7 @@ ERROR = 0.01
 FIRST_LOOK = 5
 _GROWTH = 1.4
 _CONFIDENCE = 0.95
-#: Of a gate on a tail: the risk at the number of requests that would do, and at the last one.
-TAIL_RISK = 0.05
+#: Of a gate on a tail, at its bound; at 299 requests with none over, the risk is 5 %.
 _LAST_TAIL_RISK = 0.01
 
 
@@ -196,8 +195,10 @@ def decide_tail(
     # Chance of so few over the bound if the quantile were outside it, and of so many if within.
     risk_of_pass = float(stats.binom.cdf(over, count, 1.0 - fraction))
     risk_of_fail = float(stats.binom.sf(over - 1, count, 1.0 - fraction)) if over else 1.0
-    shown = statistics.quantile(samples, fraction)
-    estimate = Estimate(shown, *_quantile_interval(values, fraction), 1.0 - risk_of_pass, count)
+    interval = statistics.estimate_quantile(samples, fraction)
+    shown = interval.value
+    # Not that of the interval: how surely the quantile is within the bound.
+    estimate = replace(interval, confidence=1.0 - risk_of_pass)
     needed = requests_needed(fraction)
     what = (
         f"required: {_requirement(gate)}; seen: {shown:.4g} {gate.unit}, {over} of {count} "
@@ -220,17 +221,6 @@ def decide_tail(
     held = shown <= gate.at_most
     verdict = Verdict.PASS if held else Verdict.INCONCLUSIVE
     return Decision(verdict, "minimum" if held else None, estimate, f"{what}; {hint}")
-
-
-def _quantile_interval(values: Floats, fraction: float) -> tuple[float | None, float | None]:
-    """Order statistics that cover the quantile with 95 %; None where the samples do not reach."""
-    count = len(values)
-    low = int(stats.binom.ppf(0.025, count, fraction)) - 1
-    high = int(stats.binom.ppf(0.975, count, fraction))
-    return (
-        float(values[low]) if low >= 0 else None,
-        float(values[high]) if high < count else None,
-    )
 
 
 def _threshold(gate: Gate) -> tuple[float, bool]:

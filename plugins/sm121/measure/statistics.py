@@ -72,6 +72,26 @@ def quantile(samples: Sequence[float], fraction: float) -> float:
     return float(values[max(index, 0)])
 
 
+def estimate_quantile(
+    samples: Sequence[float], fraction: float, confidence: float = 0.95
+) -> Estimate:
+    """A quantile and its interval of order statistics; a bound that the samples do not reach is
+    None. ``confidence`` is that of the interval, None unless both its ends are there."""
+    values = _sorted(samples)
+    count = len(values)
+    tail = (1.0 - confidence) / 2.0
+    low = int(stats.binom.ppf(tail, count, fraction)) - 1
+    high = int(stats.binom.ppf(1.0 - tail, count, fraction))
+    whole = low >= 0 and high < count
+    return Estimate(
+        value=quantile(samples, fraction),
+        ci_low=float(values[low]) if low >= 0 else None,
+        ci_high=float(values[high]) if high < count else None,
+        confidence=confidence if whole else None,
+        rounds=count,
+    )
+
+
 def ratio_interval(
     numerator: Sequence[float],
     denominator: Sequence[float],

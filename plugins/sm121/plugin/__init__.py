@@ -12,5 +12,6 @@ pytest_plugins = (
     "sm121.plugin.fixtures",
     "sm121.plugin.kernels",
     "sm121.plugin.compilation",
+    "sm121.plugin.benchmarks",
     "sm121.plugin.terminal",
 )
