@@ -94,7 +94,7 @@ class MetricRecorder:
         if threshold is not None and measurement.valid and measurement.samples:
             decision, measurement = _gathered(measurement, threshold, more, bound)
         estimate = decision.estimate if decision else _estimate(measurement)
-        roofline, above = self._rooflines(measurement, estimate.value) if estimate else (None, None)
+        roofline, above = _against_roofline(self._run, measurement, estimate)
         verdict, reason = self._judge(measurement, decision, estimate, above)
         self._run.file.metrics[measurement.name] = _report(
             measurement, threshold, estimate, decision, verdict, roofline
