@@ -8,6 +8,7 @@ The benchmark's clock is advanced by the measurement: a rate of 52 tok/s is repl
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from sm121.measure.box import BoxState
 from sm121.measure.gate import Decision
 from sm121.measure.measurement import Measurement
 from sm121.measure.statistics import Estimate
+from sm121.plugin.box import Box, ceilings
 from sm121.plugin.run import RUN, Run
 from sm121.profile import Gate
 from sm121.report.verdict_file import MetricReport, TestReport
@@ -44,6 +46,8 @@ class Recorded:
     verdict: Verdict
     benchmark: str
 
+
+_DECODE_RATE = re.compile(r"tg\d+(@d(?P<depth>\d+))?")
 
 #: Every measurement of this run, in order.
 RECORDED = pytest.StashKey[list[Recorded]]()
@@ -248,8 +252,18 @@ def _against_roofline(
     run: Run, measurement: Measurement, estimate: Estimate | None
 ) -> tuple[float | None, str | None]:
     """Share of the memory-bound rate that was reached, and what is wrong when it is too high."""
-    del run, measurement, estimate
-    return None, None
+    if estimate is None or (named := _DECODE_RATE.fullmatch(measurement.name)) is None:
+        return None, None
+    bounds = ceilings(run, int(named["depth"] or 0))
+    if bounds is None or run.file.engine.path.speculative:  # which decodes several tokens a read
+        return None, None
+    own, highest = bounds
+    if (higher := own.broken_by(estimate.value)) and not highest.broken_by(estimate.value):
+        run.remark(
+            f"{measurement.name}: more than the checkpoint's own formats allow, so the engine "
+            f"quantises what they leave in BF16 ({higher})"
+        )
+    return round(own.share(estimate.value), 4), highest.broken_by(estimate.value)
 
 
 def _finite(value: float | None) -> float | None:
@@ -328,6 +342,7 @@ def metric_clock(request: pytest.FixtureRequest) -> ReplayClock:
 @pytest.fixture
 def record_metric(
     conformance: Run,
+    box: Box,  # noqa: ARG001  # read before anything is measured
     metric_clock: ReplayClock,  # before `benchmark`, which reads its timer when it is made
     benchmark: BenchmarkFixture,
 ) -> MetricRecorder:
