@@ -98,6 +98,12 @@ def _parser() -> argparse.ArgumentParser:
     tolerances.add_argument("--output", type=Path, default=Path("docs/tolerances.md"))
     tolerances.set_defaults(run=_tolerances)
 
+    box = commands.add_parser("box", help="whether this machine is fit for measuring, now")
+    box.add_argument("--profile", metavar="NAME|PATH", help="default: by architecture")
+    box.add_argument("--device", help="cpu, cuda:0, ... (default: what the profile is for)")
+    box.add_argument("--device-only", metavar="DEVICE", help=argparse.SUPPRESS)
+    box.set_defaults(run=_box)
+
     schema = commands.add_parser("schema", help="JSON Schema of verdict.json or of profiles")
     schema.add_argument("what", choices=("verdict", "profile"))
     schema.set_defaults(run=_schema)
@@ -172,6 +178,24 @@ def _libraries(options: argparse.Namespace) -> int:
     gpu = CodeArchitecture.parse(options.gpu).number
     libraries.write_report(places, sys.stdout, gpu=gpu, disassembler=tool)
     return 0
+
+
+def _box(options: argparse.Namespace) -> int:
+    from sm121 import architecture
+    from sm121.measure import box
+
+    if options.device_only:
+        print(box.device_json(options.device_only))
+        return 0
+    arch = architecture.detect().name
+    name = options.profile or profile.for_architecture(arch or "unknown")
+    chosen = profile.load(name)
+    device = options.device or ("cpu" if chosen.arch == architecture.CPU else "cuda:0")
+    reading = box.read(device)
+    state, reason = box.judge(chosen.box, reading)
+    print(reading.model_dump_json(indent=2))
+    print(f"{state.value}: {reason}")
+    return 1 if state is box.BoxState.DEGRADED else 0
 
 
 def _schema(options: argparse.Namespace) -> int:

@@ -12,5 +12,7 @@ pytest_plugins = (
     "sm121.plugin.fixtures",
     "sm121.plugin.kernels",
     "sm121.plugin.compilation",
+    "sm121.plugin.box",
+    "sm121.plugin.benchmarks",
     "sm121.plugin.terminal",
 )

@@ -1,0 +1,135 @@
+"""Point estimates and their intervals, from raw samples.
+
+The estimate of a metric is its median. The interval is a pair of order statistics: its coverage is
+exact whatever the distribution, infinite samples (requests that failed) included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value and its interval. ``confidence`` is what the samples allow: with fewer than six, the
+    range of the samples covers the median less often than 95 times in 100."""
+
+    value: float
+    ci_low: float | None
+    ci_high: float | None
+    confidence: float | None
+    rounds: int
+
+
+def estimate(samples: Sequence[float], confidence: float = 0.95) -> Estimate:
+    """The median and its interval.
+
+    One sample has no interval: bounds and confidence are None.
+
+    Raises:
+        ValueError: no samples, a sample that is no number, or a confidence outside (0, 1).
+    """
+    values = _sorted(samples)
+    if not 0.0 < confidence < 1.0:
+        raise ValueError(f"confidence: expected a number between 0 and 1, got {confidence}")
+    count = len(values)
+    median = _median(values)
+    if count == 1:
+        return Estimate(median, None, None, None, 1)
+    rank, coverage = median_ranks(count, confidence)
+    return Estimate(
+        value=median,
+        ci_low=float(values[rank]),
+        ci_high=float(values[count - 1 - rank]),
+        confidence=min(confidence, coverage),
+        rounds=count,
+    )
+
+
+def median_ranks(count: int, confidence: float) -> tuple[int, float]:
+    """The rank r for which [r-th smallest, r-th largest] of ``count`` samples covers the median
+    with at least ``confidence`` (counted from 0), and its coverage. When even the whole range does
+    not, rank 0 with what it covers."""
+    ranks = np.arange((count + 1) // 2)
+    coverage = 1.0 - 2.0 * stats.binom.cdf(ranks, count, 0.5)
+    enough = np.flatnonzero(coverage >= confidence)
+    best = int(enough[-1]) if len(enough) else 0
+    return best, float(coverage[best])
+
+
+def quantile(samples: Sequence[float], fraction: float) -> float:
+    """The smallest sample that at least ``fraction`` of the samples do not exceed. No
+    interpolation, so that a percentile is something that happened; infinity counts as largest."""
+    values = _sorted(samples)
+    index = int(np.ceil(fraction * len(values) - 1e-9)) - 1
+    return float(values[max(index, 0)])
+
+
+def estimate_quantile(
+    samples: Sequence[float], fraction: float, confidence: float = 0.95
+) -> Estimate:
+    """A quantile and its interval of order statistics; a bound that the samples do not reach is
+    None. ``confidence`` is that of the interval, None unless both its ends are there."""
+    values = _sorted(samples)
+    count = len(values)
+    tail = (1.0 - confidence) / 2.0
+    low = int(stats.binom.ppf(tail, count, fraction)) - 1
+    high = int(stats.binom.ppf(1.0 - tail, count, fraction))
+    whole = low >= 0 and high < count
+    return Estimate(
+        value=quantile(samples, fraction),
+        ci_low=float(values[low]) if low >= 0 else None,
+        ci_high=float(values[high]) if high < count else None,
+        confidence=confidence if whole else None,
+        rounds=count,
+    )
+
+
+def ratio_interval(
+    numerator: Sequence[float],
+    denominator: Sequence[float],
+    confidence: float = 0.95,
+    *,
+    seed: int = 0,
+    resamples: int = 4000,
+) -> tuple[float, float, float]:
+    """Ratio of two medians and its interval, by the percentile bootstrap. (BCa, the usual better
+    choice, is degenerate for medians: the jackknife of a median takes two values.)
+
+    Raises:
+        ValueError: fewer than two samples on a side.
+    """
+    above, below = _sorted(numerator), _sorted(denominator)
+    if min(len(above), len(below)) < 2:
+        raise ValueError("an interval of a ratio needs two samples on each side")
+    generator = np.random.default_rng(seed)
+    ratios = np.median(generator.choice(above, (resamples, len(above))), axis=1) / np.median(
+        generator.choice(below, (resamples, len(below))), axis=1
+    )
+    tail = (1.0 - confidence) / 2.0
+    low, high = np.quantile(ratios, [tail, 1.0 - tail])
+    return _median(above) / _median(below), float(low), float(high)
+
+
+def _median(values: Floats) -> float:
+    middle = len(values) // 2
+    if len(values) % 2:
+        return float(values[middle])
+    low, high = float(values[middle - 1]), float(values[middle])
+    return low if low == high else (low + high) / 2.0  # two infinities too
+
+
+def _sorted(samples: Sequence[float]) -> Floats:
+    values: Floats = np.sort(np.asarray(samples, dtype=np.float64))
+    if values.ndim != 1 or len(values) == 0:
+        raise ValueError("expected at least one sample")
+    if np.isnan(values).any():
+        raise ValueError("a sample is not a number")
+    return values

@@ -1,0 +1,179 @@
+"""Memory bandwidth: a plain streaming read, on the CPU (numpy) or a GPU (torch, where it is).
+
+Decoding reads every active weight once per token, so what bounds it is how fast memory can be read,
+not copied. The read is a reduction: nothing but its result is written.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sm121.errors import Sm121Error
+from sm121.measure.statistics import Floats
+
+#: One timing takes at least so long: small buffers are read several times for it.
+_SHORTEST_S = 0.02
+#: Columns of the matrix that a GPU reads: the rows of a layer of gpt-oss are about as long.
+_COLUMNS = 8192
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """How fast a buffer was read."""
+
+    size_bytes: int
+    #: Bytes per second / 1e9 of each repetition.
+    samples: tuple[float, ...]
+    method: str
+
+    @property
+    def gb_s(self) -> float:
+        """The median, in GB/s (1e9)."""
+        return float(np.median(self.samples))
+
+    @property
+    def best_gb_s(self) -> float:
+        """The fastest repetition: what the memory can do, whatever else went on."""
+        return max(self.samples)
+
+    @property
+    def spread(self) -> float:
+        """(largest - smallest) / median: how repeatable it is."""
+        return (max(self.samples) - min(self.samples)) / self.gb_s
+
+
+def read_bandwidth(
+    size_bytes: int, *, device: str = "cpu", repetitions: int = 7, threads: int | None = None
+) -> Bandwidth:
+    """Read a buffer of ``size_bytes`` again and again.
+
+    Choose a size of several caches for the memory's own bandwidth, or the size of what an engine
+    reads per token for the bandwidth that this engine can have.
+
+    Args:
+        device: ``cpu``, or a torch device such as ``cuda:0``.
+        threads: of the CPU; default: as many as there are cores.
+
+    Raises:
+        Sm121Error: no torch or no such device, or too little memory.
+    """
+    if size_bytes < 1 << 16 or repetitions < 1:
+        raise ValueError("expected a buffer of 64 KiB or more, and one repetition or more")
+    try:
+        if device == "cpu":
+            return _read_cpu(size_bytes, repetitions, threads or os.cpu_count() or 1)
+        return _read_gpu(size_bytes, device, repetitions)
+    except MemoryError as error:
+        raise Sm121Error(f"memory bandwidth: no {size_bytes >> 20} MiB for the buffer") from error
+
+
+def last_level_cache_bytes() -> int:
+    """Size of this CPU's largest cache as the kernel tells it; 32 MiB where it does not."""
+    from pathlib import Path
+
+    sizes = []
+    for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = file.read_text("ascii").strip()
+        unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 0)
+        if unit and text[:-1].isdigit():
+            sizes.append(int(text[:-1]) * unit)
+    return max(sizes, default=32 << 20)
+
+
+def _read_cpu(size_bytes: int, repetitions: int, threads: int) -> Bandwidth:
+    buffer: Floats = np.ones(size_bytes // 8, dtype=np.float64)  # touched: each page is there
+    parts = np.array_split(buffer, threads)
+
+    with ThreadPoolExecutor(threads) as pool:
+
+        def shared() -> None:
+            for part in pool.map(np.sum, parts):  # numpy lets go of the interpreter meanwhile
+                assert part > 0
+
+        def alone() -> None:
+            assert buffer.sum() > 0
+
+        # On few cores one thread can be the faster reader: the pool costs more than it gives.
+        best = min((shared, alone), key=lambda read: _seconds(read, 1)) if threads > 1 else alone
+        passes = max(1, int(np.ceil(_SHORTEST_S / max(_seconds(best, 1), 1e-7))))
+        samples = tuple(
+            size_bytes * passes / _seconds(best, passes) / 1e9 for _ in range(repetitions)
+        )
+    used = threads if best is shared else 1
+    return Bandwidth(size_bytes, samples, f"numpy sum of float64, {used} threads")
+
+
+def _seconds(read: Callable[[], None], passes: int) -> float:
+    start = time.perf_counter()
+    for _ in range(passes):
+        read()
+    return time.perf_counter() - start
+
+
+def _read_gpu(size_bytes: int, device: str, repetitions: int) -> Bandwidth:
+    torch = gpu_torch(device)
+    rows = max(size_bytes // (2 * _COLUMNS), 1)
+    try:
+        matrix = torch.ones((rows, _COLUMNS), dtype=torch.bfloat16, device=device)
+        vector = torch.ones(_COLUMNS, dtype=torch.bfloat16, device=device)
+    except torch.OutOfMemoryError as error:
+        raise MemoryError from error
+    read = matrix.numel() * 2
+    samples: tuple[float, ...] = ()
+    method = ""
+    for name, kernel in (
+        ("torch bf16 matrix-vector product", lambda: torch.mv(matrix, vector)),
+        ("torch bf16 maximum", lambda: torch.amax(matrix)),
+    ):
+        found = tuple(read / second / 1e9 for second in gpu_seconds(torch, kernel, repetitions))
+        if not samples or np.median(found) > np.median(samples):
+            samples, method = found, name
+    return Bandwidth(read, samples, method)
+
+
+def gpu_torch(device: str) -> Any:
+    """torch, if it is installed and has that device.
+
+    Raises:
+        Sm121Error: it is not, or has not.
+    """
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        raise Sm121Error(f"measuring {device} needs torch, which cannot be imported") from error
+    if not torch.cuda.is_available():
+        raise Sm121Error(f"measuring {device}: torch {torch.__version__} sees no GPU")
+    return torch
+
+
+def gpu_seconds(torch: Any, kernel: Callable[[], Any], repetitions: int) -> list[float]:
+    """Seconds of one call of a kernel, per repetition, by the device's own events."""
+    for _ in range(3):  # choice of the kernel, clocks
+        kernel()
+    torch.cuda.synchronize()
+    passes = 1
+    while True:
+        times = [_timed(torch, kernel, passes) for _ in range(1 if passes == 1 else repetitions)]
+        if passes > 1 or times[0] >= _SHORTEST_S:
+            break
+        passes = max(2, int(np.ceil(_SHORTEST_S / max(times[0], 1e-7))))
+    if len(times) < repetitions:
+        times = [_timed(torch, kernel, passes) for _ in range(repetitions)]
+    return [seconds / passes for seconds in times]
+
+
+def _timed(torch: Any, kernel: Callable[[], Any], passes: int) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(passes):
+        kernel()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
