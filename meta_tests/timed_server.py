@@ -2,7 +2,8 @@
 
 ``python timed_server.py --port PORT --rate 52 [--trap NAME ...] [--log FILE]``. Every chunk has
 an absolute deadline; when it was really sent is logged in nanoseconds of CLOCK_MONOTONIC, one JSON
-line a request. ``POST /admin`` with some of the fields of `Pace` changes them for the requests to come.
+line a request. ``POST /admin`` with some of the fields of `Pace` changes them for the requests to
+come.
 """
 
 from __future__ import annotations
