@@ -107,14 +107,15 @@ class Cell:
     target: Target
     depth: int
     concurrency: int = 1
+    #: Short answers for the second clock; None: the plan's.
+    short_rounds: int | None = None
+    warm: bool = False
     long: list[list[Answer]] = field(default_factory=list)
     short: list[Answer] = field(default_factory=list)
     lost: int = 0
     _batches: list[Batch] = field(default_factory=list)
     _findings: Findings = field(default_factory=Findings)
     _spoken: dict[str, float] = field(default_factory=dict)
-    _warm: bool = False
-    _counted: bool = False
 
     @property
     def prompt_tokens(self) -> int:
@@ -148,7 +149,7 @@ class Cell:
         """Measure until there are so many rounds that count, unless the server fails."""
         measuring = self.target.plan.measuring
         progress = Progress(self.target.show, self.what, "tok/s", rounds)
-        if not self._warm:
+        if not self.warm:
             self._warm_up(progress)
         missing = rounds - len(self.long)
         if missing <= 0 or self._failed():
@@ -168,8 +169,7 @@ class Cell:
                 self.lost += 1
             else:
                 self.long.append(batch.answers)
-            wants_short = self.concurrency == 1 and len(self.short) < measuring.short_rounds
-            if wants_short and not self._failed():
+            if len(self.short) < self._short_wanted() and not self._failed():
                 extra = self._send(self.target.plan.shortest, 1)
                 sent += extra.answers
                 clock = extra.answers[0].clock() or "chunks"
@@ -298,7 +298,7 @@ class Cell:
             if not all(answer.ok for answer in batch.answers):
                 break  # the measurement proper will say what is wrong
             times.append(max(metrics.e2e_ms(answer) for answer in batch.answers))
-        self._warm = True
+        self.warm = True
 
     def _send(self, tokens: int, streams: int, *, keep: bool = True) -> Batch:
         requests = [self.target.request(self.prompt_tokens, tokens) for _ in range(streams)]
@@ -316,6 +316,12 @@ class Cell:
             validity.check_counters(delta, sent, clock, self._findings)
         if delta is not None:
             self._spoken = counters.speculation(delta)
+
+    def _short_wanted(self) -> int:
+        if self.concurrency > 1:
+            return 0
+        planned = self.target.plan.measuring.short_rounds
+        return planned if self.short_rounds is None else self.short_rounds
 
     def _failed(self) -> bool:
         failures = sum(not answer.ok for answer in [*self.answers, *self.short])

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from scipy import stats
+from scipy import special, stats
 
 from sm121.measure import statistics
 from sm121.measure.statistics import Estimate, Floats
@@ -95,29 +95,31 @@ def decide(samples: Sequence[float], gate: Gate, *, maximum_rounds: int) -> Deci
 
 def _side(values: Floats, threshold: float, share: float) -> bool | None:
     """Whether the median is above the threshold; None while that is open."""
-    for above in (True, False):
-        favour = values > threshold if above else values < threshold
-        against = values < threshold if above else values > threshold
-        interval = statistics.estimate(list(values), _CONFIDENCE)
-        low, high = interval.ci_low, interval.ci_high
-        if low is None or high is None or not (low > threshold if above else high < threshold):
-            continue
-        voters = int(favour.sum() + against.sum())
-        if voters and stats.binom.sf(favour.sum() - 1, voters, 0.5) < share / 2:
-            return above
-        if _t_risk(values, threshold, above=above) < share / 2:
-            return above
-    return None
+    ordered = np.sort(values)
+    rank, _ = statistics.median_ranks(len(ordered), _CONFIDENCE)
+    low, high = ordered[rank], ordered[len(ordered) - 1 - rank]
+    if not (low > threshold or high < threshold):
+        return None
+    above = bool(low > threshold)
+    sign = 1.0 if above else -1.0
+    favour = int((sign * (values - threshold) > 0.0).sum())
+    against = int((sign * (values - threshold) < 0.0).sum())
+    # Chance of so many on one side if the median were at the threshold.
+    if special.bdtr(against, favour + against, 0.5) < share / 2:
+        return above
+    return above if _t_risk(values, threshold, sign) < share / 2 else None
 
 
-def _t_risk(values: Floats, threshold: float, *, above: bool) -> float:
+def _t_risk(values: Floats, threshold: float, sign: float) -> float:
+    """Chance of samples so far on one side if their mean were at the threshold."""
     if not np.isfinite(values).all():
         return 1.0
     spread = float(values.std(ddof=1))
-    distance = float(values.mean()) - threshold if above else threshold - float(values.mean())
+    distance = sign * (float(values.mean()) - threshold)
     if spread == 0.0:
         return 0.0 if distance > 0.0 else 1.0
-    return float(stats.t.sf(distance / spread * np.sqrt(len(values)), len(values) - 1))
+    statistic = distance / spread * np.sqrt(len(values))
+    return float(special.stdtr(len(values) - 1, -statistic))
 
 
 def _decided(estimate: Estimate, gate: Gate, *, above: bool, looked_at: int) -> Decision:

@@ -6,6 +6,7 @@ exact whatever the distribution, infinite samples (requests that failed) include
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -53,6 +54,7 @@ def estimate(samples: Sequence[float], confidence: float = 0.95) -> Estimate:
     )
 
 
+@functools.cache
 def median_ranks(count: int, confidence: float) -> tuple[int, float]:
     """The rank r for which [r-th smallest, r-th largest] of ``count`` samples covers the median
     with at least ``confidence`` (counted from 0), and its coverage. When even the whole range does

@@ -263,7 +263,8 @@ class LastLook:
         if first is None or first.clock is None:
             raise NotRun("nothing was measured at the first depth of the plan")
         before = [metrics.decode_rate(answer, first.clock) for answer in first.answers]
-        again = Cell(self._bench.target, first.depth).gather(_LAST_LOOK)
+        again = Cell(self._bench.target, first.depth, short_rounds=0, warm=True)
+        again.gather(_LAST_LOOK)
         clock = again.clock or first.clock
         after = [metrics.decode_rate(answer, clock) for answer in again.answers]
         findings = Findings()

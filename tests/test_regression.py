@@ -1,0 +1,27 @@
+"""Regression: nothing got worse than the stored runs of the same machine, profile, plan and path.
+
+The history is pytest-benchmark's storage: --benchmark-autosave adds a run to it,
+--benchmark-compare=NUM names the one to compare with. The measurements are those of this run.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = [pytest.mark.regression, pytest.mark.applies_to("cpu", "gpu")]
+
+
+def test_no_metric_is_missing(measured_history):
+    """What was measured before is measured now: a benchmark that vanished is no success."""
+    missing = measured_history.missing
+    assert not missing, "; ".join(missing)
+
+
+def test_no_metric_is_worse(measured_history):
+    """No metric is worse than the last runs by more than its threshold and the noise."""
+    measured_history.compared()
+
+
+def test_no_level_came_down(measured_history):
+    """No metric came down over the history, be it in steps that are small each."""
+    measured_history.levels_held()
