@@ -14,10 +14,7 @@ pytest_plugins = (
     "sm121.plugin.compilation",
     "sm121.plugin.box",
     "sm121.plugin.benchmarks",
-<<<<<<< HEAD
     "sm121.plugin.performance",
-=======
     "sm121.plugin.regression",
->>>>>>> cf831504e08396becac9dfb9b4caee197818078c
     "sm121.plugin.terminal",
 )
