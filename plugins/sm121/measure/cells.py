@@ -190,7 +190,7 @@ class Cell:
             rates = [metrics.total_rate(batch, clock) for batch in self.long]
         findings = self._judged()
         if self.concurrency == 1:
-            whole = [metrics.decode_rate(a, clock) for a in answers]
+            whole = validity.rates_of(answers, clock)
             second = metrics.second_clock(answers, self.short)
             bound = self.target.plan.measuring.second_clock_bound
             validity.check_second_clock(whole, second, bound, findings)
