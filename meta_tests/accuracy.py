@@ -347,7 +347,8 @@ def write(path: Path) -> None:
         "# How far from the truth",
         "",
         "Made by `make catalogues` (`meta_tests/accuracy.py`) against a server of known timing,",
-        "`meta_tests/timed_server.py`, which logs when it really sent each token. Loopback, two cores shared by all.",
+        "`meta_tests/timed_server.py`, which logs when it really sent each token. Loopback, all on",
+        "the same two cores.",
         "",
     ]
     if ours:
@@ -384,9 +385,9 @@ def _peers_table(peers: dict[str, dict[str, Any]]) -> list[str]:
     lines = [
         "## Who is fooled by what",
         "",
-        f"A server of {RATE:g} tok/s and {FIRST_MS:g} ms to the first token, tg{TOKENS}. A cell has",
-        "the decode rate and the TTFT that the client gave. **Bold**: fooled, i.e. it gave a",
-        f"number more than {FOOLED:.0%} from the truth, or one where there is none, without a word.",
+        f"A server of {RATE:g} tok/s and {FIRST_MS:g} ms to the first token, tg{TOKENS}. In a cell",
+        "are the decode rate and the TTFT that the client gave. **Bold**: fooled, i.e. it gave a",
+        f"number more than {FOOLED:.0%} from the truth, or one where there is none.",
         "",
         "| trap | truth | " + " | ".join(names) + " |",
         "| --- | --- |" + " --- |" * len(names),
