@@ -59,7 +59,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if name in metafunc.fixturenames:
             letter = {"depth": "d", "tokens": "tg", "streams": "c"}[name]
             ids = [f"{letter}{value}" for value in choices]
-            metafunc.parametrize(name, choices, ids=ids, scope="session")
+            metafunc.parametrize(name, choices, ids=ids)
 
 
 def _expected_plan(settings: Settings) -> Plan:
