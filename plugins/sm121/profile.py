@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from sm121 import data_file
 from sm121.architecture import NAMES
 from sm121.errors import UsageError
+from sm121.measure.plan import Measuring
 
 SCHEMA_VERSION = 1
 
@@ -199,6 +200,7 @@ class Performance(_Table):
     prompt_tokens: Count
     generated_tokens: tuple[Count, ...] = Field(min_length=1)
     depths: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
+    measuring: Measuring = Measuring()
     gates: tuple[Gate, ...] = ()
 
 

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-#: How tokens were counted: by the ids in each chunk, by the server's continuous usage, or chunks.
-Clock = Literal["token_ids", "usage", "chunks"]
+from sm121.measure.clock import Clock
+
 Unit = Literal["tok/s", "ms", "s", "GiB", "%", "tokens"]
 
 

@@ -14,6 +14,7 @@ pytest_plugins = (
     "sm121.plugin.compilation",
     "sm121.plugin.box",
     "sm121.plugin.benchmarks",
+    "sm121.plugin.performance",
     "sm121.plugin.regression",
     "sm121.plugin.terminal",
 )

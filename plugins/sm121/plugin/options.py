@@ -34,6 +34,9 @@ class Settings:
     served_name: str | None
     kernel_provider: str | None
     full_shapes: bool
+    depths: tuple[int, ...] | None
+    rounds: int | None
+    tails: bool
     waivers: tuple[Waiver, ...]
     certify: bool
     report_dir: Path
@@ -100,6 +103,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--full-shapes",
         action="store_true",
         help="numerics at all sizes on a CPU too, where the large ones are left out by default",
+    )
+    group.addoption(
+        "--depths",
+        metavar="LIST",
+        help="context before the measured prompt, in tokens: 0,4096 (default: the profile's)",
+    )
+    group.addoption(
+        "--rounds",
+        metavar="N",
+        help="rounds of each measurement before a gate asks for more (default: the profile's)",
+    )
+    group.addoption(
+        "--tails",
+        action="store_true",
+        help="gather the requests that the gates on percentiles need (--certify does so too)",
     )
     group.addoption("--waivers", metavar="PATH", help="failures tolerated by name (default: none)")
     group.addoption(
@@ -172,6 +190,9 @@ def _settings(config: pytest.Config) -> Settings:
         served_name=option("--served-model-name"),
         kernel_provider=provider,
         full_shapes=option("--full-shapes"),
+        depths=_depths(option("--depths")),
+        rounds=_rounds(option("--rounds")),
+        tails=option("--tails") or option("--certify"),
         waivers=waivers.load(Path(waiver_file) if waiver_file else None),
         certify=option("--certify"),
         report_dir=(config.invocation_params.dir / option("--report-dir")).resolve(),
@@ -201,6 +222,23 @@ def _refuse_conflicts(config: pytest.Config) -> None:
     if given:
         attached = "--base-url" if config.getoption("--base-url") else "no --base-url"
         raise UsageError(f"{', '.join(given)} with {attached}: {why}")
+
+
+def _depths(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise UsageError(f"--depths {text}: expected numbers of tokens, as in --depths 0,4096")
+    return tuple(dict.fromkeys(int(part) for part in parts))
+
+
+def _rounds(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"--rounds {text}: expected a number of rounds, 1 or more")
+    return int(text)
 
 
 def _interpreter(path: str | None) -> str:
