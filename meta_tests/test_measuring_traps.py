@@ -47,13 +47,15 @@ EXPECTED = {
     "three-content-free-hidden-ids": Expected(100.0, clock="usage"),
     "no-ids": Expected(100.0, clock="usage"),
     "no-ids-no-continuous": Expected(100.0, clock="usage"),
-    "no-ids-bundled": Expected(None, ("chunk_clock", "second_clock"), "chunks"),
+    "no-ids-bundled": Expected(None, ("chunk_clock",), "chunks"),
     "no-usage": Expected(100.0, unproven=("tokens against usage",)),
     "no-ids-no-usage": Expected(
         100.0, clock="chunks", unproven=("tokens: neither ids nor usage", "other clients")
     ),
     "lying-usage": Expected(None, ("token_accounting",)),
-    "lying-usage-no-ids": Expected(None, ("token_accounting", "second_clock"), "usage"),
+    "lying-usage-no-ids": Expected(
+        None, ("token_accounting", "token_counters", "second_clock"), "usage"
+    ),
     "empty-finish": RIGHT,
     "bursts": RIGHT,
     "all-at-the-end": Expected(None, ("second_clock",)),

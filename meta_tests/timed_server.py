@@ -154,6 +154,7 @@ class TimedServer:
         app.router.add_post("/detokenize", self.detokenize)
         app.router.add_post("/v1/completions", self.complete)
         app.router.add_post("/v1/chat/completions", self.complete)
+        app.router.add_get("/book.txt", self.book)
         app.router.add_post("/admin", self.admin)
         return app
 
@@ -162,6 +163,11 @@ class TimedServer:
 
     async def version(self, _request: web.Request) -> web.Response:
         return web.json_response({"version": "0.0-timed"})
+
+    async def book(self, _request: web.Request) -> web.Response:
+        """A text, for clients that make their prompts of one."""
+        words = (f"w{self.random.randrange(VOCABULARY)}" for _ in range(20_000))
+        return web.Response(text=" ".join(words))
 
     async def models(self, _request: web.Request) -> web.Response:
         entry = {"id": self.model, "object": "model", "owned_by": "meta", "max_model_len": 131072}
@@ -428,10 +434,10 @@ class Plan:
 def _bundled(
     events: list[tuple[int | None, bytes, int]], burst: int
 ) -> list[tuple[int | None, bytes, int]]:
-    """Events held back and sent together: so many at a time, or all of them after the first."""
+    """Events held back and sent together: so many at a time after the first, or all of them."""
     if burst == 1:
         return events
-    first, rest = events[:1], events[1:]
+    first, rest = (events[:1], events[1:]) if burst else ([], events)
     size = burst or len(rest)
     for start in range(0, len(rest), size):
         group = rest[start : start + size]
@@ -454,7 +460,7 @@ async def _until(deadline: int) -> None:
 
 
 async def serve(server: TimedServer, port: int) -> None:
-    runner = web.AppRunner(server.application(), access_log=None)
+    runner = web.AppRunner(server.application(), access_log=None, handler_cancellation=True)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", port)
     await site.start()
@@ -477,13 +483,12 @@ def main() -> None:
             name = "--" + field.name.replace("_", "-")
             parser.add_argument(name, type=type(field.default), default=None)
     options = parser.parse_args()
-    changes = {
-        field.name: value
-        for field in dataclasses.fields(Pace)
-        if (value := getattr(options, field.name, None)) is not None
-    }
+    changes: dict[str, Any] = {}
     for trap in options.trap:
         changes |= TRAPS[trap]
+    for field in dataclasses.fields(Pace):  # what is given by itself counts for more
+        if (value := getattr(options, field.name, None)) is not None:
+            changes[field.name] = value
     with contextlib.suppress(OSError):  # the truth must not wait for whoever else is busy
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))
