@@ -25,3 +25,17 @@ def test_no_metric_is_worse(measured_history):
 def test_no_level_came_down(measured_history):
     """No metric came down over the history, be it in steps that are small each."""
     measured_history.levels_held()
+
+
+@pytest.mark.ab_run
+@pytest.mark.timeout(0)  # as many starts as it takes to decide, each with its own limit
+def test_b_is_not_worse_than_a(ab_run):
+    """--ab A B: started in turns, no metric of B is worse than A's by more than its threshold."""
+    ab_run.judge()
+
+
+@pytest.mark.ab_run
+@pytest.mark.timeout(0)
+def test_the_hypothesis_holds(ab_run):
+    """--hypothesis FILE: what the feature promised is what B shows; review.md has the table."""
+    ab_run.review()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 import time
@@ -104,6 +105,19 @@ def _parser() -> argparse.ArgumentParser:
     box.add_argument("--device-only", metavar="DEVICE", help=argparse.SUPPRESS)
     box.set_defaults(run=_box)
 
+    compare = commands.add_parser("compare", help="results of several runs beside each other")
+    compare.add_argument(
+        "runs",
+        type=Path,
+        metavar="RUN",
+        nargs="+",
+        help="a report directory, verdict.json, a file of pytest-benchmark's storage, or JSON of "
+        "llama-benchy or llama-bench; NAME=PATH gives it a name",
+    )
+    compare.add_argument("--format", choices=("markdown", "csv"), default="markdown")
+    compare.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
+    compare.set_defaults(run=_compare)
+
     schema = commands.add_parser("schema", help="JSON Schema of verdict.json or of profiles")
     schema.add_argument("what", choices=("verdict", "profile"))
     schema.set_defaults(run=_schema)
@@ -196,6 +210,24 @@ def _box(options: argparse.Namespace) -> int:
     print(reading.model_dump_json(indent=2))
     print(f"{state.value}: {reason}")
     return 1 if state is box.BoxState.DEGRADED else 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from sm121.measure import comparison
+
+    sources = []
+    for given in options.runs:
+        name, separator, path = str(given).partition("=")
+        named = bool(separator) and not given.exists()
+        source = comparison.read(Path(path) if named else given)
+        sources.append(dataclasses.replace(source, name=name) if named else source)
+    chosen = comparison.distinct(sources)
+    write = comparison.markdown if options.format == "markdown" else comparison.csv_text
+    if options.output is None:
+        print(write(chosen), end="")
+    else:
+        options.output.write_text(write(chosen), "utf-8")
+    return 0
 
 
 def _schema(options: argparse.Namespace) -> int:

@@ -16,5 +16,6 @@ pytest_plugins = (
     "sm121.plugin.benchmarks",
     "sm121.plugin.performance",
     "sm121.plugin.regression",
+    "sm121.plugin.ab",
     "sm121.plugin.terminal",
 )

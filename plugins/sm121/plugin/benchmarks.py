@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
@@ -103,6 +104,9 @@ class MetricRecorder:
         self._run.file.metrics[measurement.name] = _report(
             measurement, threshold, estimate, decision, verdict, roofline
         )
+        for item in measurement.unproven:
+            if item not in self._run.file.unproven:
+                self._run.file.unproven.append(item)
         self._store(measurement, estimate, verdict, reason)
         self._run.save()
         _raise(verdict, reason)
@@ -319,9 +323,14 @@ def kernel_path(path: KernelPath) -> dict[str, Any]:
     return {name: getattr(path, name, None) for name in names}
 
 
+def attached_host(url: str | None) -> str | None:
+    """The machine of an attached server. Its port may be another one each day."""
+    return urlsplit(url).hostname if url else None
+
+
 def context(run: Run) -> dict[str, Any]:
     """What two runs must have in common to be compared: machine, profile, configuration, plan."""
-    attached = run.attached.endpoint.base_url if run.attached is not None else None
+    attached = attached_host(run.attached.endpoint.base_url) if run.attached is not None else None
     workload = run.file.environment.get("workload") or {}
     return {
         "machine": machine.identity(attached),
@@ -358,7 +367,7 @@ def pytest_benchmark_update_machine_info(
     cpu = machine_info.get("cpu", {})
     for name in ("hz_actual", "hz_actual_friendly", "hz_advertised", "hz_advertised_friendly"):
         cpu.pop(name, None)
-    machine_info["sm121"] = machine.identity(config.getoption("--base-url"))
+    machine_info["sm121"] = machine.identity(attached_host(config.getoption("--base-url")))
 
 
 def pytest_benchmark_update_commit_info(config: pytest.Config, commit_info: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
@@ -22,6 +23,7 @@ from sm121.profile import Profile
 from sm121.report.verdict_file import TestReport
 from sm121.verdict import Inconclusive, NotRun, Verdict
 
+_CANARY = "canary:"
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
@@ -113,9 +115,7 @@ def ceilings(run: Run, depth: int) -> tuple[Ceiling, Ceiling] | None:
     """The bound on a stream's rate in the checkpoint's own formats, and the one that nothing
     passes, whatever the engine quantised; None where model or machine are not known."""
     found = run.config.stash.get(BOX, None)
-    config = roofline.read_config(run.file.engine.model) or roofline.read_config(
-        run.profile.model.id
-    )
+    config = _model_config(run)
     if found is None or config is None:
         return None
     tolerance = run.profile.box.roofline_tolerance if run.profile.box else 1.0
@@ -132,6 +132,14 @@ def ceilings(run: Run, depth: int) -> tuple[Ceiling, Ceiling] | None:
             roofline.ceiling(config, gb_s, depth=depth, formats=formats, tolerance=tolerance)
         )
     return bounds[0], bounds[1]
+
+
+def _model_config(run: Run) -> dict[str, Any] | None:
+    """Of the model that is served, or that the profile says is served."""
+    twin = run.profile.model.id.removeprefix(_CANARY)
+    built = run.config.rootpath / ".cache" / "canary" / twin
+    own = str(built) if run.profile.model.id.startswith(_CANARY) else run.profile.model.id
+    return roofline.read_config(run.file.engine.model) or roofline.read_config(own)
 
 
 def _dtype(run: Run) -> str | None:
