@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -163,6 +164,7 @@ class Performance:
             lambda cell: cell.times(name, quantile, suffix=suffix),
             bound=self.bench.plan.measuring.tail_requests if tail else None,
             growing=not tail or self.bench.tails,
+            short=name == "ttft" and streams == 1,
         )
 
     def once(self, name: str, unit: str, value: float) -> None:
@@ -180,13 +182,17 @@ class Performance:
         *,
         bound: int | None = None,
         growing: bool = True,
+        short: bool = False,
     ) -> None:
         try:
             cell = get()
 
-            def more(rounds: int) -> Measurement:
-                # A round is a sample, except where a sample is a gap or a round has several.
-                return read(cell.gather(max(rounds - len(cell.short), len(cell.long) + 1)))
+            def more(samples: int) -> Measurement:
+                if short:
+                    return read(cell.gather_short(samples))
+                now, rounds = len(read(cell).samples), len(cell.long)
+                each = max(1, now // max(1, rounds))  # a round of several streams has several
+                return read(cell.gather(rounds + max(1, math.ceil((samples - now) / each))))
 
             self._record(
                 read(cell),
@@ -235,7 +241,7 @@ def performance(bench: Bench, record_metric: MetricRecorder, server: Server) -> 
 def _standing(run: Run, server: Server) -> tuple[list[Invalidity], list[str]]:
     """What speaks against every number of this server: it is not on the path it should be on."""
     if server.log is None:
-        return [], ["kernel path: the server's log is not known (--server-log)"]
+        return [], ["kernel path: the attached server's log is not known; give --server-log"]
     found = contradictions(
         run.profile.kernel_path, run.kernel_path(server), server.log, run.profile.under_test
     )
