@@ -271,3 +271,16 @@ def completion(
     return Request(
         "/v1/completions", json.dumps(body).encode(), tokens, prompt_tokens, stream=stream
     )
+
+
+def chat(model: str, question: str, tokens: int) -> Request:
+    """A streamed chat that ends when the model has said what it wanted to say."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": question}],
+        "max_tokens": tokens,
+        "temperature": 0.0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    return Request("/v1/chat/completions", json.dumps(body).encode(), tokens, 0)

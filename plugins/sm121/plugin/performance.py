@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -15,7 +15,7 @@ from sm121 import architecture, profile
 from sm121.engines.server import Server
 from sm121.errors import UsageError
 from sm121.evidence.requirement import contradictions
-from sm121.measure import metrics, validity
+from sm121.measure import metrics, validity, visible
 from sm121.measure.cells import Cell, Target, prefill_slope
 from sm121.measure.load_process import LoadProcess
 from sm121.measure.measurement import Invalidity, Measurement
@@ -166,6 +166,16 @@ class Performance:
             growing=not tail or self.bench.tails,
             short=name == "ttft" and streams == 1,
         )
+
+    def visible_time(self, questions: Sequence[str], tokens: int) -> None:
+        """ttft_visible_p50: the first text of the answer proper, in milliseconds."""
+        rounds = self.bench.plan.measuring.concurrency_rounds
+        try:
+            self._record(
+                visible.measure(self.bench.target, questions, rounds=rounds, tokens=tokens)
+            )
+        finally:
+            self._display.stop()
 
     def once(self, name: str, unit: str, value: float) -> None:
         """What exists once in a run: a start, a peak."""
