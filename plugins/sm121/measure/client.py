@@ -266,6 +266,8 @@ def completion(
         "stream": stream,
         **(options or {}),
     }
+    if isinstance(prompt, str):
+        body["add_special_tokens"] = False  # the text has the tokens that it should have
     if stream:
         body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     return Request(
