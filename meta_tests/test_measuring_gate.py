@@ -32,6 +32,7 @@ def test_53_tokens_a_second_pass_with_grade_minimum(timed_server, run_pytest):
     assert run.verdict["metrics"]["pp2048@d0"]["verdict"] == "PASS"
     assert run.verdict["metrics"]["ttft_p99"]["verdict"] == "PASS"
     assert (run.report / "records" / "d0-c1.jsonl").is_file()
+    assert "measuring: pp2048 tg128 @ d0: " in run.output, "what is measured is said meanwhile"
 
 
 @pytest.mark.parametrize(
