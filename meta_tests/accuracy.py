@@ -227,8 +227,8 @@ class Said:
 
 
 def sm121(url: str, _folder: Path) -> Said:
-    measuring = Measuring(rounds=9, short_rounds=2, silent_within_s=2.0)
-    cell = our_cell(url, Plan(512, (16, TOKENS), (0,), measuring), 9)
+    measuring = Measuring(short_rounds=2, silent_within_s=2.0)
+    cell = our_cell(url, Plan(512, (16, TOKENS), (0,), measuring), 8)
     found, first = cell.decode(TOKENS), cell.times("ttft", 0.5)
     refused = ", ".join(sorted({item.reason for item in found.invalid})) or None
     return Said(_middle(found.samples), _middle(first.samples), refused)
