@@ -191,3 +191,43 @@ def fault_server() -> Iterator[Callable[..., FaultServer]]:
         process.wait()
         assert process.stdout is not None
         process.stdout.close()
+
+
+@dataclass
+class TimedServer:
+    """A running timed server, where it listens, and its log of what it really sent."""
+
+    process: subprocess.Popen[str]
+    base_url: str
+    log: Path
+
+    def truth(self) -> list[dict]:
+        """A record for each request that was answered to its end, in the order of arrival."""
+        records = [json.loads(line) for line in self.log.read_text("utf-8").splitlines()]
+        return sorted(records, key=lambda record: record["received_ns"])
+
+
+@pytest.fixture
+def timed_server(tmp_path: Path) -> Iterator[Callable[..., TimedServer]]:
+    """Start ``timed_server.py`` with some arguments; it is stopped after the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> TimedServer:
+        log = tmp_path / f"truth-{len(started)}.jsonl"
+        process = subprocess.Popen(
+            [sys.executable, str(HERE / "timed_server.py"), "--log", str(log), *arguments],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("listening on "), f"the timed server ended: {process.wait()}"
+        return TimedServer(process, f"http://127.0.0.1:{line.split()[-1]}", log)
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()

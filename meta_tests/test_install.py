@@ -13,7 +13,14 @@ import pytest
 pytestmark = pytest.mark.timeout(600)
 
 ROOT = Path(__file__).parent.parent
-ENGINE = {"vllm": "0.33.0", "torch": "2.11.0", "flashinfer-python": "0.7.2"}
+ENGINE = {
+    "vllm": "0.33.0",
+    "torch": "2.11.0",
+    "flashinfer-python": "0.7.2",
+    # vLLM brings both; the suite must be content with the ones that are there.
+    "numpy": "1.26.4",
+    "scipy": "1.13.1",
+}
 
 
 def stub(folder: Path, name: str, version: str) -> Path:

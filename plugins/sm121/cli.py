@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 import time
@@ -123,6 +124,25 @@ def _parser() -> argparse.ArgumentParser:
     tolerances.add_argument("--output", type=Path, default=Path("docs/tolerances.md"))
     tolerances.set_defaults(run=_tolerances)
 
+    box = commands.add_parser("box", help="whether this machine is fit for measuring, now")
+    box.add_argument("--profile", metavar="NAME|PATH", help="default: by architecture")
+    box.add_argument("--device", help="cpu, cuda:0, ... (default: what the profile is for)")
+    box.add_argument("--device-only", metavar="DEVICE", help=argparse.SUPPRESS)
+    box.set_defaults(run=_box)
+
+    compare = commands.add_parser("compare", help="results of several runs beside each other")
+    compare.add_argument(
+        "runs",
+        type=Path,
+        metavar="RUN",
+        nargs="+",
+        help="a report directory, verdict.json, a file of pytest-benchmark's storage, or JSON of "
+        "llama-benchy or llama-bench; NAME=PATH gives it a name",
+    )
+    compare.add_argument("--format", choices=("markdown", "csv"), default="markdown")
+    compare.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
+    compare.set_defaults(run=_compare)
+
     schema = commands.add_parser("schema", help="JSON Schema of verdict.json or of profiles")
     schema.add_argument("what", choices=("verdict", "profile"))
     schema.set_defaults(run=_schema)
@@ -229,6 +249,42 @@ def _libraries(options: argparse.Namespace) -> int:
         tool = toolchain.find_disassembler(toolchain.site_packages(python))
     gpu = CodeArchitecture.parse(options.gpu).number
     libraries.write_report(places, sys.stdout, gpu=gpu, disassembler=tool)
+    return 0
+
+
+def _box(options: argparse.Namespace) -> int:
+    from sm121 import architecture
+    from sm121.measure import box
+
+    if options.device_only:
+        print(box.device_json(options.device_only))
+        return 0
+    arch = architecture.detect().name
+    name = options.profile or profile.for_architecture(arch or "unknown")
+    chosen = profile.load(name)
+    device = options.device or ("cpu" if chosen.arch == architecture.CPU else "cuda:0")
+    reading = box.read(device)
+    state, reason = box.judge(chosen.box, reading)
+    print(reading.model_dump_json(indent=2))
+    print(f"{state.value}: {reason}")
+    return 1 if state is box.BoxState.DEGRADED else 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from sm121.measure import comparison
+
+    sources = []
+    for given in options.runs:
+        name, separator, path = str(given).partition("=")
+        named = bool(separator) and not given.exists()
+        source = comparison.read(Path(path) if named else given)
+        sources.append(dataclasses.replace(source, name=name) if named else source)
+    chosen = comparison.distinct(sources)
+    write = comparison.markdown if options.format == "markdown" else comparison.csv_text
+    if options.output is None:
+        print(write(chosen), end="")
+    else:
+        options.output.write_text(write(chosen), "utf-8")
     return 0
 
 

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from sm121 import data_file
 from sm121.architecture import NAMES
 from sm121.errors import UsageError
+from sm121.measure.plan import Measuring
 
 SCHEMA_VERSION = 1
 
@@ -204,7 +205,40 @@ class Performance(_Table):
     prompt_tokens: Count
     generated_tokens: tuple[Count, ...] = Field(min_length=1)
     depths: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
+    measuring: Measuring = Measuring()
     gates: tuple[Gate, ...] = ()
+
+
+class Regression(_Table):
+    """How much worse than the history a metric may be, as a fraction of it."""
+
+    threshold: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    #: By name of the metric, where it is not ``threshold``.
+    metrics: dict[str, Annotated[float, Field(gt=0, lt=1)]] = {}
+    source: str = Field(min_length=3, default="MXFP4 v2 benchmark plan, level 5: 5 %")
+
+    def allowed(self, metric: str) -> float:
+        """How much worse this metric may be."""
+        return self.metrics.get(metric, self.threshold)
+
+
+class Box(_Table):
+    """What a healthy machine of this architecture shows. None: nothing is known to compare with,
+    and the machine is judged by how steady it is."""
+
+    bandwidth_gb_s: Sourced | None = None
+    matrix_tflop_s: Sourced | None = None
+    #: Of the SM clock under load.
+    sm_clock_mhz: Sourced | None = None
+    memory_available_gib: Sourced | None = None
+    #: (third quartile - first quartile) / median of repeated readings.
+    max_spread: Annotated[float, Field(gt=0)] = 0.25
+    #: Between the readings before and after the measurements.
+    max_drift: Annotated[float, Field(gt=0)] = 0.25
+    #: Share of the CPU that other processes take.
+    max_other_load: Annotated[float, Field(gt=0, le=1)] = 0.25
+    #: How far above bandwidth / bytes per token a rate may be before it is called impossible.
+    roofline_tolerance: Annotated[float, Field(ge=1)] = 1.15
 
 
 class Certify(_Table):
@@ -232,6 +266,8 @@ class Profile(_Table):
     correctness: Correctness
     stress: Stress
     performance: Performance
+    regression: Regression = Regression()
+    box: Box | None = None
     certify: Certify
     #: Seconds that a single test of a level may take before pytest-timeout ends it.
     test_timeout_s: dict[Level, Positive]

@@ -182,7 +182,7 @@ def record(
         ),
         "suite": _suite_source(unknown),
     }
-    gpus, driver = _gpus(unknown)
+    found, driver = gpus(unknown)
     packages = None if probe is None else probe.packages
     return EnvironmentRecord(
         git_shas=sources,
@@ -194,7 +194,7 @@ def record(
         cuda_version=_cuda(probe, environment, unknown),
         driver_version=driver or _driver_from_proc(root, unknown),
         cudnn_version=_cudnn(packages, environment, unknown),
-        gpus=gpus,
+        gpus=found,
         host=host(root),
         engine_arguments=redact_arguments(arguments, secrets),
         environment=relevant_environment(environment),
@@ -364,7 +364,7 @@ def _driver_from_proc(root: Path, unknown: dict[str, str]) -> str | None:
     return match[1] if match else None
 
 
-def _gpus(unknown: dict[str, str]) -> tuple[list[GpuRecord] | None, str | None]:
+def gpus(unknown: dict[str, str]) -> tuple[list[GpuRecord] | None, str | None]:
     """The GPUs and the driver's version. (None, None) without NVML."""
     try:
         nvml: Any = import_module("pynvml")

@@ -13,5 +13,10 @@ pytest_plugins = (
     "sm121.plugin.kernels",
     "sm121.plugin.compilation",
     "sm121.plugin.profiling",
+    "sm121.plugin.box",
+    "sm121.plugin.benchmarks",
+    "sm121.plugin.performance",
+    "sm121.plugin.regression",
+    "sm121.plugin.ab",
     "sm121.plugin.terminal",
 )

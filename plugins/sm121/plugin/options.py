@@ -12,6 +12,9 @@ from sm121 import architecture, profile, waivers
 from sm121.engines import registry
 from sm121.errors import UsageError
 from sm121.kernels import registry as kernel_providers
+from sm121.measure import hypothesis
+from sm121.measure.ab import Side, parse_sides
+from sm121.measure.hypothesis import Hypothesis
 from sm121.profile import Profile
 from sm121.waivers import Waiver
 
@@ -36,6 +39,12 @@ class Settings:
     full_shapes: bool
     profile_kernels: str
     nsys: bool
+    depths: tuple[int, ...] | None
+    rounds: int | None
+    tails: bool
+    ab: tuple[Side, Side] | None
+    ab_pairs: int
+    hypothesis: Hypothesis | None
     waivers: tuple[Waiver, ...]
     certify: bool
     report_dir: Path
@@ -116,6 +125,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--nsys",
         action="store_true",
         help="start the server under Nsight Systems, keep its report, and read the kernels from it",
+        "--depths",
+        metavar="LIST",
+        help="context before the measured prompt, in tokens: 0,4096 (default: the profile's)",
+    )
+    group.addoption(
+        "--rounds",
+        metavar="N",
+        help="rounds of each measurement before a gate asks for more (default: the profile's)",
+    )
+    group.addoption(
+        "--tails",
+        action="store_true",
+        help="gather the requests that the gates on percentiles need (--certify does so too)",
+    )
+    group.addoption(
+        "--ab",
+        nargs=2,
+        metavar=("A", "B"),
+        help="compare two configurations (engine arguments, KEY=VALUE, --engine-python PATH, on "
+        "top of the one under test; '' for itself) or two URLs",
+    )
+    group.addoption(
+        "--ab-pairs",
+        metavar="N",
+        help="starts of each side before --ab decides; twice as many at most (default: 3)",
+    )
+    group.addoption(
+        "--hypothesis", metavar="FILE", help="what a feature promised, judged from the --ab run"
     )
     group.addoption("--waivers", metavar="PATH", help="failures tolerated by name (default: none)")
     group.addoption(
@@ -153,6 +190,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _settings(config: pytest.Config) -> Settings:
     option = config.getoption
+    ab = _sides(config)
     arch = option("--arch")
     if arch is not None:
         architecture.parse(arch)
@@ -190,6 +228,12 @@ def _settings(config: pytest.Config) -> Settings:
         full_shapes=option("--full-shapes"),
         profile_kernels=option("--profile-kernels"),
         nsys=option("--nsys"),
+        depths=_depths(option("--depths")),
+        rounds=_count("--rounds", option("--rounds")),
+        tails=option("--tails") or option("--certify"),
+        ab=ab,
+        ab_pairs=_count("--ab-pairs", option("--ab-pairs")) or 3,
+        hypothesis=_hypothesis(config),
         waivers=waivers.load(Path(waiver_file) if waiver_file else None),
         certify=option("--certify"),
         report_dir=(config.invocation_params.dir / option("--report-dir")).resolve(),
@@ -219,6 +263,55 @@ def _refuse_conflicts(config: pytest.Config) -> None:
     if given:
         attached = "--base-url" if config.getoption("--base-url") else "no --base-url"
         raise UsageError(f"{', '.join(given)} with {attached}: {why}")
+
+
+def _depths(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise UsageError(f"--depths {text}: expected numbers of tokens, as in --depths 0,4096")
+    return tuple(dict.fromkeys(int(part) for part in parts))
+
+
+def _count(name: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"{name} {text}: expected a number, 1 or more")
+    return int(text)
+
+
+def _sides(config: pytest.Config) -> tuple[Side, Side] | None:
+    """What ``--ab`` compares. Two URLs are an attached run: of the first one, unless said."""
+    texts = config.getoption("--ab")
+    if texts is None:
+        if config.getoption("--ab-pairs"):
+            raise UsageError("--ab-pairs: expected together with --ab A B")
+        return None
+    sides = parse_sides(texts)
+    if sides[0].url is not None and not config.getoption("--base-url"):
+        config.option.base_url = sides[0].url
+    if sides[0].url is None and config.getoption("--base-url"):
+        raise UsageError("--ab with --base-url: expected two URLs, as nothing is started")
+    engine = registry.engine(config.getoption("--engine"))
+    for side in sides:
+        for argument in side.arguments:
+            if argument.partition("=")[0] in engine.reserved_arguments:
+                raise UsageError(f"--ab {side.text!r}: {argument} is set by the suite itself")
+        for name, _ in side.environment:
+            if name in engine.reserved_variables:
+                raise UsageError(f"--ab {side.text!r}: {name} is set by the suite itself")
+    return sides
+
+
+def _hypothesis(config: pytest.Config) -> Hypothesis | None:
+    path = config.getoption("--hypothesis")
+    if path is None:
+        return None
+    if config.getoption("--ab") is None:
+        raise UsageError("--hypothesis: expected together with --ab A B, which it is judged from")
+    return hypothesis.load(config.invocation_params.dir / path)
 
 
 def _interpreter(path: str | None) -> str:

@@ -384,7 +384,7 @@ def _prepare_engine(run: Run, chosen: Profile) -> None:
         workload={
             "prompt_tokens": chosen.performance.prompt_tokens,
             "generated_tokens": list(chosen.performance.generated_tokens),
-            "depths": list(chosen.performance.depths),
+            "depths": list(run.settings.depths or chosen.performance.depths),
         },
     )
     run.file.environment = record.model_dump(mode="json")

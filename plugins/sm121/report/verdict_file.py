@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.kernel_profile import KernelProfile
+from sm121.measure.box import Reading
 from sm121.verdict import Verdict, worst
 
 SCHEMA_VERSION = 1
@@ -40,6 +41,8 @@ class BoxReport(_Part):
 
     state: str = "UNKNOWN"
     reason: str | None = "the box was not measured"
+    before: Reading | None = None
+    after: Reading | None = None
 
 
 class LevelReport(_Part):

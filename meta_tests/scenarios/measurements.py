@@ -1,0 +1,36 @@
+"""Measurements from a file (SM121_META_SAMPLES), recorded as benchmarks; started by
+meta_tests/test_benchmark_bridge.py. A list of samples, or {"samples": ..., "and": field, ...}."""
+
+import json
+import os
+
+import pytest
+
+from sm121.measure.measurement import Measurement
+
+pytestmark = [pytest.mark.performance, pytest.mark.applies_to("cpu", "gpu")]
+
+GIVEN = json.loads(os.environ["SM121_META_SAMPLES"])
+
+
+@pytest.mark.parametrize("name", list(GIVEN))
+def test_metric(record_metric, name):
+    given = GIVEN[name] if isinstance(GIVEN[name], dict) else {"samples": GIVEN[name]}
+    rate = name.startswith(("tg", "pp"))
+    fields = {
+        "unit": "tok/s" if rate else "s" if name.endswith("_s") else "ms",
+        "higher_is_better": rate,
+        "clock": "token_ids" if rate else None,
+        **given,
+    }
+    later = fields.pop("later", [])
+    first = Measurement(name=name, **fields)
+    asked = []
+
+    def more(rounds):
+        asked.append(rounds)
+        samples = (first.samples + later)[:rounds]
+        return first.model_copy(update={"samples": samples})
+
+    bound = len(first.samples) + len(later)
+    record_metric(first, more if later else None, maximum_rounds=bound)

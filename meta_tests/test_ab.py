@@ -1,0 +1,239 @@
+"""A against B: an A/A is no regression, ten percent is, a feature's promises are held to."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from sm121 import profile
+from sm121.errors import UsageError
+from sm121.measure import ab, hypothesis
+from sm121.measure.ab import Value, Visit
+from sm121.measure.hypothesis import Criterion
+from sm121.verdict import Verdict
+
+
+def visits(b_factor: float, *, pairs: int = 3, boot: float = 0.005, drift: float = 0.0, seed: int):
+    """Starts in turns on a machine that may become slower all the time."""
+    generator = np.random.default_rng(seed)
+    found = []
+    for number, side in enumerate(ab.order(pairs)):
+        level = 60 * (1 + boot * generator.standard_normal()) * (1 - drift) ** number
+        value = level * (b_factor if side == "B" else 1.0)
+        metrics = {
+            "tg32@d0": Value(value, "tok/s", True),
+            "ttft_p50": Value(27000 / value, "ms", False),
+            "memory_gib": Value(80 / (b_factor if side == "B" else 1.0), "GiB", False),
+        }
+        found.append(Visit(side, metrics, {"moe": "FLASHINFER_CUTLASS_MXFP4_MXFP8"}))
+    return found
+
+
+def judged(*args, **kwargs) -> dict[str, ab.Outcome]:
+    found = ab.outcomes(visits(*args, **kwargs), {"memory_gib": 0.5}, default=0.05)
+    return {outcome.metric: outcome for outcome in found}
+
+
+def test_turns_alternate():
+    assert ab.order(3) == ["A", "B", "B", "A", "A", "B"]
+
+
+@pytest.mark.parametrize("pairs", [3, 4, 6])
+def test_a_against_a_is_no_regression_and_ten_percent_is(pairs):
+    again = [judged(1.0, pairs=pairs, seed=s)["tg32@d0"].verdict for s in range(100)]
+    assert Verdict.FAIL not in again and again.count(Verdict.PASS) >= 90
+    slower = [judged(0.9, pairs=pairs, seed=s) for s in range(100)]
+    for name in ("tg32@d0", "ttft_p50"):
+        verdicts = [found[name].verdict for found in slower]
+        assert Verdict.PASS not in verdicts and verdicts.count(Verdict.FAIL) >= 80, name
+    assert Verdict.PASS not in [judged(0.93, pairs=pairs, seed=s)["tg32@d0"].verdict
+                                for s in range(100)]  # fmt: skip
+
+
+def test_a_drifting_machine_favours_nobody():
+    found = [judged(1.0, pairs=4, drift=0.01, seed=s)["tg32@d0"] for s in range(50)]
+    assert Verdict.FAIL not in [outcome.verdict for outcome in found]
+    assert np.mean([outcome.ratio for outcome in found]) == pytest.approx(1.0, abs=0.004)
+
+
+def test_noisy_starts_are_inconclusive_and_one_pair_decides_nothing():
+    noisy = [judged(0.97, boot=0.05, seed=s)["tg32@d0"].verdict for s in range(50)]
+    assert noisy.count(Verdict.INCONCLUSIVE) >= 45
+    assert judged(0.5, pairs=1, seed=1)["tg32@d0"].verdict is Verdict.INCONCLUSIVE
+
+
+def test_the_interval_covers_as_often_as_it_says():
+    hits = 0
+    for seed in range(600):
+        outcome = judged(0.95, pairs=4, seed=seed)["tg32@d0"]
+        hits += outcome.ci_low <= 0.95 <= outcome.ci_high
+    assert hits / 600 >= 0.95 - 0.03
+
+
+def test_sides_as_they_are_given():
+    a, b = ab.parse_sides(["", "VLLM_X=1 --moe-backend marlin --flag=a=b"])
+    assert a == ab.Side("") and b.environment == (("VLLM_X", "1"),)
+    assert b.arguments == ("--moe-backend", "marlin", "--flag=a=b")
+    one, other = ab.parse_sides([f"--engine-python {sys.executable}", "http://h:1/v1"[:0]])
+    assert one.python == sys.executable and other.python is None
+    assert ab.parse_sides(["http://a:1/v1", "http://b:2"])[0].url == "http://a:1"
+
+
+@pytest.mark.parametrize(
+    ("texts", "why"),
+    [
+        (["http://a:1", "--x"], "not one of each"),
+        (["--engine-python /nowhere/python", ""], "there is no file '/nowhere/python'"),
+        (["--x 'y", ""], "as a shell reads them"),
+    ],
+)
+def test_sides_that_are_none(texts, why):
+    with pytest.raises(UsageError, match=why):
+        ab.parse_sides(texts)
+
+
+def answer(seen, levels=None, **criterion) -> hypothesis.Answer:
+    outcomes = ab.outcomes(seen, {}, default=0.05)
+    (found,) = hypothesis.evaluate([Criterion(**criterion)], outcomes, seen, levels or {})
+    return found
+
+
+@pytest.mark.parametrize(
+    ("factor", "criterion", "verdict"),
+    [
+        (1.2, {"metric": "tg32@d0", "change_at_least": 0.10}, Verdict.PASS),
+        (1.0, {"metric": "tg32@d0", "change_at_least": 0.10}, Verdict.FAIL),
+        (1.1, {"metric": "tg32@d0", "change_at_least": 0.10}, Verdict.INCONCLUSIVE),
+        (1.0, {"metric": "ttft_p50", "change_at_most": 0.03}, Verdict.PASS),
+        (0.9, {"metric": "ttft_p50", "change_at_most": 0.03}, Verdict.FAIL),
+        (1.0, {"metric": "memory_gib", "difference_at_most": 2.0}, Verdict.PASS),
+        (0.9, {"metric": "memory_gib", "difference_at_most": 2.0}, Verdict.FAIL),
+        (1.0, {"metric": "ttft_p50", "value_at_most": 1000.0}, Verdict.PASS),
+        (0.4, {"metric": "ttft_p50", "value_at_most": 1000.0}, Verdict.FAIL),
+        (1.0, {"metric": "pp2048@d0", "value_at_least": 4500.0}, Verdict.NOT_RUN),
+        (1.0, {"no_crash": True}, Verdict.PASS),
+        (1.0, {"moe": "CUTLASS"}, Verdict.PASS),
+        (1.0, {"moe_not": "MARLIN"}, Verdict.PASS),
+        (1.0, {"moe": "MARLIN"}, Verdict.FAIL),
+    ],
+)
+def test_each_kind_of_criterion(factor, criterion, verdict):
+    assert answer(visits(factor, boot=0.001, pairs=4, seed=2), **criterion).verdict is verdict
+
+
+def test_a_crash_and_a_level_that_failed_are_seen():
+    crashed = [*visits(1.2, seed=1), Visit("B", failure="the engine ended with -9")]
+    found = answer(crashed, no_crash=True)
+    assert found.verdict is Verdict.FAIL and "-9" in found.note
+    seen = visits(1.0, seed=1)
+    assert answer(seen, {"correctness": Verdict.FAIL}, level="correctness").verdict is Verdict.FAIL
+    assert answer(seen, level="correctness").verdict is Verdict.NOT_RUN
+
+
+def test_the_phases_and_the_example_are_valid(tmp_path):
+    for phase in ("P1", "P2", "P3", "P4", "P5", "P6"):
+        text, criteria = hypothesis.gate_behind(phase)
+        assert text and criteria
+    from importlib.resources import files
+
+    example = files("sm121.fixtures") / "hypotheses" / "example.toml"
+    (tmp_path / "h.toml").write_text(example.read_text("utf-8"))
+    assert len(hypothesis.load(tmp_path / "h.toml").criteria) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (("change_at_least = 0.10", "change_at_lest = 0.10"), "change_at_lest"),
+        (("change_at_least = 0.10", ""), "expected exactly one of change_at_least"),
+        (("no_crash = true", 'no_crash = true\nlevel = "smoke"'), "got level, no_crash"),
+        (('phase = "P4"', 'phase = "P9"'), "phase"),
+    ],
+)
+def test_a_wrong_hypothesis_names_file_and_key(tmp_path, change, why):
+    from importlib.resources import files
+
+    text = (files("sm121.fixtures") / "hypotheses" / "example.toml").read_text("utf-8")
+    assert change[0] in text
+    (tmp_path / "h.toml").write_text(text.replace(*change))
+    with pytest.raises(UsageError, match=why) as caught:
+        hypothesis.load(tmp_path / "h.toml")
+    assert "h.toml" in str(caught.value)
+
+
+PROMISE = """
+feature = "a faster server"
+hypothesis = "This should improve tg32 by 10 % because the timed server is told to be faster."
+[[criteria]]
+metric = "tg32@d0"
+change_at_least = 0.10
+[[criteria]]
+metric = "ttft_p50"
+change_at_most = 0.03
+"""
+
+
+@pytest.fixture
+def compared(run_pytest, timed_server, tmp_path):
+    """``--ab`` on two timed servers; exit status, verdict.json, the run."""
+
+    text = profile.shipped()["sm121-gpt-oss-120b"].read_text("utf-8")
+    for before, after in (
+        ("prompt_tokens = 2048", "prompt_tokens = 256"),
+        ("generated_tokens = [32, 128]", "generated_tokens = [32, 64]"),
+    ):
+        assert before in text
+        text = text.replace(before, after)
+    (tmp_path / "short.toml").write_text(text)
+
+    def go(rate_a: float, rate_b: float, *arguments: str):
+        urls = [timed_server("--rate", str(rate)).base_url for rate in (rate_a, rate_b)]
+        status, run = run_pytest(
+            "--profile", str(tmp_path / "short.toml"), "--ab", *urls, "--depths", "0",
+            f"--benchmark-storage={tmp_path}/s", "tests/test_regression.py", *arguments,
+            timeout_s=240.0,
+        )  # fmt: skip
+        tests = {test["id"].split("::")[-1]: test for test in run.verdict["tests"]}
+        return status, tests, run
+
+    return go
+
+
+@pytest.mark.timeout(400)
+def test_two_servers_of_known_rate(compared, tmp_path):
+    (tmp_path / "promise.toml").write_text(PROMISE)
+    promise = ("--hypothesis", str(tmp_path / "promise.toml"))
+    status, tests, run = compared(500, 575, *promise)
+    assert status == 0, run.output
+    assert tests["test_b_is_not_worse_than_a"]["verdict"] == "PASS"
+    assert tests["test_the_hypothesis_holds"]["verdict"] == "PASS"
+    ratio = run.verdict["metrics"]["ab:tg32@d0"]
+    assert ratio["value"] == pytest.approx(1.15, rel=0.01)
+    assert ratio["ci_low"] <= ratio["value"] <= ratio["ci_high"] and ratio["rounds"] >= 3
+    review = (run.report / "review.md").read_text()
+    assert "# Feature: a faster server" in review and "| PASS |" in review
+
+    status, tests, run = compared(500, 450, *promise)
+    assert status == 1, run.output
+    worse = tests["test_b_is_not_worse_than_a"]
+    assert worse["verdict"] == "FAIL" and "B is worse than A: tg32@d0" in worse["message"]
+    broken = tests["test_the_hypothesis_holds"]
+    assert broken["verdict"] == "FAIL" and "changes by at least +10 %" in broken["message"]
+    assert "| FAIL |" in (run.report / "review.md").read_text()
+    record = json.loads((run.report / "ab.json").read_text())
+    assert [visit["side"] for visit in record["visits"][:4]] == ["A", "B", "B", "A"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--hypothesis", "x.toml"], "expected together with --ab"),
+        (["--ab", "--port 1", ""], "--port is set by the suite itself"),
+    ],
+)
+def test_bad_input_is_one_clear_line(run_pytest, arguments, why):
+    status, run = run_pytest("tests/test_regression.py", *arguments)
+    assert status == 4 and why in run.output, run.output

@@ -1,0 +1,143 @@
+"""A measurement is a benchmark of pytest-benchmark and a metric of verdict.json, with a verdict."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+SCENARIO = "meta_tests/scenarios/measurements.py"
+FAST = [53.0, 53.2, 52.9, 53.1, 53.05]
+SLOW = [50.9, 51.1, 51.0, 51.05, 50.95]
+
+
+@pytest.fixture
+def measured(run_pytest, fault_server, tmp_path):
+    """A run in which these samples are measured; exit status, verdict.json, the run, storage."""
+    server = fault_server()
+    storage = tmp_path / "storage"
+
+    def run(samples: dict, *arguments: str, arch: str = "sm121"):
+        status, run = run_pytest(
+            "--arch", arch, "--base-url", server.base_url, "--api-key", server.key,
+            "--served-model-name", "canary", f"--benchmark-storage={storage}", *arguments,
+            *([] if any("::" in a or a.startswith(("tests", "meta")) for a in arguments)
+              else [SCENARIO]),
+            environment={"SM121_META_SAMPLES": json.dumps(samples)},
+        )  # fmt: skip
+        return status, run.verdict, run
+
+    run.storage = storage
+    return run
+
+
+def stored(storage: Path) -> list[dict]:
+    return [json.loads(file.read_text()) for file in sorted(storage.glob("*/*.json"))]
+
+
+def test_a_rate_is_a_benchmark_whose_ops_are_tokens_per_second(measured):
+    status, verdict, run = measured({"tg32@d0": FAST}, "--benchmark-autosave")
+    assert status == 0, run.output
+    metric = verdict["metrics"]["tg32@d0"]
+    assert metric["verdict"] == "PASS" and metric["grade"] == "minimum"
+    assert metric["value"] == 53.05 and metric["rounds"] == 5
+    assert metric["ci_low"] == 52.9 and metric["ci_high"] == 53.2
+    assert metric["confidence"] == 0.9375, "five rounds show no more than that"
+    (file,) = stored(measured.storage)
+    (benchmark,) = file["benchmarks"]
+    assert benchmark["group"] == "tg32@d0"
+    assert benchmark["stats"]["median"] == 1 / 53.05
+    assert benchmark["stats"]["ops"] == pytest.approx(53.05, rel=1e-3)
+    info = benchmark["extra_info"]
+    assert info["samples"] == FAST and info["verdict"] == "PASS" and info["clock"] == "token_ids"
+    assert info["box"]["state"] == "UNKNOWN" and set(info["path"]) >= {"attention", "moe"}
+    assert {"cpu_model", "gpu", "driver", "gpu_clocks"} <= set(file["machine_info"]["sm121"])
+    assert "hz_actual" not in file["machine_info"]["cpu"]
+    assert set(file["commit_info"]["git_shas"]) == {"vllm", "flashinfer", "suite"}
+
+
+VERDICTS = {
+    "tg32@d0": (SLOW, "FAIL", "required: tg32@d0 >= 52 tok/s; seen: 51"),
+    "tg32@d4096": ([46.0, 48.0, 47.0, 46.5, 47.6], "INCONCLUSIVE", "bound of 5 rounds"),
+    "tg32@d8192": (FAST[:2], "INCONCLUSIVE", "2 rounds decide nothing"),
+    "tg32@d16384": (
+        {"samples": FAST, "invalid": [{"reason": "prefix_cache", "evidence": "2048 hits"}]},
+        "INVALID",
+        "prefix_cache: 2048 hits",
+    ),
+    "tg32@d32768": ({"samples": FAST, "clock": "chunks"}, "INCONCLUSIVE", "counted by chunks"),
+    "tg128@d0": ({"samples": []}, "INVALID", "nothing was measured"),
+    "ttft_p99": (
+        {"samples": [440.0] * 19 + [float("inf")], "quantile": 0.99},
+        "INCONCLUSIVE",
+        "1 of 20 requests over the bound",
+    ),
+}
+
+
+def test_each_verdict_on_a_measurement(measured):
+    status, file, run = measured(
+        {name: given for name, (given, _, _) in VERDICTS.items()}, "--benchmark-autosave"
+    )
+    assert status == 1, run.output
+    for test, (name, (_, verdict, why)) in zip(file["tests"], VERDICTS.items(), strict=True):
+        metric = file["metrics"][name]
+        assert metric["verdict"] == verdict and test["verdict"] == verdict, test
+        assert why in test["message"] and metric["grade"] is None, test
+    assert file["metrics"]["ttft_p99"]["value"] is None, "JSON has no infinity"
+    kept = {b["group"] for f in stored(measured.storage) for b in f["benchmarks"]}
+    valid = {name for name, (_, verdict, _) in VERDICTS.items() if verdict != "INVALID"}
+    assert kept == valid, "what is not valid is nobody's baseline"
+
+
+def test_more_rounds_times_tails_and_what_exists_once(measured):
+    noisy = [52.0, 53.4, 51.9, 53.0, 52.9]
+    later = [53.0, 53.1, 52.9, 53.2, 53.05, 52.95, 53.0, 53.1, 53.0, 52.9, 53.0, 53.1] * 2
+    status, file, run = measured(
+        {
+            "tg32@d0": {"samples": noisy, "later": later},
+            "ttft_p99": {"samples": [440.0 + i for i in range(20)], "quantile": 0.99},
+            "startup_s": [120.0],
+            "itl_p99": {"samples": [19.0, 20.0], "quantile": 0.99},
+        },
+        "--benchmark-autosave",
+    )
+    assert status == 0, run.output
+    rate, tail, start, free = (
+        file["metrics"][name] for name in ("tg32@d0", "ttft_p99", "startup_s", "itl_p99")
+    )
+    assert rate["verdict"] == "PASS" and 5 < rate["rounds"] < 29, "until it is decided, no more"
+    assert tail["verdict"] == "PASS" and tail["value"] == 459.0
+    assert tail["confidence"] == pytest.approx(1 - 0.99**20), "what 20 requests can show"
+    assert start["verdict"] == "PASS" and start["at_most"] == 300 and start["ci_low"] is None
+    assert free["verdict"] == "PASS" and free["grade"] is None, "no gate, so nothing demanded"
+    (saved,) = stored(measured.storage)
+    times = {b["group"]: b["stats"]["max"] for b in saved["benchmarks"]}
+    assert times["ttft_p99"] == 0.459 and times["startup_s"] == 120.0
+
+
+def test_compare_fail_sees_ten_percent_and_not_two(measured):
+    before = {"tg32@d0": [60.0, 60.2, 59.8, 60.1, 59.9]}
+    status, _, run = measured(before, "--benchmark-autosave")
+    assert status == 0, run.output
+    compare = ("--benchmark-compare", "--benchmark-compare-fail=median:5%")
+    slightly = {"tg32@d0": [v * 0.98 for v in before["tg32@d0"]]}
+    status, verdict, run = measured(slightly, *compare)
+    assert status == 0 and verdict["verdict"] == "PASS", run.output
+    assert "(NOW)" in run.output and "0001" in run.output, "the table shows both"
+    slower = {"tg32@d0": [v * 0.9 for v in before["tg32@d0"]]}
+    status, verdict, run = measured(slower, *compare)
+    assert status == 1, run.output
+    assert "Performance has regressed" in run.output
+    assert verdict["verdict"] == "FAIL", "verdict.json says what the exit status says"
+    assert verdict["metrics"]["tg32@d0"]["verdict"] == "PASS", "the gate itself held"
+
+
+def test_compare_fail_with_nothing_measured_is_no_success(measured):
+    status, verdict, run = measured(
+        {}, "--benchmark-compare", "--benchmark-compare-fail=median:5%",
+        "meta_tests/scenarios/verdicts.py::test_pass",
+    )  # fmt: skip
+    assert status == 1 and verdict["verdict"] == "FAIL", run.output
+    assert "no benchmark ran" in verdict["reason"]

@@ -1,0 +1,149 @@
+"""Results of several runs and tools beside each other, each with its clock."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+
+from sm121.cli import main
+from sm121.errors import UsageError
+from sm121.measure import comparison
+
+#: The documents' figures of llama.cpp, as llama-bench -o json writes them.
+LLAMA_BENCH = [
+    {
+        "build_commit": "f5acfb2ff", "model_type": "gpt-oss 120B MXFP4 MoE", "n_prompt": prompt,
+        "n_gen": generated, "n_depth": depth, "avg_ts": rate, "stddev_ts": deviation,
+        "samples_ts": [rate] * 5,
+    }
+    for prompt, generated, depth, rate, deviation in (
+        (2048, 0, 0, 2449.83, 10.27),
+        (0, 32, 0, 57.85, 0.44),
+        (2048, 0, 4096, 2293.59, 8.99),
+        (0, 32, 4096, 54.81, 0.30),
+    )
+]  # fmt: skip
+
+
+def spread(mean: float) -> dict:
+    return {"mean": mean, "std": 0.1, "values": [mean - 0.1, mean, mean + 0.1]}
+
+
+LLAMA_BENCHY = {
+    "version": "0.4.0", "timestamp": "2026-11-20", "latency_mode": "api", "latency_ms": 1.0,
+    "model": "gpt-oss-120b", "prefix_caching_enabled": False, "max_concurrency": 2,
+    "benchmarks": [
+        {
+            "concurrency": streams, "context_size": depth, "prompt_size": 2048,
+            "response_size": tokens, "is_context_prefill_phase": phase,
+            "pp_throughput": spread(4663.7), "tg_throughput": spread(rate),
+            "e2e_ttft": spread(450.0),
+        }
+        for streams, depth, tokens, phase, rate in (
+            (1, 0, 32, False, 33.55),
+            (1, 0, 128, False, 33.1),
+            (1, 4096, 32, True, 99.0),
+            (1, 4096, 32, False, 32.63),
+            (2, 0, 32, False, 60.0),
+        )
+    ],
+}  # fmt: skip
+
+
+def verdict(**metrics) -> dict:
+    return {
+        "schema_version": 1,
+        "verdict": "PASS",
+        "engine": {"name": "vllm", "version": "0.33.0", "model": "openai/gpt-oss-120b",
+                   "path": {"attention": "FLASHINFER", "moe": "CUTLASS"}},
+        "box": {"state": "QUALIFIED"},
+        "metrics": metrics,
+    }  # fmt: skip
+
+
+def metric(value, **fields) -> dict:
+    return {"value": value, "unit": "tok/s", "ci_low": value - 0.2, "ci_high": value + 0.2,
+            "rounds": 10, "clock": "token_ids", "verdict": "PASS", **fields}  # fmt: skip
+
+
+OURS = verdict(**{
+    "tg32@d0": metric(59.36), "pp2048@d0": metric(4573.0), "tg32@d4096": metric(58.0),
+    "pp2048@d4096": metric(9000.0, verdict="INVALID"),
+    "ttft_p50": metric(447.0, unit="ms"), "tg32_c2@d0": metric(90.0), "ab:tg32@d0": metric(1.1),
+})  # fmt: skip
+
+
+@pytest.fixture
+def files(tmp_path):
+    """The three kinds of files, and an early one of ours."""
+    run = tmp_path / "vllm"
+    run.mkdir()
+    (run / "verdict.json").write_text(json.dumps(OURS))
+    (tmp_path / "llama-cpp.json").write_text(json.dumps(LLAMA_BENCH))
+    lines = "\n".join(json.dumps(item) for item in LLAMA_BENCH)
+    (tmp_path / "llama-cpp.jsonl").write_text(lines + "\n")
+    (tmp_path / "benchy.json").write_text(json.dumps(LLAMA_BENCHY))
+    early = {"schema_version": 0, "metrics": {"tg32@d0": {"value": 29.1, "unit": "tok/s"}}}
+    (tmp_path / "early.json").write_text(json.dumps(early))
+    return tmp_path
+
+
+def test_the_documents_table(files, capsys):
+    status = main(
+        ["compare", str(files / "vllm"), f"llama.cpp={files / 'llama-cpp.json'}",
+         str(files / "benchy.json")]
+    )  # fmt: skip
+    assert status == 0
+    out = capsys.readouterr().out
+    first = next(line for line in out.splitlines() if line.startswith("| Depth"))
+    assert first == (
+        "| Depth | vllm pp2048 | llama.cpp pp2048 | benchy pp2048 | vllm tg32 | llama.cpp tg32 | "
+        "benchy tg32 | vllm tg128 | llama.cpp tg128 | benchy tg128 |"
+    )
+    assert "| d0 | 4573 | 2450 | **4664** | **59.36** | 57.85 | 33.55 | - | - | 33.10 |" in out
+    # What is INVALID is shown as such, and is not the best of anything.
+    assert "| d4096 | 9000 (INVALID) | 2294 | **4664** | **58.00** | 54.81 | 32.63 |" in out
+    assert "| tg32 @ d4096 | llama.cpp | 54.81 ± 0.30 | tok/s | 5 | in-process | - |" in out
+    assert "| tg32 | vllm | 59.36 [59.16, 59.56] | tok/s | 10 | token_ids | PASS |" in out
+    assert "| tg32_c2 | vllm | 90.00" in out and "| tg32_c2 | benchy | 60.00" in out
+    assert "attention FLASHINFER" in out and "box QUALIFIED" in out
+    assert "Not one clock: in-process, llama-benchy" in out
+    assert "99.00" not in out, "the prefix of a depth is not the prompt at that depth"
+    assert "ab:" not in out
+
+
+def test_csv_has_every_row_and_its_clock(files, tmp_path):
+    target = tmp_path / "out.csv"
+    arguments = ["compare", str(files / "llama-cpp.jsonl"), str(files / "vllm" / "verdict.json")]
+    assert main([*arguments, "--format", "csv", "--output", str(target)]) == 0
+    rows = list(csv.DictReader(io.StringIO(target.read_text())))
+    assert len(rows) == 4 + 6
+    assert rows[3]["test"] == "tg32 @ d4096" and rows[3]["value"] == "54.81"
+    assert {row["clock"] for row in rows} == {"in-process", "token_ids"}
+    assert {row["run"] for row in rows} == {"llama-cpp", "vllm"}
+
+
+def test_files_of_older_schema_versions_are_read(files):
+    source = comparison.read(files / "early.json")
+    assert source.rows[0].value == 29.1 and source.rows[0].clock is None
+    names = [s.name for s in comparison.distinct([source, source])]
+    assert names == ["early", "early (2)"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{}", "[]", "[1]", "\x00", '{"benchmarks": [], "latency_mode": 1}',
+        '[{"avg_ts": "x", "n_prompt": 1, "n_gen": 0}]',
+    ],
+)  # fmt: skip
+def test_what_is_no_result_is_refused_in_one_line(tmp_path, text, capsys):
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(UsageError, match="expected a report directory"):
+        comparison.read(tmp_path / "x.json")
+    assert main(["compare", str(tmp_path / "x.json")]) == 4
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert main(["compare", str(tmp_path / "missing")]) == 4

@@ -1,0 +1,218 @@
+"""The regression level fails on each thing that it exists for, and on nothing else."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from sm121.errors import UsageError
+from sm121.measure import history, regression
+from sm121.measure.history import StoredMetric, StoredRun
+from sm121.profile import Regression
+from sm121.verdict import Verdict
+
+LIMITS = Regression(metrics={"startup_s": 0.2})
+CONTEXT = {
+    "machine": {"cpu_model": "c", "gpu": "NVIDIA GB10", "attached_to": None},
+    "profile": "sm121-gpt-oss-120b",
+    "configuration": "cutlass",
+    "model": "openai/gpt-oss-120b",
+    "plan": {"prompt_tokens": 2048, "depths": [0]},
+    "path": {"attention": "FLASHINFER", "moe": "CUTLASS"},
+}
+
+
+def metric(name: str, samples, **fields) -> StoredMetric:
+    rate = name.startswith(("tg", "pp"))
+    return StoredMetric(
+        **{
+            "name": name,
+            "unit": "tok/s" if rate else "ms",
+            "higher_is_better": rate,
+            "quantile": None,
+            "samples": tuple(samples),
+            "value": float(np.median(samples)),
+            "verdict": "PASS",
+            **fields,
+        }
+    )
+
+
+def run(number: int, *metrics: StoredMetric, **context) -> StoredRun:
+    return StoredRun(
+        f"{number:04}_x.json", "", {**CONTEXT, **context}, {m.name: m for m in metrics}
+    )
+
+
+def rounds(level: float, seed: int, *, noise: float = 0.003, boot: float = 0.005, count: int = 7):
+    generator = np.random.default_rng(seed)
+    level *= 1 + boot * generator.standard_normal()
+    return level * (1 + noise * generator.standard_normal(count))
+
+
+def verdicts(now: StoredMetric, *earlier: StoredMetric) -> Verdict:
+    runs = [run(i, m) for i, m in enumerate(earlier)]
+    (finding,) = regression.compare({now.name: now}, runs, LIMITS)
+    return finding.verdict
+
+
+@pytest.mark.parametrize("stored", [1, 2, 3, 5, 8])
+def test_the_same_build_again_is_no_regression_and_ten_percent_is(stored):
+    again, slower = [], []
+    for seed in range(0, 400, 10):
+        earlier = [metric("tg32@d0", rounds(60, seed + i)) for i in range(stored)]
+        again.append(verdicts(metric("tg32@d0", rounds(60, seed + 9)), *earlier))
+        slower.append(verdicts(metric("tg32@d0", rounds(54, seed + 9)), *earlier))
+    assert set(again) == {Verdict.PASS}
+    # From three runs on, the scatter of the runs has a say; of three, it is known badly.
+    assert slower.count(Verdict.FAIL) >= (40 if stored != 3 else 36), slower
+    assert Verdict.PASS not in slower
+
+
+def test_a_noisy_machine_is_inconclusive_and_never_red_by_luck():
+    found = []
+    for seed in range(0, 600, 10):
+        earlier = [metric("tg32@d0", rounds(60, seed + i, boot=0.06)) for i in range(5)]
+        found.append(verdicts(metric("tg32@d0", rounds(60, seed + 9, boot=0.06)), *earlier))
+    assert found.count(Verdict.FAIL) <= 4, "5 % by chance, less the samples that disagree"
+    assert found.count(Verdict.INCONCLUSIVE) > 0
+
+
+def test_a_time_is_worse_when_it_is_longer():
+    before = metric("ttft_p50", rounds(450, 1), quantile=0.5)
+    assert verdicts(metric("ttft_p50", rounds(520, 2), quantile=0.5), before) is Verdict.FAIL
+    assert verdicts(metric("ttft_p50", rounds(400, 2), quantile=0.5), before) is Verdict.PASS
+
+
+def test_too_few_rounds_decide_nothing():
+    before = metric("tg32@d0", [60, 60.1, 59.9])
+    assert verdicts(metric("tg32@d0", [50, 50.1, 49.9]), before) is Verdict.INCONCLUSIVE
+
+
+def test_what_exists_once_is_judged_by_the_scatter_of_the_runs():
+    starts = [metric("startup_s", [v]) for v in (100.0, 103.0, 99.0, 101.0)]
+    assert verdicts(metric("startup_s", [200.0]), *starts) is Verdict.FAIL
+    assert verdicts(metric("startup_s", [115.0]), *starts) is Verdict.PASS, "20 % are allowed"
+    assert verdicts(metric("startup_s", [200.0]), starts[0]) is Verdict.PASS, "nothing is known"
+
+
+def test_a_metric_that_vanished_or_was_renamed_is_named():
+    baseline = run(1, metric("tg32@d0", [60]), metric("pp2048@d0", [4500]))
+    now = {m.name: m for m in (metric("pp2048@d0", [4500]), metric("tg32_at_d0", [60]))}
+    (line,) = regression.missing(now, baseline)
+    assert "tg32@d0 was measured in 0001_x.json" in line and "tg32_at_d0 now?" in line
+    assert regression.missing({**now, "tg32@d0": metric("tg32@d0", [60])}, baseline) == []
+
+
+@pytest.mark.parametrize(
+    ("levels", "changed"),
+    [
+        ([60] * 12, False),
+        ([60] * 6 + [55] * 4, True),  # let through once, and the baseline ever since
+        ([60 * 0.99**i for i in range(12)], True),  # creeps by 1 % a run
+        ([55] * 5 + [60] * 5, False),  # got better
+        ([60] * 6 + [50] + [60] * 5, False),  # one bad day
+        ([60] * 4, False),
+    ],
+)
+def test_a_level_that_came_down_and_stayed_down_is_seen(levels, changed):
+    for seed in range(10):
+        noise = 1 + 0.004 * np.random.default_rng(seed).standard_normal(len(levels))
+        series = [metric("tg32@d0", [v]) for v in np.array(levels) * noise]
+        runs = [run(i, m) for i, m in enumerate(series[:-1])]
+        found = regression.changes({"tg32@d0": series[-1]}, runs, LIMITS)
+        assert bool(found) == changed, (seed, found)
+    if changed and levels[5] == 60:
+        assert "beginning with 0006_x.json" in found[0].text
+
+
+@pytest.mark.parametrize(
+    ("context", "why"),
+    [
+        ({"machine": {**CONTEXT["machine"], "gpu": "NVIDIA H200"}}, "another machine (gpu"),
+        ({"path": {"attention": "FLASHINFER", "moe": "MARLIN"}}, "the kernel path was moe"),
+        ({"profile": "sm90"}, "the profile was"),
+        ({"plan": {"prompt_tokens": 512, "depths": [0]}}, "the measuring plan was prompt_tokens"),
+    ],
+)
+def test_another_machine_path_profile_or_plan_is_no_baseline(context, why):
+    (reason,) = run(1, **context).unlike(CONTEXT)
+    assert why in reason
+    assert run(1).unlike(CONTEXT) == []
+
+
+def test_storage_and_files_that_are_none_are_refused(tmp_path):
+    assert history.folder("file://./x", tmp_path) == tmp_path / "x"
+    with pytest.raises(UsageError, match="expected file://PATH"):
+        history.folder("elasticsearch+http://host", tmp_path)
+    (tmp_path / "0001_x.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"0001_x.json: expected a file of pytest-benchmark"):
+        history.read(tmp_path / "0001_x.json")
+    (tmp_path / "0001_x.json").write_text(json.dumps({"benchmarks": [{"extra_info": {}}]}))
+    assert history.read(tmp_path / "0001_x.json") is None, "somebody else's benchmarks"
+
+
+SCENARIO = "meta_tests/scenarios/measurements.py"
+GOOD = {
+    "tg32@d0": [60.0, 60.2, 59.8, 60.1, 59.9],
+    "pp2048@d0": [4600.0, 4610.0, 4590.0, 4605, 4595],
+}
+
+
+@pytest.fixture
+def level(run_pytest, fault_server, tmp_path):
+    """A run of the regression level after these samples; statuses by test, verdict.json, output."""
+    server = fault_server()
+
+    def go(samples: dict | None, *arguments: str):
+        status, run = run_pytest(
+            "--arch", "sm121", "--base-url", server.base_url, "--api-key", server.key,
+            "--served-model-name", "canary", f"--benchmark-storage={tmp_path / 'storage'}",
+            *arguments, *([SCENARIO] if samples is not None else []), "tests/test_regression.py",
+            environment={"SM121_META_SAMPLES": json.dumps(samples or {})},
+        )  # fmt: skip
+        tests = {t["id"].split("::")[-1]: t for t in run.verdict["tests"]}
+        return status, tests, run
+
+    return go
+
+
+def test_the_level_on_a_stored_history(level, tmp_path):
+    status, tests, run = level(GOOD, "--benchmark-autosave")
+    assert status == 0, run.output
+    assert all(
+        "no stored run of this machine" in test["message"]
+        and "--benchmark-autosave" in test["message"]
+        for name, test in tests.items()
+        if name.startswith("test_no_")
+    ), tests
+
+    status, tests, run = level({name: [v * 0.99 for v in GOOD[name]] for name in GOOD})
+    assert status == 0 and tests["test_no_metric_is_worse"]["verdict"] == "PASS", run.output
+    assert tests["test_no_metric_is_missing"]["verdict"] == "PASS"
+
+    status, tests, run = level({"tg32@d0": [v * 0.9 for v in GOOD["tg32@d0"]]})
+    assert status == 1, run.output
+    worse = tests["test_no_metric_is_worse"]
+    assert worse["verdict"] == "FAIL", worse
+    assert "10.0% worse" in worse["message"] and "5% allowed" in worse["message"]
+    gone = tests["test_no_metric_is_missing"]
+    assert gone["verdict"] == "FAIL" and "pp2048@d0 was measured in 0001" in gone["message"]
+
+    (file,) = (tmp_path / "storage").glob("*/0001*.json")
+    stored = json.loads(file.read_text())
+    for benchmark in stored["benchmarks"]:
+        benchmark["extra_info"]["machine"]["gpu"] = "NVIDIA H200"
+    file.write_text(json.dumps(stored))
+    status, tests, run = level(GOOD, "--benchmark-compare=0001")
+    refused = tests["test_no_metric_is_worse"]
+    assert status == 1 and refused["verdict"] == "INVALID", run.output
+    assert "is no baseline: another machine (gpu 'NVIDIA H200'" in refused["message"]
+
+
+def test_without_measurements_the_level_is_not_run(level):
+    status, tests, run = level(None)
+    assert status == 5, run.output
+    assert "select the performance level" in tests["test_no_metric_is_worse"]["message"]

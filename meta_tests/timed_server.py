@@ -1,0 +1,505 @@
+"""An OpenAI-compatible streaming server whose timing is known. A tool for the meta tests.
+
+``python timed_server.py --port PORT --rate 52 [--trap NAME ...] [--log FILE]``. Every chunk has
+an absolute deadline; when it was really sent is logged in nanoseconds of CLOCK_MONOTONIC, one JSON
+line a request. ``POST /admin`` with some of the fields of `Pace` changes them for the requests to
+come.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import gc
+import json
+import os
+import random
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from aiohttp import web
+
+#: The event loop's own timers have a resolution of a millisecond; the rest is spun.
+SPIN_NS = 1_500_000
+STALL_S = 3600.0
+VOCABULARY = 199_998
+
+
+@dataclass
+class Pace:
+    """What the server does. The defaults are an honest server with a fast prefill."""
+
+    rate: float = 52.0
+    prefill_rate: float = 10_000.0
+    fixed_ms: float = 20.0
+    #: Relative standard deviation of a request's rate, and of each interval.
+    jitter: float = 0.0
+    interval_jitter: float = 0.0
+    tokens_per_chunk: int = 1
+    first_chunk_tokens: int = 1
+    #: Events before the first token: at once after the request came.
+    early_event: bool = False
+    #: The first tokens come without text, as harmony's control tokens do.
+    content_free: int = 0
+    token_ids: bool = True
+    #: ids are missing from the chunks that have text (a server that hides them).
+    hide_some_ids: bool = False
+    final_usage: bool = True
+    continuous_usage: bool = True
+    #: Factor on what usage says of completion tokens.
+    usage_factor: float = 1.0
+    empty_finish: bool = False
+    #: Chunks are held back and sent together, so many at a time; 0: all with the last.
+    burst: int = 1
+    #: So many requests at the start are slower by this factor.
+    slow_first: int = 0
+    slow_factor: float = 3.0
+    #: Every so many-th request waits longer before its first token.
+    one_slow_in: int = 0
+    slow_extra_ms: float = 3000.0
+    #: Tokens that are missing from an answer.
+    short_by: int = 0
+    #: Share of the prompt that the counters call a prefix-cache hit (and that costs no time).
+    cache_hits: float = 0.0
+    #: Tokens a second that another client is served at the same time; and its running requests.
+    tenant_rate: float = 0.0
+    tenant_running: int = 0
+    #: The server's own wall clock, in `created`, jumps by so much in the middle of an answer.
+    clock_step_s: float = 0.0
+    #: No more chunks after so many tokens; 0: never.
+    stall_after: int = 0
+    #: Every so many-th request is refused with status 500.
+    fail_every: int = 0
+    #: So long after the first request the rate is multiplied by the factor.
+    drift_after_s: float = 0.0
+    drift_factor: float = 1.0
+    metrics: bool = True
+    accepts_ids: bool = True
+    tokenize: bool = True
+    preemptions: int = 0
+    #: Mean accepted length of speculation in the counters; 0: no speculation.
+    accepted_length: float = 0.0
+    counter_factor: float = 1.0
+
+
+TRAPS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "three-tokens-a-chunk": {"tokens_per_chunk": 3, "first_chunk_tokens": 3},
+    "first-chunk-of-8": {"first_chunk_tokens": 8},
+    "early-role": {"early_event": True},
+    "three-content-free": {"content_free": 3},
+    "three-content-free-hidden-ids": {"content_free": 3, "hide_some_ids": True},
+    "no-ids": {"token_ids": False},
+    "no-ids-no-continuous": {"token_ids": False, "continuous_usage": False},
+    "no-ids-bundled": {"token_ids": False, "continuous_usage": False, "first_chunk_tokens": 8},
+    "no-usage": {"final_usage": False, "continuous_usage": False},
+    "no-ids-no-usage": {
+        "token_ids": False,
+        "final_usage": False,
+        "continuous_usage": False,
+        "metrics": False,
+    },
+    "lying-usage": {"usage_factor": 1.107},
+    "lying-usage-no-ids": {"usage_factor": 1.107, "token_ids": False},
+    "empty-finish": {"empty_finish": True},
+    "bursts": {"burst": 4},
+    "all-at-the-end": {"burst": 0},
+    "slow-start": {"slow_first": 2},
+    "one-in-100-slow": {"one_slow_in": 100},
+    "short-answers": {"short_by": 10},
+    "prefix-cache": {"cache_hits": 0.9},
+    "second-tenant": {"tenant_rate": 30.0, "tenant_running": 1},
+    "clock-step": {"clock_step_s": 3600.0},
+    "stalled": {"stall_after": 20},
+    "failing": {"fail_every": 4},
+    "drift": {"drift_after_s": 6.0, "drift_factor": 0.9},
+    "no-metrics": {"metrics": False},
+    "text-only": {"accepts_ids": False},
+    "text-only-no-tokenize": {"accepts_ids": False, "tokenize": False},
+    "preempting": {"preemptions": 1},
+    "speculative": {"tokens_per_chunk": 3, "first_chunk_tokens": 1, "accepted_length": 3.0},
+    "counters-disagree": {"counter_factor": 0.5},
+}
+
+
+class TimedServer:
+    """State of one server: its pace and its counters."""
+
+    def __init__(self, pace: Pace, model: str, log: IO[str] | None) -> None:
+        self.pace = pace
+        self.model = model
+        self.log = log
+        self.requests = 0
+        self.running = 0
+        self.first: float | None = None
+        self.generated = 0
+        self.prompted = 0
+        self.hits = 0
+        self.preempted = 0
+        self.drafts = 0
+        self.random = random.Random(7)
+
+    def application(self) -> web.Application:
+        app = web.Application(client_max_size=64 << 20)
+        app.router.add_get("/health", self.health)
+        app.router.add_get("/version", self.version)
+        app.router.add_get("/metrics", self.metrics)
+        app.router.add_get("/v1/models", self.models)
+        app.router.add_post("/tokenize", self.tokenize)
+        app.router.add_post("/detokenize", self.detokenize)
+        app.router.add_post("/v1/completions", self.complete)
+        app.router.add_post("/v1/chat/completions", self.complete)
+        app.router.add_get("/book.txt", self.book)
+        app.router.add_post("/admin", self.admin)
+        return app
+
+    async def health(self, _request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def version(self, _request: web.Request) -> web.Response:
+        return web.json_response({"version": "0.0-timed"})
+
+    async def book(self, _request: web.Request) -> web.Response:
+        """A text, for clients that make their prompts of one."""
+        words = (f"w{self.random.randrange(VOCABULARY)}" for _ in range(20_000))
+        return web.Response(text=" ".join(words))
+
+    async def models(self, _request: web.Request) -> web.Response:
+        entry = {"id": self.model, "object": "model", "owned_by": "meta", "max_model_len": 131072}
+        return web.json_response({"object": "list", "data": [entry]})
+
+    async def admin(self, request: web.Request) -> web.Response:
+        changes = await request.json()
+        if changes.pop("reset", False):
+            self.requests, self.first = 0, None
+        self.pace = dataclasses.replace(self.pace, **changes)
+        return web.json_response(dataclasses.asdict(self.pace))
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """A word is a token."""
+        if not self.pace.tokenize:
+            raise web.HTTPNotFound
+        said = await request.json()
+        text = said.get("prompt") or " ".join(m["content"] for m in said.get("messages", []))
+        ids = [_id_of(word) for word in text.split()]
+        return web.json_response({"count": len(ids), "tokens": ids, "max_model_len": 131072})
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        if not self.pace.tokenize:
+            raise web.HTTPNotFound
+        said = await request.json()
+        return web.json_response({"prompt": " ".join(f"w{i}" for i in said["tokens"])})
+
+    async def metrics(self, _request: web.Request) -> web.Response:
+        pace = self.pace
+        if not pace.metrics:
+            raise web.HTTPNotFound
+        tenant = 0.0
+        if self.first is not None:
+            tenant = pace.tenant_rate * (time.monotonic() - self.first)
+        generated = self.generated * pace.counter_factor + int(tenant)
+        values = {
+            "num_requests_running": self.running + pace.tenant_running,
+            "num_requests_waiting": 0,
+            "prompt_tokens_total": self.prompted + (100 if tenant else 0),
+            "generation_tokens_total": generated,
+            "prefix_cache_queries_total": self.prompted,
+            "prefix_cache_hits_total": self.hits,
+            "num_preemptions_total": self.preempted,
+        }
+        if pace.accepted_length:
+            accepted = self.drafts * (pace.accepted_length - 1)
+            values |= {
+                "spec_decode_num_drafts_total": self.drafts,
+                "spec_decode_num_draft_tokens_total": self.drafts * 4,
+                "spec_decode_num_accepted_tokens_total": accepted,
+            }
+        lines = []
+        for name, value in values.items():
+            kind = "counter" if name.endswith("_total") else "gauge"
+            lines.append(f"# TYPE vllm:{name.removesuffix('_total')} {kind}")
+            lines.append(f'vllm:{name}{{engine="0",model_name="{self.model}"}} {float(value)}')
+        return web.Response(text="\n".join(lines) + "\n")
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        received = time.monotonic_ns()
+        pace = self.pace
+        self.requests += 1
+        number = self.requests
+        if self.first is None:
+            self.first = time.monotonic()
+        self.running += 1
+        try:
+            await asyncio.sleep(0.005)  # others that come at the same time are not kept waiting
+            return await self._answer(request, body, received, pace, number)
+        finally:
+            self.running -= 1
+
+    async def _answer(
+        self, request: web.Request, body: bytes, received: int, pace: Pace, number: int
+    ) -> web.StreamResponse:
+        said = json.loads(body)
+        chat = "messages" in said
+        prompt = said.get("prompt") or " ".join(str(m["content"]) for m in said["messages"])
+        if isinstance(prompt, list) and not pace.accepts_ids:
+            return web.json_response({"error": {"message": "prompt must be a string"}}, status=400)
+        if pace.fail_every and number % pace.fail_every == 0:
+            return web.json_response({"error": {"message": "engine is busy"}}, status=500)
+        prompt_tokens = len(prompt) if isinstance(prompt, list) else len(prompt.split())
+        asked = int(said.get("max_tokens") or said.get("max_completion_tokens") or 16)
+        plan = self._plan(pace, number, prompt_tokens, max(1, asked - pace.short_by))
+        ids = [self.random.randrange(VOCABULARY) for _ in range(plan.tokens)]
+        self.prompted += prompt_tokens
+        self.hits += int(prompt_tokens * pace.cache_hits)
+        if not said.get("stream"):
+            await _until(received + plan.at[-1])
+            self._count(pace, plan.tokens)
+            return web.json_response(self._whole(ids, prompt_tokens, chat, pace))
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        events = self._events(said, plan, ids, prompt_tokens, chat, pace)
+        sent: list[int] = []
+        for due, payload, tokens in events:
+            if due is None:  # it stalls here
+                self._count(pace, sum(1 for _ in sent))
+                await asyncio.sleep(STALL_S)
+            await _until(received + due)
+            stamp = time.monotonic_ns()
+            try:
+                await response.write(payload)
+            except (ConnectionResetError, ConnectionError):
+                return response
+            if tokens:
+                sent.extend([stamp] * tokens)
+        self._count(pace, plan.tokens)
+        await response.write_eof()
+        self._note(received, plan, sent, prompt_tokens, ids)
+        return response
+
+    def _count(self, pace: Pace, tokens: int) -> None:
+        self.generated += tokens
+        self.preempted += pace.preemptions
+        if pace.accepted_length:
+            self.drafts += int(tokens / pace.accepted_length)
+
+    def _plan(self, pace: Pace, number: int, prompt_tokens: int, tokens: int) -> Plan:
+        slow = pace.slow_factor if number <= pace.slow_first else 1.0
+        rate = pace.rate / slow
+        if pace.jitter:
+            rate *= 1.0 + self.random.gauss(0.0, pace.jitter)
+        fresh = prompt_tokens * (1.0 - pace.cache_hits)
+        first_s = slow * (pace.fixed_ms / 1e3 + fresh / pace.prefill_rate)
+        if pace.one_slow_in and number % pace.one_slow_in == 0:
+            first_s += pace.slow_extra_ms / 1e3
+        if pace.drift_after_s and self.first is not None:
+            late = time.monotonic() - self.first > pace.drift_after_s
+            rate *= pace.drift_factor if late else 1.0
+        at = [first_s]
+        for _ in range(tokens - 1):
+            step = 1.0 / rate
+            if pace.interval_jitter:
+                step *= max(0.1, 1.0 + self.random.gauss(0.0, pace.interval_jitter))
+            at.append(at[-1] + step)
+        return Plan(tokens, [int(second * 1e9) for second in at])
+
+    def _events(
+        self,
+        said: dict[str, Any],
+        plan: Plan,
+        ids: list[int],
+        prompt_tokens: int,
+        chat: bool,
+        pace: Pace,
+    ) -> list[tuple[int | None, bytes, int]]:
+        """(when, what, tokens in it), ready before the first is due."""
+        options = said.get("stream_options") or {}
+        usage = bool(options.get("include_usage")) and pace.final_usage
+        continuous = bool(options.get("continuous_usage_stats")) and pace.continuous_usage
+        with_ids = bool(said.get("return_token_ids")) and pace.token_ids
+        events: list[tuple[int | None, bytes, int]] = []
+        base = {"id": "cmpl-timed", "model": self.model}
+        base["object"] = "chat.completion.chunk" if chat else "text_completion"
+
+        def event(choice: dict[str, Any] | None, at: int, extra: dict[str, Any]) -> bytes:
+            created = 1_790_000_000 + (pace.clock_step_s if at > plan.at[-1] // 2 else 0)
+            whole = {**base, "created": int(created), "choices": [choice] if choice else []}
+            return b"data: " + json.dumps({**whole, **extra}).encode() + b"\n\n"
+
+        def choice(text: str | None, finish: str | None, role: bool = False) -> dict[str, Any]:
+            inner: dict[str, Any] = {"index": 0, "finish_reason": finish, "logprobs": None}
+            if chat:
+                delta: dict[str, Any] = {"role": "assistant"} if role else {}
+                if text is not None:
+                    delta["content"] = text
+                return {**inner, "delta": delta}
+            return {**inner, "text": text or ""}
+
+        def counted(done: int) -> dict[str, Any]:
+            said_tokens = round(done * pace.usage_factor)
+            return {
+                "usage": {
+                    "prompt_tokens": prompt_tokens,
+                    "completion_tokens": said_tokens,
+                    "total_tokens": prompt_tokens + said_tokens,
+                }
+            }
+
+        if pace.early_event:
+            events.append((0, event(choice("", None, role=True), 0, {}), 0))
+        elif chat:
+            events.append((plan.at[0], event(choice("", None, role=True), 0, {}), 0))
+        done = 0
+        chunk = 0
+        while done < plan.tokens:
+            if pace.stall_after and done >= pace.stall_after:
+                return [*events, (None, b"", 0)]
+            size = pace.first_chunk_tokens if chunk == 0 else pace.tokens_per_chunk
+            if done < pace.content_free:
+                size = 1
+            size = min(size, plan.tokens - done)
+            done += size
+            chunk += 1
+            last = done == plan.tokens
+            bare = done <= pace.content_free
+            text = "" if bare else " ".join(f" w{i}" for i in ids[done - size : done])
+            made = choice(text, "length" if last and not pace.empty_finish else None)
+            if bare and chat and not with_ids:
+                continue  # the server drops a delta that has nothing to say
+            if with_ids and not (pace.hide_some_ids and not bare):
+                made["token_ids"] = ids[done - size : done]
+                if chunk == 1:
+                    made["prompt_token_ids"] = (
+                        said["prompt"] if isinstance(said.get("prompt"), list) else []
+                    )
+            extra = counted(done) if continuous else {}
+            events.append((plan.at[done - 1], event(made, plan.at[done - 1], extra), size))
+        if pace.empty_finish:
+            events.append((plan.at[-1], event(choice("", "length"), plan.at[-1], {}), 0))
+        events = _bundled(events, pace.burst)
+        end = plan.at[-1]
+        tail = event(None, end, counted(plan.tokens)) if usage else b""
+        return [*events, (end, tail + b"data: [DONE]\n\n", 0)]
+
+    def _whole(self, ids: list[int], prompt_tokens: int, chat: bool, pace: Pace) -> dict[str, Any]:
+        text = " ".join(f"w{i}" for i in ids)
+        said = round(len(ids) * pace.usage_factor)
+        choice: dict[str, Any] = {"index": 0, "finish_reason": "length", "logprobs": None}
+        choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+        if pace.token_ids:
+            choice["token_ids"] = ids
+        return {
+            "id": "cmpl-timed",
+            "object": "chat.completion" if chat else "text_completion",
+            "created": 1_790_000_000,
+            "model": self.model,
+            "choices": [choice],
+            "usage": {
+                "prompt_tokens": prompt_tokens,
+                "completion_tokens": said,
+                "total_tokens": prompt_tokens + said,
+            },
+        }
+
+    def _note(
+        self, received: int, plan: Plan, sent: list[int], prompt_tokens: int, ids: list[int]
+    ) -> None:
+        if self.log is None:
+            return
+        record = {
+            "received_ns": received,
+            "prompt_tokens": prompt_tokens,
+            "tokens": plan.tokens,
+            "ids": ids,
+            "sent_ns": sent,
+            "planned_ns": [received + at for at in plan.at],
+        }
+        self.log.write(json.dumps(record) + "\n")
+        self.log.flush()
+
+
+@dataclass
+class Plan:
+    """When each token of a request is due, in nanoseconds after the request was received."""
+
+    tokens: int
+    at: list[int]
+
+
+def _bundled(
+    events: list[tuple[int | None, bytes, int]], burst: int
+) -> list[tuple[int | None, bytes, int]]:
+    """Events held back and sent together: so many at a time after the first, or all of them."""
+    if burst == 1:
+        return events
+    first, rest = (events[:1], events[1:]) if burst else ([], events)
+    size = burst or len(rest)
+    for start in range(0, len(rest), size):
+        group = rest[start : start + size]
+        first.extend((group[-1][0], payload, tokens) for _, payload, tokens in group)
+    return first
+
+
+def _id_of(word: str) -> int:
+    found = re.fullmatch(r"w(\d+)", word)
+    return int(found.group(1)) if found else sum(word.encode()) % VOCABULARY
+
+
+async def _until(deadline: int) -> None:
+    """Wait for a time of CLOCK_MONOTONIC: asleep at first, spinning for the last moment."""
+    left = deadline - time.monotonic_ns()
+    if left > SPIN_NS:
+        await asyncio.sleep((left - SPIN_NS) / 1e9)
+    while time.monotonic_ns() < deadline:
+        await asyncio.sleep(0)
+
+
+async def serve(server: TimedServer, port: int) -> None:
+    runner = web.AppRunner(server.application(), access_log=None, handler_cancellation=True)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", port)
+    await site.start()
+    assert runner.addresses
+    print(f"listening on {runner.addresses[0][1]}", flush=True)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    await asyncio.Event().wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--model", default="gpt-oss-120b")
+    parser.add_argument("--log")
+    parser.add_argument("--trap", action="append", default=[], choices=sorted(TRAPS))
+    for field in dataclasses.fields(Pace):
+        if isinstance(field.default, (int, float)) and not isinstance(field.default, bool):
+            name = "--" + field.name.replace("_", "-")
+            parser.add_argument(name, type=type(field.default), default=None)
+    options = parser.parse_args()
+    changes: dict[str, Any] = {}
+    for trap in options.trap:
+        changes |= TRAPS[trap]
+    for field in dataclasses.fields(Pace):  # what is given by itself counts for more
+        if (value := getattr(options, field.name, None)) is not None:
+            changes[field.name] = value
+    with contextlib.suppress(OSError):  # the truth must not wait for whoever else is busy
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))
+    with contextlib.ExitStack() as stack:
+        log = None
+        if options.log:
+            log = stack.enter_context(Path(options.log).open("w", encoding="utf-8"))
+        server = TimedServer(Pace(**changes), options.model, log)
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(serve(server, options.port))
+
+
+if __name__ == "__main__":
+    main()

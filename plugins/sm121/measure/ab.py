@@ -1,0 +1,223 @@
+"""A against B: two builds or configurations, started in turns, with the start as the unit.
+
+What differs from start to start (memory layout, autotuning, the temperature) is not averaged out by
+more rounds on one server. So each start gives one value per metric, starts come in pairs whose
+order alternates (A B, B A, ...), and the interval of the ratio B / A is over pairs.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+from sm121.errors import UsageError
+from sm121.verdict import Verdict
+
+CONFIDENCE = 0.95
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
+_PYTHON = "--engine-python"
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two, as it was given."""
+
+    text: str
+    url: str | None = None
+    python: str | None = None
+    arguments: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+def parse_sides(texts: Sequence[str]) -> tuple[Side, Side]:
+    """Both sides of ``--ab``: two URLs, or for each the engine's arguments, ``KEY=VALUE`` and
+    ``--engine-python PATH`` that come on top of the configuration under test.
+
+    Raises:
+        UsageError: they are not that.
+    """
+    first, second = (_side(text) for text in texts)
+    if (first.url is None) != (second.url is None):
+        raise UsageError("--ab: expected two URLs or two configurations, not one of each")
+    return first, second
+
+
+def _side(text: str) -> Side:
+    if text.startswith(("http://", "https://")):
+        return Side(text, url=text.rstrip("/").removesuffix("/v1"))
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--ab {text!r}: expected arguments as a shell reads them: {error}") from (
+            error
+        )
+    python: str | None = None
+    arguments: list[str] = []
+    environment: list[tuple[str, str]] = []
+    while words:
+        word = words.pop(0)
+        name, _, value = word.partition("=")
+        if name == _PYTHON:
+            python = value or (words.pop(0) if words else "")
+            if not Path(python).is_file():
+                raise UsageError(f"--ab {text!r}: {_PYTHON}: there is no file {python!r}")
+        elif _VARIABLE.match(word) and not arguments:
+            environment.append((name, value))
+        else:
+            arguments.append(word)
+    return Side(text, None, python, tuple(arguments), tuple(environment))
+
+
+@dataclass(frozen=True)
+class Value:
+    """A metric of one start."""
+
+    value: float
+    unit: str
+    higher_is_better: bool
+
+
+@dataclass
+class Visit:
+    """One start of a side, or one visit to its server: what was measured, or how it failed."""
+
+    side: str
+    metrics: dict[str, Value] = field(default_factory=dict)
+    path: dict[str, Any] = field(default_factory=dict)
+    failure: str | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """B against A in one metric. ``verdict`` is about a regression: PASS, none."""
+
+    metric: str
+    unit: str
+    higher_is_better: bool
+    a: float
+    b: float
+    ratio: float
+    ci_low: float
+    ci_high: float
+    pairs: int
+    allowed: float
+    verdict: Verdict
+
+    @property
+    def change(self) -> float:
+        """Of B against A: 0.1 for 10 % more."""
+        return self.ratio - 1.0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.metric}: A {self.a:.4g}, B {self.b:.4g} {self.unit}; B/A {self.ratio:.3f} "
+            f"[{self.ci_low:.3f}, {self.ci_high:.3f}] over {self.pairs} pairs of starts; "
+            f"{self.allowed:.0%} worse allowed"
+        )
+
+
+def order(pairs: int) -> list[str]:
+    """Whose turn it is: A B, B A, A B, ... so that a drift of the machine favours nobody."""
+    return [side for pair in range(pairs) for side in (("A", "B") if pair % 2 == 0 else ("B", "A"))]
+
+
+def outcomes(
+    visits: Sequence[Visit], allowed: Mapping[str, float], *, default: float, looks: int = 1
+) -> list[Outcome]:
+    """Every metric that all visits have, B against A.
+
+    Args:
+        allowed: how much worse B may be, by metric; ``default`` for the others.
+        looks: how often this is asked as visits are added: each look gets its share of the error.
+    """
+    sides = {name: [v for v in visits if v.side == name] for name in ("A", "B")}
+    pairs = min(len(found) for found in sides.values())
+    if pairs == 0:
+        return []
+    shared = [
+        name
+        for name in sides["A"][0].metrics
+        if all(name in visit.metrics for visit in [*sides["A"][:pairs], *sides["B"][:pairs]])
+    ]
+    return [
+        _outcome(
+            name,
+            [visit.metrics[name] for visit in sides["A"][:pairs]],
+            [visit.metrics[name] for visit in sides["B"][:pairs]],
+            allowed.get(name, default),
+            looks,
+        )
+        for name in shared
+    ]
+
+
+def _outcome(
+    name: str, a: Sequence[Value], b: Sequence[Value], allowed: float, looks: int
+) -> Outcome:
+    first = np.array([value.value for value in a])
+    second = np.array([value.value for value in b])
+    ratio, low, high = ratio_of_pairs(first, second, looks=looks)
+    higher = a[0].higher_is_better
+    worst, best = (low, high) if higher else (high, low)
+    limit = 1.0 - allowed if higher else 1.0 + allowed
+
+    def is_worse(value: float) -> bool:
+        return value < limit if higher else value > limit
+
+    verdict = Verdict.INCONCLUSIVE
+    if is_worse(best):
+        verdict = Verdict.FAIL
+    elif not is_worse(worst):
+        verdict = Verdict.PASS
+    return Outcome(
+        name, a[0].unit, higher, float(np.median(first)), float(np.median(second)),
+        ratio, low, high, len(first), allowed, verdict,
+    )  # fmt: skip
+
+
+def ratio_of_pairs(
+    first: Any, second: Any, *, looks: int = 1, confidence: float = CONFIDENCE
+) -> tuple[float, float, float]:
+    """Mean ratio of pairs and its interval, by Student's t on logarithms; without two pairs the
+    interval is everything."""
+    if (np.asarray(first) <= 0).any() or (np.asarray(second) <= 0).any():
+        return float("nan"), 0.0, float("inf")
+    logs = np.log(np.asarray(second)) - np.log(np.asarray(first))
+    middle = float(logs.mean())
+    if len(logs) < 2:
+        return float(np.exp(middle)), 0.0, float("inf")
+    tail = (1.0 - confidence) / 2.0 / looks
+    critical = float(-special.stdtrit(len(logs) - 1, tail))
+    reach = critical * float(logs.std(ddof=1)) / np.sqrt(len(logs))
+    return (
+        float(np.exp(middle)),
+        float(np.exp(middle - reach)),
+        float(np.exp(middle + reach)),
+    )
+
+
+def difference_of_pairs(
+    visits: Sequence[Visit], metric: str, *, confidence: float = CONFIDENCE
+) -> tuple[float, float, float] | None:
+    """Mean of B - A over pairs and its interval; None where a side lacks the metric."""
+    first, second = (
+        [v.metrics[metric].value for v in visits if v.side == side and metric in v.metrics]
+        for side in ("A", "B")
+    )
+    pairs = min(len(first), len(second))
+    if pairs == 0:
+        return None
+    deltas = np.array(second[:pairs]) - np.array(first[:pairs])
+    middle = float(deltas.mean())
+    if pairs < 2:
+        return middle, float("-inf"), float("inf")
+    critical = float(-special.stdtrit(pairs - 1, (1.0 - confidence) / 2.0))
+    reach = critical * float(deltas.std(ddof=1)) / np.sqrt(pairs)
+    return middle, middle - float(reach), middle + float(reach)

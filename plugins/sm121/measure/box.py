@@ -1,0 +1,382 @@
+"""The state of the machine: whether its numbers can be trusted today.
+
+Two readings, before the measurements and after them, each a few seconds: how fast memory is read
+and matrices are multiplied, the SM clock while that goes on, free memory, and who else works here.
+They are held against what a healthy machine of the architecture shows (the profile's ``[box]``).
+What a device does not tell (GB10 answers much of NVML with N/A) is null and decides nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import psutil
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sm121.errors import Sm121Error
+from sm121.measure.matrix_rate import matrix_rate
+from sm121.measure.stream_bandwidth import (
+    gpu_seconds,
+    gpu_torch,
+    last_level_cache_bytes,
+    read_bandwidth,
+)
+from sm121.profile import Box
+
+_GPU_BUFFER = 1 << 30
+_CPU_BUFFER_AT_MOST = 256 << 20
+_LOADED_S = 1.0
+_WATCHED_S = 2.0
+_CHILD_WITHIN_S = 120.0
+
+
+class BoxState(StrEnum):
+    """Whether performance can be judged on this machine now."""
+
+    QUALIFIED = "QUALIFIED"
+    DEGRADED = "DEGRADED"
+    UNKNOWN = "UNKNOWN"
+
+
+class Device(BaseModel):
+    """What the device can do at the moment."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    device: str
+    bandwidth_gb_s: float
+    bandwidth_spread: float
+    bandwidth_best_gb_s: float
+    bandwidth_method: str
+    buffer_mib: float
+    matrix_tflop_s: float
+    matrix_spread: float
+    matrix_method: str
+    sm_clock_mhz: int | None = None
+    """The largest that was seen under load."""
+    power_w: float | None = None
+    temperature_c: int | None = None
+    throttled: bool | None = None
+    """Some reason other than idleness or a power cap of the application."""
+
+
+class Reading(BaseModel):
+    """One look at the machine."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    device: Device | None
+    memory_available_gib: float
+    other_load: float
+    """Share of the CPU that was taken by processes that are not of this run."""
+    others: list[str] = Field(default_factory=list)
+    """The busiest of them."""
+    gpu_others: list[int] | None = None
+    """Processes of others on the GPU; null without NVML."""
+    seconds: float
+    problem: str | None = None
+    """Why the device could not be measured."""
+
+
+def read(device: str, *, own: Callable[[], Iterable[psutil.Process]] = lambda: ()) -> Reading:
+    """Look at the machine.
+
+    Args:
+        device: ``cpu`` or ``cuda:0``.
+        own: processes of the run besides this one and its children: an idle server, say.
+    """
+    start = time.monotonic()
+    before = _Load.take(own)
+    found: Device | None = None
+    problem = None
+    try:
+        found = measure(device) if device == "cpu" else _measure_apart(device)
+    except Sm121Error as error:
+        problem = str(error)
+    remaining = _WATCHED_S - (time.monotonic() - start)
+    if remaining > 0:
+        time.sleep(remaining)
+    other, names = _Load.take(own).since(before)
+    return Reading(
+        device=found,
+        memory_available_gib=round(psutil.virtual_memory().available / 2**30, 2),
+        other_load=round(other, 3),
+        others=names,
+        gpu_others=_gpu_others(own) if device != "cpu" else None,
+        seconds=round(time.monotonic() - start, 2),
+        problem=problem,
+    )
+
+
+def measure(device: str) -> Device:
+    """Bandwidth, matrix rate, clocks, in this process.
+
+    Raises:
+        Sm121Error: there is no such device, or nothing to measure it with.
+    """
+    on_cpu = device == "cpu"
+    size = min(4 * last_level_cache_bytes(), _CPU_BUFFER_AT_MOST) if on_cpu else _GPU_BUFFER
+    bandwidth = read_bandwidth(size, device=device)
+    rate = matrix_rate(device=device)
+    clocks: dict[str, Any] = {} if on_cpu else _under_load(device)
+    return Device(
+        device=device,
+        bandwidth_gb_s=round(bandwidth.gb_s, 3),
+        bandwidth_spread=round(_quartile_spread(bandwidth.samples), 4),
+        bandwidth_best_gb_s=round(bandwidth.best_gb_s, 3),
+        bandwidth_method=bandwidth.method,
+        buffer_mib=size / 2**20,
+        matrix_tflop_s=round(rate.tflop_s, 5),
+        matrix_spread=round(_quartile_spread(rate.samples), 4),
+        matrix_method=rate.method,
+        **clocks,
+    )
+
+
+def judge(
+    reference: Box | None, before: Reading | None, after: Reading | None = None
+) -> tuple[BoxState, str]:
+    """The state of the machine and the reason, in words."""
+    if reference is None:
+        return BoxState.UNKNOWN, "the profile has no [box] to compare this machine with"
+    readings = [(name, r) for name, r in (("before", before), ("after", after)) if r is not None]
+    if not readings:
+        return BoxState.UNKNOWN, "the box was not measured"
+    wrong = [
+        f"{name} the measurements: {line}"
+        for name, reading in readings
+        for line in _defects(reference, reading)
+    ]
+    wrong.extend(_drift(reference, before, after))
+    if wrong:
+        return BoxState.DEGRADED, "; ".join(wrong)
+    for name, reading in readings:
+        if reading.device is None:
+            return BoxState.UNKNOWN, f"{name} the measurements: {reading.problem}"
+    first = readings[0][1].device
+    assert first is not None
+    return BoxState.QUALIFIED, (
+        f"{first.bandwidth_gb_s:.4g} GB/s, {first.matrix_tflop_s:.3g} TFLOP/s"
+        + (f", {first.sm_clock_mhz} MHz under load" if first.sm_clock_mhz else "")
+        + f", {readings[0][1].other_load:.0%} of the CPU taken by others"
+    )
+
+
+def _defects(reference: Box, reading: Reading) -> list[str]:
+    found = []
+    required: list[tuple[str, float | None, Any, str]] = [
+        ("available memory", reading.memory_available_gib, reference.memory_available_gib, "GiB")
+    ]
+    device = reading.device
+    if device is not None:
+        required += [
+            ("memory bandwidth", device.bandwidth_gb_s, reference.bandwidth_gb_s, "GB/s"),
+            ("matrix rate", device.matrix_tflop_s, reference.matrix_tflop_s, "TFLOP/s"),
+            ("SM clock under load", device.sm_clock_mhz, reference.sm_clock_mhz, "MHz"),
+        ]
+        for what, spread in (
+            ("memory bandwidth", device.bandwidth_spread),
+            ("matrix rate", device.matrix_spread),
+        ):
+            if spread > reference.max_spread:
+                found.append(
+                    f"{what} is unsteady: required a spread of {reference.max_spread:.0%} at "
+                    f"most, seen {spread:.0%}"
+                )
+        if device.throttled:
+            found.append("the GPU's clocks are throttled")
+    for what, value, least, unit in required:
+        if value is not None and least is not None and value < least.value:
+            found.append(
+                f"{what}: required {least.value:g} {unit} ({least.source}), seen {value:g}"
+            )
+    if reading.other_load > reference.max_other_load:
+        names = f" ({', '.join(reading.others)})" if reading.others else ""
+        found.append(
+            f"others work here: required {reference.max_other_load:.0%} of the CPU at most, seen "
+            f"{reading.other_load:.0%}{names}"
+        )
+    if reading.gpu_others:
+        found.append(f"others are on the GPU: processes {reading.gpu_others}")
+    return found
+
+
+def _drift(reference: Box, before: Reading | None, after: Reading | None) -> list[str]:
+    if before is None or after is None or before.device is None or after.device is None:
+        return []
+    found = []
+    for what, one, other in (
+        ("memory bandwidth", before.device.bandwidth_gb_s, after.device.bandwidth_gb_s),
+        ("matrix rate", before.device.matrix_tflop_s, after.device.matrix_tflop_s),
+    ):
+        change = abs(other / one - 1.0)
+        if change > reference.max_drift:
+            found.append(
+                f"{what} changed from {one:g} to {other:g} during the measurements ("
+                f"{change:.0%}, {reference.max_drift:.0%} allowed)"
+            )
+    return found
+
+
+def _measure_apart(device: str) -> Device:
+    """In a process of its own: what CUDA takes of the memory is given back at its end."""
+    command = [sys.executable, "-m", "sm121", "box", "--device-only", device]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_CHILD_WITHIN_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise Sm121Error(f"measuring {device} took more than {_CHILD_WITHIN_S:g} s") from error
+    lines = done.stdout.strip().splitlines()
+    try:
+        return Device.model_validate_json(lines[-1] if done.returncode == 0 and lines else "")
+    except ValidationError as error:
+        said = (done.stderr.strip().splitlines() or ["nothing was said"])[-1]
+        raise Sm121Error(f"measuring {device}: {said[:300]}") from error
+
+
+def _under_load(device: str) -> dict[str, Any]:
+    """What NVML says while matrices are multiplied; of what it does not say, nothing."""
+    torch = gpu_torch(device)
+    matrix = torch.randn((8192, 8192), dtype=torch.bfloat16, device=device)
+    each = gpu_seconds(torch, lambda: torch.matmul(matrix, matrix), 1)[0]
+    for _ in range(max(1, int(_LOADED_S / each))):
+        torch.matmul(matrix, matrix)  # queued: the device works while we look
+    seen = _nvml_while(lambda: not torch.cuda.current_stream().query(), _index(device))
+    torch.cuda.synchronize()
+    return seen
+
+
+def _index(device: str) -> int:
+    number = device.partition(":")[2]
+    return int(number) if number.isdigit() else 0
+
+
+def _nvml_while(working: Callable[[], bool], index: int) -> dict[str, Any]:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    except pynvml.NVMLError:
+        return {}
+
+    def ask(name: str, *arguments: Any) -> Any:
+        try:
+            return getattr(pynvml, name)(handle, *arguments)
+        except (pynvml.NVMLError, AttributeError):
+            return None
+
+    clocks, watts = [], []
+    throttled: bool | None = None
+    harmful = (
+        getattr(pynvml, "nvmlClocksThrottleReasonHwSlowdown", 0)
+        | getattr(pynvml, "nvmlClocksThrottleReasonSwThermalSlowdown", 0)
+        | getattr(pynvml, "nvmlClocksThrottleReasonHwThermalSlowdown", 0)
+        | getattr(pynvml, "nvmlClocksThrottleReasonHwPowerBrakeSlowdown", 0)
+    )
+    try:
+        while working():
+            clocks.append(ask("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM))
+            watts.append(ask("nvmlDeviceGetPowerUsage"))
+            reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+            if reasons is not None:
+                throttled = bool(throttled) or bool(reasons & harmful)
+            time.sleep(0.05)
+        temperature = ask("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU)
+    finally:
+        pynvml.nvmlShutdown()
+    known = [clock for clock in clocks if clock]
+    power = [watt for watt in watts if watt]
+    return {
+        "sm_clock_mhz": max(known) if known else None,
+        "power_w": round(max(power) / 1000, 1) if power else None,
+        "temperature_c": temperature,
+        "throttled": throttled,
+    }
+
+
+def _gpu_others(own: Callable[[], Iterable[psutil.Process]]) -> list[int] | None:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+    ours = {process.pid for process in _ours(own)}
+    return sorted(process.pid for process in running if process.pid not in ours)
+
+
+def _ours(own: Callable[[], Iterable[psutil.Process]]) -> list[psutil.Process]:
+    this = psutil.Process()
+    return [this, *this.children(recursive=True), *own()]
+
+
+class _Load:
+    """CPU seconds of the machine, of this run, and of each process, at one moment."""
+
+    def __init__(
+        self, at: float, busy: float, ours: dict[int, float], each: dict[int, tuple[str, float]]
+    ) -> None:
+        self.at = at
+        self.busy = busy
+        self.ours = ours
+        self.each = each
+
+    @classmethod
+    def take(cls, own: Callable[[], Iterable[psutil.Process]]) -> _Load:
+        times = psutil.cpu_times()
+        # guest is in user already; time stolen by the hypervisor is taken by others too.
+        names = ("user", "nice", "system", "irq", "softirq", "steal")
+        busy = sum(float(getattr(times, name, 0.0)) for name in names)
+        each: dict[int, tuple[str, float]] = {}
+        for process in psutil.process_iter(["name", "cpu_times"]):
+            used = process.info["cpu_times"]
+            if used is not None:
+                each[process.pid] = (str(process.info["name"]), used.user + used.system)
+        this = psutil.Process().cpu_times()
+        gone = this.children_user + this.children_system  # of children that have ended
+        ours = {p.pid: each[p.pid][1] for p in _ours(own) if p.pid in each}
+        ours[-1] = gone
+        return cls(time.monotonic(), busy, ours, each)
+
+    def since(self, before: _Load) -> tuple[float, list[str]]:
+        """Share of the CPU that others took since ``before``, and the busiest of them."""
+        elapsed = max(self.at - before.at, 1e-3)
+        cores = psutil.cpu_count() or 1
+        own = sum(used - before.ours.get(pid, 0.0) for pid, used in self.ours.items())
+        other = max(0.0, self.busy - before.busy - own)
+        busiest = sorted(
+            (
+                ((used - before.each[pid][1]) / elapsed, name, pid)
+                for pid, (name, used) in self.each.items()
+                if pid in before.each and pid not in self.ours
+            ),
+            reverse=True,
+        )
+        lines = [f"{name} ({pid}): {share:.0%}" for share, name, pid in busiest[:3] if share > 0.05]
+        return min(other / elapsed / cores, 1.0), lines
+
+
+def _quartile_spread(samples: tuple[float, ...]) -> float:
+    low, middle, high = np.percentile(samples, [25, 50, 75])
+    return float((high - low) / middle)
+
+
+def device_json(device: str) -> str:
+    """What ``sm121 box --device-only`` prints, on one line."""
+    return json.dumps(measure(device).model_dump(mode="json"))

@@ -1,0 +1,409 @@
+"""Cells of the measuring plan: requests of one shape, from which several metrics are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol
+
+from sm121.engines.server import Endpoint
+from sm121.errors import Sm121Error
+from sm121.measure import counters, metrics, validity
+from sm121.measure.client import Batch, Patience, Request, completion
+from sm121.measure.clock import Clock
+from sm121.measure.counters import Counters
+from sm121.measure.measurement import Invalidity, Measurement
+from sm121.measure.plan import Plan
+from sm121.measure.progress import Progress, Show
+from sm121.measure.prompts import Prompts
+from sm121.measure.stream import Answer
+from sm121.measure.validity import Findings
+from sm121.measure.warmup import is_flat
+
+#: After so many failed requests in a cell no more are sent: each may take minutes to fail.
+_FAILURES = 2
+
+
+class Sender(Protocol):
+    """Sends batches: `sm121.measure.load_process.LoadProcess`."""
+
+    def run(
+        self, requests: Sequence[Request], *, concurrency: int = 1, patience: Patience
+    ) -> Batch:
+        """The answers to the requests."""
+        ...
+
+
+@dataclass
+class Target:
+    """What is measured, and with what."""
+
+    endpoint: Endpoint
+    sender: Sender
+    prompts: Prompts
+    plan: Plan
+    #: Raw records are written below it.
+    directory: Path
+    show: Show = lambda _line: None
+    #: What speaks against every number of this server: its kernel path is not the required one.
+    invalid: list[Invalidity] = field(default_factory=list)
+    unproven: list[str] = field(default_factory=list)
+
+    @property
+    def patience(self) -> Patience:
+        """Of every request."""
+        measuring = self.plan.measuring
+        return Patience(measuring.request_within_s, measuring.silent_within_s)
+
+    def request(self, prompt_tokens: int, tokens: int, *, stream: bool = True) -> Request:
+        """A request with a fresh prompt."""
+        exact = not self.prompts.as_text or self.prompts.exact
+        return completion(
+            self.endpoint.served_name,
+            self.prompts.make(prompt_tokens),
+            prompt_tokens=prompt_tokens if exact else 0,
+            tokens=tokens,
+            stream=stream,
+        )
+
+    def probe(self) -> None:
+        """Find out whether the server takes token ids, and how long texts are if it does not.
+
+        Raises:
+            Sm121Error: it takes neither.
+        """
+        answer = self.sender.run([self.request(8, 1)], patience=self.patience).answers[0]
+        if answer.ok or answer.status not in (400, 422):
+            return
+        refusal = answer.error
+        self.prompts.as_text = True
+        self.prompts.exact = self.prompts.can_tokenize()
+        words = 32
+        request = completion(
+            self.endpoint.served_name, self.prompts.words(words), prompt_tokens=0, tokens=1
+        )
+        answer = self.sender.run([request], patience=self.patience).answers[0]
+        if not answer.ok:
+            raise Sm121Error(
+                f"/v1/completions takes neither ids ({refusal}) nor text ({answer.error})"
+            )
+        if not self.prompts.exact:
+            self.unproven.append("prompt length: the server refuses ids and has no /tokenize")
+            self.prompts.learn(words, answer.prompt_tokens or words)
+
+
+@dataclass
+class Cell:
+    """Requests of one shape: a prompt at a depth, answers of fixed lengths, so many streams.
+
+    The long answers give the rates of all lengths of the plan, each up to its own token; the short
+    ones are there for the second clock.
+    """
+
+    target: Target
+    depth: int
+    concurrency: int = 1
+    #: Short answers for the second clock; None: the plan's.
+    short_rounds: int | None = None
+    warm: bool = False
+    long: list[list[Answer]] = field(default_factory=list)
+    short: list[Answer] = field(default_factory=list)
+    lost: int = 0
+    _batches: list[Batch] = field(default_factory=list)
+    _findings: Findings = field(default_factory=Findings)
+    _spoken: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Depth and prompt, all of it cold."""
+        return self.depth + self.target.plan.prompt_tokens
+
+    @property
+    def tokens(self) -> int:
+        """Length of the long answers: of several streams, the shortest of the plan."""
+        plan = self.target.plan
+        return plan.longest if self.concurrency == 1 else min(plan.generated_tokens)
+
+    @property
+    def answers(self) -> list[Answer]:
+        """The long answers of all rounds."""
+        return [answer for batch in self.long for answer in batch]
+
+    @property
+    def clock(self) -> Clock | None:
+        """The clock that all of its answers allow."""
+        return metrics.clock_of([*self.answers, *self.short])
+
+    @property
+    def what(self) -> str:
+        """For people."""
+        streams = "" if self.concurrency == 1 else f", {self.concurrency} streams"
+        plan = self.target.plan
+        return f"pp{plan.prompt_tokens} tg{self.tokens} @ d{self.depth}{streams}"
+
+    def gather(self, rounds: int) -> Cell:
+        """Measure until there are so many rounds that count, unless the server fails."""
+        progress = Progress(self.target.show, self.what, "tok/s", rounds + self._short_wanted())
+        complete = len(self.long) >= rounds and len(self.short) >= self._short_wanted()
+        if complete or self._failed():
+            return self
+        before = counters.fetch_quiet(self.target.endpoint)
+        if before is not None and (busy := _busy(before)):
+            self._findings.against(
+                "other_clients", f"{busy} requests run or wait before the first of ours"
+            )
+        sent = [] if self.warm else self._warm_up(progress)
+        long, short = rounds - len(self.long), self._short_wanted() - len(self.short)
+        attempts = 2 * (max(long, 0) + max(short, 0)) + 2
+        while attempts > 0 and not self._failed():
+            wants_long, wants_short = self._wants(rounds)
+            if not wants_long and not wants_short:
+                break
+            if wants_long:
+                attempts -= 1
+                batch = self._send(self.tokens, self.concurrency)
+                sent += batch.answers
+                if self._disturbed(batch):
+                    self.lost += 1
+                else:
+                    self.long.append(batch.answers)
+            if wants_short and not self._failed():
+                attempts -= 1
+                extra = self._send(self.target.plan.shortest, 1)
+                sent += extra.answers
+                if self._disturbed(extra):
+                    self.lost += 1
+                else:
+                    self.short += extra.answers
+            progress.rounds(len(self.long) + len(self.short), self._rates())
+        self._account(before, sent)
+        self._write()
+        return self
+
+    def gather_short(self, requests: int) -> Cell:
+        """Measure until there are so many requests in all, the new ones short: for percentiles of
+        what happens before the first token."""
+        self.short_rounds = max(requests - len(self.long), len(self.short))
+        return self.gather(len(self.long))
+
+    def decode(self, tokens: int) -> Measurement:
+        """Tokens a second after the first chunk, over the first so many tokens."""
+        clock = self.clock or "chunks"
+        answers = self.answers
+        if self.concurrency == 1:
+            rates = [metrics.decode_rate(answer, clock, tokens) for answer in answers]
+        else:
+            rates = [metrics.total_rate(batch, clock) for batch in self.long]
+        findings = self._judged()
+        measuring = self.target.plan.measuring
+        validity.check_drift(rates, measuring.drift_bound, findings)
+        second = metrics.second_clock(answers, self.short)
+        if self.concurrency == 1 and all(item.reason != "drift" for item in findings.invalid):
+            # Of a rate that moves, requests of different times say different things.
+            whole = validity.rates_of(answers, clock)
+            validity.check_second_clock(whole, second, measuring.second_clock_bound, findings)
+        extra: dict[str, Any] = {
+            "first_chunk_tokens": _largest(metrics.first_chunk_tokens(a, clock) for a in answers),
+            "textbook_tok_s": _median(metrics.textbook_rate(a, clock) for a in answers),
+            "second_clock_tok_s": _median(second),
+            "per_stream_tok_s": _median(metrics.decode_rate(a, clock) for a in answers),
+            **self._spoken,
+        }
+        name = f"tg{tokens}" if self.concurrency == 1 else f"tg{tokens}_c{self.concurrency}"
+        return self._measurement(f"{name}@d{self.depth}", "tok/s", rates, findings, extra)
+
+    def prefill(self) -> Measurement:
+        """Prompt tokens (depth included, all of them cold) over the time to the first token."""
+        clock = self.clock or "chunks"
+        answers = sorted(self.answers + self.short, key=lambda answer: answer.sent_ns)
+        rates = [metrics.prefill_rate(answer, clock) for answer in answers]
+        findings = self._judged()
+        validity.check_drift(rates, self.target.plan.measuring.drift_bound, findings)
+        extra = {
+            "prompt_tokens": self.prompt_tokens,
+            "ttft_ms": _median(metrics.ttft_ms(a, clock) for a in answers),
+        }
+        name = f"pp{self.target.plan.prompt_tokens}@d{self.depth}"
+        return self._measurement(name, "tok/s", rates, findings, extra)
+
+    def times(self, name: str, quantile: float, *, suffix: str = "") -> Measurement:
+        """TTFT, TPOT, ITL or E2E over all requests, failed ones being infinite."""
+        clock = self.clock or "chunks"
+        answers = self.answers
+        samples = {
+            "ttft": lambda: [metrics.ttft_ms(answer, clock) for answer in answers + self.short],
+            "tpot": lambda: [metrics.tpot_ms(answer, clock) for answer in answers],
+            "itl": lambda: [gap for answer in answers for gap in metrics.gaps_ms(answer, clock)],
+            "e2e": lambda: [metrics.e2e_ms(answer) for answer in answers],
+        }[name]()
+        findings = self._judged(tail=True)
+        visible = [v for a in answers if a.ok and (v := metrics.visible_ms(a)) is not None]
+        extra: dict[str, Any] = {"visible_ms": _median(visible)} if name == "ttft" else {}
+        extra["prompt_tokens"] = self.prompt_tokens
+        if name == "itl":
+            extra["per"] = "chunk"
+        return self._measurement(
+            f"{name}{suffix}_p{round(quantile * 100)}",
+            "ms",
+            samples,
+            findings,
+            extra,
+            higher_is_better=False,
+            quantile=quantile,
+        )
+
+    def _measurement(
+        self,
+        name: str,
+        unit: Any,
+        samples: list[float],
+        findings: Findings,
+        extra: dict[str, Any],
+        *,
+        higher_is_better: bool = True,
+        quantile: float | None = None,
+    ) -> Measurement:
+        extra["client_cpu"] = round(self._cpu(), 4)
+        extra["client_worst_lag_ms"] = round(max((b.worst_lag_ns for b in self._batches), default=0)
+                                             / 1e6, 3)  # fmt: skip
+        extra["rounds_left_out"] = self.lost
+        return Measurement(
+            name=name,
+            unit=unit,
+            samples=samples,
+            higher_is_better=higher_is_better,
+            clock=self.clock,
+            quantile=quantile,
+            invalid=findings.invalid,
+            unproven=findings.unproven,
+            extra={key: value for key, value in extra.items() if value is not None},
+            records=self._records(),
+        )
+
+    def _judged(self, *, tail: bool = False) -> Findings:
+        """What speaks against any number of this cell. A failed request is no reason against a
+        tail, in which it is an infinite time."""
+        findings = Findings(list(self._findings.invalid), list(self._findings.unproven))
+        findings.invalid += self.target.invalid
+        findings.unproven += self.target.unproven
+        answers = [*self.answers, *self.short]
+        looked_at = [answer for answer in answers if answer.ok] if tail else answers
+        validity.check_answers(looked_at, self.clock, findings)
+        validity.check_client(self._batches, findings)
+        worst = max((batch.worst_lag_ns for batch in self._batches), default=0)
+        validity.check_lag(self.lost, len(self.long), worst, findings)
+        return findings
+
+    def _warm_up(self, progress: Progress) -> list[Answer]:
+        """Requests of the shape that will be measured, until they take as long as each other. The
+        last two of those, which are as warm as any, are the first short ones."""
+        measuring = self.target.plan.measuring
+        times: list[float] = []
+        sent: list[Batch] = []
+        while len(times) < measuring.warm_up_requests and not is_flat(times, measuring.warm_bound):
+            progress.note(f"warm-up {len(times) + 1}")
+            batch = self._send(self.target.plan.shortest, self.concurrency, keep=False)
+            sent.append(batch)
+            if not all(answer.ok for answer in batch.answers):
+                break  # the measurement proper will say what is wrong
+            times.append(max(metrics.e2e_ms(answer) for answer in batch.answers))
+        self.warm = True
+        if self._short_wanted() and is_flat(times, measuring.warm_bound):
+            for batch in sent[-2:]:
+                if not self._disturbed(batch):
+                    self.short += batch.answers
+                    self._batches.append(batch)
+        return [answer for batch in sent for answer in batch.answers]
+
+    def _send(self, tokens: int, streams: int, *, keep: bool = True) -> Batch:
+        requests = [self.target.request(self.prompt_tokens, tokens) for _ in range(streams)]
+        batch = self.target.sender.run(requests, concurrency=streams, patience=self.target.patience)
+        if keep:
+            self._batches.append(batch)
+        return batch
+
+    def _account(self, before: Counters | None, sent: list[Answer]) -> None:
+        clock = metrics.clock_of(sent) or "chunks"
+        ours = sum(found[-1][1] for answer in sent if (found := metrics.arrivals(answer, clock)))
+        after = counters.fetch_settled(self.target.endpoint, before, ours)
+        delta = after.since(before) if before is not None and after is not None else None
+        if delta is None or clock != "chunks":
+            validity.check_counters(delta, sent, clock, self._findings)
+        if delta is not None:
+            self._spoken = counters.speculation(delta)
+
+    def _wants(self, rounds: int) -> tuple[bool, bool]:
+        return len(self.long) < rounds, len(self.short) < self._short_wanted()
+
+    def _disturbed(self, batch: Batch) -> bool:
+        measuring = self.target.plan.measuring
+        return any(
+            validity.disturbed(answer, answer.clock() or "chunks", measuring)
+            for answer in batch.answers
+        )
+
+    def _short_wanted(self) -> int:
+        if self.concurrency > 1:
+            return 0
+        planned = self.target.plan.measuring.short_rounds
+        return planned if self.short_rounds is None else self.short_rounds
+
+    def _failed(self) -> bool:
+        failures = sum(not answer.ok for answer in [*self.answers, *self.short])
+        return failures >= _FAILURES
+
+    def _rates(self) -> list[float]:
+        clock = self.clock or "chunks"
+        if self.concurrency > 1:
+            return [metrics.total_rate(batch, clock) for batch in self.long]
+        return [metrics.decode_rate(answer, clock) for answer in self.answers]
+
+    def _cpu(self) -> float:
+        wall = sum(batch.wall_s for batch in self._batches)
+        return sum(batch.cpu_s for batch in self._batches) / wall if wall else 0.0
+
+    def _records(self) -> Path:
+        name = f"d{self.depth}-c{self.concurrency}.jsonl"
+        return self.target.directory / name
+
+    def _write(self) -> None:
+        path = self._records()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", encoding="utf-8") as stream:
+            for kind, answers in (("long", self.answers), ("short", self.short)):
+                for answer in answers:
+                    record = {"kind": kind, **answer.as_record()}
+                    stream.write(json.dumps(record) + "\n")
+
+
+def _busy(now: Counters) -> int:
+    return int(now.values.get("running", 0) + now.values.get("waiting", 0))
+
+
+def _median(values: Any) -> float | None:
+    found = list(values)
+    return float(median(found)) if found else None
+
+
+def _largest(values: Any) -> int | None:
+    return max(values, default=None)
+
+
+def prefill_slope(cells: Sequence[Cell]) -> float | None:
+    """Prompt tokens a second by the slope of TTFT over the length of the prompt, which what every
+    request costs has no part in. None with fewer than two lengths."""
+    points = []
+    for cell in cells:
+        times = [metrics.ttft_ms(a, cell.clock or "chunks") for a in cell.answers + cell.short]
+        if times:
+            points.append((cell.prompt_tokens, median(times)))
+    points.sort()
+    if len(points) < 2 or points[-1][1] <= points[0][1] or points[-1][1] == metrics.NEVER:
+        return None
+    return (points[-1][0] - points[0][0]) / (points[-1][1] - points[0][1]) * 1e3
+
+
+More = Callable[[int], Measurement]

@@ -1,0 +1,288 @@
+"""The timed path: requests over one session, each socket read stamped before it is parsed.
+
+What is parsed is parsed when the whole batch has ended, so that no stream waits for another's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+
+from sm121.measure.stream import Answer, read_answer, read_whole
+
+_TICK_S = 0.004
+#: Delays below this are the resolution of the event loop's own timers.
+_LAG_OF_NOTE_NS = 2_000_000
+#: Less than the five seconds after which uvicorn closes an idle connection.
+_KEEP_ALIVE_S = 2.0
+_ERROR_LENGTH = 300
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request of a batch, ready to be sent."""
+
+    path: str
+    body: bytes
+    asked_tokens: int
+    asked_prompt: int
+    stream: bool = True
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a request may take, and be silent in the middle of its answer, in seconds."""
+
+    within_s: float
+    silent_s: float
+
+
+@dataclass
+class Batch:
+    """The answers of a batch, and what the client itself needed for it."""
+
+    answers: list[Answer]
+    started_ns: int
+    ended_ns: int
+    cpu_s: float
+    worst_lag_ns: int
+    #: Seconds that the clock used here and other clocks of the machine went apart meanwhile.
+    clock_steps: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def wall_s(self) -> float:
+        """From the first request's start to the end of the last."""
+        return (self.ended_ns - self.started_ns) / 1e9
+
+
+class LagWatch:
+    """When the event loop was late, and by how much."""
+
+    def __init__(self) -> None:
+        self.late: list[tuple[int, int]] = []
+        self.worst_ns = 0
+
+    async def run(self) -> None:
+        """Look every few milliseconds, until cancelled."""
+        while True:
+            due = time.perf_counter_ns() + int(_TICK_S * 1e9)
+            await asyncio.sleep(_TICK_S)
+            now = time.perf_counter_ns()
+            lag = now - due
+            self.worst_ns = max(self.worst_ns, lag)
+            if lag > _LAG_OF_NOTE_NS:
+                self.late.append((now, lag))
+
+    def at(self, stamp_ns: int) -> int:
+        """The delay that may be in a stamp: the loop was blocked until shortly before it."""
+        slack = 2_000_000
+        return max(
+            (lag for end, lag in self.late if end - lag - slack <= stamp_ns <= end + slack),
+            default=0,
+        )
+
+
+class Client:
+    """Requests to one server. Use it in one event loop."""
+
+    def __init__(self, base_url: str, api_key: str) -> None:
+        self._base_url = base_url
+        self._headers = {
+            "Authorization": f"Bearer {api_key}",
+            "Content-Type": "application/json",
+            "Accept-Encoding": "identity",
+        }
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Client:
+        trace = aiohttp.TraceConfig()
+        trace.on_request_headers_sent.append(_stamp_sending)
+        self._session = aiohttp.ClientSession(
+            trace_configs=[trace],
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=30.0),
+            headers=self._headers,
+            read_bufsize=1 << 20,
+        )
+        return self
+
+    async def __aexit__(self, *_reason: object) -> None:
+        assert self._session is not None
+        await self._session.close()
+
+    async def run(
+        self, requests: Sequence[Request], *, concurrency: int, patience: Patience
+    ) -> Batch:
+        """Send the requests, so many at a time; each worker sends its next when one has ended."""
+        watch = LagWatch()
+        ticker = asyncio.create_task(watch.run())
+        pending = iter(enumerate(requests))
+        results: list[tuple[Answer, list[tuple[int, bytes]]] | None] = [None] * len(requests)
+
+        async def work() -> None:
+            for index, request in pending:
+                results[index] = await self._send(request, patience)
+
+        clocks = _clocks()
+        cpu = time.process_time()
+        started_ns = time.perf_counter_ns()
+        try:
+            await asyncio.gather(*(work() for _ in range(min(concurrency, len(requests)))))
+        finally:
+            ticker.cancel()
+        ended_ns = time.perf_counter_ns()
+        batch = Batch(
+            answers=[],
+            started_ns=started_ns,
+            ended_ns=ended_ns,
+            cpu_s=time.process_time() - cpu,
+            worst_lag_ns=watch.worst_ns,
+            clock_steps=steps(clocks, _clocks()),
+        )
+        for request, result in zip(requests, results, strict=True):
+            assert result is not None
+            batch.answers.append(_finish(request, *result, watch))
+        return batch
+
+    async def _send(
+        self, request: Request, patience: Patience
+    ) -> tuple[Answer, list[tuple[int, bytes]]]:
+        assert self._session is not None
+        reads: list[tuple[int, bytes]] = []
+        answer = Answer(
+            time.perf_counter_ns(),
+            asked_tokens=request.asked_tokens,
+            asked_prompt=request.asked_prompt,
+        )
+        deadline = time.monotonic() + patience.within_s
+        reading = asyncio.create_task(self._read(request, answer, reads))
+        last, since = 0, time.monotonic()
+        while True:
+            # Looked at now and then: a timer for each read would be work on the timed path.
+            await asyncio.wait((reading,), timeout=min(0.5, patience.silent_s / 4))
+            now = time.monotonic()
+            if reading.done():
+                reading.result()
+                break
+            if len(reads) != last:
+                last, since = len(reads), now
+            silent = bool(reads) and now - since > patience.silent_s
+            if silent or now > deadline:
+                reading.cancel()
+                await asyncio.wait((reading,))
+                answer.error = (
+                    f"stalled: nothing came for {now - since:.1f} s after {len(reads)} reads"
+                    if silent
+                    else f"timed-out: no end within {patience.within_s:.0f} s"
+                )
+                break
+        answer.ended_ns = answer.ended_ns or time.perf_counter_ns()
+        return answer, reads
+
+    async def _read(self, request: Request, answer: Answer, reads: list[tuple[int, bytes]]) -> None:
+        assert self._session is not None
+        now = time.perf_counter_ns
+        answer.sent_ns = now()
+        try:
+            async with self._session.post(
+                self._base_url + request.path, data=request.body, trace_request_ctx=answer
+            ) as response:
+                answer.status = response.status
+                read = response.content.readany
+                while piece := await read():
+                    reads.append((now(), piece))
+                answer.ended_ns = now()
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            answer.ended_ns = now()
+            answer.error = f"connection: {type(error).__name__}: {error}"[:_ERROR_LENGTH]
+
+
+async def _stamp_sending(
+    _session: aiohttp.ClientSession,
+    context: SimpleNamespace,
+    _sent: aiohttp.TraceRequestHeadersSentParams,
+) -> None:
+    """The request leaves now: what the client needed to compose it is not the server's time."""
+    context.trace_request_ctx.sent_ns = time.perf_counter_ns()
+
+
+def _finish(
+    request: Request, answer: Answer, reads: list[tuple[int, bytes]], watch: LagWatch
+) -> Answer:
+    body = b"".join(piece for _, piece in reads)
+    if answer.status not in (None, 200):
+        text = body.decode("utf-8", "replace")
+        answer.error = f"status-{answer.status}: {text}"[:_ERROR_LENGTH]
+    elif request.stream:
+        read_answer(answer, reads)
+    else:
+        read_whole(answer, answer.ended_ns, body)
+    stamps = [chunk.at_ns for chunk in answer.chunks] or [answer.ended_ns]
+    answer.lag_ns = (watch.at(answer.sent_ns), watch.at(stamps[0]), watch.at(stamps[-1]))
+    return answer
+
+
+def _clocks() -> dict[str, int]:
+    """What the clocks of the machine say at one moment, the one that is used here among them."""
+    return {
+        "used": time.perf_counter_ns(),
+        "wall": time.time_ns(),
+        "boot": time.clock_gettime_ns(time.CLOCK_BOOTTIME),
+        "raw": time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW),
+    }
+
+
+def steps(before: dict[str, int], after: dict[str, int]) -> dict[str, float]:
+    """How far each clock went apart from the one that is used, in seconds."""
+    used = after["used"] - before["used"]
+    return {name: (after[name] - before[name] - used) / 1e9 for name in before if name != "used"}
+
+
+def completion(
+    model: str,
+    prompt: list[int] | str,
+    *,
+    prompt_tokens: int,
+    tokens: int,
+    stream: bool = True,
+    options: dict[str, Any] | None = None,
+) -> Request:
+    """A greedy completion of exactly so many tokens, with everything that helps to count them."""
+    body: dict[str, Any] = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "min_tokens": tokens,
+        "ignore_eos": True,
+        "temperature": 0.0,
+        "return_token_ids": True,
+        "stream": stream,
+        **(options or {}),
+    }
+    if isinstance(prompt, str):
+        body["add_special_tokens"] = False  # the text has the tokens that it should have
+    if stream:
+        body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+    return Request(
+        "/v1/completions", json.dumps(body).encode(), tokens, prompt_tokens, stream=stream
+    )
+
+
+def chat(model: str, question: str, tokens: int) -> Request:
+    """A streamed chat that ends when the model has said what it wanted to say."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": question}],
+        "max_tokens": tokens,
+        "temperature": 0.0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    return Request("/v1/chat/completions", json.dumps(body).encode(), tokens, 0)

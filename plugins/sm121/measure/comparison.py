@@ -1,0 +1,367 @@
+"""Results beside each other: stored runs of this suite, and of llama-benchy and llama-bench.
+
+Each source keeps the clock that it was measured with, since a number is only as good as that:
+``token_ids`` and ``usage`` count tokens, ``chunks`` counts events, ``in-process`` is the engine's
+own loop without server and network.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sm121.errors import UsageError
+from sm121.measure import statistics
+
+_RATE = re.compile(r"(?P<kind>pp|tg)(?P<tokens>\d+)(?:_c(?P<streams>\d+))?(?:@d(?P<depth>\d+))?$")
+_NOTHING = "-"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured quantity of one source."""
+
+    metric: str
+    unit: str
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    #: The source's own figure of its scatter, where it has no interval: a standard deviation.
+    deviation: float | None = None
+    rounds: int = 0
+    clock: str | None = None
+    verdict: str | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file of results: who measured what."""
+
+    name: str
+    engine: str
+    model: str
+    tool: str
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = field(default=())
+
+    def row(self, metric: str) -> Row | None:
+        """The row of a metric."""
+        return next((row for row in self.rows if row.metric == metric), None)
+
+
+def read(path: Path) -> Source:
+    """A report directory or its verdict.json, a file of pytest-benchmark, or JSON of llama-benchy
+    or llama-bench, told apart by what is in it.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    file = path / "verdict.json" if path.is_dir() else path
+    expected = (
+        f"{path}: expected a report directory, verdict.json, a file of pytest-benchmark, or JSON "
+        "of llama-benchy or llama-bench"
+    )
+    try:
+        text = file.read_text("utf-8")
+        data = _parse(text)
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise UsageError(f"{expected} ({error})") from error
+    name = path.name if path.is_dir() else path.stem
+    if path.is_file() and path.name == "verdict.json":
+        name = path.parent.name
+    try:
+        if isinstance(data, list) and data and "avg_ts" in data[0]:
+            return _llama_bench(name, data)
+        if isinstance(data, dict) and "metrics" in data and "schema_version" in data:
+            return _verdict(name, data)
+        if isinstance(data, dict) and "machine_info" in data and "benchmarks" in data:
+            return _pytest_benchmark(name, data)
+        if isinstance(data, dict) and "latency_mode" in data and "benchmarks" in data:
+            return _llama_benchy(name, data)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(f"{expected}; it has no sound {error!r}") from error
+    raise UsageError(expected)
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        lines = [json.loads(line) for line in text.splitlines() if line.strip()]  # JSON lines
+        if not lines:
+            raise
+        return lines
+
+
+def _verdict(name: str, data: dict[str, Any]) -> Source:
+    # By hand, not by the model: files of older schema versions lack what came later, and have all
+    # that is read here.
+    engine = data.get("engine") or {}
+    rows = tuple(
+        Row(
+            metric=metric,
+            unit=str(item.get("unit", "")),
+            value=item.get("value"),
+            low=item.get("ci_low"),
+            high=item.get("ci_high"),
+            rounds=int(item.get("rounds") or 0),
+            clock=item.get("clock"),
+            verdict=item.get("verdict"),
+        )
+        for metric, item in data["metrics"].items()
+        if not metric.startswith("ab:")
+    )
+    box = (data.get("box") or {}).get("state", "UNKNOWN")
+    path = engine.get("path") or {}
+    notes = [f"{data.get('verdict', 'no verdict')}, box {box}"]
+    for part in ("attention", "moe"):
+        if path.get(part):
+            notes.append(f"{part} {path[part]}")
+    version = engine.get("version")
+    described = f"{engine.get('name', 'unknown')}{f' {version}' if version else ''}"
+    return Source(name, described, str(engine.get("model", "")), "sm121", rows, tuple(notes))
+
+
+def _pytest_benchmark(name: str, data: dict[str, Any]) -> Source:
+    rows = []
+    engine, model = "unknown", ""
+    for benchmark in data["benchmarks"]:
+        extra = benchmark["extra_info"]
+        if "sm121" not in extra:
+            continue
+        engine = " ".join(filter(None, (extra["engine"]["name"], extra["engine"]["version"])))
+        model = str(extra.get("model", ""))
+        low = high = None
+        if extra.get("quantile") is None and extra["samples"]:
+            found = statistics.estimate(extra["samples"])
+            low, high = found.ci_low, found.ci_high
+        rows.append(
+            Row(
+                metric=extra["metric"],
+                unit=extra["unit"],
+                value=extra["value"],
+                low=low,
+                high=high,
+                rounds=len(extra["samples"]),
+                clock=extra["clock"],
+                verdict=extra["verdict"],
+            )
+        )
+    if not rows:
+        raise UsageError(f"{name}: no measurement of this suite among its benchmarks")
+    return Source(name, engine, model, "sm121", tuple(rows))
+
+
+def _llama_benchy(name: str, data: dict[str, Any]) -> Source:
+    rows: list[Row] = []
+    for run in data["benchmarks"]:
+        if run.get("is_context_prefill_phase"):
+            continue  # the prefix itself, not the prompt at that depth
+        streams, depth = int(run["concurrency"]), int(run["context_size"])
+        suffix = f"_c{streams}" if streams > 1 else ""
+        for kind, size, key in (
+            ("pp", run["prompt_size"], "pp_throughput"),
+            ("tg", run["response_size"], "tg_throughput"),
+        ):
+            metric = f"{kind}{size}{suffix}@d{depth}"
+            # pp is measured again with every response size: the first one stands.
+            if size and run.get(key) and all(row.metric != metric for row in rows):
+                rows.append(_benchy_row(metric, "tok/s", run[key]))
+        if run.get("e2e_ttft") and depth == 0 and all(r.metric != "ttft_p50" for r in rows):
+            rows.append(_benchy_row("ttft_p50", "ms", run["e2e_ttft"]))
+    notes = [f"latency mode {data['latency_mode']}, {data['latency_ms']:.3g} ms taken off pp"]
+    if data.get("prefix_caching_enabled"):
+        notes.append("prefix caching was on: pp at a depth is warm")
+    tool = f"llama-benchy {data.get('version', '')}".strip()
+    return Source(name, "unknown", str(data["model"]), tool, tuple(rows), tuple(notes))
+
+
+def _benchy_row(metric: str, unit: str, item: dict[str, Any]) -> Row:
+    values = item.get("values") or []
+    return Row(
+        metric=metric,
+        unit=unit,
+        value=float(item["mean"]),
+        deviation=float(item["std"]),
+        rounds=len(values),
+        # Which of the two it used, its file does not say: 1.6 % apart and more.
+        clock="llama-benchy (token ids or evenly spread usage)",
+    )
+
+
+def _llama_bench(name: str, data: Sequence[dict[str, Any]]) -> Source:
+    rows = []
+    for test in data:
+        prompt, generated = int(test["n_prompt"]), int(test["n_gen"])
+        depth = int(test.get("n_depth", 0))
+        if prompt and generated:
+            metric = f"pp{prompt}+tg{generated}@d{depth}"  # both in one rate, as -pg gives it
+        else:
+            metric = f"pp{prompt}@d{depth}" if prompt else f"tg{generated}@d{depth}"
+        rows.append(
+            Row(
+                metric=metric,
+                unit="tok/s",
+                value=float(test["avg_ts"]),
+                deviation=float(test.get("stddev_ts", 0.0)),
+                rounds=len(test.get("samples_ts") or []),
+                clock="in-process",
+            )
+        )
+    first = data[0]
+    build = first.get("build_commit", "")
+    model = str(first.get("model_type") or first.get("model_filename") or "")
+    notes = ("the engine's own loop: no server, no network, no sampling",)
+    return Source(name, f"llama.cpp {build}".strip(), model, "llama-bench", tuple(rows), notes)
+
+
+def label(metric: str) -> str:
+    """As llama-bench writes it: ``pp2048 @ d4096``."""
+    return metric.replace("@d0", "").replace("@d", " @ d")
+
+
+def depths(sources: Iterable[Source]) -> list[int]:
+    """The depths at which rates of one stream were measured."""
+    found = {
+        int(match["depth"] or 0)
+        for source in sources
+        for row in source.rows
+        if (match := _RATE.match(row.metric)) and match["streams"] is None
+    }
+    return sorted(found)
+
+
+def kinds(sources: Iterable[Source]) -> list[str]:
+    """The rates of one stream that were measured, without their depth: pp2048, tg32, ..."""
+    found = {
+        (match["kind"], int(match["tokens"]))
+        for source in sources
+        for row in source.rows
+        if (match := _RATE.match(row.metric)) and match["streams"] is None
+    }
+    return [f"{kind}{tokens}" for kind, tokens in sorted(found)]
+
+
+def markdown(sources: Sequence[Source]) -> str:
+    """Engine by depth, as the documents have it; then every row; then who measured how."""
+    lines = ["## By depth", ""]
+    columns = [(kind, source) for kind in kinds(sources) for source in sources]
+    header = ["Depth", *(f"{source.name} {kind}" for kind, source in columns)]
+    lines += _table(
+        header,
+        [
+            [f"d{depth}", *(_value(source.row(f"{kind}@d{depth}")) for kind, source in columns)]
+            for depth in depths(sources)
+        ],
+    )
+    lines += ["", "Rates in tok/s. **Bold**: the best of its row and kind.", "", "## All rows", ""]
+    metrics = list(dict.fromkeys(row.metric for source in sources for row in source.rows))
+    body = []
+    for metric in metrics:
+        for source in sources:
+            row = source.row(metric)
+            if row is not None:
+                body.append(
+                    [label(metric), source.name, _spread(row), row.unit, str(row.rounds),
+                     row.clock or _NOTHING, row.verdict or _NOTHING]
+                )  # fmt: skip
+    lines += _table(["test", "run", "value", "unit", "rounds", "clock", "verdict"], body)
+    lines += ["", "## Runs", ""]
+    lines += _table(
+        ["run", "engine", "model", "measured by", "notes"],
+        [[s.name, s.engine, s.model, s.tool, "; ".join(s.notes) or _NOTHING] for s in sources],
+    )
+    clocks = {row.clock for source in sources for row in source.rows if row.clock}
+    if len(clocks) > 1:
+        lines += ["", f"Not one clock: {', '.join(sorted(clocks))}. Differences of a few per cent "
+                  "between them may be those of the clocks."]  # fmt: skip
+    return _bold("\n".join(lines) + "\n", sources)
+
+
+def csv_text(sources: Sequence[Source]) -> str:
+    """Every row, one line each."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(
+        ["run", "engine", "model", "tool", "test", "metric", "value", "unit", "ci_low", "ci_high",
+         "stddev", "rounds", "clock", "verdict"]
+    )  # fmt: skip
+    for source in sources:
+        for row in source.rows:
+            writer.writerow(
+                [source.name, source.engine, source.model, source.tool, label(row.metric),
+                 row.metric, row.value, row.unit, row.low, row.high, row.deviation, row.rounds,
+                 row.clock, row.verdict]
+            )  # fmt: skip
+    return stream.getvalue()
+
+
+def distinct(sources: Sequence[Source]) -> list[Source]:
+    """The same sources, with names that tell them apart."""
+    seen: dict[str, int] = {}
+    found = []
+    for source in sources:
+        seen[source.name] = number = seen.get(source.name, 0) + 1
+        name = source.name if number == 1 else f"{source.name} ({number})"
+        found.append(
+            Source(name, source.engine, source.model, source.tool, source.rows, source.notes)
+        )
+    return found
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    return [line(header), "|" + "---|" * len(header), *(line(row) for row in rows)]
+
+
+def _value(row: Row | None) -> str:
+    if row is None or row.value is None:
+        return _NOTHING
+    mark = "" if row.verdict in (None, "PASS", "FAIL") else f" ({row.verdict})"
+    return f"{_number(row.value)}{mark}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:.2f}"
+
+
+def _spread(row: Row) -> str:
+    if row.value is None:
+        return _NOTHING
+    if row.low is not None and row.high is not None:
+        return f"{_number(row.value)} [{_number(row.low)}, {_number(row.high)}]"
+    if row.deviation is not None:
+        return f"{_number(row.value)} ± {_number(row.deviation)}"
+    return _number(row.value)
+
+
+def _bold(text: str, sources: Sequence[Source]) -> str:
+    """Mark the best value of each depth and kind; what does not count cannot be the best."""
+    lines = text.split("\n")
+    all_kinds = kinds(sources)
+    for number, line in enumerate(lines):
+        match = re.match(r"\| d(\d+) \|", line)
+        if match is None:
+            continue
+        cells = line.strip("| ").split(" | ")
+        for index, kind in enumerate(all_kinds):
+            found = [
+                (row.value, 1 + index * len(sources) + place)
+                for place, source in enumerate(sources)
+                if (row := source.row(f"{kind}@d{match[1]}")) is not None
+                and row.value is not None
+                and row.verdict in (None, "PASS", "FAIL")
+            ]
+            if len(found) > 1:
+                _, column = max(found)
+                cells[column] = f"**{cells[column]}**"
+        lines[number] = "| " + " | ".join(cells) + " |"
+    return "\n".join(lines)

@@ -1,0 +1,110 @@
+"""The server's own counters: what it says that it did while something was measured."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from sm121.engines.server import Endpoint
+
+#: By our name: the names of engines, without prefix.
+_NAMES = {
+    "generated": ("vllm:generation_tokens_total", "sglang:generation_tokens_total",
+                  "llamacpp:tokens_predicted_total"),
+    "prompted": ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total",
+                 "llamacpp:prompt_tokens_total"),
+    "running": ("vllm:num_requests_running", "sglang:num_running_reqs",
+                "llamacpp:requests_processing"),
+    "waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs",
+                "llamacpp:requests_deferred"),
+    "cache_queries": ("vllm:prefix_cache_queries_total",),
+    "cache_hits": ("vllm:prefix_cache_hits_total", "sglang:cached_tokens_total"),
+    "preemptions": ("vllm:num_preemptions_total", "sglang:num_retracted_reqs_total"),
+    "drafts": ("vllm:spec_decode_num_drafts_total", "llamacpp:spec_decode_num_drafts_total"),
+    "draft_tokens": ("vllm:spec_decode_num_draft_tokens_total",
+                     "llamacpp:spec_decode_num_draft_tokens_total"),
+    "accepted_tokens": ("vllm:spec_decode_num_accepted_tokens_total",
+                        "llamacpp:spec_decode_num_accepted_tokens_total"),
+}  # fmt: skip
+_OURS = {theirs: ours for ours, names in _NAMES.items() for theirs in names}
+#: The counters are written by the engine's loop, shortly after the answer's last byte.
+_SETTLE_WITHIN_S = 2.0
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Values at one moment, by our names; what the server does not have is absent."""
+
+    values: dict[str, float] = field(default_factory=dict)
+
+    def since(self, earlier: Counters) -> dict[str, float]:
+        """How far each counter went on; gauges as they are now."""
+        gauges = ("running", "waiting")
+        return {
+            name: value if name in gauges else value - earlier.values.get(name, 0.0)
+            for name, value in self.values.items()
+        }
+
+
+def read(text: str) -> Counters:
+    """The counters in a Prometheus exposition, summed over engines and models."""
+    values: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if (ours := _OURS.get(sample.name)) is not None:
+                values[ours] = values.get(ours, 0.0) + sample.value
+    return Counters(values)
+
+
+def fetch(endpoint: Endpoint) -> Counters | None:
+    """What /metrics says now; None where there is no such thing."""
+    with endpoint.http(timeout_s=10.0) as http:
+        try:
+            answer = http.get("/metrics")
+            found = read(answer.text) if answer.status_code == 200 else None
+        except (httpx.HTTPError, ValueError):
+            return None
+    return found if found is not None and found.values else None
+
+
+def fetch_quiet(endpoint: Endpoint) -> Counters | None:
+    """The counters once they stand still: what was done before is in them."""
+    deadline = time.monotonic() + _SETTLE_WITHIN_S
+    before = fetch(endpoint)
+    while before is not None:
+        time.sleep(0.1)
+        now = fetch(endpoint)
+        if now is None or now == before or time.monotonic() > deadline:
+            return now
+        before = now
+    return None
+
+
+def fetch_settled(endpoint: Endpoint, before: Counters | None, generated: int) -> Counters | None:
+    """The counters once they contain what was generated, or when that took too long."""
+    deadline = time.monotonic() + _SETTLE_WITHIN_S
+    while True:
+        now = fetch(endpoint)
+        if now is None or before is None:
+            return now
+        delta = now.since(before)
+        counted = delta.get("generated", float(generated)) >= generated
+        idle = not delta.get("running") and not delta.get("waiting")
+        if (counted and idle) or time.monotonic() > deadline:
+            return now
+        time.sleep(0.05)
+
+
+def speculation(delta: dict[str, float]) -> dict[str, float]:
+    """Acceptance rate and mean accepted length (the token that is always right included)."""
+    drafts, accepted = delta.get("drafts", 0.0), delta.get("accepted_tokens", 0.0)
+    proposed = delta.get("draft_tokens", 0.0)
+    if not drafts or not proposed:
+        return {}
+    return {
+        "acceptance_rate": accepted / proposed,
+        "mean_accepted_length": 1.0 + accepted / drafts,
+    }

@@ -1,0 +1,264 @@
+"""A feature's hypothesis: what it promised, against what an A/B run showed, and the review of it.
+
+A is without the feature, B is with it. A criterion on a ratio or a difference is held against the
+whole interval: PASS when all of it is on the right side, FAIL when all of it is on the wrong one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from sm121 import data_file
+from sm121.errors import UsageError
+from sm121.measure.ab import Outcome, Visit, difference_of_pairs
+from sm121.profile import Level, Pattern
+from sm121.verdict import Verdict, worst
+
+Phase = Literal["P1", "P2", "P3", "P4", "P5", "P6"]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Criterion(_Table):
+    """One promise. Exactly one kind of it."""
+
+    metric: str | None = None
+    #: Of B against A, as a fraction: 0.10 for 10 % more.
+    change_at_least: float | None = None
+    change_at_most: float | None = None
+    #: B - A, in the metric's unit.
+    difference_at_most: float | None = None
+    #: Of B itself.
+    value_at_least: float | None = None
+    value_at_most: float | None = None
+    #: A level of this run that must hold.
+    level: Level | None = None
+    #: What B's log must say of its experts, and must not.
+    moe: Pattern | None = None
+    moe_not: Pattern | None = None
+    #: Every start of B serves to the end.
+    no_crash: Literal[True] | None = None
+    source: str = ""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Criterion:
+        of_a_metric = (
+            "change_at_least", "change_at_most", "difference_at_most", "value_at_least",
+            "value_at_most",
+        )  # fmt: skip
+        given = [name for name in of_a_metric if getattr(self, name) is not None]
+        others = [name for name in ("level", "moe", "moe_not", "no_crash") if getattr(self, name)]
+        if len(given) + len(others) != 1:
+            raise ValueError(
+                f"expected exactly one of {', '.join((*of_a_metric, 'level', 'moe', 'moe_not'))}, "
+                f"no_crash; got {', '.join(given + others) or 'none'}"
+            )
+        if bool(given) != (self.metric is not None):
+            raise ValueError("expected metric together with a bound on it, and only then")
+        return self
+
+    def __str__(self) -> str:
+        name = self.metric or ""
+        for bound, text in (
+            (self.change_at_least, f"{name} changes by at least {{:+.3g}} %"),
+            (self.change_at_most, f"{name} changes by at most {{:+.3g}} %"),
+        ):
+            if bound is not None:
+                return text.format(bound * 100)
+        for bound, text in (
+            (self.difference_at_most, f"{name} grows by at most {{:g}}"),
+            (self.value_at_least, f"{name} is at least {{:g}}"),
+            (self.value_at_most, f"{name} is at most {{:g}}"),
+        ):
+            if bound is not None:
+                return text.format(bound)
+        if self.level:
+            return f"level {self.level} holds"
+        if self.moe:
+            return f"the experts run on {self.moe}"
+        return f"the experts do not run on {self.moe_not}" if self.moe_not else "no start crashes"
+
+
+class Hypothesis(_Table):
+    """A feature's file."""
+
+    feature: str = Field(min_length=3)
+    #: "This should improve <metric> by <X %> because <reason>."
+    hypothesis: Annotated[str, Field(min_length=20)]
+    #: Of the plan: the gate behind this phase is asked too.
+    phase: Phase | None = None
+    criteria: tuple[Criterion, ...] = Field(min_length=1)
+    files_changed: tuple[str, ...] = ()
+    environment_added: tuple[str, ...] = ()
+    improvements: tuple[str, ...] = ()
+
+
+class _Gate(_Table):
+    description: str
+    criteria: tuple[Criterion, ...] = Field(min_length=1)
+
+
+class _Phases(_Table):
+    phases: dict[Phase, _Gate]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A criterion, and what came of it."""
+
+    criterion: Criterion
+    verdict: Verdict
+    baseline: str
+    actual: str
+    note: str
+
+
+def load(path: Path) -> Hypothesis:
+    """Read a feature's file.
+
+    Raises:
+        UsageError: it is not there, or not valid; the line names file, key and expectation.
+    """
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--hypothesis {path}: cannot be read ({error})") from error
+    return data_file.parse(text, Hypothesis, f"hypothesis {path}")
+
+
+def gate_behind(phase: Phase) -> tuple[str, tuple[Criterion, ...]]:
+    """What must hold before the phase after this one begins."""
+    source = files("sm121.fixtures") / "hypotheses" / "phases.toml"
+    phases = data_file.parse(source.read_text("utf-8"), _Phases, "phases.toml").phases
+    found = phases.get(phase)
+    return (found.description, found.criteria) if found else ("", ())
+
+
+def evaluate(
+    criteria: Sequence[Criterion],
+    outcomes: Sequence[Outcome],
+    visits: Sequence[Visit],
+    levels: Mapping[str, Verdict],
+) -> list[Answer]:
+    """Each criterion against what was seen; what was not measured is NOT_RUN."""
+    by_name = {outcome.metric: outcome for outcome in outcomes}
+    return [_answer(criterion, by_name, visits, levels) for criterion in criteria]
+
+
+def conclude(answers: Sequence[Answer]) -> Verdict:
+    """Of a feature: nothing that was promised may be open."""
+    return worst(answer.verdict for answer in answers)
+
+
+def _answer(
+    criterion: Criterion,
+    outcomes: Mapping[str, Outcome],
+    visits: Sequence[Visit],
+    levels: Mapping[str, Verdict],
+) -> Answer:
+    if criterion.level is not None:
+        verdict = levels.get(criterion.level, Verdict.NOT_RUN)
+        return Answer(criterion, verdict, "", verdict.value, "in the same run")
+    if criterion.no_crash:
+        crashed = [v.failure for v in visits if v.side == "B" and v.failure]
+        if not any(visit.side == "B" for visit in visits):
+            return Answer(criterion, Verdict.NOT_RUN, "", "", "B was not started")
+        verdict = Verdict.FAIL if crashed else Verdict.PASS
+        return Answer(criterion, verdict, "", f"{len(crashed)} crashed", "; ".join(crashed))
+    if criterion.metric is None:
+        return _path(criterion, visits)
+    outcome = outcomes.get(criterion.metric)
+    if outcome is None:
+        known = ", ".join(outcomes) or "nothing"
+        note = f"not measured on both sides; measured: {known}"
+        return Answer(criterion, Verdict.NOT_RUN, "", "", note)
+    low, high, note = outcome.ci_low, outcome.ci_high, str(outcome)
+    if criterion.difference_at_most is not None:
+        delta = difference_of_pairs(visits, criterion.metric)
+        assert delta is not None
+        low, high = delta[1], delta[2]
+        note = f"B - A = {delta[0]:.3g} [{low:.3g}, {high:.3g}] {outcome.unit}"
+    elif criterion.value_at_least is not None or criterion.value_at_most is not None:
+        values = [v.metrics[criterion.metric].value for v in visits if v.side == "B"]
+        low, high = min(values), max(values)
+        note = f"B from {low:.4g} to {high:.4g} {outcome.unit}"
+    verdict = _on_the_right_side(criterion, low, high)
+    return Answer(criterion, verdict, f"{outcome.a:.4g}", f"{outcome.b:.4g}", note)
+
+
+def _on_the_right_side(criterion: Criterion, low: float, high: float) -> Verdict:
+    least, most = None, None
+    if criterion.change_at_least is not None:
+        least = 1.0 + criterion.change_at_least
+    elif criterion.change_at_most is not None:
+        most = 1.0 + criterion.change_at_most
+    else:
+        least = criterion.value_at_least
+        most = (
+            criterion.difference_at_most
+            if criterion.difference_at_most is not None
+            else criterion.value_at_most
+        )
+    if least is not None:
+        return _three(low >= least, high < least)
+    assert most is not None
+    return _three(high <= most, low > most)
+
+
+def _three(holds: bool, fails: bool) -> Verdict:
+    if holds:
+        return Verdict.PASS
+    return Verdict.FAIL if fails else Verdict.INCONCLUSIVE
+
+
+def _path(criterion: Criterion, visits: Sequence[Visit]) -> Answer:
+    seen = sorted({str(v.path["moe"]) for v in visits if v.side == "B" and v.path.get("moe")})
+    if not seen:
+        return Answer(criterion, Verdict.NOT_RUN, "", "", "B's log does not show its experts")
+    pattern = re.compile(criterion.moe or criterion.moe_not or "")
+    matches = [bool(pattern.search(name)) for name in seen]
+    holds = all(matches) if criterion.moe else not any(matches)
+    verdict = Verdict.PASS if holds else Verdict.FAIL
+    return Answer(criterion, verdict, "", ", ".join(seen), "B's log")
+
+
+def review(
+    hypothesis: Hypothesis,
+    answers: Sequence[Answer],
+    gate: tuple[str, Sequence[Answer]],
+    *,
+    sides: tuple[str, str],
+    outcomes: Sequence[Outcome],
+    levels: Mapping[str, Verdict],
+    run: Mapping[str, Any],
+) -> str:
+    """The plan's critical review, filled in."""
+    environment = Environment(  # noqa: S701  # Markdown of our own data
+        loader=PackageLoader("sm121.report"), undefined=StrictUndefined, trim_blocks=True,
+        finalize=_cell,
+    )  # fmt: skip
+    return environment.get_template("review.md.j2").render(
+        hypothesis=hypothesis,
+        answers=answers,
+        gate_text=gate[0],
+        gate=gate[1],
+        verdict=conclude([*answers, *gate[1]]).value,
+        sides=sides,
+        outcomes=outcomes,
+        levels={name: verdict.value for name, verdict in levels.items()},
+        run=run,
+    )
+
+
+def _cell(value: object) -> str:
+    return str(value).replace("|", "\\|").replace("\n", " ")

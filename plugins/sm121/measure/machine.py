@@ -1,0 +1,45 @@
+"""Which machine this is: what two stored results must have in common to be compared."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from sm121.evidence import environment
+
+
+@functools.cache
+def _identity() -> tuple[tuple[str, Any], ...]:
+    host = environment.host()
+    unknown: dict[str, str] = {}
+    gpus, driver = environment.gpus(unknown)
+    first = gpus[0] if gpus else None
+    return (
+        ("cpu_model", host.cpu_model),
+        ("cores_logical", host.cores_logical),
+        # A few MiB of reserved memory differ between kernels: whole GiB identify.
+        ("memory_gib", round(host.memory_bytes / 2**30) if host.memory_bytes else None),
+        ("gpu", first.name if first else None),
+        ("gpus", len(gpus) if gpus is not None else None),
+        ("driver", driver),
+        ("gpu_clocks", first.clocks if first else None),
+        ("gpu_power_limit_w", first.power_limit_w if first else None),
+    )
+
+
+def identity(attached_to: str | None = None) -> dict[str, Any]:
+    """What identifies the machine whose numbers these are.
+
+    Args:
+        attached_to: where an attached server listens. Of a remote machine nothing else is known.
+    """
+    return {**dict(_identity()), "attached_to": attached_to}
+
+
+def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """What tells two machines apart, a phrase each."""
+    return [
+        f"{name} {one.get(name)!r} and {other.get(name)!r}"
+        for name in dict.fromkeys([*one, *other])
+        if one.get(name) != other.get(name)
+    ]

@@ -1,0 +1,52 @@
+"""One measured quantity: its raw samples, the clock they were taken with, and what speaks against
+them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from sm121.measure.clock import Clock
+
+Unit = Literal["tok/s", "ms", "s", "GiB", "%", "tokens"]
+
+
+class Invalidity(BaseModel):
+    """A named reason why a number counts neither way, with the evidence for it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    reason: str
+    evidence: str
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.evidence}"
+
+
+class Measurement(BaseModel):
+    """One quantity by its name in verdict.json (``tg32@d0``, ``ttft_p99``)."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    unit: Unit
+    #: One per round; of a tail, one per request, a failed request being infinite.
+    samples: list[float]
+    higher_is_better: bool
+    clock: Clock | None = None
+    #: The quantile that is asked of the samples; None: the samples' median is the value.
+    quantile: float | None = None
+    invalid: list[Invalidity] = Field(default_factory=list)
+    #: What there was no means to check. It makes nothing INVALID.
+    unproven: list[str] = Field(default_factory=list)
+    #: Other definitions of the same quantity and what belongs beside it, by name.
+    extra: dict[str, Any] = Field(default_factory=dict)
+    #: Raw records of the requests that it was computed from.
+    records: Path | None = None
+
+    @property
+    def valid(self) -> bool:
+        """Whether nothing speaks against the samples."""
+        return not self.invalid

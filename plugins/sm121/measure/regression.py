@@ -1,0 +1,206 @@
+"""This run against the history: what is worse, what is missing, where the level changed.
+
+A metric has regressed when three things hold: its median is worse than the median of the last runs
+by more than the threshold; its samples are worse than the latest run's by a Mann-Whitney test; and
+it lies outside what the runs differ by anyway. The first alone is INCONCLUSIVE.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from sm121.measure import statistics
+from sm121.measure.history import StoredMetric, StoredRun
+from sm121.measure.statistics import Floats
+from sm121.profile import Regression
+from sm121.verdict import Verdict
+
+#: Runs that make the level to compare with.
+_RECENT = 5
+#: Runs whose scatter says anything.
+_SCATTER = 3
+_SIGNIFICANT = 0.01
+_BETWEEN_RUNS = 0.05
+#: Runs in which a change of level can be seen, and the fewest on a level.
+_SERIES, _SEGMENT = 6, 2
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is said of one metric. ``worse`` is a fraction: 0.1 for 10 % worse."""
+
+    metric: str
+    verdict: Verdict
+    worse: float | None
+    text: str
+
+
+def compare(
+    current: Mapping[str, StoredMetric], history: Sequence[StoredRun], limits: Regression
+) -> list[Finding]:
+    """Each metric that the history has too, against its last runs.
+
+    Args:
+        history: comparable runs, oldest first, without the current one.
+    """
+    found = []
+    for name, metric in current.items():
+        earlier = [run.metrics[name] for run in history if name in run.metrics]
+        if earlier:
+            found.append(_compare(metric, earlier[-_RECENT:], limits.allowed(name)))
+    return found
+
+
+def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float) -> Finding:
+    level = float(np.median([metric.value for metric in earlier]))
+    worse = _worse(now.value, level, now.higher_is_better)
+    risk = _mann_whitney(now, earlier[-1])
+    between = _outside(now, earlier)
+    change = "worse" if worse > 0 else "better"
+    what = (
+        f"{now.name}: {now.value:.4g} {now.unit} against {level:.4g} ({len(earlier)} stored runs), "
+        f"{abs(worse):.1%} {change}{_interval(now, earlier[-1])}; {allowed:.0%} allowed"
+    )
+    if worse <= allowed:
+        return Finding(now.name, Verdict.PASS, worse, what)
+    tail = (now.quantile or 0.5) > 0.5 or len(now.samples) == 1
+    if tail and between is None:
+        return Finding(
+            now.name,
+            Verdict.PASS,
+            worse,
+            f"{what}; not judged: it moves by itself, and how much takes {_SCATTER} stored runs",
+        )
+    unlikely = risk is None if tail else risk is not None and risk < _SIGNIFICANT
+    evidence = "one value a run" if risk is None else f"Mann-Whitney p = {risk:.2g}"
+    if between is not None:
+        evidence += f", chance among the stored runs {between:.2g}"
+    if tail and risk is not None:
+        unlikely = risk < _SIGNIFICANT
+    if unlikely and (between is None or between < _BETWEEN_RUNS):
+        return Finding(now.name, Verdict.FAIL, worse, f"{what}; {evidence}")
+    return Finding(
+        now.name,
+        Verdict.INCONCLUSIVE,
+        worse,
+        f"{what}; it may be noise ({evidence}): more rounds, or a quieter machine",
+    )
+
+
+def _mann_whitney(now: StoredMetric, before: StoredMetric) -> float | None:
+    """Chance that samples of one distribution look so much worse; None with one value a run."""
+    if min(len(now.samples), len(before.samples)) < 2:
+        return None
+    alternative = "less" if now.higher_is_better else "greater"
+    method = "exact" if len(now.samples) + len(before.samples) <= 40 else "asymptotic"
+    result = stats.mannwhitneyu(now.samples, before.samples, alternative=alternative, method=method)
+    return float(result.pvalue)
+
+
+def _outside(now: StoredMetric, earlier: Sequence[StoredMetric]) -> float | None:
+    """Chance of one more run so bad, from the scatter of the runs; None with too few of them."""
+    if len(earlier) < _SCATTER:
+        return None
+    levels = np.log([metric.value for metric in earlier])
+    spread = float(levels.std(ddof=1))
+    distance = float(levels.mean() - np.log(now.value))
+    if not now.higher_is_better:
+        distance = -distance
+    if spread == 0.0:
+        return 0.0 if distance > 0 else 1.0
+    scale = spread * np.sqrt(1.0 + 1.0 / len(levels))
+    return float(stats.t.sf(distance / scale, len(levels) - 1))
+
+
+def _interval(now: StoredMetric, before: StoredMetric) -> str:
+    if min(len(now.samples), len(before.samples)) < 2 or (now.quantile or 0.5) != 0.5:
+        return ""
+    _, low, high = statistics.ratio_interval(now.samples, before.samples)
+    return f", ratio to the latest {low:.3f} to {high:.3f} (95 %)"
+
+
+def _worse(now: float, before: float, higher_is_better: bool) -> float:
+    if before == 0.0:
+        return 0.0 if now == 0.0 or higher_is_better else float("inf")
+    return 1.0 - now / before if higher_is_better else now / before - 1.0
+
+
+def missing(current: Mapping[str, StoredMetric], baseline: StoredRun) -> list[str]:
+    """Metrics that the baseline has and this run has not, a line each: a benchmark that vanished
+    is no success."""
+    found = []
+    for name in baseline.metrics:
+        if name in current:
+            continue
+        new = [other for other in current if other not in baseline.metrics]
+        alike = difflib.get_close_matches(name, new, n=1, cutoff=0.5)
+        hint = f"; is it {alike[0]} now?" if alike else ""
+        found.append(f"{name} was measured in {baseline.name} and not in this run{hint}")
+    return found
+
+
+def changes(
+    current: Mapping[str, StoredMetric], history: Sequence[StoredRun], limits: Regression
+) -> list[Finding]:
+    """Metrics whose level came down somewhere in the history and stayed down: what creeps by less
+    than the threshold a run, or was let through once, is seen here."""
+    found = []
+    for name, metric in current.items():
+        runs = [run for run in history if name in run.metrics]
+        values = [run.metrics[name].value for run in runs] + [metric.value]
+        if len(values) < _SERIES or (metric.quantile or 0.5) > 0.5:
+            continue
+        parts = segments(values)
+        levels = [float(np.median(values[start:end])) for start, end in parts]
+        best = max(levels) if metric.higher_is_better else min(levels)
+        worse = _worse(levels[-1], best, metric.higher_is_better)
+        if len(parts) < 2 or worse <= limits.allowed(name):
+            continue
+        at = parts[levels.index(best)][1]
+        since = runs[at].name if at < len(runs) else "this run"
+        found.append(
+            Finding(
+                name,
+                Verdict.FAIL,
+                worse,
+                f"{name}: the level went from {best:.4g} to {levels[-1]:.4g} {metric.unit} "
+                f"({worse:.1%} worse, {limits.allowed(name):.0%} allowed), beginning with {since}",
+            )
+        )
+    return found
+
+
+def segments(values: Sequence[float]) -> list[tuple[int, int]]:
+    """The piecewise constant levels of a series, as (start, end): least squares on logarithms with
+    a price for each change, which is judged by the noise from run to run."""
+    logs: Floats = np.log(np.asarray(values, dtype=np.float64))
+    count = len(logs)
+    steps = np.diff(logs)
+    # Robust, so that the changes themselves do not count as noise; never below 0.1 %.
+    noise = max(1.4826 * float(np.median(np.abs(steps - np.median(steps)))) / np.sqrt(2.0), 1e-3)
+    price = 3.0 * noise**2 * np.log(count) * 2.0
+    sums = np.concatenate([[0.0], np.cumsum(logs)])
+    squares = np.concatenate([[0.0], np.cumsum(logs**2)])
+
+    def cost(start: int, end: int) -> float:
+        total = sums[end] - sums[start]
+        return float(squares[end] - squares[start] - total**2 / (end - start))
+
+    best = [0.0] + [np.inf] * count
+    previous = [0] * (count + 1)
+    for end in range(_SEGMENT, count + 1):
+        for start in range(end - _SEGMENT + 1):
+            value = best[start] + cost(start, end) + (price if start else 0.0)
+            if value < best[end]:
+                best[end], previous[end] = value, start
+    parts = []
+    end = count
+    while end > 0:
+        parts.append((previous[end], end))
+        end = previous[end]
+    return parts[::-1]

@@ -1,0 +1,181 @@
+"""What a streamed answer said, and when: from stamped socket reads to counted tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from sm121.measure.clock import Clock
+
+_DONE = b"[DONE]"
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One server-sent event with a choice."""
+
+    at_ns: int
+    #: Token ids in it; None when it has no such field.
+    ids: int | None
+    #: The server's running count of completion tokens, None without continuous usage.
+    counted: int | None
+    #: It has content, reasoning or a tool call, visible or not.
+    text: bool
+    #: It has what a user sees: content.
+    visible: bool
+    finish: str | None
+
+
+@dataclass(slots=True)
+class Answer:
+    """One request: when it was sent, what came back, and what went wrong if something did."""
+
+    sent_ns: int
+    ended_ns: int = 0
+    asked_tokens: int = 0
+    asked_prompt: int = 0
+    status: int | None = None
+    error: str | None = None
+    chunks: list[Chunk] = field(default_factory=list)
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    #: Length of the prompt that the server says it was given, from the ids it returned.
+    prompt_ids: int | None = None
+    cached_tokens: int | None = None
+    #: The worst delay of our own that could be in: the sending, the first token, the last one.
+    lag_ns: tuple[int, int, int] = (0, 0, 0)
+
+    @property
+    def ok(self) -> bool:
+        """Whether it was answered to its end."""
+        return self.error is None
+
+    @property
+    def finish(self) -> str | None:
+        """Why the server says that it ended."""
+        return next((chunk.finish for chunk in reversed(self.chunks) if chunk.finish), None)
+
+    def as_record(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Answer:
+        """From :meth:`as_record`, through JSON."""
+        values = dict(record)
+        values["chunks"] = [Chunk(**chunk) for chunk in values["chunks"]]
+        values["lag_ns"] = tuple(values["lag_ns"])
+        return cls(**values)
+
+    def clock(self) -> Clock | None:
+        """The best clock that this answer allows; None when it carries no token at all."""
+        spoken = [chunk for chunk in self.chunks if chunk.text]
+        with_ids = [chunk for chunk in self.chunks if chunk.ids]
+        if with_ids and all(chunk.ids for chunk in spoken):
+            return "token_ids"
+        counting = [chunk for chunk in self.chunks if chunk.counted]
+        if counting and all(chunk.counted for chunk in spoken):
+            return "usage"
+        return "chunks" if spoken else None
+
+    def arrivals(self, clock: Clock) -> list[tuple[int, int]]:
+        """(time, tokens so far) of each chunk that carries a generated token."""
+        found: list[tuple[int, int]] = []
+        total = 0
+        for chunk in self.chunks:
+            if clock == "token_ids":
+                fresh = chunk.ids or 0
+            elif clock == "usage":
+                fresh = (chunk.counted or total) - total
+            else:
+                fresh = int(chunk.text)
+            if fresh > 0:
+                total += fresh
+                found.append((chunk.at_ns, total))
+        return found
+
+    def tokens(self, clock: Clock) -> int:
+        """Tokens that arrived, by that clock."""
+        found = self.arrivals(clock)
+        return found[-1][1] if found else 0
+
+
+class EventParser:
+    """Server-sent events from pieces of a body; an event may end in any later piece."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        """The data of the events that end in this piece."""
+        # An event ends with an empty line, which a proxy may have given carriage returns.
+        *events, self._rest = (self._rest + piece).replace(b"\r\n", b"\n").split(b"\n\n")
+        for event in events:
+            lines = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
+            if lines:
+                yield b"\n".join(lines)
+
+
+def read_answer(answer: Answer, reads: Iterable[tuple[int, bytes]]) -> None:
+    """Fill in what the stamped reads of a streamed body say.
+
+    A chunk has the time of the read that completed it. What cannot be understood makes the answer
+    one that failed.
+    """
+    parser = EventParser()
+    for at_ns, piece in reads:
+        for data in parser.feed(piece):
+            if data == _DONE:
+                continue
+            try:
+                event = json.loads(data)
+            except ValueError:
+                answer.error = answer.error or f"bad-event: not JSON: {data[:120]!r}"
+                continue
+            if isinstance(event, dict):
+                _take(answer, at_ns, event)
+
+
+def read_whole(answer: Answer, at_ns: int, body: bytes) -> None:
+    """Fill in what the body of an answer that was not streamed says."""
+    try:
+        event = json.loads(body)
+    except ValueError:
+        answer.error = f"bad-event: not JSON: {body[:120]!r}"
+        return
+    if isinstance(event, dict):
+        _take(answer, at_ns, event)
+
+
+def _take(answer: Answer, at_ns: int, event: dict[str, Any]) -> None:
+    if "error" in event and not event.get("choices"):
+        answer.error = answer.error or f"error-event: {str(event['error'])[:200]}"
+        return
+    usage = event.get("usage") or {}
+    counted = usage.get("completion_tokens")
+    if usage:
+        answer.prompt_tokens = usage.get("prompt_tokens", answer.prompt_tokens)
+        answer.completion_tokens = counted
+        details = usage.get("prompt_tokens_details") or {}
+        if details.get("cached_tokens") is not None:
+            answer.cached_tokens = details["cached_tokens"]
+    for choice in event.get("choices") or ():
+        said = choice.get("delta") or choice.get("message") or {}
+        ids = choice.get("token_ids")
+        prompt_ids = choice.get("prompt_token_ids") or event.get("prompt_token_ids")
+        if prompt_ids:
+            answer.prompt_ids = len(prompt_ids)
+        visible = bool(choice.get("text") or said.get("content"))
+        hidden = any(said.get(k) for k in ("reasoning", "reasoning_content", "tool_calls"))
+        answer.chunks.append(
+            Chunk(
+                at_ns=at_ns,
+                ids=None if ids is None else len(ids),
+                counted=counted,
+                text=visible or hidden,
+                visible=visible,
+                finish=choice.get("finish_reason"),
+            )
+        )

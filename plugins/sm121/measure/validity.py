@@ -1,0 +1,246 @@
+"""Why a number may count neither way. Each check is named, and says what it saw.
+
+What a server gives no means to check is `unproven` and makes nothing INVALID.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+import numpy as np
+from scipy import stats
+
+from sm121.measure.client import Batch
+from sm121.measure.clock import Clock
+from sm121.measure.measurement import Invalidity
+from sm121.measure.metrics import arrivals, decode_rate, ttft_ms
+from sm121.measure.plan import Measuring
+from sm121.measure.stream import Answer
+
+#: Between clocks that do not step, in seconds; NTP slews by 500 ppm at most.
+_CLOCK_STEP_S = 0.005
+_SLEW = 1e-3
+#: Chance of seeing a drift where there is none, over all places where one may begin.
+_DRIFT_RISK = 1e-4
+
+
+@dataclass
+class Findings:
+    """What speaks against the numbers of a cell, and what could not be looked at."""
+
+    invalid: list[Invalidity] = field(default_factory=list)
+    unproven: list[str] = field(default_factory=list)
+
+    def against(self, reason: str, evidence: str) -> None:
+        """Something speaks against them; the same reason counts once."""
+        if all(item.reason != reason for item in self.invalid):
+            self.invalid.append(Invalidity(reason=reason, evidence=evidence))
+
+    def not_checked(self, what: str) -> None:
+        """There was no means to look at it."""
+        if what not in self.unproven:
+            self.unproven.append(what)
+
+
+def check_answers(answers: Sequence[Answer], clock: Clock | None, findings: Findings) -> None:
+    """Failures, lengths and the account of tokens, request by request."""
+    failed = [answer for answer in answers if not answer.ok]
+    if failed:
+        findings.against(
+            "request_failed", f"{len(failed)} of {len(answers)} requests: {failed[0].error}"
+        )
+    good = [answer for answer in answers if answer.ok]
+    if clock is None:
+        if good:
+            findings.against("no_tokens", f"{len(good)} answers carry no token at all")
+        return
+    for answer in good:
+        _check_count(answer, clock, findings)
+        _check_prompt(answer, findings)
+    if any(answer.completion_tokens is None for answer in good):
+        findings.not_checked("tokens against usage: the server sends no usage")
+    if clock == "chunks":
+        findings.not_checked("tokens: neither ids nor usage say how many a chunk has")
+
+
+def _check_count(answer: Answer, clock: Clock, findings: Findings) -> None:
+    counted = arrivals(answer, clock)
+    tokens = counted[-1][1] if counted else 0
+    said, asked = answer.completion_tokens, answer.asked_tokens
+    if clock == "chunks":
+        if said is not None and said != tokens:
+            findings.against(
+                "chunk_clock",
+                f"{tokens} chunks with text, usage says {said} tokens: a chunk is not a token here",
+            )
+        return
+    if said is not None and said != tokens:
+        findings.against(
+            "token_accounting", f"{tokens} tokens by {clock}, usage says {said} (asked for {asked})"
+        )
+    elif tokens < asked:
+        findings.against(
+            "short_answer",
+            f"{tokens} tokens of {asked} with ignore_eos and min_tokens "
+            f"(finish_reason {answer.finish})",
+        )
+    elif tokens > asked:
+        findings.against("token_accounting", f"{tokens} tokens by {clock}, at most {asked} asked")
+
+
+def _check_prompt(answer: Answer, findings: Findings) -> None:
+    for what, seen in (("usage", answer.prompt_tokens), ("its ids", answer.prompt_ids)):
+        if seen is not None and answer.asked_prompt and seen != answer.asked_prompt:
+            findings.against(
+                "prompt_length", f"a prompt of {answer.asked_prompt} tokens, {what} say {seen}"
+            )
+    if answer.cached_tokens:
+        findings.against(
+            "prefix_cache_hit",
+            f"usage says that {answer.cached_tokens} tokens of a fresh prompt were cached",
+        )
+
+
+def check_counters(
+    delta: dict[str, float] | None, answers: Sequence[Answer], clock: Clock, findings: Findings
+) -> None:
+    """What the server's counters say of the same requests."""
+    if delta is None:
+        for what in ("other clients", "prefix-cache hits", "preemptions", "tokens by counters"):
+            findings.not_checked(f"{what}: the server has no /metrics")
+        return
+    ours = sum(arrivals(answer, clock)[-1][1] for answer in answers if arrivals(answer, clock))
+    prompted = sum(answer.asked_prompt for answer in answers)
+    whole = all(answer.ok for answer in answers)
+    busy = int(delta.get("running", 0) + delta.get("waiting", 0))
+    if busy and whole:  # a request that we gave up may still run
+        findings.against("other_clients", f"{busy} requests run or wait while none of ours does")
+    seen = delta.get("generated")
+    if seen is None:
+        findings.not_checked("tokens by counters: the server counts no generated tokens")
+    elif seen > ours and whole:
+        findings.against(
+            "other_clients",
+            f"{seen:.0f} tokens generated by the counters, {ours} of them ours",
+        )
+    elif seen < ours:
+        findings.against(
+            "token_counters", f"{ours} tokens arrived, the counters say {seen:.0f} were generated"
+        )
+    asked = delta.get("prompted")
+    if asked is not None and asked > prompted and whole and prompted:
+        findings.against(
+            "other_clients", f"{asked:.0f} prompt tokens by the counters, {prompted} of them ours"
+        )
+    if "cache_hits" not in delta:
+        findings.not_checked("prefix-cache hits: the server does not count them")
+    elif hits := int(delta["cache_hits"]):
+        of = f" of {delta['cache_queries']:.0f}" if "cache_queries" in delta else ""
+        findings.against("prefix_cache_hit", f"{hits}{of} tokens of fresh prompts were cached")
+    if "preemptions" not in delta:
+        findings.not_checked("preemptions: the server does not count them")
+    elif times := int(delta["preemptions"]):
+        findings.against("preemption", f"{times} preemptions: requests waited for the KV cache")
+
+
+def check_second_clock(
+    rates: Sequence[float], second: Sequence[float], bound: float, findings: Findings
+) -> None:
+    """The decode rate against what the wall times of whole requests say."""
+    if not second or not any(rates):
+        findings.not_checked("second clock: no requests of different length to compare")
+        return
+    first, other = median(rates), median(second)
+    # Pairs share requests: no more of their spread is taken off than one request in each allows.
+    noise = 2.0 * 1.4826 * median(abs(rate - other) for rate in second)
+    if abs(other - first) > bound * first + noise:
+        findings.against(
+            "second_clock",
+            f"{first:.4g} tok/s by the stream, {other:.4g} tok/s by the wall times of whole "
+            f"requests of different length ({len(second)} pairs); they may differ by {bound:.0%}",
+        )
+
+
+def check_client(batches: Sequence[Batch], findings: Findings) -> None:
+    """The client's own clocks."""
+    for batch in batches:
+        tolerated = _CLOCK_STEP_S + _SLEW * batch.wall_s
+        step = batch.clock_steps.get("boot", 0.0)
+        if abs(step) > tolerated:
+            findings.against(
+                "clock_step",
+                f"the machine slept for {step:.3f} s, which the clock in use did not count",
+            )
+        raw = batch.clock_steps.get("raw", 0.0)
+        if abs(raw) > tolerated:
+            findings.against(
+                "clock_step", f"the clock in use and the hardware's went {raw:.3f} s apart"
+            )
+
+
+def disturbed(answer: Answer, clock: Clock, measuring: Measuring) -> bool:
+    """Whether a delay of the client itself could have moved this answer's numbers."""
+    found = arrivals(answer, clock) if answer.ok else []
+    if not found:
+        return False
+    sent, first, last = answer.lag_ns
+    window = found[-1][0] - found[0][0]
+    bound = measuring.client_lag_bound
+    waited = ttft_ms(answer, clock) * 1e6
+    return (len(found) > 1 and max(first, last) > bound * window) or (
+        max(sent, first) > max(bound * waited, 3e6)
+    )
+
+
+def check_lag(lost: int, kept: int, worst_ns: int, findings: Findings) -> None:
+    """Rounds that the client disturbed are left out; too many of them are no measurement."""
+    if lost > max(2, kept):
+        findings.against(
+            "client_lag",
+            f"{lost} of {lost + kept} rounds were disturbed by the client's own delays "
+            f"(up to {worst_ns / 1e6:.1f} ms): the machine that measures is too busy",
+        )
+
+
+def check_drift(rates: Sequence[float], bound: float, findings: Findings) -> None:
+    """Whether the rate moved while it was measured."""
+    if (seen := drift(rates)) is None:
+        return
+    at, before, after = seen
+    if abs(after - before) > bound * before:
+        findings.against(
+            "drift",
+            f"{before:.4g} tok/s in the first {at} rounds, {after:.4g} in the {len(rates) - at} "
+            f"after them ({(after / before - 1):+.1%}); {bound:.0%} is tolerated",
+        )
+
+
+def drift(rates: Sequence[float]) -> tuple[int, float, float] | None:
+    """Where a series goes from one level to another, and the levels; None where it does not.
+
+    A t test at each place with two samples on either side, at a risk that covers all of them.
+    """
+    values = np.asarray(rates, dtype=np.float64)
+    places = range(2, len(values) - 1)
+    best: tuple[float, int] | None = None
+    for at in places:
+        left, right = values[:at], values[at:]
+        within = ((left - left.mean()) ** 2).sum() + ((right - right.mean()) ** 2).sum()
+        # A spread of nothing is the clock's resolution, not certainty.
+        deviation = max(float(np.sqrt(within / (len(values) - 2))), 1e-4 * float(values.mean()))
+        distance = abs(float(left.mean() - right.mean()))
+        score = distance / (deviation * np.sqrt(1 / len(left) + 1 / len(right)))
+        risk = 2.0 * float(stats.t.sf(score, len(values) - 2))
+        if best is None or risk < best[0]:
+            best = (risk, at)
+    if best is None or best[0] > _DRIFT_RISK / len(places):
+        return None
+    at = best[1]
+    return at, float(np.median(values[:at])), float(np.median(values[at:]))
+
+
+def rates_of(answers: Sequence[Answer], clock: Clock) -> list[float]:
+    """Decode rates in the order in which they were measured."""
+    return [decode_rate(answer, clock) for answer in answers if answer.ok]

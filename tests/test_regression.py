@@ -1,0 +1,41 @@
+"""Regression: nothing got worse than the stored runs of the same machine, profile, plan and path.
+
+The history is pytest-benchmark's storage: --benchmark-autosave adds a run to it,
+--benchmark-compare=NUM names the one to compare with. The measurements are those of this run.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = [pytest.mark.regression, pytest.mark.applies_to("cpu", "gpu")]
+
+
+def test_no_metric_is_missing(measured_history):
+    """What was measured before is measured now: a benchmark that vanished is no success."""
+    missing = measured_history.missing
+    assert not missing, "; ".join(missing)
+
+
+def test_no_metric_is_worse(measured_history):
+    """No metric is worse than the last runs by more than its threshold and the noise."""
+    measured_history.compared()
+
+
+def test_no_level_came_down(measured_history):
+    """No metric came down over the history, be it in steps that are small each."""
+    measured_history.levels_held()
+
+
+@pytest.mark.ab_run
+@pytest.mark.timeout(0)  # as many starts as it takes to decide, each with its own limit
+def test_b_is_not_worse_than_a(ab_run):
+    """--ab A B: started in turns, no metric of B is worse than A's by more than its threshold."""
+    ab_run.judge()
+
+
+@pytest.mark.ab_run
+@pytest.mark.timeout(0)
+def test_the_hypothesis_holds(ab_run):
+    """--hypothesis FILE: what the feature promised is what B shows; review.md has the table."""
+    ab_run.review()
