@@ -39,8 +39,10 @@ $(VENV)/.installed: pyproject.toml
 canary: $(VENV)/.installed ## the canary checkpoint, both twins
 	@$(PY) -m sm121 canary $(CANARY)
 
-catalogues: canary ## what takes longer than `make test` allows: the ablation table, made anew
+catalogues: canary ## what takes longer than `make test` allows: tables made anew, all traps
 	$(PY) -m sm121 ablation $(CANARY)/bf16 --output docs/ablation.md
+	$(PY) -m pytest meta_tests/test_measuring_traps.py --slow
+	$(PY) meta_tests/accuracy.py --output docs/accuracy.md
 
 clean: ## remove what was made here
 	rm -rf $(VENV) .cache conformance-report* build *.egg-info

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
+import time
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -214,3 +218,29 @@ def test_warm_is_flat_and_not_just_lucky():
     assert not is_flat([9.0, 3.0], 0.1)
     assert is_flat([9.0, 3.0, 3.1], 0.1)
     assert not is_flat([3.0, 9.0, 9.0], 0.1), "slower than it was: not warm, or not alone"
+
+
+def test_the_client_ends_with_its_parent(timed_server):
+    """Killed in the middle of a batch, a run leaves no client behind."""
+    server = timed_server("--rate", "1")
+    code = (
+        "import sys\n"
+        "from sm121.measure.client import Patience, completion\n"
+        "from sm121.measure.load_process import LoadProcess\n"
+        "with LoadProcess(sys.argv[1], 'none') as load:\n"
+        "    print(load._process.pid, flush=True)\n"
+        "    load.run([completion('gpt-oss-120b', [1], prompt_tokens=1, tokens=99)],\n"
+        "             patience=Patience(99, 99))\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code, server.base_url], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    client = psutil.Process(int(parent.stdout.readline()))
+    time.sleep(1.0)
+    assert client.is_running()
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    psutil.wait_procs([client], timeout=5.0)
+    assert not client.is_running() or client.status() == psutil.STATUS_ZOMBIE

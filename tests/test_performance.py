@@ -28,6 +28,12 @@ def test_time_to_first_token(performance, quantile):
     performance.time("ttft", quantile)
 
 
+def test_time_to_first_visible_text(performance, profile):
+    """A model that reasons has said much before the user sees anything."""
+    questions = [chat.question for chat in profile.correctness.chats]
+    performance.visible_time(questions, profile.correctness.max_answer_tokens)
+
+
 @pytest.mark.parametrize("quantile", [0.5, 0.99], ids=["p50", "p99"])
 def test_time_per_token(performance, quantile):
     """The time that each token after the first chunk takes, by request."""

@@ -147,12 +147,11 @@ class Cell:
 
     def gather(self, rounds: int) -> Cell:
         """Measure until there are so many rounds that count, unless the server fails."""
-        measuring = self.target.plan.measuring
-        progress = Progress(self.target.show, self.what, "tok/s", rounds)
+        progress = Progress(self.target.show, self.what, "tok/s", rounds + self._short_wanted())
         if not self.warm:
             self._warm_up(progress)
-        missing = rounds - len(self.long)
-        if missing <= 0 or self._failed():
+        complete = len(self.long) >= rounds and len(self.short) >= self._short_wanted()
+        if complete or self._failed():
             return self
         before = counters.fetch_quiet(self.target.endpoint)
         if before is not None and (busy := _busy(before)):
@@ -160,25 +159,38 @@ class Cell:
                 "other_clients", f"{busy} requests run or wait before the first of ours"
             )
         sent: list[Answer] = []
-        attempts = 2 * missing + 2
-        while len(self.long) < rounds and attempts and not self._failed():
-            attempts -= 1
-            batch = self._send(self.tokens, self.concurrency)
-            sent += batch.answers
-            if any(validity.disturbed(a, a.clock() or "chunks", measuring) for a in batch.answers):
-                self.lost += 1
-            else:
-                self.long.append(batch.answers)
-            if len(self.short) < self._short_wanted() and not self._failed():
+        long, short = rounds - len(self.long), self._short_wanted() - len(self.short)
+        attempts = 2 * (max(long, 0) + max(short, 0)) + 2
+        while attempts > 0 and not self._failed():
+            wants_long, wants_short = self._wants(rounds)
+            if not wants_long and not wants_short:
+                break
+            if wants_long:
+                attempts -= 1
+                batch = self._send(self.tokens, self.concurrency)
+                sent += batch.answers
+                if self._disturbed(batch):
+                    self.lost += 1
+                else:
+                    self.long.append(batch.answers)
+            if wants_short and not self._failed():
+                attempts -= 1
                 extra = self._send(self.target.plan.shortest, 1)
                 sent += extra.answers
-                clock = extra.answers[0].clock() or "chunks"
-                if not validity.disturbed(extra.answers[0], clock, measuring):
+                if self._disturbed(extra):
+                    self.lost += 1
+                else:
                     self.short += extra.answers
-            progress.rounds(self._rates())
+            progress.rounds(len(self.long) + len(self.short), self._rates())
         self._account(before, sent)
         self._write()
         return self
+
+    def gather_short(self, requests: int) -> Cell:
+        """Measure until there are so many requests in all, the new ones short: for percentiles of
+        what happens before the first token."""
+        self.short_rounds = max(requests - len(self.long), len(self.short))
+        return self.gather(len(self.long))
 
     def decode(self, tokens: int) -> Measurement:
         """Tokens a second after the first chunk, over the first so many tokens."""
@@ -209,12 +221,13 @@ class Cell:
     def prefill(self) -> Measurement:
         """Prompt tokens (depth included, all of them cold) over the time to the first token."""
         clock = self.clock or "chunks"
-        rates = [metrics.prefill_rate(answer, clock) for answer in self.answers + self.short]
+        answers = sorted(self.answers + self.short, key=lambda answer: answer.sent_ns)
+        rates = [metrics.prefill_rate(answer, clock) for answer in answers]
         findings = self._judged()
         validity.check_drift(rates, self.target.plan.measuring.drift_bound, findings)
         extra = {
             "prompt_tokens": self.prompt_tokens,
-            "ttft_ms": _median(metrics.ttft_ms(a, clock) for a in self.answers + self.short),
+            "ttft_ms": _median(metrics.ttft_ms(a, clock) for a in answers),
         }
         name = f"pp{self.target.plan.prompt_tokens}@d{self.depth}"
         return self._measurement(name, "tok/s", rates, findings, extra)
@@ -315,6 +328,16 @@ class Cell:
             validity.check_counters(delta, sent, clock, self._findings)
         if delta is not None:
             self._spoken = counters.speculation(delta)
+
+    def _wants(self, rounds: int) -> tuple[bool, bool]:
+        return len(self.long) < rounds, len(self.short) < self._short_wanted()
+
+    def _disturbed(self, batch: Batch) -> bool:
+        measuring = self.target.plan.measuring
+        return any(
+            validity.disturbed(answer, answer.clock() or "chunks", measuring)
+            for answer in batch.answers
+        )
 
     def _short_wanted(self) -> int:
         if self.concurrency > 1:

@@ -266,8 +266,23 @@ def completion(
         "stream": stream,
         **(options or {}),
     }
+    if isinstance(prompt, str):
+        body["add_special_tokens"] = False  # the text has the tokens that it should have
     if stream:
         body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     return Request(
         "/v1/completions", json.dumps(body).encode(), tokens, prompt_tokens, stream=stream
     )
+
+
+def chat(model: str, question: str, tokens: int) -> Request:
+    """A streamed chat that ends when the model has said what it wanted to say."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": question}],
+        "max_tokens": tokens,
+        "temperature": 0.0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    return Request("/v1/chat/completions", json.dumps(body).encode(), tokens, 0)

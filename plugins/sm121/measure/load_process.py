@@ -45,6 +45,7 @@ class LoadProcess:
             [sys.executable, "-m", "sm121.measure.load_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is the parent's to handle
         )
         self._write(self._hello)  # not on the command line: the key is nobody else's business
         return self
@@ -113,20 +114,24 @@ async def _serve(output: IO[bytes]) -> None:
     )
     hello = json.loads(await reader.readline())
     async with Client(hello["base_url"], hello["api_key"]) as client:
-        while True:
-            line = asyncio.create_task(reader.readline())
-            message = await line
-            if not message:
-                return
+        coming = asyncio.create_task(reader.readline())
+        while message := await coming:
+            coming = asyncio.create_task(reader.readline())
             order = json.loads(message)
             requests = [_unpack(record) for record in order["requests"]]
             gc.collect()
             gc.freeze()
-            batch = await client.run(
-                requests,
-                concurrency=order["concurrency"],
-                patience=Patience(order["within_s"], order["silent_s"]),
+            running = asyncio.create_task(
+                client.run(
+                    requests,
+                    concurrency=order["concurrency"],
+                    patience=Patience(order["within_s"], order["silent_s"]),
+                )
             )
+            await asyncio.wait((running, coming), return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():  # nothing is asked meanwhile: the parent is no more
+                return
+            batch = running.result()
             result = {
                 "answers": [answer.as_record() for answer in batch.answers],
                 "started_ns": batch.started_ns,

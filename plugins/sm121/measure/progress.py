@@ -25,9 +25,8 @@ class Progress:
         """Something else than a round."""
         self.show(f"{self.what}: {text}")
 
-    def rounds(self, samples: list[float]) -> None:
-        """So many rounds are done."""
-        done = len(samples)
+    def rounds(self, done: int, samples: list[float]) -> None:
+        """So many rounds are done, with these values."""
         spent = time.monotonic() - self._started
         left = spent / done * max(self.wanted - done, 0) if done else 0.0
         shown = sorted(samples)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -14,7 +15,7 @@ from sm121 import architecture, profile
 from sm121.engines.server import Server
 from sm121.errors import UsageError
 from sm121.evidence.requirement import contradictions
-from sm121.measure import metrics, validity
+from sm121.measure import metrics, validity, visible
 from sm121.measure.cells import Cell, Target, prefill_slope
 from sm121.measure.load_process import LoadProcess
 from sm121.measure.measurement import Invalidity, Measurement
@@ -59,7 +60,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if name in metafunc.fixturenames:
             letter = {"depth": "d", "tokens": "tg", "streams": "c"}[name]
             ids = [f"{letter}{value}" for value in choices]
-            metafunc.parametrize(name, choices, ids=ids, scope="session")
+            metafunc.parametrize(name, choices, ids=ids)
 
 
 def _expected_plan(settings: Settings) -> Plan:
@@ -163,7 +164,18 @@ class Performance:
             lambda cell: cell.times(name, quantile, suffix=suffix),
             bound=self.bench.plan.measuring.tail_requests if tail else None,
             growing=not tail or self.bench.tails,
+            short=name == "ttft" and streams == 1,
         )
+
+    def visible_time(self, questions: Sequence[str], tokens: int) -> None:
+        """ttft_visible_p50: the first text of the answer proper, in milliseconds."""
+        rounds = self.bench.plan.measuring.concurrency_rounds
+        try:
+            self._record(
+                visible.measure(self.bench.target, questions, rounds=rounds, tokens=tokens)
+            )
+        finally:
+            self._display.stop()
 
     def once(self, name: str, unit: str, value: float) -> None:
         """What exists once in a run: a start, a peak."""
@@ -180,13 +192,17 @@ class Performance:
         *,
         bound: int | None = None,
         growing: bool = True,
+        short: bool = False,
     ) -> None:
         try:
             cell = get()
 
-            def more(rounds: int) -> Measurement:
-                # A round is a sample, except where a sample is a gap or a round has several.
-                return read(cell.gather(max(rounds - len(cell.short), len(cell.long) + 1)))
+            def more(samples: int) -> Measurement:
+                if short:
+                    return read(cell.gather_short(samples))
+                now, rounds = len(read(cell).samples), len(cell.long)
+                each = max(1, now // max(1, rounds))  # a round of several streams has several
+                return read(cell.gather(rounds + max(1, math.ceil((samples - now) / each))))
 
             self._record(
                 read(cell),
@@ -235,7 +251,7 @@ def performance(bench: Bench, record_metric: MetricRecorder, server: Server) -> 
 def _standing(run: Run, server: Server) -> tuple[list[Invalidity], list[str]]:
     """What speaks against every number of this server: it is not on the path it should be on."""
     if server.log is None:
-        return [], ["kernel path: the server's log is not known (--server-log)"]
+        return [], ["kernel path: the attached server's log is not known; give --server-log"]
     found = contradictions(
         run.profile.kernel_path, run.kernel_path(server), server.log, run.profile.under_test
     )

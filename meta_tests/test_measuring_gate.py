@@ -1,0 +1,92 @@
+"""The performance level as a user runs it, against servers whose rate is known.
+
+Timing is involved: these need a machine that is not busy with something else.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from sm121.plugin.options import _depths, _rounds
+
+pytestmark = pytest.mark.timeout(300)
+
+LEVEL = "tests/test_performance.py"
+
+
+def judge(run_pytest, server, *options):
+    return run_pytest(
+        LEVEL, "--arch", "sm121", "--base-url", server.base_url, "--depths", "0", *options,
+        timeout_s=120.0,
+    )  # fmt: skip
+
+
+def test_53_tokens_a_second_pass_with_grade_minimum(timed_server, run_pytest):
+    """The whole level within two minutes."""
+    status, run = judge(run_pytest, timed_server("--rate", "53"))
+    assert status == 0, run.output
+    metric = run.verdict["metrics"]["tg32@d0"]
+    assert (metric["verdict"], metric["grade"], metric["clock"]) == ("PASS", "minimum", "token_ids")
+    assert metric["value"] == pytest.approx(53, rel=0.002)
+    assert metric["ci_low"] <= 53.05 and metric["ci_high"] >= 52.95
+    assert run.verdict["metrics"]["pp2048@d0"]["verdict"] == "PASS"
+    assert run.verdict["metrics"]["ttft_p99"]["verdict"] == "PASS"
+    assert (run.report / "records" / "d0-c1.jsonl").is_file()
+    assert "measuring: pp2048 tg128 @ d0: " in run.output, "what is measured is said meanwhile"
+
+
+@pytest.mark.parametrize(
+    ("rate", "traps"), [(51, ()), (47, ("--trap", "three-content-free"))], ids=["51", "47"]
+)
+def test_slower_servers_fail(timed_server, run_pytest, rate, traps):
+    """Among them the one of 47 tok/s that a popular client calls 52."""
+    server = timed_server("--rate", str(rate), *traps)
+    status, run = judge(run_pytest, server, "-k", "decode_rate")
+    assert status == 1, run.output
+    assert run.verdict["verdict"] == "FAIL"
+    metric = run.verdict["metrics"]["tg32@d0"]
+    assert metric["verdict"] == "FAIL"
+    assert round(metric["value"], 1) == rate
+
+
+def test_a_number_that_cannot_be_trusted_is_invalid_and_not_green(timed_server, run_pytest):
+    server = timed_server("--rate", "200", "--trap", "prefix-cache")
+    status, run = judge(run_pytest, server, "-k", "decode_rate")
+    assert status == 1, run.output
+    assert run.verdict["verdict"] == "INVALID"
+    (first, *_) = [test for test in run.verdict["tests"] if test["verdict"] == "INVALID"]
+    assert "prefix_cache_hit" in first["message"]
+
+
+def test_a_rate_by_chunks_alone_decides_nothing(timed_server, run_pytest):
+    server = timed_server("--rate", "200", "--trap", "no-ids-no-usage")
+    status, run = judge(run_pytest, server, "-k", "decode_rate and tg32")
+    assert status == 1, run.output
+    assert run.verdict["metrics"]["tg32@d0"]["verdict"] == "INCONCLUSIVE"
+
+
+@pytest.mark.slow("300 requests")
+def test_tails_are_gathered(timed_server, run_pytest):
+    """One request in a hundred takes three seconds: --tails does not pass it."""
+    server = timed_server(
+        *("--rate", "2000", "--prefill-rate", "1e6", "--trap", "one-in-100-slow"),
+    )
+    options = ("-k", "time_to_first_token and p99", "--tails")
+    status, run = judge(run_pytest, server, *options)
+    assert status == 1, run.output
+    metric = run.verdict["metrics"]["ttft_p99"]
+    assert metric["rounds"] >= 299
+    assert metric["verdict"] in ("FAIL", "INCONCLUSIVE")
+
+
+@pytest.mark.parametrize("text", ["", "a", "0;4096", "-1", "0,,1"])
+def test_depths_that_are_none(run_pytest, text):
+    status, run = run_pytest(LEVEL, "--depths", text)
+    assert status == 4
+    assert f"--depths {text}: expected numbers of tokens" in run.output
+
+
+def test_depths_and_rounds():
+    assert _depths("0, 4096,0") == (0, 4096)
+    assert _depths(None) is None
+    assert _rounds("12") == 12
