@@ -65,6 +65,12 @@ def test_a_box_that_changes_in_between_is_degraded():
     assert state is BoxState.DEGRADED and "changed from 250 to 219" in reason
 
 
+def test_others_who_worked_in_between_are_seen():
+    state, reason = box.judge(GB10, reading(), reading(), load_during=0.6)
+    assert state is BoxState.DEGRADED and "during the measurements" in reason
+    assert box.judge(GB10, reading(), reading(), load_during=0.1)[0] is BoxState.QUALIFIED
+
+
 def test_a_healthy_box_is_qualified_also_where_nvml_says_nothing():
     assert box.judge(GB10, reading(), reading())[0] is BoxState.QUALIFIED
     silent = reading(sm_clock_mhz=None, power_w=None, temperature_c=None, throttled=None)

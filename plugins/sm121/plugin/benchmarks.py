@@ -142,7 +142,7 @@ class MetricRecorder:
     ) -> None:
         """Replay the samples as a benchmark; one that is not valid is left out of the storage."""
         benchmark = self._benchmark
-        benchmark.group = measurement.name
+        benchmark.group = measurement.name.partition("@")[0]  # depths beside each other
         seconds = [_duration(measurement, sample) for sample in measurement.samples]
         replay = [value for value in seconds if math.isfinite(value) and value > 0.0]
         benchmark.extra_info.update(
@@ -259,8 +259,8 @@ def _against_roofline(
     if estimate is None or (named := _DECODE_RATE.fullmatch(measurement.name)) is None:
         return None, None
     bounds = ceilings(run, int(named["depth"] or 0))
-    if bounds is None or run.file.engine.path.speculative:  # which decodes several tokens a read
-        return None, None
+    if bounds is None or run.file.engine.path.speculative not in (None, "none"):
+        return None, None  # one reading of the weights gives several tokens then
     own, highest = bounds
     if (higher := own.broken_by(estimate.value)) and not highest.broken_by(estimate.value):
         run.remark(
