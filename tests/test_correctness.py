@@ -169,7 +169,7 @@ def test_prompt_log_probabilities_agree_with_the_oracle(asker, reference):
 
 @pytest.mark.parametrize("mistake", log_probabilities.SMALL_MISTAKES)
 def test_no_known_small_mistake_is_in_the_log_probabilities(asker, reference, mistake):
-    """Nearer to gpt-oss than to gpt-oss with a mistake that is smaller than the rounding of BF16."""
+    """Nearer to gpt-oss than to gpt-oss with a mistake smaller than the rounding of BF16."""
     variant, name = log_probabilities.SMALL_MISTAKES[mistake]
     ids = dict(log_probabilities.prompts())[name]
     answer = asker.ask(Request(tuple(ids), 1, prompt_log_probabilities=True))
