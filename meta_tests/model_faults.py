@@ -184,7 +184,9 @@ def judge(server: SabotagedServer, fault: str, tests: tuple[str, ...], directory
     server.put(fault)
     started = time.monotonic()
     report = Path(tempfile.mkdtemp(dir=directory))
-    options = ["-q", "-p", "no:cacheprovider", "--report-dir", str(report)]
+    # A second run in one process finds the plugins imported: nothing to be warned of here.
+    quiet = ["-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    options = [*quiet, "--report-dir", str(report)]
     pytest.main([*options, *server.arguments(tests)])
     tested: list[dict[str, Any]] = json.loads((report / "verdict.json").read_text())["tests"]
     failed = [test for test in tested if test["verdict"] != "PASS"]
