@@ -11,7 +11,7 @@ import statistics
 import pytest
 
 from sm121.answers import accuracy, golden, prompts, sanity
-from sm121.answers.request import Request
+from sm121.answers.request import Asker, Request
 from sm121.evidence import log_probabilities
 from sm121.verdict import Inconclusive, NotRun, Verdict
 
@@ -359,6 +359,20 @@ def test_answers_agree_with_the_golden_file(asker, golden_file, golden_bound, co
         conformance.remark(f"golden: another environment: {difference}")
     beyond = found.beyond(golden_bound)
     assert not beyond, f"{'; '.join(beyond)} ({found.summary()})"
+
+
+@pytest.mark.slow("starts a server for each of the profile's correctness.same_answers")
+@pytest.mark.timeout(1800)
+def test_other_configurations_give_the_same_answers(recorder, servers, profile, golden_bound):
+    """Compiled = eager, with speculation = without, past the sliding window."""
+    trusted = recorder()
+    for name in profile.correctness.same_answers:
+        if name == profile.under_test:
+            continue
+        asker = Asker(servers(name))
+        found = golden.compare(trusted, asker, prompts.continuations(), golden_bound, {})
+        beyond = found.beyond(golden_bound)
+        assert not beyond, f"{name}: {'; '.join(beyond)} ({found.summary()})"
 
 
 @pytest.mark.asked_for("--accuracy")

@@ -227,6 +227,8 @@ class Correctness(_Table):
     agreement: dict[Dtype, AgreementBound] = {}
     #: By dtype: against a golden file.
     golden: dict[Dtype, GoldenBound] = {}
+    #: Configurations that must answer as the one under test does (``--slow``: a start for each).
+    same_answers: tuple[ConfigurationName, ...] = ()
     #: Of the questions of ``--accuracy``.
     accuracy: Share | None = None
     #: Mean number of tokens of the answers to fixtures/answers/questions.toml.
@@ -291,6 +293,12 @@ class Profile(_Table):
             if role not in self.configurations:
                 known = ", ".join(self.configurations)
                 raise ValueError(f"{key}: expected one of [configurations] ({known}), got {role!r}")
+        unknown = [n for n in self.correctness.same_answers if n not in self.configurations]
+        if unknown:
+            known = ", ".join(self.configurations)
+            raise ValueError(
+                f"correctness.same_answers: expected some of {known}, got {unknown[0]!r}"
+            )
         for rule in self.kernel_path.rules:
             known = {"log": "configuration", "profile": "moe"}[rule.where]
             if known not in rule.when:
