@@ -253,6 +253,21 @@ def table(found: dict[str, dict[str, Finding]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def clean_runs(checkpoint: Path, configuration: str, count: int) -> int:
+    """The catalogue's tests on the intact model, again and again on one start of the server."""
+    passed = 0
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        with SabotagedServer(checkpoint, Path(folder), configuration) as server:
+            for _ in range(count):
+                finding = judge(server, CLEAN, every_test(), Path(folder))
+                passed += not finding.failed
+                wall = time.monotonic() - started
+                print(f"== {passed} of {count}: {finding.failed or 'all passed'}, {finding.seconds} s "
+                      f"({wall:.0f} s with the start)", flush=True)  # fmt: skip
+    return 0 if passed == count else 1
+
+
 def main() -> int:
     """Run what is missing, for at most `--minutes`, and write the table when nothing is."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -260,10 +275,16 @@ def main() -> int:
     parser.add_argument("--state", type=Path, default=ROOT / ".cache" / "model-faults")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--configuration", action="append", choices=sorted(PROFILE.configurations))
+    parser.add_argument(
+        "--clean-runs", type=int, metavar="N", help="instead: the intact model, N times in a row"
+    )
     options = parser.parse_args()
     from sm121.checkpoint import canary
 
     checkpoint = canary.build(ROOT / ".cache" / "canary" / "bf16", "bf16")
+    if options.clean_runs:
+        name = (options.configuration or ["float32"])[0]
+        return clean_runs(checkpoint, name, options.clean_runs)
     deadline = time.monotonic() + 60 * options.minutes
     found: dict[str, dict[str, Finding]] = {}
     whole = True

@@ -17,6 +17,9 @@ from sm121.verdict import NotRun
 
 Prompt = str | tuple[int, ...]
 _ID = "token_id:"
+#: The fields of OpenAI's own /v1/completions; the others are vLLM's, which most engines also know.
+_OF_THE_API = frozenset({"model", "prompt", "max_tokens", "temperature", "logprobs"})
+_NOT_UNDERSTOOD = (400, 404, 422)
 _Result = TypeVar("_Result")
 
 
@@ -97,6 +100,7 @@ class Asker:
         self._timeout_s = timeout_s
         #: What vLLM is documented to send is required of it; of others it may be missing.
         self._documented = server.engine == "vllm" or server.version is not None
+        self._plain = False
 
     def ask(self, request: Request) -> Answer:
         """One completion.
@@ -117,7 +121,7 @@ class Asker:
 
     def stream(self, request: Request) -> Answer:
         """The same completion, streamed and put together again."""
-        body = {**request.body(self._server.endpoint.served_name), "stream": True}
+        body = {**self._body(request), "stream": True}
         body["stream_options"] = {"include_usage": True}
         parts: list[dict[str, Any]] = []
         with (
@@ -134,7 +138,7 @@ class Asker:
 
     def abort(self, request: Request) -> None:
         """Start a streamed completion and hang up after its first chunk."""
-        body = {**request.body(self._server.endpoint.served_name), "stream": True}
+        body = {**self._body(request), "stream": True}
         with (
             self._server.endpoint.http(timeout_s=self._timeout_s) as http,
             http.stream("POST", "/v1/completions", json=body) as answer,
@@ -167,11 +171,22 @@ class Asker:
         return self.need(answer.positions, "log-probabilities (logprobs)")
 
     def _ask(self, http: httpx.Client, request: Request) -> Answer:
-        body = request.body(self._server.endpoint.served_name)
-        answer = http.post("/v1/completions", json=body)
+        answer = http.post("/v1/completions", json=self._body(request))
+        if answer.status_code in _NOT_UNDERSTOOD and not self._documented:
+            self._plain = True  # it takes nothing beside the API's own fields
+            answer = http.post("/v1/completions", json=self._body(request))
+            if answer.status_code in _NOT_UNDERSTOOD:
+                refusal = Refused(answer.status_code, answer.text)
+                raise NotRun(f"this check needs a request that the engine does not take: {refusal}")
         if answer.status_code != 200:
             raise Refused(answer.status_code, answer.text)
         return parse(answer.json())
+
+    def _body(self, request: Request) -> dict[str, Any]:
+        body = request.body(self._server.endpoint.served_name)
+        if self._plain:
+            return {key: value for key, value in body.items() if key in _OF_THE_API}
+        return body
 
 
 def parse(content: Mapping[str, Any]) -> Answer:

@@ -135,8 +135,10 @@ class Continuations:
             if different is not None:
                 return f"{prompt.name!r} {how}: {different}"
         if answer.positions is None or alone.positions is None:
-            self._asker.need(answer.ids or None, "token ids or log-probabilities")
-            return None
+            if agreement.same_tokens(alone, answer) is None:
+                return None
+            self._asker.need(None, "log-probabilities, to tell two right choices from a wrong one,")
+        assert answer.positions is not None and alone.positions is not None
         found = agreement.judge(answer.positions, alone.positions, self.bound, self._again(prompt))
         if found.disagreement is not None:
             return f"{prompt.name!r} {how}, against the same alone: {found.disagreement}"
