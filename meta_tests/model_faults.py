@@ -257,14 +257,16 @@ def clean_runs(checkpoint: Path, configuration: str, count: int) -> int:
     """The catalogue's tests on the intact model, again and again on one start of the server."""
     passed = 0
     started = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        with SabotagedServer(checkpoint, Path(folder), configuration) as server:
-            for _ in range(count):
-                finding = judge(server, CLEAN, every_test(), Path(folder))
-                passed += not finding.failed
-                wall = time.monotonic() - started
-                print(f"== {passed} of {count}: {finding.failed or 'all passed'}, {finding.seconds} s "
-                      f"({wall:.0f} s with the start)", flush=True)  # fmt: skip
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        SabotagedServer(checkpoint, Path(folder), configuration) as server,
+    ):
+        for _ in range(count):
+            finding = judge(server, CLEAN, every_test(), Path(folder))
+            passed += not finding.failed
+            wall = time.monotonic() - started
+            said = finding.failed or "all passed"
+            print(f"== {passed} of {count}: {said}, {wall:.0f} s with the start", flush=True)
     return 0 if passed == count else 1
 
 
