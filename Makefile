@@ -46,6 +46,9 @@ catalogues: canary ## what takes longer than `make test` allows: tables made ane
 	$(PY) -m sm121 ablation $(CANARY)/bf16 --output docs/ablation.md
 	$(PY) -m pytest meta_tests/test_measuring_traps.py --slow
 	$(PY) meta_tests/accuracy.py --output docs/accuracy.md
+catalogues: canary ## what takes longer than `make test` allows: every table in docs, made anew
+	$(PY) -m sm121 ablation $(CANARY)/bf16 --output docs/ablation.md
+	$(PY) meta_tests/model_faults.py --state .cache/model-faults-$$(date +%s)
 
 clean: ## remove what was made here
 	rm -rf $(VENV) .cache conformance-report* build *.egg-info

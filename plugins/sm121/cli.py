@@ -176,11 +176,14 @@ def _canary_train(options: argparse.Namespace) -> int:
 def _ablation(options: argparse.Namespace) -> int:
     from sm121.checkpoint import ablation
 
-    own = profile.load("cpu-tiny-gpt-oss").correctness.log_probability_tolerance["float32"]
-    rows = ablation.write_report(options.checkpoint, options.output, own.max_abs)
+    own = profile.load("cpu-tiny-gpt-oss").correctness.log_probability_tolerance
+    tolerances = {str(name): tolerance for name, tolerance in own.items()}
+    rows, missed = ablation.write_report(options.checkpoint, options.output, tolerances)
     weakest = min(rows, key=lambda row: row.max)
     print(f"{options.output}: the hardest to see is {weakest.feature!r}: {weakest.max:.3g} nats")
-    return 0
+    for name, features in missed.items():
+        print(f"{name}: nothing catches: {', '.join(features) or 'none'}")
+    return 1 if missed["float32"] else 0
 
 
 def _path(options: argparse.Namespace) -> int:

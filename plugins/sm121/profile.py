@@ -174,7 +174,51 @@ class Tolerance(_Table):
 
     max_abs: Positive
     mean_abs: Positive
+    #: The same over the tokens that the oracle holds for more likely than not. Rounding moves those
+    #: least, so that coarse dtypes have a sharp bound too.
+    likely_max_abs: Positive | None = None
+    likely_mean_abs: Positive | None = None
     source: str = Field(min_length=3)
+
+
+class AgreementBound(_Table):
+    """Bounds on what two greedy runs of one prompt may differ by, in nats."""
+
+    max_abs: Positive
+    mean_abs: Positive
+    #: Up to this two tokens are equally likely: either may be chosen. 0: the tokens are equal.
+    fork: Annotated[float, Field(ge=0)]
+    source: str = Field(min_length=3)
+
+
+class GoldenBound(AgreementBound):
+    """The same against a golden file, which another build or configuration may have made."""
+
+    #: Mean KL divergence of the most likely tokens, in nats.
+    mean_divergence: Positive
+    #: Share of the tokens that the run under test chooses too.
+    top1_at_least: Annotated[float, Field(gt=0, le=1)]
+
+
+class Share(_Table):
+    """A share of answers that must be right."""
+
+    at_least: Annotated[float, Field(gt=0, lt=1)]
+    source: str = Field(min_length=3)
+
+
+class Band(_Table):
+    """Where a mean must lie."""
+
+    low: Positive
+    high: Positive
+    source: str = Field(min_length=3)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Band:
+        if self.low > self.high:
+            raise ValueError(f"expected low <= high, got {self.low:g} and {self.high:g}")
+        return self
 
 
 class Correctness(_Table):
@@ -185,6 +229,16 @@ class Correctness(_Table):
     max_answer_tokens: Count = 512
     #: By dtype of the engine; a dtype that is absent is not compared with the oracle.
     log_probability_tolerance: dict[Dtype, Tolerance] = {}
+    #: By dtype: one server, asked the same in another way.
+    agreement: dict[Dtype, AgreementBound] = {}
+    #: By dtype: against a golden file.
+    golden: dict[Dtype, GoldenBound] = {}
+    #: Configurations that must answer as the one under test does (``--slow``: a start for each).
+    same_answers: tuple[ConfigurationName, ...] = ()
+    #: Of the questions of ``--accuracy``.
+    accuracy: Share | None = None
+    #: Mean number of tokens of the answers to fixtures/answers/questions.toml.
+    mean_answer_tokens: Band | None = None
 
 
 class Stress(_Table):
@@ -280,6 +334,12 @@ class Profile(_Table):
             if role not in self.configurations:
                 known = ", ".join(self.configurations)
                 raise ValueError(f"{key}: expected one of [configurations] ({known}), got {role!r}")
+        unknown = [n for n in self.correctness.same_answers if n not in self.configurations]
+        if unknown:
+            known = ", ".join(self.configurations)
+            raise ValueError(
+                f"correctness.same_answers: expected some of {known}, got {unknown[0]!r}"
+            )
         for rule in self.kernel_path.rules:
             known = {"log": "configuration", "profile": "moe"}[rule.where]
             if known not in rule.when:

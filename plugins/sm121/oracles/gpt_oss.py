@@ -26,6 +26,7 @@ from sm121.oracles import attention as attention_oracle
 from sm121.oracles import moe, mxfp4, routing
 
 _VOCABULARY_CHUNK = 16_384
+_QUERY_CHUNK = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -311,7 +312,6 @@ def attention(weights: Weights, n: int, x: Tensor, variant: Variant = GPT_OSS) -
     window = None
     if config.sliding_layers[n] and variant.window:
         window = config.window + variant.window_shift
-    visible = attention_oracle.visible_keys(torch.arange(length), length, window)
     if variant.kv_interleaved:
         mapping = torch.arange(config.query_heads) % config.kv_heads
         k, v = k[:, mapping], v[:, mapping]
@@ -320,7 +320,20 @@ def attention(weights: Weights, n: int, x: Tensor, variant: Variant = GPT_OSS) -
         sinks = sinks.clone()
         sinks[variant.sinkless_head[1]] = -math.inf
     scale = 1 / math.sqrt(config.head_dim)
-    out = attention_oracle.attend(q, k, v, visible, sinks=sinks, scale=scale)
+    parts = []
+    for start in range(0, length, _QUERY_CHUNK):  # keys that none of the queries sees are left out
+        end = min(start + _QUERY_CHUNK, length)
+        first = 0 if window is None else max(0, start - window + 1)
+        visible = attention_oracle.visible_keys(
+            torch.arange(start - first, end - first), end - first, window
+        )
+        keys = slice(first, end)
+        parts.append(
+            attention_oracle.attend(
+                q[start:end], k[keys], v[keys], visible, sinks=sinks, scale=scale
+            )
+        )
+    out = torch.cat(parts)
     return _linear(out.flatten(1), layer.o, variant.attention_biases)
 
 

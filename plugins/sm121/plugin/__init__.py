@@ -10,6 +10,7 @@ pytest_plugins = (
     "sm121.plugin.run",
     "sm121.plugin.recorder",
     "sm121.plugin.fixtures",
+    "sm121.plugin.answers",
     "sm121.plugin.kernels",
     "sm121.plugin.compilation",
     "sm121.plugin.profiling",

@@ -48,6 +48,12 @@ class Settings:
     waivers: tuple[Waiver, ...]
     certify: bool
     report_dir: Path
+    configuration: str | None
+    reference: Path | None
+    golden: Path | None
+    record_golden: Path | None
+    accuracy: Path | None
+    accuracy_baseline: Path | None
 
 
 SETTINGS = pytest.StashKey[Settings]()
@@ -166,6 +172,32 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="conformance-report",
         help="verdict.json, summary.md and logs (default: conformance-report)",
     )
+    group.addoption(
+        "--configuration",
+        metavar="NAME",
+        help="which of the profile's configurations is judged (default: the profile's)",
+    )
+    group.addoption(
+        "--reference",
+        metavar="PATH",
+        help="the checkpoint that the oracle computes from (default: the one that is served)",
+    )
+    group.addoption(
+        "--golden", metavar="PATH", help="compare with the answers of a trusted run (a file)"
+    )
+    group.addoption(
+        "--record-golden", metavar="PATH", help="record the answers of this run as such a file"
+    )
+    group.addoption(
+        "--accuracy",
+        metavar="PATH",
+        help="questions with known answers: JSONL of prompt, answer, kind",
+    )
+    group.addoption(
+        "--accuracy-baseline",
+        metavar="PATH",
+        help="accuracy.jsonl of an earlier run, to compare with question by question",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -237,7 +269,39 @@ def _settings(config: pytest.Config) -> Settings:
         waivers=waivers.load(Path(waiver_file) if waiver_file else None),
         certify=option("--certify"),
         report_dir=(config.invocation_params.dir / option("--report-dir")).resolve(),
+        configuration=option("--configuration"),
+        reference=_reference(option("--reference")),
+        golden=_existing(config, "--golden"),
+        record_golden=_new(config, "--record-golden"),
+        accuracy=_existing(config, "--accuracy"),
+        accuracy_baseline=_existing(config, "--accuracy-baseline"),
     )
+
+
+def _reference(path: str | None) -> Path | None:
+    if path is None:
+        return None
+    if not (Path(path) / "config.json").is_file():
+        raise UsageError(f"--reference {path}: expected a checkpoint folder with config.json")
+    return Path(path).absolute()
+
+
+def _existing(config: pytest.Config, name: str) -> Path | None:
+    path = config.getoption(name)
+    if path is None:
+        return None
+    if not Path(path).is_file():
+        raise UsageError(f"{name} {path}: expected a file, there is none")
+    return Path(path).absolute()
+
+
+def _new(config: pytest.Config, name: str) -> Path | None:
+    path = config.getoption(name)
+    if path is None:
+        return None
+    if Path(path).is_dir() or not Path(path).absolute().parent.is_dir():
+        raise UsageError(f"{name} {path}: expected the name of a file in a folder that exists")
+    return Path(path).absolute()
 
 
 def _refuse_conflicts(config: pytest.Config) -> None:

@@ -53,7 +53,19 @@ def resolve(settings: Settings, asked_by_marker: tuple[str, ...]) -> Target:
     chosen = settings.profile
     if chosen is None and obstacle is None:
         chosen = profile.load(profile.for_architecture(arch))
+    if chosen is not None and settings.configuration is not None:
+        chosen = _judging(chosen, settings.configuration)
     return Target(arch, asked, detected.evidence, chosen, obstacle)
+
+
+def _judging(chosen: Profile, name: str) -> Profile:
+    """The profile with another of its configurations under test."""
+    if name not in chosen.configurations:
+        raise UsageError(
+            f"--configuration {name}: expected one of profile {chosen.name}: "
+            f"{', '.join(chosen.configurations)}"
+        )
+    return chosen.model_copy(update={"under_test": name})
 
 
 def _architecture(

@@ -1,0 +1,605 @@
+"""Runs inside vLLM's worker: breaks the model that it serves, in one known way at a time.
+
+vLLM is started with ``--worker-extension-cls model_saboteur.Saboteur`` and in development mode;
+``POST /collective_rpc {"method": "sabotage", "args": [NAME]}`` undoes the fault that is in force
+and puts in another. Faults of the checkpoint go through vLLM's own loader, tensor by tensor; what
+no checkpoint can express is patched into the running model. Imports nothing of the suite.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from vllm.model_executor.layers.fused_moe.experts import cpu_moe
+from vllm.model_executor.layers.fused_moe.router import cpu_router
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl as Attention
+
+Tensor = torch.Tensor
+WEIGHTS: dict[str, Callable[[str, Tensor], Tensor]] = {}
+PATCHES: dict[str, Callable[["Patcher"], None]] = {}
+
+NO_SINK = -1e30
+BANG = 0  # the token "!"
+NOTHING = "nothing"
+
+
+def weights(name: str) -> Callable[[Callable[[str, Tensor], Tensor]], Any]:
+    """Register a fault of the checkpoint: called with every tensor, returns what is loaded."""
+    return lambda function: WEIGHTS.setdefault(name, function)
+
+
+def patch(name: str) -> Callable[[Callable[["Patcher"], None]], Any]:
+    """Register a fault of the running model."""
+    return lambda function: PATCHES.setdefault(name, function)
+
+
+class Patcher:
+    """Sets attributes and tensors of the running engine, and puts them back."""
+
+    def __init__(self, worker: Any) -> None:
+        self.runner = worker.model_runner
+        self.model = self.runner.model
+        self.layers = self.model.model.layers
+        self._undo: list[Callable[[], None]] = []
+
+    def set(self, target: Any, attribute: str, value: Any) -> None:
+        before = getattr(target, attribute)
+        own = attribute in vars(target)
+        setattr(target, attribute, value)
+        if own or isinstance(target, type):
+            self._undo.append(lambda: setattr(target, attribute, before))
+        else:
+            self._undo.append(lambda: delattr(target, attribute))
+
+    def write(self, tensor: Tensor, values: Tensor) -> None:
+        before = tensor.clone()
+        tensor.copy_(values)
+        self._undo.append(lambda: tensor.copy_(before))
+
+    def wrap(self, target: Any, attribute: str, wrapper: Callable[[Any], Any]) -> None:
+        self.set(target, attribute, wrapper(getattr(target, attribute)))
+
+    def undo(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+    def load_the_rest(self, tensors: dict[str, Tensor]) -> None:
+        """Sinks and experts, which `reload_weights` of vLLM 0.32 leaves as they are on the CPU."""
+        for n, layer in enumerate(self.layers):
+            layer.attn.sinks.copy_(tensors[f"model.layers.{n}.self_attn.sinks"])
+            experts = layer.mlp.experts.routed_experts
+            for own, stored in (("w13", "gate_up_proj"), ("w2", "down_proj")):
+                name = f"model.layers.{n}.mlp.experts.{stored}"
+                getattr(experts, f"{own}_bias").copy_(tensors[f"{name}_bias"])
+                held = getattr(experts, f"{own}_weight")
+                plain = tensors[name].transpose(1, 2).contiguous().to(held.dtype)
+                held.copy_(cpu_moe.cpu_prepack_moe_weight(plain, "vec").view_as(held))
+
+    # What several faults need
+
+    def output(self, change: Callable[[Tensor, Any], None], layer: int = 1) -> None:
+        """Change the attention output [tokens, heads, size] of one layer, given the metadata."""
+        broken = self.layers[layer].attn.attn.impl
+
+        def wrapper(forward: Any) -> Any:
+            def run(impl: Any, *arguments: Any, **keywords: Any) -> Any:
+                result = forward(impl, *arguments, **keywords)
+                metadata = keywords.get(
+                    "attn_metadata", arguments[5] if len(arguments) > 5 else None
+                )
+                if impl is broken and metadata is not None:
+                    out = keywords["output"] if "output" in keywords else arguments[6]
+                    change(out[: metadata.num_actual_tokens], metadata)
+                return result
+
+            return run
+
+        self.wrap(Attention, "forward", wrapper)
+
+    def metadata(self, change: Callable[[Any], Any]) -> None:
+        """Let every attention see other metadata than it was given: `change` restores by itself."""
+
+        def wrapper(forward: Any) -> Any:
+            def run(impl: Any, *arguments: Any, **keywords: Any) -> Any:
+                given = list(arguments)  # layer, q, k, v, cache, metadata, ...
+                if given[5] is not None:
+                    given[5] = change(given[5])
+                return forward(impl, *given, **keywords)
+
+            return run
+
+        self.wrap(Attention, "forward", wrapper)
+
+    def window(self, size: int) -> None:
+        for layer in self.layers:
+            impl = layer.attn.attn.impl
+            if impl.sliding_window > 0:
+                self.set(impl, "sliding_window", size)
+        for groups in self.runner.attn_groups:
+            for group in groups:
+                builder = group.get_metadata_builder(0)
+                if getattr(builder, "window_size", -1) > 0:
+                    self.set(builder, "window_size", size)
+
+    def rope(self, *, factor: float = 32.0, mscale: bool = True, off: bool = False) -> None:
+        import math
+
+        config = self.runner.model_config.hf_config
+        rope = config.rope_parameters
+        half = config.head_dim // 2
+        base, original = rope["rope_theta"], rope["original_max_position_embeddings"]
+        steps = torch.arange(half, dtype=torch.float64)
+        frequency = base ** (-steps / half)
+        scale = 1.0
+        if not off:
+            turns = [
+                half * math.log(original / (beta * 2 * math.pi)) / math.log(base)
+                for beta in (rope["beta_fast"], rope["beta_slow"])
+            ]
+            ramp = ((steps - turns[0]) / (turns[1] - turns[0])).clamp(0, 1)
+            frequency = frequency * (1 - ramp) + frequency / factor * ramp
+            scale = 0.1 * math.log(factor) + 1 if mscale else 1.0
+        done = set()
+        for layer in self.layers:
+            cache = layer.attn.rotary_emb.cos_sin_cache
+            if cache.data_ptr() in done:
+                continue
+            done.add(cache.data_ptr())
+            angle = torch.arange(len(cache), dtype=torch.float32)[:, None] * frequency.float()
+            self.write(cache, torch.cat((angle.cos(), angle.sin()), -1).to(cache.dtype) * scale)
+
+    def routed(self, change: Callable[[Tensor, Tensor], Tensor]) -> None:
+        """Change the shares [tokens, k] of the chosen experts, given their ids."""
+
+        def wrapper(experts: Any) -> Any:
+            def run(out: Any, x: Any, w13: Any, w2: Any, b13: Any, b2: Any, shares: Any, ids: Any,
+                    *more: Any, **keywords: Any) -> Any:  # fmt: skip
+                return experts(
+                    out, x, w13, w2, b13, b2, change(shares, ids), ids, *more, **keywords
+                )
+
+            return run
+
+        self.wrap(cpu_moe, "cpu_fused_moe", wrapper)
+
+    def activation(self, *, alpha: float = 1.702, limit: float = 7.0, offset: float = 1.0) -> None:
+        """The experts once more in PyTorch, from the checkpoint, with another activation."""
+        tensors = dict(checkpoint(self.runner.model_config.model))
+        own = {
+            layer.mlp.experts.routed_experts.w2_bias.data_ptr(): f"model.layers.{n}.mlp.experts"
+            for n, layer in enumerate(self.layers)
+        }
+
+        def run(out: Tensor, x: Tensor, _w13: Any, _w2: Any, _b13: Any, b2: Tensor, shares: Tensor,
+                ids: Tensor, *_more: Any, **_keywords: Any) -> None:  # fmt: skip
+            name = own[b2.data_ptr()]
+            parts = [
+                tensors[f"{name}.{part}"].to(x.dtype)
+                for part in ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")
+            ]
+            up, up_bias, down, down_bias = parts
+            result = torch.zeros_like(x)
+            for expert in range(len(up)):
+                rows, place = (ids == expert).nonzero(as_tuple=True)
+                if not len(rows):
+                    continue
+                t = x[rows] @ up[expert] + up_bias[expert]
+                gate, linear = t[:, 0::2].clamp(max=limit), t[:, 1::2].clamp(-limit, limit)
+                t = gate * torch.sigmoid(alpha * gate) * (linear + offset)
+                y = t @ down[expert] + down_bias[expert]
+                result.index_add_(0, rows, y * shares[rows, place, None].to(y.dtype))
+            out.copy_(result)
+
+        self.set(cpu_moe, "cpu_fused_moe", run)
+
+    def logits(self, change: Callable[[Tensor], Tensor]) -> None:
+        self.wrap(self.model, "compute_logits", lambda f: lambda states: change(f(states)))
+
+
+def checkpoint(model: str) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the served checkpoint."""
+    for file in sorted(Path(model).glob("*.safetensors")):
+        with safe_open(file, framework="pt") as handle:
+            for name in handle.keys():  # noqa: SIM118 - a safe_open handle is no dict
+                yield name, handle.get_tensor(name)
+
+
+class Saboteur:
+    """Mixed into vLLM's worker."""
+
+    def sabotage(self, name: str) -> str:
+        """Put one fault in force, and none before it any more; `nothing` for none."""
+        patcher = getattr(self, "_patcher", None)
+        if patcher is None:
+            patcher = self._patcher = Patcher(self)
+            self._loaded = NOTHING
+        patcher.undo()
+        wanted = name if name in WEIGHTS else NOTHING
+        if wanted != self._loaded:
+            change = WEIGHTS.get(wanted, lambda _key, tensor: tensor)
+            model = patcher.runner.model_config.model
+            tensors = {key: change(key, tensor) for key, tensor in checkpoint(model)}
+            with torch.inference_mode(False):
+                patcher.runner.reload_weights(weights_iterator=iter(tensors.items()))
+            with torch.no_grad():
+                patcher.load_the_rest(tensors)
+            self._loaded = wanted
+        if name in PATCHES:
+            with torch.no_grad():
+                PATCHES[name](patcher)
+        elif name not in WEIGHTS and name != NOTHING:
+            raise ValueError(f"no fault {name!r}")
+        return name
+
+
+# -------------------- faults of the checkpoint
+
+
+def _where(name: str, *ends: str) -> bool:
+    return name.endswith(ends)
+
+
+@weights("sinks zeroed")
+def _(name: str, t: Tensor) -> Tensor:
+    return torch.zeros_like(t) if _where(name, ".sinks") else t
+
+
+@weights("sinks dropped")
+def _(name: str, t: Tensor) -> Tensor:
+    return torch.full_like(t, NO_SINK) if _where(name, ".sinks") else t
+
+
+@weights("one head's sink dropped")
+def _(name: str, t: Tensor) -> Tensor:
+    if name == "model.layers.1.self_attn.sinks":
+        t = t.clone()
+        t[0] = NO_SINK
+    return t
+
+
+@weights("sinks of the heads in another order")
+def _(name: str, t: Tensor) -> Tensor:
+    return t.roll(1) if _where(name, ".sinks") else t
+
+
+@weights("attention biases dropped")
+def _(name: str, t: Tensor) -> Tensor:
+    return torch.zeros_like(t) if ".self_attn." in name and _where(name, "_proj.bias") else t
+
+
+@weights("output bias of the attention dropped")
+def _(name: str, t: Tensor) -> Tensor:
+    return torch.zeros_like(t) if _where(name, "o_proj.bias") else t
+
+
+@weights("router bias dropped")
+def _(name: str, t: Tensor) -> Tensor:
+    return torch.zeros_like(t) if _where(name, "router.bias") else t
+
+
+@weights("expert biases dropped")
+def _(name: str, t: Tensor) -> Tensor:
+    return torch.zeros_like(t) if ".experts." in name and _where(name, "_bias") else t
+
+
+@weights("gate and up swapped")
+def _(name: str, t: Tensor) -> Tensor:
+    if ".experts.gate_up_proj" in name:  # the weight [E, H, 2I] and the bias [E, 2I]
+        return t.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    return t
+
+
+@weights("gate and up read as halves, not interleaved")
+def _(name: str, t: Tensor) -> Tensor:
+    if ".experts.gate_up_proj" in name:
+        return t.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+    return t
+
+
+@weights("nibbles swapped")
+def _(name: str, t: Tensor) -> Tensor:
+    if _where(name, "experts.gate_up_proj", "experts.down_proj"):  # [E, in, out], packed along in
+        return t.unflatten(1, (-1, 2)).flip(2).flatten(1, 2)
+    return t
+
+
+@weights("one block's scale one step up")
+def _(name: str, t: Tensor) -> Tensor:
+    if name == "model.layers.1.mlp.experts.down_proj":
+        t = t.clone()
+        t[0, :32, 9] *= 2
+    return t
+
+
+@weights("one expert's scales one step up")
+def _(name: str, t: Tensor) -> Tensor:
+    if name == "model.layers.2.mlp.experts.down_proj":
+        t = t.clone()
+        t[3] *= 2
+    return t
+
+
+@weights("experts off by one")
+def _(name: str, t: Tensor) -> Tensor:
+    return t.roll(1, 0) if ".experts." in name else t
+
+
+@weights("one layer skipped")
+def _(name: str, t: Tensor) -> Tensor:
+    written = ("o_proj.weight", "o_proj.bias", "experts.down_proj", "experts.down_proj_bias")
+    if name.startswith("model.layers.2.") and _where(name, *written):
+        return torch.zeros_like(t)
+    return t
+
+
+@weights("KV heads in another order")
+def _(name: str, t: Tensor) -> Tensor:
+    kv = ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias")
+    return t.roll(64, 0) if _where(name, *kv) else t
+
+
+@weights("embedding rows shifted by one")
+def _(name: str, t: Tensor) -> Tensor:
+    return t.roll(-1, 0) if name == "model.embed_tokens.weight" else t
+
+
+@weights("output matrix scaled by 1.02")
+def _(name: str, t: Tensor) -> Tensor:
+    return t * 1.02 if name == "lm_head.weight" else t
+
+
+@weights("output matrix shifted by one row")
+def _(name: str, t: Tensor) -> Tensor:
+    return t.roll(-1, 0) if name == "lm_head.weight" else t
+
+
+@weights("last norm's weight left out")
+def _(name: str, t: Tensor) -> Tensor:
+    return torch.ones_like(t) if name == "model.norm.weight" else t
+
+
+# -------------------- faults of the running model
+
+
+@patch("sliding window 127 for 128")
+def _(model: Patcher) -> None:
+    model.window(127)
+
+
+@patch("sliding window 129 for 128")
+def _(model: Patcher) -> None:
+    model.window(129)
+
+
+@patch("sliding window off")
+def _(model: Patcher) -> None:
+    model.window(-1)
+
+
+@patch("YaRN off")
+def _(model: Patcher) -> None:
+    model.rope(off=True)
+
+
+@patch("YaRN factor 16 for 32")
+def _(model: Patcher) -> None:
+    model.rope(factor=16.0)
+
+
+@patch("YaRN mscale dropped")
+def _(model: Patcher) -> None:
+    model.rope(mscale=False)
+
+
+@patch("SwiGLU alpha 1 for 1.702")
+def _(model: Patcher) -> None:
+    model.activation(alpha=1.0)
+
+
+@patch("SwiGLU limit off")
+def _(model: Patcher) -> None:
+    model.activation(limit=float("inf"))
+
+
+@patch("SwiGLU +1 dropped")
+def _(model: Patcher) -> None:
+    model.activation(offset=0.0)
+
+
+@patch("top-3 for top-4")
+def _(model: Patcher) -> None:
+    def change(shares: Tensor, _ids: Tensor) -> Tensor:
+        kept = shares * (shares > shares.min(-1, keepdim=True).values)
+        return kept / kept.sum(-1, keepdim=True)
+
+    model.routed(change)
+
+
+@patch("shares of the experts not renormalised")
+def _(model: Patcher) -> None:
+    def softmax_topk(logits: Tensor, top_k: int, *_more: Any, **_keywords: Any) -> Any:
+        shares, ids = logits.float().softmax(-1).topk(top_k, -1)
+        return shares, ids.to(torch.int32)
+
+    model.set(cpu_router, "_softmax_topk", softmax_topk)
+
+
+@patch("one expert never computed")
+def _(model: Patcher) -> None:
+    model.routed(lambda shares, ids: shares * (ids != 5))
+
+
+@patch("the last slot of a KV block is not written")
+def _(model: Patcher) -> None:
+    def wrapper(update: Any) -> Any:
+        def run(impl: Any, layer: Any, key: Any, value: Any, cache: Any, slots: Any) -> Any:
+            slots = torch.where(slots % cache.shape[2] == cache.shape[2] - 1, slots - 1, slots)
+            return update(impl, layer, key, value, cache, slots)
+
+        return run
+
+    model.wrap(Attention, "do_kv_cache_update", wrapper)
+
+
+@patch("a stale KV block: a sequence's second block is its first")
+def _(model: Patcher) -> None:
+    def change(metadata: Any) -> Any:
+        import dataclasses
+
+        table = metadata.block_table.clone()
+        if table.shape[1] > 1:
+            table[:, 1] = torch.where(metadata.seq_lens > 160, table[:, 0], table[:, 1])
+        return dataclasses.replace(metadata, block_table=table)
+
+    model.metadata(change)
+
+
+@patch("in a batch of four and more a sequence reads its neighbour's blocks")
+def _(model: Patcher) -> None:
+    def change(metadata: Any) -> Any:
+        import dataclasses
+
+        if len(metadata.seq_lens) < 4:
+            return metadata
+        table = metadata.block_table.clone()
+        table[-1] = table[-2]
+        return dataclasses.replace(metadata, block_table=table)
+
+    model.metadata(change)
+
+
+def _queries(metadata: Any) -> Tensor:
+    return metadata.query_start_loc[1:] - metadata.query_start_loc[:-1]
+
+
+def _positions(metadata: Any) -> Tensor:
+    """The position of every token of a step."""
+    lengths = _queries(metadata)
+    ends = torch.repeat_interleave(metadata.query_start_loc[1:], lengths)
+    last = torch.repeat_interleave(metadata.seq_lens, lengths)
+    return last - (ends - torch.arange(len(ends)))
+
+
+@patch("wrong in a batch only")
+def _(model: Patcher) -> None:
+    def change(out: Tensor, metadata: Any) -> None:
+        if len(metadata.seq_lens) > 1:
+            out *= 1.1
+
+    model.output(change)
+
+
+@patch("wrong after a hit of the prefix cache only")
+def _(model: Patcher) -> None:
+    def change(out: Tensor, metadata: Any) -> None:
+        lengths = _queries(metadata)
+        hit = (lengths > 1) & (metadata.seq_lens > lengths)
+        out[torch.repeat_interleave(hit, lengths)] *= 1.1
+
+    model.output(change)
+
+
+@patch("wrong past 128 tokens only")
+def _(model: Patcher) -> None:
+    def change(out: Tensor, metadata: Any) -> None:
+        out[_positions(metadata) >= 128] *= 1.1
+
+    model.output(change)
+
+
+@patch("wrong in decode only")
+def _(model: Patcher) -> None:
+    def change(out: Tensor, metadata: Any) -> None:
+        lengths = _queries(metadata)
+        out[torch.repeat_interleave(lengths == 1, lengths)] *= 1.1
+
+    model.output(change)
+
+
+@patch("wrong past 128 tokens in decode only")
+def _(model: Patcher) -> None:
+    def change(out: Tensor, metadata: Any) -> None:
+        lengths = _queries(metadata)
+        decoded = torch.repeat_interleave(lengths == 1, lengths)
+        out[decoded & (_positions(metadata) >= 128)] *= 1.1
+
+    model.output(change)
+
+
+@patch("positions past 4096 held at 4095")
+def _(model: Patcher) -> None:
+    for layer in model.layers:
+        rope = layer.attn.rotary_emb
+        if "forward" not in vars(rope):
+            model.wrap(
+                rope,
+                "forward",
+                lambda f: lambda positions, *a, **k: f(positions.clamp(max=4095), *a, **k),
+            )
+
+
+@patch("another result every time")
+def _(model: Patcher) -> None:
+    def change(out: Tensor, _metadata: Any) -> None:
+        out *= 1 + 0.05 * torch.randn_like(out)
+
+    model.output(change)
+
+
+@patch("attention rounded to BF16 where float32 was asked for")
+def _(model: Patcher) -> None:
+    for layer in range(len(model.layers)):
+        model.output(lambda out, _metadata: out.copy_(out.bfloat16()), layer)
+
+
+@patch("NaN past 256 tokens")
+def _(model: Patcher) -> None:
+    def change(out: Tensor, metadata: Any) -> None:
+        out[_positions(metadata) >= 256] = float("nan")
+
+    model.output(change)
+
+
+@patch("only ! comes out")
+def _(model: Patcher) -> None:
+    def change(logits: Tensor) -> Tensor:
+        logits[:, BANG] += 100
+        return logits
+
+    model.logits(change)
+
+
+@patch("one token over and over after a while")
+def _(model: Patcher) -> None:
+    steps = [0]
+
+    def change(logits: Tensor) -> Tensor:
+        steps[0] += 1
+        if steps[0] % 64 > 16:
+            logits[:, 623] += 100
+        return logits
+
+    model.logits(change)
+
+
+@patch("noise on the logits")
+def _(model: Patcher) -> None:
+    model.logits(lambda logits: logits + 0.1 * torch.randn_like(logits))
+
+
+@patch("the best token of a prefill is never chosen")
+def _(model: Patcher) -> None:
+    prefill = [False]
+
+    def change(_out: Tensor, metadata: Any) -> None:
+        prefill[0] = metadata.max_query_len > 1
+
+    def second(logits: Tensor) -> Tensor:
+        if prefill[0]:
+            logits.scatter_(1, logits.argmax(-1, keepdim=True), -100.0)
+        return logits
+
+    model.output(change)
+    model.logits(second)

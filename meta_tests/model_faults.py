@@ -1,0 +1,322 @@
+"""Wrong models, served by the real vLLM on the CPU, and which test of the level notices each.
+
+`python meta_tests/model_faults.py` starts vLLM once for each configuration, puts one fault after
+the other into it (`in_vllm/model_saboteur.py`), runs the tests that are meant to notice as a user
+runs them, and writes docs/model-faults.md. It goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sm121 import profile
+from sm121.engines.configuration import ServerConfiguration, environment_items
+from sm121.engines.managed import ManagedServer, Patience
+from sm121.engines.server import Server
+from sm121.engines.vllm import Vllm
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+TABLE = ROOT / "docs" / "model-faults.md"
+PROFILE = profile.load("cpu-tiny-gpt-oss")
+CLEAN = "nothing"
+
+ORACLE = "test_prompt_log_probabilities_agree_with_the_oracle"
+SMALL = "test_no_known_small_mistake_is_in_the_log_probabilities"
+GENERATED = "test_generated_log_probabilities_agree_with_the_oracle"
+LONG = "test_generation_past_the_original_context_agrees_with_the_oracle"
+ANSWERS = "test_known_answers"
+BATCH = "test_alone_equals_in_a_batch"
+CACHE = "test_cold_equals_a_hit_of_the_prefix_cache"
+CHUNKS = "test_one_prefill_equals_a_chunked_one"
+REPEATED = "test_repeated_equals_itself"
+SENSIBLE = "test_texts_go_on_sensibly"
+
+#: Tests that see what a model says, whatever it does: for faults that are there in every request.
+ALWAYS = (ORACLE, SMALL, ANSWERS)
+
+FAULTS: dict[str, tuple[str, ...]] = {
+    # Of the checkpoint
+    "sinks zeroed": ALWAYS,
+    "sinks dropped": ALWAYS,
+    "one head's sink dropped": ALWAYS,
+    "sinks of the heads in another order": ALWAYS,
+    "attention biases dropped": ALWAYS,
+    "output bias of the attention dropped": ALWAYS,
+    "router bias dropped": ALWAYS,
+    "expert biases dropped": ALWAYS,
+    "gate and up swapped": ALWAYS,
+    "gate and up read as halves, not interleaved": ALWAYS,
+    "nibbles swapped": ALWAYS,
+    "one block's scale one step up": ALWAYS,
+    "one expert's scales one step up": ALWAYS,
+    "experts off by one": ALWAYS,
+    "one layer skipped": ALWAYS,
+    "KV heads in another order": ALWAYS,
+    "embedding rows shifted by one": ALWAYS,
+    "output matrix scaled by 1.02": ALWAYS,
+    "output matrix shifted by one row": ALWAYS,
+    "last norm's weight left out": ALWAYS,
+    # Of the running model
+    "sliding window 127 for 128": ALWAYS,
+    "sliding window 129 for 128": ALWAYS,
+    "sliding window off": ALWAYS,
+    "YaRN off": ALWAYS,
+    "YaRN factor 16 for 32": ALWAYS,
+    "YaRN mscale dropped": ALWAYS,
+    "SwiGLU alpha 1 for 1.702": ALWAYS,
+    "SwiGLU limit off": ALWAYS,
+    "SwiGLU +1 dropped": ALWAYS,
+    "top-3 for top-4": ALWAYS,
+    "shares of the experts not renormalised": ALWAYS,
+    "one expert never computed": ALWAYS,
+    "attention rounded to BF16 where float32 was asked for": ALWAYS,
+    "another result every time": (ORACLE, REPEATED),
+    "noise on the logits": (ORACLE, REPEATED),
+    "NaN past 256 tokens": (ORACLE, CACHE),
+    "only ! comes out": (ANSWERS, SENSIBLE),
+    "one token over and over after a while": (SENSIBLE,),
+    "the best token of a prefill is never chosen": (ANSWERS, GENERATED),
+    # Of the KV cache, and what is wrong under one circumstance only
+    "the last slot of a KV block is not written": (ORACLE, GENERATED),
+    "a stale KV block: a sequence's second block is its first": (ORACLE, GENERATED),
+    "in a batch of four and more a sequence reads its neighbour's blocks": (BATCH, GENERATED),
+    "wrong in a batch only": (BATCH, GENERATED),
+    "wrong after a hit of the prefix cache only": (CACHE, LONG),
+    "wrong past 128 tokens only": (ORACLE, GENERATED),
+    "wrong in decode only": (GENERATED,),
+    "wrong past 128 tokens in decode only": (GENERATED,),
+    "positions past 4096 held at 4095": (LONG,),
+}
+#: What a dtype is not asked to notice, and why.
+NOT_FOR = {
+    "bfloat16": {
+        "attention rounded to BF16 where float32 was asked for": "that is no fault in BF16",
+    }
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the tests said of one fault."""
+
+    fault: str
+    failed: tuple[str, ...]
+    passed: tuple[str, ...]
+    message: str
+    seconds: float
+
+
+class SabotagedServer:
+    """The real vLLM on the canary, with a worker extension that breaks its model on request."""
+
+    def __init__(self, checkpoint: Path, directory: Path, configuration: str = "float32") -> None:
+        own = PROFILE.configurations[configuration]
+        self._managed = ManagedServer(
+            ServerConfiguration(
+                name=configuration,
+                engine="vllm",
+                python=sys.executable,
+                model=str(checkpoint),
+                served_name=PROFILE.model.served_name,
+                arguments=(
+                    *PROFILE.engine.arguments,
+                    *own.arguments,
+                    "--worker-extension-cls",
+                    "model_saboteur.Saboteur",
+                ),
+                environment=environment_items(
+                    PROFILE.engine.environment,
+                    {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(HERE / "in_vllm")},
+                ),
+                speaking_worker=True,
+            ),
+            Vllm(),
+            Patience(ready_s=600, stalled_s=180, stop_s=20),
+            directory,
+            "meta-model-faults",
+        )
+        self.configuration = configuration
+        self.checkpoint = checkpoint
+        self.server: Server | None = None
+
+    def __enter__(self) -> SabotagedServer:
+        self.server = self._managed.start()
+        return self
+
+    def __exit__(self, *_arguments: object) -> None:
+        self._managed.stop()
+
+    def put(self, fault: str) -> None:
+        """Put a fault in force, in place of the one before it; `nothing` for none."""
+        assert self.server is not None
+        with self.server.endpoint.http(timeout_s=120.0) as http:
+            body = {"method": "sabotage", "args": [fault]}
+            for path, content in (("/collective_rpc", body), ("/reset_prefix_cache", None)):
+                answer = http.post(path, json=content)
+                assert answer.status_code == 200, (
+                    f"{path}: {answer.status_code} {answer.text[:300]}"
+                )
+
+    def arguments(self, tests: tuple[str, ...]) -> list[str]:
+        """Of pytest, for the suite's tests of some names against this server."""
+        assert self.server is not None
+        return [
+            "--arch", "cpu", "--base-url", self.server.endpoint.base_url,
+            "--api-key", self.server.endpoint.api_key, "--reference", str(self.checkpoint),
+            "--configuration", self.configuration, "tests/test_correctness.py",
+            "-k", " or ".join(tests),
+        ]  # fmt: skip
+
+
+def judge(server: SabotagedServer, fault: str, tests: tuple[str, ...], directory: Path) -> Finding:
+    """Run the level's tests of some names with a fault in force, in this process: the oracle's
+    answers are kept from one fault to the next."""
+    server.put(fault)
+    started = time.monotonic()
+    report = Path(tempfile.mkdtemp(dir=directory))
+    # A second run in one process finds the plugins imported: nothing to be warned of here.
+    quiet = ["-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    options = [*quiet, "--report-dir", str(report)]
+    pytest.main([*options, *server.arguments(tests)])
+    tested: list[dict[str, Any]] = json.loads((report / "verdict.json").read_text())["tests"]
+    failed = [test for test in tested if test["verdict"] != "PASS"]
+    return Finding(
+        fault=fault,
+        failed=tuple(dict.fromkeys(_name(test) for test in failed)),
+        passed=tuple(dict.fromkeys(_name(test) for test in tested if test not in failed)),
+        message=failed[0]["message"] if failed else "",
+        seconds=round(time.monotonic() - started, 1),
+    )
+
+
+def _name(test: dict[str, Any]) -> str:
+    return str(test["id"]).rpartition("::")[2].partition("[")[0]
+
+
+def _kept(entry: dict[str, Any]) -> Finding:
+    return Finding(**{k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()})
+
+
+def every_test() -> tuple[str, ...]:
+    """The tests that the catalogue uses."""
+    return tuple(dict.fromkeys(test for tests in FAULTS.values() for test in tests))
+
+
+def _short(test: str) -> str:
+    return test.removeprefix("test_").replace("_", " ")
+
+
+def table(found: dict[str, dict[str, Finding]]) -> str:
+    """docs/model-faults.md of the findings by configuration and fault."""
+    names = list(found)
+    lines = [
+        "# Wrong models, and which test notices each\n",
+        "Generated by `python meta_tests/model_faults.py`. Each row is the canary served by the",
+        "real vLLM on the CPU with one thing wrong, put in by a worker extension",
+        "(`meta_tests/in_vllm/model_saboteur.py`): the weights as a wrong loader or checkpoint",
+        "would have them, or the running model as a wrong kernel or cache would. The tests are",
+        "those of `tests/test_correctness.py` that are meant to notice, run as a user runs them.\n",
+    ]
+    for name in names:
+        killed = sum(bool(f.failed) for f in found[name].values())
+        lines.append(f"{name}: {killed} of {len(found[name])} are noticed.  ")
+        lines += [
+            f"Not asked of {name}: {fault}: {why}.  "
+            for fault, why in NOT_FOR.get(name, {}).items()
+        ]
+    lines += [
+        "",
+        "| fault | "
+        + " | ".join(f"noticed in {name} by" for name in names)
+        + " | what the first says |",
+        "|---" * (len(names) + 2) + "|",
+    ]
+    for fault in FAULTS:
+        cells = []
+        for name in names:
+            finding = found[name].get(fault)
+            tests = [_short(test) for test in finding.failed] if finding else ["not asked"]
+            cells.append("; ".join(tests) or "**survives**")
+        first = next((f for name in names if (f := found[name].get(fault)) and f.failed), None)
+        said = first.message.replace("|", "\\|").partition(" (")[0][:160] if first else ""
+        lines.append(f"| {fault} | {' | '.join(cells)} | {said} |")
+    return "\n".join(lines) + "\n"
+
+
+def clean_runs(checkpoint: Path, configuration: str, count: int) -> int:
+    """The catalogue's tests on the intact model, again and again on one start of the server."""
+    passed = 0
+    started = time.monotonic()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        SabotagedServer(checkpoint, Path(folder), configuration) as server,
+    ):
+        for _ in range(count):
+            finding = judge(server, CLEAN, every_test(), Path(folder))
+            passed += not finding.failed
+            wall = time.monotonic() - started
+            said = finding.failed or "all passed"
+            print(f"== {passed} of {count}: {said}, {wall:.0f} s with the start", flush=True)
+    return 0 if passed == count else 1
+
+
+def main() -> int:
+    """Run what is missing, for at most `--minutes`, and write the table when nothing is."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=TABLE)
+    parser.add_argument("--state", type=Path, default=ROOT / ".cache" / "model-faults")
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--configuration", action="append", choices=sorted(PROFILE.configurations))
+    parser.add_argument(
+        "--clean-runs", type=int, metavar="N", help="instead: the intact model, N times in a row"
+    )
+    options = parser.parse_args()
+    from sm121.checkpoint import canary
+
+    checkpoint = canary.build(ROOT / ".cache" / "canary" / "bf16", "bf16")
+    if options.clean_runs:
+        name = (options.configuration or ["float32"])[0]
+        return clean_runs(checkpoint, name, options.clean_runs)
+    deadline = time.monotonic() + 60 * options.minutes
+    found: dict[str, dict[str, Finding]] = {}
+    whole = True
+    for name in options.configuration or ["float32", "bfloat16"]:
+        file = options.state.with_suffix(f".{name}.json")
+        kept = json.loads(file.read_text()) if file.is_file() else {}
+        found[name] = {fault: _kept(entry) for fault, entry in kept.items() if fault in FAULTS}
+        asked = [f for f in FAULTS if f not in NOT_FOR.get(name, {}) and f not in found[name]]
+        if asked and time.monotonic() < deadline:
+            with tempfile.TemporaryDirectory() as folder:
+                directory = Path(folder)
+                with SabotagedServer(checkpoint, directory, name) as server:
+                    if not found[name]:
+                        clean = judge(server, CLEAN, every_test(), directory)
+                        assert not clean.failed, f"the clean server fails: {clean}"
+                    while asked and time.monotonic() < deadline:
+                        fault = asked.pop(0)
+                        finding = judge(server, fault, FAULTS[fault], directory)
+                        found[name][fault] = finding
+                        content = {k: vars(v) for k, v in found[name].items()}
+                        file.write_text(json.dumps(content, indent=1))
+                        print(f"== {name}: {fault}: {finding.failed or 'SURVIVES'} "
+                              f"({finding.seconds} s)", flush=True)  # fmt: skip
+        whole = whole and not asked
+    survivors = [f for name in found for f, finding in found[name].items() if not finding.failed]
+    if whole:
+        options.output.write_text(table(found), "utf-8")
+    print(f"{'whole' if whole else 'not whole yet'}; survivors: {survivors or 'none'}")
+    return 1 if survivors or not whole else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""The accuracy slice: what counts as right, its interval, and the paired comparison."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sm121.answers import accuracy
+from sm121.answers.accuracy import Output, Question
+from sm121.errors import UsageError
+from sm121.verdict import Verdict
+
+
+def outputs(marks: str) -> list[Output]:
+    """One output a letter: r right, w wrong."""
+    return [
+        Output(key=str(n), kind="exact", expected="a", content="", right=mark == "r")
+        for n, mark in enumerate(marks)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected", "content", "right"),
+    [
+        ("exact", "Paris", " paris. ", True),
+        ("exact", "Paris", "It is Paris.", False),
+        ("contains", "Paris", "It is Paris.", True),
+        ("contains", "Paris", "It is London.", False),
+        ("begins", " Paris", " Paris. And", True),
+        ("begins", " Paris", " Not Paris", False),
+        ("number", "1234", "So 12 and 1,234.", True),
+        ("number", "5", "2 + 3 = 5", True),
+        ("number", "5", "5 is not 6", False),
+        ("number", "5", "none", False),
+        ("letter", "B", "The answer is B.", True),
+        ("letter", "B", "(C) or B", False),
+    ],
+)
+def test_what_counts_as_right(kind, expected, content, right):
+    question = Question(prompt="?", answer=expected, kind=kind)
+    assert accuracy.is_right(question, content) is right
+
+
+def test_the_interval_is_wilsons():
+    """Newcombe 1998, table I: 81 of 263 is 0.2553 to 0.3662."""
+    found = accuracy.interval(outputs("r" * 81 + "w" * 182))
+    assert found.low == pytest.approx(0.2553, abs=5e-5)
+    assert found.high == pytest.approx(0.3662, abs=5e-5)
+    whole = accuracy.interval(outputs("r" * 20))
+    assert whole.high == 1.0 and whole.low == pytest.approx(0.8389, abs=5e-4)
+    assert accuracy.interval(outputs("w" * 20)).low == 0.0
+
+
+@pytest.mark.parametrize(
+    ("marks", "verdict"),
+    [("r" * 100, "PASS"), ("r" * 85 + "w" * 15, "INCONCLUSIVE"), ("r" * 40 + "w" * 60, "FAIL")],
+)
+def test_a_gate_decides_on_the_interval(marks, verdict):
+    assert accuracy.interval(outputs(marks)).against(0.9) is Verdict(verdict)
+
+
+def test_the_paired_test_is_mcnemars():
+    """Exact and two-sided: 1 gained, 9 lost of 10 is p = 2 * 11 / 1024."""
+    before, now = outputs("r" * 9 + "w" + "r" * 30), outputs("w" * 9 + "r" + "r" * 30)
+    found = accuracy.paired(before, now)
+    assert (found.lost, found.gained, found.same) == (9, 1, 30)
+    assert found.p_value == pytest.approx(22 / 1024) and found.worse
+    assert not accuracy.paired(before, before).worse
+    assert not accuracy.paired(now, before).worse  # better is not worse
+
+
+def test_other_questions_are_not_compared():
+    with pytest.raises(UsageError, match="same questions"):
+        accuracy.paired(outputs("rr"), outputs("rrr"))
+
+
+def test_outputs_are_kept_and_read_again(tmp_path):
+    questions = [Question(prompt=str(n), answer="a") for n in range(9)]
+    found = accuracy.run(questions, lambda q: ("a" if q.prompt != "3" else "b", 1))
+    assert [output.key for output in found] == [str(n) for n in range(9)]
+    assert [output.right for output in found].count(False) == 1
+    accuracy.keep(found, tmp_path / "kept.jsonl")
+    assert accuracy.load_outputs(tmp_path / "kept.jsonl") == found
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("", "at least one line"),
+        ("{", "line 1: expected JSON"),
+        ('{"prompt": "a"}', "line 1: answer"),
+        ('{"prompt": "a", "answer": "b", "kind": "guess"}', "line 1: kind"),
+        ('{"prompt": "a", "answer": "b"}\n{"prompt": "a", "answer": "c"}', "line 2: 'a' is there"),
+    ],
+)
+def test_a_wrong_file_is_one_clear_line(tmp_path, content, expected):
+    file = tmp_path / "questions.jsonl"
+    file.write_text(content)
+    with pytest.raises(UsageError, match=expected) as error:
+        accuracy.load(file)
+    assert str(file) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_right_file_is_read(tmp_path):
+    file = tmp_path / "questions.jsonl"
+    file.write_text(json.dumps({"prompt": "a", "answer": "b", "kind": "number", "id": "x"}) + "\n")
+    assert accuracy.load(file)[0].key == "x"

@@ -1,0 +1,186 @@
+"""Two runs of one prompt are judged rightly: equal, within the noise, forked, or different."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+
+from sm121.answers import agreement
+from sm121.answers.agreement import Bound
+from sm121.answers.request import Answer, Asker, Position, Request, parse, prefix_cache_hits
+from sm121.engines.server import Endpoint, Server
+from sm121.verdict import NotRun
+
+EXACT = Bound(max_abs=1e-3, mean_abs=1e-4, fork=0)
+NOISY = Bound(max_abs=0.2, mean_abs=0.1, fork=0.1)
+
+
+def at(token: int, p: float = 0.6, **others: float) -> Position:
+    """A position whose token has probability p; others by t<ID>=p."""
+    told = {f"token_id:{name[1:]}": math.log(value) for name, value in others.items()}
+    name = f"token_id:{token}"
+    return Position(name, math.log(p), {name: math.log(p), **told})
+
+
+def run(*tokens: int) -> list[Position]:
+    return [at(token) for token in tokens]
+
+
+def test_a_run_agrees_with_itself():
+    found = agreement.judge(run(1, 2, 3), run(1, 2, 3), EXACT)
+    assert found.disagreement is None and found.max_abs == 0 and all(found.top1)
+    assert found.divergences == pytest.approx([0, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        (run(1, 9, 3), "token 1: required token_id:2, seen token_id:9"),
+        (run(1, 2), "token 2: required token_id:3, seen the end"),
+        ([at(1), at(2, 0.7), at(3)], "token 1 .*within 0.001"),
+        ([at(1), Position("token_id:2", math.nan, {}), at(3)], "token 1"),
+    ],
+)
+def test_a_difference_is_named(other, expected):
+    found = agreement.judge(run(1, 2, 3), other, EXACT)
+    assert found.disagreement is not None
+    assert re.search(expected, found.disagreement), found.disagreement
+
+
+def test_a_small_difference_everywhere_is_a_difference_on_average():
+    judged, other = [at(n, 0.6) for n in range(20)], [at(n, 0.6003) for n in range(20)]
+    found = agreement.judge(judged, other, EXACT)
+    assert found.disagreement is not None and "mean difference" in found.disagreement
+
+
+def test_a_difference_of_the_others_counts_too():
+    """The chosen token's own log-probability hardly moves where the model is sure of it."""
+    found = agreement.judge([at(1, 0.99, t5=0.001)], [at(1, 0.99, t5=0.002)], EXACT)
+    assert found.max_abs == pytest.approx(math.log(2))
+
+
+ATTRACTOR = [at(1), at(2, 0.46, t7=0.45), at(3)]
+OTHER = [at(1), at(7, 0.46, t2=0.45), at(8)]
+
+
+def test_two_attractors_are_both_right_and_the_rest_is_asked_again():
+    asked = []
+
+    def resume(taken):
+        asked.append(taken)
+        return run(3)
+
+    found = agreement.judge(ATTRACTOR, OTHER, NOISY, resume)
+    assert found.disagreement is None, found
+    assert asked == [(1, 2)] and len(found.forks) == 1 and found.top1 == (True, False, True)
+
+
+def test_after_a_fork_what_follows_is_still_judged():
+    found = agreement.judge(ATTRACTOR, OTHER, NOISY, lambda taken: run(4))
+    assert found.disagreement is not None and "token 2" in found.disagreement
+
+
+def test_a_fork_that_cannot_be_followed_leaves_the_rest_unjudged():
+    found = agreement.judge(ATTRACTOR, OTHER, NOISY, lambda taken: None)
+    assert found.disagreement is None and found.unjudged == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [at(1), at(7, 0.6, t2=0.3), at(8)],  # the other run is sure of its choice
+        [at(1), at(7, 0.46), at(8)],  # it does not even tell the judged token
+    ],
+)
+def test_a_choice_beyond_the_noise_is_no_fork(other):
+    found = agreement.judge(ATTRACTOR, other, NOISY, lambda taken: run(3))
+    assert found.disagreement is not None and not found.forks
+
+
+def test_a_promise_of_equal_tokens_has_no_forks():
+    assert agreement.judge(ATTRACTOR, OTHER, EXACT, lambda taken: run(3)).disagreement is not None
+
+
+def test_forks_everywhere_are_no_accident():
+    judged = [at(2, 0.46, t7=0.45) for _ in range(20)]
+    found = agreement.judge(
+        judged, [at(7, 0.46, t2=0.45)], NOISY, lambda taken: [at(7, 0.46, t2=0.45)] * 20
+    )
+    assert found.disagreement is not None and "choose differently" in found.disagreement
+
+
+def test_divergence_is_zero_for_equal_and_grows_with_the_difference():
+    p = {"a": math.log(0.5), "b": math.log(0.3)}
+    q = {"a": math.log(0.4), "b": math.log(0.3)}
+    r = {"a": math.log(0.1), "b": math.log(0.3)}
+    assert agreement.divergence(p, p) == 0
+    expected = 0.5 * math.log(0.5 / 0.4) + 0.2 * math.log(0.2 / 0.3)
+    assert agreement.divergence(p, q) == pytest.approx(expected)
+    assert agreement.divergence(p, r) > agreement.divergence(p, q)
+    assert math.isnan(agreement.divergence(p, {"c": -1.0}))
+
+
+def answer(text: str, ids: tuple[int, ...] | None = None) -> Answer:
+    return Answer(text, "length", ids, None, None, None, None, None)
+
+
+def test_tokens_are_compared_by_id_and_else_by_text():
+    assert agreement.same_tokens(answer("a", (1, 2)), answer("a", (1, 2))) is None
+    assert "token 1: required 2, seen 3" in str(
+        agreement.same_tokens(answer("a", (1, 2)), answer("a", (1, 3)))
+    )
+    assert "token 1: required 2, seen the end" in str(
+        agreement.same_tokens(answer("a", (1, 2)), answer("a", (1,)))
+    )
+    assert agreement.same_tokens(answer("a"), answer("a")) is None
+    assert "'b'" in str(agreement.same_tokens(answer("a"), answer("b")))
+
+
+# What an engine sends, and what it does not
+
+
+def test_an_answer_is_read():
+    choice = {
+        "text": " a b",
+        "finish_reason": "length",
+        "token_ids": [5, 6],
+        "prompt_token_ids": [1, 2],
+        "prompt_logprobs": [None, {"2": {"logprob": -0.5}}],
+        "logprobs": {
+            "tokens": ["token_id:5", "token_id:6"],
+            "token_logprobs": [-0.1, None],
+            "top_logprobs": [{"token_id:5": -0.1}, {"token_id:7": -0.2}],
+        },
+    }
+    found = parse({"choices": [choice], "usage": {"completion_tokens": 2, "prompt_tokens": 2}})
+    assert found.ids == (5, 6) and found.prompt_ids == (1, 2)
+    assert found.prompt_log_probabilities == (-0.5,)
+    assert found.positions is not None and found.positions[0].top == {"token_id:5": -0.1}
+    assert math.isnan(found.positions[1].log_probability)
+    bare = parse({"choices": [{"text": "a"}]})
+    assert bare.ids is None and bare.positions is None and bare.completion_tokens is None
+
+
+def _server(engine: str, version: str | None) -> Server:
+    endpoint = Endpoint("http://127.0.0.1:1", "key", "canary")
+    return Server(endpoint, False, engine, version, None, None, None)
+
+
+def test_what_is_missing_is_a_failure_of_vllm_and_not_run_for_others():
+    with pytest.raises(AssertionError, match="required: token ids"):
+        Asker(_server("vllm", "0.32.0")).need(None, "token ids")
+    with pytest.raises(NotRun, match="token ids"):
+        Asker(_server("openai-compatible", None)).need(None, "token ids")
+
+
+def test_a_cold_request_has_a_salt_of_its_own():
+    assert Request("a", 1, salt="x").body("m")["cache_salt"] == "x"
+    assert "cache_salt" not in Request("a", 1).body("m")
+
+
+def test_hits_of_the_prefix_cache_are_counted():
+    text = 'vllm:prefix_cache_hits_total{engine="0"} 128.0\nvllm:other 3\n'
+    assert prefix_cache_hits(text) == 128.0
+    assert prefix_cache_hits("nothing 1\n") is None

@@ -1,0 +1,247 @@
+"""A slice of questions with known answers: exact match, its interval, and a paired comparison."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sm121.errors import UsageError
+from sm121.verdict import Verdict
+
+Kind = Literal["begins", "exact", "contains", "number", "letter"]
+#: Two-sided 95 %.
+_Z = 1.959963984540054
+SIGNIFICANT = 0.05
+_AT_ONCE = 4
+_Line = TypeVar("_Line", bound=BaseModel)
+
+
+class Question(BaseModel):
+    """One line of the file.
+
+    ``begins``: a text that is gone on from; the rest are chat questions, of whose answer the text
+    (``exact``), a part of it (``contains``), the last number (``number``) or the first single
+    capital letter (``letter``) counts.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    prompt: str = Field(min_length=1)
+    answer: str = Field(min_length=1)
+    kind: Kind = "exact"
+    id: str | None = None
+
+    @property
+    def key(self) -> str:
+        """By which two runs' answers are paired."""
+        return self.id or self.prompt
+
+
+class Output(BaseModel):
+    """What came of a question; kept in the report directory."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    key: str
+    kind: Kind
+    expected: str
+    content: str
+    right: bool
+    completion_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A share and where it lies with 95 % confidence."""
+
+    right: int
+    total: int
+    low: float
+    high: float
+
+    @property
+    def share(self) -> float:
+        """Right of all."""
+        return self.right / self.total
+
+    def against(self, at_least: float) -> Verdict:
+        """PASS when the whole interval is at or above, FAIL when it is below, else INCONCLUSIVE."""
+        if self.low >= at_least:
+            return Verdict.PASS
+        return Verdict.FAIL if self.high < at_least else Verdict.INCONCLUSIVE
+
+    def __str__(self) -> str:
+        return (
+            f"{self.right} of {self.total} right: {self.share:.1%}, "
+            f"95 % interval {self.low:.1%} to {self.high:.1%}"
+        )
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Two runs on the same questions (McNemar's test, exact)."""
+
+    gained: int
+    lost: int
+    same: int
+    p_value: float
+
+    @property
+    def worse(self) -> bool:
+        """More was lost than gained, and chance explains it badly."""
+        return self.lost > self.gained and self.p_value < SIGNIFICANT
+
+    def __str__(self) -> str:
+        return (
+            f"{self.lost} lost, {self.gained} gained, {self.same} as before "
+            f"(p = {self.p_value:.3g})"
+        )
+
+
+def load(path: Path) -> list[Question]:
+    """The questions of a JSONL file.
+
+    Raises:
+        UsageError: one line with the file, the line and what was expected.
+    """
+    return _lines(path, Question, "--accuracy", lambda question: question.key)
+
+
+def load_outputs(path: Path) -> list[Output]:
+    """What an earlier run kept.
+
+    Raises:
+        UsageError: it is no such file.
+    """
+    return _lines(path, Output, "--accuracy-baseline", lambda output: output.key)
+
+
+def is_right(question: Question, content: str) -> bool:
+    """Whether an answer counts as right."""
+    expected = question.answer
+    if question.kind == "begins":
+        return content.strip().startswith(expected.strip())
+    if question.kind == "contains":
+        return expected.casefold() in content.casefold()
+    if question.kind == "number":
+        return _number(content) == _number(expected)
+    if question.kind == "letter":
+        found = re.search(r"\b([A-Z])\b", content)
+        return found is not None and found.group(1) == expected.strip()
+    return _plain(content) == _plain(expected)
+
+
+def run(
+    questions: Iterable[Question], ask: Callable[[Question], tuple[str, int | None]]
+) -> list[Output]:
+    """Ask all of them, a few at a time; `ask` gives an answer's text and its number of tokens."""
+
+    def one(question: Question) -> Output:
+        content, tokens = ask(question)
+        return Output(
+            key=question.key,
+            kind=question.kind,
+            expected=question.answer,
+            content=content,
+            right=is_right(question, content),
+            completion_tokens=tokens,
+        )
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(one, questions))
+
+
+def keep(outputs: Iterable[Output], path: Path) -> None:
+    """Write the outputs as JSONL."""
+    path.write_text("".join(f"{output.model_dump_json()}\n" for output in outputs), "utf-8")
+
+
+def interval(outputs: Iterable[Output]) -> Interval:
+    """Wilson's score interval (Wilson 1927) of the share that is right.
+
+    Raises ValueError without outputs.
+    """
+    marks = [output.right for output in outputs]
+    right, n = sum(marks), len(marks)
+    if not n:
+        raise ValueError("an interval needs at least one answer")
+    share = right / n
+    middle = share + _Z**2 / (2 * n)
+    half = _Z * math.sqrt(share * (1 - share) / n + _Z**2 / (4 * n * n))
+    scale = 1 + _Z**2 / n
+    # At the ends the bound is exact; rounding must not leave 0.9999.
+    low = 0.0 if right == 0 else (middle - half) / scale
+    high = 1.0 if right == n else (middle + half) / scale
+    return Interval(right, n, low, high)
+
+
+def paired(before: Iterable[Output], now: Iterable[Output]) -> Paired:
+    """Compare two runs question by question.
+
+    Raises:
+        UsageError: they answer different questions.
+    """
+    old: Mapping[str, bool] = {output.key: output.right for output in before}
+    new = {output.key: output.right for output in now}
+    if old.keys() != new.keys():
+        odd = sorted(old.keys() ^ new.keys())[0]
+        raise UsageError(
+            f"--accuracy-baseline: expected answers to the same questions; only one run has {odd!r}"
+        )
+    gained = sum(new[key] and not old[key] for key in old)
+    lost = sum(old[key] and not new[key] for key in old)
+    return Paired(gained, lost, len(old) - gained - lost, _sign_test(gained, lost))
+
+
+def _sign_test(gained: int, lost: int) -> float:
+    """Two-sided probability of a split as uneven as this, when both ways are as likely."""
+    n, fewer = gained + lost, min(gained, lost)
+    tail = sum(math.comb(n, k) for k in range(fewer + 1))
+    return float(min(1.0, 2 * tail / 2**n))
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split()).strip(" .!\"'")
+
+
+def _number(text: str) -> float | None:
+    """The last number of a text, as GSM8K's answers are read."""
+    found = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)
+    return float(found[-1].replace(",", "")) if found else None
+
+
+def _lines(path: Path, model: type[_Line], option: str, key: Callable[[_Line], str]) -> list[_Line]:
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{option} {path}: cannot be read ({error})") from error
+    entries: list[_Line] = []
+    seen: set[str] = set()
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = model.model_validate(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise UsageError(f"{option} {path}: line {number}: expected JSON: {error}") from error
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise UsageError(
+                f"{option} {path}: line {number}: {where}: {first['msg']}, got {first['input']!r}"
+            ) from error
+        if key(entry) in seen:
+            raise UsageError(f"{option} {path}: line {number}: {key(entry)!r} is there twice")
+        seen.add(key(entry))
+        entries.append(entry)
+    if not entries:
+        raise UsageError(f"{option} {path}: expected at least one line, it is empty")
+    return entries

@@ -1,0 +1,210 @@
+"""Do two greedy runs of one prompt agree? Token by token, the noise of the arithmetic allowed for.
+
+Greedy decoding is discontinuous: where two tokens are as likely as each other within the noise,
+either may be chosen, and from there on the texts differ without anything being wrong. So a
+difference of tokens is accepted where both runs hold both tokens for equally likely, within the
+bound; what follows is judged anew from the accepted token, by asking again. Everything else is a
+disagreement.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sm121.answers.request import Answer, Position, ids_of
+
+#: More forks than this in one answer are no accident of rounding.
+MOST_FORKS = 6
+
+Positions = Sequence[Position]
+Resume = Callable[[tuple[int, ...]], Positions | None]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """How far two runs may differ, in nats."""
+
+    max_abs: float
+    """Of the log-probability of any token that both tell, at one place."""
+    mean_abs: float
+    """The same on average over the places of a run."""
+    fork: float
+    """Between two tokens for either to be a right choice; 0 where equal tokens are promised."""
+
+
+@dataclass(frozen=True)
+class Fork:
+    """Where two runs chose differently, both rightly."""
+
+    place: int
+    judged: str
+    other: str
+    gap: float
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How one run compares with another, over the tokens that were judged."""
+
+    errors: tuple[float, ...]
+    """Largest difference of a log-probability at each place."""
+    top1: tuple[bool, ...]
+    """Whether the other run chose the same token at each place."""
+    divergences: tuple[float, ...]
+    """KL divergence of the most likely tokens at each place (`divergence`)."""
+    forks: tuple[Fork, ...]
+    disagreement: str | None
+    """What is wrong, None when the runs agree."""
+    unjudged: int = 0
+    """Tokens after a fork that could not be asked for again (the engine takes no token ids)."""
+    worst: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        found = max(range(len(self.errors)), key=self.errors.__getitem__, default=0)
+        object.__setattr__(self, "worst", found)
+
+    @property
+    def max_abs(self) -> float:
+        """The largest difference."""
+        return self.errors[self.worst] if self.errors else 0.0
+
+    @property
+    def mean_abs(self) -> float:
+        """The mean difference."""
+        return math.fsum(self.errors) / len(self.errors) if self.errors else 0.0
+
+
+def judge(
+    judged: Sequence[Position],
+    other: Sequence[Position],
+    bound: Bound,
+    resume: Resume | None = None,
+) -> Agreement:
+    """Check each token of `judged` under another run of the same prompt.
+
+    Args:
+        resume: gives the other run's tokens after the prompt and the ids of some tokens of
+            `judged`, or None where that cannot be asked. Only called after an accepted fork.
+    """
+    errors: list[float] = []
+    top1: list[bool] = []
+    divergences: list[float] = []
+    forks: list[Fork] = []
+    wrong: str | None = None
+    unjudged = 0
+    place = offset = 0
+    while place < len(judged):
+        if place - offset >= len(other):
+            wrong = f"token {place}: required {judged[place].token}, seen the end of the answer"
+            break
+        mine, theirs = judged[place], other[place - offset]
+        error = _under(mine, theirs)
+        errors.append(error)
+        top1.append(mine.token == theirs.token)
+        divergences.append(divergence(mine.top, theirs.top))
+        if mine.token != theirs.token:
+            gap = _gap(mine, theirs)
+            if gap > bound.fork:
+                wrong = (
+                    f"token {place}: required {mine.token}, seen {theirs.token}; they differ by "
+                    f"{gap:.3g} nats (equally likely would be up to {bound.fork:g})"
+                )
+                break
+            forks.append(Fork(place, mine.token, theirs.token, gap))
+            if len(forks) > MOST_FORKS:
+                wrong = f"token {place}: the {len(forks)}th place where the runs choose differently"
+                break
+            if place + 1 < len(judged):
+                ids = ids_of(judged[: place + 1])
+                again = resume(ids) if resume is not None and ids is not None else None
+                if again is None:
+                    unjudged = len(judged) - place - 1
+                    break
+                other, offset = again, place + 1
+        if not error <= bound.max_abs:  # NaN is no agreement either
+            wrong = (
+                f"token {place} ({mine.token}): required log-probabilities within "
+                f"{bound.max_abs:g}, seen {mine.log_probability:.6g} and "
+                f"{theirs.top.get(mine.token, theirs.log_probability):.6g} "
+                f"(largest difference among the likeliest tokens {error:.3g})"
+            )
+            break
+        place += 1
+    found = Agreement(tuple(errors), tuple(top1), tuple(divergences), tuple(forks), wrong, unjudged)
+    if wrong is None and found.mean_abs > bound.mean_abs:
+        wrong = (
+            f"{len(errors)} tokens: required a mean difference of at most {bound.mean_abs:g}, "
+            f"seen {found.mean_abs:.3g} (worst at token {found.worst})"
+        )
+        found = Agreement(
+            tuple(errors), tuple(top1), tuple(divergences), tuple(forks), wrong, unjudged
+        )
+    return found
+
+
+def same_tokens(judged: Answer, other: Answer) -> str | None:
+    """What differs between the tokens of two answers (ids where there are any, else the text)."""
+    if judged.ids is not None and other.ids is not None:
+        if judged.ids == other.ids:
+            return None
+        place = next(
+            (
+                n
+                for n, pair in enumerate(zip(judged.ids, other.ids, strict=False))
+                if pair[0] != pair[1]
+            ),
+            min(len(judged.ids), len(other.ids)),
+        )
+        return f"token {place}: required {_at(judged.ids, place)}, seen {_at(other.ids, place)}"
+    if judged.text == other.text:
+        return None
+    return f"required the text {judged.text!r}, seen {other.text!r}"
+
+
+def divergence(p: Mapping[str, float], q: Mapping[str, float]) -> float:
+    """KL(p || q) over what both name and one class for all else: at most the whole divergence.
+
+    The engines tell the most likely tokens only; the classes are the tokens that both tell, and the
+    rest. Coarser classes can only make the divergence smaller. NaN without common tokens.
+    """
+    common = [token for token in p if token in q]
+    if not common:
+        return math.nan
+    shares = [(math.exp(p[token]), math.exp(q[token])) for token in common]
+    rest = tuple(max(0.0, 1.0 - math.fsum(pair[n] for pair in shares)) for n in (0, 1))
+    total = math.fsum(a * math.log(a / b) for a, b in shares if a > 0.0 and b > 0.0)
+    # Float32 probabilities sum to 1 within 1e-6: a rest below that is no rest.
+    if rest[0] > 1e-6:
+        total += rest[0] * math.log(rest[0] / max(rest[1], 1e-6))
+    return max(0.0, total)
+
+
+def _under(mine: Position, theirs: Position) -> float:
+    """Largest |difference| at one place; infinite where my token is not told or one is NaN.
+
+    Of all tokens that both runs tell: the chosen one's own log-probability hardly moves where the
+    model is sure of it, while the others' still do.
+    """
+    mine_told = {**mine.top, mine.token: mine.log_probability}
+    theirs_told = {**theirs.top, theirs.token: theirs.log_probability}
+    if mine.token not in theirs_told:
+        return math.inf
+    errors = [
+        abs(mine_told[token] - theirs_told[token]) for token in mine_told.keys() & theirs_told
+    ]
+    return max(errors) if all(math.isfinite(error) for error in errors) else math.inf
+
+
+def _gap(mine: Position, theirs: Position) -> float:
+    """How much more likely each run holds its own choice than the other's; the larger of both."""
+    there, here = theirs.top.get(mine.token), mine.top.get(theirs.token)
+    if there is None or here is None:
+        return math.inf
+    gap = max(mine.log_probability - here, theirs.log_probability - there)
+    return gap if math.isfinite(gap) else math.inf
+
+
+def _at(ids: Sequence[int], place: int) -> str:
+    return str(ids[place]) if place < len(ids) else "the end"

@@ -1,0 +1,354 @@
+"""Golden files: what a trusted run answered, and whether another run agrees with it.
+
+The same comparison serves a build against an earlier one and one configuration against another.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from sm121 import __version__
+from sm121.answers import agreement
+from sm121.answers.agreement import Agreement, Bound
+from sm121.answers.prompts import Prompt, PromptSet
+from sm121.answers.request import Answer, Asker, Position, Request
+from sm121.errors import UsageError
+from sm121.profile import GoldenBound
+
+TOP = 20
+#: An engine that refuses so many log-probabilities is asked for fewer (vLLM's default allows 20).
+_TOPS = (TOP, 5, 1)
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class GoldenPosition(_Table):
+    """One token (see `request.Position`)."""
+
+    token: str
+    log_probability: float
+    top: dict[str, float]
+
+
+class GoldenAnswer(_Table):
+    """One prompt's greedy answer."""
+
+    name: str
+    prompt_ids: tuple[int, ...] | None
+    text: str
+    positions: tuple[GoldenPosition, ...] = Field(min_length=1)
+
+
+class Identity(_Table):
+    """What is served. A hash is null where the files are not at hand (an attached server)."""
+
+    served_name: str
+    config_sha256: str | None = None
+    #: Of the weight files' names and headers: tells checkpoints apart, not their values.
+    weights_sha256: str | None = None
+    tokenizer_sha256: str | None = None
+
+
+class GoldenFile(_Table):
+    """A trusted run's answers."""
+
+    schema_version: Literal[1] = 1
+    made: str
+    suite: str
+    model: Identity
+    prompt_set: str
+    prompt_set_sha256: str
+    dtype: str
+    engine: str
+    engine_version: str | None
+    configuration: str
+    #: The reproducibility record of the run.
+    environment: dict[str, JsonValue]
+    answers: tuple[GoldenAnswer, ...] = Field(min_length=1)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How one prompt's answer agrees with the golden one."""
+
+    name: str
+    agreement: Agreement
+    wrong: str | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How a run agrees with a golden file."""
+
+    judgements: tuple[Judgement, ...]
+    differences: tuple[str, ...]
+    """Of the two runs' environments."""
+
+    @property
+    def first_wrong(self) -> Judgement | None:
+        """The first prompt that does not agree."""
+        return next((j for j in self.judgements if j.wrong is not None), None)
+
+    @property
+    def mean_divergence(self) -> float:
+        """Mean KL divergence over all tokens that can be compared; NaN without any."""
+        values = [v for j in self.judgements for v in j.agreement.divergences if math.isfinite(v)]
+        return math.fsum(values) / len(values) if values else math.nan
+
+    @property
+    def top1(self) -> float:
+        """Share of the golden tokens that the run chooses too."""
+        values = [v for j in self.judgements for v in j.agreement.top1]
+        return sum(values) / len(values) if values else 0.0
+
+    @property
+    def worst(self) -> tuple[str, int, float]:
+        """Prompt, place and size of the largest difference of a log-probability."""
+        found = max(self.judgements, key=lambda j: j.agreement.max_abs)
+        return found.name, found.agreement.worst, found.agreement.max_abs
+
+    def beyond(self, bound: GoldenBound) -> list[str]:
+        """What is above the bound, in words; the first differing prompt comes first."""
+        found = []
+        if (first := self.first_wrong) is not None:
+            wrong = sum(j.wrong is not None for j in self.judgements)
+            found.append(
+                f"prompt {first.name!r} is the first of {wrong} that differ: {first.wrong}"
+            )
+        if self.mean_divergence > bound.mean_divergence:
+            found.append(
+                f"required a mean KL divergence of at most {bound.mean_divergence:g} nats, seen "
+                f"{self.mean_divergence:.3g}"
+            )
+        if self.top1 < bound.top1_at_least:
+            found.append(
+                f"required at least {bound.top1_at_least:.1%} of the golden tokens, seen "
+                f"{self.top1:.1%}"
+            )
+        return found
+
+    def summary(self) -> str:
+        """One line of figures."""
+        name, place, size = self.worst
+        tokens = sum(len(j.agreement.top1) for j in self.judgements)
+        forks = sum(len(j.agreement.forks) for j in self.judgements)
+        return (
+            f"{len(self.judgements)} prompts, {tokens} tokens: mean KL {self.mean_divergence:.3g} "
+            f"nats, top-1 agreement {self.top1:.2%}, worst token {size:.3g} nats ({name}, token "
+            f"{place}), {forks} accepted forks"
+        )
+
+
+def load(path: Path) -> GoldenFile:
+    """Read a golden file.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        return GoldenFile.model_validate_json(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--golden {path}: cannot be read ({error})") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise UsageError(
+            f"--golden {path}: expected a file of --record-golden; {where}: {first['msg']}"
+        ) from error
+
+
+def save(golden: GoldenFile, path: Path) -> None:
+    """Write a golden file, whole or not at all."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(golden.model_dump_json(indent=1) + "\n", "utf-8")
+    part.replace(path)
+
+
+def identity(served_name: str, checkpoint: Path | None) -> Identity:
+    """What is served, from the files of its checkpoint where they are at hand."""
+    if checkpoint is None or not checkpoint.is_dir():
+        return Identity(served_name=served_name)
+    return Identity(
+        served_name=served_name,
+        config_sha256=_hash_of(checkpoint / "config.json"),
+        weights_sha256=_hash_of_weights(checkpoint),
+        tokenizer_sha256=_hash_of(checkpoint / "tokenizer.json"),
+    )
+
+
+def refuse_other(golden: GoldenFile, origin: str, now: Identity, prompts: PromptSet) -> None:
+    """Only the same model, prompts and tokenizer can be compared.
+
+    Raises:
+        UsageError: one line that names what differs.
+    """
+    for what, theirs, ours in (
+        ("model's config.json", golden.model.config_sha256, now.config_sha256),
+        ("model's weight files", golden.model.weights_sha256, now.weights_sha256),
+        ("tokenizer", golden.model.tokenizer_sha256, now.tokenizer_sha256),
+        ("prompt set", golden.prompt_set_sha256, prompts.sha256),
+    ):
+        if theirs is not None and ours is not None and theirs != ours:
+            raise UsageError(
+                f"{origin}: it was recorded with another {what}: expected {ours[:12]}, it has "
+                f"{theirs[:12]} (made {golden.made} on {golden.model.served_name})"
+            )
+
+
+def record(
+    asker: Asker,
+    prompts: PromptSet,
+    *,
+    model: Identity,
+    dtype: str,
+    engine: str,
+    engine_version: str | None,
+    configuration: str,
+    environment: Mapping[str, JsonValue],
+) -> GoldenFile:
+    """Ask the prompts one by one and keep the answers.
+
+    Raises:
+        NotRun: the engine gives no log-probabilities.
+    """
+    answers = []
+    for prompt in prompts.prompts:
+        answer = ask(asker, prompt.text, prompt.tokens)
+        answers.append(
+            GoldenAnswer(
+                name=prompt.name,
+                prompt_ids=answer.prompt_ids,
+                text=answer.text,
+                positions=tuple(
+                    GoldenPosition(
+                        token=p.token, log_probability=p.log_probability, top=dict(p.top)
+                    )
+                    for p in asker.positions(answer)
+                ),
+            )
+        )
+    return GoldenFile(
+        made=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        suite=__version__,
+        model=model,
+        prompt_set=prompts.name,
+        prompt_set_sha256=prompts.sha256,
+        dtype=dtype,
+        engine=engine,
+        engine_version=engine_version,
+        configuration=configuration,
+        environment=dict(environment),
+        answers=tuple(answers),
+    )
+
+
+def compare(
+    golden: GoldenFile,
+    asker: Asker,
+    prompts: PromptSet,
+    bound: GoldenBound,
+    environment: Mapping[str, JsonValue],
+    origin: str = "--golden",
+) -> Comparison:
+    """Ask the same again and judge each golden token under the answers.
+
+    Raises:
+        UsageError: the server makes other tokens of a prompt.
+        NotRun: the engine gives no log-probabilities.
+    """
+    asked: dict[str, Prompt] = {prompt.name: prompt for prompt in prompts.prompts}
+    judgements = []
+    limits = Bound(bound.max_abs, bound.mean_abs, bound.fork)
+    for expected in golden.answers:
+        prompt = asked[expected.name]
+        answer = ask(asker, prompt.text, prompt.tokens)
+        ids = answer.prompt_ids
+        if ids is not None and expected.prompt_ids is not None and ids != expected.prompt_ids:
+            raise UsageError(
+                f"{origin}: it was recorded with another tokenizer: prompt {prompt.name!r} was "
+                f"{len(expected.prompt_ids)} tokens and is {len(ids)} here, or other ones"
+            )
+        found = agreement.judge(
+            [Position(p.token, p.log_probability, p.top) for p in expected.positions],
+            asker.positions(answer),
+            limits,
+            _resume(asker, ids, prompt.tokens),
+        )
+        judgements.append(Judgement(expected.name, found, found.disagreement))
+    return Comparison(tuple(judgements), tuple(differences(golden.environment, environment)))
+
+
+def ask(asker: Asker, prompt: str | tuple[int, ...], tokens: int) -> Answer:
+    """A greedy answer with as many of the most likely tokens as the engine tells."""
+    from sm121.answers.request import Refused
+
+    for top in _TOPS[:-1]:
+        try:
+            return asker.ask(Request(prompt, tokens, top=top, salt="golden"))
+        except Refused as refusal:
+            if refusal.status >= 500:
+                raise
+    return asker.ask(Request(prompt, tokens, top=_TOPS[-1], salt="golden"))
+
+
+def _resume(
+    asker: Asker, prompt: tuple[int, ...] | None, tokens: int
+) -> Callable[[tuple[int, ...]], Sequence[Position] | None]:
+    def resume(taken: tuple[int, ...]) -> Sequence[Position] | None:
+        if prompt is None:
+            return None
+        return ask(asker, (*prompt, *taken), tokens - len(taken)).positions
+
+    return resume
+
+
+def differences(
+    before: Mapping[str, JsonValue], now: Mapping[str, JsonValue], prefix: str = ""
+) -> list[str]:
+    """What two reproducibility records differ in, one line each: ``key: before -> now``."""
+    lines = []
+    for key in sorted({*before, *now}):
+        a, b = before.get(key), now.get(key)
+        if a == b:
+            continue
+        if isinstance(a, dict) and isinstance(b, dict):
+            lines += differences(a, b, f"{prefix}{key}.")
+        else:
+            lines.append(f"{prefix}{key}: {_short(a)} -> {_short(b)}")
+    return lines
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def _hash_of(file: Path) -> str | None:
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
+
+
+def _hash_of_weights(checkpoint: Path) -> str | None:
+    """Names, sizes and headers: reading 60 GB of values would take minutes."""
+    files = sorted(checkpoint.glob("*.safetensors"))
+    if not files:
+        return None
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            size = struct.unpack("<Q", stream.read(8))[0]
+            header = json.loads(stream.read(size))
+        entries = sorted((name, entry) for name, entry in header.items() if name != "__metadata__")
+        digest.update(json.dumps([file.name, entries], sort_keys=True).encode())
+    return digest.hexdigest()

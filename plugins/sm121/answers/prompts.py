@@ -1,0 +1,68 @@
+"""The prompt sets that come with the suite: data, validated when loaded."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.resources import files
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from sm121 import data_file
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Prompt(_Table):
+    """A text to go on from, and by how many tokens."""
+
+    name: str = Field(min_length=1)
+    text: str = Field(min_length=1)
+    tokens: int = Field(ge=1)
+    #: False where a right continuation repeats itself.
+    varied: bool = True
+
+
+class PromptSet(_Table):
+    """Prompts with one right greedy continuation each."""
+
+    schema_version: Literal[1]
+    name: str
+    prompts: tuple[Prompt, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> PromptSet:
+        names = [prompt.name for prompt in self.prompts]
+        doubled = sorted({name for name in names if names.count(name) > 1})
+        if doubled:
+            raise ValueError(f"prompts: {doubled[0]!r} given twice")
+        return self
+
+    @property
+    def sha256(self) -> str:
+        """Hash of what is asked."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
+
+class Questions(_Table):
+    """Questions for a chat."""
+
+    schema_version: Literal[1]
+    name: str
+    questions: tuple[str, ...] = Field(min_length=1)
+
+
+def continuations() -> PromptSet:
+    """fixtures/answers/prompts.toml."""
+    return data_file.parse(_text("prompts.toml"), PromptSet, "answers/prompts.toml")
+
+
+def questions() -> Questions:
+    """fixtures/answers/questions.toml."""
+    return data_file.parse(_text("questions.toml"), Questions, "answers/questions.toml")
+
+
+def _text(name: str) -> str:
+    return (files("sm121.fixtures") / "answers" / name).read_text("utf-8")

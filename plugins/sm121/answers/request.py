@@ -1,0 +1,289 @@
+"""Greedy completions of any OpenAI-compatible server, with the tokens and log-probabilities."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx
+
+from sm121.engines.server import Server
+from sm121.errors import Sm121Error
+from sm121.verdict import NotRun
+
+Prompt = str | tuple[int, ...]
+_ID = "token_id:"
+#: The fields of OpenAI's own /v1/completions; the others are vLLM's, which most engines also know.
+_OF_THE_API = frozenset({"model", "prompt", "max_tokens", "temperature", "logprobs"})
+_NOT_UNDERSTOOD = (400, 404, 422)
+_Result = TypeVar("_Result")
+
+
+class Refused(Sm121Error):
+    """The server answered a request with an error."""
+
+    def __init__(self, status: int, body: str) -> None:
+        self.status = status
+        super().__init__(f"the server answered {status}: {body[:300]}")
+
+
+@dataclass(frozen=True)
+class Position:
+    """One generated token, and the most likely ones at its place.
+
+    Tokens are named as the engine names them: ``token_id:N`` where it gives ids, else their text.
+    """
+
+    token: str
+    log_probability: float
+    top: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A completion. What the engine did not send is None."""
+
+    text: str
+    finish_reason: str | None
+    ids: tuple[int, ...] | None
+    prompt_ids: tuple[int, ...] | None
+    positions: tuple[Position, ...] | None
+    prompt_log_probabilities: tuple[float, ...] | None
+    """Of the prompt's tokens from the second on."""
+    completion_tokens: int | None
+    prompt_tokens: int | None
+    cached_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked: always greedily. ``prompt_log_probabilities`` needs a prompt of ids."""
+
+    prompt: Prompt
+    tokens: int
+    top: int = 5
+    ignore_eos: bool = True
+    prompt_log_probabilities: bool = False
+    #: Requests of one salt share the prefix cache, others do not (vLLM's ``cache_salt``).
+    salt: str | None = None
+
+    def body(self, model: str) -> dict[str, Any]:
+        """The JSON of /v1/completions."""
+        prompt = list(self.prompt) if isinstance(self.prompt, tuple) else self.prompt
+        body: dict[str, Any] = {
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": self.tokens,
+            "temperature": 0.0,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            "ignore_eos": self.ignore_eos,
+        }
+        if self.top:
+            body["logprobs"] = self.top
+        if self.prompt_log_probabilities:
+            body["prompt_logprobs"] = 0
+        if self.salt is not None:
+            body["cache_salt"] = self.salt
+        return body
+
+
+class Asker:
+    """Asks one server."""
+
+    def __init__(self, server: Server, *, timeout_s: float = 240.0) -> None:
+        self._server = server
+        self._timeout_s = timeout_s
+        #: What vLLM is documented to send is required of it; of others it may be missing.
+        self._documented = server.engine == "vllm" or server.version is not None
+        self._plain = False
+
+    def ask(self, request: Request) -> Answer:
+        """One completion.
+
+        Raises:
+            Refused: the server answered with an error.
+        """
+        with self._server.endpoint.http(timeout_s=self._timeout_s) as http:
+            return self._ask(http, request)
+
+    def ask_together(self, requests: Sequence[Request]) -> list[Answer]:
+        """Completions that are under way at the same time, in the order of the requests."""
+        with (
+            self._server.endpoint.http(timeout_s=self._timeout_s) as http,
+            ThreadPoolExecutor(max(1, len(requests))) as pool,
+        ):
+            return list(pool.map(lambda request: self._ask(http, request), requests))
+
+    def stream(self, request: Request) -> Answer:
+        """The same completion, streamed and put together again."""
+        body = {**self._body(request), "stream": True}
+        body["stream_options"] = {"include_usage": True}
+        parts: list[dict[str, Any]] = []
+        with (
+            self._server.endpoint.http(timeout_s=self._timeout_s) as http,
+            http.stream("POST", "/v1/completions", json=body) as answer,
+        ):
+            if answer.status_code != 200:
+                raise Refused(answer.status_code, answer.read().decode("utf-8", "replace"))
+            for line in answer.iter_lines():
+                content = line.removeprefix("data:").strip()
+                if line.startswith("data:") and content != "[DONE]":
+                    parts.append(json.loads(content))
+        return _assembled(parts)
+
+    def abort(self, request: Request) -> None:
+        """Start a streamed completion and hang up after its first chunk."""
+        body = {**self._body(request), "stream": True}
+        with (
+            self._server.endpoint.http(timeout_s=self._timeout_s) as http,
+            http.stream("POST", "/v1/completions", json=body) as answer,
+        ):
+            if answer.status_code != 200:
+                raise Refused(answer.status_code, answer.read().decode("utf-8", "replace"))
+            for line in answer.iter_lines():
+                if line.startswith("data:"):
+                    break
+
+    def need(self, value: _Result | None, what: str) -> _Result:
+        """What a check cannot do without.
+
+        Raises:
+            AssertionError: vLLM did not send it, though it is documented to.
+            NotRun: another engine did not send it.
+        """
+        if value is not None:
+            return value
+        if self._documented:
+            raise AssertionError(f"required: {what} with every answer, seen: none")
+        raise NotRun(f"this check needs {what}, and the engine sends none with its completions")
+
+    def ids(self, answer: Answer) -> tuple[int, ...]:
+        """The generated token ids (see `need`)."""
+        return self.need(answer.ids, "the generated token ids (return_token_ids)")
+
+    def positions(self, answer: Answer) -> tuple[Position, ...]:
+        """The generated tokens with their log-probabilities (see `need`)."""
+        return self.need(answer.positions, "log-probabilities (logprobs)")
+
+    def _ask(self, http: httpx.Client, request: Request) -> Answer:
+        answer = http.post("/v1/completions", json=self._body(request))
+        if answer.status_code in _NOT_UNDERSTOOD and not self._documented:
+            self._plain = True  # it takes nothing beside the API's own fields
+            answer = http.post("/v1/completions", json=self._body(request))
+            if answer.status_code in _NOT_UNDERSTOOD:
+                refusal = Refused(answer.status_code, answer.text)
+                raise NotRun(f"this check needs a request that the engine does not take: {refusal}")
+        if answer.status_code != 200:
+            raise Refused(answer.status_code, answer.text)
+        return parse(answer.json())
+
+    def _body(self, request: Request) -> dict[str, Any]:
+        body = request.body(self._server.endpoint.served_name)
+        if self._plain:
+            return {key: value for key, value in body.items() if key in _OF_THE_API}
+        return body
+
+
+def parse(content: Mapping[str, Any]) -> Answer:
+    """An answer from the JSON of /v1/completions."""
+    choice = content["choices"][0]
+    usage = content.get("usage") or {}
+    ids, prompt_ids = choice.get("token_ids"), choice.get("prompt_token_ids")
+    details = usage.get("prompt_tokens_details") or {}
+    return Answer(
+        text=choice.get("text") or "",
+        finish_reason=choice.get("finish_reason"),
+        ids=None if ids is None else tuple(ids),
+        prompt_ids=None if prompt_ids is None else tuple(prompt_ids),
+        positions=_positions(choice.get("logprobs")),
+        prompt_log_probabilities=_of_prompt(choice.get("prompt_logprobs"), prompt_ids),
+        completion_tokens=usage.get("completion_tokens"),
+        prompt_tokens=usage.get("prompt_tokens"),
+        cached_tokens=details.get("cached_tokens"),
+    )
+
+
+def ids_of(positions: Sequence[Position]) -> tuple[int, ...] | None:
+    """Token ids from the names of tokens, None where they are texts."""
+    names = [position.token for position in positions]
+    if not all(name.startswith(_ID) for name in names):
+        return None
+    return tuple(int(name.removeprefix(_ID)) for name in names)
+
+
+def name_of(token_id: int) -> str:
+    """The name of a token that an engine gives by its id."""
+    return f"{_ID}{token_id}"
+
+
+def _positions(found: Mapping[str, Any] | None) -> tuple[Position, ...] | None:
+    if not found or not found.get("tokens") or found.get("token_logprobs") is None:
+        return None
+    tops = found.get("top_logprobs") or [None] * len(found["tokens"])
+    positions = []
+    for token, value, top in zip(found["tokens"], found["token_logprobs"], tops, strict=True):
+        positions.append(
+            Position(
+                token=str(token),
+                log_probability=_number(value),
+                top={str(k): _number(v) for k, v in (top or {}).items()},
+            )
+        )
+    return tuple(positions)
+
+
+def _of_prompt(
+    found: Sequence[Mapping[str, Any] | None] | None, ids: Sequence[int] | None
+) -> tuple[float, ...] | None:
+    """vLLM's ``prompt_logprobs``; a token without its own log-probability has NaN."""
+    if found is None or ids is None or len(found) != len(ids):
+        return None
+    values = []
+    for token, entry in zip(ids[1:], found[1:], strict=True):
+        own = (entry or {}).get(str(token))
+        values.append(_number(own["logprob"]) if own else math.nan)
+    return tuple(values)
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _assembled(parts: Sequence[Mapping[str, Any]]) -> Answer:
+    """One answer from the chunks of a stream."""
+    choices = [choice for part in parts for choice in part.get("choices", [])]
+    if not choices:
+        raise AssertionError("required: a stream with choices, seen: none")
+    ids = [choice["token_ids"] for choice in choices if choice.get("token_ids") is not None]
+    positions = [_positions(choice.get("logprobs")) for choice in choices]
+    found = [position for group in positions if group for position in group]
+    usage: dict[str, Any] = next(
+        (part["usage"] for part in reversed(parts) if part.get("usage")), {}
+    )
+    reasons = [choice["finish_reason"] for choice in choices if choice.get("finish_reason")]
+    prompt_ids = next((c["prompt_token_ids"] for c in choices if c.get("prompt_token_ids")), None)
+    return Answer(
+        text="".join(choice.get("text") or "" for choice in choices),
+        finish_reason=reasons[-1] if reasons else None,
+        ids=tuple(token for group in ids for token in group) if ids else None,
+        prompt_ids=tuple(prompt_ids) if prompt_ids is not None else None,
+        positions=tuple(found) if found else None,
+        prompt_log_probabilities=None,
+        completion_tokens=usage.get("completion_tokens"),
+        prompt_tokens=usage.get("prompt_tokens"),
+    )
+
+
+def prefix_cache_hits(metrics: str) -> float | None:
+    """Tokens taken from the prefix cache, from the text of vLLM's /metrics; None without them."""
+    found = [
+        float(line.rsplit(" ", 1)[1])
+        for line in metrics.splitlines()
+        if line.startswith("vllm:prefix_cache_hits_total")
+    ]
+    return sum(found) if found else None

@@ -1,0 +1,231 @@
+"""What the tests of answers are given, and which of them wait to be asked for by an option."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from sm121.answers import accuracy, agreement, golden, prompts, request
+from sm121.answers.agreement import Bound
+from sm121.answers.golden import GoldenFile, Identity
+from sm121.answers.prompts import Prompt, PromptSet
+from sm121.answers.request import Answer, Asker, Request
+from sm121.engines.server import Server
+from sm121.errors import UsageError
+from sm121.evidence import log_probabilities
+from sm121.evidence.log_probabilities import Reference
+from sm121.plugin.options import SETTINGS
+from sm121.plugin.run import RUN, Run
+from sm121.profile import AgreementBound, GoldenBound, Profile
+from sm121.verdict import NotRun
+
+_Bound = TypeVar("_Bound", bound=AgreementBound)
+_WAITING = pytest.StashKey[int]()
+_GOLDEN = pytest.StashKey[GoldenFile]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "asked_for(option): runs only when that option is given; else it is no test"
+    )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A golden file or a file of questions is a choice: without one there is nothing to judge."""
+    waiting = [item for item in items if _option(item) and not config.getoption(_option(item))]
+    if waiting:
+        items[:] = [item for item in items if item not in waiting]
+        config.stash[_WAITING] = len(waiting)
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    count = config.stash.get(_WAITING, 0)
+    options = "--golden, --record-golden, --accuracy"
+    return [f"{count} tests wait for an option of theirs ({options})"] if count else []
+
+
+@pytest.hookimpl(trylast=True)  # after the run was opened, before anything was started
+def pytest_collection_finish(session: pytest.Session) -> None:
+    config = session.config
+    run = config.stash.get(RUN, None)
+    if run is None:
+        return
+    settings = config.stash[SETTINGS]
+    try:
+        if settings.accuracy is not None:
+            accuracy.load(settings.accuracy)
+        if settings.accuracy_baseline is not None:
+            if settings.accuracy is None:
+                raise UsageError("--accuracy-baseline: expected --accuracy beside it")
+            accuracy.load_outputs(settings.accuracy_baseline)
+        if settings.golden is not None:
+            config.stash[_GOLDEN] = loaded = golden.load(settings.golden)
+            origin = f"--golden {settings.golden}"
+            golden.refuse_other(loaded, origin, _identity(run), prompts.continuations())
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def _option(item: pytest.Item) -> str:
+    mark = item.get_closest_marker("asked_for")
+    return str(mark.args[0]) if mark is not None else ""
+
+
+def _identity(run: Run) -> Identity:
+    """What is served: of a managed server by its files, of an attached one by its name."""
+    if run.attached is not None:
+        return golden.identity(run.attached.endpoint.served_name, run.settings.reference)
+    if run.target.profile is None or not run.configurations:
+        return Identity(served_name="")
+    own = run.managed_configuration(run.profile.under_test)
+    return golden.identity(own.served_name, Path(own.model))
+
+
+@pytest.fixture
+def asker(server: Server) -> Asker:
+    """Asks the server under test for greedy completions."""
+    return Asker(server)
+
+
+@pytest.fixture
+def reference(conformance: Run, server: Server, profile: Profile) -> Reference:
+    """What the oracle computes from, and the tolerance for the server's dtype."""
+    return log_probabilities.reference_for(server, profile, conformance.settings.reference)
+
+
+@dataclass
+class Continuations:
+    """The prompt set with the answers that the server under test gives to each prompt alone.
+
+    Asked once, when first needed, in a cold part of the prefix cache.
+    """
+
+    prompts: PromptSet
+    bound: Bound
+    _asker: Asker
+    _salts: Iterator[int] = field(default_factory=itertools.count)
+    _alone: dict[str, Answer] = field(default_factory=dict)
+
+    def cold(self) -> str:
+        """A part of the prefix cache that nobody has used."""
+        return f"sm121-{id(self)}-{next(self._salts)}"
+
+    def alone(self, prompt: Prompt) -> Answer:
+        """The prompt's answer, asked alone and cold."""
+        if prompt.name not in self._alone:
+            alone = Request(prompt.text, prompt.tokens, salt=self.cold())
+            self._alone[prompt.name] = self._asker.ask(alone)
+        return self._alone[prompt.name]
+
+    def wrong(self, prompt: Prompt, answer: Answer, how: str) -> str | None:
+        """Why an answer to a prompt, asked in another way, is not the one that it has alone.
+
+        Tokens are the same where the engine promises that; else they are judged within the noise,
+        and the other way's tokens after a fork by the server asked alone.
+        """
+        alone = self.alone(prompt)
+        if self.bound.fork == 0:
+            different = agreement.same_tokens(alone, answer)
+            if different is not None:
+                return f"{prompt.name!r} {how}: {different}"
+        if answer.positions is None or alone.positions is None:
+            if agreement.same_tokens(alone, answer) is None:
+                return None
+            self._asker.need(None, "log-probabilities, to tell two right choices from a wrong one,")
+        assert answer.positions is not None and alone.positions is not None
+        found = agreement.judge(answer.positions, alone.positions, self.bound, self._again(prompt))
+        if found.disagreement is not None:
+            return f"{prompt.name!r} {how}, against the same alone: {found.disagreement}"
+        return None
+
+    def _again(self, prompt: Prompt) -> agreement.Resume:
+        def resume(taken: tuple[int, ...]) -> agreement.Positions | None:
+            ids = self.alone(prompt).prompt_ids
+            if ids is None:
+                return None
+            rest = Request((*ids, *taken), prompt.tokens - len(taken), salt=self.cold())
+            return self._asker.ask(rest).positions
+
+        return resume
+
+
+_CONTINUATIONS = pytest.StashKey[dict[str, Continuations]]()
+
+
+@pytest.fixture
+def continuations(
+    pytestconfig: pytest.Config, asker: Asker, server: Server, profile: Profile
+) -> Continuations:
+    """The prompt set and the answers of the server under test (see `Continuations`)."""
+    kept = pytestconfig.stash.setdefault(_CONTINUATIONS, {})
+    key = f"{server.endpoint.base_url} {server.startup_s}"
+    if key not in kept:
+        own = bound(profile.correctness.agreement, server, profile, "agreement")
+        limits = Bound(own.max_abs, own.mean_abs, own.fork)
+        kept[key] = Continuations(prompts.continuations(), limits, asker)
+    return kept[key]
+
+
+@pytest.fixture
+def golden_bound(server: Server, profile: Profile) -> GoldenBound:
+    """What the profile accepts against a golden file."""
+    return bound(profile.correctness.golden, server, profile, "golden")
+
+
+@pytest.fixture
+def golden_file(pytestconfig: pytest.Config) -> GoldenFile:
+    """The file of ``--golden``; it is of this model and these prompts."""
+    return pytestconfig.stash[_GOLDEN]
+
+
+@pytest.fixture
+def recorder(
+    conformance: Run, asker: Asker, server: Server, profile: Profile
+) -> Callable[[], GoldenFile]:
+    """Records the answers of the server under test."""
+    return lambda: golden.record(
+        asker,
+        prompts.continuations(),
+        model=_identity(conformance),
+        dtype=log_probabilities.dtype_of(server, profile),
+        engine=server.engine,
+        engine_version=server.version or conformance.file.engine.version,
+        configuration=profile.under_test,
+        environment=conformance.file.environment,
+    )
+
+
+def bound(table: Mapping[Any, _Bound], server: Server, profile: Profile, name: str) -> _Bound:
+    """The profile's bound for the dtype of the server.
+
+    Raises:
+        NotRun: it has none.
+    """
+    dtype = log_probabilities.dtype_of(server, profile)
+    found = {str(key): value for key, value in table.items()}.get(dtype)
+    if found is None:
+        known = ", ".join(table) or "none"
+        raise NotRun(
+            f"profile {profile.name} has no correctness.{name} for dtype {dtype} (it has: {known})"
+        )
+    return found
+
+
+@pytest.fixture
+def prefix_cache_hits(server: Server) -> Callable[[], float | None]:
+    """Tokens that the server took from its prefix cache so far, None where it does not count."""
+
+    def read() -> float | None:
+        with server.endpoint.http() as http:
+            answer = http.get("/metrics")
+        if answer.status_code != 200:
+            return None
+        return request.prefix_cache_hits(answer.text)
+
+    return read
