@@ -22,9 +22,9 @@ pytestmark = [pytest.mark.correctness, pytest.mark.applies_to("cpu", "gpu")]
 PROMPT = "The capital of France is"
 
 
-def complete(client, model, prompt=PROMPT, **options):
-    """A completion with the token ids that the server generated."""
-    extra = {"return_token_ids": True, **options.pop("extra_body", {})}
+def complete(client, model, prompt=PROMPT, *, ids=True, **options):
+    """A completion, by default with the token ids that the server generated."""
+    extra = {"return_token_ids": ids, **options.pop("extra_body", {})}
     options = {"temperature": 0.0, "max_tokens": 16, **options}
     return client.completions.create(model=model, prompt=prompt, extra_body=extra, **options)
 
@@ -33,7 +33,7 @@ def test_known_answers(client, model, profile):
     """Facts that every capable checkpoint of this profile knows."""
     wrong = []
     for known in profile.correctness.known_answers:
-        text = complete(client, model, known.prompt, max_tokens=8).choices[0].text
+        text = complete(client, model, known.prompt, ids=False, max_tokens=8).choices[0].text
         if not text.startswith(known.begins):
             wrong.append(f"{known.prompt!r}: required {known.begins!r}, seen {text!r}")
     assert not wrong, "; ".join(wrong)
@@ -257,7 +257,8 @@ def test_a_stop_token_ends_the_answer(api):
 
 
 def test_special_tokens_never_leak(api):
-    """Texts have none: at a natural end, beyond it, and in a stream."""
+    """Texts have none: at a natural end, and in a stream."""
+    api.capabilities.require("hidden_special_tokens")
     texts = [
         api.complete(conversation.HARMONY_PROMPT, max_tokens=60)["choices"][0]["text"],
         *(
@@ -288,7 +289,7 @@ def test_log_probabilities_name_the_chosen_token(api):
     answer = api.complete(PROMPT, max_tokens=8, logprobs=2)
     choice, found = answer["choices"][0], answer["choices"][0]["logprobs"]
     count = answer["usage"]["completion_tokens"]
-    lengths = {len(found[key]) for key in ("tokens", "token_logprobs", "top_logprobs")}
+    lengths = {len(found.get(key) or []) for key in ("tokens", "token_logprobs", "top_logprobs")}
     assert lengths == {count}, f"required: {count} of each, seen: {lengths}"
     assert "".join(found["tokens"]) == choice["text"], (
         f"required: the tokens of {choice['text']!r}, seen: {found['tokens']}"
@@ -642,6 +643,17 @@ def test_models_are_as_published(api):
     """The list of models by its schema, with the one that is served."""
     listed = [entry["id"] for entry in api.models()["data"]]
     assert api.model in listed, f"required: {api.model}, seen: {listed}"
+
+
+def test_answers_are_as_published(api, profile):
+    """A completion and a chat by their schema, with log-probabilities and without."""
+    question = profile.correctness.chats[0].question
+    for options in ({"max_tokens": 3}, {"max_tokens": 3, "logprobs": 2}):
+        if "logprobs" not in options or api.capabilities.can("logprobs"):
+            api.complete(PROMPT, **options)
+    for options in ({}, {"logprobs": True, "top_logprobs": 2}):
+        if not options or api.capabilities.can("chat_logprobs"):
+            api.chat(question, max_tokens=3, **options)
 
 
 def test_the_sdk_reads_what_the_server_says(client, model, profile):

@@ -84,7 +84,10 @@ class Api:
     def complete(self, prompt: Any, **options: Any) -> Json:
         """An answer of /v1/completions, greedy unless the options say otherwise."""
         body = {"model": self.model, "prompt": prompt, "temperature": 0.0, **options}
-        return self._answer(COMPLETIONS, body, invariants.of_completion)
+        hidden = self.capabilities.can("hidden_special_tokens")
+        return self._answer(
+            COMPLETIONS, body, lambda a, r: invariants.of_completion(a, r, hidden=hidden)
+        )
 
     def chat(self, messages: str | Sequence[Json], **options: Any) -> Json:
         """An answer of /v1/chat/completions, greedy unless the options say otherwise."""

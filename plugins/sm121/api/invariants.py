@@ -10,13 +10,17 @@ from sm121.api import harmony
 Json = dict[str, Any]
 
 
-def of_completion(answer: Json, request: Json) -> list[str]:
-    """What does not hold in an answer of /v1/completions."""
+def of_completion(answer: Json, request: Json, *, hidden: bool) -> list[str]:
+    """What does not hold in an answer of /v1/completions.
+
+    Args:
+        hidden: the engine keeps special tokens out of raw text.
+    """
     prompts = request.get("prompt")
     several = isinstance(prompts, list) and prompts and not isinstance(prompts[0], int)
     count = (len(prompts) if several and prompts else 1) * (request.get("n") or 1)
     found = [*_identity(answer, request), *_choices(answer, count), *_usage(answer)]
-    if request.get("skip_special_tokens", True) and not request.get("echo"):
+    if hidden and not request.get("echo"):
         for choice in answer["choices"]:
             found += _no_special(choice["text"], "text")
     return found

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -71,9 +71,13 @@ def violations(kind: Kind, content: Any) -> list[str]:
     """What in a parsed answer is not as published; empty when all is."""
     if kind in _NULL_UNTIL_THE_END and isinstance(content, dict):
         content = _with_finish_reason(content, _NULL_UNTIL_THE_END[kind])
+    adapter = _adapter(kind)
+    if kind == "response event" and isinstance(content, dict):
+        # Of the forty kinds of events only the errors of its own say anything.
+        adapter = _event_adapters().get(str(content.get("type")), adapter)
     try:
         # By way of JSON: only there does strict mean what it means for an answer.
-        _adapter(kind).validate_json(json.dumps(content), strict=True)
+        adapter.validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
         return [_line(item) for item in error.errors(include_url=False)[:4]]
     return []
@@ -82,6 +86,16 @@ def violations(kind: Kind, content: Any) -> list[str]:
 @functools.cache
 def _adapter(kind: Kind) -> TypeAdapter[Any]:
     return TypeAdapter(_TYPES[kind])
+
+
+@functools.cache
+def _event_adapters() -> dict[str, TypeAdapter[Any]]:
+    union = get_args(ResponseStreamEvent)[0]
+    return {
+        name: TypeAdapter(event)
+        for event in get_args(union)
+        for name in get_args(event.model_fields["type"].annotation)
+    }
 
 
 def _line(item: Any) -> str:

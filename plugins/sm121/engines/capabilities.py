@@ -36,6 +36,7 @@ Name = Literal[
     "ignore_eos",
     "stop",
     "stop_token_ids",
+    "hidden_special_tokens",
     "logit_bias",
     "stream_usage",
     "continuous_usage",

@@ -480,5 +480,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     run = config.stash.get(RUN, None)
     if run is not None and run.pool is not None:
         run.pool.stop()
+    if run is not None:
+        run.lock.close()
     for number, handler in config.stash.get(_OLD_HANDLERS, {}).items():
         signal.signal(number, handler)
