@@ -204,9 +204,8 @@ def test_max_completion_tokens_limits_a_chat(api, profile):
     assert seen == (5, "length"), f"required: 5 tokens and length, seen: {seen}"
 
 
-@pytest.fixture
-def natural(api, profile):
-    """An answer that ends by itself: its number of tokens, in harmony, where special tokens are."""
+def tokens_of_a_natural_end(api, profile):
+    """How many tokens an answer in harmony has, which ends by itself with a special token."""
     limit = profile.correctness.max_answer_tokens
     answer = api.complete(conversation.HARMONY_PROMPT, max_tokens=limit)
     finish = answer["choices"][0]["finish_reason"]
@@ -214,8 +213,10 @@ def natural(api, profile):
     return answer["usage"]["completion_tokens"]
 
 
-def test_min_tokens_is_kept(api, natural):
+def test_min_tokens_is_kept(api, profile):
     """No end before min_tokens, where the answer would have ended by itself."""
+    api.capabilities.require("min_tokens")
+    natural = tokens_of_a_natural_end(api, profile)
     answer = api.complete(
         conversation.HARMONY_PROMPT, min_tokens=natural + 6, max_tokens=natural + 12
     )
@@ -223,8 +224,10 @@ def test_min_tokens_is_kept(api, natural):
     assert seen >= natural + 6, f"required: at least {natural + 6} tokens, seen: {seen}"
 
 
-def test_ignore_eos_goes_on(api, natural):
+def test_ignore_eos_goes_on(api, profile):
     """The end-of-text token does not end the answer, and no special token is shown."""
+    api.capabilities.require("ignore_eos")
+    natural = tokens_of_a_natural_end(api, profile)
     answer = api.complete(conversation.HARMONY_PROMPT, ignore_eos=True, max_tokens=natural + 6)
     seen = (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"])
     assert seen == (natural + 6, "length"), f"required: {natural + 6} and length, seen: {seen}"

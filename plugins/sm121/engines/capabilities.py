@@ -249,7 +249,7 @@ def needed(path: str, body: Mapping[str, Any]) -> list[Name]:
         names.append("prompt_lists" if isinstance(prompt[0], str) else "token_prompts")
     if body.get("return_token_ids"):
         names.append("chat_token_ids" if chat else "token_ids")
-    if body.get("logprobs") not in (None, False):
+    if _asked(body.get("logprobs")):
         names.append("chat_logprobs" if chat else "logprobs")
     if (body.get("n") or 1) > 1:
         names.append("several_choices")
@@ -272,9 +272,14 @@ def needed(path: str, body: Mapping[str, Any]) -> list[Name]:
         "reasoning_effort": "reasoning_effort",
     }
     for key, name in asked.items():
-        if body.get(key) not in (None, False, [], {}):
+        if _asked(body.get(key)):
             names.append(name)
     return names
+
+
+def _asked(value: Any) -> bool:
+    """Whether a parameter asks for something; 0 log-probabilities are a request too."""
+    return value is not None and value is not False and value not in ([], {})
 
 
 @functools.cache
