@@ -39,8 +39,9 @@ $(VENV)/.installed: pyproject.toml
 canary: $(VENV)/.installed ## the canary checkpoint, both twins
 	@$(PY) -m sm121 canary $(CANARY)
 
-catalogues: canary ## what takes longer than `make test` allows: the ablation table, made anew
+catalogues: canary ## what takes longer than `make test` allows: tables in docs/, made anew
 	$(PY) -m sm121 ablation $(CANARY)/bf16 --output docs/ablation.md
+	$(PY) meta_tests/protocol_faults.py --output docs/protocol-faults.md
 
 clean: ## remove what was made here
 	rm -rf $(VENV) .cache conformance-report* build *.egg-info

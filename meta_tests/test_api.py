@@ -204,7 +204,7 @@ def judged(case: Case, *answers: Exchange, engine: str = "vllm", version: str | 
 
     known = capabilities.of(engine, version)
     api = Canned(Endpoint("http://127.0.0.1:1", "key", "canary"), known)
-    return cases.judge(api, case, " Paris.")
+    return cases.judge(api, case, " Paris.").problem
 
 
 def answer(status: int | None, body: object = None, failure: str = "") -> Exchange:

@@ -99,6 +99,14 @@ class Problem:
     fails: bool
 
 
+@dataclass(frozen=True)
+class Judged:
+    """What a server did with a case, and what is wrong with that."""
+
+    seen: str
+    problem: Problem | None
+
+
 @functools.cache
 def shipped() -> CaseFile:
     """The cases that come with the suite.
@@ -124,7 +132,7 @@ def select(tier: Tier | None = None) -> tuple[Case, ...]:
     return tuple(case for case in shipped().case if tier in (None, case.tier))
 
 
-def judge(api: Api, case: Case, healthy: str, patience_s: float | None = None) -> Problem | None:
+def judge(api: Api, case: Case, healthy: str) -> Judged:
     """Send a case, and look at the answer and at the server afterwards.
 
     Args:
@@ -133,38 +141,29 @@ def judge(api: Api, case: Case, healthy: str, patience_s: float | None = None) -
     Raises:
         NotRun: the server cannot do what the case is about.
     """
-    plain = shipped().plain.get(case.path, {})
-    body = {"model": api.model, **plain, **case.body}
+    body = {"model": api.model, **shipped().plain.get(case.path, {}), **case.body}
     api.capabilities.require(*case.needs, *_needed_by_path(case.path))
     exchange = api.send(
         case.method,
         case.path.replace("%MODEL%", api.model),
         _content(api, case, body) if case.method == "POST" else None,
         key=case.key,
-        patience_s=patience_s or shipped().answer_within_s,
+        patience_s=shipped().answer_within_s,
     )
     problem = _judge_answer(case, exchange)
+    seen = exchange.failure or f"{exchange.status} {exchange.text}"
     after = sentinel(api)
     if after != healthy:
-        return Problem(
-            "serves_wrongly_afterwards",
-            f"required: after this request the answer is still {healthy!r}, seen: {after!r}",
-            True,
-        )
+        text = f"required: after this request the answer is still {healthy!r}, seen: {after!r}"
+        return Judged(seen, Problem("serves_wrongly_afterwards", text, True))
     if problem is None:
-        return None
+        return Judged(seen, None)
     kind, text = problem
     known = api.capabilities.deviation(case.id, kind)
     if known is not None and kind not in _NEVER:
         text = f"known of {api.capabilities.file.title} {known.versions}: {text} ({known.source})"
-        return Problem(kind, text, False)
-    return Problem(kind, text, kind in _NEVER or case.tier != "unspecified")
-
-
-def observed(api: Api, case: Case) -> Exchange:
-    """The answer to a case of the unspecified tier, for the note."""
-    body = {"model": api.model, **shipped().plain.get(case.path, {}), **case.body}
-    return api.send(case.method, case.path, _content(api, case, body), key=case.key)
+        return Judged(seen, Problem(kind, text, False))
+    return Judged(seen, Problem(kind, text, kind in _NEVER or case.tier != "unspecified"))
 
 
 def _judge_answer(case: Case, exchange: Exchange) -> tuple[ProblemKind, str] | None:

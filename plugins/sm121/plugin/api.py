@@ -76,11 +76,13 @@ class Judge:
         address = self._api.endpoint.base_url
         if address not in self._known.healthy:
             self._known.healthy[address] = cases.sentinel(self._api)
-        problem = cases.judge(self._api, case, self._known.healthy[address])
-        if problem is not None and problem.fails:
-            return problem.text
-        if problem is not None:
-            self._run.remark(f"{case.id}: {problem.text}")
+        judged = cases.judge(self._api, case, self._known.healthy[address])
+        if judged.problem is not None and judged.problem.fails:
+            return judged.problem.text
+        if judged.problem is not None:
+            self._run.remark(f"{case.id}: {judged.problem.text}")
+        elif case.tier == "unspecified":
+            self._run.remark(f"{case.id}: unspecified ({case.why}); seen: {judged.seen[:100]}")
         return None
 
     def known(self, case: str, kind: str, text: str) -> bool:
