@@ -49,6 +49,9 @@ catalogues: canary ## what takes longer than `make test` allows: tables made ane
 catalogues: canary ## what takes longer than `make test` allows: every table in docs, made anew
 	$(PY) -m sm121 ablation $(CANARY)/bf16 --output docs/ablation.md
 	$(PY) meta_tests/model_faults.py --state .cache/model-faults-$$(date +%s)
+catalogues: canary ## what takes longer than `make test` allows: tables in docs/, made anew
+	$(PY) -m sm121 ablation $(CANARY)/bf16 --output docs/ablation.md
+	$(PY) meta_tests/protocol_faults.py --output docs/protocol-faults.md
 
 clean: ## remove what was made here
 	rm -rf $(VENV) .cache conformance-report* build *.egg-info

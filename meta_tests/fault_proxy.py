@@ -1,21 +1,56 @@
-"""A proxy in front of a real server that breaks its answers in one known way.
+"""A proxy in front of a real server that breaks its answers in one known way at a time.
 
-Faults work on parsed answers: ``completion`` and ``chat`` get the JSON of an answer that came at
-once, ``stream`` the list of a stream's chunks, ``request`` what is sent on.
+Most faults work on parsed answers: ``completion``, ``chat`` and ``response`` get the JSON of an
+answer that came at once, ``stream``, ``deltas`` and ``events`` the list of a stream's chunks,
+``request`` what is sent on. ``exchange`` has it all in its hands, for the others.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
 
 Json = dict[str, Any]
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What came from the client. ``body`` is None where it is no JSON object."""
+
+    method: str
+    path: str
+    content: bytes
+    key: str | None
+
+    @property
+    def body(self) -> Json | None:
+        try:
+            parsed = json.loads(self.content)
+        except (ValueError, RecursionError):
+            return None
+        return parsed if isinstance(parsed, dict) else None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What goes back. No status: the connection is dropped."""
+
+    status: int | None
+    content_type: str
+    content: bytes
+
+
+Forward = Callable[[Request], Answer]
+Exchange = Callable[[Request, Forward], Answer]
 
 
 def _same(content: Any) -> Any:
@@ -31,14 +66,37 @@ class Fault:
     request: Callable[[Json], Json] = _same
     completion: Callable[[Json], Json] = _same
     chat: Callable[[Json], Json] = _same
+    response: Callable[[Json], Json] = _same
     stream: Callable[[list[Json]], list[Json]] = _same
+    deltas: Callable[[list[Json]], list[Json]] = _same
+    events: Callable[[list[Json]], list[Json]] = _same
+    #: On the text of a whole stream.
+    wire: Callable[[str], str] = _same
+    #: Makes the hook anew for each run, so that it may remember something.
+    exchange: Callable[[], Exchange] | None = None
     status: Callable[[str], int | None] = lambda _path: None
 
 
-def _choice(change: Callable[[Json], None]) -> Callable[[Json], Json]:
+# -------------------- tools for writing faults
+
+
+def _choice(change: Callable[[Json], Any]) -> Callable[[Json], Json]:
     def apply(answer: Json) -> Json:
-        if "choices" in answer:
+        if answer.get("choices"):
             change(answer["choices"][0])
+        return answer
+
+    return apply
+
+
+def _message(change: Callable[[Json], Any]) -> Callable[[Json], Json]:
+    return _choice(lambda choice: change(choice["message"]))
+
+
+def _top(change: Callable[[Json], Any]) -> Callable[[Json], Json]:
+    def apply(answer: Json) -> Json:
+        if "choices" in answer or "output" in answer:
+            change(answer)
         return answer
 
     return apply
@@ -48,13 +106,6 @@ def _without(*keys: str) -> Callable[[Json], Json]:
     return lambda request: {key: value for key, value in request.items() if key not in keys}
 
 
-def _one_token_less(request: Json) -> Json:
-    """Stops early, as an engine that overlooks min_tokens and ignore_eos."""
-    asked = request.get("max_tokens", 16)
-    short = {**request, "max_tokens": max(1, asked - 1), "min_tokens": max(1, asked - 1)}
-    return short if request.get("ignore_eos") else request
-
-
 def _usage(change: Callable[[Json], None]) -> Callable[[Json], Json]:
     def apply(answer: Json) -> Json:
         if answer.get("usage"):
@@ -62,6 +113,23 @@ def _usage(change: Callable[[Json], None]) -> Callable[[Json], Json]:
         return answer
 
     return apply
+
+
+def _more_completion_tokens(usage: Json) -> None:
+    usage["completion_tokens"] += 1
+    usage["total_tokens"] += 1
+
+
+def _fewer_prompt_tokens(usage: Json) -> None:
+    usage["prompt_tokens"] -= 1
+    usage["total_tokens"] -= 1
+
+
+def _one_token_less(request: Json) -> Json:
+    """Stops early, as an engine that overlooks min_tokens and ignore_eos."""
+    asked = request.get("max_tokens", 16)
+    short = {**request, "max_tokens": max(1, asked - 1), "min_tokens": max(1, asked - 1)}
+    return short if request.get("ignore_eos") else request
 
 
 def _log_probability(value: float) -> Callable[[Json], Json]:
@@ -78,6 +146,26 @@ def _overfull(choice: Json) -> None:
         choice["logprobs"]["top_logprobs"][2] = dict.fromkeys(top, -0.1)
 
 
+def _chosen_is_not_listed(choice: Json) -> None:
+    if choice.get("logprobs"):
+        found = choice["logprobs"]
+        found["top_logprobs"][1].pop(found["tokens"][1])
+
+
+def _one_entry_short(choice: Json) -> None:
+    if choice.get("logprobs"):
+        for key in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            choice["logprobs"][key].pop()
+
+
+def _chat_entry(change: Callable[[Json], None]) -> Callable[[Json], Json]:
+    def apply(choice: Json) -> None:
+        if choice.get("logprobs"):
+            change(choice["logprobs"]["content"][0])
+
+    return _choice(apply)
+
+
 def _edit_tokens(edit: Callable[[list[int]], list[int]]) -> Callable[[list[Json]], list[Json]]:
     def apply(chunks: list[Json]) -> list[Json]:
         for chunk in chunks[2:]:
@@ -90,10 +178,24 @@ def _edit_tokens(edit: Callable[[list[int]], list[int]]) -> Callable[[list[Json]
     return apply
 
 
-def _swap_texts(chunks: list[Json]) -> list[Json]:
-    with_text = [c for c in chunks if c.get("choices") and c["choices"][0].get("text")]
-    first, second = with_text[1]["choices"][0], with_text[2]["choices"][0]
-    first["text"], second["text"] = second["text"], first["text"]
+def _with_text(chunks: list[Json]) -> list[Json]:
+    return [c for c in chunks if c.get("choices") and c["choices"][0].get("text")]
+
+
+def _swap(key: str) -> Callable[[list[Json]], list[Json]]:
+    def apply(chunks: list[Json]) -> list[Json]:
+        first, second = (chunk["choices"][0] for chunk in _with_text(chunks)[1:3])
+        first[key], second[key] = second[key], first[key]
+        return chunks
+
+    return apply
+
+
+def _merge(chunks: list[Json]) -> list[Json]:
+    """Two tokens in a chunk, of which the client is told only the second's id."""
+    first, second = _with_text(chunks)[1:3]
+    second["choices"][0]["text"] = first["choices"][0]["text"] + second["choices"][0]["text"]
+    chunks.remove(first)
     return chunks
 
 
@@ -101,9 +203,247 @@ def _no_usage(chunks: list[Json]) -> list[Json]:
     return [chunk for chunk in chunks if chunk.get("choices")]
 
 
+def _usage_everywhere(chunks: list[Json]) -> list[Json]:
+    for chunk in chunks:
+        chunk["usage"] = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+    return chunks
+
+
+def _wrong_usage(chunks: list[Json]) -> list[Json]:
+    for chunk in chunks:
+        _usage(_more_completion_tokens)(chunk)
+    return chunks
+
+
+def _change(place: int, change: Callable[[Json], Any]) -> Callable[[list[Json]], list[Json]]:
+    def apply(chunks: list[Json]) -> list[Json]:
+        change(chunks[place])
+        return chunks
+
+    return apply
+
+
+def _drop_where(drops: Callable[[Json], bool]) -> Callable[[list[Json]], list[Json]]:
+    """Leave out the second of the chunks for which ``drops`` holds."""
+
+    def apply(chunks: list[Json]) -> list[Json]:
+        places = [place for place, chunk in enumerate(chunks) if drops(chunk)]
+        return [chunk for n, chunk in enumerate(chunks) if n not in places[1:2]]
+
+    return apply
+
+
+def _delta(chunk: Json) -> Json:
+    return chunk["choices"][0]["delta"] if chunk.get("choices") else {}
+
+
+def _finish_twice(chunks: list[Json]) -> list[Json]:
+    last = next(c for c in chunks if c.get("choices") and c["choices"][0].get("finish_reason"))
+    chunks.insert(chunks.index(last), copy.deepcopy(last))
+    return chunks
+
+
+def _never_finish(chunks: list[Json]) -> list[Json]:
+    for chunk in chunks:
+        for choice in chunk.get("choices", []):
+            choice["finish_reason"] = None
+    return chunks
+
+
+def _stop_is_kept(answer: Json, request: Json) -> Json:
+    for choice in answer["choices"]:
+        if choice.get("finish_reason") == "stop" and request.get("stop"):
+            choice["text"] += request["stop"][0]
+    return answer
+
+
+def _shift(choice: Json) -> None:
+    choice["index"] += 1
+
+
+def _tool_call(change: Callable[[Json], Any]) -> Callable[[Json], Json]:
+    def apply(message: Json) -> None:
+        for call in message.get("tool_calls") or []:
+            change(call)
+
+    return _message(apply)
+
+
+def _call_as_text(choice: Json) -> None:
+    message = choice["message"]
+    if message.get("tool_calls"):
+        call = message.pop("tool_calls")[0]["function"]
+        message["content"] = f"{call['name']}({call['arguments']})"
+        choice["finish_reason"] = "stop"
+
+
+def _reasoning_in_content(message: Json) -> None:
+    if message.get("content") and message.get("reasoning"):
+        message["content"] = message["reasoning"] + message["content"]
+
+
+def _no_tool_messages(request: Json) -> Json:
+    messages = request.get("messages") or []
+    kept = [m for m in messages if m.get("role") == "user"]
+    return {**request, "messages": kept} if len(kept) < len(messages) else request
+
+
+def _call_without_id(answer: Json) -> None:
+    for item in answer["output"]:
+        if item["type"] == "function_call":
+            item["call_id"] = ""
+
+
+def _completed(answer: Json) -> None:
+    answer.update(status="completed", incomplete_details=None)
+
+
+def _no_reasoning_item(answer: Json) -> None:
+    answer["output"] = [item for item in answer["output"] if item["type"] != "reasoning"]
+
+
+def _each_fifth(change: Callable[[Json], Any]) -> Callable[[], Exchange]:
+    """A fault that comes and goes: it strikes every fifth chat."""
+
+    def make() -> Exchange:
+        count = 0
+
+        def hook(request: Request, forward: Forward) -> Answer:
+            nonlocal count
+            answer = forward(request)
+            count += request.path == CHAT
+            return _changed(answer, change) if count % 5 == 4 else answer
+
+        return hook
+
+    return make
+
+
+def _changed(answer: Answer, change: Callable[[Json], Any]) -> Answer:
+    if answer.status != 200 or "json" not in answer.content_type:
+        return answer
+    parsed = json.loads(answer.content)
+    change(parsed)
+    return replace(answer, content=json.dumps(parsed).encode())
+
+
+def _plainly(hook: Exchange) -> Callable[[], Exchange]:
+    return lambda: hook
+
+
+def _on_error(make: Callable[[Request, Answer], Answer]) -> Callable[[], Exchange]:
+    """What becomes of an answer that refuses a request."""
+
+    def hook(request: Request, forward: Forward) -> Answer:
+        answer = forward(request)
+        refused = answer.status is not None and 400 <= answer.status < 500
+        return make(request, answer) if refused else answer
+
+    return _plainly(hook)
+
+
+def _hang(_request: Request, answer: Answer) -> Answer:
+    time.sleep(HANG_S)
+    return answer
+
+
+def _after_an_error(broken: Callable[[Request, Answer], Answer]) -> Callable[[], Exchange]:
+    """The server is another one once it has refused a request."""
+
+    def make() -> Exchange:
+        refused = False
+
+        def hook(request: Request, forward: Forward) -> Answer:
+            nonlocal refused
+            answer = broken(request, forward(request)) if refused else forward(request)
+            refused = refused or answer.status in range(400, 500)
+            return answer
+
+        return hook
+
+    return make
+
+
+def _clamped(change: Callable[[Json], Json]) -> Callable[[], Exchange]:
+    """A request that must be refused is made one that is served."""
+
+    def hook(request: Request, forward: Forward) -> Answer:
+        if (body := request.body) is not None:
+            request = replace(request, content=json.dumps(change(body)).encode())
+        return forward(request)
+
+    return _plainly(hook)
+
+
+def _any_key(request: Request, forward: Forward) -> Answer:
+    return forward(replace(request, key=None))
+
+
+def _stale() -> Exchange:
+    """Each completion gets the answer of the one before."""
+    before: dict[str, Answer] = {}
+
+    def hook(request: Request, forward: Forward) -> Answer:
+        answer = forward(request)
+        if request.path != COMPLETIONS or answer.status != 200:
+            return answer
+        now, before["answer"] = before.get("answer", answer), answer
+        return now
+
+    return hook
+
+
+def _stop_included(request: Request, forward: Forward) -> Answer:
+    body = request.body or {}
+    return _changed(forward(request), lambda answer: _stop_is_kept(answer, body))
+
+
+def _swapped_choices(answer: Json) -> Json:
+    if len(answer.get("choices", [])) > 1:
+        first, second = answer["choices"][:2]
+        first["text"], second["text"] = second["text"], first["text"]
+    return answer
+
+
+def _copied_choices(answer: Json) -> Json:
+    for choice in answer.get("choices", [])[1:]:
+        choice["text"] = answer["choices"][0]["text"]
+    return answer
+
+
+def _cut_prompt(request: Json) -> Json:
+    prompt = request.get("prompt")
+    return {**request, "prompt": prompt[:800]} if isinstance(prompt, str) else request
+
+
+def _other_token_first(entry: Json) -> None:
+    entry.update(token="The", bytes=list(b"The"), top_logprobs=[])
+
+
+def _models_without_object(request: Request, forward: Forward) -> Answer:
+    answer = forward(request)
+    if request.path != "/v1/models":
+        return answer
+    return _changed(answer, lambda listed: [entry.pop("object") for entry in listed["data"]])
+
+
+def _error_in_the_stream(request: Request, answer: Answer) -> Answer:
+    if not (request.body or {}).get("stream"):
+        return answer
+    text = f"data: {answer.content.decode()}\n\ndata: [DONE]\n\n"
+    return Answer(200, "text/event-stream", text.encode())
+
+
+#: Longer than the cases of fixtures/api wait for an answer.
+HANG_S = 40.0
+PUBLISHED, STREAMS = "test_answers_are_as_published", "test_streams_are_as_published"
+CHATS, CALLS = "test_chats_end_in_a_final_message", "test_tool_calls_are_right_every_time"
+DELTAS = "test_deltas_add_up_to_the_message"
+
 FAULTS = {
     fault.name: fault
     for fault in (
+        # ---------- answers
         Fault(
             "another city",
             "test_known_answers",
@@ -115,31 +455,55 @@ FAULTS = {
             completion=_choice(lambda c: c.update(text="")),
         ),
         Fault(
-            "content is null though tokens were made",
-            "test_chats_end_in_a_final_message",
-            chat=_choice(lambda c: c["message"].update(content=None)),
+            "the answer to the request before",
+            "test_answers_belong_to_their_prompts",
+            exchange=_stale,
         ),
         Fault(
-            "a special token leaks into the content",
-            "test_chats_end_in_a_final_message",
-            chat=_choice(
-                lambda c: c["message"].update(content=c["message"]["content"] + "<|return|>")
-            ),
+            "two prompts get each other's answers",
+            "test_answers_belong_to_their_prompts",
+            completion=_swapped_choices,
+        ),
+        Fault("an answer without id", PUBLISHED, completion=_top(lambda a: a.pop("id"))),
+        Fault("an answer with an empty id", PUBLISHED, chat=_top(lambda a: a.update(id=""))),
+        Fault(
+            "another model's name", PUBLISHED, completion=_top(lambda a: a.update(model="gpt-4"))
         ),
         Fault(
-            "a chat that was cut off",
-            "test_one_chat",
-            chat=_choice(lambda c: c.update(finish_reason="length")),
+            "the object of another endpoint",
+            PUBLISHED,
+            chat=_top(lambda a: a.update(object="text_completion")),
         ),
+        Fault("the time as a text", PUBLISHED, chat=_top(lambda a: a.update(created="now"))),
+        Fault("no usage", PUBLISHED, completion=_top(lambda a: a.pop("usage"))),
+        Fault(
+            "usage that does not add up",
+            PUBLISHED,
+            chat=_usage(lambda u: u.update(total_tokens=u["total_tokens"] + 1)),
+        ),
+        Fault("choices counted from 1", PUBLISHED, completion=_choice(_shift)),
+        Fault(
+            "a finish_reason of its own",
+            PUBLISHED,
+            completion=_choice(lambda c: c.update(finish_reason="eos")),
+        ),
+        Fault("no finish_reason", PUBLISHED, chat=_choice(lambda c: c.update(finish_reason=None))),
+        Fault("the message of a user", PUBLISHED, chat=_message(lambda m: m.update(role="user"))),
+        Fault(
+            "a model without type",
+            "test_models_are_as_published",
+            exchange=_plainly(_models_without_object),
+        ),
+        # ---------- counts and parameters
         Fault(
             "usage counts one token more",
             "test_token_counts_are_exact",
-            completion=_usage(lambda u: u.update(completion_tokens=u["completion_tokens"] + 1)),
+            completion=_usage(_more_completion_tokens),
         ),
         Fault(
             "usage counts one prompt token less",
-            "test_token_counts_are_exact",
-            completion=_usage(lambda u: u.update(prompt_tokens=u["prompt_tokens"] - 1)),
+            "test_usage_equals_the_ids",
+            completion=_usage(_fewer_prompt_tokens),
         ),
         Fault("one token too few", "test_token_counts_are_exact", request=_one_token_less),
         Fault(
@@ -147,6 +511,45 @@ FAULTS = {
             "test_token_counts_are_exact",
             completion=_choice(lambda c: c.update(finish_reason="stop")),
         ),
+        Fault("min_tokens is ignored", "test_min_tokens_is_kept", request=_without("min_tokens")),
+        Fault("ignore_eos is ignored", "test_ignore_eos_goes_on", request=_without("ignore_eos")),
+        Fault("stop is ignored", "test_a_stop_string_ends_the_text", request=_without("stop")),
+        Fault(
+            "the stop string is in the text",
+            "test_a_stop_string_ends_the_text",
+            exchange=_plainly(_stop_included),
+        ),
+        Fault(
+            "stop_token_ids is ignored",
+            "test_a_stop_token_ends_the_answer",
+            request=_without("stop_token_ids"),
+        ),
+        Fault(
+            "max_completion_tokens is ignored",
+            "test_max_completion_tokens_limits_a_chat",
+            request=_without("max_completion_tokens"),
+        ),
+        Fault(
+            "another limit by default",
+            "test_sixteen_tokens_by_default",
+            request=lambda r: {"max_tokens": 20, **r},
+        ),
+        Fault(
+            "answers are cut at 12 tokens",
+            "test_nothing_is_cut_off",
+            request=lambda r: {**r, "max_tokens": 12},
+        ),
+        Fault("logit_bias is ignored", "test_logit_bias_is_obeyed", request=_without("logit_bias")),
+        Fault("n is ignored", "test_each_choice_is_its_own", request=_without("n")),
+        Fault(
+            "n copies of one choice",
+            "test_each_choice_is_its_own",
+            completion=_copied_choices,
+        ),
+        Fault("echo is ignored", "test_echo_gives_the_prompt_back", request=_without("echo")),
+        Fault("the seed is ignored", "test_same_seed_same_tokens", request=_without("seed")),
+        Fault("every seed is the same", "test_seed_is_used", request=lambda r: {**r, "seed": 1}),
+        # ---------- log-probabilities
         Fault(
             "a NaN log-probability",
             "test_log_probabilities_are_finite",
@@ -163,6 +566,22 @@ FAULTS = {
             completion=_choice(_overfull),
         ),
         Fault(
+            "the chosen token is not among the likeliest",
+            "test_log_probabilities_name_the_chosen_token",
+            completion=_choice(_chosen_is_not_listed),
+        ),
+        Fault(
+            "log-probabilities of one token less",
+            "test_log_probabilities_name_the_chosen_token",
+            completion=_choice(_one_entry_short),
+        ),
+        Fault(
+            "bytes of another token",
+            "test_log_probabilities_of_a_chat_are_whole",
+            chat=_chat_entry(lambda entry: entry.update(bytes=[63])),
+        ),
+        # ---------- streams
+        Fault(
             "a stream that drops a token",
             "test_streaming_equals_not_streaming",
             stream=_edit_tokens(lambda ids: ids[1:]),
@@ -173,16 +592,239 @@ FAULTS = {
             stream=_edit_tokens(lambda ids: [*ids, ids[-1]]),
         ),
         Fault(
+            "a stream that changes the order of tokens",
+            "test_streaming_equals_not_streaming",
+            stream=_swap("token_ids"),
+        ),
+        Fault(
             "a stream that changes the order of texts",
             "test_streaming_equals_not_streaming",
-            stream=_swap_texts,
+            stream=_swap("text"),
+        ),
+        Fault(
+            "a stream that merges two tokens", "test_streaming_equals_not_streaming", stream=_merge
         ),
         Fault("a stream without usage", "test_streaming_equals_not_streaming", stream=_no_usage),
-        Fault("the seed is ignored", "test_same_seed_same_tokens", request=_without("seed")),
+        Fault("a chat stream without usage", STREAMS, deltas=_no_usage),
         Fault(
-            "every seed is the same",
-            "test_seed_is_used",
-            request=lambda request: {**request, "seed": 1},
+            "usage that nobody asked for",
+            "test_a_stream_without_usage_has_none",
+            stream=_usage_everywhere,
+        ),
+        Fault(
+            "a stream whose usage counts one more",
+            "test_usage_of_a_stream_equals_the_ids",
+            stream=_wrong_usage,
+        ),
+        Fault("no [DONE]", STREAMS, wire=lambda text: text.replace("data: [DONE]\n\n", "")),
+        Fault("[DONE] twice", STREAMS, wire=lambda text: text + "data: [DONE]\n\n"),
+        Fault(
+            "a stream cut off, with status 200", STREAMS, wire=lambda text: text[: len(text) // 2]
+        ),
+        Fault("a chunk that is no JSON", STREAMS, wire=lambda text: text.replace("{", "", 1)),
+        Fault(
+            "another id in each chunk", STREAMS, stream=_change(1, lambda c: c.update(id="cmpl-x"))
+        ),
+        Fault(
+            "chunks of another object",
+            STREAMS,
+            deltas=lambda chunks: [{**c, "object": "chat.completion"} for c in chunks],
+        ),
+        Fault(
+            "no role", STREAMS, deltas=_change(0, lambda c: c["choices"][0]["delta"].pop("role"))
+        ),
+        Fault("an end that comes twice", STREAMS, stream=_finish_twice),
+        Fault("an end that never comes", STREAMS, deltas=_never_finish),
+        Fault(
+            "the choice of another index in a chunk",
+            STREAMS,
+            stream=_change(1, lambda c: c["choices"][0].update(index=1)),
+        ),
+        Fault(
+            "an error inside a stream with status 200",
+            "test_an_error_of_a_stream_is_an_error",
+            exchange=_on_error(_error_in_the_stream),
+        ),
+        # ---------- harmony
+        Fault(
+            "content is null though tokens were made",
+            CHATS,
+            chat=_message(lambda m: m.update(content=None)),
+        ),
+        Fault(
+            "content is null now and then",
+            CHATS,
+            exchange=_each_fifth(_message(lambda m: m.update(content=None))),
+        ),
+        Fault(
+            "a special token leaks into the content",
+            CHATS,
+            chat=_message(lambda m: m.update(content=f"{m['content']}<|return|>")),
+        ),
+        Fault(
+            "a special token leaks into a text",
+            "test_special_tokens_never_leak",
+            completion=_choice(lambda c: c.update(text=c["text"] + "<|end|>")),
+        ),
+        Fault("reasoning in the content", CHATS, chat=_message(_reasoning_in_content)),
+        Fault("reasoning is lost", CHATS, chat=_message(lambda m: m.update(reasoning=None))),
+        Fault(
+            "a chat that was cut off",
+            "test_one_chat",
+            chat=_choice(lambda c: c.update(finish_reason="length")),
+        ),
+        Fault(
+            "the first token is lost",
+            "test_tokens_of_a_chat_are_harmony",
+            chat=_choice(lambda c: c.update(token_ids=(c.get("token_ids") or [])[1:])),
+        ),
+        Fault(
+            "another first token",
+            "test_first_token_is_the_channel_token",
+            chat=_chat_entry(_other_token_first),
+        ),
+        Fault(
+            "a delta is lost",
+            DELTAS,
+            deltas=_drop_where(lambda c: bool(_delta(c).get("content"))),
+        ),
+        Fault(
+            "a delta of a call's arguments is lost",
+            DELTAS,
+            deltas=_drop_where(lambda c: bool(_delta(c).get("tool_calls"))),
+        ),
+        # ---------- tools
+        Fault(
+            "arguments that are no JSON",
+            CALLS,
+            chat=_tool_call(lambda c: c["function"].update(arguments='{"city": "Paris"')),
+        ),
+        Fault(
+            "arguments of another call",
+            CALLS,
+            chat=_tool_call(lambda c: c["function"].update(arguments='{"city": "Lima"}')),
+        ),
+        Fault("a call without id", CALLS, chat=_tool_call(lambda c: c.update(id=""))),
+        Fault(
+            "a call of a tool that was not offered",
+            CALLS,
+            chat=_tool_call(lambda c: c["function"].update(name="launch_missiles")),
+        ),
+        Fault("a call that is text", CALLS, chat=_choice(_call_as_text)),
+        Fault(
+            "a call that ends with stop",
+            CALLS,
+            chat=_choice(lambda c: c.update(finish_reason="stop")),
+        ),
+        Fault(
+            "tool_choice is ignored", "test_a_tool_can_be_named", request=_without("tool_choice")
+        ),
+        Fault(
+            "a required call is not made",
+            "test_a_tool_can_be_required",
+            request=_without("tool_choice"),
+        ),
+        Fault(
+            "a forbidden call is made",
+            "test_tools_can_be_forbidden",
+            request=_without("tool_choice"),
+        ),
+        Fault(
+            "tool results are dropped", "test_a_tool_result_is_answered", request=_no_tool_messages
+        ),
+        # ---------- structured output
+        Fault(
+            "response_format is ignored",
+            "test_json_schema_is_kept",
+            request=_without("response_format"),
+        ),
+        Fault("a regex is ignored", "test_regex_is_kept", request=_without("structured_outputs")),
+        Fault("a choice is ignored", "test_choice_is_kept", request=_without("structured_outputs")),
+        # ---------- Responses
+        Fault(
+            "a cut response is called complete",
+            "test_a_response_that_was_cut_off_says_so",
+            response=_top(_completed),
+        ),
+        Fault(
+            "a response without its reasoning",
+            "test_a_response_has_reasoning_and_message",
+            response=_top(_no_reasoning_item),
+        ),
+        Fault(
+            "a function call without call_id",
+            "test_a_response_calls_a_tool_and_reads_its_result",
+            response=_top(_call_without_id),
+        ),
+        Fault(
+            "events out of order",
+            "test_events_of_a_response_add_up",
+            events=lambda events: [events[1], events[0], *events[2:]],
+        ),
+        Fault(
+            "the last event is missing",
+            "test_events_of_a_response_add_up",
+            events=lambda events: events[:-1],
+        ),
+        Fault(
+            "a delta of a response is lost",
+            "test_events_of_a_response_add_up",
+            events=_drop_where(lambda event: event["type"] == "response.output_text.delta"),
+        ),
+        # ---------- errors
+        Fault(
+            "500 for 400",
+            "test_request[negative-max-tokens]",
+            exchange=_on_error(lambda _r, a: replace(a, status=500)),
+        ),
+        Fault(
+            "200 for an error",
+            "test_request[bad-json]",
+            exchange=_on_error(lambda _r, a: replace(a, status=200)),
+        ),
+        Fault(
+            "a bad value is made a good one",
+            "test_request[negative-max-tokens]",
+            exchange=_clamped(lambda b: {**b, "max_tokens": max(1, int(b.get("max_tokens", 16)))}),
+        ),
+        Fault(
+            "an error without error object",
+            "test_request[prompt-is-a-number]",
+            exchange=_on_error(lambda _r, a: replace(a, content=b'{"detail": "no"}')),
+        ),
+        Fault(
+            "an error as a web page",
+            "test_request[messages-is-a-text]",
+            exchange=_on_error(lambda _r, _a: Answer(400, "text/html", b"<h1>Bad Request</h1>")),
+        ),
+        Fault("a bad request hangs", "test_request[body-is-a-list]", exchange=_on_error(_hang)),
+        Fault(
+            "a bad request breaks the connection",
+            "test_request[empty-body]",
+            exchange=_on_error(lambda _r, _a: Answer(None, "", b"")),
+        ),
+        Fault(
+            "dead after an error",
+            "test_request[id-beyond-the-vocabulary]",
+            exchange=_after_an_error(lambda _r, _a: Answer(503, "text/plain", b"EngineDeadError")),
+        ),
+        Fault(
+            "another answer after an error",
+            "test_request[logit-bias-is-a-list]",
+            exchange=_after_an_error(
+                lambda _r, a: _changed(a, _choice(lambda c: c.update(text="!!!!")))
+            ),
+        ),
+        Fault(
+            "an unknown model is served",
+            "test_request[wrong-model]",
+            exchange=_clamped(lambda b: {**b, "model": "canary"}),
+        ),
+        Fault("any key will do", "test_request[wrong-key]", exchange=_plainly(_any_key)),
+        Fault(
+            "a prompt that is too long is cut",
+            "test_request[overlong-prompt]",
+            exchange=_clamped(_cut_prompt),
         ),
         Fault(
             "/health says 503",
@@ -194,12 +836,26 @@ FAULTS = {
 
 
 class FaultProxy:
-    """Listens on a free loopback port and forwards to ``upstream``, broken by ``fault``."""
+    """Listens on a free loopback port and forwards to ``upstream``, broken by a fault that can be
+    changed while it listens.
 
-    def __init__(self, upstream: str, fault: Fault) -> None:
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(upstream, fault))
+    Args:
+        key: the real server's, for the fault that lets anybody in.
+    """
+
+    def __init__(self, upstream: str, fault: Fault, key: str = "") -> None:
+        self._upstream = upstream
+        self._key = key
+        self._http = httpx.Client(timeout=120.0, trust_env=False)
+        self.switch(fault)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+
+    def switch(self, fault: Fault) -> None:
+        """From now on another fault."""
+        self._fault = fault
+        self._exchange = fault.exchange() if fault.exchange else None
 
     @property
     def base_url(self) -> str:
@@ -213,46 +869,76 @@ class FaultProxy:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+        self._http.close()
+
+    def answer(self, request: Request) -> Answer:
+        """What the client gets."""
+        exchange = self._exchange
+        answer = exchange(request, self._forward) if exchange else self._forward(request)
+        status = self._fault.status(request.path)
+        return replace(answer, status=status) if status else answer
+
+    def _forward(self, request: Request) -> Answer:
+        fault, content = self._fault, request.content
+        if (body := request.body) is not None and request.path in (COMPLETIONS, CHAT, RESPONSES):
+            content = json.dumps(fault.request(body)).encode()
+        answer = self._http.request(
+            request.method,
+            self._upstream + request.path,
+            content=content,
+            headers={
+                "Content-Type": "application/json",
+                "Authorization": f"Bearer {self._key}" if request.key is None else request.key,
+            },
+        )
+        kind = answer.headers.get("content-type", "")
+        changed = answer.content
+        if answer.status_code == 200:
+            changed = _break(fault, request.path, kind, changed)
+        return Answer(answer.status_code, kind, changed)
 
 
-def _handler(upstream: str, fault: Fault) -> type[BaseHTTPRequestHandler]:
+def _break(fault: Fault, path: str, kind: str, content: bytes) -> bytes:
+    if "event-stream" in kind:
+        change = {COMPLETIONS: fault.stream, CHAT: fault.deltas, RESPONSES: fault.events}.get(path)
+        if change is None or (change is _same and fault.wire is _same):
+            return content
+        return fault.wire(_stream(content.decode(), change)).encode()
+    change = {COMPLETIONS: fault.completion, CHAT: fault.chat, RESPONSES: fault.response}.get(path)
+    if change is None or change is _same:
+        return content
+    return json.dumps(change(json.loads(content))).encode()
+
+
+def _stream(text: str, change: Callable[[list[Json]], list[Json]]) -> str:
+    data = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
+    done = "[DONE]" in data
+    chunks = change([json.loads(event) for event in data if event != "[DONE]"])
+    lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
+    return "".join([*lines, *(["data: [DONE]\n\n"] if done else [])])
+
+
+def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *_arguments: object) -> None:
             pass
 
         def do_GET(self) -> None:
-            self._forward("GET", b"")
+            self._answer("GET", b"")
 
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            request = fault.request(json.loads(body))
-            self._forward("POST", json.dumps(request).encode())
+            self._answer("POST", self.rfile.read(int(self.headers.get("Content-Length", 0))))
 
-        def _forward(self, method: str, body: bytes) -> None:
-            headers = {"Content-Type": "application/json"}
-            if key := self.headers.get("Authorization"):
-                headers["Authorization"] = key
-            with httpx.Client(timeout=120.0, trust_env=False) as http:
-                answer = http.request(method, upstream + self.path, content=body, headers=headers)
-            kind = answer.headers.get("content-type", "")
-            content = answer.content
-            if self.path == "/v1/completions" and "event-stream" in kind:
-                content = _stream(content, fault)
-            elif self.path == "/v1/completions":
-                content = json.dumps(fault.completion(answer.json())).encode()
-            elif self.path == "/v1/chat/completions":
-                content = json.dumps(fault.chat(answer.json())).encode()
-            self.send_response(fault.status(self.path) or answer.status_code)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(content)))
+        def _answer(self, method: str, content: bytes) -> None:
+            key = self.headers.get("Authorization") or ""
+            answer = proxy.answer(Request(method, self.path, content, key))
+            if answer.status is None:
+                self.close_connection = True
+                return
+            self.send_response(answer.status)
+            self.send_header("Content-Type", answer.content_type)
+            self.send_header("Content-Length", str(len(answer.content)))
             self.end_headers()
-            self.wfile.write(content)
+            self.wfile.write(answer.content)
 
     return Handler
-
-
-def _stream(content: bytes, fault: Fault) -> bytes:
-    events = [line[6:] for line in content.decode().splitlines() if line.startswith("data: ")]
-    chunks = fault.stream([json.loads(event) for event in events if event != "[DONE]"])
-    lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
-    return "".join([*lines, "data: [DONE]\n\n"]).encode()

@@ -5,24 +5,31 @@ All requests are greedy (temperature 0) unless the test is about sampling.
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
+import re
 
+import jsonschema
 import pytest
 
 from sm121.answers import accuracy, golden, prompts, sanity
 from sm121.answers.request import Asker, Request
 from sm121.evidence import log_probabilities
 from sm121.verdict import Inconclusive, NotRun, Verdict
+from sm121.api import conversation, harmony, invariants, schema, stream
+from sm121.api.client import together
+from sm121.evidence import log_probabilities
+from sm121.verdict import NotRun
 
 pytestmark = [pytest.mark.correctness, pytest.mark.applies_to("cpu", "gpu")]
 
 PROMPT = "The capital of France is"
 
 
-def complete(client, model, prompt=PROMPT, **options):
-    """A completion with the token ids that the server generated."""
-    extra = {"return_token_ids": True, **options.pop("extra_body", {})}
+def complete(client, model, prompt=PROMPT, *, ids=True, **options):
+    """A completion, by default with the token ids that the server generated."""
+    extra = {"return_token_ids": ids, **options.pop("extra_body", {})}
     options = {"temperature": 0.0, "max_tokens": 16, **options}
     return client.completions.create(model=model, prompt=prompt, extra_body=extra, **options)
 
@@ -31,30 +38,10 @@ def test_known_answers(client, model, profile):
     """Facts that every capable checkpoint of this profile knows."""
     wrong = []
     for known in profile.correctness.known_answers:
-        text = complete(client, model, known.prompt, max_tokens=8).choices[0].text
+        text = complete(client, model, known.prompt, ids=False, max_tokens=8).choices[0].text
         if not text.startswith(known.begins):
             wrong.append(f"{known.prompt!r}: required {known.begins!r}, seen {text!r}")
     assert not wrong, "; ".join(wrong)
-
-
-def test_chats_end_in_a_final_message(client, model, profile):
-    """The final channel has the answer, the reasoning is apart, and the message ends by itself."""
-    for chat in profile.correctness.chats:
-        answer = client.chat.completions.create(
-            model=model,
-            messages=[{"role": "user", "content": chat.question}],
-            temperature=0.0,
-            max_tokens=profile.correctness.max_answer_tokens,
-        )
-        choice = answer.choices[0]
-        content = choice.message.content or ""
-        assert chat.contains in content, (
-            f"{chat.question!r}: required content with {chat.contains!r}, seen {choice.message}"
-        )
-        assert choice.finish_reason == "stop", (
-            f"{chat.question!r}: required finish_reason stop, seen {choice.finish_reason}"
-        )
-        assert "<|" not in content, f"required: no special token in the content, seen {content!r}"
 
 
 @pytest.mark.parametrize("asked", [1, 7, 32])
@@ -412,3 +399,578 @@ def test_accuracy(client, model, profile, conformance):
     assert verdict is Verdict.PASS, (
         f"required at least {required.at_least:.1%}, seen: {interval}; outputs: {kept}"
     )
+
+
+# The protocol: parameters are obeyed, and answers say what they are.
+#
+# `api` holds every answer against the published schema, and against what must hold in any answer:
+# one id, the model's name, each choice once, usage that adds up, no special token in a text.
+
+
+def test_usage_equals_the_ids(api):
+    """Usage counts the ids that came, at a natural end, at the limit, and over several choices."""
+    asked = [
+        (conversation.HARMONY_PROMPT, {"max_tokens": 200}),
+        (PROMPT, {"max_tokens": 9}),
+        ([PROMPT, "The capital of Japan is"], {"max_tokens": 5}),
+        (PROMPT, {"max_tokens": 6, "n": 2, "temperature": 1.0}),
+    ]
+    for prompt, options in asked:
+        answer = api.complete(prompt, return_token_ids=True, **options)
+        counted = sum(len(choice["token_ids"]) for choice in answer["choices"])
+        prompts = [
+            c["prompt_token_ids"]
+            for c in answer["choices"]
+            if c["index"] % options.get("n", 1) == 0
+        ]
+        usage = answer["usage"]
+        required = (sum(map(len, prompts)), counted)
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == required, (
+            f"{prompt!r} {options}: required: usage of {required} tokens, seen: {usage}"
+        )
+
+
+def test_usage_of_a_stream_equals_the_ids(api):
+    """The last chunk of a stream counts the ids of all chunks."""
+    seen = api.stream_completion(PROMPT, max_tokens=9, return_token_ids=True)
+    counted = len(stream.completion_of(seen)[0]["token_ids"])
+    usage = seen.chunks[-1].get("usage") or {}
+    assert usage.get("completion_tokens") == counted == 9, (
+        f"required: 9 ids and usage of 9, seen: {counted} ids and {usage}"
+    )
+
+
+def test_sixteen_tokens_by_default(api):
+    """max_tokens of /v1/completions is 16 when nothing is said."""
+    seen = api.complete(PROMPT, ignore_eos=True)["usage"]["completion_tokens"]
+    assert seen == 16, f"required: 16 tokens, seen: {seen}"
+
+
+def test_nothing_is_cut_off(api, profile):
+    """A chat without a limit ends by itself, with its final message."""
+    for chat in profile.correctness.chats:
+        choice = api.chat(chat.question)["choices"][0]
+        assert choice["finish_reason"] == "stop" and choice["message"]["content"], (
+            f"{chat.question!r}: required: a whole answer, seen: {choice}"
+        )
+
+
+def test_max_completion_tokens_limits_a_chat(api, profile):
+    """The limit counts reasoning too, and finish_reason says that it was reached."""
+    answer = api.chat(profile.correctness.chats[0].question, max_completion_tokens=5)
+    seen = (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"])
+    assert seen == (5, "length"), f"required: 5 tokens and length, seen: {seen}"
+
+
+def tokens_of_a_natural_end(api, profile):
+    """How many tokens an answer in harmony has, which ends by itself with a special token."""
+    limit = profile.correctness.max_answer_tokens
+    answer = api.complete(conversation.HARMONY_PROMPT, max_tokens=limit)
+    finish = answer["choices"][0]["finish_reason"]
+    assert finish == "stop", f"required: an end within {limit} tokens, seen: {finish}"
+    return answer["usage"]["completion_tokens"]
+
+
+def test_min_tokens_is_kept(api, profile):
+    """No end before min_tokens, where the answer would have ended by itself."""
+    api.capabilities.require("min_tokens")
+    natural = tokens_of_a_natural_end(api, profile)
+    answer = api.complete(
+        conversation.HARMONY_PROMPT, min_tokens=natural + 6, max_tokens=natural + 12
+    )
+    seen = answer["usage"]["completion_tokens"]
+    assert seen >= natural + 6, f"required: at least {natural + 6} tokens, seen: {seen}"
+
+
+def test_ignore_eos_goes_on(api, profile):
+    """The end-of-text token does not end the answer, and no special token is shown."""
+    api.capabilities.require("ignore_eos")
+    natural = tokens_of_a_natural_end(api, profile)
+    answer = api.complete(conversation.HARMONY_PROMPT, ignore_eos=True, max_tokens=natural + 6)
+    seen = (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"])
+    assert seen == (natural + 6, "length"), f"required: {natural + 6} and length, seen: {seen}"
+
+
+def test_a_stop_string_ends_the_text(api):
+    """The text stops before the string, wherever that lies between tokens, streamed or not."""
+    whole = api.complete(PROMPT, max_tokens=24)["choices"][0]["text"]
+    place = next(i for i in range(3, len(whole)) if whole.index(whole[i : i + 4]) == i)
+    stop = whole[place : place + 4]
+    asked = {"max_tokens": 24, "stop": [stop, "no such text"]}
+    at_once = api.complete(PROMPT, **asked)["choices"][0]
+    streamed = stream.completion_of(api.stream_completion(PROMPT, **asked))[0]
+    for seen in (at_once, streamed):
+        assert (seen["text"], seen["finish_reason"]) == (whole[:place], "stop"), (
+            f"stop {stop!r}: required: {whole[:place]!r} and stop, seen: {seen}"
+        )
+
+
+def test_a_stop_token_ends_the_answer(api):
+    """Generation ends with the first of the stop tokens."""
+    ids = api.complete(PROMPT, max_tokens=12, return_token_ids=True)["choices"][0]["token_ids"]
+    place = next(i for i in range(2, len(ids)) if ids[i] not in ids[:i])
+    seen = api.complete(PROMPT, max_tokens=12, return_token_ids=True, stop_token_ids=[ids[place]])
+    choice = seen["choices"][0]
+    assert choice["token_ids"][:place] == ids[:place] and len(choice["token_ids"]) <= place + 1, (
+        f"required: {ids[: place + 1]}, seen: {choice['token_ids']}"
+    )
+    assert choice["finish_reason"] == "stop", f"required: stop, seen: {choice['finish_reason']}"
+
+
+def test_special_tokens_never_leak(api):
+    """Texts have none: at a natural end, and in a stream."""
+    api.capabilities.require("hidden_special_tokens")
+    texts = [
+        api.complete(conversation.HARMONY_PROMPT, max_tokens=60)["choices"][0]["text"],
+        *(
+            choice["text"]
+            for choice in stream.completion_of(
+                api.stream_completion(conversation.HARMONY_PROMPT, max_tokens=60)
+            )
+        ),
+    ]
+    leaks = [found for text in texts for found in harmony.leaked(text)]
+    assert not leaks, f"required: no special token, seen: {leaks} in {texts}"
+
+
+def test_logit_bias_is_obeyed(api):
+    """A ban of -100 keeps the likeliest token away; +100 puts another one in its place."""
+    first = api.ids(PROMPT + api.complete(PROMPT, max_tokens=1)["choices"][0]["text"])[-1]
+    other = api.ids(PROMPT + " London")[-1]
+    for bias in ({str(first): -100}, {str(other): 100}):
+        seen = api.complete(PROMPT, max_tokens=1, logit_bias=bias, return_token_ids=True)
+        token = seen["choices"][0]["token_ids"][0]
+        assert token != first and (token == other or str(other) not in bias), (
+            f"logit_bias {bias}: required: another token than {first}, seen: {token}"
+        )
+
+
+def test_log_probabilities_name_the_chosen_token(api):
+    """One entry a token; the chosen one, greedy, is the likeliest of those listed."""
+    answer = api.complete(PROMPT, max_tokens=8, logprobs=2)
+    choice, found = answer["choices"][0], answer["choices"][0]["logprobs"]
+    count = answer["usage"]["completion_tokens"]
+    lengths = {len(found.get(key) or []) for key in ("tokens", "token_logprobs", "top_logprobs")}
+    assert lengths == {count}, f"required: {count} of each, seen: {lengths}"
+    assert "".join(found["tokens"]) == choice["text"], (
+        f"required: the tokens of {choice['text']!r}, seen: {found['tokens']}"
+    )
+    for token, value, top in zip(
+        found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True
+    ):
+        assert top.get(token) == value == max(top.values()), (
+            f"required: {token!r} with {value} on top, seen: {top}"
+        )
+
+
+def test_log_probabilities_of_a_chat_are_whole(api, profile):
+    """An entry for each generated token, its bytes its text, the chosen one among those listed."""
+    answer = api.chat(
+        profile.correctness.chats[0].question, max_tokens=12, logprobs=True, top_logprobs=2
+    )
+    entries = answer["choices"][0]["logprobs"]["content"]
+    count = answer["usage"]["completion_tokens"]
+    assert len(entries) == count, f"required: {count} entries, seen: {len(entries)}"
+    for entry in entries:
+        listed = {top["token"]: top["logprob"] for top in entry["top_logprobs"]}
+        assert listed.get(entry["token"]) == entry["logprob"] <= 0.0, (
+            f"required: the chosen token among those listed, seen: {entry}"
+        )
+        if entry["bytes"] is not None and "\ufffd" not in entry["token"]:
+            text = bytes(entry["bytes"]).decode("utf-8", "replace")
+            assert text == entry["token"], (
+                f"required: the bytes of {entry['token']!r}, seen: {text}"
+            )
+
+
+def test_echo_gives_the_prompt_back(api):
+    """With echo the text begins with the prompt."""
+    text = api.complete(PROMPT, max_tokens=2, echo=True)["choices"][0]["text"]
+    assert text.startswith(PROMPT) and len(text) > len(PROMPT), (
+        f"required: the prompt and more, seen: {text!r}"
+    )
+
+
+def test_each_choice_is_its_own(api):
+    """n choices come with n indices, and are sampled apart, streamed or not."""
+    asked = {"max_tokens": 12, "n": 4, "temperature": 2.0, "seed": 5}
+    answer = api.complete(PROMPT, **asked)["choices"]
+    streamed = stream.completion_of(api.stream_completion(PROMPT, **asked))
+    for choices in (answer, streamed):
+        texts = {choice["text"] for choice in choices}
+        assert len(choices) == 4 and len(texts) > 1, f"required: 4 that differ, seen: {choices}"
+
+
+def test_answers_belong_to_their_prompts(api, profile):
+    """In the order of the prompts, in one request and one after the other."""
+    known = profile.correctness.known_answers
+    for _ in range(2):
+        for item in known:
+            text = api.complete(item.prompt, max_tokens=8)["choices"][0]["text"]
+            assert text.startswith(item.begins), (
+                f"{item.prompt!r}: required: {item.begins!r}, seen: {text!r}"
+            )
+    answer = api.complete([item.prompt for item in known], max_tokens=8)
+    for choice in answer["choices"]:
+        item = known[choice["index"]]
+        assert choice["text"].startswith(item.begins), (
+            f"{item.prompt!r}: required: {item.begins!r}, seen: {choice['text']!r}"
+        )
+
+
+# gpt-oss over harmony: chat and Responses.
+
+
+def test_chats_end_in_a_final_message(api, profile):
+    """pass^k: the final channel has the answer, the reasoning is apart, the end is its own."""
+    field = api.capabilities.file.reasoning_field
+    asked = [chat for chat in profile.correctness.chats for _ in range(profile.correctness.repeats)]
+    limit = profile.correctness.max_answer_tokens
+    answers = together(lambda chat: api.chat(chat.question, max_tokens=limit), asked)
+    for chat, answer in zip(asked, answers, strict=True):
+        choice = answer["choices"][0]
+        content = choice["message"]["content"]
+        seen = f"{chat.question!r}: seen {choice['message']}"
+        assert content is not None, f"required: content, with usage {answer['usage']}; {seen}"
+        assert chat.contains in content, f"required: content with {chat.contains!r}; {seen}"
+        assert choice["finish_reason"] == "stop", f"required: stop; {seen}, {choice}"
+        if field:
+            reasoning = choice["message"].get(field)
+            assert reasoning and reasoning not in content, f"required: reasoning apart; {seen}"
+
+
+@pytest.mark.parametrize("effort", ["low", "medium", "high"])
+def test_tokens_of_a_chat_are_harmony(api, profile, effort):
+    """The first token is the channel token, and every message is begun and ended."""
+    answer = api.chat(
+        profile.correctness.chats[0].question,
+        max_tokens=profile.correctness.max_answer_tokens,
+        reasoning_effort=effort,
+        return_token_ids=True,
+    )
+    choice = answer["choices"][0]
+    ids = choice["token_ids"]
+    wrong = harmony.violations(ids, finished=choice["finish_reason"] == "stop")
+    assert not wrong, f"required: harmony, seen: {'; '.join(wrong)} in {ids[:12]}..."
+    assert choice["message"]["content"] or ids[-1] != harmony.RETURN, (
+        f"required: content where <|return|> was reached, seen: {choice['message']}"
+    )
+    counted = answer["usage"]["completion_tokens"]
+    assert counted == len(ids), f"required: usage of {len(ids)} tokens, seen: {counted}"
+
+
+def test_first_token_is_the_channel_token(api, profile):
+    """The same by log-probabilities, for engines that give no ids of a chat."""
+    answer = api.chat(profile.correctness.chats[0].question, max_tokens=3, logprobs=True)
+    first = answer["choices"][0]["logprobs"]["content"][0]["token"]
+    assert first == "<|channel|>", f"required: <|channel|>, seen: {first!r}"
+
+
+def test_tool_calls_are_right_every_time(api, profile):
+    """pass^k: one call of the right tool with the right arguments, and nothing in the content."""
+    asked = [
+        case for case in profile.correctness.tool_calls for _ in range(profile.correctness.repeats)
+    ]
+    tools, limit = conversation.tools(), profile.correctness.max_answer_tokens
+    api.capabilities.require("tools")
+    answers = together(lambda c: api.chat(c.question, tools=tools, max_tokens=limit), asked)
+    for case, answer in zip(asked, answers, strict=True):
+        choice = answer["choices"][0]
+        wrong = conversation.wrong_call(choice["message"].get("tool_calls") or [], case)
+        assert not wrong, wrong
+        assert choice["finish_reason"] == "tool_calls" and not choice["message"]["content"], (
+            f"{case.question!r}: required: tool_calls and no content, seen: {choice}"
+        )
+
+
+def test_a_tool_can_be_named(api, profile):
+    """tool_choice with a name calls that tool, whatever was asked."""
+    chat, name = profile.correctness.chats[0], conversation.tools()[0]["function"]["name"]
+    answer = api.chat(
+        chat.question,
+        tools=conversation.tools(),
+        tool_choice=conversation.forced(name),
+        max_tokens=profile.correctness.max_answer_tokens,
+    )
+    calls = answer["choices"][0]["message"].get("tool_calls") or []
+    assert [call["function"]["name"] for call in calls] == [name], (
+        f"required: a call of {name}, seen: {answer['choices'][0]['message']}"
+    )
+    misfit = conversation.misfit(calls[0]["function"]["arguments"], name)
+    assert not misfit, misfit
+
+
+def test_a_tool_can_be_required(api, profile):
+    """tool_choice "required" calls some tool, whatever was asked."""
+    answer = api.chat(
+        profile.correctness.chats[0].question,
+        tools=conversation.tools(),
+        tool_choice="required",
+        max_tokens=profile.correctness.max_answer_tokens,
+    )
+    choice = answer["choices"][0]
+    calls = choice["message"].get("tool_calls") or []
+    assert calls and choice["finish_reason"] == "tool_calls", f"required: a call, seen: {choice}"
+    for call in calls:
+        misfit = conversation.misfit(call["function"]["arguments"], call["function"]["name"])
+        assert not misfit, misfit
+
+
+def test_tools_can_be_forbidden(api, profile):
+    """tool_choice "none" calls no tool, though one would help."""
+    message = api.chat(
+        profile.correctness.tool_calls[0].question,
+        tools=conversation.tools(),
+        tool_choice="none",
+        max_tokens=profile.correctness.max_answer_tokens,
+    )["choices"][0]["message"]
+    assert not message.get("tool_calls"), f"required: no tool call, seen: {message}"
+
+
+@pytest.mark.ability("parallel_tool_calls")
+def test_tools_are_called_in_parallel(api, profile):
+    """A question about two things is answered by two calls in one turn."""
+    expected = profile.correctness.parallel_calls
+    message = api.chat(
+        profile.correctness.parallel_question,
+        tools=conversation.tools(),
+        max_tokens=profile.correctness.max_answer_tokens,
+    )["choices"][0]["message"]
+    assert len(message.get("tool_calls") or []) == expected, (
+        f"required: {expected} calls, seen: {message}"
+    )
+
+
+def test_a_tool_result_is_answered(api, profile):
+    """Question, call, result: then the answer says what the result says."""
+    tools, limit = conversation.tools(), profile.correctness.max_answer_tokens
+    for case in profile.correctness.tool_calls:
+        call = api.chat(case.question, tools=tools, max_tokens=limit)["choices"][0]["message"]
+        assert call.get("tool_calls"), f"{case.question!r}: required: a call, seen: {call}"
+        messages = conversation.told_the_result(case, call)
+        choice = api.chat(messages, tools=tools, max_tokens=limit)["choices"][0]
+        assert case.answer_contains in (choice["message"]["content"] or ""), (
+            f"{case.question!r}: required: {case.answer_contains!r}, seen: {choice}"
+        )
+
+
+@pytest.mark.parametrize("with_tools", [False, True], ids=["message", "tool call"])
+def test_deltas_add_up_to_the_message(api, profile, with_tools):
+    """A streamed chat is the same message as one that comes at once, with the same usage."""
+    field = api.capabilities.file.reasoning_field
+    known = profile.correctness
+    options = {"max_tokens": known.max_answer_tokens}
+    if with_tools:
+        options["tools"] = conversation.tools()
+    question = known.tool_calls[0].question if with_tools else known.chats[0].question
+    whole = api.chat(question, **options)
+    streamed = api.stream_chat(question, **options)
+    message = stream.message_of(streamed, field)
+    expected = conversation.plain(whole["choices"][0], field)
+    wrong = invariants.of_tool_calls(
+        [{"id": call["id"], "function": call} for call in message["tool_calls"]], options
+    )
+    assert not wrong, f"required: well-formed calls, seen: {wrong}"
+    assert conversation.without_ids(message) == expected, (
+        f"required: {expected}, seen in the stream: {message}"
+    )
+    usage = streamed.chunks[-1].get("usage")
+    if api.capabilities.can("stream_usage"):
+        seen = usage["completion_tokens"]
+        assert seen == whole["usage"]["completion_tokens"], (
+            f"required: usage {whole['usage']}, seen in the stream: {usage}"
+        )
+
+
+def test_a_response_has_reasoning_and_message(api, profile):
+    """Responses: an item for the reasoning, one for the message, and the status completed."""
+    chat = profile.correctness.chats[0]
+    answer = api.respond(chat.question, max_output_tokens=profile.correctness.max_answer_tokens)
+    assert answer["status"] == "completed", f"required: completed, seen: {answer['status']}"
+    types = [item["type"] for item in answer["output"]]
+    assert types == ["reasoning", "message"], f"required: reasoning and message, seen: {types}"
+    text = "".join(part["text"] for part in answer["output"][-1]["content"])
+    assert chat.contains in text, f"required: {chat.contains!r}, seen: {text!r}"
+
+
+def test_a_response_that_was_cut_off_says_so(api, profile):
+    """The status is incomplete, with the reason."""
+    answer = api.respond(profile.correctness.chats[0].question, max_output_tokens=8)
+    reason = (answer.get("incomplete_details") or {}).get("reason")
+    assert (answer["status"], reason) == ("incomplete", "max_output_tokens"), (
+        f"required: incomplete for max_output_tokens, seen: {answer['status']}, {reason}"
+    )
+
+
+def test_a_response_calls_a_tool_and_reads_its_result(api, profile):
+    """A function_call item, and after its output a message that says what it says."""
+    case, limit = profile.correctness.tool_calls[0], profile.correctness.max_answer_tokens
+    tools = conversation.response_tools()
+    answer = api.respond(case.question, tools=tools, max_output_tokens=limit)
+    calls = [item for item in answer["output"] if item["type"] == "function_call"]
+    seen = [(call["name"], json.loads(call["arguments"])) for call in calls]
+    assert seen == [(case.tool, case.arguments)], (
+        f"required: {case.tool}({case.arguments}), seen: {answer['output']}"
+    )
+    told = conversation.response_told_the_result(case, calls[0])
+    after = api.respond(told, tools=tools, max_output_tokens=limit)["output"][-1]
+    text = "".join(part["text"] for part in after.get("content") or [])
+    assert case.answer_contains in text, f"required: {case.answer_contains!r}, seen: {after}"
+
+
+def test_events_of_a_response_add_up(api, profile):
+    """The events come in order, and their deltas are the text of the response at the end."""
+    chat = profile.correctness.chats[0]
+    seen = api.stream_response(
+        chat.question, max_output_tokens=profile.correctness.max_answer_tokens
+    )
+    last = seen.chunks[-1]["response"]["output"][-1]
+    text = "".join(part["text"] for part in last["content"])
+    assert stream.response_text(seen) == text and chat.contains in text, (
+        f"required: deltas of {text!r}, seen: {stream.response_text(seen)!r}"
+    )
+
+
+# Structured output: every sample is valid, also where the model would rather say something else.
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "enum": ["Rome", "Tokyo", "Lima"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+SAMPLES = 4
+
+
+def test_json_schema_is_kept(api, profile):
+    """Each sample of a chat is JSON by the schema."""
+    wanted = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}
+    options = {"max_tokens": profile.correctness.max_answer_tokens, "temperature": 1.0}
+    api.capabilities.require("json_schema")
+    answers = together(
+        lambda _: api.chat(
+            profile.correctness.chats[0].question, response_format=wanted, **options
+        ),
+        range(SAMPLES),
+    )
+    for answer in answers:
+        content = answer["choices"][0]["message"]["content"]
+        try:
+            jsonschema.validate(json.loads(content), CITY)
+        except (ValueError, TypeError, jsonschema.ValidationError) as error:
+            pytest.fail(f"required: JSON by the schema, seen: {content!r} ({error})")
+
+
+def test_regex_is_kept(api):
+    """Each sample of a completion matches, wholly."""
+    pattern = "[A-Z]{3}-[0-9]{2,4}"
+    body = api.capabilities.structured("regex", pattern)
+    answers = together(
+        lambda _: api.complete(PROMPT, max_tokens=32, temperature=1.0, **body), range(SAMPLES)
+    )
+    texts = [answer["choices"][0]["text"] for answer in answers]
+    wrong = [text for text in texts if not re.fullmatch(pattern, text)]
+    assert not wrong, f"required: a match of {pattern}, seen: {wrong}"
+
+
+def test_choice_is_kept(api):
+    """Each sample of a completion is one of the choices."""
+    choices = ["London", "Rome"]
+    body = api.capabilities.structured("choice", choices)
+    answers = together(
+        lambda _: api.complete(PROMPT, max_tokens=32, temperature=1.0, **body), range(SAMPLES)
+    )
+    texts = [answer["choices"][0]["text"] for answer in answers]
+    wrong = [text for text in texts if text not in choices]
+    assert not wrong, f"required: one of {choices}, seen: {wrong}"
+
+
+def test_choice_is_kept_in_a_chat(api, judge, profile):
+    """The final message of a chat is one of the choices, and nothing else."""
+    choices = ["Paris", "Rome"]
+    body = api.capabilities.structured("choice", choices)
+    limit = profile.correctness.max_answer_tokens
+    exchange = api.send_chat(profile.correctness.chats[0].question, max_tokens=limit, **body)
+    content = exchange["choices"][0]["message"]["content"]
+    leaks = harmony.leaked(content)
+    known = leaks and judge.known("choice-in-a-chat", "special_token", repr(content))
+    assert content in choices or known, f"required: one of {choices}, seen: {content!r}"
+
+
+# API conformance: what the published reference specifies and implies; the rest is a note.
+
+
+def test_models_are_as_published(api):
+    """The list of models by its schema, with the one that is served."""
+    listed = [entry["id"] for entry in api.models()["data"]]
+    assert api.model in listed, f"required: {api.model}, seen: {listed}"
+
+
+def test_answers_are_as_published(api, profile):
+    """A completion and a chat by their schema, with log-probabilities and without."""
+    question = profile.correctness.chats[0].question
+    for options in ({"max_tokens": 3}, {"max_tokens": 3, "logprobs": 2}):
+        if "logprobs" not in options or api.capabilities.can("logprobs"):
+            api.complete(PROMPT, **options)
+    for options in ({}, {"logprobs": True, "top_logprobs": 2}):
+        if not options or api.capabilities.can("chat_logprobs"):
+            api.chat(question, max_tokens=3, **options)
+
+
+def test_the_sdk_reads_what_the_server_says(client, model, profile):
+    """The openai package finds text and usage where it looks for them."""
+    question = profile.correctness.chats[0].question
+    limit = profile.correctness.max_answer_tokens
+    chat = client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": question}],
+        temperature=0.0,
+        max_tokens=limit,
+    )
+    assert chat.choices[0].message.content and chat.usage.total_tokens > 0, (
+        f"required: content and usage, seen: {chat}"
+    )
+    text = client.completions.create(model=model, prompt=PROMPT, max_tokens=4, temperature=0.0)
+    assert text.choices[0].text and text.usage.completion_tokens <= 4, (
+        f"required: text, seen: {text}"
+    )
+
+
+@pytest.mark.parametrize("logprobs", [None, 2], ids=["plain", "with log-probabilities"])
+def test_streams_are_as_published(api, logprobs):
+    """Chunks by their schema, one id, one finish_reason, usage in the last, [DONE] at the end."""
+    options = {"max_tokens": 6} | ({"logprobs": logprobs} if logprobs else {})
+    api.stream_completion(PROMPT, **options)
+    options = {"max_tokens": 6} | ({"logprobs": True, "top_logprobs": 2} if logprobs else {})
+    api.stream_chat("What is the capital of France?", **options)
+
+
+def test_a_stream_without_usage_has_none(api):
+    """Usage comes only when it was asked for."""
+    seen = api.stream_completion(PROMPT, usage=False, max_tokens=3)
+    having = [chunk for chunk in seen.chunks if chunk.get("usage")]
+    assert not having, f"required: no usage, seen: {having}"
+
+
+@pytest.mark.api_cases
+def test_request(judge, case):
+    """A request is refused with a 4xx and an error object, or served; the server is well after."""
+    wrong = judge(case)
+    assert not wrong, f"{case.id} ({case.tier}: {case.why}): {wrong}"
+
+
+def test_an_error_of_a_stream_is_an_error(api):
+    """A request that is refused is refused with a status, not with a stream that ends badly."""
+    body = {"model": api.model, "prompt": PROMPT, "max_tokens": -1, "stream": True}
+    seen = api.send("POST", "/v1/completions", json.dumps(body).encode())
+    assert seen.status in range(400, 500) and not schema.violations("error", seen.parsed()), (
+        f"required: a 4xx with an error object, seen: {seen.status} {seen.text} {seen.failure}"
+    )
+
+
+def test_no_harmony_error_in_the_log(server):
+    """Nothing of what was asked above broke harmony's parser. The last test of the level."""
+    if server.log is None:
+        raise NotRun("no log of the attached server; give --server-log")
+    seen = harmony.errors_in(server.log)
+    assert not seen, f"required: no HarmonyError, seen {len(seen)}: {seen[0]} in {server.log}"

@@ -169,6 +169,21 @@ class Chat(_Table):
     contains: str = Field(min_length=1)
 
 
+class ToolCall(_Table):
+    """A chat question that must be answered by a call of one of the tools in
+    ``fixtures/api/tools.json``, and what the answer says when it is told the result."""
+
+    question: str = Field(min_length=1)
+    tool: str = Field(min_length=1)
+    arguments: dict[str, str]
+    result: str = Field(min_length=1)
+    answer_contains: str = Field(min_length=1)
+
+
+#: What a model may be too small for. A profile says so, with a reason; such tests are NOT_RUN.
+Ability = Literal["parallel_tool_calls"]
+
+
 class Tolerance(_Table):
     """Bounds on |log-probability of the server - of the oracle|, in nats, over prompt tokens."""
 
@@ -227,6 +242,14 @@ class Correctness(_Table):
     known_answers: tuple[KnownAnswer, ...] = Field(min_length=1)
     chats: tuple[Chat, ...] = Field(min_length=1)
     max_answer_tokens: Count = 512
+    tool_calls: tuple[ToolCall, ...] = ()
+    #: Two calls in one turn: a question and the cities that are asked for.
+    parallel_question: str = "What is the weather in Paris and in Tokyo?"
+    parallel_calls: Annotated[int, Field(ge=2)] = 2
+    #: pass^k: each chat and tool call is asked so often, and every answer must hold.
+    repeats: Count = 3
+    #: What the model of this profile cannot do, each with the reason.
+    cannot: dict[Ability, str] = {}
     #: By dtype of the engine; a dtype that is absent is not compared with the oracle.
     log_probability_tolerance: dict[Dtype, Tolerance] = {}
     #: By dtype: one server, asked the same in another way.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -21,14 +22,18 @@ class Endpoint:
 
     def openai(self, *, timeout_s: float = 120.0) -> openai.OpenAI:
         """A client of the API; it never retries, since a retry would hide a failure."""
-        return openai.OpenAI(
-            base_url=f"{self.base_url}/v1",
-            api_key=self.api_key,
-            timeout=timeout_s,
-            max_retries=0,
+        return openai.OpenAI(**self.client_options(timeout_s=timeout_s))
+
+    def client_options(self, *, timeout_s: float = 120.0) -> dict[str, Any]:
+        """What such a client is made with."""
+        return {
+            "base_url": f"{self.base_url}/v1",
+            "api_key": self.api_key,
+            "timeout": timeout_s,
+            "max_retries": 0,
             # Neither a proxy nor .netrc of the environment has a part in what is said to a server.
-            http_client=openai.DefaultHttpxClient(timeout=timeout_s, trust_env=False),
-        )
+            "http_client": openai.DefaultHttpxClient(timeout=timeout_s, trust_env=False),
+        }
 
     def http(self, *, timeout_s: float = 30.0) -> httpx.Client:
         """A plain client for everything beside the API: /health, /metrics, /tokenize."""

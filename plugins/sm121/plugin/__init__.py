@@ -11,6 +11,8 @@ pytest_plugins = (
     "sm121.plugin.recorder",
     "sm121.plugin.fixtures",
     "sm121.plugin.answers",
+    "sm121.plugin.abilities",
+    "sm121.plugin.api",
     "sm121.plugin.kernels",
     "sm121.plugin.compilation",
     "sm121.plugin.profiling",

@@ -9,6 +9,8 @@ import httpx
 import openai
 import pytest
 
+from sm121.api.guarded import GuardedClient
+from sm121.engines.capabilities import Capabilities
 from sm121.engines.managed import StopReport
 from sm121.engines.server import Server
 from sm121.evidence.kernel_path import KernelPath
@@ -72,9 +74,10 @@ def server(conformance: Run) -> Iterator[Server]:
 
 
 @pytest.fixture
-def client(server: Server) -> Iterator[openai.OpenAI]:
-    """An OpenAI client of the server under test; it does not retry."""
-    with server.endpoint.openai() as client:
+def client(server: Server, capabilities: Capabilities) -> Iterator[openai.OpenAI]:
+    """An OpenAI client of the server under test; it does not retry, and a request for what the
+    engine cannot do is NOT_RUN."""
+    with GuardedClient(server.endpoint, capabilities) as client:
         yield client
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sm121 import architecture, profile, waivers
-from sm121.engines import registry
+from sm121.engines import capabilities, registry
 from sm121.errors import UsageError
 from sm121.kernels import registry as kernel_providers
 from sm121.measure import hypothesis
@@ -26,6 +26,8 @@ class Settings:
     arch: str | None
     profile: Profile | None
     engine: str
+    #: The engine that listens at --base-url, where the user named it.
+    attached_engine: str | None
     engine_python: str
     engine_arguments: tuple[str, ...]
     engine_environment: tuple[tuple[str, str], ...]
@@ -56,6 +58,7 @@ class Settings:
     accuracy_baseline: Path | None
 
 
+_ENGINE = "vllm"
 SETTINGS = pytest.StashKey[Settings]()
 
 
@@ -68,7 +71,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="what the target must be and reach (default: by arch)",
     )
     group.addoption(
-        "--engine", metavar="NAME", default="vllm", help="engine to start: vllm (default)"
+        "--engine",
+        metavar="NAME",
+        help="engine to start: vllm (default); with --base-url the engine that listens there "
+        f"({', '.join(capabilities.shipped())}; default: recognised by its answers)",
     )
     group.addoption(
         "--engine-python",
@@ -233,7 +239,10 @@ def _settings(config: pytest.Config) -> Settings:
             f"--arch {arch} and --profile {chosen}: expected a profile for {arch}, "
             f"this one is for {loaded.arch}"
         )
-    registry.engine(option("--engine"))
+    if (engine := option("--engine")) and option("--base-url"):
+        capabilities.of(engine, None)
+    else:
+        registry.engine(engine or _ENGINE)
     _refuse_conflicts(config)
     server_log = option("--server-log")
     if server_log and not Path(server_log).is_file():
@@ -246,7 +255,8 @@ def _settings(config: pytest.Config) -> Settings:
     return Settings(
         arch=arch,
         profile=loaded,
-        engine=option("--engine"),
+        engine=engine if engine and not option("--base-url") else _ENGINE,
+        attached_engine=engine if option("--base-url") else None,
         engine_python=_interpreter(option("--engine-python")),
         engine_arguments=tuple(option("--engine-arg")),
         engine_environment=tuple(_pair(text) for text in option("--engine-env")),
@@ -313,7 +323,8 @@ def _refuse_conflicts(config: pytest.Config) -> None:
     else:
         given = [name for name in attaching if config.getoption(name)]
         why = "these describe an attached server: give --base-url too"
-    engine = registry.engine(config.getoption("--engine"))
+    attached_to = config.getoption("--base-url")
+    engine = registry.engine((not attached_to and config.getoption("--engine")) or _ENGINE)
     for argument in config.getoption("--engine-arg"):
         flag = argument.partition("=")[0]
         if flag in engine.reserved_arguments:

@@ -32,6 +32,7 @@ from sm121.evidence.kernel_path import KernelPath, read_log
 from sm121.evidence.redaction import redact
 from sm121.evidence.resources import ResourceSampler
 from sm121.plugin import certification, target
+from sm121.plugin.abilities import inability
 from sm121.plugin.options import SETTINGS, Settings
 from sm121.plugin.selection import (
     APPLIES_TO,
@@ -66,7 +67,7 @@ class Run:
     pool: ServerPool | None = None
     stops: dict[str, StopReport] = field(default_factory=dict)
     deselected: list[str] = field(default_factory=list)
-    #: Tests for other architectures than the target: no certificate of this one needs them.
+    #: Tests for other architectures, or beyond the model: no certificate needs them.
     inapplicable: frozenset[str] = frozenset()
     sampler: ResourceSampler | None = None
     #: Ids of the tests that had their turn, teardown included.
@@ -290,6 +291,8 @@ def _mark(item: pytest.Item, chosen: target.Target) -> None:
     elif chosen.arch not in names:
         reason = f"applies to {', '.join(sorted(names))}; the target is {chosen.arch}"
         item.add_marker(pytest.mark.skip(reason=reason))
+    elif cannot := inability(item, chosen.profile):
+        item.add_marker(pytest.mark.skip(reason=f"NOT_RUN: {cannot}"))
     elif chosen.profile is not None and item.get_closest_marker("timeout") is None:
         limit = chosen.profile.test_timeout_s.get(item.stash[LEVEL])  # type: ignore[call-overload]
         if limit is not None:
@@ -323,7 +326,9 @@ def _open(config: pytest.Config, chosen: target.Target, items: list[pytest.Item]
         run_id=run_id,
         attached=attached,
         inapplicable=frozenset(
-            item.nodeid for item in items if chosen.arch not in item.stash[APPLIES_TO]
+            item.nodeid
+            for item in items
+            if chosen.arch not in item.stash[APPLIES_TO] or inability(item, chosen.profile)
         ),
         file=VerdictFile(
             arch=chosen.arch,
@@ -491,5 +496,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     run = config.stash.get(RUN, None)
     if run is not None and run.pool is not None:
         run.pool.stop()
+    if run is not None:
+        run.lock.close()
     for number, handler in config.stash.get(_OLD_HANDLERS, {}).items():
         signal.signal(number, handler)

@@ -1,0 +1,218 @@
+"""Every fault of the proxy against the test that must fail on it, many in one process.
+
+A process of its own: it runs pytest on the levels again and again, each time behind another fault,
+which costs a second where a process for each would cost five.
+
+    python meta_tests/protocol_faults.py --output docs/protocol-faults.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import io
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+if __name__ == "__main__":
+    sys.path[:0] = [str(Path(__file__).parent)]
+
+from fault_proxy import FAULTS, Fault, FaultProxy  # noqa: E402
+
+from sm121 import profile  # noqa: E402
+from sm121.engines.configuration import ServerConfiguration, environment_items  # noqa: E402
+from sm121.engines.managed import ManagedServer, Patience  # noqa: E402
+from sm121.engines.vllm import Vllm  # noqa: E402
+from sm121.evidence import environment  # noqa: E402
+
+PROFILE = profile.load("cpu-tiny-gpt-oss")
+NO_FAULT = Fault("none", "")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the tests ended behind one fault."""
+
+    fault: str
+    status: int
+    #: (test, verdict, message) of each.
+    tests: tuple[tuple[str, str, str], ...]
+    seconds: float
+    output: str = ""
+
+    @property
+    def killed(self) -> bool:
+        """The test that was named failed, and said what it required."""
+        failed = [message for _, verdict, message in self.tests if verdict == "FAIL"]
+        return self.status == 1 and bool(failed) and all("required" in m for m in failed)
+
+
+def vllm_serving(model: Path, directory: Path) -> ManagedServer:
+    """The real vLLM as the profile under test starts it, on some checkpoint."""
+    own = PROFILE.configurations[PROFILE.under_test]
+    configuration = ServerConfiguration(
+        name=PROFILE.under_test,
+        engine="vllm",
+        python=sys.executable,
+        model=str(model),
+        served_name=PROFILE.model.served_name,
+        arguments=(*PROFILE.engine.arguments, *own.arguments),
+        environment=environment_items(PROFILE.engine.environment),
+        speaking_worker=True,
+    )
+    patience = Patience(ready_s=300, stalled_s=120, stop_s=20)
+    return ManagedServer(configuration, Vllm(), patience, directory, "meta-catalogue")
+
+
+def node_id(test: str) -> str:
+    """Where a test of the levels is, from its name."""
+    function = test.partition("[")[0]
+    for file in sorted((ROOT / "tests").glob("test_*.py")):
+        if f"def {function}(" in file.read_text("utf-8"):
+            return f"{file.relative_to(ROOT)}::{test}"
+    raise LookupError(f"no test of the levels is called {function}")
+
+
+def outcomes(
+    base_url: str, key: str, names: Sequence[str], *, clean: Sequence[str] = ()
+) -> Iterator[Outcome]:
+    """Run the named faults in one process of their own; the outcomes as they come.
+
+    Args:
+        clean: tests that are run first, behind the proxy without a fault.
+    """
+    command = [sys.executable, __file__, "--base-url", base_url, "--key", key]
+    command += [*(f"--clean={test}" for test in clean), *names]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            found = json.loads(line)
+            yield Outcome(**{**found, "tests": tuple(map(tuple, found["tests"]))})
+    assert process.returncode == 0, f"the process of the faults ended with {process.returncode}"
+
+
+def run(proxy: FaultProxy, fault: Fault, tests: Sequence[str], key: str, report: Path) -> Outcome:
+    """The named tests behind one fault, in this process."""
+    import pytest
+
+    proxy.switch(fault)
+    started = time.monotonic()
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        status = pytest.main(
+            [
+                "-p", "no:cacheprovider", "--assert=plain", "-q", "--tb=short",
+                "--rootdir", str(ROOT), "--arch", "cpu", "--report-dir", str(report),
+                "--base-url", proxy.base_url, "--api-key", key,
+                *(f"{ROOT}/{node_id(test)}" for test in tests),
+            ]
+        )  # fmt: skip
+    file = report / "verdict.json"  # none where the run did not even open
+    tests_of = json.loads(file.read_text("utf-8"))["tests"] if file.is_file() else []
+    found = tuple(
+        (test["id"].partition("::")[2], test["verdict"], test["message"]) for test in tests_of
+    )
+    tail = output.getvalue()[-1500:] if status != 1 else ""
+    return Outcome(fault.name, int(status), found, round(time.monotonic() - started, 1), tail)
+
+
+def _run_here(base_url: str, key: str, clean: Sequence[str], names: Sequence[str]) -> None:
+    # The environment is the same behind every fault: recorded once, it is half as long a run.
+    once = functools.cache(
+        functools.partial(
+            environment.record, sys.executable, arguments=(), environment={}, workload={}
+        )
+    )
+    environment.record = lambda *_arguments, **_options: once()
+    plan = [(NO_FAULT, sorted(set(clean)))] if clean else []
+    plan += [(FAULTS[name], [FAULTS[name].caught_by]) for name in names]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        FaultProxy(base_url, NO_FAULT, key) as proxy,
+    ):
+        for number, (fault, tests) in enumerate(plan):
+            found = run(proxy, fault, tests, key, Path(folder) / str(number))
+            print(json.dumps(asdict(found)), flush=True)
+
+
+def table(found: Sequence[Outcome], clean: Outcome, seconds: float) -> str:
+    """The catalogue as Markdown."""
+    killed = sum(outcome.killed for outcome in found)
+    held = sum(verdict == "PASS" for _, verdict, _ in clean.tests)
+    lines = [
+        "# Protocol faults",
+        "",
+        "Made by `python meta_tests/protocol_faults.py --output docs/protocol-faults.md` "
+        "(`make catalogues`). Do not edit.",
+        "",
+        "A proxy in front of the real vLLM (0.32, CPU, the canary) breaks its answers in one way",
+        "at a time. The test that is named must fail on it, and say what was required.",
+        f"{killed} of {len(found)} faults were killed. Behind the proxy without a fault {held} of "
+        f"{len(clean.tests)} of these tests passed.",
+        f"It took {seconds / 60:.1f} minutes on 2 cores.",
+        "",
+        "| fault | test | killed | what it said |",
+        "|---|---|---|---|",
+    ]
+    for outcome in found:
+        message = next((m for _, verdict, m in outcome.tests if verdict == "FAIL"), "-")
+        short = message.replace("|", "\\|").replace("<", "&lt;")[:150]
+        test = FAULTS[outcome.fault].caught_by
+        lines.append(
+            f"| {outcome.fault} | `{test}` | {'yes' if outcome.killed else '**no**'} | {short} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _catalogue(output: Path) -> int:
+    from sm121.checkpoint import canary
+
+    model = canary.build(ROOT / ".cache" / "canary" / "bf16", "bf16")
+    with tempfile.TemporaryDirectory() as folder:
+        managed = vllm_serving(model, Path(folder))
+        server = managed.start()
+        started = time.monotonic()
+        try:
+            endpoint = server.endpoint
+            found = []
+            every = [fault.caught_by for fault in FAULTS.values()]
+            for outcome in outcomes(endpoint.base_url, endpoint.api_key, [*FAULTS], clean=every):
+                found.append(outcome)
+                print(f"{'killed' if outcome.killed else outcome.status}: {outcome.fault}")
+        finally:
+            managed.stop()
+    clean, *broken = found
+    output.write_text(table(broken, clean, time.monotonic() - started), "utf-8")
+    survivors = [outcome for outcome in broken if not outcome.killed]
+    for outcome in survivors:
+        print(f"NOT KILLED: {outcome}")
+    if clean.status != 0:
+        print(f"THE CLEAN SERVER FAILED: {clean}")
+    return 1 if survivors or clean.status != 0 else 0
+
+
+def main() -> int:
+    """Run the catalogue, or some faults of it against a server that runs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, help="run all of it, and write the table there")
+    parser.add_argument("--base-url")
+    parser.add_argument("--key", default="")
+    parser.add_argument("--clean", action="append", default=[], metavar="TEST")
+    parser.add_argument("names", nargs="*")
+    options = parser.parse_args()
+    if options.output:
+        return _catalogue(options.output)
+    _run_here(options.base_url, options.key, options.clean, options.names)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,282 @@
+"""The schema, the invariants and the streams notice what is wrong in an answer."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+
+from sm121.api import cases, conversation, invariants, schema, stream
+from sm121.api.cases import Case
+from sm121.api.client import Api, Exchange
+from sm121.engines import capabilities
+from sm121.engines.server import Endpoint
+from sm121.errors import UsageError
+
+REQUEST = {"model": "canary", "prompt": "The capital of France is"}
+USAGE = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+COMPLETION = {
+    "id": "cmpl-1",
+    "object": "text_completion",
+    "created": 1,
+    "model": "canary",
+    "choices": [{"index": 0, "text": " Paris.", "finish_reason": "length", "logprobs": None}],
+    "usage": USAGE,
+}
+CALL = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'},
+}
+
+
+def chat(message, finish="stop"):
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "canary",
+        "choices": [{"index": 0, "message": message, "finish_reason": finish, "logprobs": None}],
+        "usage": USAGE,
+    }
+
+
+def chunk(delta, finish=None, **more):
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": "canary",
+        "choices": [{"index": 0, "delta": delta, "finish_reason": finish}],
+        **more,
+    }
+
+
+CHUNKS = [
+    chunk({"role": "assistant", "content": ""}),
+    chunk({"reasoning": "Hm."}),
+    chunk({"content": "Par"}),
+    chunk({"content": "is"}),
+    chunk({}, "stop"),
+    {**chunk({}), "choices": [], "usage": USAGE},
+]
+
+
+def sse(chunks, done=True, kind="text/event-stream; charset=utf-8"):
+    lines = [f"data: {json.dumps(item)}" for item in chunks] + ["data: [DONE]"] * done
+    return stream.read(kind, lines)
+
+
+def test_good_answers_are_as_published():
+    assert schema.violations("completion", COMPLETION) == []
+    assert schema.violations("chat completion", chat({"role": "assistant", "content": "x"})) == []
+    assert schema.violations("error", {"error": {"message": "no", "type": "x", "code": 400}}) == []
+    assert invariants.of_completion(COMPLETION, REQUEST, hidden=True) == []
+
+
+@pytest.mark.parametrize("key", ["id", "object", "created", "model", "choices"])
+def test_a_key_that_is_missing_is_noticed(key):
+    broken = {name: value for name, value in COMPLETION.items() if name != key}
+    assert key in schema.violations("completion", broken)[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("created", "1"), ("created", 1.5), ("id", 7), ("object", "list")]
+)
+def test_nothing_is_converted(key, value):
+    assert schema.violations("completion", {**COMPLETION, key: value})
+
+
+def test_an_unknown_event_names_itself():
+    found = schema.violations("response event", {"type": "response.created"})
+    assert found and all("Audio" not in line for line in found), found
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"error": "Unauthorized"},
+        {"detail": "Not Found"},
+        {"error": {"message": "", "type": "x"}},
+        None,
+        [],
+    ],
+)
+def test_what_is_no_error_object_is_noticed(body):
+    assert schema.violations("error", body)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda a: a.update(model="gpt-4"), "model 'gpt-4'"),
+        (lambda a: a.update(id=""), "id is empty"),
+        (lambda a: a["usage"].update(total_tokens=8), "does not add up"),
+        (lambda a: a.update(usage=None), "no usage"),
+        (lambda a: a["choices"][0].update(index=1), "choices with index [1]"),
+        (lambda a: a["choices"].append(a["choices"][0]), "choices with index [0, 0]"),
+        (lambda a: a["choices"][0].update(text="x<|end|>"), "<|end|> in text"),
+    ],
+)
+def test_what_must_hold_in_every_completion(change, said):
+    broken = copy.deepcopy(COMPLETION)
+    change(broken)
+    assert said in "; ".join(invariants.of_completion(broken, REQUEST, hidden=True))
+
+
+@pytest.mark.parametrize(
+    ("calls", "said"),
+    [
+        ([{**CALL, "id": ""}], "one of its own for each"),
+        ([CALL, CALL], "one of its own for each"),
+        ([{**CALL, "function": {"name": "rm", "arguments": "{}"}}], "a call of 'rm'"),
+        ([{**CALL, "function": {"name": "get_weather", "arguments": "{"}}], "not JSON"),
+        ([{**CALL, "function": {"name": "get_weather", "arguments": "[]"}}], "an object"),
+        ([{**CALL, "function": {"name": "get_weather", "arguments": None}}], "not JSON"),
+    ],
+)
+def test_tool_calls_that_are_not_well_formed(calls, said):
+    request = {"model": "canary", "tools": conversation.tools()}
+    assert invariants.of_tool_calls([CALL], request) == []
+    assert said in "; ".join(invariants.of_tool_calls(calls, request))
+
+
+def test_a_call_and_its_finish_reason_go_together():
+    request = {"model": "canary", "tools": conversation.tools()}
+    message = {"role": "assistant", "content": None}
+    assert invariants.of_chat(chat(message, "tool_calls"), request)
+    assert not invariants.of_chat(chat({**message, "tool_calls": [CALL]}, "tool_calls"), request)
+
+
+def test_a_good_stream_is_as_published():
+    found = sse(CHUNKS)
+    assert stream.violations(found, "chat completion chunk", usage=True) == []
+    message = stream.message_of(found, "reasoning")
+    assert (message["content"], message["reasoning"], message["finish_reason"]) == (
+        "Paris",
+        "Hm.",
+        "stop",
+    )
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (lambda: sse(CHUNKS, done=False), "[DONE] once"),
+        (lambda: sse(CHUNKS, kind="application/json"), "content type"),
+        (lambda: sse([]), "at least one chunk"),
+        (lambda: sse(CHUNKS[1:]), "no role"),
+        (lambda: sse([*CHUNKS[:-2], CHUNKS[-1]]), "one finish_reason, seen: 0"),
+        (lambda: sse([*CHUNKS[:-1], *CHUNKS[-2:]]), "one finish_reason, seen: 2"),
+        (lambda: sse([CHUNKS[0], CHUNKS[4], CHUNKS[2], CHUNKS[5]]), "goes on with choice 0"),
+        (lambda: sse(CHUNKS[:-1]), "usage in the last chunk"),
+        (lambda: sse([*CHUNKS[:1], {**CHUNKS[1], "id": "other"}, *CHUNKS[2:]]), "one id"),
+        (lambda: sse([{"error": {"message": "x"}}]), "an error inside the stream"),
+        (lambda: stream.read("text/event-stream", ["data: {", "data: [DONE]"]), "not JSON"),
+        (lambda: stream.read("text/event-stream", ["what", "data: [DONE]"]), "no event"),
+    ],
+)
+def test_streams_that_are_not_as_published(broken, said):
+    found = stream.violations(broken(), "chat completion chunk", usage=True)
+    assert said in "; ".join(found), found
+
+
+def test_merged_choices_are_kept_apart():
+    chunks = [
+        {**COMPLETION, "choices": [{"index": n % 2, "text": text, "finish_reason": None}]}
+        for n, text in enumerate("abcd")
+    ]
+    texts = [choice["text"] for choice in stream.completion_of(sse(chunks))]
+    assert texts == ["ac", "bd"]
+
+
+# The cases.
+
+
+def judged(case: Case, *answers: Exchange, engine: str = "vllm", version: str | None = "0.32.0"):
+    """What becomes of a case whose answers are these; the last is that of the sentinel."""
+    waiting = list(answers)
+
+    class Canned(Api):
+        def send(self, *_arguments, **_options):
+            return waiting.pop(0)
+
+    known = capabilities.of(engine, version)
+    api = Canned(Endpoint("http://127.0.0.1:1", "key", "canary"), known)
+    return cases.judge(api, case, " Paris.").problem
+
+
+def answer(status: int | None, body: object = None, failure: str = "") -> Exchange:
+    return Exchange(status, "application/json", json.dumps(body).encode(), 0.1, failure)
+
+
+ERROR = {"error": {"message": "no", "type": "x", "param": None, "code": 400}}
+WELL = answer(200, COMPLETION)
+
+
+def case(name: str) -> Case:
+    return next(found for found in cases.shipped().case if found.id == name)
+
+
+@pytest.mark.parametrize(
+    ("name", "answers", "kind", "fails"),
+    [
+        ("negative-max-tokens", (answer(400, ERROR), WELL), None, None),
+        ("negative-max-tokens", (WELL, WELL), "served", True),
+        ("negative-max-tokens", (answer(500, ERROR), WELL), "server_error", True),
+        ("negative-max-tokens", (answer(None, failure="no answer"), WELL), "hang", True),
+        ("negative-max-tokens", (answer(400, {"detail": "no"}), WELL), "no_error_object", True),
+        ("negative-max-tokens", (answer(200, ERROR), WELL), "served", True),
+        ("wrong-model", (answer(418, ERROR), WELL), "wrong_status", True),
+        ("nul-character", (answer(400, ERROR), WELL), "refused", True),
+        ("huge-logit-bias", (answer(400, ERROR), WELL), None, None),
+        # Unspecified: a note, unless the server breaks.
+        ("unknown-field", (answer(400, {"detail": "no"}), WELL), "no_error_object", False),
+        ("unknown-field", (answer(500, ERROR), WELL), "server_error", True),
+        # Known of vLLM 0.32, and excused in no other way than the one that is known.
+        ("wrong-key", (answer(401, {"error": "Unauthorized"}), WELL), "no_error_object", False),
+        ("wrong-key", (WELL, WELL), "served", True),
+    ],
+)
+def test_what_becomes_of_a_case(name, answers, kind, fails):
+    problem = judged(case(name), *answers)
+    assert (problem and problem.kind) == kind
+    assert problem is None or problem.fails == fails
+
+
+def test_a_newer_version_is_held_to_the_specification_again():
+    found = judged(case("wrong-key"), answer(401, {"error": "No"}), WELL, version="0.40.0")
+    assert found is not None and found.fails
+    found = judged(case("wrong-key"), answer(401, {"error": "No"}), WELL, version=None)
+    assert found is not None and found.fails
+
+
+def test_a_server_that_is_not_well_afterwards_fails_whatever_it_said():
+    other = {**COMPLETION, "choices": [{**COMPLETION["choices"][0], "text": "!!!!"}]}
+    found = judged(case("unknown-field"), answer(400, ERROR), answer(200, other))
+    assert found is not None and found.fails and found.kind == "serves_wrongly_afterwards"
+
+
+def test_every_case_says_why_and_none_comes_twice():
+    tiers = {tier: len(cases.select(tier)) for tier in ("specified", "implied", "unspecified")}
+    assert min(tiers.values()) >= 5, tiers
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "answer_within_s"),
+        ('answer_within_s = 1\nplain = {}\n[[case]]\nid = "a"\nteir = "x"', "teir"),
+        (
+            "answer_within_s = 1\nplain = {}\n"
+            + '[[case]]\nid = "a"\ntier = "implied"\nexpect = "either"\npath = "/"\nwhy = "why"\n'
+            * 2,
+            "a given twice",
+        ),
+    ],
+)
+def test_a_bad_file_of_cases_is_one_line(text, said):
+    with pytest.raises(UsageError, match=said) as caught:
+        cases.load_text(text, "mine.toml")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,188 @@
+"""What engines can do: the files, which engine a server is, and what becomes of a test that asks
+for more."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from sm121.api.client import Api
+from sm121.api.guarded import GuardedClient
+from sm121.engines import capabilities, detection
+from sm121.engines.server import Endpoint, Server
+from sm121.errors import UsageError
+from sm121.verdict import NotRun
+
+VLLM = next(  # the text of a good file, to be broken
+    item.read_text("utf-8")
+    for item in (capabilities.files("sm121.fixtures") / "engines").iterdir()
+    if item.name == "vllm.toml"
+)
+
+
+@pytest.fixture
+def answering():
+    """A server that answers GETs with these bodies by path; where it listens."""
+    servers = []
+
+    def start(bodies: dict[str, object]) -> Server:
+        class Handler(BaseHTTPRequestHandler):
+            def log_message(self, *_arguments):
+                pass
+
+            def do_GET(self):
+                found = self.path in bodies
+                content = json.dumps(bodies.get(self.path, {"detail": "no"})).encode()
+                self.send_response(200 if found else 404)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        endpoint = Endpoint(f"http://127.0.0.1:{server.server_address[1]}", "key", "canary")
+        return Server(endpoint, False, "openai-compatible", None, None, None, None)
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def owned_by(owner: str) -> dict[str, object]:
+    return {"object": "list", "data": [{"id": "canary", "owned_by": owner}]}
+
+
+@pytest.mark.parametrize(
+    ("bodies", "engine", "version"),
+    [
+        ({"/v1/models": owned_by("vllm"), "/version": {"version": "0.33.0"}}, "vllm", "0.33.0"),
+        (
+            {"/v1/models": owned_by("sglang"), "/get_server_info": {"version": "0.5.23"}},
+            "sglang",
+            "0.5.23",
+        ),
+        ({"/v1/models": owned_by("me"), "/props": {"build_info": "b9"}}, "llama-cpp", "b9"),
+        ({"/v1/models": owned_by("llamacpp")}, "llama-cpp", None),
+        ({"/v1/models": owned_by("somebody")}, "openai", None),
+        ({"/v1/models": ["nonsense"]}, "openai", None),
+        ({}, "openai", None),
+    ],
+)
+def test_an_attached_server_is_recognised(answering, bodies, engine, version):
+    found = detection.detect(answering(bodies))
+    assert (found.engine, found.version) == (engine, version)
+
+
+def test_the_user_knows_better(answering):
+    server = answering({"/v1/models": owned_by("vllm"), "/props": {"build_info": "b7"}})
+    found = detection.detect(server, "llama-cpp")
+    assert (found.engine, found.version) == ("llama-cpp", "b7")
+    with pytest.raises(UsageError, match=r"expected one of .*llama-cpp.*vllm"):
+        detection.detect(server, "ollama")
+
+
+def test_every_engine_answers_to_everything_and_says_why():
+    for file in capabilities.shipped().values():
+        assert set(file.capabilities) == set(capabilities.NAMES)
+        for name, own in file.capabilities.items():
+            assert own.can or own.reason, (file.name, name)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("min_tokens = { can = true", "min_tokens = { cann = true", "cann"),
+        ("seed = {", "sead = {", "sead"),
+        ("echo = { can = true", "echo = { can = false", "expected a reason"),
+        ('versions = ">=0.19"', 'versions = "new"', "expected versions"),
+        ("[detection]", "[detektion]", "detektion"),
+    ],
+)
+def test_a_bad_file_of_an_engine_is_one_line(old, new, said):
+    assert old in VLLM
+    with pytest.raises(UsageError, match=said) as caught:
+        capabilities.load_text(VLLM.replace(old, new, 1), "mine.toml")
+    assert "mine.toml" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        ("/v1/completions", {"prompt": [1, 2]}, "token_prompts"),
+        ("/v1/completions", {"prompt": ["a", "b"]}, "prompt_lists"),
+        ("/v1/completions", {"prompt": "a", "min_tokens": 3}, "min_tokens"),
+        ("/v1/completions", {"prompt": "a", "return_token_ids": True}, "token_ids"),
+        ("/v1/completions", {"prompt": "a", "prompt_logprobs": 0}, "prompt_logprobs"),
+        ("/v1/completions", {"prompt": "a", "n": 2}, "several_choices"),
+        ("/v1/chat/completions", {"return_token_ids": True}, "chat_token_ids"),
+        ("/v1/chat/completions", {"logprobs": True}, "chat_logprobs"),
+        ("/v1/chat/completions", {"tools": [{}]}, "tools"),
+        ("/v1/chat/completions", {"tool_choice": "required"}, "tool_choice"),
+        ("/v1/chat/completions", {"response_format": {"type": "json_schema"}}, "json_schema"),
+        ("/v1/completions", {"stream_options": {"include_usage": True}}, "stream_usage"),
+        ("/v1/responses", {}, "responses"),
+    ],
+)
+def test_a_request_says_what_it_needs(path, body, name):
+    assert name in capabilities.needed(path, body)
+    assert name not in capabilities.needed("/v1/completions", {"prompt": "a"})
+
+
+def test_what_the_engine_cannot_do_is_not_sent():
+    """Neither by the SDK nor by the client of our own: nobody listens at that address."""
+    endpoint = Endpoint("http://127.0.0.1:9", "key", "canary")
+    llama = capabilities.of("llama-cpp", "b7")
+    with pytest.raises(NotRun, match=r"llama-server b7: min_tokens: no such parameter"):
+        Api(endpoint, llama).complete("a", min_tokens=3)
+    with GuardedClient(endpoint, llama) as client, pytest.raises(NotRun, match="min_tokens"):
+        client.completions.create(model="canary", prompt="a", extra_body={"min_tokens": 3})
+    with pytest.raises(NotRun, match="regex: grammars are GBNF"):
+        llama.structured("regex", "a+")
+
+
+def test_structured_output_is_asked_for_as_the_engine_wants_it():
+    assert capabilities.of("vllm", "0.32.0").structured("regex", "a+") == {
+        "structured_outputs": {"regex": "a+"}
+    }
+    assert capabilities.of("sglang", "0.5.23").structured("regex", "a+") == {"regex": "a+"}
+
+
+def test_a_version_before_the_parameter_cannot():
+    assert capabilities.of("vllm", "0.10.1").missing("token_ids")
+    assert not capabilities.of("vllm", "0.32.0").missing("token_ids")
+    assert not capabilities.of("vllm", "0.33.1rc2.dev5+g1234").missing("token_ids")
+    assert not capabilities.of("vllm", None).missing("token_ids")
+
+
+def test_a_run_says_what_an_engine_cannot_and_which_engine_it_is(fault_server, run_pytest):
+    server = fault_server()
+    status, run = run_pytest(
+        "--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key,
+        "--engine", "llama-cpp", "tests/test_correctness.py",
+        "-k", "test_min_tokens or test_regex or test_models_are",
+    )  # fmt: skip
+    verdicts = {t["id"].split("::")[1]: (t["verdict"], t["message"]) for t in run.verdict["tests"]}
+    assert status == 0 and verdicts["test_models_are_as_published"][0] == "PASS", run.output
+    verdict, message = verdicts["test_regex_is_kept"]
+    assert verdict == "NOT_RUN" and "grammars are GBNF" in message, message
+    assert run.verdict["engine"]["name"] == "llama-cpp"
+
+
+def test_an_engine_that_nobody_knows_is_refused(run_pytest):
+    status, run = run_pytest("--base-url", "http://127.0.0.1:9", "--engine", "ollama", "tests")
+    assert status == 4 and "--engine ollama: expected one of" in run.output, run.output
+
+
+def test_what_a_model_cannot_is_said_by_its_profile(fault_server, run_pytest):
+    server = fault_server()
+    _, run = run_pytest(
+        "--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key,
+        "tests/test_correctness.py", "-k", "in_parallel",
+    )  # fmt: skip
+    (test,) = run.verdict["tests"]
+    assert test["verdict"] == "NOT_RUN" and "one call a turn" in test["message"], test

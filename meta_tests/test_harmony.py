@@ -1,0 +1,64 @@
+"""Harmony on the level of token ids, and in the server's log."""
+
+from __future__ import annotations
+
+import pytest
+
+from sm121.api import harmony
+
+# <|channel|> analysis <|message|> x <|end|> <|start|> assistant <|channel|> final <|message|> y
+GOOD = [200005, 35644, 200008, 976, 200007, 200006, 173781, 200005, 17196, 200008, 976, 200002]
+TO_A_TOOL = [*GOOD[:8], 12606, 815, 316, 28, 44580, 200003, 4108, 200008, 7, 200012]
+
+
+@pytest.mark.parametrize("ids", [GOOD, TO_A_TOOL])
+def test_good_answers_are_harmony(ids):
+    assert harmony.violations(ids, finished=True) == []
+    for length in range(1, len(ids)):
+        found = harmony.violations(ids[:length], finished=False)
+        assert not [line for line in found if line != "no message was begun"], (length, found)
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [
+        ([], "no token"),
+        (GOOD[1:], "the first token is 35644"),  # Marlin on SM121 loses it (vllm#37030)
+        ([220, *GOOD], "the first token is 220"),
+        (GOOD[:-1], "ended inside a message"),
+        ([*GOOD[:3], 200008, *GOOD[3:]], "inside a message"),
+        ([*GOOD[:4], 200006, *GOOD[5:]], "inside a message"),
+        ([*GOOD[:2], *GOOD[3:]], "was not begun"),
+        ([*GOOD, 976], "1 tokens after the end"),
+        ([200005, *[35644] * 40], "no <|message|> within"),
+    ],
+)
+def test_broken_answers_are_noticed(ids, said):
+    assert said in "; ".join(harmony.violations(ids, finished=True))
+
+
+@pytest.mark.parametrize("special", harmony.SPECIAL_TEXTS)
+def test_special_tokens_are_seen_in_a_text(special):
+    assert harmony.leaked(f"Paris{special}") == [special]
+    assert not harmony.leaked("a < b | c > d") and not harmony.leaked(None)
+
+
+def test_a_harmony_error_in_the_log_is_found(tmp_path):
+    log = tmp_path / "server.log"
+    log.write_text(
+        "INFO harmony is fine\n"
+        "ERROR openai_harmony.HarmonyError: Unexpected token 12606 while expecting start token\n"
+    )
+    (line,) = harmony.errors_in(log)
+    assert "12606" in line
+
+
+def test_the_level_fails_on_a_harmony_error(fault_server, run_pytest, tmp_path):
+    log = tmp_path / "server.log"
+    log.write_text("openai_harmony.HarmonyError: unexpected tokens remaining in message header\n")
+    server = fault_server()
+    status, run = run_pytest(
+        "--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key,
+        "--server-log", str(log), "tests/test_correctness.py", "-k", "test_no_harmony_error",
+    )  # fmt: skip
+    assert status == 1 and "required: no HarmonyError" in run.output, run.output

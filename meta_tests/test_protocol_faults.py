@@ -1,0 +1,66 @@
+"""The catalogue of protocol faults is whole, and its table is of these faults.
+
+A sample of it runs in test_fault_catalogue.py, all of it in `make catalogues`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from fault_proxy import FAULTS, Fault
+from protocol_faults import Outcome, node_id, table
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "protocol-faults.md"
+
+
+def test_the_catalogue_is_large_enough():
+    assert len(FAULTS) >= 35
+
+
+@pytest.mark.parametrize("test", sorted({fault.caught_by for fault in FAULTS.values()}))
+def test_every_fault_names_a_test_of_the_levels(test):
+    assert node_id(test).startswith("tests/test_")
+
+
+def test_a_name_that_is_no_test_is_refused():
+    with pytest.raises(LookupError):
+        node_id("test_of_nothing")
+
+
+def test_the_table_has_every_fault_killed():
+    rows = re.findall(r"^\| (.+?) \| `(.+?)` \| (\S+) \|", DOCUMENT.read_text("utf-8"), re.M)
+    assert {name: test for name, test, _ in rows} == {
+        fault.name: fault.caught_by for fault in FAULTS.values()
+    }, "docs/protocol-faults.md is of other faults: run `make catalogues`"
+    assert {killed for _, _, killed in rows} == {"yes"}
+
+
+def outcome(status: int, *tests: tuple[str, str, str]) -> Outcome:
+    return Outcome("no [DONE]", status, tests, 1.0)
+
+
+@pytest.mark.parametrize(
+    "survived",
+    [
+        outcome(0, ("test_a", "PASS", "")),
+        outcome(5, ("test_a", "NOT_RUN", "no such capability")),
+        outcome(4),
+        outcome(1, ("test_a", "FAIL", "KeyError: 'choices'")),
+    ],
+)
+def test_only_a_failure_that_says_what_was_required_is_a_kill(survived):
+    assert not survived.killed
+    killed = outcome(1, ("test_a", "FAIL", "required: this, seen: that"))
+    assert killed.killed
+    text = table([killed, survived], outcome(0, ("test_a", "PASS", "")), 60.0)
+    assert "1 of 2 faults were killed" in text and "**no**" in text
+
+
+def test_a_fault_changes_nothing_else():
+    """What a fault does not name goes through as it is."""
+    answer = {"choices": [{"text": "x"}]}
+    plain = Fault("none", "")
+    for change in (plain.request, plain.completion, plain.chat, plain.response):
+        assert change(answer) is answer

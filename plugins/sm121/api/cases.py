@@ -1,0 +1,223 @@
+"""Requests that a server must refuse, or serve: the cases of ``fixtures/api/cases.toml``.
+
+Three tiers, as in NiLabs conform: what is *specified* and what is *implied* by it can fail; what is
+*unspecified* is recorded as a note. No tier excuses a 5xx, a request that hangs, or a server that
+serves wrongly afterwards.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from sm121 import data_file
+from sm121.api import schema
+from sm121.api.client import CHAT, COMPLETIONS, RESPONSES, Api, Exchange
+from sm121.engines.capabilities import Name, needed
+from sm121.verdict import NotRun
+
+Json = dict[str, Any]
+Tier = Literal["specified", "implied", "unspecified"]
+ProblemKind = Literal[
+    "hang",
+    "server_error",
+    "served",
+    "refused",
+    "wrong_status",
+    "no_error_object",
+    "serves_wrongly_afterwards",
+]
+#: Whatever the tier, and whatever is known of the engine.
+_NEVER: tuple[ProblemKind, ...] = ("hang", "server_error", "serves_wrongly_afterwards")
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Case(_Table):
+    """One request, and what must become of it."""
+
+    id: str = Field(pattern=r"^[a-z0-9-]+$")
+    tier: Tier
+    #: ``refused``: a 4xx with an error object. ``served``: 200. ``either``: one of the two.
+    expect: Literal["refused", "served", "either"]
+    status: tuple[int, ...] = ()
+    method: Literal["GET", "POST"] = "POST"
+    path: str
+    #: Laid over the plain request of that path.
+    body: Json = {}
+    without: tuple[str, ...] = ()
+    #: The body as text, where no JSON can say it. ``%MODEL%`` is the served name.
+    raw: str | None = None
+    #: The body as bytes in hexadecimal.
+    raw_hex: str | None = None
+    key: str | None = None
+    #: A key of the body that becomes a text of more tokens than the model's context.
+    overlong: str | None = None
+    needs: tuple[Name, ...] = ()
+    why: str = Field(min_length=3)
+
+    @model_validator(mode="after")
+    def _one_body(self) -> Case:
+        if sum(x is not None for x in (self.raw, self.raw_hex, self.overlong)) > 1:
+            raise ValueError("expected one of raw, raw_hex and overlong")
+        return self
+
+    def __str__(self) -> str:
+        return self.id
+
+
+class CaseFile(_Table):
+    """All cases, and how long an answer may take."""
+
+    answer_within_s: float = Field(gt=0)
+    #: The plain request of each path: valid, short, and the same for every model.
+    plain: dict[str, Json]
+    case: tuple[Case, ...]
+
+    @model_validator(mode="after")
+    def _each_once(self) -> CaseFile:
+        ids = [case.id for case in self.case]
+        doubled = {name for name in ids if ids.count(name) > 1}
+        if doubled:
+            raise ValueError(f"case: {', '.join(sorted(doubled))} given twice")
+        return self
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a case showed. It fails unless the tier, or a known deviation, makes it a note."""
+
+    kind: ProblemKind
+    text: str
+    fails: bool
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a server did with a case, and what is wrong with that."""
+
+    seen: str
+    problem: Problem | None
+
+
+@functools.cache
+def shipped() -> CaseFile:
+    """The cases that come with the suite.
+
+    Raises:
+        UsageError: the file is not valid.
+    """
+    file = files("sm121.fixtures") / "api" / "cases.toml"
+    return load_text(file.read_text("utf-8"), "cases.toml")
+
+
+def load_text(text: str, origin: str) -> CaseFile:
+    """Parse and validate a file of cases.
+
+    Raises:
+        UsageError: one line, with the file, the key and what was expected.
+    """
+    return data_file.parse(text, CaseFile, f"api cases {origin}")
+
+
+def select(tier: Tier | None = None) -> tuple[Case, ...]:
+    """The cases of a tier, or all."""
+    return tuple(case for case in shipped().case if tier in (None, case.tier))
+
+
+def judge(api: Api, case: Case, healthy: str) -> Judged:
+    """Send a case, and look at the answer and at the server afterwards.
+
+    Args:
+        healthy: what :func:`sentinel` gave before.
+
+    Raises:
+        NotRun: the server cannot do what the case is about.
+    """
+    body = {"model": api.model, **shipped().plain.get(case.path, {}), **case.body}
+    api.capabilities.require(*case.needs, *_needed_by_path(case.path))
+    exchange = api.send(
+        case.method,
+        case.path.replace("%MODEL%", api.model),
+        _content(api, case, body) if case.method == "POST" else None,
+        key=case.key,
+        patience_s=shipped().answer_within_s,
+    )
+    problem = _judge_answer(case, exchange)
+    seen = exchange.failure or f"{exchange.status} {exchange.text}"
+    after = sentinel(api)
+    if after != healthy:
+        text = f"required: after this request the answer is still {healthy!r}, seen: {after!r}"
+        return Judged(seen, Problem("serves_wrongly_afterwards", text, True))
+    if problem is None:
+        return Judged(seen, None)
+    kind, text = problem
+    known = api.capabilities.deviation(case.id, kind)
+    if known is not None and kind not in _NEVER:
+        text = f"known of {api.capabilities.file.title} {known.versions}: {text} ({known.source})"
+        return Judged(seen, Problem(kind, text, False))
+    return Judged(seen, Problem(kind, text, kind in _NEVER or case.tier != "unspecified"))
+
+
+def _judge_answer(case: Case, exchange: Exchange) -> tuple[ProblemKind, str] | None:
+    seen = f"{exchange.status} {exchange.text}"
+    if exchange.status is None:
+        return "hang", f"required: an answer, seen: {exchange.failure}"
+    if exchange.status >= 500:
+        return "server_error", f"required: no 5xx, seen: {seen}"
+    if exchange.status == 200:
+        if case.expect == "refused":
+            return "served", f"required: a 4xx with an error object, seen: {seen}"
+        if schema.violations("error", exchange.parsed()) == []:
+            return "wrong_status", f"required: no error object with 200, seen: {seen}"
+        return None
+    if case.expect == "served":
+        return "refused", f"required: 200, seen: {seen}"
+    if not 400 <= exchange.status < 500 or (case.status and exchange.status not in case.status):
+        required = " or ".join(map(str, case.status)) or "a 4xx"
+        return "wrong_status", f"required: {required}, seen: {seen}"
+    wrong = schema.violations("error", exchange.parsed())
+    if wrong:
+        return "no_error_object", f"required: an error object ({wrong[0]}), seen: {seen}"
+    return None
+
+
+def _content(api: Api, case: Case, body: Json) -> bytes:
+    if case.raw is not None:
+        return case.raw.replace("%MODEL%", api.model).encode()
+    if case.raw_hex is not None:
+        return bytes.fromhex(case.raw_hex)
+    if case.overlong is not None:
+        length = api.context_length()
+        if length is None:
+            raise NotRun("the server does not say how long a sequence may be (/v1/models)")
+        text = "a " * (length + 64)  # at least one token for each
+        body[case.overlong] = (
+            [{"role": "user", "content": text}] if case.overlong == "messages" else text
+        )
+    return json.dumps({k: v for k, v in body.items() if k not in case.without}).encode()
+
+
+def _needed_by_path(path: str) -> list[Name]:
+    return needed(path, {}) if path in (COMPLETIONS, CHAT, RESPONSES) else []
+
+
+def sentinel(api: Api) -> str:
+    """A short greedy answer: what the server says when it is well."""
+    path = COMPLETIONS if api.capabilities.can("completions") else CHAT
+    body = {"model": api.model, "temperature": 0.0, **shipped().plain[path]}
+    exchange = api.send("POST", path, json.dumps(body).encode())
+    answer = exchange.parsed()
+    if exchange.status != 200 or schema.violations(
+        "completion" if path == COMPLETIONS else "chat completion", answer
+    ):
+        return exchange.failure or f"{exchange.status} {exchange.text}"
+    choice = answer["choices"][0]
+    return str(choice.get("text") or choice.get("message"))

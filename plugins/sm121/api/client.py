@@ -1,0 +1,246 @@
+"""A client that believes nothing: each answer is held against the schema before it is handed on."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx
+
+from sm121.api import invariants, schema, stream
+from sm121.api.stream import Stream
+from sm121.engines.capabilities import Capabilities, needed
+from sm121.engines.server import Endpoint
+from sm121.errors import Sm121Error
+
+Json = dict[str, Any]
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+MODELS = "/v1/models"
+#: A request that takes longer than this hangs, for the sizes that the correctness level asks for.
+PATIENCE_S = 120.0
+_KINDS: dict[str, schema.Kind] = {
+    COMPLETIONS: "completion",
+    CHAT: "chat completion",
+    RESPONSES: "response",
+}
+_TOGETHER = 4
+
+
+class Wrong(Sm121Error, AssertionError):
+    """An answer is not what the specification requires. The message says what was seen."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One answer as it came. ``status`` is None when none came, and ``failure`` says why."""
+
+    status: int | None
+    content_type: str
+    content: bytes
+    seconds: float
+    failure: str = ""
+
+    @property
+    def text(self) -> str:
+        """The content for people, shortened."""
+        return self.content[:300].decode("utf-8", "replace")
+
+    def parsed(self) -> Any:
+        """The content as JSON; None if it is none."""
+        try:
+            return json.loads(self.content)
+        except ValueError:
+            return None
+
+
+@dataclass(frozen=True)
+class Api:
+    """The API of one server.
+
+    The methods that are named for an answer return its JSON, valid and consistent. They ask the
+    capabilities first.
+
+    Raises:
+        NotRun: the server cannot do what a request needs.
+        Wrong: the answer is not as published, or breaks what must hold in every answer.
+    """
+
+    endpoint: Endpoint
+    capabilities: Capabilities
+    patience_s: float = PATIENCE_S
+
+    @property
+    def model(self) -> str:
+        """The served name."""
+        return self.endpoint.served_name
+
+    def complete(self, prompt: Any, **options: Any) -> Json:
+        """An answer of /v1/completions, greedy unless the options say otherwise."""
+        body = {"model": self.model, "prompt": prompt, "temperature": 0.0, **options}
+        hidden = self.capabilities.can("hidden_special_tokens")
+        return self._answer(
+            COMPLETIONS, body, lambda a, r: invariants.of_completion(a, r, hidden=hidden)
+        )
+
+    def chat(self, messages: str | Sequence[Json], **options: Any) -> Json:
+        """An answer of /v1/chat/completions, greedy unless the options say otherwise."""
+        body = {
+            "model": self.model,
+            "messages": _messages(messages),
+            "temperature": 0.0,
+            **options,
+        }
+        field = self.capabilities.file.reasoning_field
+        return self._answer(CHAT, body, lambda a, r: invariants.of_chat(a, r, field))
+
+    def send_chat(self, messages: str | Sequence[Json], **options: Any) -> Json:
+        """A chat whose answer is only held against the schema."""
+        body = {
+            "model": self.model,
+            "messages": _messages(messages),
+            "temperature": 0.0,
+            **options,
+        }
+        return self._answer(CHAT, body, lambda _a, _r: [])
+
+    def respond(self, content: Any, **options: Any) -> Json:
+        """An answer of /v1/responses, greedy unless the options say otherwise."""
+        body = {"model": self.model, "input": content, "temperature": 0.0, **options}
+        return self._answer(RESPONSES, body, invariants.of_response)
+
+    def stream_completion(self, prompt: Any, *, usage: bool = True, **options: Any) -> Stream:
+        """A stream of /v1/completions."""
+        body = {"model": self.model, "prompt": prompt, "temperature": 0.0, **options}
+        return self._chunks(COMPLETIONS, body, "completion chunk", usage)
+
+    def stream_chat(
+        self, messages: str | Sequence[Json], *, usage: bool = True, **options: Any
+    ) -> Stream:
+        """A stream of /v1/chat/completions."""
+        body = {
+            "model": self.model,
+            "messages": _messages(messages),
+            "temperature": 0.0,
+            **options,
+        }
+        return self._chunks(CHAT, body, "chat completion chunk", usage)
+
+    def stream_response(self, content: Any, **options: Any) -> Stream:
+        """The events of a response."""
+        body = {"model": self.model, "input": content, "temperature": 0.0, **options}
+        self.capabilities.require(*needed(RESPONSES, body))
+        found = self._stream(RESPONSES, {**body, "stream": True})
+        _hold(RESPONSES, stream.response_violations(found))
+        return found
+
+    def models(self) -> Json:
+        """The list of models."""
+        exchange = self.send("GET", MODELS)
+        return _json_of(exchange, MODELS, "model list")
+
+    def context_length(self) -> int | None:
+        """How many tokens a sequence may have, where the list of models says it."""
+        for entry in self.models()["data"]:
+            if entry["id"] == self.model:
+                meta = entry.get("meta") or {}
+                length = entry.get("max_model_len") or meta.get("n_ctx")
+                return int(length) if length else None
+        return None
+
+    def ids(self, text: str) -> list[int]:
+        """The token ids of a text, from the server's own prompt."""
+        answer = self.complete(text, max_tokens=1, return_token_ids=True)
+        return list(answer["choices"][0]["prompt_token_ids"])
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        content: bytes | None = None,
+        *,
+        key: str | None = None,
+        patience_s: float | None = None,
+    ) -> Exchange:
+        """Any request; whatever comes back, or does not."""
+        headers = {"Content-Type": "application/json"} if content is not None else {}
+        if key is not None:
+            headers["Authorization"] = f"Bearer {key}"
+        patience = patience_s or self.patience_s
+        started = time.monotonic()
+        with self.endpoint.http(timeout_s=patience) as http:
+            try:
+                answer = http.request(method, path, content=content, headers=headers)
+            except httpx.TimeoutException:
+                seconds = time.monotonic() - started
+                return Exchange(None, "", b"", seconds, f"no answer within {patience:.0f} s")
+            except httpx.HTTPError as error:
+                seconds = time.monotonic() - started
+                return Exchange(None, "", b"", seconds, f"{type(error).__name__}: {error}")
+        return Exchange(
+            answer.status_code,
+            answer.headers.get("content-type", ""),
+            answer.content,
+            time.monotonic() - started,
+        )
+
+    def _answer(self, path: str, body: Json, check: Callable[[Json, Json], list[str]]) -> Json:
+        self.capabilities.require(*needed(path, body))
+        exchange = self.send("POST", path, json.dumps(body).encode())
+        answer = _json_of(exchange, path, _KINDS[path])
+        _hold(path, check(answer, body))
+        return answer
+
+    def _chunks(self, path: str, body: Json, kind: schema.Kind, usage: bool) -> Stream:
+        usage = usage and self.capabilities.can("stream_usage")
+        if usage:
+            body = {**body, "stream_options": {"include_usage": True}}
+        self.capabilities.require(*needed(path, body))
+        found = self._stream(path, {**body, "stream": True})
+        _hold(path, stream.violations(found, kind, usage=usage))
+        return found
+
+    def _stream(self, path: str, body: Json) -> Stream:
+        exchange = self.send("POST", path, json.dumps(body).encode())
+        if exchange.status != 200:
+            raise Wrong(_required(path, 200, exchange))
+        lines = exchange.content.decode("utf-8", "replace").splitlines()
+        return stream.read(exchange.content_type, lines)
+
+
+def together(ask: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
+    """Ask for several things, a few at once; the results are in the order of the items."""
+    with ThreadPoolExecutor(_TOGETHER) as pool:
+        return list(pool.map(ask, items))
+
+
+def _messages(messages: str | Sequence[Json]) -> list[Json]:
+    if isinstance(messages, str):
+        return [{"role": "user", "content": messages}]
+    return list(messages)
+
+
+def _json_of(exchange: Exchange, path: str, kind: schema.Kind) -> Json:
+    if exchange.status != 200:
+        raise Wrong(_required(path, 200, exchange))
+    answer = exchange.parsed()
+    wrong = schema.violations(kind, answer)
+    if wrong:
+        raise Wrong(f"{path}: required: a {kind} as published, seen: {'; '.join(wrong)}")
+    return dict(answer)
+
+
+def _required(path: str, status: int, exchange: Exchange) -> str:
+    seen = exchange.failure or f"{exchange.status} {exchange.text}"
+    return f"{path}: required: {status}, seen: {seen}"
+
+
+def _hold(path: str, found: list[str]) -> None:
+    if found:
+        raise Wrong(f"{path}: required: an answer as specified, seen: {'; '.join(found[:3])}")

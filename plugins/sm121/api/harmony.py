@@ -1,0 +1,78 @@
+"""gpt-oss's channels, on the level of token ids: what a well-formed answer looks like.
+
+<|channel|> NAME <|message|> ... <|end|> <|start|> assistant ... <|return|> or <|call|>
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+RETURN, CONSTRAIN, CHANNEL, START = 200002, 200003, 200005, 200006
+END, MESSAGE, CALL = 200007, 200008, 200012
+
+#: Texts of the special tokens. None of them may be in what a user reads.
+SPECIAL_TEXTS = (
+    "<|start|>",
+    "<|end|>",
+    "<|message|>",
+    "<|channel|>",
+    "<|constrain|>",
+    "<|return|>",
+    "<|call|>",
+    "<|startoftext|>",
+    "<|endoftext|>",
+)
+_LONGEST_HEADER = 16
+_ERROR = re.compile(r"\bHarmonyError\b")
+
+
+def leaked(text: str | None) -> list[str]:
+    """The special tokens that stand in a text for users."""
+    return [special for special in SPECIAL_TEXTS if special in (text or "")]
+
+
+def violations(ids: Sequence[int], *, finished: bool) -> list[str]:
+    """What is not harmony in the tokens that an assistant generated.
+
+    Args:
+        finished: it ended by itself, so that its end is part of the form too.
+    """
+    if not ids:
+        return ["no token was generated"]
+    found = []
+    if ids[0] != CHANNEL:
+        found.append(f"the first token is {ids[0]}, required: <|channel|> ({CHANNEL})")
+    header = 0  # tokens since a message was opened, None inside its content
+    inside = False
+    messages = 0
+    for place, token in enumerate(ids):
+        if token == MESSAGE:
+            if inside:
+                found.append(f"<|message|> at {place} inside a message")
+            inside, messages = True, messages + 1
+        elif token in (END, RETURN, CALL):
+            if not inside:
+                found.append(f"token {token} at {place} ends a message that was not begun")
+            inside, header = False, 0
+            if token in (RETURN, CALL) and place != len(ids) - 1:
+                found.append(f"{len(ids) - 1 - place} tokens after the end at {place}")
+        elif token in (START, CHANNEL, CONSTRAIN) and inside:
+            found.append(f"token {token} at {place} inside a message")
+        elif not inside:
+            header += 1
+            if header > _LONGEST_HEADER:
+                found.append(f"no <|message|> within {_LONGEST_HEADER} tokens before {place}")
+                break
+    if finished and inside:
+        found.append("it ended inside a message")
+    if not messages:
+        found.append("no message was begun")
+    return found[:4]
+
+
+def errors_in(log: Path) -> list[str]:
+    """Lines of a server's log in which harmony's parser gave up."""
+    with log.open("r", encoding="utf-8", errors="replace") as lines:
+        return [line.strip()[:200] for line in lines if _ERROR.search(line)]

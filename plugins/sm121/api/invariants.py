@@ -1,0 +1,130 @@
+"""What must hold in every answer beyond its schema, whatever was asked."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sm121.api import harmony
+
+Json = dict[str, Any]
+
+
+def of_completion(answer: Json, request: Json, *, hidden: bool) -> list[str]:
+    """What does not hold in an answer of /v1/completions.
+
+    Args:
+        hidden: the engine keeps special tokens out of raw text.
+    """
+    prompts = request.get("prompt")
+    several = isinstance(prompts, list) and prompts and not isinstance(prompts[0], int)
+    count = (len(prompts) if several and prompts else 1) * (request.get("n") or 1)
+    found = [*_identity(answer, request), *_choices(answer, count), *_usage(answer)]
+    if hidden and not request.get("echo"):
+        for choice in answer["choices"]:
+            found += _no_special(choice["text"], "text")
+    return found
+
+
+def of_chat(answer: Json, request: Json, reasoning_field: str | None = None) -> list[str]:
+    """What does not hold in an answer of /v1/chat/completions."""
+    found = [*_identity(answer, request), *_usage(answer)]
+    found += _choices(answer, request.get("n") or 1)
+    for choice in answer["choices"]:
+        found += of_message(choice["message"], choice["finish_reason"], request, reasoning_field)
+    return found
+
+
+def of_message(
+    message: Json, finish_reason: str, request: Json, reasoning_field: str | None = None
+) -> list[str]:
+    """What does not hold in an assistant's message."""
+    found = []
+    if message.get("role") != "assistant":
+        found.append(f"role {message.get('role')!r}, required: 'assistant'")
+    found += _no_special(message.get("content"), "content")
+    if reasoning_field:
+        found += _no_special(message.get(reasoning_field), reasoning_field)
+    calls = message.get("tool_calls") or []
+    found += of_tool_calls(calls, request)
+    if calls and finish_reason not in ("tool_calls", "stop", "length"):
+        found.append(f"finish_reason {finish_reason!r} with tool calls")
+    if finish_reason == "tool_calls" and not calls:
+        found.append("finish_reason 'tool_calls' without a tool call")
+    return found
+
+
+def of_tool_calls(calls: list[Json], request: Json) -> list[str]:
+    """What does not hold in the tool calls of a message."""
+    offered = {tool.get("function", tool).get("name") for tool in request.get("tools") or []}
+    found = []
+    if calls and not offered:
+        found.append("a tool call where no tool was offered")
+    ids = [call.get("id") for call in calls]
+    if not all(ids) or len(set(ids)) != len(ids):
+        found.append(f"tool call ids {ids}, required: one of its own for each")
+    for call in calls:
+        function = call.get("function") or {}
+        if offered and function.get("name") not in offered:
+            found.append(
+                f"a call of {function.get('name')!r}, offered: {sorted(map(str, offered))}"
+            )
+        found += arguments(function.get("arguments"))
+        found += _no_special(function.get("arguments"), "arguments")
+    return found
+
+
+def arguments(text: Any) -> list[str]:
+    """What is wrong with the arguments of a call: required is the text of a JSON object."""
+    try:
+        parsed = json.loads(text)
+    except (ValueError, TypeError) as error:
+        return [f"arguments {text!r} are not JSON ({error})"]
+    return [] if isinstance(parsed, dict) else [f"arguments {text!r}, required: an object"]
+
+
+def of_response(answer: Json, request: Json) -> list[str]:
+    """What does not hold in an answer of /v1/responses."""
+    found = _identity(answer, request)
+    usage = answer.get("usage")
+    if usage and usage["total_tokens"] != usage["input_tokens"] + usage["output_tokens"]:
+        found.append(f"usage does not add up: {usage}")
+    for item in answer["output"]:
+        if item["type"] == "message":
+            for part in item["content"]:
+                found += _no_special(part.get("text"), "output_text")
+        if item["type"] == "function_call":
+            found += arguments(item["arguments"])
+            if not item.get("call_id"):
+                found.append("a function_call without call_id")
+    return found
+
+
+def _identity(answer: Json, request: Json) -> list[str]:
+    found = []
+    if not answer["id"]:
+        found.append("id is empty")
+    if answer["model"] != request["model"]:
+        found.append(f"model {answer['model']!r}, required: {request['model']!r}")
+    return found
+
+
+def _choices(answer: Json, count: int) -> list[str]:
+    indices = [choice["index"] for choice in answer["choices"]]
+    if sorted(indices) != list(range(count)):
+        return [f"choices with index {indices}, required: 0 to {count - 1}, each once"]
+    return []
+
+
+def _usage(answer: Json) -> list[str]:
+    usage = answer.get("usage")
+    if usage is None:
+        return ["no usage"]
+    if usage["total_tokens"] != usage["prompt_tokens"] + usage["completion_tokens"]:
+        return [f"usage does not add up: {usage}"]
+    return []
+
+
+def _no_special(text: Any, where: str) -> list[str]:
+    found = harmony.leaked(text if isinstance(text, str) else None)
+    return [f"special token {found[0]} in {where}: {text!r}"] if found else []

@@ -1,0 +1,116 @@
+"""Answers against the published schema: the models of the ``openai`` package, applied strictly.
+
+The package itself constructs its models without validating them, which accepts nearly anything.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any, Literal, get_args
+
+from openai.types import Completion, Model
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+Json = dict[str, Any]
+Kind = Literal[
+    "completion",
+    "completion chunk",
+    "chat completion",
+    "chat completion chunk",
+    "response",
+    "response event",
+    "model",
+    "model list",
+    "error",
+]
+
+
+class _Error(BaseModel):
+    """The error object. ``code`` is a string or null as published; servers send the status."""
+
+    model_config = ConfigDict(extra="allow")
+
+    message: str = Field(min_length=1)
+    type: str = Field(min_length=1)
+    param: str | None = None
+    code: str | int | None = None
+
+
+class _ErrorBody(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    error: _Error
+
+
+class _ModelList(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+_TYPES: dict[Kind, Any] = {
+    "completion": Completion,
+    "completion chunk": Completion,
+    "chat completion": ChatCompletion,
+    "chat completion chunk": ChatCompletionChunk,
+    "response": Response,
+    "response event": ResponseStreamEvent,
+    "model": Model,
+    "model list": _ModelList,
+    "error": _ErrorBody,
+}
+#: What the services send as null although the published type says otherwise.
+_NULL_UNTIL_THE_END = {"completion chunk": "stop"}
+
+
+def violations(kind: Kind, content: Any) -> list[str]:
+    """What in a parsed answer is not as published; empty when all is."""
+    if kind in _NULL_UNTIL_THE_END and isinstance(content, dict):
+        content = _with_finish_reason(content, _NULL_UNTIL_THE_END[kind])
+    adapter = _adapter(kind)
+    if kind == "response event" and isinstance(content, dict):
+        # Of the forty kinds of events only the errors of its own say anything.
+        adapter = _event_adapters().get(str(content.get("type")), adapter)
+    try:
+        # By way of JSON: only there does strict mean what it means for an answer.
+        adapter.validate_json(json.dumps(content), strict=True)
+    except ValidationError as error:
+        return [_line(item) for item in error.errors(include_url=False)[:4]]
+    return []
+
+
+@functools.cache
+def _adapter(kind: Kind) -> TypeAdapter[Any]:
+    return TypeAdapter(_TYPES[kind])
+
+
+@functools.cache
+def _event_adapters() -> dict[str, TypeAdapter[Any]]:
+    union = get_args(ResponseStreamEvent)[0]
+    return {
+        name: TypeAdapter(event)
+        for event in get_args(union)
+        for name in get_args(event.model_fields["type"].annotation)
+    }
+
+
+def _line(item: Any) -> str:
+    place = ".".join(str(part) for part in item["loc"]) or "the whole"
+    return f"{place}: {item['msg']}, got {str(item['input'])[:60]!r}"
+
+
+def _with_finish_reason(content: Json, value: str) -> Json:
+    choices = content.get("choices")
+    if not isinstance(choices, list):
+        return content
+    filled = [
+        {**choice, "finish_reason": value}
+        if isinstance(choice, dict) and choice.get("finish_reason", "") is None
+        else choice
+        for choice in choices
+    ]
+    return {**content, "choices": filled}

@@ -1,0 +1,198 @@
+"""Streams: server-sent events as they came, held against the order that is published, and put
+together again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from sm121.api import schema
+
+Json = dict[str, Any]
+_DONE = "[DONE]"
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What came: the data of each event, in order."""
+
+    content_type: str
+    events: tuple[str, ...]
+    #: What is wrong already with the form of the events.
+    malformed: tuple[str, ...] = ()
+    chunks: tuple[Json, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        chunks = []
+        broken = list(self.malformed)
+        for data in self.events:
+            if data == _DONE:
+                continue
+            try:
+                chunks.append(json.loads(data))
+            except ValueError:
+                broken.append(f"data that is not JSON: {data[:80]!r}")
+        object.__setattr__(self, "chunks", tuple(chunks))
+        object.__setattr__(self, "malformed", tuple(broken))
+
+
+def read(content_type: str, lines: list[str]) -> Stream:
+    """A stream from its lines."""
+    events, malformed = [], []
+    for line in lines:
+        if line.startswith("data:"):
+            events.append(line[5:].strip())
+        elif line and not line.startswith(("event:", "id:", "retry:", ":")):
+            malformed.append(f"a line that is no event: {line[:80]!r}")
+    return Stream(content_type, tuple(events), tuple(malformed))
+
+
+def violations(stream: Stream, kind: schema.Kind, *, usage: bool) -> list[str]:
+    """What is not as published in a stream of completion or chat completion chunks.
+
+    Args:
+        usage: it was asked for with ``include_usage``.
+    """
+    found = _form(stream)
+    if stream.events.count(_DONE) != 1 or stream.events[-1] != _DONE:
+        found.append("required: [DONE] once, at the end")
+    for chunk in stream.chunks:
+        if "error" in chunk:
+            found.append(f"an error inside the stream: {chunk['error']}")
+        else:
+            wrong = schema.violations(kind, chunk)
+            found += [f"chunk {json.dumps(chunk)[:120]}: {wrong[0]}"] if wrong else []
+        if len(found) > 3:
+            return found
+    return found or [*_sameness(stream), *_order(stream, kind), *_usage_chunk(stream, usage)]
+
+
+def _form(stream: Stream) -> list[str]:
+    found = list(stream.malformed)
+    if not stream.content_type.startswith("text/event-stream"):
+        found.append(f"content type {stream.content_type!r}, required: text/event-stream")
+    if not stream.chunks:
+        found.append("required: at least one chunk, seen: none")
+    return found
+
+
+def _sameness(stream: Stream) -> list[str]:
+    found = []
+    for key in ("id", "model", "object"):
+        values = {str(chunk.get(key)) for chunk in stream.chunks}
+        if len(values) != 1:
+            found.append(f"required: one {key} in every chunk, seen: {sorted(values)[:3]}")
+    return found
+
+
+def _order(stream: Stream, kind: schema.Kind) -> list[str]:
+    found = []
+    finished: dict[int, int] = {}
+    begun: set[int] = set()
+    for place, chunk in enumerate(stream.chunks):
+        for choice in chunk["choices"]:
+            index = choice["index"]
+            if index in finished and (choice.get("text") or choice.get("delta")):
+                found.append(f"chunk {place} goes on with choice {index}, which had finished")
+            first = kind == "chat completion chunk" and index not in begun
+            if first and choice["delta"].get("role") != "assistant":
+                found.append(f"the first delta of choice {index} has no role 'assistant'")
+            begun.add(index)
+            if choice.get("finish_reason") is not None:
+                finished[index] = finished.get(index, 0) + 1
+    for index in sorted(begun):
+        if finished.get(index) != 1:
+            found.append(
+                f"choice {index}: required: one finish_reason, seen: {finished.get(index, 0)}"
+            )
+    if begun != set(range(len(begun))):
+        found.append(f"choices with index {sorted(begun)}, required: from 0 on")
+    return found
+
+
+def _usage_chunk(stream: Stream, asked: bool) -> list[str]:
+    having = [place for place, chunk in enumerate(stream.chunks) if chunk.get("usage")]
+    if not asked:
+        return []
+    if having != [len(stream.chunks) - 1]:
+        return [f"required: usage in the last chunk alone, seen in chunks {having[:4]}"]
+    if stream.chunks[-1]["choices"]:
+        return ["required: no choices in the chunk with the usage"]
+    return []
+
+
+def completion_of(stream: Stream) -> list[Json]:
+    """The choices that the chunks of a completion add up to: text, token ids, finish_reason."""
+    choices: dict[int, Json] = {}
+    for chunk in stream.chunks:
+        for choice in chunk["choices"]:
+            whole = choices.setdefault(
+                choice["index"], {"text": "", "token_ids": [], "finish_reason": None}
+            )
+            whole["text"] += choice["text"]
+            whole["token_ids"] += choice.get("token_ids") or []
+            whole["finish_reason"] = choice.get("finish_reason") or whole["finish_reason"]
+    return [choices[index] for index in sorted(choices)]
+
+
+def message_of(stream: Stream, reasoning_field: str | None) -> Json:
+    """The message and finish_reason that the deltas of a chat add up to (choice 0)."""
+    whole: Json = {"role": None, "content": None, "reasoning": None, "finish_reason": None}
+    calls: dict[int, Json] = {}
+    for chunk in stream.chunks:
+        for choice in chunk["choices"]:
+            delta = choice["delta"]
+            whole["role"] = whole["role"] or delta.get("role")
+            for key, name in (("content", "content"), ("reasoning", reasoning_field)):
+                if name and delta.get(name):
+                    whole[key] = (whole[key] or "") + delta[name]
+            for part in delta.get("tool_calls") or []:
+                call = calls.setdefault(part["index"], {"id": None, "name": "", "arguments": ""})
+                call["id"] = call["id"] or part.get("id")
+                function = part.get("function") or {}
+                call["name"] += function.get("name") or ""
+                call["arguments"] += function.get("arguments") or ""
+            whole["finish_reason"] = choice.get("finish_reason") or whole["finish_reason"]
+    whole["tool_calls"] = [calls[index] for index in sorted(calls)]
+    return whole
+
+
+def response_violations(stream: Stream) -> list[str]:
+    """What is not as published in the events of a response."""
+    found = _form(stream)
+    for event in stream.chunks:
+        wrong = schema.violations("response event", event)
+        if wrong:
+            found.append(f"event {event.get('type')}: {wrong[0]}")
+        if len(found) > 3:
+            return found
+    if found:
+        return found
+    types = [event["type"] for event in stream.chunks]
+    numbers = [event["sequence_number"] for event in stream.chunks]
+    if numbers != sorted(set(numbers)):
+        found.append(f"sequence numbers do not rise: {numbers[:12]}")
+    if types[0] != "response.created":
+        found.append(f"the first event is {types[0]}, required: response.created")
+    if types[-1] not in ("response.completed", "response.incomplete", "response.failed"):
+        found.append(f"the last event is {types[-1]}, required: response.completed")
+    open_items: set[int] = set()
+    for event in stream.chunks:
+        if event["type"] == "response.output_item.added":
+            open_items.add(event["output_index"])
+        elif event["type"] == "response.output_item.done":
+            open_items.discard(event["output_index"])
+        elif "output_index" in event and event["output_index"] not in open_items:
+            found.append(f"{event['type']} outside its item {event['output_index']}")
+            break
+    if open_items:
+        found.append(f"items {sorted(open_items)} were begun and not done")
+    return found
+
+
+def response_text(stream: Stream) -> str:
+    """The text that the deltas of a response add up to."""
+    return "".join(
+        event["delta"] for event in stream.chunks if event["type"] == "response.output_text.delta"
+    )

@@ -1,0 +1,319 @@
+"""What an engine can do, as data: one file per engine in ``fixtures/engines``.
+
+A test that asks for something the engine cannot do is NOT_RUN, with the reason that the file gives.
+Nothing else in the suite knows an engine by its name.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Annotated, Any, Literal, get_args
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from sm121 import data_file
+from sm121.errors import UsageError
+from sm121.verdict import NotRun
+
+#: Everything a test may ask for. A new one must be answered in the file of every engine.
+Name = Literal[
+    "completions",
+    "prompt_lists",
+    "token_prompts",
+    "token_ids",
+    "chat_token_ids",
+    "logprobs",
+    "chat_logprobs",
+    "prompt_logprobs",
+    "echo",
+    "several_choices",
+    "seed",
+    "min_tokens",
+    "ignore_eos",
+    "stop",
+    "stop_token_ids",
+    "hidden_special_tokens",
+    "logit_bias",
+    "stream_usage",
+    "continuous_usage",
+    "chat",
+    "reasoning",
+    "reasoning_effort",
+    "tools",
+    "tool_choice",
+    "responses",
+    "responses_tools",
+    "json_schema",
+    "regex",
+    "choice",
+    "tokenize",
+    "context_length",
+    "api_key",
+    "prefix_cache_reset",
+]
+NAMES: tuple[Name, ...] = get_args(Name)
+
+#: What a number that an engine publishes means; the engine's own names are in its file.
+Metric = Literal[
+    "ttft",
+    "inter_token",
+    "time_per_token",
+    "end_to_end",
+    "prompt_tokens",
+    "generated_tokens",
+    "prefix_queries",
+    "prefix_hits",
+    "running",
+    "waiting",
+    "preemptions",
+    "cache_usage",
+    "draft_tokens",
+    "accepted_tokens",
+]
+
+
+def _specifier(text: str) -> str:
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier as error:
+        raise ValueError(f"expected versions as in '>=0.10,<0.40', got {text!r}") from error
+    return text
+
+
+Versions = Annotated[str, AfterValidator(_specifier)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Capability(_Table):
+    """Whether an engine can do one thing, since when, and who says so."""
+
+    can: bool
+    #: Versions in which it can; without a known version, the range of the file is believed.
+    versions: Versions = ""
+    #: What a user reads where it cannot: what is missing, and how to get it if there is a way.
+    reason: str = ""
+    #: How it is asked for on the wire, where engines differ: a key, or keys with dots between.
+    wire: str | None = None
+    source: str = Field(min_length=3)
+
+    @model_validator(mode="after")
+    def _says_why(self) -> Capability:
+        if not self.can and not self.reason:
+            raise ValueError("expected a reason where can is false")
+        return self
+
+
+class Detection(_Table):
+    """How an attached server is recognised, and where it says its version."""
+
+    #: ``owned_by`` of its entry in /v1/models.
+    owned_by: tuple[str, ...] = ()
+    #: A path whose JSON answer has ``key``.
+    path: str | None = None
+    key: str | None = None
+    version_path: str | None = None
+    version_key: str | None = None
+
+
+class Endpoints(_Table):
+    """Paths beside the API; None where there is none."""
+
+    health: str | None = None
+    metrics: str | None = None
+    reset_prefix_cache: str | None = None
+
+
+class Deviation(_Table):
+    """A case of ``fixtures/api`` in which these versions do not do what is specified. It is
+    recorded as a note, not failed; a newer version is held to the specification again."""
+
+    case: str = Field(min_length=1)
+    kind: Literal["served", "refused", "no_error_object", "wrong_status", "special_token"]
+    versions: Versions
+    seen: str = Field(min_length=3)
+    source: str = Field(min_length=3)
+
+
+class EngineFile(_Table):
+    """What is known of an engine."""
+
+    schema_version: Literal[1]
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
+    title: str
+    #: Versions that this file was written for.
+    versions: Versions
+    detection: Detection
+    endpoints: Endpoints
+    #: The field of a chat message that holds the reasoning.
+    reasoning_field: str | None = None
+    capabilities: dict[Name, Capability]
+    metrics: dict[Metric, tuple[str, ...]] = {}
+    deviations: tuple[Deviation, ...] = ()
+
+    @model_validator(mode="after")
+    def _complete(self) -> EngineFile:
+        missing = [name for name in NAMES if name not in self.capabilities]
+        if missing:
+            raise ValueError(f"capabilities: expected an answer to each, missing: {missing[0]}")
+        return self
+
+
+class Capabilities:
+    """What one server can do: the file of its engine, and its version where that is known."""
+
+    def __init__(self, file: EngineFile, version: str | None) -> None:
+        self.file = file
+        self.version = version
+
+    @property
+    def engine(self) -> str:
+        """The engine's name."""
+        return self.file.name
+
+    def missing(self, name: Name) -> str | None:
+        """Why the server cannot do that; None if it can."""
+        own = self.file.capabilities[name]
+        which = f"{self.file.title} {self.version or '(version unknown)'}"
+        if not own.can:
+            return f"{which}: {name}: {own.reason}"
+        if not _within(self.version, own.versions):
+            return f"{which}: {name}: from version {own.versions} on"
+        return None
+
+    def can(self, name: Name) -> bool:
+        """Whether the server can do that."""
+        return self.missing(name) is None
+
+    def require(self, *names: Name) -> None:
+        """Go on only if the server can do all of that.
+
+        Raises:
+            NotRun: it cannot; the message says what and why.
+        """
+        for name in names:
+            reason = self.missing(name)
+            if reason is not None:
+                raise NotRun(reason)
+
+    def structured(self, name: Literal["json_schema", "regex", "choice"], value: Any) -> Any:
+        """The part of a request's body that asks for structured output.
+
+        Raises:
+            NotRun: the server cannot.
+        """
+        self.require(name)
+        wire = self.file.capabilities[name].wire or name
+        body = value
+        for key in reversed(wire.split(".")):
+            body = {key: body}
+        return body
+
+    def deviation(self, case: str, kind: str) -> Deviation | None:
+        """The known deviation of this version in a case, if there is one of that kind."""
+        for own in self.file.deviations:
+            # An unknown version is not excused: the deviation was seen in known ones.
+            known = self.version is not None and _within(self.version, own.versions)
+            if known and own.case == case and own.kind == kind:
+                return own
+        return None
+
+
+def _within(version: str | None, versions: str) -> bool:
+    if version is None or not versions:
+        return True
+    try:
+        return Version(version) in SpecifierSet(versions, prereleases=True)
+    except InvalidVersion:
+        return True  # a build number or a commit: the range says nothing about it
+
+
+def needed(path: str, body: Mapping[str, Any]) -> list[Name]:
+    """The capabilities that a request uses, read from the request itself."""
+    names: list[Name] = []
+    chat = path.endswith("/chat/completions")
+    if path.endswith("/responses"):
+        names.append("responses")
+        if body.get("tools"):
+            names.append("responses_tools")
+        return names
+    names.append("chat" if chat else "completions")
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and prompt:
+        names.append("prompt_lists" if isinstance(prompt[0], str) else "token_prompts")
+    if body.get("return_token_ids"):
+        names.append("chat_token_ids" if chat else "token_ids")
+    if _asked(body.get("logprobs")):
+        names.append("chat_logprobs" if chat else "logprobs")
+    if (body.get("n") or 1) > 1:
+        names.append("several_choices")
+    if isinstance(body.get("tool_choice"), dict) or body.get("tool_choice") == "required":
+        names.append("tool_choice")
+    if (body.get("response_format") or {}).get("type") == "json_schema":
+        names.append("json_schema")
+    if (body.get("stream_options") or {}).get("include_usage"):
+        names.append("stream_usage")
+    asked: dict[str, Name] = {
+        "prompt_logprobs": "prompt_logprobs",
+        "echo": "echo",
+        "seed": "seed",
+        "min_tokens": "min_tokens",
+        "ignore_eos": "ignore_eos",
+        "stop": "stop",
+        "stop_token_ids": "stop_token_ids",
+        "logit_bias": "logit_bias",
+        "tools": "tools",
+        "reasoning_effort": "reasoning_effort",
+    }
+    for key, name in asked.items():
+        if _asked(body.get(key)):
+            names.append(name)
+    return names
+
+
+def _asked(value: Any) -> bool:
+    """Whether a parameter asks for something; 0 log-probabilities are a request too."""
+    return value is not None and value is not False and value not in ([], {})
+
+
+@functools.cache
+def shipped() -> dict[str, EngineFile]:
+    """The engines that the suite knows, by name.
+
+    Raises:
+        UsageError: a file is not valid; one line with the file, the key and what was expected.
+    """
+    folder = files("sm121.fixtures") / "engines"
+    found = {}
+    for item in sorted(folder.iterdir(), key=lambda item: item.name):
+        if item.name.endswith(".toml"):
+            file = load_text(item.read_text("utf-8"), item.name)
+            found[file.name] = file
+    return found
+
+
+def load_text(text: str, origin: str) -> EngineFile:
+    """Parse and validate an engine's file; ``origin`` names it in errors.
+
+    Raises:
+        UsageError: one line, with the file, the key and what was expected.
+    """
+    return data_file.parse(text, EngineFile, f"engine {origin}")
+
+
+def of(engine: str, version: str | None) -> Capabilities:
+    """What a server of that engine and version can do.
+
+    Raises:
+        UsageError: the suite has no file of such an engine.
+    """
+    known = shipped()
+    if engine not in known:
+        raise UsageError(f"--engine {engine}: expected one of {', '.join(known)}")
+    return Capabilities(known[engine], version)

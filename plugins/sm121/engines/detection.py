@@ -1,0 +1,64 @@
+"""Which engine an attached server is, from what it says of itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from sm121.engines.capabilities import Capabilities, EngineFile, of, shipped
+from sm121.engines.server import Server
+
+#: A server that no file recognises is held to what every OpenAI-compatible server has.
+FALLBACK = "openai"
+
+
+def detect(server: Server, named: str | None = None) -> Capabilities:
+    """What a running server can do.
+
+    Args:
+        named: the engine that the user says it is; else it is recognised by its answers.
+
+    Raises:
+        UsageError: ``named`` is an engine that the suite has no file of.
+    """
+    with server.endpoint.http(timeout_s=10.0) as http:
+        if named is not None:
+            return of(named, server.version or _version(http, of(named, None).file))
+        owners = _owners(http)
+        for file in shipped().values():
+            if _recognised(http, file, owners):
+                return of(file.name, server.version or _version(http, file))
+    return of(FALLBACK, server.version)
+
+
+def _recognised(http: httpx.Client, file: EngineFile, owners: set[str]) -> bool:
+    own = file.detection
+    if owners & set(own.owned_by):
+        return True
+    if own.path is None or own.key is None:
+        return False
+    return own.key in _json(http, own.path)
+
+
+def _owners(http: httpx.Client) -> set[str]:
+    entries = _json(http, "/v1/models").get("data")
+    entries = entries if isinstance(entries, list) else []
+    return {str(entry.get("owned_by")) for entry in entries if isinstance(entry, dict)}
+
+
+def _version(http: httpx.Client, file: EngineFile) -> str | None:
+    own = file.detection
+    if own.version_path is None or own.version_key is None:
+        return None
+    version = _json(http, own.version_path).get(own.version_key)
+    return str(version) if version is not None else None
+
+
+def _json(http: httpx.Client, path: str) -> dict[str, Any]:
+    try:
+        answer = http.get(path)
+        content = answer.json() if answer.status_code == 200 else {}
+    except (httpx.HTTPError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
