@@ -42,15 +42,11 @@ $(VENV)/.installed: pyproject.toml
 canary: $(VENV)/.installed ## the canary checkpoint, both twins
 	@$(PY) -m sm121 canary $(CANARY)
 
-catalogues: canary ## what takes longer than `make test` allows: tables made anew, all traps
+catalogues: canary ## what takes longer than `make test` allows: every table in docs, made anew
 	$(PY) -m sm121 ablation $(CANARY)/bf16 --output docs/ablation.md
 	$(PY) -m pytest meta_tests/test_measuring_traps.py --slow
 	$(PY) meta_tests/accuracy.py --output docs/accuracy.md
-catalogues: canary ## what takes longer than `make test` allows: every table in docs, made anew
-	$(PY) -m sm121 ablation $(CANARY)/bf16 --output docs/ablation.md
 	$(PY) meta_tests/model_faults.py --state .cache/model-faults-$$(date +%s)
-catalogues: canary ## what takes longer than `make test` allows: tables in docs/, made anew
-	$(PY) -m sm121 ablation $(CANARY)/bf16 --output docs/ablation.md
 	$(PY) meta_tests/protocol_faults.py --output docs/protocol-faults.md
 
 clean: ## remove what was made here

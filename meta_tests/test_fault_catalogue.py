@@ -7,21 +7,15 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-import shutil
 from pathlib import Path
 
 import fault_proxy
 import protocol_faults
 import psutil
 import pytest
-from protocol_faults import PROFILE, vllm_serving
+from protocol_faults import vllm_serving
 
 from sm121 import profile
-from sm121.engines.configuration import ServerConfiguration, environment_items
-from sm121.engines.managed import ManagedServer, Patience
-from sm121.engines.vllm import Vllm
-from sm121.evidence import log_probabilities
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -137,6 +137,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--nsys",
         action="store_true",
         help="start the server under Nsight Systems, keep its report, and read the kernels from it",
+    )
+    group.addoption(
         "--depths",
         metavar="LIST",
         help="context before the measured prompt, in tokens: 0,4096 (default: the profile's)",
