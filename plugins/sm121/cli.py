@@ -193,7 +193,8 @@ def _path(options: argparse.Namespace) -> int:
     given = options.log is not None or any(other is not None for other in others)
     if given == (options.libraries is not None):
         raise UsageError(
-            "expected the LOG of a server, --metrics, --trace or --jit-cache; or --libraries"
+            "expected either the LOG of a server or --libraries; "
+            "with or without LOG: --metrics, --trace, --jit-cache"
         )
     if options.libraries is not None:
         return _libraries(options)
