@@ -63,13 +63,13 @@ class FlashInferProvider:
         self._needs_sm100("mxfp4_quantize")
         linear = self._flashinfer.SfLayout.layout_linear
         packed, scales = self._flashinfer.mxfp4_quantize(x, sfLayout=linear)
-        return packed, scales.view(torch.uint8).reshape(len(x), -1)
+        return packed, scales.view(torch.uint8).reshape(len(x), x.shape[1] // 32)
 
     def mxfp8_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [M, K] -> q [M, K] e4m3, scales [M, K/32] u8; see the contract."""
         self._needs_sm100("mxfp8_quantize")
         q, scales = self._flashinfer.mxfp8_quantize(x, is_sf_swizzled_layout=False)
-        return q, scales.view(torch.uint8).reshape(len(x), -1)
+        return q, scales.view(torch.uint8).reshape(len(x), x.shape[1] // 32)
 
     def _needs_sm100(self, operation: str) -> None:
         if self._gated and self._capability < 100:

@@ -26,8 +26,8 @@ _PAGE = 32
 _LAYERS = "vllm.model_executor.layers"
 _SEGMENTS = 16
 _GRID = 128
-"""Below this many thread blocks, decode attention is split into segments
-(`MIN_LAUNCH_GRID_SIZE_2D` and `NUM_PAR_SOFTMAX_SEGMENTS` of v1/attention/backends/triton_attn.py)."""
+"""Below this many thread blocks, decode attention is split into segments: vLLM's
+`MIN_LAUNCH_GRID_SIZE_2D` and `NUM_PAR_SOFTMAX_SEGMENTS`."""
 
 
 class VllmProvider:
@@ -79,7 +79,7 @@ class VllmProvider:
         """x [M, K] -> q [M, K] e4m3, scales [M, K/32] u8; see the contract."""
         quantise = _module(f"{_LAYERS}.quantization.utils.mxfp8_utils").mxfp8_e4m3_quantize
         q, scales = quantise(x, is_sf_swizzled_layout=False)
-        return q, scales.view(torch.uint8).reshape(len(x), -1)
+        return q, scales.view(torch.uint8).reshape(len(x), x.shape[1] // 32)
 
     def route(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """logits [T, E] -> shares [T, k] float32, experts [T, k] int32; see the contract."""
