@@ -142,7 +142,9 @@ def as_parts(output):
 
 
 class Captured(TorchProvider):
-    graphs = frozenset({"route", "fused_moe", "decode_attention"})
+    def __init__(self):
+        super().__init__()
+        self.graphs = frozenset({"route", "fused_moe", "decode_attention"})
 
 
 REPLAYED = [case for case in cases.GROUPS["graph_replay"] if str(case).startswith(("rou", "dec"))]
