@@ -185,5 +185,6 @@ def test_the_computed_size_of_a_block_scale_error_is_the_real_one():
 
 def test_every_tolerance_file_entry_is_read():
     assert {t.operation for t in comparison.tolerances()} == {
+        "lm_head",
         "fused_moe", "prefill_attention", "decode_attention", "route",
     }  # fmt: skip

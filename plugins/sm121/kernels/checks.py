@@ -23,7 +23,7 @@ Recorder = Callable[[Callable[[], Any]], "tuple[Callable[[], None], Any]"]
 
 
 class DeviceFault(RuntimeError):
-    """The device is of no more use to this process: whatever runs on it next fails too."""
+    """The device reported an error; where its context is broken, whatever comes next fails too."""
 
 
 def check(provider: Any, problem: Problem) -> list[str]:
@@ -164,6 +164,14 @@ def _bytes(tensor: Tensor) -> Tensor:
 def is_device_fault(error: Exception) -> bool:
     """Whether an error says that the device, and not the call, is at fault."""
     return isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)
+
+
+def computes(device: str) -> bool:
+    """Whether a device still does sums: an error of one launch passes, a broken context stays."""
+    try:
+        return int(torch.ones(1024, device=device).sum()) == 1024
+    except RuntimeError:
+        return False
 
 
 def _probe(declared: Declaration, problem: Problem) -> None:

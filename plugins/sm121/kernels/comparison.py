@@ -42,6 +42,8 @@ class Tolerance(BaseModel):
     bias: PositiveFloat
     #: A row's RMS counts as at least this: the size below which an output is as good as zero.
     floor: PositiveFloat
+    #: For providers that declare `rounds_each_expert` alone.
+    each_expert_rounded: bool = False
     source: str
 
 
@@ -61,11 +63,16 @@ def tolerances() -> tuple[Tolerance, ...]:
     return tuple(data_file.parse(text, _Tolerances, f"fixtures/{_FILE}").tolerance)
 
 
-def tolerance(operation: str, dtype: torch.dtype) -> Tolerance | None:
+def tolerance(
+    operation: str, dtype: torch.dtype, *, each_expert_rounded: bool = False
+) -> Tolerance | None:
     """The tolerance of an operation with outputs of a dtype; None where there is none."""
     name = str(dtype).removeprefix("torch.")
     found = [t for t in tolerances() if (t.operation, t.dtype) == (operation, name)]
-    return found[0] if found else None
+    special = [t for t in found if t.each_expert_rounded]
+    if each_expert_rounded and special:
+        return special[0]
+    return next((t for t in found if not t.each_expert_rounded), None)
 
 
 @dataclass(frozen=True)

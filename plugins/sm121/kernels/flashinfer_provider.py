@@ -53,7 +53,7 @@ class FlashInferProvider:
         major, minor = torch.cuda.get_device_capability()
         self._capability = 10 * major + minor
         self._gated = gated
-        self._space: Tensor | None = None
+        self._spaces: dict[str, Tensor] = {}
         self._tactic: list[int] | None = None
 
     # Quantisation
@@ -63,13 +63,13 @@ class FlashInferProvider:
         self._needs_sm100("mxfp4_quantize")
         linear = self._flashinfer.SfLayout.layout_linear
         packed, scales = self._flashinfer.mxfp4_quantize(x, sfLayout=linear)
-        return packed, scales.view(torch.uint8).reshape(len(x), -1)
+        return packed, scales.view(torch.uint8).reshape(len(x), x.shape[1] // 32)
 
     def mxfp8_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [M, K] -> q [M, K] e4m3, scales [M, K/32] u8; see the contract."""
         self._needs_sm100("mxfp8_quantize")
         q, scales = self._flashinfer.mxfp8_quantize(x, is_sf_swizzled_layout=False)
-        return q, scales.view(torch.uint8).reshape(len(x), -1)
+        return q, scales.view(torch.uint8).reshape(len(x), x.shape[1] // 32)
 
     def _needs_sm100(self, operation: str) -> None:
         if self._gated and self._capability < 100:
@@ -238,7 +238,7 @@ class FlashInferProvider:
         paging = Paging.of(cu_seqlens, _PAGE)
         left = -1 if window is None else window - 1
         wrapper = self._flashinfer.BatchAttentionWithAttentionSinkWrapper(
-            self._workspace(),
+            self._workspace("prefill"),
             kv_layout="NHD",
             backend="fa2",
             q_data_type=q.dtype,
@@ -294,7 +294,7 @@ class FlashInferProvider:
         decode = importlib.import_module("flashinfer.decode").xqa_batch_decode_with_kv_cache
         table = block_table.contiguous()
         longest = table.shape[1] * kv_cache.shape[3]
-        workspace = self._workspace()
+        workspace = self._workspace("decode")
 
         def call() -> Tensor:
             out: Tensor = decode(
@@ -314,11 +314,12 @@ class FlashInferProvider:
 
         return call
 
-    def _workspace(self) -> Tensor:
-        # Zeros, because XQA counts its finished blocks in it.
-        if self._space is None:
-            self._space = torch.zeros(_WORKSPACE, dtype=torch.uint8, device=self.device)
-        return self._space
+    def _workspace(self, of: str) -> Tensor:
+        # Zeros, because XQA counts its finished blocks in its own; another kernel's partial results
+        # in there make it return garbage, without an error.
+        if of not in self._spaces:
+            self._spaces[of] = torch.zeros(_WORKSPACE, dtype=torch.uint8, device=self.device)
+        return self._spaces[of]
 
     # Vocabulary
 

@@ -192,6 +192,8 @@ class Declaration:
     """Tokens a page that `decode_attention` takes."""
     graphs: frozenset[str] = frozenset()
     """Operations whose prepared call can be captured in a CUDA graph and replayed."""
+    rounds_each_expert: bool = False
+    """Whether `fused_moe` rounds what each expert gives to bfloat16 before the weighted sum."""
 
 
 def declaration(provider: Any) -> Declaration:
@@ -206,4 +208,5 @@ def declaration(provider: Any) -> Declaration:
         mxfp8_scale_rule=getattr(provider, "mxfp8_scale_rule", default.mxfp8_scale_rule),
         block_sizes=tuple(getattr(provider, "block_sizes", default.block_sizes)),
         graphs=frozenset(getattr(provider, "graphs", default.graphs)),
+        rounds_each_expert=bool(getattr(provider, "rounds_each_expert", False)),
     )

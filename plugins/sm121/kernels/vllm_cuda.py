@@ -26,8 +26,8 @@ _PAGE = 32
 _LAYERS = "vllm.model_executor.layers"
 _SEGMENTS = 16
 _GRID = 128
-"""Below this many thread blocks, decode attention is split into segments
-(`MIN_LAUNCH_GRID_SIZE_2D` and `NUM_PAR_SOFTMAX_SEGMENTS` of v1/attention/backends/triton_attn.py)."""
+"""Below this many thread blocks, decode attention is split into segments: vLLM's
+`MIN_LAUNCH_GRID_SIZE_2D` and `NUM_PAR_SOFTMAX_SEGMENTS`."""
 
 
 class VllmProvider:
@@ -39,6 +39,7 @@ class VllmProvider:
     block_sizes = (16, 32, 64, 128)
     deterministic = frozenset({"prefill_attention", "decode_attention"})
     graphs = frozenset({"fused_moe", "decode_attention"})
+    rounds_each_expert = True
 
     def __init__(self) -> None:
         try:
@@ -78,11 +79,18 @@ class VllmProvider:
     def mxfp8_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [M, K] -> q [M, K] e4m3, scales [M, K/32] u8; see the contract."""
         quantise = _module(f"{_LAYERS}.quantization.utils.mxfp8_utils").mxfp8_e4m3_quantize
+        if not len(x):
+            empty = x.new_empty(0, x.shape[1] // 32, dtype=torch.uint8)
+            return x.new_empty(x.shape, dtype=torch.float8_e4m3fn), empty
         q, scales = quantise(x, is_sf_swizzled_layout=False)
-        return q, scales.view(torch.uint8).reshape(len(x), -1)
+        return q, scales.view(torch.uint8).reshape(len(x), x.shape[1] // 32)
 
     def route(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """logits [T, E] -> shares [T, k] float32, experts [T, k] int32; see the contract."""
+        if not len(logits):  # the engine launches nothing for no tokens
+            return logits.new_empty(0, k, dtype=torch.float32), logits.new_empty(
+                0, k, dtype=torch.int32
+            )
         fused = _module(f"{_LAYERS}.fused_moe.router.fused_topk_router").fused_topk
         found = fused(logits, logits, k, renormalize=True)
         return found[0], found[1]

@@ -1,0 +1,245 @@
+"""Kernel benchmarks: a kernel that leaves its work out is INVALID, a slower one has a larger
+number, and what pytest-benchmark saves can be compared. Replays, tactics and a dead device too."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from sm121.kernels import benchmark_cases, benchmarks, cases, checks, problems, tactics
+from sm121.kernels.torch_provider import TorchProvider
+from sm121.measure.stream_bandwidth import Bandwidth
+from sm121.plugin.kernels import Kernels
+from sm121.verdict import Invalid, NotRun
+
+pytestmark = pytest.mark.timeout(300)
+
+SPEED = ("tests/test_kernel.py", "--arch", "cpu")
+PROVIDERS = """
+import time
+from sm121.kernels.torch_provider import TorchProvider
+
+class Lazy(TorchProvider):
+    name = "lazy"
+    def lm_head(self, x, weight):
+        y = x.new_zeros(len(x), len(weight))
+        y[:, :512] = x @ weight[:512].T
+        y[:, -512:] = x @ weight[-512:].T
+        return y
+
+class Wrong(TorchProvider):
+    name = "wrong"
+    def lm_head(self, x, weight):
+        return super().lm_head(x, weight) * 1.01
+
+class Slow(TorchProvider):
+    name = "slow"
+    def lm_head(self, x, weight):
+        time.sleep(0.5)
+        return super().lm_head(x, weight)
+
+clean, lazy, wrong, slow = TorchProvider(), Lazy(), Wrong(), Slow()
+"""
+
+
+@pytest.fixture
+def timed(run_pytest, tmp_path):
+    (tmp_path / "speeds.py").write_text(PROVIDERS)
+
+    def run(provider, *options):
+        return run_pytest(
+            *SPEED,
+            "-k",
+            "kernel_speed and lm",
+            "--kernel-provider",
+            f"speeds:{provider}",
+            *options,
+            environment={"PYTHONPATH": str(tmp_path)},
+        )
+
+    return run
+
+
+def only(run) -> dict:
+    (test,) = [t for t in run.verdict["tests"] if "kernel_speed" in t["id"]]
+    return test
+
+
+def test_a_slower_kernel_has_a_larger_number_and_both_can_be_compared(timed, tmp_path):
+    saved = {}
+    for provider in ("clean", "slow"):
+        file = tmp_path / f"{provider}.json"
+        status, run = timed(provider, f"--benchmark-json={file}")
+        assert status == 0, run.output
+        (saved[provider],) = json.loads(file.read_text())["benchmarks"]
+    assert saved["slow"]["stats"]["median"] > saved["clean"]["stats"]["median"] + 0.4
+    extra = saved["slow"]["extra_info"]
+    assert extra["provider"] == "speeds:slow"
+    assert extra["bytes"] == 2 * (2880 * 201_088 // 16 + 2880 + 201_088 // 16)
+    assert 0 < extra["roofline_share"] < 0.2
+    status, run = timed(
+        "slow",
+        f"--benchmark-compare={tmp_path / 'clean.json'}",
+        "--benchmark-compare-fail=median:100%",
+    )
+    assert status != 0
+    assert "Performance has regressed" in run.output
+
+
+def test_a_kernel_that_computes_something_else_is_invalid(timed):
+    status, run = timed("wrong")
+    assert status == 1, run.output
+    assert only(run)["verdict"] == "INVALID"
+    assert "what was timed does not compute lm_head:" in only(run)["message"]
+    assert "slope: required" in only(run)["message"]
+
+
+def test_work_left_out_where_nobody_looks_is_faster_than_memory():
+    """The first and the last columns are right: the share of the roofline gives it away."""
+    case = benchmark_cases.BenchmarkCase("lm-head", "lm_head", hidden=64, vocabulary=2048)
+    timed = benchmarks.build(TorchProvider(), case)
+    peak = Bandwidth(1 << 30, (10.0,), "constructed")
+    output = timed.call()
+    honest = timed.bytes_moved / 5e9
+    assert benchmarks.check(case, honest, timed, output, peak) == pytest.approx(0.5)
+    with pytest.raises(Invalid, match=r"1\.50 of the measured bandwidth.*did not do its work"):
+        benchmarks.check(case, timed.bytes_moved / 15e9, timed, output, peak)
+
+
+@pytest.mark.parametrize("case", benchmark_cases.select((0, 40), full=False), ids=str)
+def test_what_is_timed_is_judged(case):
+    """Clean: right. With a stale output, which is what skipping the call leaves: wrong."""
+    if case.tokens > 64:
+        case = benchmark_cases.replace(case, tokens=33)
+    timed = benchmarks.build(TorchProvider(), case)
+    output = timed.call()
+    assert timed.judge(output) == []
+    parts = output if isinstance(output, tuple) else (output,)
+    for part in parts:
+        part.view(torch.uint8).fill_(0)
+    assert timed.judge(output), "required: noticed, seen: zeros pass"
+
+
+# Replays
+
+
+def recorded(call):
+    """A graph on the CPU: a replay runs the call and writes where the capture wrote."""
+    output = call()
+
+    def replay():
+        fresh = call()
+        for old, new in zip(as_parts(output), as_parts(fresh), strict=True):
+            old.copy_(new)
+
+    return replay, output
+
+
+def as_parts(output):
+    return output if isinstance(output, tuple) else (output,)
+
+
+class Captured(TorchProvider):
+    def __init__(self):
+        super().__init__()
+        self.graphs = frozenset({"route", "fused_moe", "decode_attention"})
+
+
+REPLAYED = [case for case in cases.GROUPS["graph_replay"] if str(case).startswith(("rou", "dec"))]
+
+
+@pytest.mark.parametrize("case", REPLAYED, ids=str)
+def test_a_right_replay_passes(case):
+    assert checks.check_replay(Captured(), problems.build(case), recorded) == []
+
+
+def test_a_replay_of_the_captured_values_is_noticed():
+    class Frozen(Captured):
+        def prepare(self, operation, *arguments, **keywords):
+            if operation != "route":
+                return None
+            logits = arguments[0].clone()
+            return lambda: self.route(logits, arguments[1])
+
+    problem = problems.build(REPLAYED[0])
+    wrong = checks.check_replay(Frozen(), problem, recorded)
+    assert any("replayed into" in line for line in wrong)
+
+
+def test_a_replay_that_writes_nothing_is_noticed():
+    problem = problems.build(REPLAYED[0])
+    wrong = checks.check_replay(Captured(), problem, lambda call: (lambda: None, call()))
+    assert any("into NaN" in line for line in wrong)
+
+
+def test_what_is_not_declared_capturable_is_not_run():
+    problem = problems.build(cases.GROUPS["graph_replay"][0])
+    with pytest.raises(NotRun, match="does not declare fused_moe capturable"):
+        checks.check_replay(TorchProvider(), problem, recorded)
+
+
+# Tactics
+
+
+TACTICS = """
+import os, time
+from sm121.kernels.torch_provider import TorchProvider
+
+class Tuned(TorchProvider):
+    name = "tuned"
+    tactic = "right"
+    def tactics(self, operation):
+        return ("right", "wrong", "crash", "hang")
+    def with_tactic(self, tactic):
+        fixed = Tuned()
+        fixed.tactic = tactic
+        return fixed
+    def fused_moe(self, *arguments, **keywords):
+        if self.tactic == "crash":
+            os.abort()
+        if self.tactic == "hang":
+            time.sleep(600)
+        return super().fused_moe(*arguments, **keywords) * (1.01 if self.tactic == "wrong" else 1)
+
+tuned = Tuned()
+"""
+
+
+def test_each_tactic_is_judged_in_a_process_of_its_own(tmp_path, monkeypatch):
+    (tmp_path / "tuning.py").write_text(TACTICS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import tuning
+
+    case = cases.GROUPS["tactics"][0]
+    wrong = tactics.check("tuning:tuned", tuning.tuned, case, limit_s=30)
+    text = "\n".join(wrong)
+    assert "tactic right" not in text
+    assert "tactic wrong: fused_moe into memory of NaN: slope" in text
+    assert "tactic crash: required: a result, seen: the process ended with SIGABRT" in text
+    assert "tactic hang: required: an end within 30 s" in text
+
+
+def test_a_provider_without_tactics_is_not_run():
+    with pytest.raises(NotRun, match="lists no autotune tactics"):
+        tactics.check("torch", TorchProvider(), cases.GROUPS["tactics"][0])
+
+
+# A dead device
+
+
+def test_after_a_device_fault_the_rest_is_not_run(monkeypatch):
+    class Faulty(TorchProvider):
+        def route(self, logits, k):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
+
+    kernels = Kernels("faulty", Faulty())
+    first, second = cases.GROUPS["routing"][1:3]
+    assert "an illegal memory access" in kernels.wrong(first)
+    assert "an illegal memory access" in kernels.wrong(first), "the device computes on: no end"
+    monkeypatch.setattr(checks, "computes", lambda device: False)
+    assert "NOT_RUN" in kernels.wrong(first)
+    with pytest.raises(NotRun, match=r"unusable since tokens-1: .*illegal memory access"):
+        kernels.wrong(second)
