@@ -103,12 +103,18 @@ def _bytes(generator: torch.Generator, low: int, high: int, *shape: int) -> Tens
 
 
 def _by_rows(
-    operation: Any, expected: Callable[[], Tensor], rows: Callable[[Tensor], Tensor]
+    operation: Any,
+    expected: Callable[[], Tensor],
+    rows: Callable[[Tensor], Tensor],
+    *,
+    each_expert_rounded: bool = False,
 ) -> Callable[[Any], list[str]]:
     def judge(output: Any) -> list[str]:
         if not isinstance(output, Tensor) or output.dtype is not torch.bfloat16:
             return ["required: a bfloat16 tensor"]
-        limit = comparison.tolerance(operation, output.dtype)
+        limit = comparison.tolerance(
+            operation, output.dtype, each_expert_rounded=each_expert_rounded
+        )
         assert limit is not None
         reference = expected()
         seen = rows(output).reshape(reference.shape).cpu()
@@ -119,7 +125,7 @@ def _by_rows(
 
 
 def _experts(
-    provider: Any, _declared: Declaration, case: BenchmarkCase, generator: torch.Generator
+    provider: Any, declared: Declaration, case: BenchmarkCase, generator: torch.Generator
 ) -> Timed:
     e, h, i = case.experts, case.hidden, case.intermediate
     w1 = _bytes(generator, 0, 256, e, 2 * i, h // 2), _bytes(generator, 119, 121, e, 2 * i, h // 32)
@@ -146,7 +152,13 @@ def _experts(
     touched = len(ids.unique())
     weights = _size(*w1, *w2, b1, b2) // e * touched
     moved = weights + _size(x, shares, ids) + _size(x)
-    return Timed(call, moved, _by_rows("fused_moe", expected, lambda y: y[at]))
+    judge = _by_rows(
+        "fused_moe",
+        expected,
+        lambda y: y[at],
+        each_expert_rounded=declared.rounds_each_expert,
+    )
+    return Timed(call, moved, judge)
 
 
 def _decode(
