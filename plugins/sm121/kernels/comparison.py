@@ -44,6 +44,8 @@ class Tolerance(BaseModel):
     floor: PositiveFloat
     #: For providers that declare `rounds_each_expert` alone.
     each_expert_rounded: bool = False
+    #: `max` of the cases that look for one wrong block scale, where it is another.
+    block_scale_max: PositiveFloat | None = None
     source: str
 
 

@@ -268,28 +268,42 @@ class VllmTritonProvider(VllmProvider):
         w2: Packed,
         w2_bias: Tensor | None,
     ) -> Callable[[], Tensor]:
+        # Widths in multiples of 128, padded with zeros as vLLM pads them: the Hopper layout of the
+        # weights is wrong for others, without a word.
         _triton_kernels()
         experts = _module(f"{_LAYERS}.fused_moe.experts.gpt_oss_triton_kernels_moe")
         swizzle = _module(f"{_LAYERS}.quantization.utils.mxfp4_utils")._swizzle_mxfp4
         config = _module(f"{_LAYERS}.fused_moe.config").mxfp4_w4a16_moe_quant_config
         ogs = _module("triton_kernels.matmul_ogs")
+        hidden = x.shape[1]
+        to_hidden, to_intermediate = -hidden % 128, -(w2[0].shape[2] * 2) % 128
         layouts = []
-        for packed, scales in (w1, w2):
-            values, flex, in_order = swizzle(packed.contiguous(), scales.contiguous())
+        for (packed, scales), rows, inside in (
+            (w1, 2 * to_intermediate, to_hidden),
+            (w2, to_hidden, to_intermediate),
+        ):
+            values, flex, in_order = swizzle(
+                functional.pad(packed, (0, inside // 2, 0, rows)).contiguous(),
+                functional.pad(scales, (0, inside // 32, 0, rows)).contiguous(),
+            )
             precision = ogs.PrecisionConfig(
                 weight_scale=in_order, flex_ctx=ogs.FlexCtx(rhs_data=flex)
             )
             layouts.append((values, precision))
         (first, of_first), (second, of_second) = layouts
-        biases = [None if b is None else b.float() for b in (w1_bias, w2_bias)]
+        biases = [
+            None if b is None else functional.pad(b.float(), (0, rows))
+            for b, rows in ((w1_bias, 2 * to_intermediate), (w2_bias, to_hidden))
+        ]
         quantised = config(of_first, of_second, biases[0], biases[1])
 
         def call() -> Tensor:
             routing, gather, scatter = experts.make_routing_data(ids, weights, len(w1[0]))
-            out = torch.empty_like(x, memory_format=torch.contiguous_format)
+            wide = functional.pad(x, (0, to_hidden)).contiguous()
+            out = torch.empty_like(wide)
             y: Tensor = experts.triton_kernel_fused_experts(
                 out,
-                x.contiguous(),
+                wide,
                 first,
                 second,
                 routing,
@@ -298,7 +312,7 @@ class VllmTritonProvider(VllmProvider):
                 topk=ids.shape[1],
                 quant_config=quantised,
             )
-            return y
+            return y[:, :hidden].contiguous()
 
         return call
 
