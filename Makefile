@@ -14,7 +14,7 @@ help: ## the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
 
 conformance: canary ## judge a real vLLM on this CPU: every level that exists
-	$(PY) -m pytest --arch cpu --report-dir $(REPORT) $(PYTEST_ARGS)
+	$(PY) -m pytest --arch cpu --report-dir $(REPORT) --benchmark-autosave $(PYTEST_ARGS)
 
 test: canary lint ## the suite's own tests: every check is seen failing on its fault
 	$(PY) -m pytest meta_tests $(PYTEST_ARGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -86,9 +87,18 @@ def test_a_time_is_worse_when_it_is_longer():
     assert verdicts(metric("ttft_p50", rounds(400, 2), quantile=0.5), before) is Verdict.PASS
 
 
-def test_too_few_rounds_decide_nothing():
-    before = metric("tg32@d0", [60, 60.1, 59.9])
-    assert verdicts(metric("tg32@d0", [50, 50.1, 49.9]), before) is Verdict.INCONCLUSIVE
+def test_few_rounds_are_judged_by_the_scatter_of_the_runs():
+    """Three against three can never be significant: nothing is said before there are runs."""
+    runs = [metric("tg32_c2@d0", [v, v + 1, v - 1]) for v in (60.0, 60.4, 59.7, 60.2)]
+    slow = metric("tg32_c2@d0", [50.0, 51.0, 49.0])
+    assert verdicts(slow, *runs) is Verdict.FAIL
+    (unsaid,) = regression.compare({slow.name: slow}, [run(1, runs[0])], LIMITS)
+    assert unsaid.verdict is Verdict.PASS and "not judged" in unsaid.text
+
+
+def test_rounds_that_overlap_are_inconclusive():
+    before = metric("tg32@d0", [60, 58, 62, 50, 61])
+    assert verdicts(metric("tg32@d0", [55, 61, 54, 56, 53]), before) is Verdict.INCONCLUSIVE
 
 
 def test_what_exists_once_is_judged_by_the_scatter_of_the_runs():
@@ -141,6 +151,8 @@ def test_another_machine_path_profile_or_plan_is_no_baseline(context, why):
     (reason,) = run(1, **context).unlike(CONTEXT)
     assert why in reason
     assert run(1).unlike(CONTEXT) == []
+    unfit = dataclasses.replace(run(1), degraded=True)
+    assert unfit.unlike(CONTEXT) == ["its box was DEGRADED"]
 
 
 def test_storage_and_files_that_are_none_are_refused(tmp_path):

@@ -93,7 +93,7 @@ def read(device: str, *, own: Callable[[], Iterable[psutil.Process]] = lambda: (
         own: processes of the run besides this one and its children: an idle server, say.
     """
     start = time.monotonic()
-    before = _Load.take(own)
+    before = Load.take(own)
     found: Device | None = None
     problem = None
     try:
@@ -103,7 +103,7 @@ def read(device: str, *, own: Callable[[], Iterable[psutil.Process]] = lambda: (
     remaining = _WATCHED_S - (time.monotonic() - start)
     if remaining > 0:
         time.sleep(remaining)
-    other, names = _Load.take(own).since(before)
+    other, names = Load.take(own).since(before)
     return Reading(
         device=found,
         memory_available_gib=round(psutil.virtual_memory().available / 2**30, 2),
@@ -141,9 +141,17 @@ def measure(device: str) -> Device:
 
 
 def judge(
-    reference: Box | None, before: Reading | None, after: Reading | None = None
+    reference: Box | None,
+    before: Reading | None,
+    after: Reading | None = None,
+    *,
+    load_during: float | None = None,
 ) -> tuple[BoxState, str]:
-    """The state of the machine and the reason, in words."""
+    """The state of the machine and the reason, in words.
+
+    Args:
+        load_during: share of the CPU that others took while it was measured, if that is known.
+    """
     if reference is None:
         return BoxState.UNKNOWN, "the profile has no [box] to compare this machine with"
     readings = [(name, r) for name, r in (("before", before), ("after", after)) if r is not None]
@@ -155,6 +163,11 @@ def judge(
         for line in _defects(reference, reading)
     ]
     wrong.extend(_drift(reference, before, after))
+    if load_during is not None and load_during > reference.max_other_load:
+        wrong.append(
+            f"others worked here during the measurements: required {reference.max_other_load:.0%} "
+            f"of the CPU at most, seen {load_during:.0%}"
+        )
     if wrong:
         return BoxState.DEGRADED, "; ".join(wrong)
     for name, reading in readings:
@@ -326,7 +339,7 @@ def _ours(own: Callable[[], Iterable[psutil.Process]]) -> list[psutil.Process]:
     return [this, *this.children(recursive=True), *own()]
 
 
-class _Load:
+class Load:
     """CPU seconds of the machine, of this run, and of each process, at one moment."""
 
     def __init__(
@@ -338,7 +351,7 @@ class _Load:
         self.each = each
 
     @classmethod
-    def take(cls, own: Callable[[], Iterable[psutil.Process]]) -> _Load:
+    def take(cls, own: Callable[[], Iterable[psutil.Process]]) -> Load:
         times = psutil.cpu_times()
         # guest is in user already; time stolen by the hypervisor is taken by others too.
         names = ("user", "nice", "system", "irq", "softirq", "steal")
@@ -354,7 +367,7 @@ class _Load:
         ours[-1] = gone
         return cls(time.monotonic(), busy, ours, each)
 
-    def since(self, before: _Load) -> tuple[float, list[str]]:
+    def since(self, before: Load) -> tuple[float, list[str]]:
         """Share of the CPU that others took since ``before``, and the busiest of them."""
         elapsed = max(self.at - before.at, 1e-3)
         cores = psutil.cpu_count() or 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import comb
 
 import numpy as np
 from scipy import stats
@@ -68,20 +69,20 @@ def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float)
     )
     if worse <= allowed:
         return Finding(now.name, Verdict.PASS, worse, what)
-    tail = (now.quantile or 0.5) > 0.5 or len(now.samples) == 1
+    tail = (now.quantile or 0.5) > 0.5 or _least_risk(now, earlier[-1]) >= _SIGNIFICANT
     if tail and between is None:
         return Finding(
             now.name,
             Verdict.PASS,
             worse,
-            f"{what}; not judged: it moves by itself, and how much takes {_SCATTER} stored runs",
+            f"{what}; not judged: a percentile, or too few samples a run; from {_SCATTER} stored "
+            "runs on, their scatter decides",
         )
-    unlikely = risk is None if tail else risk is not None and risk < _SIGNIFICANT
     evidence = "one value a run" if risk is None else f"Mann-Whitney p = {risk:.2g}"
     if between is not None:
         evidence += f", chance among the stored runs {between:.2g}"
-    if tail and risk is not None:
-        unlikely = risk < _SIGNIFICANT
+    # Of a percentile or of few samples, the scatter of the runs alone can decide.
+    unlikely = tail or (risk is not None and risk < _SIGNIFICANT)
     if unlikely and (between is None or between < _BETWEEN_RUNS):
         return Finding(now.name, Verdict.FAIL, worse, f"{what}; {evidence}")
     return Finding(
@@ -100,6 +101,12 @@ def _mann_whitney(now: StoredMetric, before: StoredMetric) -> float | None:
     method = "exact" if len(now.samples) + len(before.samples) <= 40 else "asymptotic"
     result = stats.mannwhitneyu(now.samples, before.samples, alternative=alternative, method=method)
     return float(result.pvalue)
+
+
+def _least_risk(now: StoredMetric, before: StoredMetric) -> float:
+    """The smallest p that so many samples can have, all of them on one side."""
+    few, many = sorted((len(now.samples), len(before.samples)))
+    return 1.0 / comb(few + many, few)
 
 
 def _outside(now: StoredMetric, earlier: Sequence[StoredMetric]) -> float | None:

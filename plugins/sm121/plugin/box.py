@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,7 +15,7 @@ from sm121 import architecture
 from sm121.errors import Sm121Error
 from sm121.measure import box as measure
 from sm121.measure import roofline
-from sm121.measure.box import BoxState, Reading
+from sm121.measure.box import BoxState, Load, Reading
 from sm121.measure.roofline import Ceiling
 from sm121.measure.stream_bandwidth import read_bandwidth
 from sm121.plugin.run import RUN, Run
@@ -23,6 +24,7 @@ from sm121.profile import Profile
 from sm121.report.verdict_file import TestReport
 from sm121.verdict import Inconclusive, NotRun, Verdict
 
+_ATTEMPTS = 3
 _CANARY = "canary:"
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 
@@ -36,16 +38,23 @@ class Box:
     after: Reading | None = None
     #: Why this machine says nothing about the numbers; None if it does.
     elsewhere: str | None = None
+    #: What others had used of the CPU when the measurements began, and after how many starts.
+    _began: tuple[Load, int] | None = None
+    _load_during: float | None = None
     #: GB/s of reading so many bytes on the CPU: small models live in its caches.
     _by_size: dict[int, float] = field(default_factory=dict)
 
     def read_before(self) -> None:
         """The first reading."""
         self.before = self._read("before")
+        self._began = (Load.take(self._own), self._starts)
         self.conclude()
 
     def read_after(self) -> None:
         """The second one."""
+        if self._began is not None and self._began[1] == self._starts:
+            # Of a server that is gone, nobody can say what it used: then it is not known.
+            self._load_during = round(Load.take(self._own).since(self._began[0])[0], 3)
         self.after = self._read("after")
         self.conclude()
 
@@ -55,9 +64,12 @@ class Box:
         if self.elsewhere is not None:
             report.state, report.reason = BoxState.UNKNOWN.value, self.elsewhere
             return
-        state, reason = measure.judge(self._run.profile.box, self.before, self.after)
+        state, reason = measure.judge(
+            self._run.profile.box, self.before, self.after, load_during=self._load_during
+        )
         report.state, report.reason = state.value, self._run.redact(reason)
         report.before, report.after = self.before, self.after
+        report.load_during = self._load_during
 
     def check(self) -> None:
         """Raise what the state of the machine means for a measurement.
@@ -93,7 +105,10 @@ class Box:
             return None
         announce(self._run.config, "box", f"{when} the measurements: memory, matrices, who is here")
         device = "cpu" if self._run.target.arch == architecture.CPU else "cuda:0"
-        reading = measure.read(device, own=self._own)
+        for _ in range(_ATTEMPTS):  # what passes in seconds is no state of the machine
+            reading = measure.read(device, own=self._own)
+            if measure.judge(self._run.profile.box, reading)[0] is not BoxState.DEGRADED:
+                break
         if reading.device is not None:
             announce(
                 self._run.config,
@@ -103,6 +118,10 @@ class Box:
                 f"{reading.other_load:.0%} of the CPU taken by others",
             )
         return reading
+
+    @property
+    def _starts(self) -> int:
+        return len(self._run.pool.starts) if self._run.pool is not None else 0
 
     def _own(self) -> list[psutil.Process]:
         return self._run.pool.processes() if self._run.pool is not None else []
@@ -180,9 +199,15 @@ def box(conformance: Run) -> Box:
     return found
 
 
-@pytest.hookimpl(tryfirst=True)  # while the server of the measurements is still there
-def pytest_sessionfinish(session: pytest.Session) -> None:
+# Around the others and first: the server is still there, and pytest-benchmark has not saved yet.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
     """A machine that went bad in between makes what was measured INCONCLUSIVE."""
+    _read_again(session)
+    return (yield)
+
+
+def _read_again(session: pytest.Session) -> None:
     run = session.config.stash.get(RUN, None)
     found = session.config.stash.get(BOX, None)
     if run is None or found is None or run.interrupted or found.before is None:

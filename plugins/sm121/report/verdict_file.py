@@ -40,6 +40,8 @@ class BoxReport(_Part):
     reason: str | None = "the box was not measured"
     before: Reading | None = None
     after: Reading | None = None
+    load_during: float | None = None
+    """Share of the CPU that others took in between."""
 
 
 class LevelReport(_Part):
