@@ -79,7 +79,7 @@ def test_tails_are_gathered(timed_server, run_pytest):
     assert metric["verdict"] in ("FAIL", "INCONCLUSIVE")
 
 
-@pytest.mark.parametrize("text", ["", "a", "0;4096", "-1", "0,,1"])
+@pytest.mark.parametrize("text", ["", "0;4096", "-1"])
 def test_depths_that_are_none(run_pytest, text):
     status, run = run_pytest(LEVEL, "--depths", text)
     assert status == 4
