@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
-import openai
 
 from sm121.engines.configuration import ServerConfiguration
+
+if TYPE_CHECKING:
+    import openai
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,8 @@ class Endpoint:
 
     def openai(self, *, timeout_s: float = 120.0) -> openai.OpenAI:
         """A client of the API; it never retries, since a retry would hide a failure."""
+        import openai  # half a second, which those who measure need not spend
+
         return openai.OpenAI(
             base_url=f"{self.base_url}/v1",
             api_key=self.api_key,
