@@ -293,11 +293,11 @@ CLIENTS: dict[str, Callable[[str, Path], Said]] = {
 }
 
 
-def measure_peers(clients: list[str], *, fresh: bool) -> None:
+def measure_peers(clients: list[str], traps: list[str], *, fresh: bool) -> None:
     """Each client on each trap; without ``fresh``, those that are not in the cache."""
     _install("llama-benchy", "llama-benchy==0.4.0")
     known: dict[str, dict[str, Any]] = {} if fresh else _stored("peers") or {}
-    for trap in TRAPS:
+    for trap in traps:
         for name in (name for name in clients if name not in known.get(trap, {})):
             options = ["--rate", str(RATE), "--trap", trap]
             options += ["--fixed-ms", str(FIRST_MS), "--prefill-rate", "1e9", "--model", MODEL]
@@ -432,7 +432,7 @@ def _peers_table(peers: dict[str, dict[str, Any]]) -> list[str]:
         "",
         f"A server of {RATE:g} tok/s and {FIRST_MS:g} ms to the first token, tg{TOKENS}. In a cell",
         "are the decode rate and the TTFT that the client gave. **Bold**: fooled, i.e. it gave a",
-        f"number more than {FOOLED:.0%} (and {CLIENT_MS:g} ms) from the truth, or one where",
+        f"number more than {100 * FOOLED:g} % (and {CLIENT_MS:g} ms) from the truth, or one where",
         "there is none.",
         "",
         "| trap | truth | " + " | ".join(names) + " |",
@@ -484,6 +484,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parts", default="ours,clean,speed,peers")
     parser.add_argument("--clients", default=";".join(CLIENTS), help="names, separated by ';'")
+    parser.add_argument("--traps", default=",".join(TRAPS), help="names, separated by ','")
     parser.add_argument("--fresh", action="store_true", help="peers that were measured too")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "accuracy.md")
     options = parser.parse_args()
@@ -496,7 +497,7 @@ def main() -> None:
         _store("speed", measure_speed())
     if "peers" in parts:
         chosen = [name for name in CLIENTS if name in options.clients.split(";")]
-        measure_peers(chosen, fresh=options.fresh)
+        measure_peers(chosen, options.traps.split(","), fresh=options.fresh)
     write(options.output)
 
 
