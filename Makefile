@@ -42,7 +42,7 @@ canary: $(VENV)/.installed ## the canary checkpoint, both twins
 catalogues: canary ## what takes longer than `make test` allows: tables made anew, all traps
 	$(PY) -m sm121 ablation $(CANARY)/bf16 --output docs/ablation.md
 	$(PY) -m pytest meta_tests/test_measuring_traps.py --slow
-	$(PY) meta_tests/accuracy.py --output docs/accuracy.md
+	$(PY) meta_tests/accuracy.py --fresh --output docs/accuracy.md
 
 clean: ## remove what was made here
 	rm -rf $(VENV) .cache conformance-report* build *.egg-info

@@ -23,7 +23,6 @@ from sm121.measure.stream import Answer
 from sm121.measure.validity import Findings
 from sm121.measure.warmup import is_flat
 
-_WARM_TOKENS = 8
 #: After so many failed requests in a cell no more are sent: each may take minutes to fail.
 _FAILURES = 2
 
@@ -148,8 +147,6 @@ class Cell:
     def gather(self, rounds: int) -> Cell:
         """Measure until there are so many rounds that count, unless the server fails."""
         progress = Progress(self.target.show, self.what, "tok/s", rounds + self._short_wanted())
-        if not self.warm:
-            self._warm_up(progress)
         complete = len(self.long) >= rounds and len(self.short) >= self._short_wanted()
         if complete or self._failed():
             return self
@@ -158,7 +155,7 @@ class Cell:
             self._findings.against(
                 "other_clients", f"{busy} requests run or wait before the first of ours"
             )
-        sent: list[Answer] = []
+        sent = [] if self.warm else self._warm_up(progress)
         long, short = rounds - len(self.long), self._short_wanted() - len(self.short)
         attempts = 2 * (max(long, 0) + max(short, 0)) + 2
         while attempts > 0 and not self._failed():
@@ -300,17 +297,26 @@ class Cell:
         validity.check_lag(self.lost, len(self.long), worst, findings)
         return findings
 
-    def _warm_up(self, progress: Progress) -> None:
-        """Requests of the shape that will be measured, until they take as long as each other."""
+    def _warm_up(self, progress: Progress) -> list[Answer]:
+        """Requests of the shape that will be measured, until they take as long as each other. The
+        last two of those, which are as warm as any, are the first short ones."""
         measuring = self.target.plan.measuring
         times: list[float] = []
+        sent: list[Batch] = []
         while len(times) < measuring.warm_up_requests and not is_flat(times, measuring.warm_bound):
             progress.note(f"warm-up {len(times) + 1}")
-            batch = self._send(_WARM_TOKENS, self.concurrency, keep=False)
+            batch = self._send(self.target.plan.shortest, self.concurrency, keep=False)
+            sent.append(batch)
             if not all(answer.ok for answer in batch.answers):
                 break  # the measurement proper will say what is wrong
             times.append(max(metrics.e2e_ms(answer) for answer in batch.answers))
         self.warm = True
+        if self._short_wanted() and is_flat(times, measuring.warm_bound):
+            for batch in sent[-2:]:
+                if not self._disturbed(batch):
+                    self.short += batch.answers
+                    self._batches.append(batch)
+        return [answer for batch in sent for answer in batch.answers]
 
     def _send(self, tokens: int, streams: int, *, keep: bool = True) -> Batch:
         requests = [self.target.request(self.prompt_tokens, tokens) for _ in range(streams)]

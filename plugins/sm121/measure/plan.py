@@ -74,6 +74,5 @@ class Plan:
 
     @property
     def shortest(self) -> int:
-        """Tokens of the short requests of the second clock."""
-        short = min(self.generated_tokens)
-        return short if short < self.longest else max(2, short // 4)
+        """Tokens of the short requests of the second clock, which warm up too."""
+        return max(2, min(self.generated_tokens) // 4)
