@@ -68,6 +68,9 @@ def test_others_who_worked_in_between_are_seen():
     state, reason = box.judge(GB10, reading(), reading(), load_during=0.6)
     assert state is BoxState.DEGRADED and "during the measurements" in reason
     assert box.judge(GB10, reading(), reading(), load_during=0.1)[0] is BoxState.QUALIFIED
+    late = reading(other_load=0.9)
+    assert box.judge(GB10, reading(), late, load_during=0.1)[0] is BoxState.QUALIFIED
+    assert box.judge(GB10, late, reading(), load_during=0.1)[0] is BoxState.DEGRADED
 
 
 def test_a_healthy_box_is_qualified_also_where_nvml_says_nothing():
