@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from sm121.plugin.options import _depths, _rounds
+from sm121.plugin.options import _depths
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -86,7 +86,6 @@ def test_depths_that_are_none(run_pytest, text):
     assert f"--depths {text}: expected numbers of tokens" in run.output
 
 
-def test_depths_and_rounds():
+def test_depths():
     assert _depths("0, 4096,0") == (0, 4096)
     assert _depths(None) is None
-    assert _rounds("12") == 12
