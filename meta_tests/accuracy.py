@@ -45,7 +45,7 @@ TOKENS = 64
 RUNS = 3
 FOOLED = 0.02
 #: What a client itself may take on a busy machine: slow is not fooled.
-CLIENT_MS = 10.0
+CLIENT_MS = 15.0
 TRAPS = (
     "none",
     "three-tokens-a-chunk",
