@@ -44,6 +44,8 @@ FIRST_MS = 250.0
 TOKENS = 64
 RUNS = 3
 FOOLED = 0.02
+#: What a client itself may take on a busy machine: slow is not fooled.
+CLIENT_MS = 15.0
 TRAPS = (
     "none",
     "three-tokens-a-chunk",
@@ -63,7 +65,6 @@ TRAPS = (
     "prefix-cache",
     "second-tenant",
     "failing",
-    "drift",
 )
 
 
@@ -292,24 +293,21 @@ CLIENTS: dict[str, Callable[[str, Path], Said]] = {
 }
 
 
-def measure_peers(clients: list[str]) -> dict[str, dict[str, Any]]:
-    """Each client on each trap."""
+def measure_peers(clients: list[str], traps: list[str], *, fresh: bool) -> None:
+    """Each client on each trap; without ``fresh``, those that are not in the cache."""
     _install("llama-benchy", "llama-benchy==0.4.0")
-    known = _stored("peers") or {}
-    for trap in TRAPS:
-        for name in clients:
-            options = ["--rate", str(RATE), "--trap", trap, "--drift-after-s", "4"]
+    known: dict[str, dict[str, Any]] = {} if fresh else _stored("peers") or {}
+    for trap in traps:
+        for name in (name for name in clients if name not in known.get(trap, {})):
+            options = ["--rate", str(RATE), "--trap", trap]
             options += ["--fixed-ms", str(FIRST_MS), "--prefill-rate", "1e9", "--model", MODEL]
-            if trap != "drift":
-                options = [o for o in options if o not in ("--drift-after-s", "4")]
             with timed_server(*options) as server, tempfile.TemporaryDirectory() as folder:
                 started = time.monotonic()
                 said = CLIENTS[name](server.url, Path(folder))
                 row = {**vars(said), "seconds": time.monotonic() - started}
             known.setdefault(trap, {})[name] = row
             print(trap, name, row, flush=True)
-        _store("peers", known)
-    return known
+            _store("peers", known)
 
 
 def _install(name: str, requirement: str) -> None:
@@ -355,14 +353,17 @@ def _store(part: str, value: Any) -> None:
     (CACHE / f"{part}.json").write_text(json.dumps(value, indent=1), "utf-8")
 
 
-def truth_of(trap: str) -> tuple[float, float]:
+def truth_of(trap: str) -> tuple[float, tuple[float, ...]]:
     """The rate and the time to the first token that a client should find: what the engine
     generates, whatever the stream looks like. With 3 tokens in the first chunk that chunk is
-    complete with its last token."""
+    complete with its last token. The first token and the first text are both right answers."""
     bundled = {"three-tokens-a-chunk": 2, "first-chunk-of-8": 7, "no-ids-bundled": 7}
     if trap == "all-at-the-end":
-        return RATE, FIRST_MS + (TOKENS - 1) / RATE * 1e3
-    return RATE, FIRST_MS + bundled.get(trap, 0) / RATE * 1e3
+        return RATE, (FIRST_MS + (TOKENS - 1) / RATE * 1e3,)
+    first = FIRST_MS + bundled.get(trap, 0) / RATE * 1e3
+    # Three tokens later: the first text, or what a chat holds back together with its role.
+    later = "content-free" in trap or trap == "bursts"
+    return RATE, (first, first + 3 / RATE * 1e3) if later else (first,)
 
 
 #: Traps in which there is no right number: to give one is to be fooled.
@@ -371,8 +372,6 @@ NO_NUMBER = {
     "prefix-cache": "the prompts came from a cache",
     "second-tenant": "somebody else uses the server",
     "failing": "one request in four fails",
-    "drift": "10 % slower after a while",
-    "lying-usage": "usage says 10.7 % more than was generated",
     "no-ids-bundled": "a chunk is not a token, and nothing says how many it has",
     "all-at-the-end": "everything is sent when the last token is there",
 }
@@ -433,7 +432,8 @@ def _peers_table(peers: dict[str, dict[str, Any]]) -> list[str]:
         "",
         f"A server of {RATE:g} tok/s and {FIRST_MS:g} ms to the first token, tg{TOKENS}. In a cell",
         "are the decode rate and the TTFT that the client gave. **Bold**: fooled, i.e. it gave a",
-        f"number more than {FOOLED:.0%} from the truth, or one where there is none.",
+        f"number more than {100 * FOOLED:g} % (and {CLIENT_MS:g} ms) from the truth, or one where",
+        "there is none.",
         "",
         "| trap | truth | " + " | ".join(names) + " |",
         "| --- | --- |" + " --- |" * len(names),
@@ -449,7 +449,11 @@ def _peers_table(peers: dict[str, dict[str, Any]]) -> list[str]:
             text, bad = _cell(peers[trap].get(name), rate, first, why is not None)
             fooled[name] += bad
             cells.append(text)
-        said = f"none: {why}" if why else f"{rate:g} tok/s, {first:.0f} ms"
+        said = (
+            f"none: {why}"
+            if why
+            else f"{rate:g} tok/s, " + " or ".join(f"{t:.0f} ms" for t in first)
+        )
         lines.append(f"| {trap} | {said} | " + " | ".join(cells) + " |")
     lines.append("| fooled | | " + " | ".join(str(fooled[name]) for name in names) + " |")
     lines += ["", "The rate of `vllm bench serve` is 1000 / its median TPOT, since it gives none."]
@@ -457,18 +461,20 @@ def _peers_table(peers: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def _cell(
-    row: dict[str, Any] | None, rate: float, first: float, no_number: bool
+    row: dict[str, Any] | None, rate: float, first: tuple[float, ...], no_number: bool
 ) -> tuple[str, bool]:
     if row is None:
         return "not run", False
     if row["refused"]:
         return f"refused: {row['refused']}", False
     values, bad = [], False
-    for value, truth, unit in ((row["rate"], rate, "tok/s"), (row["ttft_ms"], first, "ms")):
+    for value, truths, unit in ((row["rate"], (rate,), "tok/s"), (row["ttft_ms"], first, "ms")):
         if value is None:
             values.append("-")
             continue
-        wrong = no_number or abs(value / truth - 1) > FOOLED
+        slack = CLIENT_MS if unit == "ms" else 0.0
+        far = all(abs(value - truth) > max(FOOLED * truth, slack) for truth in truths)
+        wrong = no_number or far
         bad = bad or wrong
         values.append(f"**{value:.1f}** {unit}" if wrong else f"{value:.1f} {unit}")
     return ", ".join(values), bad
@@ -478,6 +484,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parts", default="ours,clean,speed,peers")
     parser.add_argument("--clients", default=";".join(CLIENTS), help="names, separated by ';'")
+    parser.add_argument("--traps", default=",".join(TRAPS), help="names, separated by ','")
+    parser.add_argument("--fresh", action="store_true", help="peers that were measured too")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "accuracy.md")
     options = parser.parse_args()
     parts = options.parts.split(",")
@@ -489,7 +497,7 @@ def main() -> None:
         _store("speed", measure_speed())
     if "peers" in parts:
         chosen = [name for name in CLIENTS if name in options.clients.split(";")]
-        measure_peers(chosen)
+        measure_peers(chosen, options.traps.split(","), fresh=options.fresh)
     write(options.output)
 
 

@@ -13,8 +13,7 @@ import psutil
 import pytest
 
 from sm121 import profile
-from sm121.errors import Sm121Error
-from sm121.measure import box, stream_bandwidth
+from sm121.measure import box
 from sm121.measure.box import BoxState, Device, Reading
 
 GB10 = profile.load("sm121-gpt-oss-120b").box
@@ -69,6 +68,9 @@ def test_others_who_worked_in_between_are_seen():
     state, reason = box.judge(GB10, reading(), reading(), load_during=0.6)
     assert state is BoxState.DEGRADED and "during the measurements" in reason
     assert box.judge(GB10, reading(), reading(), load_during=0.1)[0] is BoxState.QUALIFIED
+    late = reading(other_load=0.9)
+    assert box.judge(GB10, reading(), late, load_during=0.1)[0] is BoxState.QUALIFIED
+    assert box.judge(GB10, late, reading(), load_during=0.1)[0] is BoxState.DEGRADED
 
 
 def test_a_healthy_box_is_qualified_also_where_nvml_says_nothing():
@@ -128,8 +130,6 @@ def test_who_else_works_here_is_seen_and_what_is_ours_is_not():
 
 
 def test_a_gpu_that_is_not_there_is_said():
-    with pytest.raises(Sm121Error, match=r"measuring cuda:0"):
-        stream_bandwidth.read_bandwidth(1 << 20, device="cuda:0")
     seen = box.read("cuda:0")
     assert seen.device is None and "cuda:0" in seen.problem
 
@@ -163,7 +163,8 @@ def on_a_box(run_pytest, fault_server, tmp_path):
         server = fault_server()
         status, run = run_pytest(
             "--profile", str(path), "--base-url", server.base_url, "--api-key", server.key,
-            f"--benchmark-storage={tmp_path}/s", "meta_tests/scenarios/measurements.py",
+            f"--benchmark-storage={tmp_path}/s", "--benchmark-autosave",
+            "meta_tests/scenarios/measurements.py",
             environment={"SM121_META_SAMPLES": SAMPLES},
         )  # fmt: skip
         return status, run.verdict, run
@@ -174,7 +175,7 @@ def on_a_box(run_pytest, fault_server, tmp_path):
 EASY = {"max_spread": 9, "max_drift": 9, "max_other_load": 1}
 
 
-def test_a_degraded_box_makes_performance_inconclusive(on_a_box):
+def test_a_degraded_box_makes_performance_inconclusive(on_a_box, tmp_path):
     status, file, run = on_a_box(**EASY, roofline_tolerance=100)
     assert status == 0, run.output
     assert file["box"]["state"] == "QUALIFIED", file["box"]
@@ -187,3 +188,8 @@ def test_a_degraded_box_makes_performance_inconclusive(on_a_box):
     assert file["box"]["state"] == "DEGRADED"
     assert file["metrics"]["tg32@d0"]["verdict"] == "INCONCLUSIVE"
     assert "the box is DEGRADED" in file["tests"][0]["message"]
+    stored = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("s/*/*.json"))]
+    kept = [item["benchmarks"][0]["extra_info"] for item in stored]
+    assert [info["box"]["state"] for info in kept] == ["QUALIFIED", "DEGRADED"]
+    assert [info["verdict"] for info in kept] == ["PASS", "INCONCLUSIVE"]
+    assert all(info["box"]["after"] for info in kept), "how it ended, not how it was then"

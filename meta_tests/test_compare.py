@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from pathlib import Path
 
 import pytest
 
@@ -124,6 +125,16 @@ def test_csv_has_every_row_and_its_clock(files, tmp_path):
     assert rows[3]["test"] == "tg32 @ d4096" and rows[3]["value"] == "54.81"
     assert {row["clock"] for row in rows} == {"in-process", "token_ids"}
     assert {row["run"] for row in rows} == {"llama-cpp", "vllm"}
+
+
+def test_a_file_that_llama_benchy_wrote():
+    """Of a server at 300 tok/s; the prefix at a depth is a run of its own in it."""
+    source = comparison.read(Path(__file__).parent / "data" / "llama-benchy-0.4.0.json")
+    assert source.tool == "llama-benchy 0.4.0" and source.model == "gpt-oss-120b"
+    for name in ("tg32@d0", "tg32@d1024"):
+        assert source.row(name).value == pytest.approx(300, rel=0.01)
+    assert source.row("tg32_c2@d0").value == pytest.approx(600, rel=0.01)
+    assert source.row("pp512@d0").rounds == 3 and source.row("pp512@d0").clock
 
 
 def test_files_of_older_schema_versions_are_read(files):

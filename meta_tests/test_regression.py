@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -150,6 +151,8 @@ def test_another_machine_path_profile_or_plan_is_no_baseline(context, why):
     (reason,) = run(1, **context).unlike(CONTEXT)
     assert why in reason
     assert run(1).unlike(CONTEXT) == []
+    unfit = dataclasses.replace(run(1), degraded=True)
+    assert unfit.unlike(CONTEXT) == ["its box was DEGRADED"]
 
 
 def test_storage_and_files_that_are_none_are_refused(tmp_path):

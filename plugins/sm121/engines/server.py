@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from typing import TYPE_CHECKING
 
 import httpx
-import openai
 
 from sm121.engines.configuration import ServerConfiguration
+
+if TYPE_CHECKING:
+    import openai
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,13 @@ class Endpoint:
             "api_key": self.api_key,
             "timeout": timeout_s,
             "max_retries": 0,
+        import openai  # half a second, which those who measure need not spend
+
+        return openai.OpenAI(
+            base_url=f"{self.base_url}/v1",
+            api_key=self.api_key,
+            timeout=timeout_s,
+            max_retries=0,
             # Neither a proxy nor .netrc of the environment has a part in what is said to a server.
             "http_client": openai.DefaultHttpxClient(timeout=timeout_s, trust_env=False),
         }

@@ -131,6 +131,8 @@ def _verdict(name: str, data: dict[str, Any]) -> Source:
 def _pytest_benchmark(name: str, data: dict[str, Any]) -> Source:
     rows = []
     engine, model = "unknown", ""
+    if number := re.match(r"\d{4}(?=_)", name):
+        name = number[0]  # the rest is the commit and the time
     for benchmark in data["benchmarks"]:
         extra = benchmark["extra_info"]
         if "sm121" not in extra:

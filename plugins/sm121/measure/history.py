@@ -59,10 +59,14 @@ class StoredRun:
     when: str
     context: Mapping[str, Any]
     metrics: Mapping[str, StoredMetric]
+    #: The machine was not fit, before or after: such a run is nobody's baseline.
+    degraded: bool = False
 
     def unlike(self, context: Mapping[str, Any]) -> list[str]:
         """Why this run is no baseline for one of that context, a phrase each."""
         found = []
+        if self.degraded:
+            found.append("its box was DEGRADED")
         apart = machine.differences(self.context.get("machine") or {}, context.get("machine") or {})
         if apart:
             found.append(f"another machine ({'; '.join(apart)})")
@@ -124,13 +128,15 @@ def of_benchmarks(
     """A run from the ``extra_info`` of its benchmarks."""
     metrics: dict[str, StoredMetric] = {}
     context: Mapping[str, Any] = {}
+    degraded = False
     for extra in benchmarks:
         if "sm121" not in extra or extra.get("value") is None:
             continue  # a benchmark of something else, or one without a finite sample
         metric = StoredMetric.of(extra)
         metrics[metric.name] = metric
         context = {key: extra.get(key) for key in ("machine", *_CONTEXT)}
-    return StoredRun(name, when, context, metrics) if metrics else None
+        degraded = degraded or (extra.get("box") or {}).get("state") == "DEGRADED"
+    return StoredRun(name, when, context, metrics, degraded) if metrics else None
 
 
 def _short(one: Any, other: Any) -> str:

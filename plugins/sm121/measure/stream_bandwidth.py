@@ -123,7 +123,7 @@ def _read_gpu(size_bytes: int, device: str, repetitions: int) -> Bandwidth:
     try:
         matrix = torch.ones((rows, _COLUMNS), dtype=torch.bfloat16, device=device)
         vector = torch.ones(_COLUMNS, dtype=torch.bfloat16, device=device)
-    except torch.OutOfMemoryError as error:
+    except torch.cuda.OutOfMemoryError as error:
         raise MemoryError from error
     read = matrix.numel() * 2
     samples: tuple[float, ...] = ()

@@ -309,7 +309,8 @@ def extra_info(
         "invalid": [str(item) for item in measurement.invalid],
         "unproven": list(measurement.unproven),
         "engine": {"name": run.file.engine.name, "version": run.file.engine.version},
-        "model": run.file.engine.model,
+        # As it is known, not where it lies: a checkout elsewhere measures the same model.
+        "model": _model(run),
         "path": kernel_path(path),
         "box": run.file.box.model_dump(mode="json"),
         **context(run),
@@ -321,6 +322,12 @@ def kernel_path(path: KernelPath) -> dict[str, Any]:
     """The part of the kernel path that decides speed."""
     names = ("attention", "moe", "kv_layout", "cuda_graphs", "speculative", "native_fp4")
     return {name: getattr(path, name, None) for name in names}
+
+
+def _model(run: Run) -> str:
+    if run.attached is not None:
+        return run.attached.endpoint.served_name
+    return run.settings.model or run.profile.model.id
 
 
 def attached_host(url: str | None) -> str | None:
@@ -374,6 +381,18 @@ def pytest_benchmark_update_commit_info(config: pytest.Config, commit_info: dict
     run = config.stash.get(RUN, None)
     if run is not None:
         commit_info["git_shas"] = run.file.environment.get("git_shas")
+
+
+def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
+    """What is stored says how the run ended: the machine may have gone bad after a measurement."""
+    run = config.stash.get(RUN, None)
+    if run is None:
+        return
+    for benchmark in output_json["benchmarks"]:
+        info = benchmark["extra_info"]
+        if "sm121" in info and info["metric"] in run.file.metrics:
+            info["box"] = run.file.box.model_dump(mode="json")
+            info["verdict"] = run.file.metrics[info["metric"]].verdict.value
 
 
 @pytest.hookimpl(tryfirst=True)  # before the run is closed and its file written

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -198,9 +199,15 @@ def box(conformance: Run) -> Box:
     return found
 
 
-@pytest.hookimpl(tryfirst=True)  # while the server of the measurements is still there
-def pytest_sessionfinish(session: pytest.Session) -> None:
+# Around the others and first: the server is still there, and pytest-benchmark has not saved yet.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
     """A machine that went bad in between makes what was measured INCONCLUSIVE."""
+    _read_again(session)
+    return (yield)
+
+
+def _read_again(session: pytest.Session) -> None:
     run = session.config.stash.get(RUN, None)
     found = session.config.stash.get(BOX, None)
     if run is None or found is None or run.interrupted or found.before is None:

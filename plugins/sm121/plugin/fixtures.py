@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import httpx
-import openai
 import pytest
 
 from sm121.api.guarded import GuardedClient
@@ -17,6 +17,9 @@ from sm121.evidence.kernel_path import KernelPath
 from sm121.plugin.run import RUN, Run
 from sm121.profile import Profile
 from sm121.verdict import NotRun
+
+if TYPE_CHECKING:
+    import openai
 
 
 @pytest.fixture(scope="session")
