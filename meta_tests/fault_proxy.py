@@ -251,7 +251,7 @@ def _never_finish(chunks: list[Json]) -> list[Json]:
 
 
 def _stop_is_kept(answer: Json, request: Json) -> Json:
-    for choice in answer["choices"]:
+    for choice in answer.get("choices", []):
         if choice.get("finish_reason") == "stop" and request.get("stop"):
             choice["text"] += request["stop"][0]
     return answer
