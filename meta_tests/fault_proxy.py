@@ -356,7 +356,8 @@ def _after_an_error(broken: Callable[[Request, Answer], Answer]) -> Callable[[],
         def hook(request: Request, forward: Forward) -> Answer:
             nonlocal refused
             answer = broken(request, forward(request)) if refused else forward(request)
-            refused = refused or answer.status in range(400, 500)
+            # A GET that was refused was only a look at what there is.
+            refused = refused or (request.method == "POST" and answer.status in range(400, 500))
             return answer
 
         return hook
