@@ -436,7 +436,7 @@ def _error_in_the_stream(request: Request, answer: Answer) -> Answer:
 
 
 #: Longer than the cases of fixtures/api wait for an answer.
-HANG_S = 40.0
+HANG_S = 30.0
 PUBLISHED, STREAMS = "test_answers_are_as_published", "test_streams_are_as_published"
 CHATS, CALLS = "test_chats_end_in_a_final_message", "test_tool_calls_are_right_every_time"
 DELTAS = "test_deltas_add_up_to_the_message"
