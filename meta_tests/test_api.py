@@ -9,7 +9,7 @@ import pytest
 
 from sm121.api import cases, conversation, invariants, schema, stream
 from sm121.api.cases import Case
-from sm121.api.client import Api, Exchange
+from sm121.api.client import Api, Exchange, Wrong
 from sm121.engines import capabilities
 from sm121.engines.server import Endpoint
 from sm121.errors import UsageError
@@ -256,6 +256,16 @@ def test_a_server_that_is_not_well_afterwards_fails_whatever_it_said():
     other = {**COMPLETION, "choices": [{**COMPLETION["choices"][0], "text": "!!!!"}]}
     found = judged(case("unknown-field"), answer(400, ERROR), answer(200, other))
     assert found is not None and found.fails and found.kind == "serves_wrongly_afterwards"
+
+
+def test_a_server_that_is_not_well_to_begin_with_is_not_judged():
+    class Dead(Api):
+        def send(self, *_arguments, **_options):
+            return answer(503, "dead")
+
+    api = Dead(Endpoint("http://127.0.0.1:1", "key", "canary"), capabilities.of("vllm", "0.32.0"))
+    with pytest.raises(Wrong, match="before any bad one"):
+        cases.healthy(api)
 
 
 def test_every_case_says_why_and_none_comes_twice():

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from sm121 import data_file
 from sm121.api import schema
-from sm121.api.client import CHAT, COMPLETIONS, RESPONSES, Api, Exchange
+from sm121.api.client import CHAT, COMPLETIONS, RESPONSES, Api, Exchange, Wrong
 from sm121.engines.capabilities import Name, needed
 from sm121.verdict import NotRun
 
@@ -136,7 +136,7 @@ def judge(api: Api, case: Case, healthy: str) -> Judged:
     """Send a case, and look at the answer and at the server afterwards.
 
     Args:
-        healthy: what :func:`sentinel` gave before.
+        healthy: what :func:`healthy` gave before.
 
     Raises:
         NotRun: the server cannot do what the case is about.
@@ -210,14 +210,30 @@ def _needed_by_path(path: str) -> list[Name]:
 
 
 def sentinel(api: Api) -> str:
-    """A short greedy answer: what the server says when it is well."""
+    """A short greedy answer, or what came instead of one."""
+    well, text = _sentinel(api)
+    return text if well else f"no answer: {text}"
+
+
+def healthy(api: Api) -> str:
+    """What the server answers when it is well.
+
+    Raises:
+        Wrong: it does not answer at all, so that nothing can be said of it afterwards.
+    """
+    well, text = _sentinel(api)
+    if not well:
+        raise Wrong(f"required: an answer to a plain request, before any bad one, seen: {text}")
+    return text
+
+
+def _sentinel(api: Api) -> tuple[bool, str]:
     path = COMPLETIONS if api.capabilities.can("completions") else CHAT
+    kind: schema.Kind = "completion" if path == COMPLETIONS else "chat completion"
     body = {"model": api.model, "temperature": 0.0, **shipped().plain[path]}
     exchange = api.send("POST", path, json.dumps(body).encode())
     answer = exchange.parsed()
-    if exchange.status != 200 or schema.violations(
-        "completion" if path == COMPLETIONS else "chat completion", answer
-    ):
-        return exchange.failure or f"{exchange.status} {exchange.text}"
+    if exchange.status != 200 or schema.violations(kind, answer):
+        return False, exchange.failure or f"{exchange.status} {exchange.text}"
     choice = answer["choices"][0]
-    return str(choice.get("text") or choice.get("message"))
+    return True, str(choice.get("text") or choice.get("message"))

@@ -75,7 +75,7 @@ class Judge:
         """What is wrong; None when nothing is, or only what a note says."""
         address = self._api.endpoint.base_url
         if address not in self._known.healthy:
-            self._known.healthy[address] = cases.sentinel(self._api)
+            self._known.healthy[address] = cases.healthy(self._api)
         judged = cases.judge(self._api, case, self._known.healthy[address])
         if judged.problem is not None and judged.problem.fails:
             return judged.problem.text
