@@ -185,7 +185,15 @@ def judge(server: SabotagedServer, fault: str, tests: tuple[str, ...], directory
     started = time.monotonic()
     report = Path(tempfile.mkdtemp(dir=directory))
     # A second run in one process finds the plugins imported: nothing to be warned of here.
-    quiet = ["-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    quiet = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:unraisableexception",
+        "-W",
+        "ignore::pytest.PytestAssertRewriteWarning",
+    ]
     options = [*quiet, "--report-dir", str(report)]
     pytest.main([*options, *server.arguments(tests)])
     tested: list[dict[str, Any]] = json.loads((report / "verdict.json").read_text())["tests"]
