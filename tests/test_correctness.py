@@ -293,7 +293,7 @@ def test_texts_go_on_sensibly(continuations):
             assert not seen, f"{prompt.name!r}: required a text that goes on, seen {seen}"
 
 
-def test_answers_are_as_long_as_they_should_be(client, model, profile):
+def test_answers_are_as_long_as_they_should_be(client, model, profile, conformance):
     """The mean length of answers to a fixed set of questions, and none cut off."""
     band = profile.correctness.mean_answer_tokens
     if band is None:
@@ -311,6 +311,7 @@ def test_answers_are_as_long_as_they_should_be(client, model, profile):
         assert answer.usage is not None, f"{question!r}: required usage, seen none"
         lengths.append(answer.usage.completion_tokens)
     mean = statistics.fmean(lengths)
+    conformance.remark(f"answers have {mean:.1f} tokens on average")
     assert band.low <= mean <= band.high, (
         f"required a mean of {band.low:g} to {band.high:g} tokens, seen {mean:.1f} ({lengths})"
     )

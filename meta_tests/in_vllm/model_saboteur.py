@@ -55,8 +55,8 @@ class Patcher:
 
     def write(self, tensor: Tensor, values: Tensor) -> None:
         before = tensor.clone()
-        tensor.copy_(values)
-        self._undo.append(lambda: tensor.copy_(before))
+        _copy(tensor, values)
+        self._undo.append(lambda: _copy(tensor, before))
 
     def wrap(self, target: Any, attribute: str, wrapper: Callable[[Any], Any]) -> None:
         self.set(target, attribute, wrapper(getattr(target, attribute)))
@@ -196,6 +196,11 @@ class Patcher:
 
     def logits(self, change: Callable[[Tensor], Tensor]) -> None:
         self.wrap(self.model, "compute_logits", lambda f: lambda states: change(f(states)))
+
+
+def _copy(tensor: Tensor, values: Tensor) -> None:
+    with torch.inference_mode():  # vLLM made some of its tensors there, and only there they change
+        tensor.copy_(values)
 
 
 def checkpoint(model: str) -> Iterator[tuple[str, Tensor]]:

@@ -325,6 +325,10 @@ def differences(
             continue
         if isinstance(a, dict) and isinstance(b, dict):
             lines += differences(a, b, f"{prefix}{key}.")
+        elif isinstance(a, list) and isinstance(b, list):
+            # A long list says little as a whole: what came and went is what matters.
+            gone, come = [x for x in a if x not in b], [x for x in b if x not in a]
+            lines.append(f"{prefix}{key}: {_short(gone)} -> {_short(come)}")
         else:
             lines.append(f"{prefix}{key}: {_short(a)} -> {_short(b)}")
     return lines
