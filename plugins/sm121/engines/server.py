@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
@@ -25,22 +24,19 @@ class Endpoint:
 
     def openai(self, *, timeout_s: float = 120.0) -> openai.OpenAI:
         """A client of the API; it never retries, since a retry would hide a failure."""
+        import openai  # half a second, which those who measure need not spend
+
         return openai.OpenAI(**self.client_options(timeout_s=timeout_s))
 
     def client_options(self, *, timeout_s: float = 120.0) -> dict[str, Any]:
         """What such a client is made with."""
+        import openai
+
         return {
             "base_url": f"{self.base_url}/v1",
             "api_key": self.api_key,
             "timeout": timeout_s,
             "max_retries": 0,
-        import openai  # half a second, which those who measure need not spend
-
-        return openai.OpenAI(
-            base_url=f"{self.base_url}/v1",
-            api_key=self.api_key,
-            timeout=timeout_s,
-            max_retries=0,
             # Neither a proxy nor .netrc of the environment has a part in what is said to a server.
             "http_client": openai.DefaultHttpxClient(timeout=timeout_s, trust_env=False),
         }
