@@ -7,6 +7,8 @@ CANARY := .cache/canary
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # FlashInfer's sources, which the kernel level compiles for GB10; its other requirements need a GPU.
 FLASHINFER_SOURCES := flashinfer-python==0.7.2.post1 'apache-tvm-ffi>=0.1.11,<0.2'
+# Tests that measure time: one at a time, with nothing beside them.
+TIMED := $(foreach name,ab benchmark_bridge box kernel_benchmark measuring_gate measuring_traps regression,meta_tests/test_$(name).py)
 REPORT ?= conformance-report
 PYTEST_ARGS ?=
 
@@ -19,7 +21,8 @@ conformance: canary ## judge a real vLLM on this CPU: every level that exists
 	$(PY) -m pytest --arch cpu --report-dir $(REPORT) --benchmark-autosave $(PYTEST_ARGS)
 
 test: canary lint ## the suite's own tests: every check is seen failing on its fault
-	$(PY) -m pytest meta_tests $(PYTEST_ARGS)
+	$(PY) -m pytest meta_tests -n 2 --dist loadfile $(TIMED:%=--ignore=%) $(PYTEST_ARGS)
+	$(PY) -m pytest $(TIMED) $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed ## ruff and mypy
 	$(VENV)/bin/ruff check .
