@@ -302,8 +302,9 @@ def main() -> int:
     for name in options.configuration or ["float32", "bfloat16"]:
         file = options.state.with_suffix(f".{name}.json")
         kept = json.loads(file.read_text()) if file.is_file() else {}
-        found[name] = {fault: _kept(entry) for fault, entry in kept.items() if fault in FAULTS}
-        asked = [f for f in FAULTS if f not in NOT_FOR.get(name, {}) and f not in found[name]]
+        judged = [fault for fault in FAULTS if fault not in NOT_FOR.get(name, {})]
+        found[name] = {fault: _kept(kept[fault]) for fault in judged if fault in kept}
+        asked = [fault for fault in judged if fault not in found[name]]
         if asked and time.monotonic() < deadline:
             with tempfile.TemporaryDirectory() as folder:
                 directory = Path(folder)

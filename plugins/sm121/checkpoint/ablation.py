@@ -163,7 +163,7 @@ def markdown(rows: Sequence[Row], tolerances: dict[str, Tolerance]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def random_blocks(checkpoint: Path, count: int = 24, seed: int = 0) -> dict[str, Variant]:
+def random_blocks(checkpoint: Path, count: int = 12, seed: int = 0) -> dict[str, Variant]:
     """Block scales off by one, drawn at random over layers, projections, experts, rows and blocks.
 
     Two blocks named in advance say nothing of the others: most blocks matter less than a whole
