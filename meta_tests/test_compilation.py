@@ -441,6 +441,24 @@ def test_garbage_is_no_device_code(tmp_path):
         assert libraries.judge(path).state is State.HOST, content[:20]
 
 
+def test_library_that_was_cut_off_is_not_called_free_of_device_code(tmp_path):
+    """Its device code may be just what is missing."""
+    whole = Path(sys.executable).resolve().read_bytes()
+    for size in (20, 1000, len(whole) - 1):
+        path = tmp_path / "cut.so"
+        path.write_bytes(whole[:size])
+        assert libraries.judge(path).state is State.UNREADABLE, size
+    path.write_bytes(whole)
+    assert libraries.judge(path).state is State.HOST
+
+
+@pytest.mark.parametrize("content", [b"", b"text", bytes(1000)])
+@pytest.mark.parametrize("name", ["kernel.cubin", "kernel.fatbin"])
+def test_file_that_can_only_be_device_code_is_not_called_free_of_it(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    assert libraries.judge(tmp_path / name).state is State.UNREADABLE
+
+
 def test_damaged_device_code_is_not_called_absent(tmp_path):
     whole = fatbin(entry(SASS, "121a"))
     longer = bytearray(whole)

@@ -122,6 +122,40 @@ def test_what_is_timed_is_judged(case):
     assert timed.judge(output), "required: noticed, seen: zeros pass"
 
 
+@pytest.mark.parametrize("case", benchmark_cases.select((0, 40), full=False), ids=str)
+def test_an_output_kept_from_the_last_call_is_noticed(case):
+    """Faster than memory it is only where there is much to read; for one token there is not."""
+    if case.tokens > 64:
+        case = benchmark_cases.replace(case, tokens=33)
+    timed = benchmarks.build(TorchProvider(), case)
+    kept = timed.call()
+    timed.renew()
+    assert timed.judge(timed.call()) == []
+    assert timed.judge(kept), "required: noticed, seen: what the last call gave passes"
+
+
+@pytest.mark.parametrize("left", [0.0, torch.nan])
+@pytest.mark.parametrize(("operation", "tokens"), [("fused_moe", 64), ("lm_head", 1)])
+def test_work_left_out_in_the_middle_is_noticed(operation, tokens, left):
+    """A kernel that is bound by its sums is not faster than memory when it does half of them."""
+    (case, *_) = (
+        case
+        for case in benchmark_cases.select((0,), full=False)
+        if case.operation == operation and case.tokens == tokens
+    )
+    timed = benchmarks.build(TorchProvider(), case)
+    output = timed.call()
+    flat = output.view(-1)
+    flat[flat.numel() // 3 : flat.numel() // 2] = left
+    assert timed.judge(output)
+
+
+def test_an_output_is_judged_where_nothing_is_timed(timed):
+    status, run = timed("wrong", "--benchmark-disable")
+    assert status == 1, run.output
+    assert only(run)["verdict"] == "INVALID"
+
+
 # Replays
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sm121 import cli
-from sm121.evidence.kernel_path import detect_engine, read_lines, read_log
+from sm121.evidence.kernel_path import KernelPath, detect_engine, read_lines, read_log
 from sm121.evidence.log_lines import clean
 from sm121.evidence.signatures import known_engines, load_signatures
 
@@ -102,7 +102,13 @@ LLAMA = [
     ("llama_context: flash_attn    = 0", "attention", "none"),
     ("sched_reserve: Flash Attention was auto, set to enabled", "attention", "FLASH_ATTN"),
     ("0.12.1 I llama_context: Flash Attention was auto, set to disabled", "attention", "none"),
-    ("slot print_timing: id 0 | graphs reused =  126", "cuda_graphs", True),
+    ("ggml_backend_cuda_graph_compute: CUDA graph warmup complete", "cuda_graphs", True),
+    ("ggml_backend_cuda_graph_compute: CUDA Graph id 57 reused", "cuda_graphs", True),
+    (
+        "ggml_cuda_graph_set_enabled: disabling CUDA graphs due to GPU architecture",
+        "cuda_graphs",
+        False,
+    ),
     (
         "0.10.252.286 W common_speculative_init: no implementations specified for speculative "
         "decoding",
@@ -118,6 +124,8 @@ LLAMA = [
 LLAMA_SILENT = [
     "llama_context: flash_attn    = auto",
     "slot print_timing: id 0 | graphs reused =  0",
+    "slot print_timing: id 0 | graphs reused =  126",  # ggml's own graphs, on a CPU too
+    "llama_perf_context_print:    graphs reused =        511",
     "system_info: CUDA : ARCHS = 1210 | USE_GRAPHS = 1 | BLACKWELL_NATIVE_FP4 = 1",
     "| gpt-oss 120B MXFP4 MoE | 59.02 GiB | 116.83 B | CUDA | 99 | 1 | tg32 | 58.31 ± 0.20 |",
 ]
@@ -153,6 +161,70 @@ def test_every_signature_of_the_engine_is_exercised(engine: str, lines: list) ->
         if entry.field != "progress" and not any(entry.search(line) for line in cleaned)
     ]
     assert unreached == []
+
+
+QUOTED = (
+    "Using 'MARLIN' Mxfp4 MoE backend. Using HND KV cache layout. torch.OutOfMemoryError: CUDA out "
+    "of memory. Unknown vLLM environment variable detected: VLLM_FOO NVRM: Xid (PCI:0): 13, pid=1"
+)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "(APIServer pid=1) INFO 10-05 02:13:33 [logger.py:40] Received request c-1: prompt: ",
+        "(APIServer pid=1) DEBUG 10-05 02:13:33 [logger.py:40] Request c-1 details: prompt: ",
+        "(APIServer pid=1) INFO 10-05 02:13:33 [logger.py:40] Generated response c-1: output: ",
+        "[2026-06-07 11:57:02] Receive: obj=GenerateReqInput(text=",
+    ],
+)
+def test_what_users_write_proves_nothing(before: str, tmp_path: Path) -> None:
+    line = f"{before}'{QUOTED}'"
+    log = tmp_path / "server.log"
+    log.write_text(line + "\n")
+    assert read_log(log) == read_lines([line]) == KernelPath()
+
+
+@pytest.mark.parametrize("engine", ["sglang", "llama-cpp"])
+def test_of_a_server_that_was_restarted_the_last_run_counts(engine: str) -> None:
+    first, last = {
+        "sglang": (
+            "server_args=ServerArgs(attention_backend='triton', moe_runner_backend='triton')",
+            "server_args=ServerArgs(attention_backend='flashinfer', moe_runner_backend='auto')",
+        ),
+        "llama-cpp": (
+            "build_info: b1\nllama_context: flash_attn    = enabled",
+            "build_info: b2\nllama_context: flash_attn    = disabled",
+        ),
+    }[engine]
+    assert read_lines([*first.split("\n"), *last.split("\n")], engine) == read_lines(
+        last.split("\n"), engine
+    )
+
+
+def test_log_that_begins_in_the_run_before_shows_the_last_one() -> None:
+    last = [
+        "(APIServer pid=1) INFO 10-05 02:13:33 [utils.py:1] vLLM API server version 0.25.1",
+        CORE + "[mxfp4.py:499] Using 'MARLIN' Mxfp4 MoE backend.",
+    ]
+    before = CORE + "[mxfp4.py:499] Using 'TRITON' Mxfp4 MoE backend."
+    assert read_lines([before, *last]) == read_lines(last)
+
+
+def test_attention_of_two_kinds_has_no_one_name() -> None:
+    def attention(more: str) -> str | None:
+        line = f"server_args=ServerArgs(attention_backend='triton', {more})"
+        return read_lines([line], "sglang").attention
+
+    assert attention("decode_attention_backend=None, prefill_attention_backend=None") == "triton"
+    assert attention("decode_attention_backend='triton'") == "triton"
+    assert attention("decode_attention_backend='trtllm_mha'") is None
+    assert attention("prefill_attention_backend='fa3'") is None
+
+
+def test_prefill_without_graphs_says_nothing_of_decode() -> None:
+    lines = ["Prefill batch, #new-seq: 1, cuda graph: False", "Decode batch, cuda graph: True"]
+    assert read_lines(lines, "sglang").cuda_graphs is True
 
 
 @pytest.mark.parametrize(

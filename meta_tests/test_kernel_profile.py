@@ -232,6 +232,51 @@ def test_what_is_no_trace_is_said(tmp_path: Path, content: bytes) -> None:
         read_trace(cut)
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        '"cat": "cpu_op", "dur": 1, "ts": "x"',
+        '"cat": "cpu_op", "dur": 1, "ts": null',
+        '"cat": "cpu_op", "dur": 1, "ts": 1, "pid": [1]',
+        '"cat": "kernel", "dur": ' + "9" * 5000,
+        '"args": ' + "[" * 100_000 + "]" * 100_000,
+    ],
+    ids=["text", "null", "list", "digits", "depth"],
+)
+def test_event_of_another_form_is_said(tmp_path: Path, event: str) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(f'{{"traceEvents": [{{"ph": "X", "name": "k", {event}}}]}}')
+    with pytest.raises(UsageError, match=r"t\.json: expected a Chrome trace"):
+        read_trace(path)
+
+
+def test_damaged_archive_is_said(tmp_path: Path) -> None:
+    whole = bytearray(gzip.compress(bytes(range(256)) * 50))
+    whole[12:40] = b"\xff" * 28
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(whole)
+    with pytest.raises(UsageError, match="expected a Chrome trace"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize("took", ["NaN", "-7", "Infinity"])
+def test_kernel_that_took_no_possible_time_was_there(tmp_path: Path, took: str) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(
+        '{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a", "dur": 5},'
+        f'{{"ph": "X", "cat": "kernel", "name": "b", "dur": {took}}}]}}'
+    )
+    seen = read_trace(path)
+    assert sorted(seen.names()) == ["a", "b"]
+    assert seen.seconds == pytest.approx(5e-6)
+
+
+@pytest.mark.parametrize("row", ["5,nan,1,x", "5,5,1", "5,5,,x", "5,5,1," + "x" * 200_000])
+def test_row_of_another_form_is_said(row: str) -> None:
+    with pytest.raises(UsageError, match="expected"):
+        read_nsys(f"Time (%),Total Time (ns),Instances,Name\n{row}\n", Path("k.csv"))
+
+
 NSYS = f"""Generating SQLite file report.sqlite from report.nsys-rep
 Processing [report.sqlite] with [cuda_gpu_kern_sum.py]...
 Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name

@@ -194,6 +194,22 @@ def test_both_names_of_a_layout_are_one(asked: str, seen: str, state: str) -> No
     assert states(KernelPath(kv_layout=seen), VLLM_KV_CACHE_LAYOUT=asked) == [state]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[config.py:1] FULL is not supported with this backend; setting cudagraph_mode=PIECEWISE",
+        "[compilation.py:1] Overriding cudagraph_mode from FULL to PIECEWISE",
+    ],
+)
+def test_graphs_of_another_mode_are_not_those_asked_for(line: str) -> None:
+    """That graphs were captured is true of both modes."""
+    asked = ("--compilation-config.cudagraph_mode", "FULL")
+    assert states(read_lines(GB10_LOG), *asked) == ["resolved"]
+    path = read_lines([*GB10_LOG, CORE + line])
+    assert states(path, *asked) == ["different"]
+    assert "PIECEWISE" in differences(configuration(*asked), path, {})[0]
+
+
 def test_a_rule_speaks_of_its_versions_only() -> None:
     path = KernelPath(attention="TRITON_ATTN")
     asked = {"VLLM_ATTENTION_BACKEND": "FLASHINFER"}

@@ -20,6 +20,11 @@ from sm121.errors import Sm121Error
 FATBIN_MAGIC = b"\x50\xed\x55\xba"
 ELF_MAGIC = b"\x7fELF"
 
+_ELF_HEADER_BYTES = 64
+_ELF_64 = 2
+_NOTHING_ELSE = (".cubin", ".fatbin")
+"""Files that are device code or nothing."""
+
 _FATBIN_HEADER = struct.Struct("<IHHQ")
 _FATBIN_HEADER_BYTES = 16
 _ENTRY_START = struct.Struct("<HHIQ")
@@ -56,17 +61,33 @@ def read(path: Path) -> tuple[Image, ...]:
     The file is mapped, not loaded: memory does not grow with its size.
 
     Raises:
-        UnreadableCode: there is a container of device code, and it is damaged.
+        UnreadableCode: the file, or a container of device code in it, is damaged or cut off.
         OSError: the file cannot be read.
     """
-    if path.stat().st_size < _FATBIN_HEADER_BYTES:
-        return ()
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        if data[:4] == ELF_MAGIC and len(data) >= 52:
-            (machine,) = struct.unpack_from("<H", data, 18)
-            if machine == _EM_CUDA:
-                return (_cubin(data, path),)
-        return tuple(sorted(set(_fatbins(data, path))))
+    found: tuple[Image, ...] = ()
+    if path.stat().st_size >= _FATBIN_HEADER_BYTES:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            if data[:4] == ELF_MAGIC:
+                _check_whole(data, path)
+                (machine,) = struct.unpack_from("<H", data, 18)
+                if machine == _EM_CUDA:
+                    return (_cubin(data, path),)
+            found = tuple(sorted(set(_fatbins(data, path))))
+    if not found and path.suffix in _NOTHING_ELSE:
+        raise UnreadableCode(f"{path}: expected device code, the file has none")
+    return found
+
+
+def _check_whole(data: mmap.mmap, path: Path) -> None:
+    """A library that was cut off may have lost just its device code: "none" would be a guess."""
+    if len(data) < _ELF_HEADER_BYTES:
+        raise UnreadableCode(f"{path}: an ELF file of {len(data)} bytes is cut off")
+    (sections,) = struct.unpack_from("<Q", data, 40)
+    size, count = struct.unpack_from("<HH", data, 58)
+    if data[4] == _ELF_64 and sections + size * count > len(data):
+        raise UnreadableCode(
+            f"{path}: required: {sections + size * count} bytes, seen: {len(data)}; it is cut off"
+        )
 
 
 def _cubin(data: mmap.mmap, path: Path) -> Image:

@@ -44,6 +44,8 @@ _DETECTED_IN = 4 << 20
 _PLAIN_LIMIT = 20_000  # different lines remembered as saying nothing
 _DIGITS = b"0123456789"
 _NO_DIGITS = {ord(digit): None for digit in "0123456789"}
+_RESOLVED_LATER = frozenset({"version", "attention", "moe", "cuda_graphs"})
+"""What no server says before its opening line: the log begins in the run before."""
 _OF_TARGET_ONLY = frozenset({"attention", "moe", "native_fp4"})
 
 
@@ -127,6 +129,8 @@ class _ServerState:
     unknown_env: dict[str, str] = field(default_factory=dict)
     fallbacks: dict[str, str] = field(default_factory=dict)
     silent: dict[str, str] = field(default_factory=dict)
+    opened: bool = False
+    """Whether this run's opening line was seen."""
 
     def take(self, signature: Signature, line: LogLine) -> None:
         match = signature.search(line)
@@ -225,8 +229,11 @@ class _LogReader:
         text = line.text
         for hint, entry in self._hints:
             if hint in text:  # cheap, and true of few lines
-                if entry.opens and "version" in state.best and entry.search(line):
-                    state = states[line.container] = _ServerState()  # it was restarted
+                if entry.opens and entry.search(line):
+                    begun = entry.field == "version" and bool(_RESOLVED_LATER & state.best.keys())
+                    if state.opened or begun:
+                        state = states[line.container] = _ServerState()  # it was restarted
+                    state.opened = True
                 state.take(entry, line)
         state.failures.feed(line)
 

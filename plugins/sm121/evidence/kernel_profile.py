@@ -11,9 +11,11 @@ import csv
 import gzip
 import io
 import json
+import math
 import re
 import shutil
 import subprocess
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -168,6 +170,7 @@ class _Trace:
         category, name, took = event.get("cat"), event.get("name"), event.get("dur")
         if not isinstance(name, str) or not isinstance(took, int | float):
             return
+        took = max(took, 0.0) if math.isfinite(took) else 0.0  # it ran, whatever the clock said
         if category == "kernel":
             self._sum(name).add(took / 1e6)
         elif category == "cpu_op":
@@ -198,7 +201,7 @@ def read_trace(path: Path) -> KernelProfile:
     try:
         for event in _events(path):
             trace.take(event)
-    except (EOFError, gzip.BadGzipFile, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (EOFError, gzip.BadGzipFile, zlib.error, ValueError, TypeError, RecursionError) as error:
         raise UsageError(f"{path}: expected a Chrome trace of the torch profiler: {error}") from (
             error
         )
@@ -227,13 +230,20 @@ def read_nsys(text: str, source: Path) -> KernelProfile:
             f"{source}: expected the columns {', '.join(_NSYS_COLUMNS)} of nsys' cuda_gpu_kern_sum"
         )
     sums: dict[str, _Sum] = {}
-    for row in csv.DictReader(io.StringIO("\n".join(lines[start:]))):
+    try:
+        rows = list(csv.DictReader(io.StringIO("\n".join(lines[start:]))))
+    except csv.Error as error:
+        raise UsageError(f"{source}: expected the CSV of nsys' cuda_gpu_kern_sum: {error}") from (
+            error
+        )
+    for row in rows:
         try:
             seconds = float(row["Total Time (ns)"].replace(",", "")) / 1e9
             calls = int(row["Instances"].replace(",", ""))
         except (KeyError, ValueError, AttributeError):
             continue  # an empty line, or what nsys says after the table
-        sums.setdefault(row["Name"], _Sum()).add(seconds, calls)
+        if row["Name"] and math.isfinite(seconds):
+            sums.setdefault(row["Name"], _Sum()).add(seconds, calls)
     if not sums:
         raise UsageError(f"{source}: expected kernels, the table of nsys is empty")
     return _profile("gpu", source, None, sums)

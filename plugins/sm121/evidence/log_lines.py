@@ -51,6 +51,10 @@ _HEADER = re.compile(
     r"(?:\[?(?P<file>[\w./<>-]+\.(?:py|cpp|cu|cc)):\d+\]?:?[ ]?)?"
 )
 _BARE_FILE = re.compile(r"^\[?(?P<file>[\w./-]+\.py):\d+\]?:?[ \t]+")
+# What a user wrote and what was answered may say anything, the words of a log too.
+_QUOTES_A_USER = re.compile(
+    r"^(Received request |Request \S+ details: |Generated response |(Receive|Finish): obj=)"
+)
 _TRACEBACK_OPENING = re.compile(r"^Traceback \(most recent call last\)")
 
 _LEVELS = {"WARN": "WARNING"}
@@ -112,6 +116,8 @@ def clean(raw: str) -> LogLine:
             break
     if file is None and (match := _BARE_FILE.match(text)):
         file, text, bare = match["file"], text[match.end() :], False
+    if match := _QUOTES_A_USER.match(text):
+        text = match[0]
     return LogLine(
         text=text.rstrip(),
         level=level,

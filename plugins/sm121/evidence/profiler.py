@@ -46,12 +46,17 @@ def profile_with_nsys(endpoint: Endpoint, report: Path, steps: int = 16) -> Kern
     Raises:
         NotRun: the server has no profiler, or nsys wrote nothing.
     """
+
+    def written() -> set[tuple[Path, int]]:
+        found = report.parent.glob(f"{report.name}*.nsys-rep")
+        return {(path, path.stat().st_mtime_ns) for path in found}
+
+    before = written()  # by an earlier run, whose kernels prove nothing of this one
     _decode(endpoint, steps)
     deadline = time.monotonic() + _WRITTEN_WITHIN_S
     while time.monotonic() < deadline:
-        written = sorted(report.parent.glob(f"{report.name}*.nsys-rep"))
-        if written:
-            return read_nsys_report(written[-1])
+        if fresh := written() - before:
+            return read_nsys_report(max(path for path, _ in fresh))
         time.sleep(0.3)
     raise NotRun(f"nsys wrote no {report}.nsys-rep within {_WRITTEN_WITHIN_S:.0f} s")
 

@@ -60,6 +60,9 @@ class RequestRule(BaseModel):
     """From a value to a pattern of the resolved values that satisfy it; case does not count."""
     otherwise: str | None = "{value}"
     """Pattern for a value that `accepts` does not list. Null: nothing is known of it."""
+    denied_by: tuple[str, ...] = ()
+    """Fallbacks of the log (ids of ``fixtures/signatures``) that say that it became another,
+    where the resolved value is too coarse to show it."""
     always_shown: bool = True
     """False where the engine may show nothing though it does what was asked."""
     since: str | None = None
@@ -275,7 +278,12 @@ def _judge(rule: RequestRule, by: str, value: str, path: KernelPath) -> RequestR
     report = RequestReport(
         by=redact(by), field=rule.field, resolved=resolved, state=State.NOT_PROVEN.value, message=""
     )
-    if wanted is None:
+    denied = next((name for name in rule.denied_by if name in path.fallbacks), None)
+    if denied is not None:
+        report.state = State.DIFFERENT.value
+        line = path.evidence.get(f"fallbacks.{denied}", denied)
+        report.message = f"{report.by}: asked for, but the log says otherwise ({line})"
+    elif wanted is None:
         report.message = f"{report.by}: what it resolves to is not known here"
     elif resolved is not None and wanted.fullmatch(resolved):
         report.state = State.RESOLVED.value

@@ -1,8 +1,9 @@
 """Kernel times: the call that is timed, the bytes it has to move, and whether it did its work.
 
-A number counts only when the output of a timed call is right (a few rows of it against the oracle)
-and when it is not faster than memory: a share of the measured bandwidth above one says that the
-kernel left something out, or that its data came from a cache.
+A number counts only when the output of a timed call is right (some rows of it against the oracle,
+all of it written, from values that no call before it had) and when it is not faster than memory: a
+share of the measured bandwidth above one says that the kernel left something out, or that its data
+came from a cache.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ _ON_GPU = 4 << 30
 _TIMES_CACHE = 8
 """The buffer that the bandwidth is measured on."""
 
-_ROWS = 2
-_COLUMNS = 512
+_ROWS = 4
+_COLUMNS = 1024
+_EVERYWHERE = 16
+"""In blocks of so many columns no row may be zero all over, nor anything be NaN or infinite."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,12 @@ class Timed:
     bytes_moved: int
     """What must be read and written at the least, each byte once."""
     judge: Callable[[Any], list[str]]
+    activation: Tensor
+    """What a call reads anew."""
+
+    def renew(self) -> None:
+        """Other values for the next call: an output that was kept from the last one is wrong."""
+        self.activation.copy_(self.activation.roll(1, -1))
 
 
 def build(provider: Any, case: BenchmarkCase) -> Timed:
@@ -58,17 +67,22 @@ def build(provider: Any, case: BenchmarkCase) -> Timed:
     return _BUILDERS[case.operation](provider, declared, case, generator)
 
 
+def check_output(case: BenchmarkCase, timed: Timed, output: Any) -> None:
+    """Raises Invalid when the output of the last call is wrong."""
+    wrong = timed.judge(output)
+    if wrong:
+        raise Invalid(
+            f"{case.name}: what was timed does not compute {case.operation}: {'; '.join(wrong)}"
+        )
+
+
 def check(case: BenchmarkCase, seconds: float, timed: Timed, output: Any, peak: Bandwidth) -> float:
     """The share of the roofline.
 
     Raises:
         Invalid: the output is wrong, or the time is shorter than memory allows.
     """
-    wrong = timed.judge(output)
-    if wrong:
-        raise Invalid(
-            f"{case.name}: what was timed does not compute {case.operation}: {'; '.join(wrong)}"
-        )
+    check_output(case, timed, output)
     share = timed.bytes_moved / seconds / 1e9 / peak.best_gb_s
     if not 0 < share <= _MARGIN:
         raise Invalid(
@@ -118,10 +132,28 @@ def _by_rows(
         assert limit is not None
         reference = expected()
         seen = rows(output).reshape(reference.shape).cpu()
-        # What is left of an output that was not written is NaN or far away; a row is enough for it.
-        return comparison.measure(seen, reference, limit.floor).beyond(limit)
+        return comparison.measure(seen, reference, limit.floor).beyond(limit) + _unwritten(output)
 
     return judge
+
+
+def _unwritten(output: Tensor) -> list[str]:
+    """What of a whole output was left out, where the oracle does not look."""
+    if not bool(output.isfinite().all()):
+        return ["required: finite values throughout, seen: others"]
+    whole = output.shape[-1] // _EVERYWHERE * _EVERYWHERE
+    blocks = output[..., :whole].unflatten(-1, (-1, _EVERYWHERE))
+    zero = int((blocks == 0).all(-1).sum())
+    if zero:
+        return [f"required: {_EVERYWHERE} neighbours are not all zero, seen: {zero} times"]
+    return []
+
+
+def _some(generator: torch.Generator, size: int, count: int) -> Tensor:
+    """The first, the last and others at random, of so many."""
+    others = torch.randperm(size, generator=generator, device=generator.device)
+    ends = torch.tensor([0, size - 1], device=generator.device)
+    return torch.cat([ends, others])[: min(count, size)].unique()
 
 
 def _experts(
@@ -137,7 +169,7 @@ def _experts(
     ids = order[:, : case.top_k].int().contiguous()
     constants: dict[str, Any] = {"alpha": problems.ALPHA, "limit": problems.LIMIT}
     call = prepared(provider, "fused_moe", x, shares, ids, w1, b1, w2, b2, **constants)
-    at = torch.tensor(sorted({0, case.tokens - 1})[:_ROWS], device=generator.device)
+    at = _some(generator, case.tokens, _ROWS)
 
     def expected() -> Tensor:
         chosen = ids[at].unique().long()
@@ -158,7 +190,7 @@ def _experts(
         lambda y: y[at],
         each_expert_rounded=declared.rounds_each_expert,
     )
-    return Timed(call, moved, judge)
+    return Timed(call, moved, judge, x)
 
 
 def _decode(
@@ -186,7 +218,8 @@ def _decode(
 
     seen = length if case.window is None else min(length, case.window)
     moved = seen * 2 * case.kv_heads * case.head_dim * 2 + 2 * _size(q)
-    return Timed(call, moved, _by_rows("decode_attention", expected, lambda o: o.flatten(0, 1)))
+    judge = _by_rows("decode_attention", expected, lambda o: o.flatten(0, 1))
+    return Timed(call, moved, judge, q)
 
 
 def _quantise(
@@ -196,9 +229,12 @@ def _quantise(
     call = prepared(provider, case.operation, x)
     form = case.operation.removesuffix("_quantize")
     elements = x.numel() // 2 if form == "mxfp4" else x.numel()
-    problem = problems.quantisation(x.cpu(), form)
     moved = _size(x) + elements + x.numel() // 32
-    return Timed(call, moved, lambda output: problem.judge(output, declared))
+
+    def judge(output: Any) -> list[str]:
+        return problems.quantisation(x.cpu(), form).judge(output, declared)
+
+    return Timed(call, moved, judge, x)
 
 
 def _lm_head(
@@ -207,17 +243,13 @@ def _lm_head(
     x = _normal(generator, case.tokens, case.hidden)
     weight = _normal(generator, case.vocabulary, case.hidden)
     call = prepared(provider, "lm_head", x, weight)
-    ends = slice(0, _COLUMNS), slice(case.vocabulary - _COLUMNS, case.vocabulary)
+    at = _some(generator, case.vocabulary, _COLUMNS)
 
     def expected() -> Tensor:
-        rows = torch.cat([weight[end] for end in ends]).cpu().double()
-        return x.cpu().double() @ rows.T
-
-    def columns(y: Tensor) -> Tensor:
-        return torch.cat([y[:, end] for end in ends], 1)
+        return x.cpu().double() @ weight[at].cpu().double().T
 
     moved = _size(x, weight) + 2 * case.tokens * case.vocabulary
-    return Timed(call, moved, _by_rows("lm_head", expected, columns))
+    return Timed(call, moved, _by_rows("lm_head", expected, lambda y: y[:, at]), x)
 
 
 _BUILDERS: dict[str, Callable[..., Timed]] = {

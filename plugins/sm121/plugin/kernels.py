@@ -132,9 +132,14 @@ class Kernels:
             timed = benchmarks.build(self.provider, case)
             benchmark._timer = clock.now
             benchmark.group = case.operation
+
+            def before() -> None:
+                timed.renew()
+                clock.before()
+
             output = benchmark.pedantic(
                 timed.call,
-                setup=clock.before,
+                setup=before,
                 rounds=_ROUNDS if device == "cpu" else _ROUNDS_ON_GPU,
                 warmup_rounds=1,
             )
@@ -151,6 +156,7 @@ class Kernels:
             "bandwidth_method": peak.method,
         }
         if benchmark.stats is None:  # --benchmark-disable: called once, not timed
+            benchmarks.check_output(case, timed, output)
             return
         seconds = benchmark.stats.stats.median
         share = benchmarks.check(case, seconds, timed, output, peak)
