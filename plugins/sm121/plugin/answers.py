@@ -130,6 +130,11 @@ class Continuations:
         and the other way's tokens after a fork by the server asked alone.
         """
         alone = self.alone(prompt)
+        if answer.ids is not None and answer.ids == alone.ids and answer.text != alone.text:
+            return (
+                f"{prompt.name!r} {how}: the same tokens, required the text {alone.text!r}, "
+                f"seen {answer.text!r}"
+            )
         if self.bound.fork == 0:
             different = agreement.same_tokens(alone, answer)
             if different is not None:
