@@ -242,3 +242,11 @@ def test_a_divergence_of_nothing_is_no_agreement():
     nothing = golden.Comparison((), ())
     assert math.isnan(nothing.mean_divergence)
     assert "KL divergence" in "; ".join(nothing.beyond(BOUND))
+
+
+def test_what_the_files_would_prove_is_said_where_they_are_not_at_hand(canary_bf16):
+    here, elsewhere = golden.identity("canary", canary_bf16), golden.identity("other", None)
+    trusted = record(Engine(TRUSTED), here)
+    assert golden.unproven(trusted, here) is None
+    said = golden.unproven(trusted, elsewhere)
+    assert said is not None and "weights" in said and "'canary'" in said and "'other'" in said

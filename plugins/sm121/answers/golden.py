@@ -300,6 +300,23 @@ def compare(
     return Comparison(tuple(judgements), tuple(differences(golden.environment, environment)))
 
 
+def unproven(golden: GoldenFile, now: Identity) -> str | None:
+    """What could not be told of the two models for want of their files; None where it could."""
+    pairs = (
+        ("config.json", golden.model.config_sha256, now.config_sha256),
+        ("weights", golden.model.weights_sha256, now.weights_sha256),
+        ("tokenizer", golden.model.tokenizer_sha256, now.tokenizer_sha256),
+    )
+    unknown = [what for what, theirs, ours in pairs if theirs is None or ours is None]
+    if not unknown:
+        return None
+    return (
+        f"golden: not proven to be of the same model, without the files of both ("
+        f"{', '.join(unknown)}): recorded on {golden.model.served_name!r}, "
+        f"compared with {now.served_name!r}"
+    )
+
+
 def _hold_fit(prompt: Prompt, text: str, positions: Sequence[Position]) -> None:
     """What can be written to a file, and compared with anything at all."""
     seen = [value for p in positions for value in (p.log_probability, *p.top.values())]

@@ -67,7 +67,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if settings.golden is not None:
             config.stash[_GOLDEN] = loaded = golden.load(settings.golden)
             origin = f"--golden {settings.golden}"
-            golden.refuse_other(loaded, origin, _identity(run), prompts.continuations())
+            served = _identity(run)
+            golden.refuse_other(loaded, origin, served, prompts.continuations())
+            if (unproven := golden.unproven(loaded, served)) is not None:
+                run.remark(unproven)
     except UsageError as error:
         raise pytest.UsageError(str(error)) from error
 
