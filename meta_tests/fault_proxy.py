@@ -428,6 +428,46 @@ def _models_without_object(request: Request, forward: Forward) -> Answer:
     return _changed(answer, lambda listed: [entry.pop("object") for entry in listed["data"]])
 
 
+def _said_all_along(chunks: list[Json]) -> list[Json]:
+    """The end is called a natural one."""
+    for chunk in chunks:
+        for choice in chunk.get("choices", []):
+            if choice.get("finish_reason"):
+                choice["finish_reason"] = "stop"
+    return chunks
+
+
+def _one_log_probability_less(chunks: list[Json]) -> list[Json]:
+    for chunk in chunks[1:2]:
+        for choice in chunk.get("choices", []):
+            choice["logprobs"] = None
+    return chunks
+
+
+def _header_in_front(chunks: list[Json]) -> list[Json]:
+    first = next((d for d in map(_delta, chunks) if d.get("content")), None)
+    if first is not None:
+        first["content"] = "assistantfinal" + first["content"]
+    return chunks
+
+
+def _nan_elsewhere(entry: Json) -> None:
+    if len(entry["top_logprobs"]) > 1:
+        entry["top_logprobs"][-1]["logprob"] = float("nan")
+
+
+def _any_key_of_a_chat(request: Request, forward: Forward) -> Answer:
+    return forward(replace(request, key=None) if request.path == CHAT else request)
+
+
+def _response_at_the_end(change: Callable[[Json], Any]) -> Callable[[list[Json]], list[Json]]:
+    def apply(events: list[Json]) -> list[Json]:
+        change(events[-1]["response"])
+        return events
+
+    return apply
+
+
 def _error_in_the_stream(request: Request, answer: Answer) -> Answer:
     if not (request.body or {}).get("stream"):
         return answer
@@ -476,6 +516,16 @@ FAULTS = {
             chat=_top(lambda a: a.update(object="text_completion")),
         ),
         Fault("the time as a text", PUBLISHED, chat=_top(lambda a: a.update(created="now"))),
+        Fault(
+            "one id for all answers",
+            "test_answers_have_ids_and_times",
+            completion=_top(lambda a: a.update(id="cmpl-0")),
+        ),
+        Fault(
+            "the time in milliseconds",
+            "test_answers_have_ids_and_times",
+            completion=_top(lambda a: a.update(created=a["created"] * 1000)),
+        ),
         Fault("no usage", PUBLISHED, completion=_top(lambda a: a.pop("usage"))),
         Fault(
             "usage that does not add up",
@@ -541,6 +591,7 @@ FAULTS = {
             request=lambda r: {**r, "max_tokens": 12},
         ),
         Fault("logit_bias is ignored", "test_logit_bias_is_obeyed", request=_without("logit_bias")),
+        Fault("top_p is ignored", "test_top_p_is_kept", request=_without("top_p")),
         Fault("n is ignored", "test_each_choice_is_its_own", request=_without("n")),
         Fault(
             "n copies of one choice",
@@ -581,7 +632,22 @@ FAULTS = {
             "test_log_probabilities_of_a_chat_are_whole",
             chat=_chat_entry(lambda entry: entry.update(bytes=[63])),
         ),
+        Fault(
+            "a NaN beside the chosen token of a chat",
+            "test_log_probabilities_of_a_chat_are_whole",
+            chat=_chat_entry(_nan_elsewhere),
+        ),
+        Fault(
+            "a stream without one log-probability",
+            f"{STREAMS}[with log-probabilities]",
+            stream=_one_log_probability_less,
+        ),
         # ---------- streams
+        Fault(
+            "a stream that calls its limit a natural end",
+            "test_streaming_equals_not_streaming",
+            stream=_said_all_along,
+        ),
         Fault(
             "a stream that drops a token",
             "test_streaming_equals_not_streaming",
@@ -666,6 +732,17 @@ FAULTS = {
             "a special token leaks into a text",
             "test_special_tokens_never_leak",
             completion=_choice(lambda c: c.update(text=c["text"] + "<|end|>")),
+        ),
+        Fault(
+            "a reserved token leaks into the content",
+            CHATS,
+            chat=_message(lambda m: m.update(content=f"{m['content']}<|reserved_200013|>")),
+        ),
+        Fault(
+            "a header leaks into the content, streamed or not",
+            CHATS,
+            chat=_message(lambda m: m.update(content=f"assistantfinal{m['content']}")),
+            deltas=_header_in_front,
         ),
         Fault("reasoning in the content", CHATS, chat=_message(_reasoning_in_content)),
         Fault("reasoning is lost", CHATS, chat=_message(lambda m: m.update(reasoning=None))),
@@ -772,6 +849,21 @@ FAULTS = {
             "test_events_of_a_response_add_up",
             events=_drop_where(lambda event: event["type"] == "response.output_text.delta"),
         ),
+        Fault(
+            "a response without usage",
+            "test_a_response_has_reasoning_and_message",
+            response=_top(lambda a: a.pop("usage")),
+        ),
+        Fault(
+            "a response whose stream ends without usage",
+            "test_events_of_a_response_add_up",
+            events=_response_at_the_end(lambda response: response.update(usage=None)),
+        ),
+        Fault(
+            "a delta of a response's reasoning is lost",
+            "test_events_of_a_response_add_up",
+            events=_drop_where(lambda event: event["type"] == "response.reasoning_text.delta"),
+        ),
         # ---------- errors
         Fault(
             "500 for 400",
@@ -820,6 +912,11 @@ FAULTS = {
             "an unknown model is served",
             "test_request[wrong-model]",
             exchange=_clamped(lambda b: {**b, "model": "canary"}),
+        ),
+        Fault(
+            "any key will do for a chat",
+            "test_request[wrong-key-chat]",
+            exchange=_plainly(_any_key_of_a_chat),
         ),
         Fault("any key will do", "test_request[wrong-key]", exchange=_plainly(_any_key)),
         Fault(

@@ -90,6 +90,14 @@ def test_outputs_are_kept_and_read_again(tmp_path):
         ("", "at least one line"),
         ("{", "line 1: expected JSON"),
         ('{"prompt": "a"}', "line 1: answer"),
+        ("[1]", "line 1: the line: "),
+        ("[" * 100_000, "line 1: expected JSON"),
+        ('{"prompt": ' + "1" * 5000 + "}", "line 1: expected JSON"),
+        ('{"prompt": "a", "answer": "b", "' + "x" * 9000 + '": 1}', "line 1: x+: Extra"),
+        ('{"prompt": "a", "answer": "many", "kind": "number"}', "expected a number as answer"),
+        ('{"prompt": "a", "answer": "AB", "kind": "letter"}', "expected one capital letter"),
+        ('{"prompt": "a", "answer": " ", "kind": "begins"}', "expected an answer with a word"),
+        ('{"prompt": "a", "answer": "!"}', "expected an answer with a word"),
         ('{"prompt": "a", "answer": "b", "kind": "guess"}', "line 1: kind"),
         ('{"prompt": "a", "answer": "b"}\n{"prompt": "a", "answer": "c"}', "line 2: 'a' is there"),
     ],
@@ -104,5 +112,25 @@ def test_a_wrong_file_is_one_clear_line(tmp_path, content, expected):
 
 def test_a_right_file_is_read(tmp_path):
     file = tmp_path / "questions.jsonl"
-    file.write_text(json.dumps({"prompt": "a", "answer": "b", "kind": "number", "id": "x"}) + "\n")
+    file.write_text(json.dumps({"prompt": "a", "answer": "7", "kind": "number", "id": "x"}) + "\n")
     assert accuracy.load(file)[0].key == "x"
+
+
+@pytest.mark.parametrize(
+    "content", ["a\u2028b\x85c\x0bd\x1ce", "half a pair: \ud83d", "\x1b[31m\x00"]
+)
+def test_any_answer_is_kept_and_read_again(tmp_path, content):
+    found = [Output(key="k", kind="exact", expected="x", content=content, right=False)]
+    accuracy.keep(found, tmp_path / "outputs.jsonl")
+    written = (tmp_path / "outputs.jsonl").read_bytes()
+    assert written.isascii() and b"\x1b" not in written
+    try:
+        assert accuracy.load_outputs(tmp_path / "outputs.jsonl") == found
+    except UsageError as error:
+        assert "\ud83d" in content and "\n" not in str(error)
+
+
+def test_a_line_ends_where_json_says(tmp_path):
+    file = tmp_path / "questions.jsonl"
+    file.write_text('{"prompt": "a\u2028b", "answer": "c"}\r\n\n', "utf-8", newline="")
+    assert accuracy.load(file)[0].prompt == "a\u2028b"

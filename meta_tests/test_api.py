@@ -175,11 +175,34 @@ def test_a_good_stream_is_as_published():
         (lambda: sse([{"error": {"message": "x"}}]), "an error inside the stream"),
         (lambda: stream.read("text/event-stream", ["data: {", "data: [DONE]"]), "not JSON"),
         (lambda: stream.read("text/event-stream", ["what", "data: [DONE]"]), "no event"),
+        (lambda: sse([5]), "no JSON object"),
+        (lambda: sse([None]), "no JSON object"),
+        (lambda: stream.read("text/event-stream", ["data: " + "[" * 100_000]), "not JSON"),
     ],
 )
 def test_streams_that_are_not_as_published(broken, said):
     found = stream.violations(broken(), "chat completion chunk", usage=True)
     assert said in "; ".join(found), found
+
+
+def test_a_stream_may_have_any_text_and_an_error_that_is_null():
+    """Characters that Python takes for the end of a line stand in JSON as they are."""
+    chunks = [{**item, "error": None} for item in CHUNKS]
+    chunks[-3] = {**chunk({"content": "a\u2028b\x85c"}), "error": None}
+    sent = "".join(f"data: {json.dumps(c, ensure_ascii=False)}\r\n\r\n" for c in chunks)
+    lines = stream.lines_of(f"{sent}data: [DONE]\n\n".encode())
+    found = stream.read("text/event-stream", lines)
+    assert stream.violations(found, "chat completion chunk", usage=True) == []
+    assert "a\u2028b\x85c" in stream.message_of(found, None)["content"]
+
+
+def test_a_header_in_a_message_is_noticed():
+    for content in ("assistantfinalParis", "analysisWe know.assistantfinalParis", "finalParis"):
+        found = invariants.of_message({"role": "assistant", "content": content}, "stop", REQUEST)
+        assert "harmony's header" in "; ".join(found)
+    for content in ("final answer: Paris", "The assistant: final", "analysis", None):
+        message = {"role": "assistant", "content": content}
+        assert invariants.of_message(message, "stop", REQUEST) == []
 
 
 def test_merged_choices_are_kept_apart():

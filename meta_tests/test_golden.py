@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import shutil
@@ -191,3 +192,61 @@ def test_options_are_checked_before_anything_starts(run_pytest, tmp_path, canary
 def test_bad_options_are_one_clear_line(run_pytest, canary_bf16, arguments, expected):
     status, run = run_pytest("--arch", "cpu", "tests/test_correctness.py", *arguments)
     assert status == 4 and expected in run.output, run.output
+
+
+def test_a_file_with_other_answers_than_one_a_prompt_is_refused():
+    whole = record(Engine(TRUSTED))
+    golden.refuse_other(whole, "--golden x", whole.model, PROMPTS)
+    first, second = whole.answers
+    renamed = second.model_copy(update={"name": "three"})
+    for answers in ((first,), (first, renamed), (second, first), (first, second, second)):
+        edited = whole.model_copy(update={"answers": answers})
+        with pytest.raises(UsageError, match="one answer to each of the 2 prompts") as error:
+            golden.refuse_other(edited, "--golden x", whole.model, PROMPTS)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_a_run_without_finite_log_probabilities_is_not_recorded(value):
+    broken = [Position("token_id:10", -0.1, {"token_id:10": -0.1, "token_id:9": value})]
+    with pytest.raises(AssertionError, match="'one': required finite log-probabilities"):
+        record(Engine({**TRUSTED, "a": broken}))
+
+
+def test_half_a_surrogate_pair_is_not_recorded():
+    class Odd(Engine):
+        def ask(self, request: Request) -> Answer:
+            return dataclasses.replace(super().ask(request), text="a\ud83d")
+
+    with pytest.raises(AssertionError, match="'one': required text"):
+        record(Odd(TRUSTED))
+
+
+def test_another_text_of_the_same_tokens_is_a_difference():
+    class Mangled(Engine):
+        def ask(self, request: Request) -> Answer:
+            return dataclasses.replace(super().ask(request), text="a\ufffd")
+
+    found = golden.compare(record(Engine(TRUSTED)), Mangled(TRUSTED), PROMPTS, BOUND, {})
+    assert "'one' is the first of 2 that differ: the same tokens" in found.beyond(BOUND)[0]
+
+
+def test_an_engine_that_lists_the_chosen_token_alone_is_compared():
+    bare = {key: [Position(p.token, p.log_probability, {}) for p in positions]
+            for key, positions in TRUSTED.items()}  # fmt: skip
+    found = golden.compare(record(Engine(bare)), Engine(bare), PROMPTS, BOUND, {})
+    assert found.beyond(BOUND) == [] and found.mean_divergence == 0
+
+
+def test_a_divergence_of_nothing_is_no_agreement():
+    nothing = golden.Comparison((), ())
+    assert math.isnan(nothing.mean_divergence)
+    assert "KL divergence" in "; ".join(nothing.beyond(BOUND))
+
+
+def test_what_the_files_would_prove_is_said_where_they_are_not_at_hand(canary_bf16):
+    here, elsewhere = golden.identity("canary", canary_bf16), golden.identity("other", None)
+    trusted = record(Engine(TRUSTED), here)
+    assert golden.unproven(trusted, here) is None
+    said = golden.unproven(trusted, elsewhere)
+    assert said is not None and "weights" in said and "'canary'" in said and "'other'" in said

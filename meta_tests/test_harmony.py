@@ -62,3 +62,9 @@ def test_the_level_fails_on_a_harmony_error(fault_server, run_pytest, tmp_path):
         "--server-log", str(log), "tests/test_correctness.py", "-k", "test_no_harmony_error",
     )  # fmt: skip
     assert status == 1 and "required: no HarmonyError" in run.output, run.output
+
+
+@pytest.mark.parametrize("special", ["<|reserved_200013|>", "<|endofprompt|>"])
+def test_tokens_without_a_meaning_are_seen_too(special):
+    assert harmony.leaked(f"Paris{special}") == [special]
+    assert harmony.leaked("<|reserved|> a <| b |>") == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sm121.report import summary
+from sm121.report import summary, verdict_file
 from sm121.report.verdict_file import EngineReport, TestReport, VerdictFile
 from sm121.verdict import Verdict, worst
 
@@ -74,3 +74,20 @@ def test_summary_of_a_hostile_server_has_one_heading():
         "# SM121 conformance: FAIL"
     ]
     assert "![](" not in text
+
+
+def test_control_characters_are_written_out():
+    file = file_with(Verdict.FAIL)
+    file.tests[0].message = "seen: \x1b[31m\x00\u202e\ud83d é 中"
+    text = summary.markdown(file)
+    assert not any(c in text for c in "\x1b\x00\u202e\ud83d") and "\\x1b" in text
+    assert "é 中" in text
+
+
+def test_half_a_surrogate_pair_leaves_a_verdict_that_can_be_read(tmp_path):
+    file = file_with(Verdict.FAIL)
+    file.remarks.append("seen: \ud83d")
+    file.environment["a"] = ["\ud83d"]
+    verdict_file.write(file, tmp_path / "verdict.json")
+    read = verdict_file.read(tmp_path / "verdict.json")
+    assert read.remarks == ["seen: \\ud83d"] and read.environment == {"a": ["\\ud83d"]}

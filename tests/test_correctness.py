@@ -23,6 +23,8 @@ from sm121.verdict import Inconclusive, NotRun, Verdict
 pytestmark = [pytest.mark.correctness, pytest.mark.applies_to("cpu", "gpu")]
 
 PROMPT = "The capital of France is"
+#: Of a logarithm of a softmax in float32 over 200,000 tokens: one that is 0 may come out above it.
+ROUNDING = 1e-3
 
 
 def complete(client, model, prompt=PROMPT, *, ids=True, **options):
@@ -75,11 +77,11 @@ def test_log_probabilities_are_finite(client, model):
         f"required: 32 log-probabilities, seen: {len(found.token_logprobs)}"
     )
     every = [*found.token_logprobs, *(v for top in found.top_logprobs for v in top.values())]
-    bad = [value for value in every if value is None or not math.isfinite(value) or value > 0.0]
+    bad = [v for v in every if v is None or not math.isfinite(v) or v > ROUNDING]
     assert not bad, f"required: finite and at most 0, seen: {bad[:5]}"
     for position, top in enumerate(found.top_logprobs):
         total = math.fsum(math.exp(value) for value in top.values())
-        assert total <= 1.0 + 1e-3, (
+        assert total <= 1.0 + ROUNDING, (
             f"required: probabilities of position {position} sum to at most 1, seen: {total}"
         )
 
@@ -90,18 +92,22 @@ def test_streaming_equals_not_streaming(client, model):
     whole = complete(client, model, **options)
     ids: list[int] = []
     text = ""
-    usage = None
+    usage = finish = None
     stream = complete(client, model, stream=True, stream_options={"include_usage": True}, **options)
     for chunk in stream:
         usage = chunk.usage or usage
         for choice in chunk.choices:
             ids.extend(getattr(choice, "token_ids", None) or [])
             text += choice.text
+            finish = choice.finish_reason or finish
     expected = whole.choices[0]
     assert ids == expected.token_ids, (
         f"required: token ids {expected.token_ids}, seen in the stream: {ids}"
     )
     assert text == expected.text, f"required: {expected.text!r}, seen in the stream: {text!r}"
+    assert finish == expected.finish_reason, (
+        f"required: finish_reason {expected.finish_reason}, seen in the stream: {finish}"
+    )
     assert usage is not None and usage.completion_tokens == len(ids), (
         f"required: usage of {len(ids)} tokens in the last chunk, seen: {usage}"
     )
@@ -369,7 +375,7 @@ def test_accuracy(client, model, profile, conformance):
     def ask(question):
         limit = profile.correctness.max_answer_tokens
         if question.kind == "begins":
-            text = complete(client, model, question.prompt, max_tokens=16)
+            text = complete(client, model, question.prompt, ids=False, max_tokens=16)
             return text.choices[0].text, text.usage and text.usage.completion_tokens
         chat = client.chat.completions.create(
             model=model,
@@ -434,8 +440,10 @@ def test_usage_of_a_stream_equals_the_ids(api):
     seen = api.stream_completion(PROMPT, max_tokens=9, return_token_ids=True)
     counted = len(stream.completion_of(seen)[0]["token_ids"])
     usage = seen.chunks[-1].get("usage") or {}
-    assert usage.get("completion_tokens") == counted == 9, (
-        f"required: 9 ids and usage of 9, seen: {counted} ids and {usage}"
+    finish = stream.completion_of(seen)[0]["finish_reason"]
+    required = 9 if finish == "length" else counted  # it may end by itself before
+    assert usage.get("completion_tokens") == counted == required, (
+        f"required: {required} ids and usage of as many, seen: {counted} ids and {usage}"
     )
 
 
@@ -443,6 +451,17 @@ def test_sixteen_tokens_by_default(api):
     """max_tokens of /v1/completions is 16 when nothing is said."""
     seen = api.complete(PROMPT, ignore_eos=True)["usage"]["completion_tokens"]
     assert seen == 16, f"required: 16 tokens, seen: {seen}"
+
+
+def test_top_p_is_kept(api, profile):
+    """With hardly any share left, the likeliest token is all that can be sampled."""
+    for seed in range(3):
+        for known in profile.correctness.known_answers:
+            options = {"max_tokens": 8, "temperature": 2.0, "top_p": 1e-4, "seed": seed}
+            text = api.complete(known.prompt, **options)["choices"][0]["text"]
+            assert text.startswith(known.begins), (
+                f"{known.prompt!r} {options}: required: {known.begins!r}, seen: {text!r}"
+            )
 
 
 def test_nothing_is_cut_off(api, profile):
@@ -571,9 +590,13 @@ def test_log_probabilities_of_a_chat_are_whole(api, profile):
     count = answer["usage"]["completion_tokens"]
     assert len(entries) == count, f"required: {count} entries, seen: {len(entries)}"
     for entry in entries:
-        listed = {top["token"]: top["logprob"] for top in entry["top_logprobs"]}
-        assert listed.get(entry["token"]) == entry["logprob"] <= 0.0, (
+        listed = [(top["token"], top["logprob"]) for top in entry["top_logprobs"]]
+        assert (entry["token"], entry["logprob"]) in listed, (
             f"required: the chosen token among those listed, seen: {entry}"
+        )
+        bad = [v for _, v in listed if not math.isfinite(v) or v > min(ROUNDING, entry["logprob"])]
+        assert not bad, (
+            f"required: finite, at most 0, none likelier than the chosen, seen: {bad} in {entry}"
         )
         if entry["bytes"] is not None and "\ufffd" not in entry["token"]:
             text = bytes(entry["bytes"]).decode("utf-8", "replace")
@@ -828,6 +851,17 @@ def test_events_of_a_response_add_up(api, profile):
     assert stream.response_text(seen) == text and chat.contains in text, (
         f"required: deltas of {text!r}, seen: {stream.response_text(seen)!r}"
     )
+    whole = seen.chunks[-1]["response"]
+    wrong = invariants.of_response(whole, {"model": api.model})
+    assert not wrong, f"required: a response as specified at the end, seen: {'; '.join(wrong)}"
+    told = stream.response_reasoning(seen)
+    reasoning = "".join(
+        part["text"]
+        for item in whole["output"]
+        if item["type"] == "reasoning"
+        for part in item.get("content") or []
+    )
+    assert told in (None, reasoning), f"required: deltas of {reasoning!r}, seen: {told!r}"
 
 
 # Structured output: every sample is valid, also where the model would rather say something else.
@@ -939,9 +973,26 @@ def test_the_sdk_reads_what_the_server_says(client, model, profile):
 def test_streams_are_as_published(api, logprobs):
     """Chunks by their schema, one id, one finish_reason, usage in the last, [DONE] at the end."""
     options = {"max_tokens": 6} | ({"logprobs": logprobs} if logprobs else {})
-    api.stream_completion(PROMPT, **options)
+    seen = api.stream_completion(PROMPT, **options)
+    if logprobs and api.capabilities.can("stream_usage"):
+        values = stream.log_probabilities(seen)
+        count = seen.chunks[-1]["usage"]["completion_tokens"]
+        assert len(values) == count and all(v is not None and math.isfinite(v) for v in values), (
+            f"required: {count} log-probabilities in the stream, seen: {values}"
+        )
     options = {"max_tokens": 6} | ({"logprobs": True, "top_logprobs": 2} if logprobs else {})
     api.stream_chat("What is the capital of France?", **options)
+
+
+def test_answers_have_ids_and_times(api):
+    """No two answers have one id, and they were made at a Unix time in seconds."""
+    answers = [api.complete(PROMPT, max_tokens=1) for _ in range(3)]
+    ids = {answer["id"] for answer in answers}
+    assert len(ids) == len(answers), f"required: {len(answers)} ids, seen: {sorted(ids)}"
+    made = [answer["created"] for answer in answers]
+    assert all(1_500_000_000 < time < 10_000_000_000 for time in made), (
+        f"required: seconds since 1970, seen: {made}"
+    )
 
 
 def test_a_stream_without_usage_has_none(api):

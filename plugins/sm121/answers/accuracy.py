@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sm121.errors import UsageError
 from sm121.verdict import Verdict
@@ -38,6 +38,19 @@ class Question(BaseModel):
     answer: str = Field(min_length=1)
     kind: Kind = "exact"
     id: str | None = None
+
+    @model_validator(mode="after")
+    def _can_be_missed(self) -> Question:
+        """An answer that any content would match measures nothing."""
+        if self.kind == "number":
+            if _number(self.answer) is None:
+                raise ValueError(f"expected a number as answer, got {self.answer!r}")
+        elif self.kind == "letter":
+            if not re.fullmatch("[A-Z]", self.answer.strip()):
+                raise ValueError(f"expected one capital letter as answer, got {self.answer!r}")
+        elif not _plain(self.answer):
+            raise ValueError(f"expected an answer with a word in it, got {self.answer!r}")
+        return self
 
     @property
     def key(self) -> str:
@@ -161,7 +174,9 @@ def run(
 
 def keep(outputs: Iterable[Output], path: Path) -> None:
     """Write the outputs as JSONL."""
-    path.write_text("".join(f"{output.model_dump_json()}\n" for output in outputs), "utf-8")
+    # In ASCII: an answer may hold what is no UTF-8 (half of a surrogate pair).
+    lines = [json.dumps(output.model_dump()) for output in outputs]
+    path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
 
 
 def interval(outputs: Iterable[Output]) -> Interval:
@@ -225,19 +240,21 @@ def _lines(path: Path, model: type[_Line], option: str, key: Callable[[_Line], s
         raise UsageError(f"{option} {path}: cannot be read ({error})") from error
     entries: list[_Line] = []
     seen: set[str] = set()
-    for number, line in enumerate(text.splitlines(), start=1):
+    # Not splitlines(): U+2028 and its like may stand in a JSON text, and end no line of it.
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
             entry = model.model_validate(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise UsageError(f"{option} {path}: line {number}: expected JSON: {error}") from error
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise UsageError(
-                f"{option} {path}: line {number}: {where}: {first['msg']}, got {first['input']!r}"
-            ) from error
+            where = ".".join(str(part) for part in first["loc"]) or "the line"
+            said = first["msg"].removeprefix("Value error, ")
+            if first["type"] != "value_error":  # raised by a validator: it says what it saw
+                said += f", got {first['input']!r}"[:200]
+            raise UsageError(f"{option} {path}: line {number}: {where}: {said}") from error
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{option} {path}: line {number}: expected JSON: {error}") from error
         if key(entry) in seen:
             raise UsageError(f"{option} {path}: line {number}: {key(entry)!r} is there twice")
         seen.add(key(entry))

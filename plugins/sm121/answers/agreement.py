@@ -103,7 +103,7 @@ def judge(
         error = _under(mine, theirs)
         errors.append(error)
         top1.append(mine.token == theirs.token)
-        divergences.append(divergence(mine.top, theirs.top))
+        divergences.append(divergence(_told(mine), _told(theirs)))
         if mine.token != theirs.token:
             gap = _gap(mine, theirs)
             if gap > bound.fork:
@@ -187,14 +187,18 @@ def _under(mine: Position, theirs: Position) -> float:
     Of all tokens that both runs tell: the chosen one's own log-probability hardly moves where the
     model is sure of it, while the others' still do.
     """
-    mine_told = {**mine.top, mine.token: mine.log_probability}
-    theirs_told = {**theirs.top, theirs.token: theirs.log_probability}
+    mine_told, theirs_told = _told(mine), _told(theirs)
     if mine.token not in theirs_told:
         return math.inf
     errors = [
         abs(mine_told[token] - theirs_told[token]) for token in mine_told.keys() & theirs_told
     ]
     return max(errors) if all(math.isfinite(error) for error in errors) else math.inf
+
+
+def _told(position: Position) -> dict[str, float]:
+    """The tokens of a place, the chosen one among them also where an engine lists no others."""
+    return {**position.top, position.token: position.log_probability}
 
 
 def _gap(mine: Position, theirs: Position) -> float:

@@ -21,7 +21,7 @@ from sm121 import __version__
 from sm121.answers import agreement
 from sm121.answers.agreement import Agreement, Bound
 from sm121.answers.prompts import Prompt, PromptSet
-from sm121.answers.request import Answer, Asker, Position, Request
+from sm121.answers.request import Answer, Asker, Position, Request, ids_of
 from sm121.errors import UsageError
 from sm121.profile import GoldenBound
 
@@ -127,7 +127,7 @@ class Comparison:
             found.append(
                 f"prompt {first.name!r} is the first of {wrong} that differ: {first.wrong}"
             )
-        if self.mean_divergence > bound.mean_divergence:
+        if not self.mean_divergence <= bound.mean_divergence:  # NaN is no agreement
             found.append(
                 f"required a mean KL divergence of at most {bound.mean_divergence:g} nats, seen "
                 f"{self.mean_divergence:.3g}"
@@ -189,7 +189,7 @@ def identity(served_name: str, checkpoint: Path | None) -> Identity:
 
 
 def refuse_other(golden: GoldenFile, origin: str, now: Identity, prompts: PromptSet) -> None:
-    """Only the same model, prompts and tokenizer can be compared.
+    """Only the same model, prompts and tokenizer can be compared, and all of the prompts.
 
     Raises:
         UsageError: one line that names what differs.
@@ -205,6 +205,13 @@ def refuse_other(golden: GoldenFile, origin: str, now: Identity, prompts: Prompt
                 f"{origin}: it was recorded with another {what}: expected {ours[:12]}, it has "
                 f"{theirs[:12]} (made {golden.made} on {golden.model.served_name})"
             )
+    kept, asked = ([item.name for item in items] for items in (golden.answers, prompts.prompts))
+    if kept != asked:
+        odd = sorted({*kept} ^ {*asked}) or kept
+        raise UsageError(
+            f"{origin}: expected one answer to each of the {len(asked)} prompts, in their order; "
+            f"it has {len(kept)}, and another {odd[0]!r}"
+        )
 
 
 def record(
@@ -221,11 +228,13 @@ def record(
     """Ask the prompts one by one and keep the answers.
 
     Raises:
+        AssertionError: an answer is not fit to be trusted.
         NotRun: the engine gives no log-probabilities.
     """
     answers = []
     for prompt in prompts.prompts:
         answer = ask(asker, prompt.text, prompt.tokens)
+        _hold_fit(prompt, answer.text, asker.positions(answer))
         answers.append(
             GoldenAnswer(
                 name=prompt.name,
@@ -286,8 +295,50 @@ def compare(
             limits,
             _resume(asker, ids, prompt.tokens),
         )
-        judgements.append(Judgement(expected.name, found, found.disagreement))
+        wrong = found.disagreement or _other_text(expected, answer, found)
+        judgements.append(Judgement(expected.name, found, wrong))
     return Comparison(tuple(judgements), tuple(differences(golden.environment, environment)))
+
+
+def unproven(golden: GoldenFile, now: Identity) -> str | None:
+    """What could not be told of the two models for want of their files; None where it could."""
+    pairs = (
+        ("config.json", golden.model.config_sha256, now.config_sha256),
+        ("weights", golden.model.weights_sha256, now.weights_sha256),
+        ("tokenizer", golden.model.tokenizer_sha256, now.tokenizer_sha256),
+    )
+    unknown = [what for what, theirs, ours in pairs if theirs is None or ours is None]
+    if not unknown:
+        return None
+    return (
+        f"golden: not proven to be of the same model, without the files of both ("
+        f"{', '.join(unknown)}): recorded on {golden.model.served_name!r}, "
+        f"compared with {now.served_name!r}"
+    )
+
+
+def _hold_fit(prompt: Prompt, text: str, positions: Sequence[Position]) -> None:
+    """What can be written to a file, and compared with anything at all."""
+    seen = [value for p in positions for value in (p.log_probability, *p.top.values())]
+    bad = [value for value in seen if not math.isfinite(value)]
+    if bad:
+        raise AssertionError(
+            f"prompt {prompt.name!r}: required finite log-probabilities, seen {bad[0]} and "
+            f"{len(bad) - 1} more: this run is not fit to be trusted"
+        )
+    if text.encode("utf-8", "replace").decode() != text:
+        raise AssertionError(
+            f"prompt {prompt.name!r}: required text, seen half of a surrogate pair in {text!r}: "
+            "this run is not fit to be trusted"
+        )
+
+
+def _other_text(expected: GoldenAnswer, answer: Answer, found: Agreement) -> str | None:
+    """The same token ids are the same text; names that are texts themselves say nothing of it."""
+    ids = ids_of([Position(p.token, p.log_probability, p.top) for p in expected.positions])
+    if ids is None or answer.ids != ids or found.forks or answer.text == expected.text:
+        return None
+    return f"the same tokens: required the text {expected.text!r}, seen {answer.text!r}"
 
 
 def ask(asker: Asker, prompt: str | tuple[int, ...], tokens: int) -> Answer:

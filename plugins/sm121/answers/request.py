@@ -130,9 +130,10 @@ class Asker:
         ):
             if answer.status_code != 200:
                 raise Refused(answer.status_code, answer.read().decode("utf-8", "replace"))
-            for line in answer.iter_lines():
-                content = line.removeprefix("data:").strip()
-                if line.startswith("data:") and content != "[DONE]":
+            # Not iter_lines(): it ends lines at U+2028 too, which may stand in a model's text.
+            for line in answer.read().splitlines():
+                content = line.removeprefix(b"data:").strip()
+                if line.startswith(b"data:") and content != b"[DONE]":
                     parts.append(json.loads(content))
         return _assembled(parts)
 

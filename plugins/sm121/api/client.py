@@ -210,8 +210,7 @@ class Api:
         exchange = self.send("POST", path, json.dumps(body).encode())
         if exchange.status != 200:
             raise Wrong(_required(path, 200, exchange))
-        lines = exchange.content.decode("utf-8", "replace").splitlines()
-        return stream.read(exchange.content_type, lines)
+        return stream.read(exchange.content_type, stream.lines_of(exchange.content))
 
 
 def together(ask: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:

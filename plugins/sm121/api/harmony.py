@@ -24,13 +24,26 @@ SPECIAL_TEXTS = (
     "<|startoftext|>",
     "<|endoftext|>",
 )
+#: Those that have no meaning yet, and the one that o200k had before harmony.
+_OTHER_SPECIAL = re.compile(r"<\|(?:reserved_\d+|endofprompt)\|>")
+#: What is left of a header when its special tokens are taken out of a text.
+_HEADER = re.compile(
+    r"assistant(?:analysis|commentary|final)|\A(?:analysis|commentary|final)(?=[A-Z])"
+)
 _LONGEST_HEADER = 16
 _ERROR = re.compile(r"\bHarmonyError\b")
 
 
 def leaked(text: str | None) -> list[str]:
     """The special tokens that stand in a text for users."""
-    return [special for special in SPECIAL_TEXTS if special in (text or "")]
+    text = text or ""
+    known = [special for special in SPECIAL_TEXTS if special in text]
+    return known + _OTHER_SPECIAL.findall(text)
+
+
+def headers(text: str | None) -> list[str]:
+    """Names of roles and channels that stand in a message without their special tokens."""
+    return _HEADER.findall(text or "")
 
 
 def violations(ids: Sequence[int], *, finished: bool) -> list[str]:

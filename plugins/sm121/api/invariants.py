@@ -42,7 +42,10 @@ def of_message(
     found = []
     if message.get("role") != "assistant":
         found.append(f"role {message.get('role')!r}, required: 'assistant'")
-    found += _no_special(message.get("content"), "content")
+    content = message.get("content")
+    found += _no_special(content, "content")
+    if header := harmony.headers(content if isinstance(content, str) else None):
+        found.append(f"harmony's header {header[0]!r} in content: {content!r}")
     if reasoning_field:
         found += _no_special(message.get(reasoning_field), reasoning_field)
     calls = message.get("tool_calls") or []
@@ -87,7 +90,9 @@ def of_response(answer: Json, request: Json) -> list[str]:
     """What does not hold in an answer of /v1/responses."""
     found = _identity(answer, request)
     usage = answer.get("usage")
-    if usage and usage["total_tokens"] != usage["input_tokens"] + usage["output_tokens"]:
+    if usage is None:
+        found.append("no usage")
+    elif usage["total_tokens"] != usage["input_tokens"] + usage["output_tokens"]:
         found.append(f"usage does not add up: {usage}")
     for item in answer["output"]:
         if item["type"] == "message":

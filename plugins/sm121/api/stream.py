@@ -30,11 +30,21 @@ class Stream:
             if data == _DONE:
                 continue
             try:
-                chunks.append(json.loads(data))
-            except ValueError:
+                chunk = json.loads(data)
+            except (ValueError, RecursionError):
                 broken.append(f"data that is not JSON: {data[:80]!r}")
+                continue
+            if isinstance(chunk, dict):
+                chunks.append(chunk)
+            else:
+                broken.append(f"data that is no JSON object: {data[:80]!r}")
         object.__setattr__(self, "chunks", tuple(chunks))
         object.__setattr__(self, "malformed", tuple(broken))
+
+
+def lines_of(content: bytes) -> list[str]:
+    """The lines of an event stream: CR and LF end them, U+2028 in a model's text does not."""
+    return [line.decode("utf-8", "replace") for line in content.splitlines()]
 
 
 def read(content_type: str, lines: list[str]) -> Stream:
@@ -58,7 +68,7 @@ def violations(stream: Stream, kind: schema.Kind, *, usage: bool) -> list[str]:
     if stream.events.count(_DONE) != 1 or stream.events[-1] != _DONE:
         found.append("required: [DONE] once, at the end")
     for chunk in stream.chunks:
-        if "error" in chunk:
+        if chunk.get("error") is not None:
             found.append(f"an error inside the stream: {chunk['error']}")
         else:
             wrong = schema.violations(kind, chunk)
@@ -136,6 +146,17 @@ def completion_of(stream: Stream) -> list[Json]:
     return [choices[index] for index in sorted(choices)]
 
 
+def log_probabilities(stream: Stream) -> list[float | None]:
+    """Of the tokens of a completion, from all chunks; in a chat's form too (llama-server)."""
+    values: list[float | None] = []
+    for chunk in stream.chunks:
+        for choice in chunk["choices"]:
+            found = choice.get("logprobs") or {}
+            values += found.get("token_logprobs") or []
+            values += [entry.get("logprob") for entry in found.get("content") or []]
+    return values
+
+
 def message_of(stream: Stream, reasoning_field: str | None) -> Json:
     """The message and finish_reason that the deltas of a chat add up to (choice 0)."""
     whole: Json = {"role": None, "content": None, "reasoning": None, "finish_reason": None}
@@ -196,3 +217,9 @@ def response_text(stream: Stream) -> str:
     return "".join(
         event["delta"] for event in stream.chunks if event["type"] == "response.output_text.delta"
     )
+
+
+def response_reasoning(stream: Stream) -> str | None:
+    """The same of the reasoning; None where a server tells none of it."""
+    deltas = [e["delta"] for e in stream.chunks if e["type"] == "response.reasoning_text.delta"]
+    return "".join(deltas) if deltas else None

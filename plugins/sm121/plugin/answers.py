@@ -67,7 +67,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if settings.golden is not None:
             config.stash[_GOLDEN] = loaded = golden.load(settings.golden)
             origin = f"--golden {settings.golden}"
-            golden.refuse_other(loaded, origin, _identity(run), prompts.continuations())
+            served = _identity(run)
+            golden.refuse_other(loaded, origin, served, prompts.continuations())
+            if (unproven := golden.unproven(loaded, served)) is not None:
+                run.remark(unproven)
     except UsageError as error:
         raise pytest.UsageError(str(error)) from error
 
@@ -130,6 +133,11 @@ class Continuations:
         and the other way's tokens after a fork by the server asked alone.
         """
         alone = self.alone(prompt)
+        if answer.ids is not None and answer.ids == alone.ids and answer.text != alone.text:
+            return (
+                f"{prompt.name!r} {how}: the same tokens, required the text {alone.text!r}, "
+                f"seen {answer.text!r}"
+            )
         if self.bound.fork == 0:
             different = agreement.same_tokens(alone, answer)
             if different is not None:

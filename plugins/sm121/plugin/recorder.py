@@ -10,6 +10,7 @@ import pytest
 from sm121.plugin.run import RUN, Run
 from sm121.plugin.selection import LEVEL
 from sm121.profile import LEVELS
+from sm121.report.printable import printable
 from sm121.report.verdict_file import TestReport
 from sm121.verdict import NotRun, Undecided, Verdict
 
@@ -78,12 +79,12 @@ def _message(run: Run, call: pytest.CallInfo[None], report: pytest.TestReport) -
         text = call.excinfo.exconly()
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     first = lines[0] if lines else "failed without a message"
-    return run.redact(first)[:_MESSAGE_LENGTH]
+    return printable(run.redact(first))[:_MESSAGE_LENGTH]
 
 
 def _skip_reason(report: pytest.TestReport) -> str:
     reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-    return str(reason).removeprefix("Skipped: ")[:_MESSAGE_LENGTH]
+    return printable(str(reason).removeprefix("Skipped: "))[:_MESSAGE_LENGTH]
 
 
 def _waive(run: Run, finding: TestReport, report: pytest.TestReport) -> None:

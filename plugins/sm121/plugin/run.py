@@ -45,6 +45,7 @@ from sm121.plugin.slow import is_left_out
 from sm121.plugin.terminal import announce
 from sm121.profile import Profile
 from sm121.report import summary, verdict_file
+from sm121.report.printable import printable
 from sm121.report.verdict_file import EngineReport, StartReport, TestReport, VerdictFile
 from sm121.verdict import NotRun, Verdict
 
@@ -159,8 +160,9 @@ class Run:
 
     def remark(self, line: str) -> None:
         """Something that a person should see and that decides nothing."""
-        self.file.remarks.append(self.redact(line))
-        announce(self.config, "note", self.redact(line))
+        line = printable(self.redact(line))
+        self.file.remarks.append(line)
+        announce(self.config, "note", line)
 
     def kernel_path(self, server: Server) -> KernelPath:
         """What log and metrics prove at this moment, and what was asked for."""

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from sm121.report.printable import printable
 from sm121.report.verdict_file import VerdictFile
 from sm121.verdict import Verdict
 
 _MARKDOWN_SPECIAL = str.maketrans(
     {character: f"\\{character}" for character in "\\`*_[]()!#|~"}
-    | {"<": "&lt;", ">": "&gt;", "&": "&amp;", "\n": " ", "\r": " "}
+    | {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
 )
 
 
 def _plain(value: object) -> str:
     """Anything as plain text on one line of Markdown: it may come from a log or a model."""
-    return str(value).translate(_MARKDOWN_SPECIAL)
+    line = str(value).replace("\n", " ").replace("\r", " ")
+    return printable(line).translate(_MARKDOWN_SPECIAL)
 
 
 def markdown(run: VerdictFile) -> str:

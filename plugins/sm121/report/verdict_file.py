@@ -179,7 +179,16 @@ def json_schema() -> dict[str, Any]:
 
 def write(file: VerdictFile, path: Path) -> None:
     """Write atomically: a reader, or a crash, sees the old file or the new one."""
-    write_text(json.dumps(file.model_dump(mode="json"), indent=2) + "\n", path)
+    write_text(json.dumps(_readable(file.model_dump(mode="json")), indent=2) + "\n", path)
+
+
+def _readable(value: Any) -> Any:
+    """Half a surrogate pair, from a model or a path, would make a file that no parser reads."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, dict):
+        return {_readable(key): _readable(item) for key, item in value.items()}
+    return [_readable(item) for item in value] if isinstance(value, list) else value
 
 
 def write_text(text: str, path: Path) -> None:
