@@ -256,6 +256,36 @@ def test_each_tactic_is_judged_in_a_process_of_its_own(tmp_path, monkeypatch):
     assert "tactic hang: required: an end within 30 s" in text
 
 
+@pytest.mark.parametrize("said", ["", "goodbye"])
+def test_a_tactic_that_ends_without_a_result_is_said(monkeypatch, said):
+    done = tactics.subprocess.CompletedProcess([], 0, said, "")
+    monkeypatch.setattr(tactics.subprocess, "run", lambda *_a, **_k: done)
+    (line,) = tactics._apart("torch", cases.GROUPS["tactics"][0], "t", 1.0)
+    assert "required: a result, seen: the process ended with 0" in line
+
+
+class Reusing(TorchProvider):
+    """Gives the same memory each time, with other low bits in it."""
+
+    name = "reusing"
+    deterministic = frozenset({"fused_moe"})
+    memory = None
+    calls = 0
+
+    def fused_moe(self, *arguments, **keywords):
+        y = super().fused_moe(*arguments, **keywords)
+        self.memory = y if self.memory is None else self.memory.copy_(y)
+        self.calls += 1
+        flat = self.memory.view(-1)
+        flat.view(torch.int16)[flat.abs().argmin()] ^= self.calls & 1
+        return self.memory
+
+
+def test_two_runs_into_the_same_memory_are_compared():
+    (line,) = checks.check_case(Reusing(), cases.GROUPS["tactics"][0])
+    assert "declared deterministic, seen: two runs differ" in line
+
+
 def test_a_provider_without_tactics_is_not_run():
     with pytest.raises(NotRun, match="lists no autotune tactics"):
         tactics.check("torch", TorchProvider(), cases.GROUPS["tactics"][0])

@@ -90,8 +90,8 @@ PARTS = [
     ("nvjet_sm90_tst_64x8_64x16_4x1_v_bz_splitK_NNT", "dense"),
     ("void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16>", "dense"),
     ("cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_64x64_64x6_tn_align8", "dense"),
-    ("void mul_mat_vec_q<(ggml_type)39, 1, false>", "dense"),
-    ("void mul_mat_q<(ggml_type)39, 64, false>", "dense"),
+    ("void mul_mat_vec_q<(ggml_type)8, 1, false>", "dense"),
+    ("void mul_mat_q<(ggml_type)8, 64, false>", "dense"),
     ("_C::onednn_mm", "dense"),
     ("aten::mm", "dense"),
     (QUANTISE, "quantise"),
@@ -138,6 +138,19 @@ def gpu(*names: str) -> KernelProfile:
 @pytest.mark.parametrize(("name", "part"), PARTS)
 def test_kernel_name_has_its_part(name: str, part: str) -> None:
     assert part_of(name) == part
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("void mul_mat_vec_q<(ggml_type)39, (int)1, (bool)0, (bool)0>(void const*)", "moe"),
+        ("void mul_mat_q<(ggml_type)39, (int)64, (bool)0>(char const*)", "moe"),
+        ("void mm_ids_helper<(int)4>(int const*)", "moe"),
+        ("void mul_mat_vec_q<(ggml_type)8, (int)1, (bool)0, (bool)0>(void const*)", "dense"),
+    ],
+)
+def test_experts_of_llama_cpp_are_told_by_their_type(name: str, part: str) -> None:
+    assert kernel_profile.part_of(name) == part
 
 
 def test_every_entry_of_the_data_file_is_reached() -> None:

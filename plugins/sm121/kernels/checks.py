@@ -61,7 +61,7 @@ def check(provider: Any, problem: Problem) -> list[str]:
             wrong.append(f"{problem.operation} into memory of {kind}: {line}")
         if not _same_bits((arguments, keywords), (problem.arguments, problem.keywords)):
             wrong.append(f"{problem.operation}: required: inputs as they were, seen: changed")
-        outputs.append(output)
+        outputs.append(_kept(output))
     repeats = problem.operation in declared.deterministic
     if repeats and not wrong and not _same_bits(outputs[0], outputs[1]):
         wrong.append(
@@ -104,7 +104,8 @@ def check_replay(provider: Any, problem: Problem, record: Recorder) -> list[str]
                 f"{problem.operation} replayed into {kind}: {line}"
                 for line in problem.judge(output, declared)
             ]
-        same = problem.operation not in declared.deterministic or _same_bits(output, call())
+        kept = _kept(output)
+        same = problem.operation not in declared.deterministic or _same_bits(kept, call())
     except RuntimeError as error:
         if is_device_fault(error):
             raise _fault(declared, problem, error) from error
@@ -132,6 +133,13 @@ def _on(value: Any, declared: Declaration) -> Any:
     if isinstance(value, dict):
         return {key: _on(part, declared) for key, part in value.items()}
     return value
+
+
+def _kept(output: Any) -> Any:
+    """What an output holds now, whatever the next call writes there."""
+    if isinstance(output, Tensor):
+        return output.clone()
+    return tuple(map(_kept, output)) if isinstance(output, tuple | list) else output
 
 
 def _moved(tensor: Tensor, device: str) -> Tensor:

@@ -46,7 +46,10 @@ def _apart(name: str, case: Case, tactic: str, limit_s: float) -> list[str]:
         by = signal.Signals(-done.returncode).name if done.returncode < 0 else done.returncode
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         return [f"required: a result, seen: the process ended with {by}: {last[:300]}"]
-    lines: list[str] = json.loads(done.stdout.splitlines()[-1])
+    try:
+        lines: list[str] = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, json.JSONDecodeError):
+        return [f"required: a result, seen: the process ended with 0 and {done.stdout[-200:]!r}"]
     return lines
 
 
