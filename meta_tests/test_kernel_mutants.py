@@ -69,7 +69,7 @@ def test_strides_refused_aloud_are_not_run_and_other_refusals_are_errors():
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("cuda", "expected one of torch, vllm-cpu, or MODULE:ATTR"),
+        ("cuda", "expected one of torch, torch-cuda, vllm-cpu, vllm"),
         ("no.such.module:thing", "no.such.module"),
         ("json:nothing", "expected nothing in json"),
     ],
