@@ -193,3 +193,14 @@ def test_a_degraded_box_makes_performance_inconclusive(on_a_box, tmp_path):
     assert [info["box"]["state"] for info in kept] == ["QUALIFIED", "DEGRADED"]
     assert [info["verdict"] for info in kept] == ["PASS", "INCONCLUSIVE"]
     assert all(info["box"]["after"] for info in kept), "how it ended, not how it was then"
+
+
+def test_an_engine_that_still_spins_is_waited_for():
+    spinning = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        process = psutil.Process(spinning.pid)
+        assert not box.wait_until_idle(lambda: [process], within_s=0.5)
+    finally:
+        spinning.kill()
+        spinning.wait()
+    assert box.wait_until_idle(lambda: [process], within_s=5.0)

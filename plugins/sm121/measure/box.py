@@ -30,6 +30,10 @@ from sm121.measure.stream_bandwidth import (
 )
 from sm121.profile import Box
 
+#: An engine that uses less than this many cores, over this long, is idle.
+_IDLE_CORES = 0.3
+_IDLE_OVER_S = 0.5
+
 _GPU_BUFFER = 1 << 30
 _CPU_BUFFER_AT_MOST = 256 << 20
 _LOADED_S = 1.0
@@ -338,6 +342,33 @@ def _gpu_others(own: Callable[[], Iterable[psutil.Process]]) -> list[int] | None
 def _ours(own: Callable[[], Iterable[psutil.Process]]) -> list[psutil.Process]:
     this = psutil.Process()
     return [this, *this.children(recursive=True), *own()]
+
+
+def wait_until_idle(own: Callable[[], Iterable[psutil.Process]], *, within_s: float) -> bool:
+    """Wait until the engine itself leaves the CPU alone; False when it does not in time.
+
+    vLLM's processes spin on their shared-memory queues for seconds after the last request. What is
+    read of the machine meanwhile is that of the cores that are left.
+    """
+    deadline = time.monotonic() + within_s
+    while True:
+        before = _used(own)
+        time.sleep(_IDLE_OVER_S)
+        if _used(own) - before < _IDLE_CORES * _IDLE_OVER_S:
+            return True
+        if time.monotonic() > deadline:
+            return False
+
+
+def _used(own: Callable[[], Iterable[psutil.Process]]) -> float:
+    seconds = 0.0
+    for process in own():
+        try:
+            times = process.cpu_times()
+        except psutil.Error:  # it has ended
+            continue
+        seconds += times.user + times.system
+    return seconds
 
 
 class Load:

@@ -25,6 +25,7 @@ from sm121.report.verdict_file import TestReport
 from sm121.verdict import Inconclusive, NotRun, Verdict
 
 _ATTEMPTS = 3
+_SETTLED_WITHIN_S = 10.0
 _CANARY = "canary:"
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 
@@ -106,8 +107,10 @@ class Box:
         announce(self._run.config, "box", f"{when} the measurements: memory, matrices, who is here")
         device = "cpu" if self._run.target.arch == architecture.CPU else "cuda:0"
         for _ in range(_ATTEMPTS):  # what passes in seconds is no state of the machine
+            measure.wait_until_idle(self._own, within_s=_SETTLED_WITHIN_S)
             reading = measure.read(device, own=self._own)
-            if measure.judge(self._run.profile.box, reading)[0] is not BoxState.DEGRADED:
+            earlier = self.before if when == "after" else None
+            if measure.judge(self._run.profile.box, earlier, reading)[0] is not BoxState.DEGRADED:
                 break
         if reading.device is not None:
             announce(
