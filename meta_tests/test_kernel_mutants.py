@@ -30,6 +30,36 @@ def test_a_wrong_kernel_is_noticed(broken):
     assert kernel_mutants.kill(broken), "required: some check notices, seen: none does"
 
 
+@pytest.mark.parametrize(
+    "broken",
+    [m for m in kernel_mutants.MUTANTS if set(m.groups) & set(kernel_mutants.MOE)],
+    ids=lambda broken: broken.name,
+)
+def test_a_wrong_kernel_that_rounds_each_expert_is_noticed(broken):
+    """Its tolerance is wider, and hides none of them."""
+    provider = broken.make()
+    provider.rounds_each_expert = True
+    kills = (kernel_mutants.first_kill(provider, group) for group in broken.groups)
+    assert any(kills), "required: some check notices, seen: none does"
+
+
+@pytest.mark.parametrize("case", ["down", "gate-up"])
+def test_a_wrong_block_scale_is_noticed_of_one_that_rounds_each_expert(case):
+    chosen = next(c for c in cases.GROUPS["moe_block_scales"] if c.name == case)
+
+    class Wrong(TorchProvider):
+        rounds_each_expert = True
+
+        def fused_moe(self, x, weights, ids, w1, w1_bias, w2, w2_bias, **keywords):
+            which = (w1, w2)[case == "down"]
+            scales = which[1].clone()
+            scales[1, 7, 2] += 1
+            w1, w2 = (w1, (w2[0], scales)) if case == "down" else ((w1[0], scales), w2)
+            return super().fused_moe(x, weights, ids, w1, w1_bias, w2, w2_bias, **keywords)
+
+    assert checks.check_case(Wrong(), chosen), "required: the wrong scale is noticed"
+
+
 def test_the_published_table_is_of_these_mutants():
     published = TABLE.read_text("utf-8")
     missing = [m.name for m in kernel_mutants.MUTANTS if f"| {m.name} |" not in published]

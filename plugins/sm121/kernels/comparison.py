@@ -48,6 +48,12 @@ class Tolerance(BaseModel):
     block_scale_max: PositiveFloat | None = None
     source: str
 
+    def of_block_scales(self) -> Tolerance:
+        """The same for the cases that look for one wrong block scale."""
+        if self.block_scale_max is None:
+            return self
+        return self.model_copy(update={"max": self.block_scale_max})
+
 
 class _Tolerances(BaseModel):
     model_config = ConfigDict(extra="forbid")

@@ -71,10 +71,10 @@ def _by_tolerance(
         limit = comparison.tolerance(
             operation, output.dtype, each_expert_rounded=declared.rounds_each_expert
         )
-        if limit is not None and block_scales and limit.block_scale_max is not None:
-            limit = limit.model_copy(update={"max": limit.block_scale_max})
         if limit is None:
             return [f"required: bfloat16, seen: {_describe(output)}"]
+        if block_scales:
+            limit = limit.of_block_scales()
         rows = output.reshape(reference.shape)
         return comparison.measure(rows, reference, limit.floor).beyond(limit)
 
@@ -396,7 +396,9 @@ def _moe(case: MoeCase) -> Problem:
     arguments = (x, shares, ids, layer.w1, biases[0], layer.w2, biases[1])
     reference = moe.fused_moe(*arguments, **keywords)
     arguments = (_widened(x, case.strided), *arguments[1:])
-    judge = _by_tolerance("fused_moe", tuple(x.shape), reference, block_scales=case.readout)
+    judge = _by_tolerance(
+        "fused_moe", tuple(x.shape), reference, block_scales=case.routing == "blocks"
+    )
     return Problem("fused_moe", arguments, judge, keywords, case.strided, reference=reference)
 
 

@@ -371,7 +371,9 @@ def _sides(config: pytest.Config) -> tuple[Side, Side] | None:
         config.option.base_url = sides[0].url
     if sides[0].url is None and config.getoption("--base-url"):
         raise UsageError("--ab with --base-url: expected two URLs, as nothing is started")
-    engine = registry.engine(config.getoption("--engine"))
+    if sides[0].url is not None:
+        return sides
+    engine = registry.engine(config.getoption("--engine") or _ENGINE)
     for side in sides:
         for argument in side.arguments:
             if argument.partition("=")[0] in engine.reserved_arguments:
