@@ -285,17 +285,66 @@ def vllm_bench(url: str, folder: Path, *, chat: bool) -> Said:
                 row["median_ttft_ms"])  # fmt: skip
 
 
+def guidellm(url: str, folder: Path) -> Said:
+    result = folder / "guidellm.json"
+    command = [
+        *(str(PEERS / "guidellm" / "bin" / "guidellm"), "run", "--profile", "kind=synchronous"),
+        *("--backend", f"kind=openai_http,target={url},model={MODEL},"
+          "request_format=/v1/completions"),
+        *("--constraint", f"kind=max_requests,count={RUNS}"),
+        *("--tokenizer", f"kind=huggingface_auto,model={TOKENIZER}"),
+        *("--data", f"kind=synthetic_text,prompt_tokens=512,output_tokens={TOKENS}"),
+        *("--output", f"kind=json,path={result}", "--disable-console-interactive"),
+    ]  # fmt: skip
+    if (failure := _run(command, folder)) is not None or not result.is_file():
+        return Said(None, None, failure or "no result")
+    found = json.loads(result.read_text("utf-8"))["benchmarks"][0]["metrics"]
+    if not found["request_totals"]["successful"]:
+        return Said(None, None, "no request completed")
+    gap, first = (
+        found[name]["successful"]["median"]
+        for name in ("inter_token_latency_ms", "time_to_first_token_ms")
+    )
+    return Said(1e3 / gap if gap else None, first or None)
+
+
+def aiperf(url: str, folder: Path) -> Said:
+    command = [
+        *(str(PEERS / "aiperf" / "bin" / "aiperf"), "profile", "--model", MODEL, "--url", url),
+        *("--endpoint-type", "completions", "--streaming", "--tokenizer", str(TOKENIZER)),
+        *("--isl", "512", "--isl-stddev", "0", "--osl", str(TOKENS), "--osl-stddev", "0"),
+        *("--extra-inputs", "ignore_eos:true", "--extra-inputs", f"min_tokens:{TOKENS}"),
+        *("--use-server-token-count", "--request-count", str(RUNS), "--concurrency", "1"),
+        *("--warmup-request-count", "1", "--artifact-dir", str(folder), "--ui", "none"),
+    ]
+    failure = _run(command, folder, offline=False)  # offline it refuses a folder as tokenizer
+    result = folder / "profile_export_aiperf.json"
+    if failure is not None or not result.is_file():
+        return Said(None, None, failure or "no result")
+    found = json.loads(result.read_text("utf-8"))
+    rate = found.get("output_token_throughput_per_user") or {}
+    first = found.get("time_to_first_token") or {}
+    if not rate and not first:
+        return Said(None, None, "no number")
+    return Said(rate.get("p50"), first.get("p50"))
+
+
 CLIENTS: dict[str, Callable[[str, Path], Said]] = {
     "this suite": sm121,
     "llama-benchy 0.4.0": benchy,
     "vllm bench serve, completions": lambda url, folder: vllm_bench(url, folder, chat=False),
     "vllm bench serve, chat": lambda url, folder: vllm_bench(url, folder, chat=True),
+    "guidellm 0.8.1": guidellm,
+    "aiperf 0.13.0": aiperf,
 }
 
 
 def measure_peers(clients: list[str], traps: list[str], *, fresh: bool) -> None:
     """Each client on each trap; without ``fresh``, those that are not in the cache."""
     _install("llama-benchy", "llama-benchy==0.4.0")
+    # Of torch, guidellm needs a data loader: the CPU build, not gigabytes of CUDA.
+    _install("guidellm", "torch==2.13.0", "guidellm==0.8.1")
+    _install("aiperf", "aiperf==0.13.0")
     known: dict[str, dict[str, Any]] = {} if fresh else _stored("peers") or {}
     for trap in traps:
         for name in (name for name in clients if name not in known.get(trap, {})):
@@ -310,17 +359,20 @@ def measure_peers(clients: list[str], traps: list[str], *, fresh: bool) -> None:
             _store("peers", known)
 
 
-def _install(name: str, requirement: str) -> None:
+def _install(name: str, *requirements: str) -> None:
     folder = PEERS / name
     if (folder / "bin" / name).is_file():
         return
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    subprocess.run([str(folder / "bin" / "pip"), "install", "-q", requirement], check=False)
+    for requirement in requirements:
+        subprocess.run([str(folder / "bin" / "pip"), "install", "-q", requirement], check=False)
 
 
-def _run(command: list[str], folder: Path) -> str | None:
+def _run(command: list[str], folder: Path, *, offline: bool = True) -> str | None:
     """None, or why the client gave no number."""
-    environment = {**os.environ, "OPENAI_API_KEY": "none", "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "OPENAI_API_KEY": "none"}
+    if offline:
+        environment["HF_HUB_OFFLINE"] = "1"
     if not Path(command[0]).is_file():
         return "not installed"
     try:
@@ -456,7 +508,12 @@ def _peers_table(peers: dict[str, dict[str, Any]]) -> list[str]:
         )
         lines.append(f"| {trap} | {said} | " + " | ".join(cells) + " |")
     lines.append("| fooled | | " + " | ".join(str(fooled[name]) for name in names) + " |")
-    lines += ["", "The rate of `vllm bench serve` is 1000 / its median TPOT, since it gives none."]
+    lines += [
+        "",
+        "The rate of `vllm bench serve` is 1000 / its median TPOT, that of guidellm 1000 / its",
+        "median ITL, since they give none of one stream. aiperf ran with",
+        "`--use-server-token-count`: by itself it counts tokens by tokenising the text again.",
+    ]
     return lines
 
 

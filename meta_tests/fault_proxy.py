@@ -277,6 +277,20 @@ def _call_as_text(choice: Json) -> None:
         choice["finish_reason"] = "stop"
 
 
+def _call_in_content_too(choice: Json) -> None:
+    message = choice["message"]
+    if message.get("tool_calls"):
+        message["content"] = message["tool_calls"][0]["function"]["arguments"]
+
+
+def _cold_chat(request: Json) -> Json:
+    return {**request, "temperature": 0.0} if "messages" in request else request
+
+
+def _keeps_stop_in_chat(request: Json) -> Json:
+    return {**request, "include_stop_str_in_output": True} if "messages" in request else request
+
+
 def _reasoning_in_content(message: Json) -> None:
     if message.get("content") and message.get("reasoning"):
         message["content"] = message["reasoning"] + message["content"]
@@ -479,6 +493,7 @@ def _error_in_the_stream(request: Request, answer: Answer) -> Answer:
 HANG_S = 30.0
 PUBLISHED, STREAMS = "test_answers_are_as_published", "test_streams_are_as_published"
 CHATS, CALLS = "test_chats_end_in_a_final_message", "test_tool_calls_are_right_every_time"
+CHAT_SAMPLED = "test_a_chat_obeys_temperature_and_seed"
 DELTAS = "test_deltas_add_up_to_the_message"
 
 FAULTS = {
@@ -601,6 +616,14 @@ FAULTS = {
         Fault("echo is ignored", "test_echo_gives_the_prompt_back", request=_without("echo")),
         Fault("the seed is ignored", "test_same_seed_same_tokens", request=_without("seed")),
         Fault("every seed is the same", "test_seed_is_used", request=lambda r: {**r, "seed": 1}),
+        Fault("the seed of a chat is ignored", CHAT_SAMPLED, request=_without("seed")),
+        Fault("the temperature of a chat is ignored", CHAT_SAMPLED, request=_cold_chat),
+        Fault("stop is ignored in a chat", "test_a_chat_obeys_stop", request=_without("stop")),
+        Fault(
+            "the stop string is in a chat's message",
+            "test_a_chat_obeys_stop",
+            request=_keeps_stop_in_chat,
+        ),
         # ---------- log-probabilities
         Fault(
             "a NaN log-probability",
@@ -789,6 +812,7 @@ FAULTS = {
             chat=_tool_call(lambda c: c["function"].update(name="launch_missiles")),
         ),
         Fault("a call that is text", CALLS, chat=_choice(_call_as_text)),
+        Fault("a call that is text too", CALLS, chat=_choice(_call_in_content_too)),
         Fault(
             "a call that ends with stop",
             CALLS,

@@ -48,6 +48,7 @@ def refused(run_pytest, *arguments: str) -> str:
         (("--waivers", "/nowhere.toml"), ("--waivers /nowhere.toml", "expected")),
         (("--engine-arg=--port=1",), ("--engine-arg --port=1", "set by the suite itself")),
         (("--engine-arg=--served-model-name",), ("set by the suite itself",)),
+        (("--engine-arg=--config=x.yaml",), ("set by the suite itself", "with --engine-arg")),
         (("--engine-env", "VLLM_API_KEY=x"), ("VLLM_API_KEY", "set by the suite itself")),
         (("--base-url", "http://127.0.0.1:9", "--model", "a/b"), ("--model with --base-url",)),
         (("--report-dir", "/proc/nope"), ("--report-dir /proc/nope", "expected a folder")),

@@ -20,6 +20,7 @@ from sm121.engines.memory import Memory
 
 SCENARIOS = "meta_tests/scenarios/endings.py"
 GIB = 1 << 30
+SLOW = pytest.mark.slow("another start of vLLM: the rest of the ways to end")
 
 
 @pytest.fixture
@@ -76,6 +77,7 @@ def test_a_run_that_passes(start):
     check_nothing_left(run, memory)
 
 
+@SLOW
 def test_a_run_that_fails(start):
     run, memory = start("test_fails")
     assert run.wait() == 1, run.output
@@ -83,7 +85,7 @@ def test_a_run_that_fails(start):
     check_nothing_left(run, memory)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=SLOW)])
 def test_a_run_that_is_interrupted(start, number):
     run, memory = start("test_waits")
     os.kill(run.process.pid, number)
@@ -93,6 +95,7 @@ def test_a_run_that_is_interrupted(start, number):
     check_nothing_left(run, memory)
 
 
+@SLOW
 def test_a_second_ctrl_c_breaks_nothing_off(start):
     run, memory = start("test_waits")
     for _ in range(3):
@@ -115,7 +118,10 @@ def test_a_run_that_is_killed(start):
 
 @pytest.mark.parametrize(
     ("scenario", "seen"),
-    [("test_api_server_dies", "status -9"), ("test_engine_core_dies", "engine_dead")],
+    [
+        pytest.param("test_api_server_dies", "status -9", marks=SLOW),
+        ("test_engine_core_dies", "engine_dead"),
+    ],
 )
 def test_a_server_that_dies(start, scenario, seen):
     run, memory = start(scenario)

@@ -66,6 +66,21 @@ def wrong_call(calls: list[Json], asked: ToolCall) -> str | None:
     return None
 
 
+def said(message: Json) -> str:
+    """All text of a message: reasoning, under any of its names, and content."""
+    names = ("reasoning", "reasoning_content", "content")
+    return "".join(str(message[name]) for name in names if message.get(name))
+
+
+def spilled(message: Json) -> bool:
+    """Whether the content beside a call has parts of it. gpt-oss may say in a preamble what it is
+    about to do (harmony, "preambles"): that is text, and none of the call."""
+    content = message.get("content") or ""
+    functions = [call["function"] for call in message.get("tool_calls") or []]
+    parts = [part for f in functions for part in (f["name"], f["arguments"].strip()) if part]
+    return any(part in content for part in (*parts, "<|", "to=functions"))
+
+
 def misfit(arguments: str, tool: str) -> str | None:
     """Why the arguments of a call do not fit the tool's own schema; None if they do."""
     import jsonschema

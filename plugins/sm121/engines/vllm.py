@@ -54,6 +54,7 @@ class Vllm:
         "--model",
         "--served-model-name",
         "--worker-cls",
+        "--config",  # a file of arguments, these among them, which nothing here would see
     )
     reserved_variables: tuple[str, ...] = ("VLLM_API_KEY",)
 

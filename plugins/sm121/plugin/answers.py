@@ -181,6 +181,13 @@ def continuations(
 
 
 @pytest.fixture
+def attempts(server: Server, profile: Profile) -> int:
+    """How often a request may be repeated until it repeats itself: where the engine promises equal
+    tokens once, else often enough for two tokens that are equally likely within the noise."""
+    return 1 if bound(profile.correctness.agreement, server, profile, "agreement").fork == 0 else 3
+
+
+@pytest.fixture
 def golden_bound(server: Server, profile: Profile) -> GoldenBound:
     """What the profile accepts against a golden file."""
     return bound(profile.correctness.golden, server, profile, "golden")

@@ -332,7 +332,8 @@ def _refuse_conflicts(config: pytest.Config) -> None:
         if flag in engine.reserved_arguments:
             raise UsageError(
                 f"--engine-arg {argument}: {flag} is set by the suite itself "
-                "(--model and --served-model-name are options of their own)"
+                "(--model and --served-model-name are options of their own; what a --config "
+                "file says, say with --engine-arg)"
             )
     for text in config.getoption("--engine-env"):
         if _pair(text)[0] in engine.reserved_variables:

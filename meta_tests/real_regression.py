@@ -1,0 +1,137 @@
+"""The regression level on the real vLLM: the same again is no regression, 10 % slower is one.
+
+`python meta_tests/real_regression.py` starts vLLM on the CPU for each run, slowed in its worker
+(`in_vllm/slower_worker.py`) where it says so, and writes docs/regression-shown.md. It takes about
+a quarter of an hour, on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+TABLE = ROOT / "docs" / "regression-shown.md"
+#: Of the forward pass, which is not all of the time that a token takes.
+SLOWED = "SLOWED_BY=0.12"
+PLAIN = "SLOWED_BY=0"
+LEVELS = ("tests/test_performance.py", "tests/test_regression.py")
+COMPARED = ("test_no_metric_is_missing", "test_no_metric_is_worse", "test_no_level_came_down")
+AB = "test_b_is_not_worse_than_a"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run, and the verdict that each of the tests that judge it is required to have."""
+
+    name: str
+    arguments: tuple[str, ...]
+    required: dict[str, tuple[str, ...]]
+
+
+CASES = (
+    Case("the first run", (*LEVELS, "--engine-env", PLAIN), {COMPARED[1]: ("NOT_RUN",)}),
+    Case("the same again", (*LEVELS, "--engine-env", PLAIN),
+         {COMPARED[0]: ("PASS",), COMPARED[1]: ("PASS", "INCONCLUSIVE")}),
+    Case("10 % slower", (*LEVELS, "--engine-env", SLOWED), {COMPARED[1]: ("FAIL",)}),
+    Case("A against A", (LEVELS[1], "--ab", PLAIN, PLAIN), {AB: ("PASS", "INCONCLUSIVE")}),
+    Case("A against 10 % slower", (LEVELS[1], "--ab", PLAIN, SLOWED), {AB: ("FAIL",)}),
+)  # fmt: skip
+
+
+def run(case: Case, folder: Path) -> dict[str, Any]:
+    """verdict.json of the run, with the seconds that it took."""
+    report = folder / case.name.replace(" ", "-").replace("%", "percent")
+    started = time.monotonic()
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--arch", "cpu"),
+            *("--report-dir", str(report), f"--benchmark-storage={folder / 'history'}"),
+            *("--benchmark-autosave", "--engine-arg=--worker-extension-cls=slower_worker.Slower"),
+            *("--engine-env", f"PYTHONPATH={HERE / 'in_vllm'}", *case.arguments),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=1800,
+    )
+    (folder / f"{report.name}.out").write_text(done.stdout + done.stderr, "utf-8")
+    if not (report / "verdict.json").is_file():
+        sys.exit(f"{case.name}: no verdict.json; the end of its output:\n{done.stdout[-3000:]}")
+    verdict = json.loads((report / "verdict.json").read_text("utf-8"))
+    return {**verdict, "seconds": time.monotonic() - started}
+
+
+def table(results: dict[str, dict[str, Any]]) -> str:
+    """docs/regression-shown.md."""
+    lines = [
+        "# The regression level on a real server",
+        "",
+        "Made by `python meta_tests/real_regression.py`: vLLM on the CPU, started for each run,",
+        "and slowed inside its worker where the row says so. INCONCLUSIVE is an answer that a",
+        "machine with other tenants may give to the same again; FAIL is not.",
+        "",
+        "| run | box | tg32 | tg128 | judged by | required | verdict | wall |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    notes = []
+    for case in CASES:
+        if case.name not in results:
+            continue
+        found = results[case.name]
+        tests = {test["id"].split("::")[-1]: test for test in found["tests"]}
+        for name, required in case.required.items():
+            rates = [_value(found["metrics"], key) for key in ("tg32@d0", "tg128@d0")]
+            test = tests.get(name, {"verdict": "not there", "message": ""})
+            lines.append(
+                f"| {case.name} | {found['box']['state']} | {rates[0]} | {rates[1]} | `{name}` "
+                f"| {' or '.join(required)} | {test['verdict']} | {found['seconds']:.0f} s |"
+            )
+            if test["message"]:
+                notes.append(f"- {case.name}, `{name}`: {test['message']}")
+    return "\n".join([*lines, "", *notes]).rstrip() + "\n"
+
+
+def _value(metrics: dict[str, Any], key: str) -> str:
+    if (metric := metrics.get(key)) is not None:
+        return f"{metric['value']:.1f} tok/s"
+    if (metric := metrics.get(f"ab:{key}")) is not None:
+        return f"B/A {metric['value']:.3f} [{metric['ci_low']:.3f}, {metric['ci_high']:.3f}]"
+    return "-"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, default=TABLE)
+    parser.add_argument("--keep", type=Path, help="a folder for the reports of the runs")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (options.keep or Path(temporary)).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        results: dict[str, dict[str, Any]] = {}
+        wrong = []
+        for case in CASES:
+            found = results[case.name] = run(case, folder)
+            tests = {test["id"].split("::")[-1]: test["verdict"] for test in found["tests"]}
+            seen = {name: tests.get(name, "not there") for name in case.required}
+            print(f"{case.name}: {seen}, {found['seconds']:.0f} s", flush=True)
+            wrong += [
+                f"{case.name}: required: {name} {' or '.join(required)}, seen: {seen[name]}"
+                for name, required in case.required.items()
+                if seen[name] not in required
+            ]
+            options.output.write_text(table(results), "utf-8")
+    if wrong:
+        sys.exit("\n".join(wrong))
+
+
+if __name__ == "__main__":
+    main()
