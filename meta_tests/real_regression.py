@@ -2,7 +2,7 @@
 
 `python meta_tests/real_regression.py` starts vLLM on the CPU for each run, slowed in its worker
 (`in_vllm/slower_worker.py`) where it says so, and writes docs/regression-shown.md. It takes about
-a quarter of an hour, on a machine that does nothing else.
+half an hour, on a machine that does nothing else; `--runs` makes some of the runs anew.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 TABLE = ROOT / "docs" / "regression-shown.md"
+STATE = ROOT / ".cache" / "real-regression"
 #: Of the forward pass, which is not all of the time that a token takes.
 SLOWED = "SLOWED_BY=0.12"
 PLAIN = "SLOWED_BY=0"
@@ -111,15 +112,19 @@ def _value(metrics: dict[str, Any], key: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, default=TABLE)
-    parser.add_argument("--keep", type=Path, help="a folder for the reports of the runs")
+    parser.add_argument(
+        "--runs", choices=("history", "ab", "all"), default="all", help="which of the runs"
+    )
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = (options.keep or Path(temporary)).absolute()
-        folder.mkdir(parents=True, exist_ok=True)
-        results: dict[str, dict[str, Any]] = {}
-        wrong = []
+    file = STATE / "results.json"
+    results: dict[str, dict[str, Any]] = json.loads(file.read_text()) if file.is_file() else {}
+    STATE.mkdir(parents=True, exist_ok=True)
+    wrong = []
+    with tempfile.TemporaryDirectory(dir=STATE) as folder:
         for case in CASES:
-            found = results[case.name] = run(case, folder)
+            if options.runs not in ("all", "ab" if "--ab" in case.arguments else "history"):
+                continue
+            found = results[case.name] = run(case, Path(folder))
             tests = {test["id"].split("::")[-1]: test["verdict"] for test in found["tests"]}
             seen = {name: tests.get(name, "not there") for name in case.required}
             print(f"{case.name}: {seen}, {found['seconds']:.0f} s", flush=True)
@@ -128,6 +133,7 @@ def main() -> None:
                 for name, required in case.required.items()
                 if seen[name] not in required
             ]
+            file.write_text(json.dumps(results), "utf-8")
             options.output.write_text(table(results), "utf-8")
     if wrong:
         sys.exit("\n".join(wrong))
