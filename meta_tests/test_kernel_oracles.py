@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from sm121.kernels import cases, comparison, problems, sensitivity
+from sm121.kernels import block_scales, cases, comparison, problems, sensitivity
 from sm121.kernels.cases import MoeCase
 from sm121.oracles import attention, moe, mxfp4, mxfp8, routing
 
@@ -157,7 +157,7 @@ def test_a_scale_error_of_one_percent_and_a_wrong_block_scale_are_seen():
         found_for_limit
         for case in cases.select("moe_block_scales", full=False)
         if isinstance(case, MoeCase) and not case.name.startswith("real-")
-        for found_for_limit in sensitivity.block_scales(case)
+        for found_for_limit in sensitivity.found_block_scales(case)
     ]
     assert sensitivity.broken_promises(found, scales) == []
     # Above the tolerance by more than what the clean provider is off by, so that it cannot hide.
@@ -182,6 +182,30 @@ def test_the_computed_size_of_a_block_scale_error_is_the_real_one():
             limit = comparison.tolerance("fused_moe", torch.bfloat16)
             errors = comparison.measure(rows, problem.reference[tokens], limit.floor)
             assert errors.max > limit.of_block_scales().max
+
+
+def test_a_block_scale_shows_its_share_and_rounding_none():
+    """One too high adds a block's part once more, one too low takes half of it away."""
+    case = next(case for case in cases.GROUPS["moe_block_scales"] if case.name == "down")
+    problem = problems.build(case)
+    *before, (packed, scales), bias = problem.arguments
+    for by, share in ((1, 1.0), (-1, -0.5)):
+        wrong = scales.clone()
+        wrong[3, 100, 5] += by
+        rows = moe.fused_moe(*before, (packed, wrong), bias, **problem.keywords)
+        found = block_scales.of_second_matrix(
+            rows - problem.reference, problem.arguments, **problem.keywords
+        )
+        assert (found.expert, found.row, found.block) == (3, 100, 5) and found.beyond()
+        assert found.share == pytest.approx(share, abs=1e-6)
+    # Four times the rounding of bfloat16, at random: nothing of it looks like a block.
+    noise = problem.reference * 2.0**-7 * torch.randn(problem.reference.shape)
+    found = block_scales.of_second_matrix(noise, problem.arguments, **problem.keywords)
+    assert abs(found.share) < 0.1 and not found.beyond()
+    lost = block_scales.of_second_matrix(
+        torch.full_like(noise, torch.nan), problem.arguments, **problem.keywords
+    )
+    assert lost.beyond(), "required: NaN is a finding"
 
 
 def test_every_tolerance_file_entry_is_read():

@@ -44,12 +44,12 @@ class Tolerance(BaseModel):
     floor: PositiveFloat
     #: For providers that declare `rounds_each_expert` alone.
     each_expert_rounded: bool = False
-    #: `max` of the cases that look for one wrong block scale, where it is another.
+    #: `max` of the cases that look for a wrong block scale in single outputs, where it is another.
     block_scale_max: PositiveFloat | None = None
     source: str
 
     def of_block_scales(self) -> Tolerance:
-        """The same for the cases that look for one wrong block scale."""
+        """The same for the cases that look for a wrong block scale in single outputs."""
         if self.block_scale_max is None:
             return self
         return self.model_copy(update={"max": self.block_scale_max})

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sm121.kernels import comparison
+from sm121.kernels import block_scales, comparison
 from sm121.kernels.cases import (
     BytesCase,
     Case,
@@ -61,9 +61,15 @@ def build(case: Case) -> Problem:
 
 
 def _by_tolerance(
-    operation: Operation, shape: tuple[int, ...], reference: Tensor, *, block_scales: bool = False
+    operation: Operation,
+    shape: tuple[int, ...],
+    reference: Tensor,
+    *,
+    more: Callable[[Tensor], list[str]] = lambda _error: [],
+    reads_out: bool = False,
 ) -> Judge:
-    """`block_scales`: one wrong block scale must be seen, which takes a limit as low as can be."""
+    """`more`: what else is wrong with an error [rows, n] float64. `reads_out`: a wrong block scale
+    must be seen in a single output, which takes a limit as low as can be."""
 
     def judge(output: Any, declared: Declaration) -> list[str]:
         if not isinstance(output, Tensor) or tuple(output.shape) != shape:
@@ -73,10 +79,11 @@ def _by_tolerance(
         )
         if limit is None:
             return [f"required: bfloat16, seen: {_describe(output)}"]
-        if block_scales:
+        if reads_out:
             limit = limit.of_block_scales()
         rows = output.reshape(reference.shape)
-        return comparison.measure(rows, reference, limit.floor).beyond(limit)
+        errors = comparison.measure(rows, reference, limit.floor)
+        return [*errors.beyond(limit), *more(rows.double().cpu() - reference)]
 
     return judge
 
@@ -395,11 +402,17 @@ def _moe(case: MoeCase) -> Problem:
     keywords: dict[str, Any] = {"alpha": ALPHA, "limit": LIMIT}
     arguments = (x, shares, ids, layer.w1, biases[0], layer.w2, biases[1])
     reference = moe.fused_moe(*arguments, **keywords)
-    arguments = (_widened(x, case.strided), *arguments[1:])
+
+    def blocks(error: Tensor) -> list[str]:
+        if case.routing != "blocks" or case.readout:
+            return []
+        return block_scales.of_second_matrix(error, arguments, **keywords).beyond()
+
     judge = _by_tolerance(
-        "fused_moe", tuple(x.shape), reference, block_scales=case.routing == "blocks"
+        "fused_moe", tuple(x.shape), reference, more=blocks, reads_out=case.readout
     )
-    return Problem("fused_moe", arguments, judge, keywords, case.strided, reference=reference)
+    given = (_widened(x, case.strided), *arguments[1:])
+    return Problem("fused_moe", given, judge, keywords, case.strided, reference=reference)
 
 
 def _chosen(case: MoeCase, generator: torch.Generator) -> Tensor:

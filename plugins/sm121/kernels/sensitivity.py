@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sm121.kernels import cases, comparison, problems
+from sm121.kernels import block_scales, cases, comparison, problems
 from sm121.kernels.cases import DecodeCase, MoeCase, PrefillCase
 from sm121.kernels.comparison import Tolerance
 from sm121.kernels.problems import ALPHA, LIMIT, Problem
@@ -199,15 +199,23 @@ def _attention_findings(
             yield Finding(group, case.name, f"window {by:+}", math.nan, errors.ratio(limit))
 
 
-def block_scales(case: MoeCase) -> list[BlockScales]:
+def found_block_scales(case: MoeCase) -> list[BlockScales]:
     """Every block scale of one matrix wrong by one exponent, up and down, one at a time.
 
-    Of the first matrix where the case reads hidden activations out, of the second elsewhere.
-    Computed, not run: the size of the error that each defect makes, the smaller of up and down, the
-    largest over the tokens, in units of the tolerance of `max`. One entry for each such tolerance.
+    Of the first matrix where the case reads hidden activations out: computed, the size of the error
+    that each defect makes, the smaller of up and down, the largest over the tokens, in units of the
+    tolerance of `max`; one entry for each such tolerance. Of the second matrix elsewhere: one too
+    low takes half of its block's part away, of which the rounding of the clean provider may hide
+    what it has of that part itself; in units of `block_scales.LIMIT`.
     """
     problem = problems.build(case)
     assert problem.reference is not None
+    if not case.readout:
+        output = TorchProvider().fused_moe(*problem.arguments, **problem.keywords)
+        error = output.double() - problem.reference
+        own = block_scales.each_share(error, problem.arguments, **problem.keywords)
+        left = 0.5 - torch.cat([shares.flatten() for _, shares in own]).abs()
+        return [_counted(case, "down", block_scales.LIMIT, left)]
     x, shares, ids, w1, b1, w2, _ = problem.arguments
     ratios = []
     for e in range(case.experts):
@@ -216,29 +224,27 @@ def block_scales(case: MoeCase) -> list[BlockScales]:
         size = torch.maximum(rows.abs(), rows.square().mean(-1, keepdim=True).sqrt())
         unit = size / shares[tokens, place].double()[:, None]
         inside = x[tokens].double() @ moe.expert_matrix(w1, e).T
-        t = inside + b1[e].double()
+        parts = x[tokens].double().unflatten(-1, (-1, mxfp4.BLOCK)).abs().amax(-1)
         down = moe.expert_matrix(w2, e)
-        if case.readout:
-            parts = x[tokens].double().unflatten(-1, (-1, mxfp4.BLOCK)).abs().amax(-1)
-            ratios.append(_gate_up_ratios(t, inside, parts.argmax(-1), down, unit))
-        else:
-            ratios.append(_down_ratios(_activation(t), down, unit))
+        ratios.append(
+            _gate_up_ratios(inside + b1[e].double(), inside, parts.argmax(-1), down, unit)
+        )
     every = torch.cat(ratios)
-    matrix = "gate-up" if case.readout else "down"
     limits = [
         t.of_block_scales().max for t in comparison.tolerances() if t.operation == "fused_moe"
     ]
-    return [
-        BlockScales(
-            case=case.name,
-            limit=limit,
-            matrix=matrix,
-            total=len(every),
-            detected=int((every > limit).sum()),
-            least=float(every.min()) / limit,
-        )
-        for limit in limits
-    ]
+    return [_counted(case, "gate-up", limit, every) for limit in limits]
+
+
+def _counted(case: MoeCase, matrix: str, limit: float, sizes: Tensor) -> BlockScales:
+    return BlockScales(
+        case=case.name,
+        limit=limit,
+        matrix=matrix,
+        total=len(sizes),
+        detected=int((sizes > limit).sum()),
+        least=float(sizes.min()) / limit,
+    )
 
 
 def _gate_up_ratios(t: Tensor, inside: Tensor, block: Tensor, down: Tensor, unit: Tensor) -> Tensor:
@@ -258,16 +264,6 @@ def _gate_up_ratios(t: Tensor, inside: Tensor, block: Tensor, down: Tensor, unit
     return torch.minimum(*sides).flatten()
 
 
-def _down_ratios(hidden: Tensor, down: Tensor, unit: Tensor) -> Tensor:
-    """hidden [n, I]; down [H, I]; unit [n, H] -> [H * blocks]."""
-    best = torch.zeros(len(down), down.shape[1] // mxfp4.BLOCK, dtype=down.dtype)
-    for row, own in zip(hidden, unit, strict=True):
-        pieces = (down * row).unflatten(-1, (-1, mxfp4.BLOCK)).sum(-1)
-        # One too low changes half as much as one too high.
-        best = torch.maximum(best, 0.5 * pieces.abs() / own[:, None])
-    return best.flatten()
-
-
 def _activation(t: Tensor) -> Tensor:
     return moe.swiglu(t[:, 0::2], t[:, 1::2], alpha=ALPHA, limit=LIMIT)
 
@@ -285,7 +281,7 @@ def write_report(output: Path, progress: Callable[[str], None]) -> list[str]:
     scales = []
     for case in cases.select("moe_block_scales", full=False):
         assert isinstance(case, MoeCase)
-        scales.extend(block_scales(case))
+        scales.extend(found_block_scales(case))
         progress(f"block scales of {case}")
     output.write_text(_report(found, scales), "utf-8")
     return broken_promises([f for each in found.values() for f in each], scales)
@@ -335,12 +331,14 @@ NaN is detected anywhere. Routing is held to the k largest logits exactly.
 _BLOCKS = """
 ## One wrong block scale
 
-Each block scale of a layer off by one exponent, up and down, one at a time: the error it makes, in
-units of the tolerance (`block_scale_max`; the larger one is that of providers that declare
-`rounds_each_expert`). Computed without the kernel's own rounding: all of them are detected where
-the last column is above 1; the nearer it is to 1, the more of the rounding must not be against it.
+Each block scale of a layer off by one exponent, up and down, one at a time, in units of what is
+detected: above 1 is. Of `down`, whose blocks add up in an output, how much of a block's part is in
+the error, by projection over the tokens of the expert (`sm121.kernels.block_scales`): at most 0.25,
+where a wrong scale shows 0.5 or 1, less what the rounding of the clean provider has of it. Of
+`gate-up`, read out in single outputs, the largest error against `block_scale_max` (the larger one
+is that of providers that declare `rounds_each_expert`), without the kernel's own rounding.
 
-| case of moe_block_scales | matrix | tolerance | block scales | detected | least |
+| case of moe_block_scales | matrix | limit | block scales | detected | least |
 |---|---|---:|---:|---:|---:|"""
 
 
