@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import pytest
 
@@ -27,7 +27,7 @@ from sm121.engines.preflight import Finding
 from sm121.engines.process_tree import RUN_ID
 from sm121.engines.server import Server
 from sm121.errors import UsageError
-from sm121.evidence import environment, metrics, requested
+from sm121.evidence import cgroup, environment, metrics, requested
 from sm121.evidence.kernel_path import KernelPath, read_log
 from sm121.evidence.redaction import redact
 from sm121.evidence.resources import ResourceSampler
@@ -47,7 +47,16 @@ from sm121.profile import Profile
 from sm121.report import summary, verdict_file
 from sm121.report.printable import printable
 from sm121.report.verdict_file import EngineReport, StartReport, TestReport, VerdictFile
+from sm121.stress.client import LoadClient
+from sm121.stress.timeline import Timeline
 from sm121.verdict import NotRun, Verdict
+
+
+class Observer(Protocol):
+    """What is known of a server under load."""
+
+    client: LoadClient
+    timeline: Timeline
 
 
 @dataclass
@@ -74,6 +83,14 @@ class Run:
     #: Ids of the tests that had their turn, teardown included.
     decided: set[str] = field(default_factory=set)
     interrupted: bool = False
+    #: Why nothing more is run, as (class, text): the machine would not survive it.
+    aborted: tuple[str, str] | None = None
+    #: Watches the server under test while it is under load; a crash bundle has what it saw.
+    observer: Observer | None = None
+    #: Why nothing that follows could be trusted; None while all is well.
+    distrusted: str | None = None
+    #: The control group's account of memory when the run began.
+    cgroup_before: Mapping[str, int] | str = field(default_factory=cgroup.memory_events)
     _under_test: Server | None = None
 
     @property
@@ -221,6 +238,14 @@ class Run:
             self.file.engine.path = self.kernel_path(self._under_test)
         self.file.finished = selected <= self.decided and not self.interrupted
         self.save()
+
+    def abort(self, text: str) -> None:
+        """The machine is about to wedge: end the server at once, and run nothing more."""
+        if self.aborted is None:
+            self.aborted = ("memory_floor", text)
+            self.remark(text)
+            if self.pool is not None and self.pool.current is not None:
+                self.pool.current.kill()
 
     def log_of(self, configuration: str) -> Path | None:
         """Log of the latest start of a configuration in this run, None if it was not started."""
@@ -376,7 +401,11 @@ def _prepare_engine(run: Run, chosen: Profile) -> None:
             notify=lambda name, line: announce(run.config, f"server {name}", line),
             on_stop=run.stops.__setitem__,
         )
-        run.sampler = ResourceSampler(run.pool.processes)
+        run.sampler = ResourceSampler(
+            run.pool.processes,
+            floor_bytes=chosen.stress.memory_floor_gib.value * 2**30,
+            on_floor=run.abort,
+        )
         run.sampler.start()
         under_test = run.configurations[chosen.under_test]
         run.file.engine.model = under_test.model
