@@ -53,7 +53,7 @@ def test_unruly_clients(stress):
 
 
 def test_context_to_the_brim(stress):
-    """Prompt and answer fill the context to its last token; one token more is refused."""
+    """Prompt and answer fill the context to its last token; a longer prompt is refused."""
     stress.brim()
 
 

@@ -21,7 +21,7 @@ import psutil
 from mirakuru import SimpleExecutor
 from mirakuru.exceptions import ProcessFinishedWithError
 
-from sm121.engines import ports
+from sm121.engines import ports, stale
 from sm121.engines.configuration import ServerConfiguration
 from sm121.engines.memory import Memory
 from sm121.engines.process_tree import (
@@ -319,6 +319,7 @@ class ManagedServer:
         environment = dict(self.engine.environment(self.configuration, api_key=self._api_key))
         environment[RUN_ID] = self.run_id
         environment[SERVER_ID] = self._server_id
+        environment[stale.OWNER] = stale.owner()
         self._scratch = Path(tempfile.mkdtemp(prefix="sm121-", dir=_scratch_base()))
         environment["TMPDIR"] = str(self._scratch)
         command = [

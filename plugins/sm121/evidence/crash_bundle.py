@@ -65,6 +65,15 @@ def write(evidence: Evidence, directory: Path, redact: Redact) -> Path:
         OSError: not even the folder can be made, or the index in it.
     """
     folder = _new_folder(directory, evidence.cause.kind)
+    try:
+        _fill(folder, evidence, redact)
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)  # half a bundle misleads
+        raise
+    return folder
+
+
+def _fill(folder: Path, evidence: Evidence, redact: Redact) -> None:
     parts: dict[str, dict[str, str]] = {}
     for name, produce in _parts(evidence):
         try:
@@ -96,7 +105,6 @@ def write(evidence: Evidence, directory: Path, redact: Redact) -> Path:
     }
     _write_new(folder / "README.md", redact(_readme(index)))
     _write_new(folder / "bundle.json", redact(json.dumps(index, indent=2)) + "\n")
-    return folder
 
 
 def write_somewhere(evidence: Evidence, directory: Path, redact: Redact) -> tuple[Path, str | None]:

@@ -11,7 +11,7 @@ from sm121.evidence.failure import Cause, classify_lines
 from sm121.evidence.kernel_messages import KernelMessages
 
 #: Classes that only say that something died.
-_VAGUE = ("engine_dead", "unknown")
+VAGUE = ("engine_dead", "unknown")
 
 
 def cause_of(
@@ -49,7 +49,7 @@ def cause_of(
             remedy="raise the limit, or lower the engine's memory settings",
             lines=logged.lines,
         )
-    if (killed and (logged.kind in _VAGUE or guessed)) or (guessed and not kernel.unavailable):
+    if (killed and (logged.kind in VAGUE or guessed)) or (guessed and not kernel.unavailable):
         who = ", ".join(f"{e.get('name') or 'process'} ({e['pid']})" for e in killed)
         checked = (
             f"the kernel's log cannot be read ({kernel.unavailable}), so that this may have been "
@@ -65,7 +65,7 @@ def cause_of(
             lines=logged.lines,
         )
     first = ended[0] if ended else None
-    if first is not None and logged.kind in _VAGUE and first["status"] != -signal.SIGTERM:
+    if first is not None and logged.kind in VAGUE and first["status"] != -signal.SIGTERM:
         name = signal.Signals(-first["status"]).name
         who = f"{first.get('name') or 'process'} ({first['pid']})"
         return logged.model_copy(

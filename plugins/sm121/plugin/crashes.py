@@ -11,14 +11,14 @@ from typing import Any
 import httpx
 import pytest
 
-from sm121.engines.managed import ManagedServer, ServerError
+from sm121.engines.managed import ManagedServer, ServerError, ServerStalled, ServerTimedOut
 from sm121.evidence import cgroup, crash_bundle, death, kernel_messages
 from sm121.evidence.crash_bundle import Evidence
 from sm121.evidence.failure import Cause, classify
 from sm121.evidence.redaction import redact_arguments, redact_environment
 from sm121.plugin.box import BOX
 from sm121.plugin.run import RUN, Run
-from sm121.plugin.selection import LEVEL
+from sm121.plugin.selection import ID, LEVEL
 from sm121.plugin.terminal import announce
 from sm121.report.printable import printable
 from sm121.report.verdict_file import CrashReport
@@ -63,7 +63,7 @@ def _after(run: Run, item: pytest.Item, error: BaseException) -> None:
             return  # every test that wants this server gets the same error
         seen.add(str(error.log))
     managed = run.pool.latest if run.pool is not None else None
-    evidence = gather(run, item.nodeid, error, managed)
+    evidence = gather(run, item.stash[ID], error, managed)
     kind = evidence.cause.kind
     tell(run, evidence)
     dead = managed is not None and not managed.running
@@ -71,7 +71,30 @@ def _after(run: Run, item: pytest.Item, error: BaseException) -> None:
         _replace(run, evidence)
 
 
-def gather(run: Run, test: str, error: BaseException, managed: ManagedServer | None) -> Evidence:
+@pytest.hookimpl(trylast=True)  # after the run was opened
+def pytest_collection_finish(session: pytest.Session) -> None:
+    run = session.config.stash.get(RUN, None)
+    if run is not None:
+        run.on_unwritten = _unwritten
+
+
+def _unwritten(run: Run, why: str) -> None:
+    """A full disk, or a report directory that has gone."""
+    cause = Cause(
+        kind="disk_full" if "No space left" in why or "quota" in why else "report_unwritable",
+        summary=f"{run.directory}: {why}",
+        owner="whoever keeps this disk: what is not written is lost",
+        remedy="make room, or give another --report-dir",
+    )
+    managed = run.pool.latest if run.pool is not None else None
+    found = gather(run, "", None, managed)
+    found.cause, found.what, found.test = cause, "the report", None
+    tell(run, found)
+
+
+def gather(
+    run: Run, test: str, error: BaseException | None, managed: ManagedServer | None
+) -> Evidence:
     """Everything that is known at this moment; nothing is stopped."""
     since = managed.launched if managed is not None and managed.launched else run.started
     kernel = kernel_messages.since(since)
@@ -199,8 +222,16 @@ def _look_at_attached(run: Run) -> None:
 
 
 def _cause(
-    run: Run, error: BaseException, managed: ManagedServer | None, tree: list[dict[str, Any]]
+    run: Run, error: BaseException | None, managed: ManagedServer | None, tree: list[dict[str, Any]]
 ) -> Cause:
+    if isinstance(error, ServerTimedOut | ServerStalled) and error.cause.kind in death.VAGUE:
+        return Cause(
+            kind="hang",
+            summary=_what(error),
+            owner=OWNERS["hang"],
+            remedy="run again with --engine-debug, and take stacks (py-spy dump) while it hangs",
+            lines=error.cause.lines,
+        )
     if isinstance(error, ServerError):
         return error.cause
     if managed is not None and managed.exit_status is not None:
@@ -222,7 +253,7 @@ def _cause(
     )
 
 
-def _what(error: BaseException) -> str:
+def _what(error: BaseException | None) -> str:
     if isinstance(error, UnderLoad):
         return f"under load ({error.what})"
     if isinstance(error, ServerError):

@@ -109,7 +109,7 @@ class Stress:
     def long_generation(self) -> None:
         """One long answer."""
         tokens = int(self._sizes.long_generation_tokens.value)
-        self._play("long generation", [self.shapes.long(tokens)])
+        self._play("long generation", [self.shapes.long(tokens, _READING[1])])
 
     def arriving(self, kind: Arrival) -> None:
         """Requests of all lengths, arriving in one of the ways in which users do."""
@@ -133,14 +133,15 @@ class Stress:
         )
 
     def brim(self) -> None:
-        """A prompt and its answer that fill the context to the last token; one token more is
-        refused."""
+        """A prompt and its answer that fill the context to the last token; a prompt that is longer
+        by one is refused."""
         self._capabilities.require("token_prompts")
         tokens = int(self._sizes.answer_tokens.value)
         longest = self._longest()
         full = self.shapes.of_length(longest - tokens, tokens)
-        body = {**full.body, "prompt": [*full.body["prompt"], full.body["prompt"][0]]}
-        beyond = Job("one token too many", body, tokens, behaviour="bad")
+        ids = full.body["prompt"]
+        body = {**full.body, "prompt": [*ids, *ids[: longest + 1 - len(ids)]]}
+        beyond = Job("a prompt longer than the context", body, tokens, behaviour="bad")
         self._play("context filled to the brim", [full, beyond], concurrency=1)
 
     def pressed(self) -> None:

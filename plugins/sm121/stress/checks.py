@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 from sm121.answers import agreement
@@ -77,6 +78,11 @@ def _wrong(where: str, outcome: Outcome, answer: Answer, bound: Bound | None) ->
 
 
 def _against_alone(where: str, answer: Answer, alone: Answer, bound: Bound) -> Fault | None:
+    if answer.ids is not None and alone.ids is not None and len(answer.ids) > len(alone.ids):
+        # Of a long answer only the beginning was asked for alone.
+        whole = len(alone.ids)
+        positions = answer.positions[:whole] if answer.positions is not None else None
+        answer = replace(answer, ids=answer.ids[:whole], positions=positions)
     different = agreement.same_tokens(alone, answer)
     if different is None:
         return None

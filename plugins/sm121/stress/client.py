@@ -25,6 +25,8 @@ _LONGEST_TEXT = 300
 _SLOW_READ_S = 0.15
 _SLOW_READ_BYTES = 256
 _DONE = b"[DONE]"
+#: Requests that fell silent within so many seconds of the last sign of life did so together.
+_TOGETHER_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ class LoadClient:
     #: Requests that have ended so far, over all loads.
     completed: int = 0
     _number: int = 0
+    #: When anything came last, or a request ended.
+    _alive: float = 0.0
 
     def run(
         self,
@@ -151,6 +155,7 @@ class LoadClient:
         outcome.ended = outcome.ended or time.monotonic()
         if self.in_flight.pop(outcome.number, None) is not None:
             self.completed += 1
+        self._alive = max(self._alive, outcome.last or outcome.started)
 
     def _trouble(self, running: Sequence[Outcome]) -> tuple[str, str] | None:
         """Why the load cannot go on: a request without progress says what it is."""
@@ -161,11 +166,14 @@ class LoadClient:
         late = [o for o in running if now - o.started > self.patience.within_s]
         # A request that waits for its turn gets nothing while others do: it has `within_s`.
         stuck = [o for o in silent if o.first is not None] or late
-        if silent and len(silent) == len(running):
+        newest = max((o.last or o.started for o in silent), default=now)
+        if silent and len(silent) == len(running) and self._alive < newest + _TOGETHER_S:
             return "hang", (
                 f"none of {len(running)} requests under way got a token for "
                 f"{self.patience.silent_s:.0f} s (numbers {_numbers(silent)})"
             )
+        if silent and len(silent) == len(running):
+            stuck = silent
         if stuck:
             first = stuck[0]
             return "stuck_request", (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from sm121.answers.prompts import Prompt
@@ -90,10 +90,11 @@ class Shapes:
                 case _:
                     yield self.job(prompt.text, tokens, name=prompt.name)
 
-    def long(self, tokens: int) -> Job:
-        """One answer of many tokens."""
+    def long(self, tokens: int, compared: int) -> Job:
+        """One answer of many tokens, of which the first are compared."""
         prompt = self.prompts[0]
-        return self.job(prompt.text, tokens, name=f"{tokens} tokens")
+        job = self.job(prompt.text, compared, name=f"{tokens} tokens")
+        return replace(job, tokens=tokens, body={**job.body, "max_tokens": tokens})
 
     def of_length(self, prompt_tokens: int, tokens: int, *, turn: int = 0) -> Job:
         """A prompt of exactly so many token ids, which repeats a text (so that it goes on in one
