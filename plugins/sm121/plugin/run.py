@@ -300,6 +300,7 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
             item.config.stash.setdefault(certification.DESELECTED, []).append(item.stash[ID])
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist tells its controller that all is collected
 def pytest_collection_finish(session: pytest.Session) -> None:
     config = session.config
     if not config.stash.get(SELECTED, False):
