@@ -31,6 +31,34 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """xdist's own scheduling by groups, which does not hang after a worker has died.
+
+    A worker runs a test when it knows the next one or that there is none. One that takes the place
+    of a dead worker is given a single test by xdist 3.8, and both wait for ever.
+    """
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadGroupScheduling
+
+    class Scheduling(LoadGroupScheduling):  # type: ignore[misc]
+        def schedule(self) -> None:
+            super().schedule()
+            for node in self.nodes:
+                while (
+                    self.workqueue
+                    and not node.shutting_down
+                    and self._pending_of(self.assigned_work[node]) < 2
+                ):
+                    self._assign_work_unit(node)
+            if not self.workqueue:
+                for node in self.nodes:
+                    node.shutdown()
+
+    return Scheduling(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """A worker is about to be started: it is told what it is part of."""
     config = node.config
