@@ -30,7 +30,7 @@ def _one(process: psutil.Process) -> dict[str, Any]:
     entry["status"] = process.status()
     try:
         with process.oneshot():
-            entry["command"] = " ".join(redact_arguments(process.cmdline()))[:400]
+            entry["command"] = " ".join(redact_arguments(process.cmdline())).strip()[:400]
             entry["threads"] = process.num_threads()
             entry["rss_bytes"] = process.memory_info().rss
             times = process.cpu_times()

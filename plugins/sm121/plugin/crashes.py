@@ -28,6 +28,8 @@ from sm121.stress.fault import OWNERS, UnderLoad
 _REPLACE = ("hang", "stuck_request", "connection", "memory_floor", "not_idle", "zombie", "http_5xx")
 _DONE = pytest.StashKey[set[str]]()
 _TIMEOUT = "Timeout "
+#: Within which an API server ends after its engine has.
+_DYING_S = 6.0
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -96,14 +98,15 @@ def gather(
     run: Run, test: str, error: BaseException | None, managed: ManagedServer | None
 ) -> Evidence:
     """Everything that is known at this moment; nothing is stopped."""
+    dying = managed is not None and _is_dying(managed, error)
     since = managed.launched if managed is not None and managed.launched else run.started
     kernel = kernel_messages.since(since)
     after = cgroup.memory_events()
     exits = managed.exits() if managed is not None else []
     tree = managed.look_at_tree() if managed is not None else []
     status = managed.exit_status if managed is not None else None
-    cause = _cause(run, error, managed, tree)
-    if isinstance(error, ServerError) or (managed is not None and status is not None):
+    cause = _cause(run, error, managed if dying else None, tree)
+    if isinstance(error, ServerError) or dying:
         cause = death.cause_of(
             cause,
             exits=exits,
@@ -221,6 +224,19 @@ def _look_at_attached(run: Run) -> None:
         run.distrusted = "the attached server answers no more, and is not the suite's to restart"
 
 
+def _is_dying(managed: ManagedServer, error: BaseException | None) -> bool:
+    """Whether the server, or a process of it, has ended. What its clients see comes first: a reset
+    connection, a 500; so it is given some seconds."""
+    asked = isinstance(error, ServerError) or (
+        isinstance(error, UnderLoad) and error.kind in ("connection", "http_5xx", "bad_stream")
+    )
+    deadline = time.monotonic() + (_DYING_S if asked else 0.0)
+    while managed.exit_status is None and time.monotonic() < deadline:
+        time.sleep(0.2)
+    abnormal = [entry for entry in managed.exits() if (entry.get("status") or 0) < 0]
+    return managed.exit_status is not None or bool(abnormal)
+
+
 def _cause(
     run: Run, error: BaseException | None, managed: ManagedServer | None, tree: list[dict[str, Any]]
 ) -> Cause:
@@ -234,7 +250,7 @@ def _cause(
         )
     if isinstance(error, ServerError):
         return error.cause
-    if managed is not None and managed.exit_status is not None:
+    if managed is not None:
         return classify(managed.log, managed.exit_status)
     stopped = [f"{e['name']} ({e['pid']})" for e in tree if e["status"] == "stopped"]
     aside = f"; stopped by a signal: {', '.join(stopped)}" if stopped else ""

@@ -268,8 +268,8 @@ class Run:
         if self.aborted is None:
             self.aborted = ("memory_floor", text)
             self.remark(text)
-            if self.pool is not None and self.pool.current is not None:
-                self.pool.current.kill()
+            if self.pool is not None and self.pool.latest is not None:
+                self.pool.latest.kill()
 
     def log_of(self, configuration: str) -> Path | None:
         """Log of the latest start of a configuration in this run, None if it was not started."""

@@ -63,7 +63,7 @@ class Soak:
         when that is Ctrl-C."""
         started = time.monotonic()
         shown = -60.0
-        self.ended_by = "an exception"
+        self.ended_by = "a fault"
         try:
             while (elapsed := time.monotonic() - started) < self.duration_s and not self.faults:
                 played = self.play(len(self.rounds) + 1)
