@@ -289,6 +289,8 @@ class Stress(_Table):
     request_within_s: Sourced = _chosen(600, "no answer of a load takes ten minutes")
     #: The slowest request of a load over its median.
     tail_factor: Sourced = _chosen(10, "a queue makes some slower, not ten times")
+    #: A request that took no longer than so many seconds is no slow one.
+    tail_floor_s: Sourced = _chosen(2, "what a garbage collection or another process takes away")
     #: How much of the throughput may be lost after the load.
     throughput_drop: Sourced = _chosen(0.1, "twice the noise of a quiet machine")
     memory_growth_kib_per_request: Sourced = _chosen(

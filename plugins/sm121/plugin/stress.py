@@ -10,11 +10,13 @@ import statistics
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
 import pytest
 
+from sm121 import architecture
 from sm121.answers.agreement import Bound
 from sm121.answers.prompts import continuations
 from sm121.answers.request import Asker
@@ -40,6 +42,7 @@ _NEEDED: tuple[Name, ...] = ("completions", "token_ids", "ignore_eos")
 _READING = (6, 48)
 _READINGS = 4
 _WAIT_BETWEEN_READINGS_S = 15.0
+_OTHERS_OF_NOTE = 0.1
 #: More load where the memory is undecided.
 _MEMORY_ROUNDS = 3
 _CACHE_TOKENS = re.compile(r'cache_config_info\{[^}]*\bnum_gpu_blocks="(\d+)"')
@@ -149,7 +152,7 @@ class Stress:
         self._capabilities.require("token_prompts")
         streams = int(self._sizes.load_concurrency.value)
         blocks, block = self._cache_blocks()
-        tokens = 2 * block
+        tokens = block + block // 8  # each needs another block before it ends
         length = int(_PRESSED_SHARE * blocks * block / streams)
         if length > self._longest() - tokens:
             raise NotRun(
@@ -210,23 +213,33 @@ class Stress:
     # What must hold afterwards.
 
     def throughput_holds(self) -> None:
-        """As fast as before all load, within the profile's bound."""
+        """As fast as before all load, within the profile's bound.
+
+        On a CPU that others use meanwhile the clock says little: there the tokens for each second
+        of processor time may show that it is as fast.
+        """
         allowed = self._sizes.throughput_drop.value
+        before = self._before
         for attempt in range(_READINGS):
-            others = _load_of_others(self._processes())
             after = self._throughput()
-            if after >= (1.0 - allowed) * self._before:
-                self._say(f"throughput {self._before:.1f} tok/s before, {after:.1f} after the load")
+            by_clock = after.rate >= (1.0 - allowed) * before.rate
+            shared = self._run.target.arch == architecture.CPU and after.others > _OTHERS_OF_NOTE
+            by_work = shared and after.per_cpu_s >= (1.0 - allowed) * before.per_cpu_s
+            if by_clock or by_work:
+                self._say(
+                    f"throughput {before.rate:.1f} tok/s before, {after.rate:.1f} after the load"
+                    + ("" if by_clock else f"; as much work for each CPU second, {_others(after)}")
+                )
                 return
             if attempt + 1 < _READINGS:
                 time.sleep(_WAIT_BETWEEN_READINGS_S)
         text = (
-            f"required at least {(1.0 - allowed) * self._before:.1f} tok/s "
-            f"({allowed:.0%} below the {self._before:.1f} before the load), seen {after:.1f}"
+            f"required at least {(1.0 - allowed) * before.rate:.1f} tok/s "
+            f"({allowed:.0%} below the {before.rate:.1f} before the load), seen {after.rate:.1f}"
         )
         limit = self._run.profile.box.max_other_load if self._run.profile.box else 0.25
-        if others > limit:
-            raise Inconclusive(f"{text}, while others took {others:.0%} of the CPU")
+        if after.others > limit:
+            raise Inconclusive(f"{text}, {_others(after)}")
         raise UnderLoad("after the load", [Fault("slower_after_load", text)], 0)
 
     def nothing_kept(self) -> None:
@@ -327,22 +340,25 @@ class Stress:
     def _faults(self, load: Load, *, tails: bool) -> list[Fault]:
         found = checks.faults(load, self._bound)
         if tails:
-            tail = checks.slow_tail(load, self._sizes.tail_factor.value)
+            tail = checks.slow_tail(
+                load, self._sizes.tail_factor.value, self._sizes.tail_floor_s.value
+            )
             found += [tail] if tail is not None else []
         if not found:
             kept = aftermath.not_idle(self._server.endpoint)
             found += [kept] if kept is not None else []
         return sorted_faults(found)
 
-    def _throughput(self) -> float:
+    def _throughput(self) -> _Reading:
         """Tokens a second of single streams, the median of some."""
         count, tokens = _READING
-        jobs = list(itertools.islice(self.shapes.short(tokens), count))
-        streamed = [job for job in jobs if job.streamed]
-        load = self.client.run(streamed, concurrency=1)
+        jobs = [job for job in itertools.islice(self.shapes.short(tokens), count) if job.streamed]
+        used = _Used.now(self._processes())
+        load = self.client.run(jobs, concurrency=1)
+        own, others = used.since(self._processes())
         wrong = checks.faults(load, self._bound)
         if wrong:
-            raise UnderLoad("one request at a time", sorted_faults(wrong), len(streamed))
+            raise UnderLoad("one request at a time", sorted_faults(wrong), len(jobs))
         rates = [
             (o.received - 1) / (o.last - o.first)
             for o in load.outcomes
@@ -350,7 +366,7 @@ class Stress:
         ]
         if not rates:
             raise NotRun("no rate: the answers came in one piece")
-        return statistics.median(rates)
+        return _Reading(statistics.median(rates), load.tokens / max(own, 1e-9), others)
 
     def _growth(self) -> list[Growth]:
         assert self._steady_from is not None
@@ -456,26 +472,53 @@ def _curve(
     ]
 
 
-def _load_of_others(own: Iterable[psutil.Process]) -> float:
-    """Share of the CPU that neither the server nor this process takes, over half a second."""
-    processes = [psutil.Process(), *own]
+@dataclass(frozen=True)
+class _Reading:
+    """A reading of the throughput."""
 
-    def used() -> float:
-        total = 0.0
+    rate: float
+    #: Tokens for each second of the processor that the server used.
+    per_cpu_s: float
+    #: Share of the CPU that others took.
+    others: float
+
+
+def _others(reading: _Reading) -> str:
+    return f"while others took {reading.others:.0%} of the CPU"
+
+
+@dataclass(frozen=True)
+class _Used:
+    """Processor time used by all, by the server, and by this process, in seconds."""
+
+    at: float
+    all: float
+    server: float
+    suite: float
+
+    @classmethod
+    def now(cls, processes: Iterable[psutil.Process]) -> _Used:
+        server = 0.0
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 times = process.cpu_times()
-                total += times.user + times.system
-        return total
+                server += times.user + times.system
+        busy = psutil.cpu_times()
+        own = psutil.Process().cpu_times()
+        return cls(
+            time.monotonic(),
+            float(sum(busy) - busy.idle - busy.iowait),
+            server,
+            own.user + own.system,
+        )
 
-    def busy() -> float:
-        times = psutil.cpu_times()
-        return float(sum(times) - times.idle - times.iowait)
-
-    before, own_before = busy(), used()
-    time.sleep(0.5)
-    others = (busy() - before) - (used() - own_before)
-    return max(0.0, others / (0.5 * (psutil.cpu_count() or 1)))
+    def since(self, processes: Iterable[psutil.Process]) -> tuple[float, float]:
+        """Seconds that the server used meanwhile, and the share of the CPU that others took."""
+        now = _Used.now(processes)
+        server = now.server - self.server
+        others = (now.all - self.all) - server - (now.suite - self.suite)
+        seconds = (now.at - self.at) * (psutil.cpu_count() or 1)
+        return server, max(0.0, others / max(seconds, 1e-9))
 
 
 _STRESS = pytest.StashKey[tuple[Server, Stress]]()

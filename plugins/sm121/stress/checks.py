@@ -110,15 +110,16 @@ def _lost_or_doubled(seen: Sequence[int], alone: Sequence[int]) -> Kind | None:
     return None
 
 
-def slow_tail(load: Load, factor: float) -> Fault | None:
-    """Whether the slowest of requests of one kind took more than ``factor`` times their median."""
+def slow_tail(load: Load, factor: float, floor_s: float) -> Fault | None:
+    """Whether the slowest of requests of one kind took more than ``factor`` times their median, and
+    more than ``floor_s``."""
     seconds = sorted(
         o.seconds for o in load.outcomes if o.job.behaviour == "complete" and o.seconds is not None
     )
     if len(seconds) < _LEAST_FOR_A_TAIL:
         return None
     median = statistics.median(seconds)
-    if seconds[-1] <= factor * median:
+    if seconds[-1] <= max(factor * median, floor_s):
         return None
     return Fault(
         "slow_tail",
