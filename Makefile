@@ -52,6 +52,7 @@ catalogues: canary ## what takes longer than `make test` allows: every table in 
 	$(PY) meta_tests/model_faults.py --state .cache/model-faults-$$(date +%s)
 	$(PY) meta_tests/protocol_faults.py --output docs/protocol-faults.md
 	$(PY) meta_tests/real_regression.py
+	$(PY) meta_tests/stress_faults.py --output docs/stress-faults.md --samples docs/bundles
 
 clean: ## remove what was made here
 	rm -rf $(VENV) .cache conformance-report* build *.egg-info

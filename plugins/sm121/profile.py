@@ -264,16 +264,41 @@ class Correctness(_Table):
     mean_answer_tokens: Band | None = None
 
 
+def _chosen(value: float, why: str) -> Sourced:
+    return Sourced(value=value, source=f"chosen: {why}")
+
+
 class Stress(_Table):
-    """Sizes of the stress level."""
+    """Sizes of the stress level, and what is allowed under load."""
 
     sequential_requests: Sourced
     concurrent_requests: Sourced
     load_requests: Sourced
     load_concurrency: Sourced
     long_generation_tokens: Sourced
+    #: Of the whole, and in GB (10**9 bytes): the smaller of the two is the limit.
     memory_growth_fraction: Sourced
     memory_growth_gb: Sourced
+    #: Tokens of each answer of the loads.
+    answer_tokens: Sourced = _chosen(32, "short answers, so that requests come and go")
+    #: Requests of each process of arrival, and how many come in a second.
+    mixed_requests: Sourced = _chosen(40, "enough to have some of each kind")
+    arrivals_per_s: Sourced = _chosen(4, "more than are served at once, fewer than wait for ever")
+    #: A server whose running requests get no token for so long hangs.
+    stalled_after_s: Sourced = _chosen(60, "longer than the prefill of a batch")
+    request_within_s: Sourced = _chosen(600, "no answer of a load takes ten minutes")
+    #: The slowest request of a load over its median.
+    tail_factor: Sourced = _chosen(10, "a queue makes some slower, not ten times")
+    #: A request that took no longer than so many seconds is no slow one.
+    tail_floor_s: Sourced = _chosen(2, "what a garbage collection or another process takes away")
+    #: How much of the throughput may be lost after the load.
+    throughput_drop: Sourced = _chosen(0.1, "twice the noise of a quiet machine")
+    memory_growth_kib_per_request: Sourced = _chosen(
+        512, "half of a leak of 1 MiB for each request, which must be noticed"
+    )
+    handles_growth_per_request: Sourced = _chosen(0.1, "a tenth of one leaked for each request")
+    #: Less than this available ends the run.
+    memory_floor_gib: Sourced = _chosen(2, "with less, a machine of unified memory wedges")
 
 
 class Performance(_Table):

@@ -135,7 +135,7 @@ class Asker:
                 content = line.removeprefix(b"data:").strip()
                 if line.startswith(b"data:") and content != b"[DONE]":
                     parts.append(json.loads(content))
-        return _assembled(parts)
+        return assembled(parts)
 
     def abort(self, request: Request) -> None:
         """Start a streamed completion and hang up after its first chunk."""
@@ -255,7 +255,7 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
 
 
-def _assembled(parts: Sequence[Mapping[str, Any]]) -> Answer:
+def assembled(parts: Sequence[Mapping[str, Any]]) -> Answer:
     """One answer from the chunks of a stream."""
     choices = [choice for part in parts for choice in part.get("choices", [])]
     if not choices:

@@ -14,14 +14,14 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import httpx
 import psutil
 from mirakuru import SimpleExecutor
 from mirakuru.exceptions import ProcessFinishedWithError
 
-from sm121.engines import ports
+from sm121.engines import ports, stale
 from sm121.engines.configuration import ServerConfiguration
 from sm121.engines.memory import Memory
 from sm121.engines.process_tree import (
@@ -38,6 +38,7 @@ from sm121.engines.protocol import Engine
 from sm121.engines.server import Endpoint, Server
 from sm121.errors import Sm121Error
 from sm121.evidence.failure import Cause, classify, relevant_lines
+from sm121.evidence.process_snapshot import snapshot
 from sm121.evidence.progress import startup_progress
 
 _POLL_S = 0.1
@@ -134,6 +135,9 @@ class ManagedServer:
     notify: Callable[[str], None] = lambda _line: None
 
     progress: str = field(init=False, default="not started")
+    #: When its process was started (``time.monotonic``), and its tree as it was before the stop.
+    launched: float = field(init=False, default=0.0)
+    last_tree: list[dict[str, Any]] = field(init=False, default_factory=list)
     log: Path = field(init=False)
     _api_key: str = field(init=False, repr=False)
     _server_id: str = field(init=False)
@@ -219,10 +223,23 @@ class ManagedServer:
             self.log,
         )
 
+    def kill(self) -> None:
+        """SIGKILL to the engine's processes at once: for a machine that is about to wedge. The
+        supervisor stays, and cleans up; `stop` is still to be called."""
+        running = self._executor.process if self._executor is not None else None
+        for process in self.processes():
+            if running is not None and process.pid == running.pid:
+                continue
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+
     def stop(self) -> StopReport:
         """Stop politely, then firmly; safe to call at any time and again."""
         started = time.monotonic()
         self._remember_tree()
+        self.look_at_tree()
         exit_status = self._exit_status()
         session = self._session()
         if self._executor is not None:
@@ -253,6 +270,17 @@ class ManagedServer:
             memory_missing_bytes=missing,
             seconds=time.monotonic() - started,
         )
+
+    def look_at_tree(self) -> list[dict[str, Any]]:
+        """The tree as it is now; when nothing of it lives, as it was last."""
+        if now := snapshot(self.processes()):
+            self.last_tree = now
+        return self.last_tree
+
+    @property
+    def known_pids(self) -> set[int]:
+        """Of every process that was seen in the tree."""
+        return {*self._pids, *(entry["pid"] for entry in [*self.last_tree, *self.exits()])}
 
     def processes(self) -> list[psutil.Process]:
         """The living processes of the server's tree, the supervisor first."""
@@ -291,6 +319,7 @@ class ManagedServer:
         environment = dict(self.engine.environment(self.configuration, api_key=self._api_key))
         environment[RUN_ID] = self.run_id
         environment[SERVER_ID] = self._server_id
+        environment[stale.OWNER] = stale.owner()
         self._scratch = Path(tempfile.mkdtemp(prefix="sm121-", dir=_scratch_base()))
         environment["TMPDIR"] = str(self._scratch)
         command = [
@@ -315,6 +344,7 @@ class ManagedServer:
             stdout=self._output,
             stderr=self._output,
         )
+        self.launched = time.monotonic()
         self._executor.start()
 
     def _wait_until_ready(self, endpoint: Endpoint, started: float) -> None:
@@ -379,10 +409,21 @@ class ManagedServer:
                 return True
         return False
 
-    def _status(self) -> dict[str, int | str | None]:
+    def exits(self) -> list[dict[str, Any]]:
+        """How processes of the tree ended so far: pid, name, status (negative: a signal; None:
+        its parent has collected it and does not say)."""
+        found: list[dict[str, Any]] = self._status().get("exits") or []
+        return found
+
+    @property
+    def exit_status(self) -> int | None:
+        """Exit status of the main process; None while it runs."""
+        return self._exit_status()
+
+    def _status(self) -> dict[str, Any]:
         """What the supervisor last wrote; empty before it has."""
         try:
-            status: dict[str, int | str | None] = json.loads(self._status_file.read_text("utf-8"))
+            status: dict[str, Any] = json.loads(self._status_file.read_text("utf-8"))
         except FileNotFoundError:
             return {}
         return status

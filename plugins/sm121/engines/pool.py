@@ -52,6 +52,8 @@ class ServerPool:
         self._current: tuple[ManagedServer, Server] | None = None
         self._failures: dict[str, StartError] = {}
         self.starts: list[Start] = []
+        #: The server that was started last, be it running, stopped or never ready.
+        self.latest: ManagedServer | None = None
         self.secrets: set[str] = set()
 
     def get(self, configuration: ServerConfiguration) -> Server:
@@ -76,6 +78,7 @@ class ServerPool:
             lambda line: self._notify(configuration.name, line),
         )
         self.secrets.update(managed.secrets)
+        self.latest = managed
         try:
             server = managed.start()
         except StartError as error:

@@ -29,6 +29,9 @@ from sm121.engines.process_tree import become_subreaper, end
 
 _POLL_S = 0.05
 _SEGMENTS_EVERY_S = 2.0
+_END_OF_THE_SUITE = "end of the suite"
+#: Of /proc/PID/stat, counted from the field after the state.
+_EXIT_CODE = 48
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, nothing is made there
 
 
@@ -43,6 +46,9 @@ class _Supervisor:
         self._main_pid = 0
         self._main_status: int | None = None
         self._next_look = 0.0
+        #: Names of the processes seen, and how those that have ended did.
+        self._names: dict[int, str] = {}
+        self._exits: dict[int, int | None] = {}
 
     def run(self) -> int:
         become_subreaper()
@@ -50,21 +56,18 @@ class _Supervisor:
         signal.signal(signal.SIGTERM, self._on_sigterm)
         server = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, start_new_session=True)
         self._main_pid = server.pid
-        self._write({"pid": server.pid, "exit_status": None, "stopped_by": None})
+        self._report()
         while self._main_status is None and self._stop_requested is None:
             self._note_segments()
             if self._input_ended():
-                self._stop_requested = "end of the suite"
+                self._stop_requested = _END_OF_THE_SUITE
             self._reap()
+            self._note_ends()
+        if self._stop_requested == _END_OF_THE_SUITE:
+            self._tell_of_the_suite()
         if self._main_status is None:
             self._stop()
-        self._write(
-            {
-                "pid": self._main_pid,
-                "exit_status": self._main_status,
-                "stopped_by": self._stop_requested,
-            }
-        )
+        self._report()
         killed = end(self._tree, polite_s=2.0 if self._stop_requested else 0.5)
         self._reap()
         self._remove_what_is_left()
@@ -99,6 +102,8 @@ class _Supervisor:
             return
         self._next_look = now + _SEGMENTS_EVERY_S
         for process in self._tree():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._names[process.pid] = process.name()
             try:
                 maps = Path(f"/proc/{process.pid}/maps").read_text("utf-8", "replace")
             except OSError:
@@ -123,8 +128,35 @@ class _Supervisor:
                 return
             if pid == 0:
                 return
+            self._exits[pid] = os.waitstatus_to_exitcode(status)
             if pid == self._main_pid:
                 self._main_status = os.waitstatus_to_exitcode(status)
+
+    def _note_ends(self) -> None:
+        """How the processes that are not our own children ended: seen while they are zombies, or
+        not at all when their parent was faster."""
+        fresh = False
+        for pid in self._names.keys() - self._exits.keys():
+            try:
+                fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2]
+            except OSError:
+                self._exits[pid], fresh = None, True
+                continue
+            state, *others = fields.split()
+            if state == "Z":
+                self._exits[pid] = os.waitstatus_to_exitcode(int(others[_EXIT_CODE]))
+                fresh = True
+        if fresh and self._main_status is None:
+            self._report()
+
+    def _tell_of_the_suite(self) -> None:
+        """The suite has died: nobody else is left to say so."""
+        from sm121.evidence import suite_death
+
+        try:
+            suite_death.tell(self._status, self._names, self._main_pid)
+        except (OSError, ValueError) as error:  # what is left must be ended all the same
+            sys.stderr.write(f"[sm121 supervisor] no crash bundle could be written: {error}\n")
 
     def _input_ended(self) -> bool:
         ready, _, _ = select.select([0], [], [], _POLL_S)
@@ -132,6 +164,20 @@ class _Supervisor:
 
     def _on_sigterm(self, _number: int, _frame: object) -> None:
         self._stop_requested = self._stop_requested or "SIGTERM"
+
+    def _report(self) -> None:
+        exits = [
+            {"pid": pid, "name": self._names.get(pid), "status": status}
+            for pid, status in sorted(self._exits.items())
+        ]
+        self._write(
+            {
+                "pid": self._main_pid,
+                "exit_status": self._main_status,
+                "stopped_by": self._stop_requested,
+                "exits": exits,
+            }
+        )
 
     def _write(self, content: dict[str, object]) -> None:
         draft = self._status.with_suffix(".draft")

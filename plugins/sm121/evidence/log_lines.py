@@ -8,6 +8,7 @@ bounded memory, so that a signature is a pattern on the message alone.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -20,6 +21,8 @@ JOIN_LIMIT = 8_192
 """Characters kept of a line that was put together from wrapped pieces."""
 
 _BLOCK_BYTES = 1 << 18
+_FIRST_BYTES = 32 << 20
+_LAST_BYTES = 64 << 20
 
 # The last form is an escape whose ESC character was lost when the log was pasted; it needs an "m",
 # so that "[1, 2]" and "[0/5]" stay.
@@ -187,10 +190,13 @@ def read_physical_lines(path: Path) -> Iterator[str]:
 
 
 def read_raw_lines(path: Path) -> Iterator[bytes]:
-    """As `read_physical_lines`, without decoding; empty lines are left out."""
+    """As `read_physical_lines`, without decoding; empty lines are left out. Of a log of more than
+    96 MiB the beginning and the end: what was started stands there, and why it died."""
     rest = b""
     skipping = False
     with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        jump = size - _LAST_BYTES if size > _FIRST_BYTES + _LAST_BYTES else None
         while block := file.read(_BLOCK_BYTES):
             first, *others = block.replace(b"\r", b"\n").split(b"\n")
             if not skipping:
@@ -205,6 +211,11 @@ def read_raw_lines(path: Path) -> Iterator[bytes]:
                     yield piece if len(piece) <= LINE_LIMIT else piece[:LINE_LIMIT]
             rest = others[-1][:LINE_LIMIT]
             skipping = len(rest) >= LINE_LIMIT
+            if jump is not None and file.tell() >= _FIRST_BYTES:
+                if rest:
+                    yield rest
+                file.seek(jump)  # in the middle of a line, of which nothing is given
+                rest, skipping, jump = b"", True, None
     if rest:
         yield rest
 

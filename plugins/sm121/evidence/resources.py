@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable
 
 import psutil
@@ -26,16 +28,26 @@ class ResourceSampler(threading.Thread):
     Args:
         processes: gives the processes to look at, asked anew for every sample.
         interval_s: time between samples.
+        floor_bytes: when less than this is available, ``on_floor`` is called, once.
     """
 
     def __init__(
-        self, processes: Callable[[], Iterable[psutil.Process]], *, interval_s: float = 2.0
+        self,
+        processes: Callable[[], Iterable[psutil.Process]],
+        *,
+        interval_s: float = 2.0,
+        floor_bytes: float = 0.0,
+        on_floor: Callable[[str], None] = lambda _text: None,
     ) -> None:
         super().__init__(name="sm121-resources", daemon=True)
         self._processes = processes
         self._ended = threading.Event()
         self._previous: dict[int, float] = {}
         self.resources = Resources(interval_s=interval_s)
+        self._floor = floor_bytes
+        self._on_floor = on_floor
+        #: The last ones, as (time.monotonic, resident bytes, bytes available).
+        self.history: deque[tuple[float, int, int]] = deque(maxlen=3600)
 
     def run(self) -> None:
         while not self._ended.wait(self.resources.interval_s):
@@ -57,6 +69,8 @@ class ResourceSampler(threading.Thread):
             return
         seen = self.resources
         available = psutil.virtual_memory().available
+        self.history.append((round(time.monotonic(), 2), rss, available))
+        self._look_at_floor(available)
         seen.tree_rss_peak_bytes = max(rss, seen.tree_rss_peak_bytes or 0)
         seen.mem_available_min_bytes = min(available, seen.mem_available_min_bytes or available)
         if self._previous:
@@ -65,6 +79,14 @@ class ResourceSampler(threading.Thread):
         seen.cpu_seconds = round((seen.cpu_seconds or 0.0) + used_s, 2)
         seen.samples += 1
         self._previous = times
+
+    def _look_at_floor(self, available: int) -> None:
+        if available < self._floor:
+            floor, self._floor = self._floor, 0.0
+            self._on_floor(
+                f"MemAvailable is {available / 2**30:.2f} GiB, required at least "
+                f"{floor / 2**30:.2f} GiB: the run is ended before the machine wedges"
+            )
 
     def stop(self) -> None:
         """Take no more samples."""

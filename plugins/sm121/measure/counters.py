@@ -20,6 +20,8 @@ _NAMES = {
                 "llamacpp:requests_processing"),
     "waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs",
                 "llamacpp:requests_deferred"),
+    "cache_usage": ("vllm:kv_cache_usage_perc", "sglang:token_usage",
+                    "llamacpp:kv_cache_usage_ratio"),
     "cache_queries": ("vllm:prefix_cache_queries_total",),
     "cache_hits": ("vllm:prefix_cache_hits_total", "sglang:cached_tokens_total"),
     "preemptions": ("vllm:num_preemptions_total", "sglang:num_retracted_reqs_total"),
@@ -42,7 +44,7 @@ class Counters:
 
     def since(self, earlier: Counters) -> dict[str, float]:
         """How far each counter went on; gauges as they are now."""
-        gauges = ("running", "waiting")
+        gauges = ("running", "waiting", "cache_usage")
         return {
             name: value if name in gauges else value - earlier.values.get(name, 0.0)
             for name, value in self.values.items()

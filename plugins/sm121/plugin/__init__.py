@@ -8,7 +8,10 @@ pytest_plugins = (
     "sm121.plugin.selection",
     "sm121.plugin.slow",
     "sm121.plugin.run",
+    "sm121.plugin.workers",
+    "sm121.plugin.controller",
     "sm121.plugin.recorder",
+    "sm121.plugin.crashes",
     "sm121.plugin.fixtures",
     "sm121.plugin.answers",
     "sm121.plugin.abilities",
@@ -21,5 +24,6 @@ pytest_plugins = (
     "sm121.plugin.performance",
     "sm121.plugin.regression",
     "sm121.plugin.ab",
+    "sm121.plugin.stress",
     "sm121.plugin.terminal",
 )

@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     count = config.stash.get(_WAITING, 0)
-    options = "--golden, --record-golden, --accuracy"
+    options = "--golden, --record-golden, --accuracy, --soak"
     return [f"{count} tests wait for an option of theirs ({options})"] if count else []
 
 

@@ -16,6 +16,7 @@ from sm121.measure import hypothesis
 from sm121.measure.ab import Side, parse_sides
 from sm121.measure.hypothesis import Hypothesis
 from sm121.profile import Profile
+from sm121.stress import soak
 from sm121.waivers import Waiver
 
 
@@ -168,6 +169,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--hypothesis", metavar="FILE", help="what a feature promised, judged from the --ab run"
     )
+    group.addoption(
+        "--soak",
+        metavar="DURATION",
+        help="mixed load for so long, with every check of the stress level: 30s, 10m, 2h",
+    )
     group.addoption("--waivers", metavar="PATH", help="failures tolerated by name (default: none)")
     group.addoption(
         "--certify",
@@ -254,6 +260,8 @@ def _settings(config: pytest.Config) -> Settings:
     if (provider := option("--kernel-provider")) is not None:
         kernel_providers.check_name(provider)
     waiver_file = option("--waivers")
+    if option("--soak") is not None:
+        soak.parse_duration(option("--soak"))
     return Settings(
         arch=arch,
         profile=loaded,

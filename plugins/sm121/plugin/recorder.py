@@ -8,7 +8,7 @@ from collections.abc import Generator
 import pytest
 
 from sm121.plugin.run import RUN, Run
-from sm121.plugin.selection import LEVEL
+from sm121.plugin.selection import ID, LEVEL
 from sm121.profile import LEVELS
 from sm121.report.printable import printable
 from sm121.report.verdict_file import TestReport
@@ -60,13 +60,18 @@ def pytest_runtest_makereport(
         finding.message = ""
     if report.when == "teardown":
         _store(run, finding)
+        # Goes with the report to where the workers' results are put together.
+        report.sm121 = finding.model_dump(mode="json")  # type: ignore[attr-defined]
     report.user_properties.append(("verdict", finding.verdict.value))
     return report
 
 
 def _unfinished(item: pytest.Item) -> TestReport:
     return TestReport(
-        id=item.nodeid, level=item.stash[LEVEL], verdict=Verdict.NOT_RUN, message="not finished"
+        id=item.stash[ID],
+        level=item.stash[LEVEL],
+        verdict=Verdict.NOT_RUN,
+        message="not finished",
     )
 
 

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import fcntl
 import functools
 import os
 import signal
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import pytest
 
-from sm121.engines import preflight, registry
+from sm121.engines import preflight, registry, stale
 from sm121.engines.configuration import ServerConfiguration
 from sm121.engines.managed import Patience, StopReport
 from sm121.engines.pool import ServerPool
@@ -27,15 +26,16 @@ from sm121.engines.preflight import Finding
 from sm121.engines.process_tree import RUN_ID
 from sm121.engines.server import Server
 from sm121.errors import UsageError
-from sm121.evidence import environment, metrics, requested
+from sm121.evidence import cgroup, environment, metrics, requested
 from sm121.evidence.kernel_path import KernelPath, read_log
 from sm121.evidence.redaction import redact
 from sm121.evidence.resources import ResourceSampler
-from sm121.plugin import certification, target
+from sm121.plugin import certification, target, workers
 from sm121.plugin.abilities import inability
 from sm121.plugin.options import SETTINGS, Settings
 from sm121.plugin.selection import (
     APPLIES_TO,
+    ID,
     LEVEL,
     SELECTED,
     architectures_asked_for,
@@ -44,10 +44,20 @@ from sm121.plugin.selection import (
 from sm121.plugin.slow import is_left_out
 from sm121.plugin.terminal import announce
 from sm121.profile import Profile
+from sm121.report import directory as report_directory
 from sm121.report import summary, verdict_file
 from sm121.report.printable import printable
 from sm121.report.verdict_file import EngineReport, StartReport, TestReport, VerdictFile
+from sm121.stress.client import LoadClient
+from sm121.stress.timeline import Timeline
 from sm121.verdict import NotRun, Verdict
+
+
+class Observer(Protocol):
+    """What is known of a server under load."""
+
+    client: LoadClient
+    timeline: Timeline
 
 
 @dataclass
@@ -74,6 +84,17 @@ class Run:
     #: Ids of the tests that had their turn, teardown included.
     decided: set[str] = field(default_factory=set)
     interrupted: bool = False
+    #: Why nothing more is run, as (class, text): the machine would not survive it.
+    aborted: tuple[str, str] | None = None
+    #: Watches the server under test while it is under load; a crash bundle has what it saw.
+    observer: Observer | None = None
+    #: Why nothing that follows could be trusted; None while all is well.
+    distrusted: str | None = None
+    #: Why the report directory cannot be written, and who is told of it.
+    unwritten: str | None = None
+    on_unwritten: Callable[[Run, str], None] | None = None
+    #: The control group's account of memory when the run began.
+    cgroup_before: Mapping[str, int] | str = field(default_factory=cgroup.memory_events)
     _under_test: Server | None = None
 
     @property
@@ -181,7 +202,11 @@ class Run:
             text = metrics.fetch(server.endpoint)
             if text is None:
                 return None
-            verdict_file.write_text(self.redact(text), kept)
+            try:
+                verdict_file.write_text(self.redact(text), kept)
+            except OSError as error:
+                self._cannot_write(error)
+                return text
         return kept.read_text("utf-8", errors="replace")
 
     def save(self) -> None:
@@ -203,8 +228,24 @@ class Run:
         self.file.judge()
         if self.file.finished:
             certification.conclude(self)
-        verdict_file.write(self.file, self.directory / "verdict.json")
-        verdict_file.write_text(summary.markdown(self.file), self.directory / "summary.md")
+        try:
+            verdict_file.write(self.file, self.directory / "verdict.json")
+            verdict_file.write_text(summary.markdown(self.file), self.directory / "summary.md")
+        except OSError as error:
+            self._cannot_write(error)
+
+    def _cannot_write(self, error: OSError) -> None:
+        """A report that cannot be written is no verdict: said once, and never green."""
+        if self.unwritten is None:
+            self.unwritten = f"the report cannot be written: {error.strerror or error}"
+            announce(self.config, "report", f"{self.directory}: {self.unwritten}")
+            if self.on_unwritten is not None:
+                self.on_unwritten(self, self.unwritten)
+        if self.unwritten not in self.file.unproven:
+            self.file.unproven.append(self.unwritten)
+        if self.file.verdict is Verdict.PASS:
+            self.file.settle(Verdict.INCONCLUSIVE)
+            self.file.reason = self.unwritten
 
     def close(self) -> None:
         """Stop what runs and write the last word. The run has finished when every selected test
@@ -221,6 +262,14 @@ class Run:
             self.file.engine.path = self.kernel_path(self._under_test)
         self.file.finished = selected <= self.decided and not self.interrupted
         self.save()
+
+    def abort(self, text: str) -> None:
+        """The machine is about to wedge: end the server at once, and run nothing more."""
+        if self.aborted is None:
+            self.aborted = ("memory_floor", text)
+            self.remark(text)
+            if self.pool is not None and self.pool.latest is not None:
+                self.pool.latest.kill()
 
     def log_of(self, configuration: str) -> Path | None:
         """Log of the latest start of a configuration in this run, None if it was not started."""
@@ -242,16 +291,16 @@ class Run:
 
 
 RUN = pytest.StashKey[Run]()
-_LOCK = ".lock"
 _OLD_HANDLERS = pytest.StashKey[dict[signal.Signals, Any]]()
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
     for item in items:
         if LEVEL in item.stash and not is_left_out(item):
-            item.config.stash.setdefault(certification.DESELECTED, []).append(item.nodeid)
+            item.config.stash.setdefault(certification.DESELECTED, []).append(item.stash[ID])
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist tells its controller that all is collected
 def pytest_collection_finish(session: pytest.Session) -> None:
     config = session.config
     if not config.stash.get(SELECTED, False):
@@ -264,7 +313,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     try:
         settings = config.stash[SETTINGS]
-        if settings.certify:
+        if settings.certify and workers.of(config) is None:
             certification.refuse_a_selection(config)
         chosen = target.resolve(settings, asked)
         if (
@@ -318,17 +367,25 @@ def _open(config: pytest.Config, chosen: target.Target, items: list[pytest.Item]
             engine.name, engine.managed = attached.engine, False
             engine.model = attached.endpoint.served_name
     run_id = uuid.uuid4().hex[:12]
-    directory, lock = _report_directory(settings.report_dir)
+    worker = workers.of(config)
+    taken = report_directory.take(settings.report_dir, worker.run if worker else None)
+    directory = taken.path
+    if worker is not None:
+        run_id = f"{run_id}-{worker.id}"
+        directory = taken.path / report_directory.WORKERS / worker.id
+        directory.mkdir(parents=True)
+    elif taken.earlier is not None:
+        announce(config, "report", f"the earlier one is kept in {taken.earlier}")
     run = Run(
         config=config,
         settings=settings,
         target=chosen,
         directory=directory,
-        lock=lock,
+        lock=taken.lock,
         run_id=run_id,
         attached=attached,
         inapplicable=frozenset(
-            item.nodeid
+            item.stash[ID]
             for item in items
             if chosen.arch not in item.stash[APPLIES_TO] or inability(item, chosen.profile)
         ),
@@ -339,7 +396,7 @@ def _open(config: pytest.Config, chosen: target.Target, items: list[pytest.Item]
             engine=engine,
             tests=[
                 TestReport(
-                    id=item.nodeid,
+                    id=item.stash[ID],
                     level=item.stash[LEVEL],
                     verdict=Verdict.NOT_RUN,
                     message="not reached",
@@ -359,6 +416,11 @@ def _prepare_engine(run: Run, chosen: Profile) -> None:
     arguments: tuple[str, ...] = ()
     variables: dict[str, str] = dict(os.environ)
     if run.attached is None:
+        for of, left in stale.remove():
+            shown = "; ".join(str(process) for process in left)
+            run.remark(
+                f"a server of run {of}, which is dead, was still there and was ended: {shown}"
+            )
         run.configurations = target.configurations(
             run.settings,
             chosen,
@@ -376,7 +438,11 @@ def _prepare_engine(run: Run, chosen: Profile) -> None:
             notify=lambda name, line: announce(run.config, f"server {name}", line),
             on_stop=run.stops.__setitem__,
         )
-        run.sampler = ResourceSampler(run.pool.processes)
+        run.sampler = ResourceSampler(
+            run.pool.processes,
+            floor_bytes=chosen.stress.memory_floor_gib.value * 2**30,
+            on_floor=run.abort,
+        )
         run.sampler.start()
         under_test = run.configurations[chosen.under_test]
         run.file.engine.model = under_test.model
@@ -401,45 +467,6 @@ def _unproven(server: Server) -> list[str]:
     if server.log is not None:
         return []
     return ["kernel path: the attached server's log is not known; give --server-log"]
-
-
-def _report_directory(directory: Path) -> tuple[Path, IO[str]]:
-    """An empty report directory, and the lock on it; what an earlier run left in it is kept under
-    ``earlier/``."""
-    try:
-        return _prepare_directory(directory)
-    except OSError as error:
-        raise UsageError(
-            f"--report-dir {directory}: expected a folder that can be written ({error})"
-        ) from error
-
-
-def _prepare_directory(directory: Path) -> tuple[Path, IO[str]]:
-    verdict = directory / "verdict.json"
-    if directory.is_dir() and not verdict.is_file():
-        foreign = [item.name for item in directory.iterdir() if item.name != _LOCK]
-        if foreign:
-            raise UsageError(
-                f"--report-dir {directory}: expected a new or empty folder, or one of an earlier "
-                f"run; seen: {sorted(foreign)[0]}"
-            )
-    directory.mkdir(parents=True, exist_ok=True)
-    lock = (directory / _LOCK).open("w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        lock.close()
-        raise UsageError(
-            f"--report-dir {directory}: expected a folder of its own, another run is using it"
-        ) from error
-    if verdict.is_file():
-        stamp = datetime.datetime.fromtimestamp(verdict.stat().st_mtime).strftime("%Y%m%d-%H%M%S")
-        earlier = directory / "earlier" / stamp
-        earlier.mkdir(parents=True, exist_ok=True)
-        for item in directory.iterdir():
-            if item.name not in ("earlier", _LOCK):
-                item.rename(earlier / item.name)
-    return directory, lock
 
 
 def _clean(report: StopReport | None) -> bool | None:

@@ -15,6 +15,8 @@ from sm121.profile import LEVELS
 _MOST_WORDS = 10
 
 LEVEL = pytest.StashKey[str]()
+#: The test's id as it is in every report; xdist adds the name of a group to the node id.
+ID = pytest.StashKey[str]()
 APPLIES_TO = pytest.StashKey[frozenset[str]]()
 #: Set when every collected test of a level was found in order.
 SELECTED = pytest.StashKey[bool]()
@@ -27,6 +29,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if level is None:
             continue
         item.stash[LEVEL] = level
+        item.stash[ID] = item.nodeid
         item.stash[APPLIES_TO] = names = _applies_to(item)
         for name in sorted(names):
             item.add_marker(name)

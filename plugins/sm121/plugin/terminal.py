@@ -111,6 +111,9 @@ def _closing(terminal: pytest.TerminalReporter, run: Run) -> None:
     unused = [waiver.test for waiver in run.settings.waivers if not _used(run, waiver.test)]
     for name in unused:
         terminal.write_line(f"waiver without a failure to waive: {name}")
+    for crash in file.crashes:
+        where = run.directory / crash.bundle if crash.bundle else "could not be written"
+        terminal.write_line(f"crash: {crash.kind}: {crash.summary}; bundle: {where}")
     terminal.write_line(f"report: {run.directory / 'verdict.json'}")
     terminal.write_line(f"{file.verdict.value}: {file.reason}", bold=True, **_COLOURS[file.verdict])
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.kernel_profile import KernelProfile
 from sm121.measure.box import Reading
+from sm121.stress.growth import Growth
 from sm121.verdict import Verdict, worst
 
 SCHEMA_VERSION = 1
@@ -103,6 +104,32 @@ class MetricReport(_Part):
     verdict: Verdict = Verdict.NOT_RUN
 
 
+class MemoryReport(_Part):
+    """Memory under load: how it grew, and what a graph of it needs. ``file`` has every sample."""
+
+    file: str
+    device_memory: str
+    """Where the device's memory is read, or why it is not."""
+    samples: int
+    peak_bytes: int | None = None
+    available_min_bytes: int | None = None
+    growth: list[Growth] = Field(default_factory=list)
+    curve: list[tuple[float, int, int, float | None]] = Field(default_factory=list)
+    """(seconds, bytes of the server's processes, bytes available, share of the KV cache used)."""
+    verdict: Verdict = Verdict.NOT_RUN
+
+
+class CrashReport(_Part):
+    """An abnormal end, and where its bundle is."""
+
+    kind: str
+    summary: str
+    owner: str
+    test: str | None = None
+    bundle: str | None = None
+    """Folder of the bundle, in the report directory; null where it could not be written."""
+
+
 class VerdictFile(_Part):
     """The whole of verdict.json."""
 
@@ -124,6 +151,8 @@ class VerdictFile(_Part):
     starts: list[StartReport] = Field(default_factory=list)
     unproven: list[str] = Field(default_factory=list)
     remarks: list[str] = Field(default_factory=list)
+    memory: MemoryReport | None = None
+    crashes: list[CrashReport] = Field(default_factory=list)
     environment: dict[str, Any] = Field(default_factory=dict)
 
     def judge(self) -> None:
@@ -194,10 +223,16 @@ def _readable(value: Any) -> Any:
 def write_text(text: str, path: Path) -> None:
     """Write a report file atomically."""
     draft = path.with_name(f".{path.name}.draft")
-    with draft.open("w", encoding="utf-8", errors="backslashreplace") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
+    draft.unlink(missing_ok=True)  # of a crash; never written through a link put there since
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError:
+        draft.unlink(missing_ok=True)  # the disk is full: what is half written helps nobody
+        raise
     draft.replace(path)
 
 

@@ -1,0 +1,415 @@
+"""Every fault under load against the level that must notice it: the class of its bundle, and that
+nothing is left.
+
+    python meta_tests/stress_faults.py --output docs/stress-faults.md [NAME ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parent.parent
+HERE = Path(__file__).resolve().parent
+MARK = "SM121_META_TEST"
+LEVEL = "tests/test_stress.py"
+SUSTAINED = (f"{LEVEL}::test_sustained_load",)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fault and what must become of it."""
+
+    name: str
+    text: str
+    #: Class of the first bundle; "" where there must be none.
+    kind: str
+    tests: tuple[str, ...] = SUSTAINED
+    #: Fault of the stress server; None: the real vLLM.
+    fault: str | None = None
+    variables: dict[str, str] = field(default_factory=dict)
+    profile: dict[str, str] = field(default_factory=dict)
+    #: What is done to the run from outside.
+    special: str = ""
+    #: What must be in the summary or the bundle's lines.
+    says: str = ""
+
+
+_SLOW = {"variables": {"SM121_META_STEP_S": "0.005"}}
+_MEMORY = (*SUSTAINED, f"{LEVEL}::test_memory_does_not_grow")
+_AFTER = (*SUSTAINED, f"{LEVEL}::test_nothing_is_kept_after_the_load")
+_VICTIMS = ("meta_tests/scenarios/under_load.py",)
+
+CASES: dict[str, Case] = {
+    case.name: case
+    for case in (
+        Case("clean", "no fault", "", (LEVEL,), "none"),
+        Case(
+            "api-server-killed",
+            "SIGKILL of vLLM's API server under load",
+            "killed",
+            _VICTIMS,
+            variables={"SM121_META_VICTIM": "api"},
+        ),
+        Case(
+            "engine-core-killed",
+            "SIGKILL of vLLM's engine core under load",
+            "killed",
+            _VICTIMS,
+            variables={"SM121_META_VICTIM": "core"},
+        ),
+        Case(
+            "worker-killed",
+            "SIGKILL of vLLM's worker under load",
+            "killed",
+            _VICTIMS,
+            variables={"SM121_META_VICTIM": "worker"},
+        ),
+        Case(
+            "pytest-killed",
+            "SIGKILL of pytest itself under load",
+            "suite_killed",
+            (LEVEL,),
+            "none",
+            {"SM121_META_STEP_S": "0.02"},
+            special="kill",
+        ),
+        Case("server-killed", "SIGKILL under load", "killed", fault="killed"),
+        Case("segfault", "SIGSEGV under load", "engine_dead", fault="segfault", says="SIGSEGV"),
+        Case("stopped", "SIGSTOP: a hang", "hang", fault="stopped", says="stopped by a signal"),
+        Case("exit-0", "exit status 0 under load", "engine_dead", fault="exit-0", says="status 0"),
+        Case("oom-rlimit", "memory runs out against RLIMIT_AS", "oom", fault="rlimit"),
+        Case("oom-cgroup", "the control group's OOM killer", "oom", fault="cgroup"),
+        Case("disk-full", "no space in the report directory", "disk_full", fault="full-disk",
+             special="tmpfs"),
+        Case("port-stolen", "the port is always taken", "port", fault="port"),
+        Case("leak", "1 MB of each request is kept", "memory_growth", _MEMORY, "leak", **_SLOW),
+        Case("handle-leak", "an open file of each request is kept", "handle_growth", _MEMORY,
+             "handles", **_SLOW),
+        Case("corrupted-answer", "a wrong token at more than 4 at a time, 1 in 200",
+             "corrupted_answer", fault="corrupted"),
+        Case("lost-token", "an answer lacks a token, 1 in 200", "lost_token", fault="lost"),
+        Case("doubled-token", "a token comes twice, 1 in 200", "duplicated_token",
+             fault="doubled"),
+        Case("stuck-request", "a request gets no more tokens", "stuck_request", fault="stuck"),
+        Case("5xx", "status 500, 1 in 150", "http_5xx", fault="5xx"),
+        Case("zombie", "a child is not waited for", "zombie", _AFTER, "zombie"),
+        Case("log-of-1-GB", "a log of 1 GB with the cause at its end", "illegal_memory_access",
+             fault="log"),
+        Case("serves-nothing", "/health answers and nothing is served, from some request on",
+             "hang", fault="silent"),
+        Case("never-serves", "/health answers and nothing was ever served", "hang",
+             fault="never", profile={"ready_within_s": "6"}),
+        Case("request-kept", "a request stays in the books after its answer", "not_idle",
+             fault="kept"),
+        Case("slower-afterwards", "half of the speed after the load", "slower_after_load",
+             (*SUSTAINED, f"{LEVEL}::test_throughput_is_what_it_was_before"), "slower"),
+        Case("memory-floor", "less memory available than the floor", "memory_floor", fault="none",
+             profile={"memory_floor_gib": "100000"}),
+        Case("test-timeout", "a test that does not end", "timeout", (LEVEL,), "none",
+             {"SM121_META_STEP_S": "0.02"}, {"stress": "4"}),
+    )
+}  # fmt: skip
+
+
+@dataclass
+class Outcome:
+    """What became of a fault."""
+
+    case: str
+    status: int
+    verdict: str
+    kinds: list[str]
+    summary: str
+    owner: str
+    #: What is wrong with the outcome itself.
+    wrong: list[str]
+    seconds: float
+    line: str = ""
+    bundles: list[str] = field(default_factory=list)
+
+
+def profile_text(changes: dict[str, str]) -> str:
+    """The embedded default's profile with patience for a server that answers in milliseconds."""
+    text = (ROOT / "fixtures/profiles/cpu-tiny-gpt-oss.toml").read_text("utf-8")
+    values = {"stalled_after_s": "4", "request_within_s": "40", "ready_within_s": "60", **changes}
+    begin = text.index("[stress]")
+    head, stress = text[:begin], text[begin:]
+
+    def changed(part: str, name: str, value: str) -> str:
+        return re.sub(rf"^({name} = \{{ value = )[\d.]+", rf"\g<1>{value}", part, flags=re.M)
+
+    for name, value in values.items():
+        if name == "ready_within_s":
+            head = changed(head, name, value)
+        else:
+            stress = changed(stress, name, value)
+    if "stress" in changes:
+        stress = re.sub(r"^stress = \d+", f"stress = {changes['stress']}", stress, flags=re.M)
+    return head + stress
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, megabytes: int = 3) -> Iterator[bool]:
+    """A file system of so many MB; False where none can be mounted."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "none", str(folder)]
+    mounted = subprocess.run(command, capture_output=True).returncode == 0
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(MARK) == mark:
+                found.append(process)
+    return found
+
+
+def segments() -> set[str]:
+    used = ""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            used += maps.read_text("utf-8", "replace")
+    return {path.name for path in Path("/dev/shm").glob("psm_*") if path.name not in used}
+
+
+def run(case: Case, *, keep: Path | None = None) -> Outcome:
+    """One fault in a run of its own."""
+    with tempfile.TemporaryDirectory(prefix="meta-") as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        temporary = folder / "t"
+        temporary.mkdir()
+        disk = folder / "disk"
+        report = folder / "report"
+        if case.special == "tmpfs":
+            if not stack.enter_context(small_disk(disk)):
+                return Outcome(
+                    case.name, -1, "", [], "no tmpfs can be mounted here", "", ["not run"], 0
+                )
+            report = disk / "report"
+        profile = folder / "profile.toml"
+        profile.write_text(profile_text(case.profile), "utf-8")
+        return _run(case, folder, temporary, report, profile, keep)
+
+
+def _run(
+    case: Case, folder: Path, temporary: Path, report: Path, profile: Path, keep: Path | None
+) -> Outcome:
+    mark = uuid.uuid4().hex
+    before = segments()
+    variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    variables |= {MARK: mark, "TMPDIR": str(temporary), **case.variables}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--arch", "cpu",
+               "--profile", str(profile), "--report-dir", str(report), *case.tests]  # fmt: skip
+    if case.fault is not None:
+        variables["SM121_META_PYTHON"] = sys.executable
+        variables["SM121_META_FAULT"] = case.fault
+        variables["SM121_META_FILL"] = str(report)
+        command += ["--engine-python", str(HERE / "fake_python.py"), "--profile-kernels", "off"]
+    output = folder / "output.txt"
+    started = time.monotonic()
+    with output.open("w") as stream:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=variables, stdout=stream, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            if case.special == "kill":
+                _kill_under_load(process, output)
+            process.wait(400)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    wrong: list[str] = []
+    left = _left(mark)
+    seconds = round(time.monotonic() - started, 1)
+    if left:
+        wrong.append(f"processes left: {left}")
+    if fresh := segments() - before:
+        wrong.append(f"shared memory left: {sorted(fresh)}")
+    if scratch := [p.name for p in temporary.iterdir() if not p.name.startswith("sm121-crash-")]:
+        wrong.append(f"temporary files left: {scratch}")
+    text = output.read_text("utf-8", "replace")
+    for port in set(re.findall(r"ready after .* on port (\d+)", text)):
+        if any(
+            c.laddr.port == int(port) and c.status == "LISTEN" for c in psutil.net_connections()
+        ):
+            wrong.append(f"port {port} is still taken")
+    verdict = _verdict(report, temporary)
+    crashes = verdict.get("crashes", [])
+    wrong += _judge(case, process.returncode, verdict, crashes, report, text)
+    first = crashes[0] if crashes else {}
+    line = next((item for item in text.splitlines() if "] crash: " in item), "")
+    if keep is not None and crashes:
+        _keep(report, crashes[0], keep)
+    if wrong:
+        (Path(tempfile.gettempdir()) / f"sm121-meta-{case.name}.txt").write_text(text, "utf-8")
+    return Outcome(
+        case.name, process.returncode, verdict.get("verdict", "none"), [c["kind"] for c in crashes],
+        first.get("summary", ""), first.get("owner", ""), wrong, seconds, line,
+    )  # fmt: skip
+
+
+def _kill_under_load(process: subprocess.Popen[bytes], output: Path) -> None:
+    deadline = time.monotonic() + 120
+    while "ready after" not in output.read_text("utf-8", "replace"):
+        assert process.poll() is None and time.monotonic() < deadline, output.read_text("utf-8")
+        time.sleep(0.1)
+    time.sleep(4.0)
+    os.kill(process.pid, signal.SIGKILL)
+
+
+def _left(mark: str, within_s: float = 30.0) -> list[str]:
+    deadline = time.monotonic() + within_s
+    while found := marked(mark):
+        if time.monotonic() > deadline:
+            names = [str(process) for process in found]
+            for process in found:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            return names
+        time.sleep(0.2)
+    return []
+
+
+def _verdict(report: Path, temporary: Path) -> dict:
+    for file in (report / "verdict.json",):
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads(file.read_text("utf-8"))
+            if found.get("crashes"):
+                return found
+    # A full disk: what could be written lies in a bundle elsewhere.
+    for index in sorted(temporary.glob("sm121-crash-*/*/bundle.json")):
+        bundle = json.loads(index.read_text("utf-8"))
+        entry = {"kind": bundle["class"], "summary": bundle["summary"], "owner": bundle["owner"]}
+        return {"verdict": "not written", "crashes": [{**entry, "bundle": str(index.parent)}]}
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads((report / "verdict.json").read_text("utf-8"))
+    return {}
+
+
+def _judge(
+    case: Case, status: int, verdict: dict, crashes: list[dict], report: Path, output: str
+) -> list[str]:
+    if not case.kind:
+        wrong = [f"a crash without a fault: {crashes[0]}"] if crashes else []
+        if status != 0 or verdict.get("verdict") != "PASS":
+            wrong.append(f"status {status}, {verdict.get('verdict')}: {verdict.get('reason')}")
+        return wrong
+    if not crashes:
+        return [f"not noticed: status {status}, {verdict.get('reason')}"]
+    wrong = []
+    kinds = [crash["kind"] for crash in crashes]
+    if kinds[0] != case.kind:
+        wrong.append(f"required class {case.kind}, seen {kinds}: {crashes[0]['summary']}")
+    if case.special != "kill" and status in (0, 5):
+        wrong.append(f"required a run that is not green, seen status {status}")
+    if not crashes[0].get("owner"):
+        wrong.append("no owner")
+    bundle = report / crashes[0]["bundle"] if crashes[0].get("bundle") else None
+    if bundle is None or not (bundle / "bundle.json").is_file():
+        wrong.append(f"no bundle: {crashes[0]}")
+    else:
+        index = json.loads((bundle / "bundle.json").read_text("utf-8"))
+        silent = [
+            n for n, p in index["parts"].items() if not p.get("file") and not p.get("unavailable")
+        ]
+        wrong += [f"parts without a reason: {silent}"] if silent else []
+        if case.says and case.says not in json.dumps(index):
+            wrong.append(f"required {case.says!r} in the bundle, seen {index['summary']!r}")
+    if case.special != "kill" and output.count("] crash: ") < 1:
+        wrong.append("no line in the terminal")
+    return wrong
+
+
+def _keep(report: Path, crash: dict, target: Path) -> None:
+    """A bundle as a sample: without what names this machine."""
+    from sample_bundle import keep
+
+    keep(report / crash["bundle"], target)
+
+
+def table(found: list[Outcome], clean: list[Outcome], seconds: float) -> str:
+    """The catalogue as Markdown."""
+    right = sum(not outcome.wrong for outcome in found)
+    lines = [
+        "# Faults under load",
+        "",
+        "Made by `python meta_tests/stress_faults.py --output docs/stress-faults.md` "
+        "(`make catalogues`). Do not edit.",
+        "",
+        "Each fault in a run of its own: the real vLLM (0.32, CPU, the canary) where its",
+        "processes are killed, else a server whose answers are a function of their prompts,",
+        "started and watched as an engine is. Required: the run is not green, the first bundle has",
+        "the class that is named, and nothing is left: no process, port, shared memory segment or",
+        "temporary file.",
+        f"{right} of {len(found)} faults were noticed, classified and cleaned up.",
+        f"Without a fault the level passed {sum(not o.wrong for o in clean)} times of "
+        f"{len(clean)}, with no bundle.",
+        f"It took {seconds / 60:.1f} minutes on 2 cores.",
+        "",
+        "| fault | class | right | s | what the bundle says | who to ask |",
+        "|---|---|---|---:|---|---|",
+    ]
+    for outcome in found:
+        case = CASES[outcome.case]
+        summary = outcome.summary.replace("|", "\\|").replace("<", "&lt;")
+        summary = re.sub(r"/\S*/report\b", "REPORT", summary)[:170]
+        lines.append(
+            f"| {case.text} | `{outcome.kinds[0] if outcome.kinds else '-'}` | "
+            f"{'yes' if not outcome.wrong else '**no**'} | {outcome.seconds:.0f} | {summary} | "
+            f"{outcome.owner[:80]} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Run all of it, or the faults that are named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, help="write the table there")
+    parser.add_argument("--samples", type=Path, help="keep some bundles there, as samples")
+    parser.add_argument("--clean", type=int, default=10, help="runs without a fault")
+    parser.add_argument("names", nargs="*", choices=[[], *CASES])
+    options = parser.parse_args()
+    names = options.names or [name for name in CASES if name != "clean"]
+    started = time.monotonic()
+    found, clean = [], []
+    for name in names:
+        samples = options.samples / name if options.samples else None
+        outcome = run(CASES[name], keep=samples if name in SAMPLES else None)
+        found.append(outcome)
+        print(f"{'ok' if not outcome.wrong else 'WRONG'} {outcome}", flush=True)
+    for _ in range(0 if options.names else options.clean):
+        clean.append(run(CASES["clean"]))
+        print(f"{'ok' if not clean[-1].wrong else 'WRONG'} {clean[-1]}", flush=True)
+    if options.output:
+        options.output.write_text(table(found, clean, time.monotonic() - started), "utf-8")
+    return 1 if any(outcome.wrong for outcome in [*found, *clean]) else 0
+
+
+#: Bundles that are kept in docs/bundles.
+SAMPLES = ("engine-core-killed", "stopped", "oom-cgroup", "leak")
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(HERE))
+    sys.exit(main())

@@ -1,0 +1,363 @@
+"""A server that looks like vLLM's to the stress level, with known faults. No engine at all: an
+answer is a function of its prompt.
+
+Started by ``fake_python.py``, which takes the place of the engine's interpreter; the fault is in
+SM121_META_FAULT. A fault comes at the request that FAULT_AT names, of those that generate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+MAX_LENGTH = 4608
+BLOCKS, BLOCK = 192, 128
+PLACES = 8
+STEP_S = float(os.environ.get("SM121_META_STEP_S", "0.002"))
+VOCABULARY = 50_000
+
+FAULTS = {
+    "none": "serves",
+    "leak": "keeps 1 MB of each request",
+    "handles": "keeps an open file of each request",
+    "corrupted": "at more than 4 at a time, one answer in 200 has a wrong token",
+    "lost": "one answer in 200 lacks a token",
+    "doubled": "one answer in 200 has a token twice",
+    "stuck": "one request gets no more tokens",
+    "5xx": "one request in 150 is answered with 500",
+    "killed": "ends by SIGKILL",
+    "segfault": "ends by SIGSEGV",
+    "stopped": "is stopped by SIGSTOP",
+    "exit-0": "ends with status 0",
+    "rlimit": "runs out of memory against RLIMIT_AS",
+    "cgroup": "runs out of memory in a control group, whose killer ends it",
+    "zombie": "does not wait for a child",
+    "log": "writes a log of 1 GB, and dies of a CUDA error",
+    "silent": "answers /health and serves nothing",
+    "never": "answers /health and never served anything",
+    "port": "finds its port taken",
+    "full-disk": "writes until the disk is full",
+    "kept": "keeps a request in its books after the answer",
+    "slower": "becomes slower by half",
+}
+#: Of the requests that generate, the first to be hit: in the middle of the sustained load.
+FAULT_AT = 150
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+@dataclass
+class State:
+    fault: str
+    model: str
+    key: str
+    requests: int = 0
+    running: int = 0
+    waiting: int = 0
+    tokens_held: int = 0
+    generated: int = 0
+    prompted: int = 0
+    preemptions: int = 0
+    kept_requests: int = 0
+    hoard: list[Any] = field(default_factory=list)
+    hung: bool = False
+    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PLACES))
+
+
+def ids_of(prompt: Any) -> list[int]:
+    if isinstance(prompt, list):
+        return prompt
+    return [zlib.crc32(word.encode()) % VOCABULARY for word in prompt.split()]
+
+
+def answer_of(ids: list[int], tokens: int) -> list[int]:
+    seed = zlib.crc32(json.dumps(ids).encode())
+    return [zlib.crc32(f"{seed} {n}".encode()) % VOCABULARY for n in range(tokens)]
+
+
+class Server:
+    def __init__(self, state: State) -> None:
+        self.state = state
+
+    def application(self) -> web.Application:
+        app = web.Application(client_max_size=64 << 20)
+        app.router.add_get("/health", self.health)
+        app.router.add_get("/version", self.version)
+        app.router.add_get("/metrics", self.metrics)
+        app.router.add_get("/v1/models", self.models)
+        app.router.add_post("/v1/completions", self.complete)
+        return app
+
+    async def health(self, _request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def version(self, _request: web.Request) -> web.Response:
+        return web.json_response({"version": "0.32.0"})
+
+    async def models(self, request: web.Request) -> web.Response:
+        entry = {"id": self.state.model, "object": "model", "owned_by": "vllm"}
+        entry["max_model_len"] = MAX_LENGTH
+        return web.json_response({"object": "list", "data": [entry]})
+
+    async def metrics(self, _request: web.Request) -> web.Response:
+        state = self.state
+        labels = f'{{engine="0",model_name="{state.model}"}}'
+        values = {
+            "num_requests_running": state.running + state.kept_requests,
+            "num_requests_waiting": state.waiting,
+            "kv_cache_usage_perc": min(1.0, state.tokens_held / (BLOCKS * BLOCK)),
+            "generation_tokens_total": state.generated,
+            "prompt_tokens_total": state.prompted,
+            "num_preemptions_total": state.preemptions,
+        }
+        lines = [f"vllm:{name}{labels} {float(value)}" for name, value in values.items()]
+        lines.append(
+            f'vllm:cache_config_info{{block_size="{BLOCK}",engine="0",num_gpu_blocks="{BLOCKS}"}} 1'
+        )
+        return web.Response(text="\n".join(lines) + "\n")
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        if request.headers.get("Authorization") != f"Bearer {self.state.key}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        said = await request.json()
+        if (wrong := self.refusal(said)) is not None:
+            status, message = wrong
+            return web.json_response({"error": {"message": message}}, status=status)
+        state = self.state
+        state.requests += 1
+        number = state.requests
+        self.misbehave(number)
+        if state.fault == "5xx" and number % FAULT_AT == 0:
+            return web.json_response({"error": {"message": "EngineDeadError"}}, status=500)
+        state.waiting += 1
+        async with state.places:
+            state.waiting -= 1
+            state.running += 1
+            held = len(ids_of(said["prompt"]))
+            try:
+                self.hold(held)
+                return await self.generate(request, said, number)
+            finally:
+                state.running -= 1
+                state.tokens_held -= held
+                if state.fault == "kept" and number == FAULT_AT:
+                    state.kept_requests += 1
+
+    def hold(self, tokens: int) -> None:
+        state = self.state
+        state.tokens_held += tokens
+        full = state.tokens_held + PLACES * BLOCK > BLOCKS * BLOCK
+        if full and state.running > 1:
+            state.preemptions += 1
+
+    def refusal(self, said: dict[str, Any]) -> tuple[int, str] | None:
+        prompt = said.get("prompt")
+        if said.get("model") != self.state.model:
+            return 404, "no such model"
+        if not isinstance(prompt, str | list) or said.get("max_tokens", 1) < 1:
+            return 400, "bad prompt or max_tokens"
+        if said.get("temperature", 0) < 0:
+            return 400, "temperature"
+        if isinstance(prompt, list) and not all(0 <= n < VOCABULARY for n in prompt):
+            return 400, "token out of vocabulary"
+        if len(ids_of(prompt)) + said.get("max_tokens", 1) > MAX_LENGTH:
+            return 400, "longer than the context"
+        return None
+
+    async def generate(
+        self, request: web.Request, said: dict[str, Any], number: int
+    ) -> web.StreamResponse:
+        state = self.state
+        prompt = ids_of(said["prompt"])
+        tokens = int(said.get("max_tokens", 16))
+        answer = self.spoiled(answer_of(prompt, tokens), number)
+        step_s = STEP_S * (2.2 if state.fault == "slower" and number > FAULT_AT else 1.0)
+        state.prompted += len(prompt)
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": tokens}
+        usage["total_tokens"] = len(prompt) + tokens
+
+        def choice(ids: list[int], finish: str | None) -> dict[str, Any]:
+            text = "".join(f" w{n}" for n in ids)
+            return {"index": 0, "text": text, "token_ids": ids, "finish_reason": finish}
+
+        base = {"id": f"cmpl-{number}", "object": "text_completion", "model": state.model}
+        if not said.get("stream"):
+            await asyncio.sleep(step_s * tokens)
+            while state.hung:
+                await asyncio.sleep(1)
+            state.generated += len(answer)
+            whole = {**choice(answer, "length"), "prompt_token_ids": prompt}
+            return web.json_response({**base, "choices": [whole], "usage": usage})
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+
+        async def send(content: Any) -> None:
+            text = content if isinstance(content, str) else json.dumps(content)
+            await response.write(f"data: {text}\n\n".encode())
+
+        for n, token in enumerate(answer):
+            await asyncio.sleep(step_s)
+            while state.hung or (state.fault == "stuck" and FAULT_AT <= number < FAULT_AT + 4):
+                await asyncio.sleep(1)
+            first = {"prompt_token_ids": prompt} if n == 0 else {}
+            last = "length" if n + 1 == len(answer) else None
+            await send({**base, "choices": [{**choice([token], last), **first}]})
+            state.generated += 1
+        await send({**base, "choices": [], "usage": usage})
+        await send("[DONE]")
+        return response
+
+    def spoiled(self, answer: list[int], number: int) -> list[int]:
+        state = self.state
+        hit = number >= FAULT_AT and number % 200 >= FAULT_AT and len(answer) > 3
+        if not hit or number in state.hoard:
+            return answer
+        if state.fault == "corrupted" and state.running > 4 and not state.hoard:
+            state.hoard.append(number)
+            return [*answer[:2], (answer[2] + 1) % VOCABULARY, *answer[3:]]
+        if state.fault == "lost" and not state.hoard:
+            state.hoard.append(number)
+            return [*answer[:2], *answer[3:]]
+        if state.fault == "doubled" and not state.hoard:
+            state.hoard.append(number)
+            return [*answer[:2], answer[1], *answer[2:]]
+        return answer
+
+    def misbehave(self, number: int) -> None:
+        state = self.state
+        match state.fault:
+            case "leak":
+                state.hoard.append(bytearray(os.urandom(1 << 10) * 1024))
+            case "handles":
+                state.hoard.append(Path("/dev/null").open())  # noqa: SIM115
+        if number != FAULT_AT:
+            return
+        match state.fault:
+            case "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "segfault":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            case "stopped":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "exit-0":
+                os._exit(0)
+            case "rlimit":
+                self.run_out_of_memory()
+            case "cgroup":
+                enter_cgroup()
+                state.hoard.append(bytearray(os.urandom(1 << 20) * 1024))
+            case "zombie":
+                os.posix_spawn("/bin/true", ["true"], {})  # not Popen: that would reap it
+            case "log":
+                line = "INFO 11-20 10:00:00 [loggers.py:1] " + "noise " * 160 + "\n"
+                block = line * 4096
+                with contextlib.suppress(OSError):
+                    for _ in range((1 << 30) // len(block) + 1):
+                        sys.stdout.write(block)
+                say("ERROR 11-20 10:00:01 [core.py:1] EngineCore encountered a fatal error.")
+                say("torch.AcceleratorError: CUDA error: an illegal memory access was encountered")
+                os._exit(1)
+            case "silent":
+                state.hung = True
+            case "full-disk":
+                filler = Path(os.environ["SM121_META_FILL"]) / "filler"
+                with contextlib.suppress(OSError), filler.open("wb", buffering=0) as stream:
+                    while True:
+                        stream.write(bytes(4096))
+
+    def run_out_of_memory(self) -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29))
+        try:
+            self.state.hoard.append(bytearray(1 << 30))
+        except MemoryError:
+            say("ERROR 11-20 10:00:01 [core.py:1] EngineCore encountered a fatal error.")
+            say("MemoryError")
+            os._exit(1)
+
+
+def cgroup_folder() -> Path | None:
+    """A new memory control group; None where none can be made."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            folder = Path("/sys/fs/cgroup/memory") / path.lstrip("/") / f"sm121-{os.getpid()}"
+        elif controllers == "" and Path("/sys/fs/cgroup/cgroup.controllers").is_file():
+            folder = Path("/sys/fs/cgroup") / path.lstrip("/") / f"sm121-{os.getpid()}"
+        else:
+            continue
+        with contextlib.suppress(OSError):
+            folder.mkdir()
+            return folder
+    return None
+
+
+def enter_cgroup() -> None:
+    folder = cgroup_folder()
+    if folder is None:
+        say("no control group can be made here")
+        return
+    name = "memory.limit_in_bytes" if "memory/" in f"{folder}/" else "memory.max"
+    limit = folder / name
+    (limit if limit.exists() else folder / "memory.max").write_text(str(256 << 20))
+    (folder / "cgroup.procs").write_text(str(os.getpid()))
+    # Removes the group once it is empty.
+    subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import os, sys, time\n"
+            "folder = sys.argv[1]\n"
+            "for _ in range(600):\n"
+            "    try: os.rmdir(folder); break\n"
+            "    except OSError: time.sleep(0.1)\n",
+            str(folder),
+        ],
+        preexec_fn=lambda: (folder.parent / "cgroup.procs").write_text(str(os.getpid())),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--served-model-name", default="canary")
+    options, _ = parser.parse_known_args()
+    fault = os.environ.get("SM121_META_FAULT", "none")
+    say("INFO 11-20 10:00:00 [api_utils.py:347] version 0.32.0")
+    if fault == "port":
+        say(
+            f"[Errno 98] error while attempting to bind on address ('127.0.0.1', {options.port}): "
+            "address already in use"
+        )
+        sys.exit(1)
+    state = State(fault, options.served_model_name, os.environ.get("VLLM_API_KEY", ""))
+    state.hung = fault == "never"
+    say("INFO:     Application startup complete.")
+    web.run_app(
+        Server(state).application(),
+        host="127.0.0.1",
+        port=options.port,
+        print=None,
+        access_log=None,
+        shutdown_timeout=0.5,
+    )
+    time.sleep(0)
+
+
+if __name__ == "__main__":
+    main()

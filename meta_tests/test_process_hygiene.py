@@ -1,0 +1,131 @@
+"""Runs beside each other: nobody takes another's directory, server or report."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from sm121.engines import stale
+from sm121.engines.process_tree import RUN_ID, SERVER_ID
+from sm121.errors import UsageError
+from sm121.report import directory, verdict_file
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+
+def test_a_directory_is_one_runs_own(tmp_path):
+    first = directory.take(tmp_path / "report")
+    with pytest.raises(UsageError, match="another run is using it"):
+        directory.take(tmp_path / "report")
+    first.lock.close()
+    directory.take(tmp_path / "report").lock.close()
+
+
+def test_workers_of_one_run_share_a_directory_and_nobody_else_does(tmp_path):
+    report = tmp_path / "report"
+    held = [directory.take(report, "one"), directory.take(report, "one")]
+    assert directory.is_shared(report, "one") and not directory.is_shared(report, "two")
+    for share in (None, "two"):
+        with pytest.raises(UsageError, match="another run is using it"):
+            directory.take(report, share)
+    for taken in held:
+        taken.lock.close()
+    directory.take(report, "two").lock.close()
+
+
+def test_nothing_of_an_earlier_run_is_overwritten(tmp_path):
+    for text in ("first", "second", "third"):
+        taken = directory.take(tmp_path)
+        (tmp_path / "verdict.json").write_text(text)
+        os.utime(tmp_path / "verdict.json", (1e9, 1e9))  # all in the same second
+        taken.lock.close()
+    directory.take(tmp_path).lock.close()
+    kept = sorted(path.read_text() for path in (tmp_path / "earlier").glob("*/verdict.json"))
+    assert kept == ["first", "second", "third"]
+
+
+def test_a_folder_that_is_no_report_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(UsageError, match=r"seen: thesis\.tex"):
+        directory.take(tmp_path)
+
+
+def test_files_are_never_written_through_a_link(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    report = tmp_path / "report"
+    report.mkdir()
+    (report / ".verdict.json.draft").symlink_to(victim)
+    verdict_file.write_text("theirs", report / "verdict.json")
+    assert victim.read_text() == "mine" and (report / "verdict.json").read_text() == "theirs"
+    (report / ".lock").symlink_to(victim)
+    with pytest.raises(UsageError):
+        directory.take(report)
+    assert victim.read_text() == "mine"
+
+
+@pytest.fixture
+def server_of():
+    """A process that looks like a server of some owner."""
+    started = []
+
+    def start(owner: str, run: str) -> subprocess.Popen:
+        marks = {SERVER_ID: f"{run}/1", RUN_ID: run, stale.OWNER: owner}
+        process = subprocess.Popen(SLEEP, env={**os.environ, **marks})
+        started.append(process)
+        time.sleep(0.3)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_only_servers_of_dead_runs_are_ended(server_of):
+    dead = subprocess.Popen(["/bin/true"])
+    created = psutil.Process(dead.pid).create_time()
+    dead.wait()
+    left = server_of(f"{dead.pid}:{created:.2f}", "meta-dead")
+    # A pid that was given again to somebody else is another owner.
+    reused = server_of(f"{os.getpid()}:12345.00", "meta-reused")
+    ours = server_of(stale.owner(), "meta-alive")
+    removed = {run for run, _ in stale.remove()}
+    assert {"meta-dead", "meta-reused"} <= removed and "meta-alive" not in removed
+    assert left.wait(10) != 0 and reused.wait(10) != 0
+    assert ours.poll() is None, "a server of a living run is left alone"
+
+
+SCENARIOS = "meta_tests/scenarios/spread.py"
+
+
+def test_workers_make_one_report(run_pytest):
+    """Tests without a server are spread, the others are in one worker; one verdict has all."""
+    status, run = run_pytest("-n", "2", "--arch", "cpu", SCENARIOS, timeout_s=120)
+    verdict = run.verdict
+    assert status == 1, run.output
+    found = {test["id"].partition("::")[2]: test for test in verdict["tests"]}
+    assert {name: test["verdict"] for name, test in found.items()} == {
+        "test_passes": "PASS",
+        "test_fails": "FAIL",
+        "test_is_timed": "NOT_RUN",
+        "test_kills_its_worker": "FAIL",
+        "test_is_not_for_this": "NOT_RUN",
+        **{f"test_spread[{n}]": "PASS" for n in range(6)},
+    }, run.output
+    assert "run this one without -n" in found["test_is_timed"]["message"]
+    assert "died" in found["test_kills_its_worker"]["message"]
+    assert verdict["verdict"] == "FAIL" and verdict["finished"], verdict["reason"]
+    assert "PytestBenchmarkWarning" not in run.output
+    assert "@server" not in str(verdict["tests"])
+
+
+def test_a_green_run_of_workers_is_green(run_pytest):
+    status, run = run_pytest("-n", "2", "--arch", "cpu", f"{SCENARIOS}::test_spread", timeout_s=120)
+    assert status == 0 and run.verdict["verdict"] == "PASS", run.output
+    assert run.verdict["levels"]["kernel"]["passed"] == 6

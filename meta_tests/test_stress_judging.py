@@ -1,0 +1,189 @@
+"""What the stress level is judged by, on made-up numbers: growth, answers, tails, causes."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+
+from sm121.answers.agreement import Bound
+from sm121.answers.request import Answer
+from sm121.errors import UsageError
+from sm121.evidence import crash_bundle, death, kernel_messages
+from sm121.evidence.crash_bundle import Evidence
+from sm121.evidence.failure import Cause
+from sm121.evidence.kernel_messages import KernelMessages
+from sm121.evidence.redaction import redact
+from sm121.stress import checks, growth, shapes, soak
+from sm121.stress.client import Load
+from sm121.stress.job import Job, Outcome
+from sm121.verdict import Verdict
+
+EXACT = Bound(1e-3, 1e-4, 0.0)
+ALONE = Answer("abcd", "length", (1, 2, 3, 4), (9,), None, None, 4, 1)
+MIB = 2**20
+
+
+def judged(per_request: float, *, noise: float, samples: int = 40, seed: int = 1) -> growth.Growth:
+    source = random.Random(seed)
+    requests = [10.0 * n for n in range(samples)]
+    values = [2000 * MIB + per_request * x + source.gauss(0, noise) for x in requests]
+    return growth.judge(
+        "bytes", requests, values, limit_total=200 * MIB, limit_per_request=0.5 * MIB
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_leak_of_1_mb_a_request_is_seen_and_noise_is_none(seed):
+    assert judged(MIB, noise=20 * MIB, seed=seed).verdict is Verdict.FAIL
+    assert judged(0.0, noise=20 * MIB, seed=seed).verdict is Verdict.PASS
+
+
+def test_growth_within_the_noise_is_no_decision():
+    found = judged(0.5 * MIB, noise=200 * MIB)
+    assert found.verdict is Verdict.INCONCLUSIVE, found
+    assert judged(0.0, noise=1, samples=5).verdict is Verdict.INCONCLUSIVE, "too few samples"
+
+
+def test_one_step_is_no_leak():
+    """A pool that grows once is no growth with the requests; a mean or a fit would call it one."""
+    requests = [10.0 * n for n in range(40)]
+    values = [1000 * MIB + (150 * MIB if x > 350 else 0) for x in requests]
+    found = growth.judge(
+        "bytes", requests, values, limit_total=100 * MIB, limit_per_request=0.5 * MIB
+    )
+    assert found.verdict is Verdict.PASS, found
+
+
+def outcome(ids, *, completion=None, finish="length", **options) -> Outcome:
+    answer = Answer("", finish, ids, (9,), None, None, completion or len(ids), 1)
+    job = Job("a prompt", {"prompt": "x"}, 4, ALONE)
+    return Outcome(1, job, answer=answer, status=200, **options)
+
+
+@pytest.mark.parametrize(
+    ("ids", "options", "kind"),
+    [
+        ((1, 2, 3, 4), {}, None),
+        ((1, 2, 3), {}, "lost_token"),
+        ((1, 2, 2, 3, 4), {}, "duplicated_token"),
+        ((1, 2, 2, 3), {"completion": 4}, "duplicated_token"),
+        ((1, 3, 4, 7), {}, "lost_token"),
+        ((1, 2, 9, 4), {}, "corrupted_answer"),
+        ((1, 2, 3, 4), {"completion": 5}, "wrong_usage"),
+        ((1, 2, 3, 4), {"finish": "stop"}, "wrong_finish"),
+    ],
+)
+def test_each_wrong_answer_has_its_class(ids, options, kind):
+    found = checks.fault(outcome(ids, **options), EXACT)
+    assert (found.kind if found else None) == kind, found
+
+
+def test_a_bad_request_must_be_refused_and_nothing_else():
+    bad = Job("bad", {}, 4, behaviour="bad")
+    refused = Outcome(1, bad, status=400, problem=("refused", "status 400"))
+    assert checks.fault(refused, None) is None
+    assert checks.fault(Outcome(1, bad, status=200), None).kind == "bad_request_accepted"
+    failed = Outcome(1, bad, status=500, problem=("http_5xx", "status 500"))
+    assert checks.fault(failed, None).kind == "http_5xx"
+
+
+def test_the_slowest_of_a_load_is_bounded():
+    def load(*seconds: float) -> Load:
+        done = [replace_times(outcome((1, 2, 3, 4)), s) for s in seconds]
+        return Load(done, 0.0, 1.0)
+
+    assert checks.slow_tail(load(*[1.0] * 30), 10, 2) is None
+    assert checks.slow_tail(load(*[1.0] * 29, 12.0), 10, 2).kind == "slow_tail"
+    assert checks.slow_tail(load(*[0.1] * 29, 1.9), 10, 2) is None, "a hiccup of the machine"
+
+
+def replace_times(item: Outcome, seconds: float) -> Outcome:
+    return replace(item, started=0.0, ended=seconds)
+
+
+def test_arrivals():
+    assert shapes.moments("closed", 5, 2) is None
+    bursts = shapes.moments("burst", 20, 4)
+    assert bursts.count(0.0) == 8 and bursts[8] == 2.0
+    poisson = shapes.moments("poisson", 400, 4)
+    assert poisson == sorted(poisson) and 80 < poisson[-1] < 120
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("30s", 30), ("2h", 7200), ("1.5m", 90)])
+def test_durations(text, seconds):
+    assert soak.parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "30", "-3s", "0s", "2 weeks"])
+def test_a_wrong_duration_is_one_line(text):
+    with pytest.raises(UsageError, match="expected a duration"):
+        soak.parse_duration(text)
+
+
+SIGKILL_GUESS = Cause(
+    kind="oom",
+    summary="killed by SIGKILL, no cause in the log: probably the host's OOM killer",
+    owner="host memory",
+)
+KILLED = [{"pid": 7, "name": "VLLM::EngineCor", "status": -9}]
+OOM_LINE = "[ 9.1] Out of memory: Killed process 7 (VLLM::EngineCor) total-vm:1kB"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kills", "exits", "kind"),
+    [
+        (KernelMessages((OOM_LINE,)), 0, KILLED, "oom"),
+        (KernelMessages((OOM_LINE.replace(" 7 ", " 8 "),)), 0, KILLED, "killed"),
+        (KernelMessages(), 1, KILLED, "oom"),
+        (KernelMessages(), 0, KILLED, "killed"),
+        (KernelMessages(unavailable="not permitted"), 0, KILLED, "killed"),
+        (KernelMessages(unavailable="not permitted"), 0, [], "oom"),
+        (KernelMessages(("[ 9.2] NVRM: Xid (PCI:0000:01:00): 13, x",)), 0, [], "xid"),
+    ],
+)
+def test_sigkill_is_the_oom_killer_only_where_something_says_so(kernel, kills, exits, kind):
+    found = death.cause_of(SIGKILL_GUESS, exits=exits, kernel=kernel, kills=kills, pids={7})
+    assert found.kind == kind, found
+
+
+def test_kernel_messages_before_the_start_are_left_out():
+    text = "[    1.000000] NVRM: Xid old\n[  100.500000] NVRM: Xid new\n[  101.0] other"
+    assert kernel_messages._later(text, 50.0) == text.splitlines()[1:]
+
+
+def test_a_bundle_is_written_whatever_is_missing_and_holds_no_secret(tmp_path):
+    log = tmp_path / "server.log"
+    log.write_text("started with key sk-0123456789abcdefghij\nHF_TOKEN=hf_0123456789abcdefghij\n")
+    evidence = Evidence(cause=SIGKILL_GUESS, what="the server ended", log=log)
+    folder = crash_bundle.write(evidence, tmp_path / "crashes", lambda t: redact(t, ("started",)))
+    index = json.loads((folder / "bundle.json").read_text())
+    assert folder.name == "1-oom" and index["class"] == "oom"
+    for name, part in index["parts"].items():
+        assert (folder / name).is_file() == ("file" in part)
+        assert part.get("file") or part["unavailable"], name
+    written = "".join(path.read_text() for path in folder.iterdir())
+    assert "0123456789" not in written and "started" not in written
+    second = crash_bundle.write(evidence, tmp_path / "crashes", lambda text: text)
+    assert second.name == "2-oom", "an earlier bundle is never overwritten"
+
+
+def test_a_bundle_that_cannot_be_written_goes_elsewhere(tmp_path):
+    (tmp_path / "crashes").write_text("a file where the folder should be")
+    evidence = Evidence(cause=SIGKILL_GUESS, what="the server ended")
+    folder, why = crash_bundle.write_somewhere(evidence, tmp_path / "crashes", lambda text: text)
+    assert (folder / "bundle.json").is_file() and why and not folder.is_relative_to(tmp_path)
+
+
+def test_a_huge_log_keeps_its_beginning_and_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(crash_bundle, "_WHOLE_LOG_BYTES", 1000)
+    monkeypatch.setattr(crash_bundle, "_LOG_HEAD_BYTES", 100)
+    monkeypatch.setattr(crash_bundle, "_LOG_TAIL_BYTES", 100)
+    log = tmp_path / "server.log"
+    log.write_text("first\n" + "noise\n" * 10_000 + "last\n")
+    evidence = Evidence(cause=SIGKILL_GUESS, what="x", log=log)
+    folder = crash_bundle.write(evidence, tmp_path / "crashes", lambda text: text)
+    text = (folder / "server.log").read_text()
+    assert text.startswith("first") and text.endswith("last\n") and "bytes left out" in text

@@ -1,0 +1,45 @@
+"""The control group's account of memory: whether its limit killed somebody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_ROOT = Path("/sys/fs/cgroup")
+
+
+def memory_events(pid: int | str = "self") -> dict[str, int] | str:
+    """Counters of a process's memory control group (version 2's memory.events, or what version 1
+    has of it), or why there are none."""
+    try:
+        groups = Path(f"/proc/{pid}/cgroup").read_text("ascii", "replace").splitlines()
+    except OSError as error:
+        return f"no control group is known: {error}"
+    for line in groups:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            events = _ROOT / path.lstrip("/") / "memory.events"
+        elif "memory" in controllers.split(","):
+            events = _ROOT / "memory" / path.lstrip("/") / "memory.oom_control"
+            if not events.is_file():  # in a container its own group is mounted at the root
+                events = _ROOT / "memory" / "memory.oom_control"
+        else:
+            continue
+        if events.is_file():
+            return _read(events)
+    return "no memory controller is mounted"
+
+
+def _read(file: Path) -> dict[str, int] | str:
+    try:
+        lines = file.read_text("ascii", "replace").splitlines()
+    except OSError as error:
+        return f"{file}: {error}"
+    found = {}
+    for line in lines:
+        name, _, value = line.partition(" ")
+        if value.isdecimal():
+            found[name] = int(value)
+    failures = file.with_name("memory.failcnt")
+    if failures.is_file():
+        found["failcnt"] = int(failures.read_text("ascii"))
+    return found

@@ -1,0 +1,269 @@
+"""Everything that is known of an abnormal end, in one folder.
+
+Each part is written even when others are not to be had; what is missing says why in bundle.json.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sm121.evidence import process_snapshot
+from sm121.evidence.failure import Cause
+from sm121.evidence.kernel_messages import KernelMessages
+
+#: A longer log is kept by its beginning and its end; the whole one stays where it is.
+_WHOLE_LOG_BYTES = 24 << 20
+_LOG_HEAD_BYTES = 4 << 20
+_LOG_TAIL_BYTES = 8 << 20
+Redact = Callable[[str], str]
+
+
+class Unavailable(Exception):
+    """A part that is not to be had; the message says why."""
+
+
+@dataclass
+class Evidence:
+    """What is known. None or empty where it is not, with the reason in ``missing`` if there is one
+    that is better than the general one."""
+
+    cause: Cause
+    what: str
+    test: str | None = None
+    log: Path | None = None
+    exit_status: int | None = None
+    exits: list[dict[str, Any]] = field(default_factory=list)
+    tree: list[dict[str, Any]] = field(default_factory=list)
+    kernel: KernelMessages = field(default_factory=KernelMessages)
+    cgroup_before: Mapping[str, int] | str = "not read before"
+    cgroup_after: Mapping[str, int] | str = "not read"
+    memory: Mapping[str, Any] | None = None
+    in_flight: list[dict[str, Any]] | None = None
+    metrics: str | None = None
+    configuration: Mapping[str, Any] | None = None
+    #: Of the engine's process.
+    environment: Mapping[str, str] = field(default_factory=dict)
+    debug: bool = False
+    #: How to run again for a better stack.
+    rerun: str = ""
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+def write(evidence: Evidence, directory: Path, redact: Redact) -> Path:
+    """Write a bundle into a new folder ``<n>-<class>`` of ``directory``; its path.
+
+    Raises:
+        OSError: not even the folder can be made, or the index in it.
+    """
+    folder = _new_folder(directory, evidence.cause.kind)
+    try:
+        _fill(folder, evidence, redact)
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)  # half a bundle misleads
+        raise
+    return folder
+
+
+def _fill(folder: Path, evidence: Evidence, redact: Redact) -> None:
+    parts: dict[str, dict[str, str]] = {}
+    for name, produce in _parts(evidence):
+        try:
+            text = produce()
+            if text is not None:
+                _write_new(folder / name, redact(text))
+            parts[name] = {"file": name}
+        except Unavailable as reason:
+            parts[name] = {"unavailable": redact(str(reason))}
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            # A reason such as "No space left on device" is what one wants to read then.
+            parts[name] = {"unavailable": redact(f"{type(error).__name__}: {error}")}
+            (folder / name).unlink(missing_ok=True)
+    index = {
+        "schema_version": 1,
+        "class": evidence.cause.kind,
+        "what": evidence.what,
+        "summary": evidence.cause.summary,
+        "owner": evidence.cause.owner,
+        "remedy": evidence.cause.remedy,
+        "lines": evidence.cause.lines,
+        "test": evidence.test,
+        "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "exit_status": evidence.exit_status,
+        "exits": evidence.exits,
+        "engine_debug": evidence.debug,
+        "rerun": evidence.rerun,
+        "parts": parts,
+    }
+    _write_new(folder / "README.md", redact(_readme(index)))
+    _write_new(folder / "bundle.json", redact(json.dumps(index, indent=2)) + "\n")
+
+
+def write_somewhere(evidence: Evidence, directory: Path, redact: Redact) -> tuple[Path, str | None]:
+    """As `write`; where the report directory cannot be written, into a temporary one. The path,
+    and why it is not where it should be."""
+    try:
+        return write(evidence, directory, redact), None
+    except OSError as error:
+        elsewhere = Path(tempfile.mkdtemp(prefix="sm121-crash-"))
+        return write(evidence, elsewhere, redact), f"{directory}: {error.strerror or error}"
+
+
+def _parts(evidence: Evidence) -> Iterator[tuple[str, Callable[[], str | None]]]:
+    yield "server.log", lambda: _log(evidence)
+    yield "process-tree.txt", lambda: _tree(evidence)
+    yield "exits.json", lambda: _exits(evidence)
+    yield "kernel.log", lambda: _kernel(evidence.kernel)
+    yield "cgroup.json", lambda: _cgroup(evidence)
+    yield "gpu.txt", _gpu
+    yield "memory.json", lambda: _json(evidence, "memory", "no memory was sampled")
+    yield "in-flight.json", lambda: _json(evidence, "in_flight", "no load of the suite was running")
+    yield "metrics-before.txt", lambda: _metrics(evidence)
+    yield (
+        "configuration.json",
+        lambda: _json(evidence, "configuration", "the server is attached: not known"),
+    )
+    yield "flashinfer-api.log", lambda: _flashinfer(evidence)
+
+
+def _log(evidence: Evidence) -> str | None:
+    if evidence.log is None:
+        raise Unavailable(evidence.missing.get("log", "the server's log is not known"))
+    if not evidence.log.is_file():
+        raise Unavailable(f"{evidence.log.name} is not there")
+    size = evidence.log.stat().st_size
+    with evidence.log.open("rb") as source:
+        if size <= _WHOLE_LOG_BYTES:
+            return source.read().decode("utf-8", "replace")
+        head = source.read(_LOG_HEAD_BYTES)
+        source.seek(size - _LOG_TAIL_BYTES)
+        tail = source.read()
+    left_out = size - len(head) - len(tail)
+    return (
+        head.decode("utf-8", "replace")
+        + f"\n[sm121: {left_out} bytes left out here; the whole log is {evidence.log}]\n"
+        + tail.decode("utf-8", "replace")
+    )
+
+
+def _tree(evidence: Evidence) -> str:
+    if not evidence.tree:
+        raise Unavailable(
+            evidence.missing.get("tree", "no process of the tree was left to look at")
+        )
+    return process_snapshot.table(evidence.tree)
+
+
+def _exits(evidence: Evidence) -> str:
+    if not evidence.exits and evidence.exit_status is None:
+        raise Unavailable(evidence.missing.get("exits", "no process has ended"))
+    entries = []
+    for entry in evidence.exits:
+        status = entry.get("status")
+        why = {} if status is not None else {"why": "its parent collected it and does not say"}
+        entries.append({**entry, **why})
+    return json.dumps({"main": evidence.exit_status, "processes": entries}, indent=2) + "\n"
+
+
+def _kernel(kernel: KernelMessages) -> str:
+    if kernel.unavailable:
+        raise Unavailable(kernel.unavailable)
+    noted = kernel.of_note
+    opening = f"# {len(noted)} messages of note since the start\n" + "".join(
+        f"# {line}\n" for line in noted[:50]
+    )
+    return opening + kernel.text()
+
+
+def _cgroup(evidence: Evidence) -> str:
+    if isinstance(evidence.cgroup_after, str):
+        raise Unavailable(evidence.cgroup_after)
+    before = evidence.cgroup_before
+    return json.dumps({"before": before, "after": evidence.cgroup_after}, indent=2) + "\n"
+
+
+def _gpu() -> str:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        raise Unavailable("nvidia-smi is not here: no NVIDIA driver")
+    answer = subprocess.run([tool, "-q"], capture_output=True, text=True, timeout=30)
+    apps = subprocess.run(
+        [tool, "--query-compute-apps=pid,process_name,used_memory", "--format=csv"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    return f"{apps.stdout}{apps.stderr}\n{answer.stdout}{answer.stderr}"
+
+
+def _json(evidence: Evidence, name: str, otherwise: str) -> str:
+    value = getattr(evidence, name)
+    if value is None:
+        raise Unavailable(evidence.missing.get(name, otherwise))
+    return json.dumps(value, indent=2) + "\n"
+
+
+def _metrics(evidence: Evidence) -> str:
+    if evidence.metrics is None:
+        raise Unavailable("/metrics was not read before")
+    return evidence.metrics
+
+
+def _flashinfer(evidence: Evidence) -> str:
+    level = evidence.environment.get("FLASHINFER_LOGLEVEL", "0")
+    if level in ("", "0"):
+        raise Unavailable("FlashInfer's API log was off; --engine-debug turns it on")
+    target = evidence.environment.get("FLASHINFER_LOGDEST", "stdout")
+    if target in ("stdout", "stderr"):
+        raise Unavailable(f"FlashInfer's API log went to {target}: it is in server.log")
+    file = Path(target)
+    if not file.is_file():
+        raise Unavailable(f"FlashInfer's API log was to be {target}, which is not there")
+    return file.read_text("utf-8", "replace")
+
+
+def _readme(index: Mapping[str, Any]) -> str:
+    lines = [f"# {index['class']}: {index['what']}", "", f"**Why**: {index['summary']}", ""]
+    lines += [f"**Ask**: {index['owner']}", ""]
+    if index["remedy"]:
+        lines += [f"**Remedy**: {index['remedy']}", ""]
+    if index["test"]:
+        lines += [f"**During**: `{index['test']}`", ""]
+    if index["rerun"]:
+        lines += [f"**Again, with better stacks**: {index['rerun']}", ""]
+    if index["lines"]:
+        lines += ["The lines that this rests on:", "", *(f"    {x}" for x in index["lines"]), ""]
+    lines += ["| part | |", "|---|---|"]
+    for name, part in index["parts"].items():
+        lines.append(f"| {name} | {part.get('unavailable', 'here')} |")
+    return "\n".join(lines) + "\n"
+
+
+def _new_folder(directory: Path, kind: str) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        taken = [path for path in directory.iterdir() if path.name.startswith(f"{number}-")]
+        folder = directory / f"{number}-{kind}"
+        if not taken:
+            try:
+                folder.mkdir()
+            except FileExistsError:
+                continue
+            return folder
+        number += 1
+
+
+def _write_new(path: Path, text: str) -> None:
+    """A new file: never through a link that somebody has put there."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+    with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as stream:
+        stream.write(text)

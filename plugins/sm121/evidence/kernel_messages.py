@@ -1,0 +1,71 @@
+"""What the kernel said: Xid, NVRM, the OOM killer."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass
+
+#: Both print seconds since boot, of the clock that ``time.monotonic`` uses.
+_READERS = (
+    ("dmesg", ("dmesg",)),
+    ("journalctl", ("journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager")),
+)
+_STAMP = re.compile(r"^\S*?\s*\[\s*(\d+\.\d+)\]|^\[\s*(\d+\.\d+)\]")
+_OF_NOTE = re.compile(
+    r"NVRM|Xid|ut of memory|oom[-_ ]kill|Killed process|nvidia|segfault|hung task"
+)
+_KILLED = re.compile(r"Killed process (\d+)")
+_MOST_LINES = 4000
+
+
+@dataclass(frozen=True)
+class KernelMessages:
+    """Messages since some moment. ``unavailable`` says why there are none to read."""
+
+    lines: tuple[str, ...] = ()
+    unavailable: str | None = None
+
+    @property
+    def of_note(self) -> list[str]:
+        """Those that may explain the death of a process."""
+        return [line for line in self.lines if _OF_NOTE.search(line)]
+
+    def killed(self, pids: set[int]) -> list[str]:
+        """Lines in which the OOM killer names one of the processes."""
+        return [line for line in self.lines if (m := _KILLED.search(line)) and int(m[1]) in pids]
+
+    def text(self) -> str:
+        """For a file."""
+        return "\n".join(self.lines) + "\n" if self.lines else "(no message since the start)\n"
+
+
+def since(monotonic_s: float) -> KernelMessages:
+    """The kernel's messages since a moment of ``time.monotonic``."""
+    reasons = []
+    for name, command in _READERS:
+        try:
+            answer = subprocess.run(
+                command, capture_output=True, text=True, errors="replace", timeout=20
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            reasons.append(f"{name}: {error}")
+            continue
+        if answer.returncode != 0:
+            reasons.append(
+                f"{name}: {answer.stderr.strip().splitlines()[-1:] or answer.returncode}"
+            )
+            continue
+        return KernelMessages(tuple(_later(answer.stdout, monotonic_s)))
+    return KernelMessages(unavailable="; ".join(reasons))
+
+
+def _later(text: str, monotonic_s: float) -> list[str]:
+    found, later = [], False
+    for line in text.splitlines():
+        match = _STAMP.match(line)
+        if match is not None:
+            later = float(match[1] or match[2]) >= monotonic_s
+        if later:
+            found.append(line)
+    return found[-_MOST_LINES:]

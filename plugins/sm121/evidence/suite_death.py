@@ -1,0 +1,74 @@
+"""The suite itself was killed: what its supervisor, who outlives it, writes down."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from sm121.evidence import cgroup, crash_bundle, kernel_messages, process_snapshot
+from sm121.evidence.crash_bundle import Evidence
+from sm121.evidence.failure import Cause
+from sm121.evidence.redaction import redact, secrets_of
+
+_LOOK_BACK_S = 600.0
+
+
+def tell(status: Path, names: Mapping[int, str], main_pid: int) -> None:
+    """Write a bundle beside the server's status file, and name it in the run's verdict.json.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    directory = status.parent
+    secrets = secrets_of(os.environ)
+    kernel = kernel_messages.since(time.monotonic() - _LOOK_BACK_S)
+    named = [line for line in kernel.of_note if "Killed process" in line]
+    cause = Cause(
+        kind="suite_killed",
+        summary="pytest ended without stopping its server: it was killed, or crashed"
+        + (f"; the kernel says: {named[-1]}" if named else ""),
+        owner="whoever ended pytest (the OOM killer, a time limit of CI, SIGKILL)",
+        remedy="look into dmesg and the CI system's log; the server was stopped and removed",
+        lines=named[-3:],
+    )
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    evidence = Evidence(
+        cause=cause,
+        what="the suite died",
+        log=Path("/proc/self/fd/1").resolve(),  # what the server says goes where we say it
+        exits=[],
+        tree=process_snapshot.snapshot(processes),
+        kernel=kernel,
+        cgroup_after=cgroup.memory_events(),
+        environment=dict(os.environ),
+        missing={
+            "exits": f"the server (pid {main_pid}, {len(names)} processes) was still running",
+            "memory": "the suite kept it in its own memory, and is gone",
+            "in_flight": "the suite kept them in its own memory, and is gone",
+            "configuration": "the suite is gone; server.log says what was started",
+        },
+    )
+    bundle = crash_bundle.write(evidence, directory / "crashes", lambda text: redact(text, secrets))
+    _note(directory / "verdict.json", cause, bundle)
+
+
+def _note(file: Path, cause: Cause, bundle: Path) -> None:
+    from sm121.report import verdict_file
+
+    if not file.is_file():
+        return
+    report = verdict_file.read(file)
+    report.crashes.append(
+        verdict_file.CrashReport(
+            kind=cause.kind,
+            summary=cause.summary,
+            owner=cause.owner,
+            bundle=str(bundle.relative_to(file.parent)),
+        )
+    )
+    report.reason = f"the run has not finished: {cause.summary}"
+    verdict_file.write(report, file)

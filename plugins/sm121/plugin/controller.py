@@ -1,0 +1,193 @@
+"""The controller of pytest-xdist: it runs no test, and makes one report of those of its workers."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sm121.errors import UsageError
+from sm121.plugin import certification, target, workers
+from sm121.plugin.options import SETTINGS
+from sm121.plugin.run import RUN, Run
+from sm121.plugin.selection import architectures_asked_for
+from sm121.plugin.terminal import announce
+from sm121.report import directory as report_directory
+from sm121.report import merged, verdict_file
+from sm121.report.verdict_file import TestReport, VerdictFile
+from sm121.verdict import Verdict
+
+_NAME = pytest.StashKey[str]()
+_SAID = pytest.StashKey[list[dict[str, Any]]]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """``-n`` alone means that what needs a server goes to one worker."""
+    if getattr(config.option, "numprocesses", None) and config.option.dist == "no":
+        config.option.dist = "loadgroup"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """xdist's own scheduling by groups, which does not hang after a worker has died.
+
+    A worker runs a test when it knows the next one or that there is none. One that takes the place
+    of a dead worker is given a single test by xdist 3.8, and both wait for ever.
+    """
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadGroupScheduling
+
+    class Scheduling(LoadGroupScheduling):  # type: ignore[misc]
+        def schedule(self) -> None:
+            super().schedule()
+            for node in self.nodes:
+                while (
+                    self.workqueue
+                    and not node.shutting_down
+                    and self._pending_of(self.assigned_work[node]) < 2
+                ):
+                    self._assign_work_unit(node)
+            if not self.workqueue:
+                for node in self.nodes:
+                    node.shutdown()
+
+    return Scheduling(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """A worker is about to be started: it is told what it is part of."""
+    config = node.config
+    name = config.stash.setdefault(_NAME, uuid.uuid4().hex[:12])
+    node.workerinput["sm121_run"] = name
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any) -> None:
+    """A worker has opened its part of the run, if there are tests of a level."""
+    config = node.config
+    settings = config.stash[SETTINGS]
+    name = config.stash.get(_NAME, "")
+    if RUN in config.stash or not report_directory.is_shared(settings.report_dir, name):
+        return
+    try:
+        if settings.certify:
+            certification.refuse_a_selection(config)
+        asked = architectures_asked_for(config.getoption("markexpr", "") or "")
+        chosen = target.resolve(settings, asked)
+        taken = report_directory.take(settings.report_dir, name)
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from error
+    parts = _parts(settings.report_dir)
+    if not parts:
+        taken.lock.close()
+        return
+    first = next(iter(parts.values()))
+    earlier = sorted((settings.report_dir / "earlier").glob("*"))
+    if earlier:
+        announce(config, "report", f"earlier ones are kept in {earlier[-1].parent}")
+    config.stash[RUN] = run = Run(
+        config=config,
+        settings=settings,
+        target=chosen,
+        directory=settings.report_dir,
+        lock=taken.lock,
+        file=first.model_copy(deep=True),
+        run_id=name,
+    )
+    run.save()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Results come from the workers with pytest's own reports."""
+    config = _config
+    if config is None or (run := config.stash.get(RUN, None)) is None:
+        return
+    said = getattr(report, "sm121", None)
+    if said is not None:
+        _take(run, TestReport.model_validate(said))
+    elif report.failed and not hasattr(report, "user_properties_of_worker"):
+        _crashed(run, report)
+
+
+#: The controller's own config; pytest gives `pytest_runtest_logreport` none.
+_config: pytest.Config | None = None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    global _config
+    parallel = bool(getattr(config.option, "numprocesses", None))
+    if parallel and not hasattr(config, "workerinput"):
+        _config = config
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    global _config
+    if _config is config:
+        _config = None
+
+
+def _take(run: Run, finding: TestReport) -> None:
+    for index, test in enumerate(run.file.tests):
+        if test.id == finding.id:
+            run.file.tests[index] = finding
+            run.decided.add(finding.id)
+            run.save()
+            return
+
+
+def _crashed(run: Run, report: pytest.TestReport) -> None:
+    """A worker died in the middle of a test: xdist reports that, with no word of ours."""
+    if report.when in ("setup", "call", "teardown"):
+        return
+    identity = merged.plain_id(report.nodeid, {test.id for test in run.file.tests})
+    level = next((test.level for test in run.file.tests if test.id == identity), None)
+    if level is not None:
+        message = f"the worker died: {str(report.longrepr).splitlines()[0]}"[:600]
+        _take(run, TestReport(id=identity, level=level, verdict=Verdict.FAIL, message=message))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker has ended: what it knew and did not write."""
+    said = (getattr(node, "workeroutput", None) or {}).get("sm121")
+    if said is not None:
+        node.config.stash.setdefault(_SAID, []).append(said)
+
+
+@pytest.hookimpl(tryfirst=True)  # before the run is closed and its file written
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    config = session.config
+    run = config.stash.get(RUN, None)
+    if run is None:
+        return
+    if (worker := workers.of(config)) is not None:
+        config.workeroutput["sm121"] = {  # type: ignore[attr-defined]
+            "worker": worker.id,
+            "deselected": run.deselected,
+            "inapplicable": sorted(run.inapplicable),
+        }
+        return
+    if config is not _config:
+        return
+    merged.merge(run.file, _parts(run.directory))
+    run.decided.update(merged.beside(run.file))
+    said = config.stash.get(_SAID, [])
+    run.deselected = list(dict.fromkeys(name for part in said for name in part["deselected"]))
+    run.inapplicable = frozenset(name for part in said for name in part["inapplicable"])
+
+
+def _parts(directory: Path) -> dict[str, VerdictFile]:
+    """The workers' own files, by worker."""
+    found = {}
+    for folder in sorted((directory / report_directory.WORKERS).glob("*")):
+        try:
+            found[folder.name] = verdict_file.read(folder / "verdict.json")
+        except (OSError, ValueError):
+            continue  # it died before it had written one
+    return found

@@ -1,0 +1,552 @@
+"""What the stress tests are given: the server under load, each load checked as a whole."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import re
+import statistics
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import pytest
+
+from sm121 import architecture
+from sm121.answers.agreement import Bound
+from sm121.answers.prompts import continuations
+from sm121.answers.request import Asker
+from sm121.engines.capabilities import Capabilities, Name
+from sm121.engines.server import Server
+from sm121.measure import counters
+from sm121.plugin.answers import bound
+from sm121.plugin.run import RUN, Run
+from sm121.plugin.terminal import announce
+from sm121.report import verdict_file
+from sm121.report.verdict_file import MemoryReport
+from sm121.stress import aftermath, checks, growth, shapes, soak
+from sm121.stress.client import Load, LoadClient, Patience
+from sm121.stress.fault import Fault, Kind, UnderLoad, sorted_faults
+from sm121.stress.growth import Growth
+from sm121.stress.job import Job
+from sm121.stress.shapes import Arrival, Shapes
+from sm121.stress.timeline import Sample, Timeline
+from sm121.verdict import Inconclusive, NotRun, Verdict, worst
+
+_NEEDED: tuple[Name, ...] = ("completions", "token_ids", "ignore_eos")
+#: Requests of a reading of the throughput, and tokens of each.
+_READING = (6, 48)
+_READINGS = 4
+_WAIT_BETWEEN_READINGS_S = 15.0
+_OTHERS_OF_NOTE = 0.1
+#: More load where the memory is undecided.
+_MEMORY_ROUNDS = 3
+_CACHE_TOKENS = re.compile(r'cache_config_info\{[^}]*\bnum_gpu_blocks="(\d+)"')
+_BLOCK_TOKENS = re.compile(r'cache_config_info\{[^}]*\bblock_size="(\d+)"')
+#: Of the KV cache, by the prompts of the requests that are to press it.
+_PRESSED_SHARE = 0.92
+
+
+class Stress:
+    """One server under load."""
+
+    def __init__(self, run: Run, server: Server, capabilities: Capabilities) -> None:
+        capabilities.require(*_NEEDED)
+        self._run = run
+        self._server = server
+        self._capabilities = capabilities
+        self._sizes = run.profile.stress
+        own = bound(run.profile.correctness.agreement, server, run.profile, "agreement")
+        self._bound = Bound(own.max_abs, own.mean_abs, own.fork)
+        self.client = LoadClient(
+            server.endpoint,
+            Patience(self._sizes.request_within_s.value, self._sizes.stalled_after_s.value),
+            stop=lambda: run.aborted,
+        )
+        self.shapes = Shapes(
+            model=server.endpoint.served_name,
+            prompts=continuations().prompts,
+            ask=Asker(server).ask,
+            salted=capabilities.engine == "vllm",
+            log_probabilities=self._bound.fork > 0,
+        )
+        self.timeline = Timeline(
+            self._processes,
+            server.endpoint,
+            completed=lambda: self.client.completed,
+            floor_bytes=self._sizes.memory_floor_gib.value * 2**30,
+            on_floor=run.abort,
+        )
+        self.timeline.start()
+        self._before = self._throughput()
+        self.memory: list[Growth] = []
+        self._steady_from: int | None = None
+
+    # The loads, each as the profile says.
+
+    def sequential(self) -> None:
+        """One after the other."""
+        count = int(self._sizes.sequential_requests.value)
+        self._play("sequential", self._take(self.shapes.short, count), concurrency=1)
+
+    def concurrent(self) -> None:
+        """All at once."""
+        count = int(self._sizes.concurrent_requests.value)
+        self._play("concurrent", self._take(self.shapes.short, count), concurrency=count)
+
+    def sustained(self) -> None:
+        """So many, so many at a time; its steady part is what memory is judged by."""
+        count = int(self._sizes.load_requests.value)
+        self._steady_from = len(self.timeline.samples)
+        load = self._play(
+            "sustained",
+            self._take(self.shapes.short, count),
+            concurrency=int(self._sizes.load_concurrency.value),
+        )
+        self._show_tail("sustained", load)
+
+    def long_generation(self) -> None:
+        """One long answer."""
+        tokens = int(self._sizes.long_generation_tokens.value)
+        self._play("long generation", [self.shapes.long(tokens, _READING[1])])
+
+    def arriving(self, kind: Arrival) -> None:
+        """Requests of all lengths, arriving in one of the ways in which users do."""
+        count = int(self._sizes.mixed_requests.value)
+        self._play(
+            f"mixed lengths, {kind} arrivals",
+            self._take(self.shapes.mixed, count),
+            concurrency=int(self._sizes.load_concurrency.value),
+            arrivals=shapes.moments(kind, count, self._sizes.arrivals_per_s.value),
+            tails=False,
+        )
+
+    def unruly(self) -> None:
+        """Clients that cancel, disconnect and read slowly, and requests that must be refused."""
+        count = int(self._sizes.mixed_requests.value)
+        self._play(
+            "unruly clients",
+            self._take(self.shapes.unruly, count),
+            concurrency=int(self._sizes.load_concurrency.value),
+            tails=False,
+        )
+
+    def brim(self) -> None:
+        """A prompt and its answer that fill the context to the last token; a prompt that is longer
+        by one is refused."""
+        self._capabilities.require("token_prompts")
+        tokens = int(self._sizes.answer_tokens.value)
+        longest = self._longest()
+        full = self.shapes.of_length(longest - tokens, tokens)
+        ids = full.body["prompt"]
+        body = {**full.body, "prompt": [*ids, *ids[: longest + 1 - len(ids)]]}
+        beyond = Job("a prompt longer than the context", body, tokens, behaviour="bad")
+        self._play("context filled to the brim", [full, beyond], concurrency=1)
+
+    def pressed(self) -> None:
+        """More at a time than the KV cache holds: some are preempted, and nobody notices."""
+        self._capabilities.require("token_prompts")
+        streams = int(self._sizes.load_concurrency.value)
+        blocks, block = self._cache_blocks()
+        tokens = block + block // 8  # each needs another block before it ends
+        length = int(_PRESSED_SHARE * blocks * block / streams)
+        if length > self._longest() - tokens:
+            raise NotRun(
+                f"{streams} requests of {self._longest()} tokens do not fill a KV cache of "
+                f"{blocks * block} tokens; a smaller one (--num-gpu-blocks-override) would be "
+                "pressed"
+            )
+        before = counters.fetch(self._server.endpoint)
+        jobs = [self.shapes.of_length(length, tokens, turn=n % 2) for n in range(streams)]
+        self._play("KV pressure", jobs, concurrency=streams, tails=False)
+        after = counters.fetch(self._server.endpoint)
+        if before is None or after is None or "preemptions" not in after.values:
+            raise NotRun("whether anything was preempted is not known: /metrics has no counter")
+        preempted = after.since(before)["preemptions"]
+        peak = max((s.cache_usage or 0.0 for s in self.timeline.samples), default=0.0)
+        if preempted < 1:
+            raise Inconclusive(
+                f"{streams} requests of {length} + {tokens} tokens in a KV cache of "
+                f"{blocks * block}: required a preemption, seen none (usage {peak:.0%} at most)"
+            )
+        self._say(f"{preempted:g} preemptions, KV cache {peak:.0%} full")
+
+    def soak(self, duration_s: float) -> None:
+        """Mixed load for so long, in rounds, each checked as every load is."""
+        target = self._run.directory / "soak.json"
+        streams = int(self._sizes.load_concurrency.value)
+        count = int(self._sizes.mixed_requests.value)
+        sources = [self.shapes.short, self.shapes.mixed, self.shapes.unruly]
+        self._steady_from = len(self.timeline.samples)
+
+        def play(number: int) -> soak.Round:
+            jobs = self._take(sources[number % len(sources)], count)
+            kind = shapes.ARRIVALS[number % len(shapes.ARRIVALS)]
+            when = shapes.moments(kind, count, self._sizes.arrivals_per_s.value, seed=number)
+            load = self.client.run(jobs, concurrency=streams, arrivals=when)
+            found = self._faults(load, tails=False)
+            if found:
+                raise UnderLoad(f"soak, round {number}", found, len(jobs))
+            return soak.Round(
+                number,
+                round(load.started - self.timeline.began, 1),
+                len(jobs),
+                load.tokens,
+                round(load.seconds, 3),
+                [],
+            )
+
+        def write(record: dict[str, Any]) -> None:
+            self._keep_memory()
+            text = json.dumps(record, indent=2) + "\n"
+            verdict_file.write_text(self._run.redact(text), target)
+
+        soak.Soak(duration_s, play, write, self._say).run()
+        if len(self.timeline.since(self._steady_from)) >= 4 * growth.LEAST_SAMPLES:
+            self.memory_holds(more=False)
+        self.throughput_holds()
+
+    # What must hold afterwards.
+
+    def throughput_holds(self) -> None:
+        """As fast as before all load, within the profile's bound.
+
+        On a CPU that others use meanwhile the clock says little: there the tokens for each second
+        of processor time may show that it is as fast.
+        """
+        allowed = self._sizes.throughput_drop.value
+        before = self._before
+        for attempt in range(_READINGS):
+            after = self._throughput()
+            by_clock = after.rate >= (1.0 - allowed) * before.rate
+            shared = self._run.target.arch == architecture.CPU and after.others > _OTHERS_OF_NOTE
+            by_work = shared and after.per_cpu_s >= (1.0 - allowed) * before.per_cpu_s
+            if by_clock or by_work:
+                self._say(
+                    f"throughput {before.rate:.1f} tok/s before, {after.rate:.1f} after the load"
+                    + ("" if by_clock else f"; as much work for each CPU second, {_others(after)}")
+                )
+                return
+            if attempt + 1 < _READINGS:
+                time.sleep(_WAIT_BETWEEN_READINGS_S)
+        text = (
+            f"required at least {(1.0 - allowed) * before.rate:.1f} tok/s "
+            f"({allowed:.0%} below the {before.rate:.1f} before the load), seen {after.rate:.1f}"
+        )
+        limit = self._run.profile.box.max_other_load if self._run.profile.box else 0.25
+        if after.others > limit:
+            raise Inconclusive(f"{text}, {_others(after)}")
+        raise UnderLoad("after the load", [Fault("slower_after_load", text)], 0)
+
+    def nothing_kept(self) -> None:
+        """No request, no KV block, no zombie."""
+        found = [
+            aftermath.not_idle(self._server.endpoint),
+            aftermath.zombies(self._processes),
+        ]
+        faults = [fault for fault in found if fault is not None]
+        if faults:
+            raise UnderLoad("after the load", faults, 0)
+
+    def memory_holds(self, *, more: bool = True) -> None:
+        """Memory and handles do not grow with the requests, by the sustained load's steady part."""
+        if self._steady_from is None:
+            raise NotRun("the sustained load was not run: it is what memory is judged by")
+        for _ in range(_MEMORY_ROUNDS):
+            self.memory = self._growth()
+            if not more or all(g.verdict is not Verdict.INCONCLUSIVE for g in self.memory):
+                break
+            count = int(self._sizes.load_requests.value)
+            self._play(
+                "sustained, once more for the memory",
+                self._take(self.shapes.short, count),
+                concurrency=int(self._sizes.load_concurrency.value),
+            )
+        self._keep_memory()
+        for item in self.memory:
+            self._say(f"{item.verdict.value}: {item.reason}")
+        if not self.memory:
+            raise NotRun("the attached server's memory is not known here")
+        wrong = [item for item in self.memory if item.verdict is Verdict.FAIL]
+        if wrong:
+            raise UnderLoad("memory", [_growth_fault(item) for item in wrong], 0)
+        undecided = [item for item in self.memory if item.verdict is Verdict.INCONCLUSIVE]
+        if undecided:
+            raise Inconclusive("; ".join(item.reason for item in undecided))
+
+    def restarted_under_load(self) -> None:
+        """Stopped in the middle of a load: clients learn of it at once, nothing is left, and the
+        next start answers as the last one did."""
+        run = self._run
+        if run.pool is None or run.pool.current is None:
+            raise NotRun("an attached server is not restarted: it is somebody else's")
+        count = int(self._sizes.load_requests.value)
+        streams = int(self._sizes.load_concurrency.value)
+        jobs = self._take(self.shapes.short, count)
+        checked = {job.name: job for job in jobs}
+        loads: list[Load] = []
+        loading = threading.Thread(
+            target=lambda: loads.append(self.client.run(jobs, concurrency=streams)), daemon=True
+        )
+        loading.start()
+        time.sleep(2.0)
+        self.timeline.stop()
+        report = run.pool.stop()
+        loading.join(timeout=30.0)
+        assert not loading.is_alive(), (
+            "required: every client learns of the stop within 30 s, seen: some still wait"
+        )
+        assert report is not None and report.clean, (
+            f"required: nothing left of a server stopped under load, seen: {report}"
+        )
+        faults = [
+            fault
+            for fault in checks.faults(loads[0], self._bound)
+            if fault.kind not in ("connection", "bad_stream", "http_5xx")
+        ]
+        if faults:
+            raise UnderLoad("stopped under load", sorted_faults(faults), count)
+        again = run.server()
+        client = LoadClient(again.endpoint, self.client.patience, stop=self.client.stop)
+        load = client.run(list(checked.values()), concurrency=streams)
+        faults = checks.faults(load, self._bound)
+        if faults:
+            raise UnderLoad("after the restart", sorted_faults(faults), len(checked))
+
+    def close(self) -> None:
+        """Sample no more, and keep what was sampled."""
+        self.timeline.stop()
+        self._keep_memory()
+
+    def _play(
+        self,
+        what: str,
+        jobs: Sequence[Job],
+        *,
+        concurrency: int | None = None,
+        arrivals: Sequence[float] | None = None,
+        tails: bool = True,
+    ) -> Load:
+        load = self.client.run(jobs, concurrency=concurrency, arrivals=arrivals)
+        found = self._faults(load, tails=tails)
+        if found:
+            raise UnderLoad(what, found, len(jobs))
+        return load
+
+    def _faults(self, load: Load, *, tails: bool) -> list[Fault]:
+        found = checks.faults(load, self._bound)
+        if tails:
+            tail = checks.slow_tail(
+                load, self._sizes.tail_factor.value, self._sizes.tail_floor_s.value
+            )
+            found += [tail] if tail is not None else []
+        if not found:
+            kept = aftermath.not_idle(self._server.endpoint)
+            found += [kept] if kept is not None else []
+        return sorted_faults(found)
+
+    def _throughput(self) -> _Reading:
+        """Tokens a second of single streams, the median of some."""
+        count, tokens = _READING
+        jobs = [job for job in itertools.islice(self.shapes.short(tokens), count) if job.streamed]
+        used = _Used.now(self._processes())
+        load = self.client.run(jobs, concurrency=1)
+        own, others = used.since(self._processes())
+        wrong = checks.faults(load, self._bound)
+        if wrong:
+            raise UnderLoad("one request at a time", sorted_faults(wrong), len(jobs))
+        rates = [
+            (o.received - 1) / (o.last - o.first)
+            for o in load.outcomes
+            if o.first is not None and o.last is not None and o.last > o.first
+        ]
+        if not rates:
+            raise NotRun("no rate: the answers came in one piece")
+        return _Reading(statistics.median(rates), load.tokens / max(own, 1e-9), others)
+
+    def _growth(self) -> list[Growth]:
+        assert self._steady_from is not None
+        samples = self.timeline.since(self._steady_from)
+        if not samples:
+            return []
+        fraction = self._sizes.memory_growth_fraction.value
+        ceiling = self._sizes.memory_growth_gb.value * 1e9
+        each = self._sizes.memory_growth_kib_per_request.value * 1024
+        found = []
+        series: dict[str, Sequence[float | None]] = {
+            "bytes of the processes": [s.pss_bytes or s.rss_bytes for s in samples],
+            "bytes of the device": [s.device_bytes for s in samples],
+        }
+        done = [float(sample.completed) for sample in samples]
+        for name, values in series.items():
+            known: list[float] = [value for value in values if value is not None]
+            if len(known) == len(samples):
+                limit = min(fraction * statistics.median(known), ceiling)
+                found.append(
+                    growth.judge(name, done, known, limit_total=limit, limit_per_request=each)
+                )
+        handles = [s.handles for s in samples]
+        open_ones = [value for value in handles if value is not None]
+        if len(open_ones) == len(samples):
+            found.append(
+                growth.judge(
+                    "open handles",
+                    done,
+                    open_ones,
+                    limit_total=max(20.0, fraction * statistics.median(open_ones)),
+                    limit_per_request=self._sizes.handles_growth_per_request.value,
+                )
+            )
+        return found
+
+    def _keep_memory(self) -> None:
+        record = {
+            **self.timeline.record(),
+            "growth": [g.model_dump(mode="json") for g in self.memory],
+        }
+        target = self._run.directory / "memory.json"
+        verdict_file.write_text(json.dumps(record) + "\n", target)
+        samples = self.timeline.since(0)
+        self._run.file.memory = MemoryReport(
+            file=target.name,
+            device_memory=self.timeline.device.source,
+            samples=len(samples),
+            peak_bytes=max((s.pss_bytes or s.rss_bytes for s in samples), default=None),
+            available_min_bytes=min((s.available_bytes for s in samples), default=None),
+            growth=self.memory,
+            curve=_curve(samples),
+            verdict=worst(g.verdict for g in self.memory),
+        )
+
+    def _show_tail(self, what: str, load: Load) -> None:
+        seconds = sorted(o.seconds for o in load.outcomes if o.seconds is not None)
+        self._say(
+            f"{what}: {len(seconds)} requests in {load.seconds:.1f} s, "
+            f"{load.tokens / load.seconds:.1f} tok/s, median {statistics.median(seconds):.2f} s, "
+            f"slowest {seconds[-1]:.2f} s, 0 failed"
+        )
+
+    def _take(self, source: Any, count: int) -> list[Job]:
+        return list(itertools.islice(source(int(self._sizes.answer_tokens.value)), count))
+
+    def _processes(self) -> list[psutil.Process]:
+        return self._run.pool.processes() if self._run.pool is not None else []
+
+    def _longest(self) -> int:
+        with self._server.endpoint.http() as http:
+            models = http.get("/v1/models").json()["data"]
+        for entry in models:
+            if entry.get("id") == self._server.endpoint.served_name and entry.get("max_model_len"):
+                return int(entry["max_model_len"])
+        raise NotRun("the length of the context is not known: /v1/models has no max_model_len")
+
+    def _cache_blocks(self) -> tuple[int, int]:
+        with self._server.endpoint.http() as http:
+            text = http.get("/metrics").text
+        blocks, size = _CACHE_TOKENS.search(text), _BLOCK_TOKENS.search(text)
+        if blocks is None or size is None:
+            raise NotRun("the size of the KV cache is not known: no vllm:cache_config_info")
+        return int(blocks[1]), int(size[1])
+
+    def _say(self, line: str) -> None:
+        announce(self._run.config, "stress", line)
+
+
+def _growth_fault(item: Growth) -> Fault:
+    kind: Kind = "handle_growth" if item.quantity == "open handles" else "memory_growth"
+    return Fault(kind, item.reason)
+
+
+def _curve(
+    samples: Sequence[Sample], points: int = 200
+) -> list[tuple[float, int, int, float | None]]:
+    """(s, bytes of the tree, bytes available, KV usage), few enough to be drawn."""
+    step = max(1, -(-len(samples) // points))
+    return [
+        (s.at_s, s.pss_bytes or s.rss_bytes, s.available_bytes, s.cache_usage)
+        for s in samples[::step]
+    ]
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """A reading of the throughput."""
+
+    rate: float
+    #: Tokens for each second of the processor that the server used.
+    per_cpu_s: float
+    #: Share of the CPU that others took.
+    others: float
+
+
+def _others(reading: _Reading) -> str:
+    return f"while others took {reading.others:.0%} of the CPU"
+
+
+@dataclass(frozen=True)
+class _Used:
+    """Processor time used by all, by the server, and by this process, in seconds."""
+
+    at: float
+    all: float
+    server: float
+    suite: float
+
+    @classmethod
+    def now(cls, processes: Iterable[psutil.Process]) -> _Used:
+        server = 0.0
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                server += times.user + times.system
+        busy = psutil.cpu_times()
+        own = psutil.Process().cpu_times()
+        return cls(
+            time.monotonic(),
+            float(sum(busy) - busy.idle - busy.iowait),
+            server,
+            own.user + own.system,
+        )
+
+    def since(self, processes: Iterable[psutil.Process]) -> tuple[float, float]:
+        """Seconds that the server used meanwhile, and the share of the CPU that others took."""
+        now = _Used.now(processes)
+        server = now.server - self.server
+        others = (now.all - self.all) - server - (now.suite - self.suite)
+        seconds = (now.at - self.at) * (psutil.cpu_count() or 1)
+        return server, max(0.0, others / max(seconds, 1e-9))
+
+
+_STRESS = pytest.StashKey[tuple[Server, Stress]]()
+
+
+@pytest.fixture
+def stress(conformance: Run, server: Server, capabilities: Capabilities) -> Stress:
+    """The server under load (see `Stress`); one for as long as the server lives."""
+    stash = conformance.config.stash
+    known = stash.get(_STRESS, None)
+    if known is not None and known[0] is server:
+        return known[1]
+    if known is not None:
+        known[1].close()
+    made = Stress(conformance, server, capabilities)
+    stash[_STRESS] = (server, made)
+    conformance.observer = made
+    return made
+
+
+@pytest.fixture
+def soak_s(pytestconfig: pytest.Config) -> float:
+    """How long ``--soak`` says."""
+    return soak.parse_duration(pytestconfig.getoption("--soak"))
+
+
+@pytest.hookimpl(tryfirst=True)  # before the server is stopped
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    known = session.config.stash.get(_STRESS, None)
+    if known is not None and session.config.stash.get(RUN, None) is not None:
+        known[1].close()

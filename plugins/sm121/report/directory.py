@@ -1,0 +1,123 @@
+"""The report directory: one run at a time has it, and nothing of an earlier one is overwritten."""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from sm121.errors import UsageError
+
+_LOCK = ".lock"
+_EARLIER = "earlier"
+WORKERS = "workers"
+_SHARED_WITHIN_S = 20.0
+
+
+@dataclass
+class ReportDirectory:
+    """A directory that is held until its lock is closed."""
+
+    path: Path
+    lock: IO[str]
+    #: Where what an earlier run had left was put; None where there was nothing.
+    earlier: Path | None = None
+
+
+def take(directory: Path, share: str | None = None) -> ReportDirectory:
+    """Make the directory this run's own; what an earlier run left is moved to ``earlier/``.
+
+    Args:
+        share: name of a run of several processes, all of which may have it at the same time.
+
+    Raises:
+        UsageError: it is somebody else's, or cannot be written.
+    """
+    try:
+        return _take(directory, share)
+    except OSError as error:
+        raise UsageError(
+            f"--report-dir {directory}: expected a folder that can be written ({error})"
+        ) from error
+
+
+def is_shared(directory: Path, share: str) -> bool:
+    """Whether processes of that run have taken the directory."""
+    try:
+        return (directory / _LOCK).read_text("utf-8", "replace") == share
+    except OSError:
+        return False
+
+
+def _take(directory: Path, share: str | None) -> ReportDirectory:
+    if directory.is_dir() and not _is_a_reports(directory):
+        foreign = [item.name for item in directory.iterdir() if item.name != _LOCK]
+        if foreign:
+            raise UsageError(
+                f"--report-dir {directory}: expected a new or empty folder, or one of an earlier "
+                f"run; seen: {sorted(foreign)[0]}"
+            )
+    directory.mkdir(parents=True, exist_ok=True)
+    # Never through a link that somebody has put there.
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    lock = os.fdopen(os.open(directory / _LOCK, flags, 0o644), "r+")
+    deadline = time.monotonic() + _SHARED_WITHIN_S
+    while not _lock(lock, fcntl.LOCK_EX):
+        if share is not None and _lock(lock, fcntl.LOCK_SH):
+            if _name(lock) == share:
+                return ReportDirectory(directory, lock)
+        elif share is not None and time.monotonic() < deadline:
+            time.sleep(0.05)  # another process of this run is preparing it
+            continue
+        lock.close()
+        raise UsageError(
+            f"--report-dir {directory}: expected a folder of its own, another run is using it"
+        )
+    earlier = None
+    if share is None or _name(lock) != share:
+        earlier = _keep_earlier(directory)
+        lock.seek(0)
+        lock.truncate()
+        lock.write(share or "")
+        lock.flush()
+    if share is not None:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+    return ReportDirectory(directory, lock, earlier)
+
+
+def _is_a_reports(directory: Path) -> bool:
+    return (directory / "verdict.json").is_file() or (directory / WORKERS).is_dir()
+
+
+def _lock(lock: IO[str], kind: int) -> bool:
+    try:
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _name(lock: IO[str]) -> str:
+    lock.seek(0)
+    return lock.read()
+
+
+def _keep_earlier(directory: Path) -> Path | None:
+    own = [item for item in directory.iterdir() if item.name not in (_EARLIER, _LOCK)]
+    if not own:
+        return None
+    verdict = directory / "verdict.json"
+    of = verdict if verdict.is_file() else directory
+    stamp = datetime.datetime.fromtimestamp(of.stat().st_mtime).strftime("%Y%m%d-%H%M%S")
+    folder, number = directory / _EARLIER / stamp, 1
+    while folder.exists():
+        number += 1
+        folder = directory / _EARLIER / f"{stamp}-{number}"
+    folder.mkdir(parents=True)
+    for item in own:
+        item.rename(folder / item.name)
+    return folder

@@ -1,0 +1,62 @@
+"""One report of the parts that several workers of one run have written."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from sm121.report.directory import WORKERS
+from sm121.report.verdict_file import BoxReport, VerdictFile
+
+_BESIDE = "end of the run::"
+
+
+def merge(whole: VerdictFile, parts: Mapping[str, VerdictFile]) -> None:
+    """Take into the whole what only the workers know: their engines, starts, metrics, crashes.
+
+    The tests of the whole stand; those beside them (``end of the run::...``) are added.
+    """
+    known = {test.id for test in whole.tests}
+    for name, part in parts.items():
+        prefix = f"{WORKERS}/{name}"
+        if part.engine.base_url is not None and whole.engine.base_url is None:
+            whole.engine = part.engine
+        whole.metrics.update(part.metrics)
+        for start in part.starts:
+            whole.starts.append(start.model_copy(update={"log": f"{prefix}/{start.log}"}))
+        for crash in part.crashes:
+            where = f"{prefix}/{crash.bundle}" if crash.bundle else None
+            whole.crashes.append(crash.model_copy(update={"bundle": where}))
+        if part.memory is not None:
+            file = f"{prefix}/{part.memory.file}"
+            whole.memory = part.memory.model_copy(update={"file": file})
+        whole.box = _worse(whole.box, part.box)
+        for line in part.unproven:
+            if line not in whole.unproven:
+                whole.unproven.append(line)
+        for line in part.remarks:
+            if line not in whole.remarks:
+                whole.remarks.append(line)
+        used = part.environment.get("resources") or {}
+        if used.get("samples"):
+            whole.environment["resources"] = used
+        for test in part.tests:
+            if test.id.startswith(_BESIDE) and test.id not in known:
+                known.add(test.id)
+                whole.tests.append(test)
+
+
+def beside(whole: VerdictFile) -> set[str]:
+    """What is reported beside the tests; it has happened when it is there."""
+    return {test.id for test in whole.tests if test.id.startswith(_BESIDE)}
+
+
+def plain_id(nodeid: str, known: Collection[str]) -> str:
+    """A node id without the name of the group that xdist appends."""
+    if nodeid in known:
+        return nodeid
+    return next((name for name in known if nodeid.startswith(f"{name}@")), nodeid)
+
+
+def _worse(one: BoxReport, other: BoxReport) -> BoxReport:
+    order = ("DEGRADED", "QUALIFIED", "UNKNOWN")
+    return min(one, other, key=lambda box: order.index(box.state) if box.state in order else 3)

@@ -1,0 +1,68 @@
+"""What a server must be like once its load has ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+import psutil
+
+from sm121.engines.server import Endpoint
+from sm121.measure import counters
+from sm121.stress.fault import Fault
+
+_ZOMBIE_FOR_S = 2.0
+#: Of the KV cache: a block that the engine keeps for itself.
+_NO_USAGE = 0.01
+
+
+def not_idle(endpoint: Endpoint, within_s: float = 15.0) -> Fault | None:
+    """Requests or KV blocks that are kept after the last answer; None when all is given back, or
+    the server does not say."""
+    deadline = time.monotonic() + within_s
+    while True:
+        now = counters.fetch(endpoint)
+        if now is None:
+            return None
+        names = ("running", "waiting", "cache_usage")
+        kept = {name: now.values[name] for name in names if name in now.values}
+        busy = {
+            name: value
+            for name, value in kept.items()
+            if value > (_NO_USAGE if name == "cache_usage" else 0.0)
+        }
+        if not busy:
+            return None
+        if time.monotonic() > deadline:
+            seen = ", ".join(f"{name} {value:g}" for name, value in busy.items())
+            return Fault(
+                "not_idle", f"required 0 within {within_s:.0f} s of the last answer, seen {seen}"
+            )
+        time.sleep(0.2)
+
+
+def zombies(processes: Callable[[], Iterable[psutil.Process]]) -> Fault | None:
+    """Children of the server's tree that have ended and are not waited for; those of a moment do
+    not count."""
+    first = _dead_children(processes())
+    if not first:
+        return None
+    time.sleep(_ZOMBIE_FOR_S)
+    still = [entry for entry in _dead_children(processes()) if entry in first]
+    if not still:
+        return None
+    shown = ", ".join(f"pid {pid}, a child of {parent}" for pid, parent in still[:5])
+    return Fault("zombie", f"required none, seen {len(still)}: {shown}")
+
+
+def _dead_children(processes: Iterable[psutil.Process]) -> list[tuple[int, str]]:
+    found = {}
+    for process in processes:
+        try:
+            parent = f"{process.name()} ({process.pid})"
+            for child in process.children():
+                if child.status() == psutil.STATUS_ZOMBIE:
+                    found[child.pid] = parent
+        except psutil.NoSuchProcess:
+            continue
+    return sorted(found.items())

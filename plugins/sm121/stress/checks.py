@@ -1,0 +1,128 @@
+"""What is required of each answer of a load, and of a load as a whole."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
+
+from sm121.answers import agreement
+from sm121.answers.agreement import Bound
+from sm121.answers.request import Answer
+from sm121.stress.client import Load
+from sm121.stress.fault import Fault, Kind
+from sm121.stress.job import Outcome
+
+#: Fewer requests than this have no tail to speak of.
+_LEAST_FOR_A_TAIL = 20
+
+
+def faults(load: Load, bound: Bound | None) -> list[Fault]:
+    """Everything that is wrong with the answers of a load."""
+    found = [fault(outcome, bound) for outcome in load.outcomes]
+    return [item for item in found if item is not None]
+
+
+def fault(outcome: Outcome, bound: Bound | None) -> Fault | None:
+    """What is wrong with one answer; None if it holds.
+
+    Args:
+        bound: how far it may be from the answer that the prompt has alone. None: not compared.
+    """
+    job = outcome.job
+    where = f"request {outcome.number} ({job.name})"
+    if outcome.problem is not None and outcome.problem[0] == "stopped":
+        return None
+    if job.behaviour == "bad":
+        if outcome.status is not None and 400 <= outcome.status < 500:
+            return None
+        if outcome.problem is not None and outcome.problem[0] != "refused":
+            kind, text = outcome.problem
+            return Fault(cast("Kind", kind), f"{where}: required status 4xx, seen {text}")
+        return Fault("bad_request_accepted", f"{where}: required status 4xx, seen {outcome.status}")
+    if outcome.problem is not None:
+        kind, text = outcome.problem
+        return Fault(cast("Kind", kind), f"{where}: {text}")
+    if job.behaviour in ("cancel", "disconnect"):
+        return None
+    if outcome.answer is None:
+        return Fault("bad_stream", f"{where}: required an answer, seen none")
+    return _wrong(where, outcome, outcome.answer, bound)
+
+
+def _wrong(where: str, outcome: Outcome, answer: Answer, bound: Bound | None) -> Fault | None:
+    job = outcome.job
+    if answer.ids is not None and len(answer.ids) != job.tokens:
+        kind: Kind = "lost_token" if len(answer.ids) < job.tokens else "duplicated_token"
+        return Fault(kind, f"{where}: required {job.tokens} token ids, seen {len(answer.ids)}")
+    if answer.completion_tokens is not None and answer.completion_tokens != job.tokens:
+        return Fault(
+            "wrong_usage",
+            f"{where}: required usage of {job.tokens} tokens, seen {answer.completion_tokens}",
+        )
+    prompt = job.body.get("prompt")
+    if isinstance(prompt, list) and answer.prompt_tokens not in (None, len(prompt)):
+        return Fault(
+            "wrong_usage",
+            f"{where}: required usage of {len(prompt)} prompt tokens, seen {answer.prompt_tokens}",
+        )
+    if answer.finish_reason != "length":
+        return Fault(
+            "wrong_finish",
+            f"{where}: required finish_reason length, seen {answer.finish_reason}",
+        )
+    if job.alone is None or bound is None:
+        return None
+    return _against_alone(where, answer, job.alone, bound)
+
+
+def _against_alone(where: str, answer: Answer, alone: Answer, bound: Bound) -> Fault | None:
+    if answer.ids is not None and alone.ids is not None and len(answer.ids) > len(alone.ids):
+        # Of a long answer only the beginning was asked for alone.
+        whole = len(alone.ids)
+        positions = answer.positions[:whole] if answer.positions is not None else None
+        answer = replace(answer, ids=answer.ids[:whole], positions=positions)
+    different = agreement.same_tokens(alone, answer)
+    if different is None:
+        return None
+    if bound.fork > 0 and answer.positions is not None and alone.positions is not None:
+        found = agreement.judge(answer.positions, alone.positions, bound)
+        if found.disagreement is None:
+            return None
+        different = found.disagreement
+    kind: Kind = "corrupted_answer"
+    if answer.ids is not None and alone.ids is not None:
+        kind = _lost_or_doubled(answer.ids, alone.ids) or kind
+    return Fault(kind, f"{where}, against the same asked alone: {different}")
+
+
+def _lost_or_doubled(seen: Sequence[int], alone: Sequence[int]) -> Kind | None:
+    """Whether the answer is the right one with a token left out, or one twice."""
+    for place in range(len(alone)):
+        if tuple(seen[:-1]) == (*alone[:place], *alone[place + 1 :]) and seen[:place] == tuple(
+            alone[:place]
+        ):
+            return "lost_token"
+        doubled = (*alone[: place + 1], alone[place], *alone[place + 1 :])[: len(seen)]
+        if tuple(seen) == doubled:
+            return "duplicated_token"
+    return None
+
+
+def slow_tail(load: Load, factor: float, floor_s: float) -> Fault | None:
+    """Whether the slowest of requests of one kind took more than ``factor`` times their median, and
+    more than ``floor_s``."""
+    seconds = sorted(
+        o.seconds for o in load.outcomes if o.job.behaviour == "complete" and o.seconds is not None
+    )
+    if len(seconds) < _LEAST_FOR_A_TAIL:
+        return None
+    median = statistics.median(seconds)
+    if seconds[-1] <= max(factor * median, floor_s):
+        return None
+    return Fault(
+        "slow_tail",
+        f"required at most {factor:g} times the median of {median:.2f} s, seen {seconds[-1]:.2f} s "
+        f"({len(seconds)} requests)",
+    )

@@ -1,0 +1,279 @@
+"""Sends a load and watches it: every answer whole, and progress at all times.
+
+What is timed here is coarse (tails of seconds); the timed path for rates is in ``sm121.measure``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from sm121.answers.request import assembled, parse
+from sm121.engines.server import Endpoint
+from sm121.measure.stream import EventParser
+from sm121.stress.job import Job, Outcome
+
+_LOOK_EVERY_S = 0.25
+_KEEP_ALIVE_S = 2.0
+_LONGEST_TEXT = 300
+_SLOW_READ_S = 0.15
+_SLOW_READ_BYTES = 256
+_DONE = b"[DONE]"
+#: Requests that fell silent within so many seconds of the last sign of life did so together.
+_TOGETHER_S = 0.5
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a request may take, in seconds."""
+
+    #: In all.
+    within_s: float
+    #: Without a token, while others get theirs or all are silent.
+    silent_s: float
+
+
+@dataclass
+class Load:
+    """What became of a load."""
+
+    outcomes: list[Outcome]
+    started: float
+    ended: float
+
+    @property
+    def seconds(self) -> float:
+        """From its first request to the end of the last."""
+        return self.ended - self.started
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that came."""
+        return sum(outcome.received for outcome in self.outcomes)
+
+
+@dataclass
+class LoadClient:
+    """Sends loads to one server.
+
+    Args:
+        stop: asked now and then; a reason to break off the load, None to go on.
+    """
+
+    endpoint: Endpoint
+    patience: Patience
+    stop: Callable[[], tuple[str, str] | None] = lambda: None
+    #: What is under way now; read by whoever writes a crash bundle.
+    in_flight: dict[int, Outcome] = field(default_factory=dict)
+    #: Requests that have ended so far, over all loads.
+    completed: int = 0
+    _number: int = 0
+    #: When anything came last, or a request ended.
+    _alive: float = 0.0
+
+    def run(
+        self,
+        jobs: Sequence[Job],
+        *,
+        concurrency: int | None = None,
+        arrivals: Sequence[float] | None = None,
+    ) -> Load:
+        """Send the jobs: so many at a time (closed loop), or each at its moment (open loop)."""
+        return asyncio.run(self._run(jobs, concurrency or len(jobs), arrivals))
+
+    async def _run(
+        self, jobs: Sequence[Job], concurrency: int, arrivals: Sequence[float] | None
+    ) -> Load:
+        started = time.monotonic()
+        outcomes: list[Outcome] = []
+        tasks: dict[asyncio.Task[None], Outcome] = {}
+        headers = {
+            "Authorization": f"Bearer {self.endpoint.api_key}",
+            "Accept-Encoding": "identity",
+        }
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=30.0),
+            headers=headers,
+        ) as session:
+            pending = list(jobs)
+            moments = list(arrivals) if arrivals is not None else None
+            try:
+                while pending or tasks:
+                    now = time.monotonic()
+                    while pending and self._may_start(len(tasks), concurrency, moments, started):
+                        outcome = self._begin(pending.pop(0))
+                        outcomes.append(outcome)
+                        tasks[asyncio.create_task(self._send(session, outcome))] = outcome
+                        if moments:
+                            moments.pop(0)
+                    wait_s = _LOOK_EVERY_S
+                    if pending and moments:
+                        wait_s = min(wait_s, max(0.0, started + moments[0] - now))
+                    if tasks:
+                        done, _ = await asyncio.wait(
+                            tasks, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED
+                        )
+                    else:
+                        await asyncio.sleep(wait_s)
+                        done = set()
+                    for task in done:
+                        self._finish(tasks.pop(task))
+                        task.result()
+                    reason = self._trouble(list(tasks.values()))
+                    if reason is not None:
+                        pending.clear()
+                        await self._break_off(tasks, reason)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                for outcome in tasks.values():
+                    self._finish(outcome)
+        return Load(outcomes, started, time.monotonic())
+
+    def _may_start(
+        self, running: int, concurrency: int, moments: list[float] | None, started: float
+    ) -> bool:
+        if moments is not None:
+            return bool(moments) and time.monotonic() >= started + moments[0]
+        return running < concurrency
+
+    def _begin(self, job: Job) -> Outcome:
+        self._number += 1
+        outcome = Outcome(self._number, job)
+        self.in_flight[outcome.number] = outcome
+        return outcome
+
+    def _finish(self, outcome: Outcome) -> None:
+        outcome.ended = outcome.ended or time.monotonic()
+        if self.in_flight.pop(outcome.number, None) is not None:
+            self.completed += 1
+        self._alive = max(self._alive, outcome.last or outcome.started)
+
+    def _trouble(self, running: Sequence[Outcome]) -> tuple[str, str] | None:
+        """Why the load cannot go on: a request without progress says what it is."""
+        if (reason := self.stop()) is not None:
+            return reason
+        now = time.monotonic()
+        silent = [o for o in running if o.silent_s(now) > self.patience.silent_s]
+        late = [o for o in running if now - o.started > self.patience.within_s]
+        # A request that waits for its turn gets nothing while others do: it has `within_s`.
+        stuck = [o for o in silent if o.first is not None] or late
+        newest = max((o.last or o.started for o in silent), default=now)
+        if silent and len(silent) == len(running) and self._alive < newest + _TOGETHER_S:
+            return "hang", (
+                f"none of {len(running)} requests under way got a token for "
+                f"{self.patience.silent_s:.0f} s (numbers {_numbers(silent)})"
+            )
+        if silent and len(silent) == len(running):
+            stuck = silent
+        if stuck:
+            first = stuck[0]
+            return "stuck_request", (
+                f"request {first.number} ({first.job.name}) has {first.received} of "
+                f"{first.job.tokens} tokens and got none for {first.silent_s(now):.0f} s, while "
+                f"{len(running) - len(stuck)} others went on"
+            )
+        return None
+
+    async def _break_off(
+        self, tasks: dict[asyncio.Task[None], Outcome], reason: tuple[str, str]
+    ) -> None:
+        kind, _ = reason
+        now = time.monotonic()
+        for task, outcome in list(tasks.items()):
+            guilty = kind != "stuck_request" or (
+                outcome.silent_s(now) > self.patience.silent_s
+                or now - outcome.started > self.patience.within_s
+            )
+            outcome.problem = reason if guilty else ("stopped", "broken off because of another")
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        # They stay in `in_flight`: that is what they were when the load was broken off.
+        for outcome in tasks.values():
+            outcome.ended = time.monotonic()
+        tasks.clear()
+
+    async def _send(self, session: aiohttp.ClientSession, outcome: Outcome) -> None:
+        job = outcome.job
+        url = f"{self.endpoint.base_url}/v1/completions"
+        try:
+            if job.behaviour == "disconnect":
+                await self._disconnect(session, url, outcome)
+                return
+            async with session.post(url, json=job.body) as response:
+                outcome.status = response.status
+                if response.status != 200:
+                    text = (await response.text(errors="replace"))[:_LONGEST_TEXT]
+                    kind = "http_5xx" if response.status >= 500 else "refused"
+                    outcome.problem = kind, f"status {response.status}: {text}"
+                elif job.streamed:
+                    await self._read_stream(response, outcome)
+                else:
+                    content = json.loads(await response.read())
+                    outcome.answer = parse(content)
+                    outcome.progress(len(outcome.answer.ids or ()) or 1)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            outcome.problem = "connection", f"{type(error).__name__}: {error}"[:_LONGEST_TEXT]
+        except (ValueError, KeyError, TypeError, AssertionError, AttributeError) as error:
+            outcome.problem = "bad_stream", f"{type(error).__name__}: {error}"[:_LONGEST_TEXT]
+        finally:
+            outcome.ended = time.monotonic()
+
+    async def _disconnect(self, session: aiohttp.ClientSession, url: str, outcome: Outcome) -> None:
+        """Go away while the server works on the prompt."""
+        asking = asyncio.ensure_future(session.post(url, json=outcome.job.body))
+        await asyncio.wait((asking,), timeout=0.05)
+        asking.cancel()
+        (response,) = await asyncio.gather(asking, return_exceptions=True)
+        if isinstance(response, aiohttp.ClientResponse):
+            outcome.status = response.status
+            response.close()
+
+    async def _read_stream(self, response: aiohttp.ClientResponse, outcome: Outcome) -> None:
+        events = EventParser()
+        parts: list[dict[str, Any]] = []
+        ended = False
+        slow = outcome.job.behaviour == "slow"
+        while True:
+            piece = await (
+                response.content.read(_SLOW_READ_BYTES) if slow else response.content.readany()
+            )
+            if not piece:
+                break
+            for data in events.feed(piece):
+                if data == _DONE:
+                    ended = True
+                    continue
+                event = json.loads(data)
+                if event.get("error"):
+                    raise ValueError(f"an error in the stream: {str(event['error'])[:200]}")
+                parts.append(event)
+                outcome.progress(_tokens(event))
+            if outcome.job.behaviour == "cancel" and outcome.received >= 2:
+                response.close()
+                return
+            if slow and not ended:
+                await asyncio.sleep(_SLOW_READ_S)
+        if not ended:
+            raise ValueError(f"the stream ended after {outcome.received} tokens without [DONE]")
+        outcome.answer = assembled(parts)
+
+
+def _tokens(event: dict[str, Any]) -> int:
+    """Tokens of an event; a chunk without ids that has text counts as one."""
+    return sum(
+        bool(choice.get("text")) if choice.get("token_ids") is None else len(choice["token_ids"])
+        for choice in event.get("choices") or ()
+    )
+
+
+def _numbers(outcomes: Sequence[Outcome]) -> str:
+    return ", ".join(str(outcome.number) for outcome in outcomes[:8])

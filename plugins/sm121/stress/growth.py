@@ -1,0 +1,111 @@
+"""Does something grow with the requests? A robust slope with its interval, against a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+from scipy import stats
+
+from sm121.verdict import Verdict
+
+#: Fewer samples than this decide nothing.
+LEAST_SAMPLES = 10
+#: The first part of a load fills caches and pools: it is no steady state.
+_WARM_UP = 0.25
+
+
+class Growth(BaseModel):
+    """The growth of one quantity over the steady part of a load (Theil-Sen's slope)."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    quantity: str
+    samples: int
+    #: Requests that ended during the steady part.
+    requests: float
+    level: float | None = None
+    per_request: float | None = None
+    per_request_low: float | None = None
+    per_request_high: float | None = None
+    #: Over the steady part, with its interval.
+    total: float | None = None
+    total_low: float | None = None
+    total_high: float | None = None
+    confidence: float = 0.95
+    limit_per_request: float | None = None
+    limit_total: float | None = None
+    verdict: Verdict = Verdict.INCONCLUSIVE
+    reason: str = ""
+
+
+def judge(
+    quantity: str,
+    requests: Sequence[float],
+    values: Sequence[float],
+    *,
+    limit_total: float,
+    limit_per_request: float,
+    confidence: float = 0.95,
+) -> Growth:
+    """FAIL when the whole interval lies beyond a limit, PASS when it lies within both.
+
+    Args:
+        requests: how many had ended at each sample.
+        values: the quantity at each sample.
+    """
+    first = int(len(values) * _WARM_UP)
+    x = np.asarray(requests[first:], dtype=float)
+    y = np.asarray(values[first:], dtype=float)
+    growth = Growth(
+        quantity=quantity,
+        samples=len(y),
+        requests=float(x[-1] - x[0]) if len(x) else 0.0,
+        confidence=confidence,
+        limit_total=limit_total,
+        limit_per_request=limit_per_request,
+    )
+    if len(y) < LEAST_SAMPLES or growth.requests <= 0:
+        growth.reason = (
+            f"{len(y)} samples over {growth.requests:g} requests decide nothing; at least "
+            f"{LEAST_SAMPLES} are needed"
+        )
+        return growth
+    slope, _, low, high = stats.theilslopes(y, x, alpha=confidence)
+    growth.level = float(np.median(y))
+    growth.per_request, growth.per_request_low, growth.per_request_high = (
+        float(slope),
+        float(low),
+        float(high),
+    )
+    growth.total = float(slope) * growth.requests
+    growth.total_low = float(low) * growth.requests
+    growth.total_high = float(high) * growth.requests
+    beyond = []
+    if growth.total_low > limit_total:
+        beyond.append("in all")
+    if growth.per_request_low > limit_per_request:
+        beyond.append("for each request")
+    if beyond:
+        growth.verdict = Verdict.FAIL
+    elif growth.total_high <= limit_total and growth.per_request_high <= limit_per_request:
+        growth.verdict = Verdict.PASS
+    growth.reason = _reason(growth)
+    return growth
+
+
+def _reason(growth: Growth) -> str:
+    def amount(value: float | None) -> str:
+        assert value is not None
+        if "bytes" in growth.quantity:
+            return f"{value / 2**20:+.3g} MiB"
+        return f"{value:+.3g}"
+
+    return (
+        f"{growth.quantity}: {amount(growth.total)} "
+        f"[{amount(growth.total_low)}, {amount(growth.total_high)}] over "
+        f"{growth.requests:g} requests, {amount(growth.per_request)} "
+        f"[{amount(growth.per_request_low)}, {amount(growth.per_request_high)}] for each; allowed "
+        f"{amount(growth.limit_total)} in all and {amount(growth.limit_per_request)} for each"
+    )

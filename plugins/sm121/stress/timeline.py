@@ -1,0 +1,219 @@
+"""The memory of a server once a second: its processes, the device, the machine, the KV cache."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from sm121.engines.server import Endpoint
+from sm121.measure import counters
+
+_EVERY_S = 1.0
+_LONGEST = 24 * 3600
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One second. None where a value could not be had."""
+
+    at_s: float
+    #: Requests that had ended by then.
+    completed: int
+    processes: int
+    rss_bytes: int
+    #: Shared pages counted by their share; the better sum over a tree.
+    pss_bytes: int | None
+    handles: int | None
+    device_bytes: int | None
+    available_bytes: int
+    cache_usage: float | None
+    running: float | None
+    waiting: float | None
+
+
+@dataclass
+class DeviceMemory:
+    """Memory of the device that a tree holds, and how that is known."""
+
+    source: str = "not asked yet"
+
+    def used(self, pids: set[int]) -> int | None:
+        """Bytes; None where nothing says so. GB10's NVML answers N/A: then its memory is the
+        system's, and MemAvailable covers it."""
+        import pynvml
+
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError:
+            self.source = "no NVIDIA driver: the memory of the processes is all there is"
+            return None
+        try:
+            return self._ask(pynvml, pids)
+        finally:
+            pynvml.nvmlShutdown()
+
+    def _ask(self, pynvml: Any, pids: set[int]) -> int | None:
+        total, known = 0, False
+        try:
+            for index in range(pynvml.nvmlDeviceGetCount()):
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+                    if process.pid in pids and process.usedGpuMemory is not None:
+                        total, known = total + int(process.usedGpuMemory), True
+        except pynvml.NVMLError as error:
+            self.source = f"NVML: {error}"
+        if known:
+            self.source = "NVML, by process"
+            return total
+        by_tool = self._from_tool(pids)
+        if by_tool is not None:
+            self.source = "nvidia-smi --query-compute-apps"
+            return by_tool
+        try:  # in a container the pids are other ones
+            used = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).used
+        except pynvml.NVMLError:
+            self.source = "MemAvailable: NVML has no answer, so device memory is the system's"
+            return None
+        self.source = "NVML, of the whole first GPU"
+        return int(used)
+
+    @staticmethod
+    def _from_tool(pids: set[int]) -> int | None:
+        command = ["nvidia-smi", "--query-compute-apps=pid,used_memory"]
+        try:
+            answer = subprocess.run(
+                [*command, "--format=csv,noheader,nounits"],
+                capture_output=True,
+                text=True,
+                timeout=10,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        found = None
+        for line in answer.stdout.splitlines():
+            pid, _, used = line.partition(",")
+            if pid.strip().isdecimal() and int(pid) in pids and used.strip().isdecimal():
+                found = (found or 0) + int(used) * 2**20
+        return found
+
+
+class Timeline(threading.Thread):
+    """Samples a server until it is stopped.
+
+    Args:
+        processes: of its tree, asked anew each time.
+        endpoint: whose /metrics are read.
+        completed: how many requests have ended.
+        floor_bytes: less than this is available: ``on_floor`` is called, once.
+    """
+
+    def __init__(
+        self,
+        processes: Callable[[], Iterable[psutil.Process]],
+        endpoint: Endpoint,
+        *,
+        completed: Callable[[], int] = lambda: 0,
+        floor_bytes: float = 0.0,
+        on_floor: Callable[[str], None] = lambda _text: None,
+        every_s: float = _EVERY_S,
+    ) -> None:
+        super().__init__(name="sm121-memory", daemon=True)
+        self._processes = processes
+        self._endpoint = endpoint
+        self._completed = completed
+        self._floor = floor_bytes
+        self._on_floor = on_floor
+        self._every_s = every_s
+        self._ended = threading.Event()
+        self.began = time.monotonic()
+        self.device = DeviceMemory()
+        self.samples: list[Sample] = []
+        #: The server's own metrics as they were last.
+        self.metrics: str | None = None
+
+    def run(self) -> None:
+        with self._endpoint.http(timeout_s=2.0) as http:
+            while not self._ended.wait(self._every_s):
+                self.sample(http)
+
+    def sample(self, http: httpx.Client) -> None:
+        """Take one sample."""
+        available = psutil.virtual_memory().available
+        if available < self._floor:
+            floor, self._floor = self._floor, 0.0
+            self._on_floor(
+                f"MemAvailable is {available / 2**30:.2f} GiB, required at least "
+                f"{floor / 2**30:.2f} GiB: the run is ended before the machine wedges"
+            )
+        rss, pss, handles, pids = 0, 0, 0, set()
+        for process in self._processes():
+            try:
+                rss += process.memory_info().rss
+                pss += _pss(process.pid)
+                handles += process.num_fds()
+            except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
+                continue
+            pids.add(process.pid)
+        seen = self._read_metrics(http)
+        self.samples.append(
+            Sample(
+                at_s=round(time.monotonic() - self.began, 2),
+                completed=self._completed(),
+                processes=len(pids),
+                rss_bytes=rss,
+                pss_bytes=pss or None,
+                handles=handles or None,
+                device_bytes=self.device.used(pids),
+                available_bytes=available,
+                cache_usage=seen.get("cache_usage"),
+                running=seen.get("running"),
+                waiting=seen.get("waiting"),
+            )
+        )
+        if len(self.samples) > _LONGEST:  # a soak of days: the older half loses every second one
+            half = len(self.samples) // 2
+            self.samples[:half] = self.samples[:half:2]
+
+    def _read_metrics(self, http: httpx.Client) -> dict[str, float]:
+        try:
+            answer = http.get("/metrics")
+            if answer.status_code != 200:
+                return {}
+            values = counters.read(answer.text).values
+        except (httpx.HTTPError, ValueError):
+            return {}
+        self.metrics = answer.text
+        return values
+
+    def stop(self) -> None:
+        """Take no more samples."""
+        self._ended.set()
+        if self.is_alive():
+            self.join(timeout=10.0)
+
+    def since(self, index: int) -> list[Sample]:
+        """The samples from one on in which the tree was there."""
+        return [sample for sample in self.samples[index:] if sample.processes]
+
+    def record(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "every_s": self._every_s,
+            "device_memory": self.device.source,
+            "samples": [asdict(sample) for sample in self.samples],
+        }
+
+
+def _pss(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text("ascii").splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    return 0
