@@ -144,6 +144,17 @@ class Run:
             self._describe(server)
         return server
 
+    def start(self, configuration: ServerConfiguration) -> Server:
+        """The managed server of any configuration, the profile's or one made of an axis.
+
+        Raises:
+            NotRun: nothing is started in this run.
+            StartError: it does not start.
+        """
+        if self.pool is None:
+            raise NotRun(self.target.obstacle or "no server can be started here")
+        return self.pool.get(configuration)
+
     def managed_configuration(self, name: str) -> ServerConfiguration:
         """A configuration that the suite starts itself.
 
@@ -166,7 +177,8 @@ class Run:
 
     def kernel_path(self, server: Server) -> KernelPath:
         """What log and metrics prove at this moment, and what was asked for."""
-        path = read_log(server.log) if server.log is not None else KernelPath()
+        reader = server.engine if server.managed else "vllm"
+        path = read_log(server.log, reader) if server.log is not None else KernelPath()
         if (text := self._metrics_of(server)) is not None:
             path = metrics.with_metrics(path, text)
         if server.configuration is None:

@@ -52,7 +52,7 @@ def resolve(settings: Settings, asked_by_marker: tuple[str, ...]) -> Target:
         )
     chosen = settings.profile
     if chosen is None and obstacle is None:
-        chosen = profile.load(profile.for_architecture(arch))
+        chosen = profile.load(profile.for_architecture(arch, settings.engine))
     if chosen is not None and settings.configuration is not None:
         chosen = _judging(chosen, settings.configuration)
     return Target(arch, asked, detected.evidence, chosen, obstacle)
