@@ -8,7 +8,17 @@ from sm121.errors import UsageError
 
 _ENGINES: dict[str, Engine] = {"vllm": Vllm()}
 
-NAMES: tuple[str, ...] = tuple(_ENGINES)
+
+
+def names() -> tuple[str, ...]:
+    """The engines that can be started."""
+    return tuple(_ENGINES)
+
+
+def register(engine: Engine) -> None:
+    """Add an engine of one's own, or put it in the place of the one of its name: for a conftest.py
+    or a plugin that is loaded with ``-p``, before the options are read."""
+    _ENGINES[engine.name] = engine
 
 
 def engine(name: str) -> Engine:
@@ -19,7 +29,7 @@ def engine(name: str) -> Engine:
     """
     if name not in _ENGINES:
         raise UsageError(
-            f"--engine {name}: expected one of {', '.join(NAMES)}; "
+            f"--engine {name}: expected one of {', '.join(names())}; "
             "any other OpenAI-compatible server can be attached with --base-url"
         )
     return _ENGINES[name]

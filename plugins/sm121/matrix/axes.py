@@ -135,6 +135,8 @@ class Incompatible(_Table):
     #: Of the engines and versions that it is about.
     engine: str | None = None
     versions: Versions = ""
+    #: Not about builds with knobs of their own.
+    upstream_only: bool = False
     reason: str = Field(min_length=3)
     source: str = Field(min_length=3)
 
@@ -303,14 +305,14 @@ class Space:
         for axis in self.axes:
             for value in self.values(axis):
                 cell = {axis: value}
-                if self._completion(cell) is None:
+                if self.completion(cell) is None:
                     raise UsageError(
                         f"matrix {self.file.name}: no combination is left with {axis}={value}; its "
                         "incompatibilities contradict each other: "
                         f"{'; '.join(str(r) for r in self.rules if axis in r.when)}"
                     )
 
-    def _completion(self, partial: Cell) -> dict[str, str] | None:
+    def completion(self, partial: Cell) -> dict[str, str] | None:
         """A whole allowed cell with these values; the baseline's for the others where possible."""
         cell = dict(partial)
 
@@ -336,7 +338,9 @@ class Space:
         return tuple(
             rule
             for rule in self.file.incompatible
-            if rule.engine in (None, self.engine) and _within(self.version, rule.versions)
+            if rule.engine in (None, self.engine)
+            and _within(self.version, rule.versions)
+            and not (rule.upstream_only and self.build is not None)
         )
 
     @functools.cached_property
@@ -363,7 +367,7 @@ class Space:
 
     def allowed(self, choice: Choice) -> bool:
         """Whether some whole cell has these values."""
-        return self._completion(dict(choice)) is not None
+        return self.completion(dict(choice)) is not None
 
     def choices(self, strength: int) -> Iterator[Choice]:
         """All combinations of values of so many axes, allowed or not."""

@@ -7,7 +7,6 @@ from the cells alone.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,6 +18,7 @@ from sm121.matrix.axes import Cell, Choice, Incompatible, Space
 
 Strength = int | Literal["full", "none"]
 #: Orders of the construction that are tried; the smallest array is taken.
+FEATURES = "feature by feature"
 _TRIES = {1: 8, 2: 24, 3: 3}
 
 
@@ -107,10 +107,19 @@ def build(space: Space, strength: Strength = 2, *, focus: str | None = None) -> 
             if missing:
                 absent[name] = missing[0]
                 continue
-            cell = {**space.baseline, **{a: v for a, v in partial.items() if a in space.axes}}
+            own = {axis: value for axis, value in partial.items() if axis in space.axes}
+            ignored = [
+                f"{a}={v}" for a, v in partial.items() if a not in own and _asks(space, a, v)
+            ]
+            if ignored:
+                absent[name] = f"tried without {', '.join(ignored)}, which is not applicable here"
+            feature = why == FEATURES
+            cell = {**space.baseline, **own}
+            if feature:  # with whatever else the two features need
+                cell = space.completion(own) or cell
             if (rule := space.excluded(cell)) is not None:
                 incompatible[name] = (cell, rule)
-            elif strength != 1 or not why.startswith("feature"):
+            elif strength != 1 or not feature:
                 add(cell, name)
         for cell in _array(space, strength, focus, [dict(key) for key in planned]):
             add(cell, "array")
@@ -129,7 +138,7 @@ def always(space: Space) -> Iterable[tuple[str, dict[str, str], str]]:
             pair = {**features[prior], **features[newer]}
             if len(pair) == len(features[prior]) + len(features[newer]):
                 name = " + ".join(f"{a}={v}" for a, v in pair.items())
-                yield name, pair, "feature by feature"
+                yield name, pair, FEATURES
 
 
 def coverage(space: Space, cells: Iterable[Cell], strength: int) -> Coverage:
@@ -225,11 +234,15 @@ def _verify(space: Space, cells: Sequence[Planned], strength: Strength, focus: s
 
 
 def _absent(space: Space, axis: str, value: str) -> str | None:
-    """Why a value of a named cell is not there; the baseline of a dropped axis is no lack."""
-    why = space.absent.get((axis, value))
-    if why is None or (axis not in space.axes and value == space.file.axes[axis].baseline):
+    """Why a value of a named cell is not there, though its axis is."""
+    if axis not in space.axes or value in space.values(axis):
         return None
-    return f"{axis}={value}: not applicable: {why}"
+    return f"{axis}={value}: not applicable: {space.absent[axis, value]}"
+
+
+def _asks(space: Space, axis: str, value: str) -> bool:
+    """Whether a value asks for something of an axis that has no choice here."""
+    return value != space.file.axes[axis].baseline
 
 
 def _no_axis(space: Space, name: str) -> str:
@@ -238,11 +251,6 @@ def _no_axis(space: Space, name: str) -> str:
     return f"--matrix-axis {name}: expected one of {', '.join(space.axes)}{more}"
 
 
-def hours(boots: int, boot_s: float, cell_s: float) -> float:
-    """Machine hours of so many cells with a boot each."""
-    return boots * (boot_s + cell_s) / 3600.0
-
-
-def smallest_possible(sizes: Sequence[int], strength: int) -> int:
-    """Product of the largest so many sizes: the bound without constraints."""
-    return math.prod(sorted(sizes, reverse=True)[:strength])
+def bare(space: Space, strength: int) -> int:
+    """Number of cells of the array alone, without those that are always in."""
+    return len(_array(space, strength, None, [space.baseline]))

@@ -203,6 +203,11 @@ def _refuse_arguments(run: Run, plan: Plan) -> None:
                 lists.append(plan.arguments(cell, run.settings))
                 names.append(f"{axis}={value} ({' '.join(setting.arguments)})")
     environment = dict(engine.environment(base, api_key=""))
+    # Importing the engine to ask it takes seconds: what it has accepted once it is not asked again.
+    kept = run.config.rootpath / ".cache" / "matrix-arguments.txt"
+    digest = state.digest([engine.name, base.python, plan.space.version, lists])
+    if plan.space.version is not None and kept.is_file() and digest in kept.read_text("utf-8"):
+        return
     for name, message in zip(
         names, engine.check_arguments(base.python, lists, environment), strict=True
     ):
@@ -211,6 +216,9 @@ def _refuse_arguments(run: Run, plan: Plan) -> None:
                 f"matrix {plan.space.file.name}: {name}: {engine.name} "
                 f"{plan.space.version or ''} refuses it: {message}"
             )
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with kept.open("a", encoding="utf-8") as stream:
+        stream.write(digest + "\n")
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
