@@ -36,7 +36,7 @@ def active(arguments: Sequence[str]) -> dict[str, str]:
     return found
 
 
-# ---------------------------------------------------------------------------------------- the plugin
+# ------------------------------------------------------------------------------------- the plugin
 
 if __name__ != "__main__":
     from sm121.engines import registry
@@ -56,7 +56,9 @@ if __name__ != "__main__":
         def environment(
             self, configuration: ServerConfiguration, *, api_key: str
         ) -> Mapping[str, str]:
-            kept = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "FLASHINFER_"))}
+            kept = {
+                k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "FLASHINFER_"))
+            }
             return {**kept, "MATRIX_KEY": api_key, **dict(configuration.environment)}
 
         def can_profile(self, python: str, environment: Mapping[str, str]) -> bool:
@@ -81,7 +83,7 @@ if __name__ != "__main__":
     registry.register(MatrixEngine())
 
 
-# ---------------------------------------------------------------------------------------- the server
+# ------------------------------------------------------------------------------------- the server
 
 
 def ids_of(prompt: Any, count: int, *, corrupt: bool = False) -> list[int]:
@@ -116,10 +118,12 @@ def main() -> None:
             said = json.loads(await request.read())
             if request.headers.get("Authorization") != f"Bearer {os.environ['MATRIX_KEY']}":
                 return web.json_response({"error": "Unauthorized"}, status=401)
-            if said.get("stream") or "logprobs" not in said and "return_token_ids" not in said:
+            if said.get("stream") or ("logprobs" not in said and "return_token_ids" not in said):
                 return await super().complete(request)
             if self.deadly and "logprobs" in said:
-                print("RuntimeError: CUDA error: an illegal memory access was encountered", flush=True)
+                print(
+                    "RuntimeError: CUDA error: an illegal memory access was encountered", flush=True
+                )
                 os._exit(1)
             self.running += 1
             await asyncio.sleep(0.02)  # so that those that come together are together
@@ -169,13 +173,19 @@ def main() -> None:
         f"enforce_eager={options.enforce_eager}, enable_prefix_caching=True")  # fmt: skip
     if "crash" in faults:
         print("ERROR 11-20 10:00:01 [core.py:1510] EngineCore failed to start.", flush=True)
-        print("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 61.86 GiB.", flush=True)
+        print(
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 61.86 GiB.", flush=True
+        )
         sys.exit(1)
     if "refuse" in faults:
         print("ValueError: moe_backend='x' is not supported for MXFP4 MoE.", flush=True)
         sys.exit(1)
     kernel = options.moe_backend if "fallback" not in faults else "marlin"
-    names = {"cutlass": "FLASHINFER_CUTLASS_MXFP4_MXFP8", "marlin": "MARLIN", "triton": "TRITON"}
+    names = {
+        "flashinfer_cutlass": "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+        "marlin": "MARLIN",
+        "triton": "TRITON",
+    }
     say(f"Using '{names[kernel]}' Mxfp4 MoE backend.")
     pace = timed_server.Pace(
         rate=400.0 * (0.85 if "slow" in faults else 1.0), fixed_ms=3.0, prefill_rate=1e6

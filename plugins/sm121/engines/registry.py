@@ -9,7 +9,6 @@ from sm121.errors import UsageError
 _ENGINES: dict[str, Engine] = {"vllm": Vllm()}
 
 
-
 def names() -> tuple[str, ...]:
     """The engines that can be started."""
     return tuple(_ENGINES)

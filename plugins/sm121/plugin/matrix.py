@@ -181,6 +181,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         _refuse_arguments(run, plan)
     except UsageError as error:
         raise pytest.UsageError(str(error)) from error
+    for line in _matrix(config).outlook():  # what it will cost, before anything is started
+        announce(config, "matrix", line)
 
 
 def _refuse_arguments(run: Run, plan: Plan) -> None:
@@ -219,15 +221,6 @@ def _refuse_arguments(run: Run, plan: Plan) -> None:
     kept.parent.mkdir(parents=True, exist_ok=True)
     with kept.open("a", encoding="utf-8") as stream:
         stream.write(digest + "\n")
-
-
-def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
-    """What it will cost, before anything is started."""
-    plan = config.stash.get(_PLAN, None)
-    run = config.stash.get(RUN, None)
-    if plan is None or not plan.cells or run is None or run.pool is None:
-        return []
-    return [f"matrix: {line}" for line in _matrix(config).outlook()]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
