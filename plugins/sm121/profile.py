@@ -103,7 +103,7 @@ class Needs(_Table):
 class Engine(_Table):
     """How the engine is started and watched. Times in seconds."""
 
-    name: Literal["vllm", "sglang", "llama-cpp"] = "vllm"
+    name: str = Field(default="vllm", pattern=r"^[a-z0-9][a-z0-9-]*$")
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = {}
     ready_within_s: Sourced

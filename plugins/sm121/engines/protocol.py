@@ -48,6 +48,14 @@ class Profiling(Protocol):
 
 
 @runtime_checkable
+class Program(Protocol):
+    """An engine that is a program, not a package of a Python environment."""
+
+    #: Its name on the PATH.
+    program: str
+
+
+@runtime_checkable
 class ChecksArguments(Protocol):
     """An engine whose own parser can be asked, without a start, what it takes."""
 

@@ -121,8 +121,8 @@ def build(space: Space, strength: Strength = 2, *, focus: str | None = None) -> 
                 incompatible[name] = (cell, rule)
             elif strength != 1 or not feature:
                 add(cell, name)
-        for cell in _array(space, strength, focus, [dict(key) for key in planned]):
-            add(cell, "array")
+        for row in _array(space, strength, focus, [dict(key) for key in planned]):
+            add(row, "array")
     cells = tuple(Planned(dict(key), tuple(why)) for key, why in planned.items())
     _verify(space, cells, strength, focus)
     return Array(strength, cells, incompatible, absent)

@@ -8,6 +8,7 @@ import fcntl
 import functools
 import os
 import signal
+import sys
 import threading
 import time
 import uuid
@@ -25,6 +26,7 @@ from sm121.engines.managed import Patience, StopReport
 from sm121.engines.pool import ServerPool
 from sm121.engines.preflight import Finding
 from sm121.engines.process_tree import RUN_ID
+from sm121.engines.protocol import Program
 from sm121.engines.server import Server
 from sm121.errors import UsageError
 from sm121.evidence import environment, metrics, requested
@@ -397,7 +399,10 @@ def _prepare_engine(run: Run, chosen: Profile) -> None:
     else:
         run.file.unproven.extend(_unproven(run.attached))
     record = environment.record(
-        run.settings.engine_python,
+        # A program has no packages of its own; the record is then of the suite's environment.
+        sys.executable
+        if isinstance(registry.engine(run.settings.engine), Program)
+        else run.settings.engine_python,
         arguments=arguments,
         environment=variables,
         workload={

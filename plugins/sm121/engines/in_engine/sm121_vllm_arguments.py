@@ -34,7 +34,7 @@ def main() -> None:
         ]
     )
 
-    class Parser(kind):  # type: ignore[misc]
+    class Parser(kind):  # type: ignore[misc,valid-type]
         def error(self, message: str) -> NoReturn:
             raise ValueError(message)
 
