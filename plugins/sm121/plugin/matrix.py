@@ -246,7 +246,8 @@ class MatrixRun:
     def __post_init__(self) -> None:
         self.directory = self.run.directory / _FOLDER
         self.space = self.plan.space
-        self.durations = cost.Durations(self.run.config.rootpath / ".cache" / "matrix-costs.json")
+        kept = f"matrix-costs-{self.plan.profile.name}.json"
+        self.durations = cost.Durations(self.run.config.rootpath / ".cache" / kept)
         self._fingerprint = self._made_of()
         self._state = state.State(self.directory, self._fingerprint)
         if self.run.config.getoption("--resume", default=False):
