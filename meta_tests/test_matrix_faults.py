@@ -2,52 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
-
-HERE = Path(__file__).parent
-BOOTS = "MATRIX_BOOTS"
-
-
-@pytest.fixture
-def matrix_profile(tmp_path: Path) -> Path:
-    """The profile of the engine that is none, with a checkpoint that is none."""
-    checkpoint = tmp_path / "checkpoint"
-    checkpoint.mkdir()
-    (checkpoint / "config.json").write_text("{}")
-    text = (HERE / "data" / "matrix-profile.toml").read_text()
-    text = text.replace("CHECKPOINT", str(checkpoint), 1 + text.count("CHECKPOINT and"))
-    text = text.replace('"AXES"', f'"{HERE / "data" / "matrix-axes.toml"}"')
-    profile = tmp_path / "meta.toml"
-    profile.write_text(text)
-    return profile
-
-
-@pytest.fixture
-def run_matrix(run_pytest, matrix_profile, tmp_path) -> Callable:
-    """Run the matrix level on it, with faults; the run and its matrix.json."""
-
-    def run(*arguments: str, faults: str = "", timeout_s: float = 240.0):
-        environment = {
-            "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
-            "MATRIX_FAULTS": faults,
-            BOOTS: str(tmp_path / "boots.txt"),
-        }
-        status, done = run_pytest(
-            "-p", "matrix_engine", "--profile", str(matrix_profile), "tests/test_matrix.py",
-            *arguments, timeout_s=timeout_s, environment=environment,
-        )  # fmt: skip
-        return status, done, matrix_of(done.report)
-
-    return run
-
-
-def matrix_of(report: Path) -> dict:
-    return json.loads((report / "matrix" / "matrix.json").read_text())
 
 
 def sets_of(matrix: dict) -> set[tuple[str, tuple[str, ...]]]:

@@ -155,6 +155,13 @@ def _parser() -> argparse.ArgumentParser:
     matrix.add_argument("--axis", metavar="NAME", help="this one against each other")
     matrix.set_defaults(run=_matrix)
 
+    merge = commands.add_parser("merge", help="one verdict of the shards of a run (--shard I/N)")
+    merge.add_argument("directories", type=Path, metavar="DIR", nargs="+")
+    merge.add_argument(
+        "--output", type=Path, metavar="DIR", default=Path("conformance-report-merged")
+    )
+    merge.set_defaults(run=_merge)
+
     schema = commands.add_parser("schema", help="JSON Schema of verdict.json or of profiles")
     schema.add_argument("what", choices=("verdict", "profile"))
     schema.set_defaults(run=_schema)
@@ -324,6 +331,15 @@ def _matrix(options: argparse.Namespace) -> int:
     else:
         print(outlook.cells(chosen, space, options.strength, focus=options.axis), end="")
     return 0
+
+
+def _merge(options: argparse.Namespace) -> int:
+    from sm121.report import merging
+
+    merged = merging.write(merging.read(options.directories), options.output)
+    print(f"{merged.verdict}: {merged.reason}")
+    print(options.output / "verdict.json")
+    return merged.exit_status
 
 
 def _schema(options: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ from sm121.matrix.axes import Cell, Choice, Incompatible, Space
 Strength = int | Literal["full", "none"]
 #: Orders of the construction that are tried; the smallest array is taken.
 FEATURES = "feature by feature"
-_TRIES = {1: 8, 2: 24, 3: 3}
+_TRIES = {1: 8, 2: 24, 3: 1}
 
 
 @dataclass(frozen=True)

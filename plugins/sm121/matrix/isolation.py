@@ -7,6 +7,7 @@ smallest are tried, each alone with the baseline's values for all else.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -31,9 +32,13 @@ class FailingSet:
     confirmed: bool
     #: Other sets that the outcomes leave as well, where it is not confirmed.
     others: tuple[Choice, ...] = ()
+    #: A part of it is known not to go with the baseline, so that it could not be tried alone.
+    untried: bool = False
 
     def __str__(self) -> str:
         alone = "; each alone passes" if len(self.choice) > 1 and self.confirmed else ""
+        if self.untried:
+            alone = "; a part of it cannot be tried alone"
         text = f"{label(self.choice)}: {self.outcome}{alone} ({self.reason})"
         if not self.confirmed and self.choice:
             also = "".join(f", or {label(other)}" for other in self.others[:3])
@@ -70,14 +75,13 @@ def smallest(space: Space, records: Sequence[CellRecord], try_cell: Try) -> list
     for record in [r for r in records if r.outcome.broken]:
         if any(_explains(one, record) for one in found):
             continue
-        own = _isolate(known, record, try_cell)
-        found.extend(one for one in own if one not in found)
+        _isolate(known, record, try_cell, found)
     return [_with_cells(one, known.records) for one in found]
 
 
-def _isolate(known: _Known, record: CellRecord, try_cell: Try) -> list[FailingSet]:
+def _isolate(known: _Known, record: CellRecord, try_cell: Try, found: list[FailingSet]) -> None:
+    """Add the smallest set of one cell's failure, and what else comes to light on the way."""
     differences = known.space.differences(record.values)
-    found: list[FailingSet] = []
     for size in range(1, len(differences) + 1):
         candidates = _ordered(known, _candidates(known, record, differences, size))
         for choice in candidates:
@@ -92,20 +96,34 @@ def _isolate(known: _Known, record: CellRecord, try_cell: Try) -> list[FailingSe
                 if alone is None:
                     left = _left(known, record, differences, size)
                     first = left[0] if left else choice
-                    return [
+                    found.append(
                         FailingSet(
                             first, record.outcome, record.reason, (record.id,), False,
                             tuple(c for c in left[1:] if len(c) == len(first)),
                         )
-                    ]  # fmt: skip
+                    )  # fmt: skip
+                    return
                 known.records.append(alone)
-            if alone.outcome.broken:
-                found.append(FailingSet(choice, alone.outcome, alone.reason, (record.id,), True))
-                if alone.outcome is record.outcome:
-                    return found
-    if not found:  # a flake: alone it does not fail again
-        found.append(FailingSet(differences, record.outcome, record.reason, (record.id,), False))
-    return found
+            if alone.outcome.broken and not any(_explains(one, alone) for one in found):
+                found.append(
+                    FailingSet(
+                        choice, alone.outcome, alone.reason, (record.id,), True,
+                        untried=_parts_are_excluded(known.space, choice),
+                    )
+                )  # fmt: skip
+            if alone.outcome is record.outcome:
+                return
+    # A flake: alone it does not fail again.
+    found.append(FailingSet(differences, record.outcome, record.reason, (record.id,), False))
+
+
+def _parts_are_excluded(space: Space, choice: Choice) -> bool:
+    """Whether a smaller part of the values could not be tried by itself."""
+    return any(
+        space.excluded({**space.baseline, **dict(part)}) is not None
+        for size in range(1, len(choice))
+        for part in itertools.combinations(choice, size)
+    )
 
 
 def _candidates(known: _Known, record: CellRecord, differences: Choice, size: int) -> list[Choice]:
@@ -152,6 +170,4 @@ def _explains(one: FailingSet, record: CellRecord) -> bool:
 
 def _with_cells(one: FailingSet, records: Sequence[CellRecord]) -> FailingSet:
     cells = tuple(r.id for r in records if r.outcome is one.outcome and _has(r.values, one.choice))
-    return FailingSet(
-        one.choice, one.outcome, one.reason, cells or one.cells, one.confirmed, one.others
-    )
+    return dataclasses.replace(one, cells=cells or one.cells)

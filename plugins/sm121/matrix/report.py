@@ -8,10 +8,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from sm121.errors import UsageError
 from sm121.matrix import cost
-from sm121.matrix.axes import Choice, Space, identity, label
-from sm121.matrix.covering import Array, Coverage, coverage
-from sm121.matrix.isolation import FailingSet
+from sm121.matrix.axes import AxesFile, Choice, Space, identity, label
+from sm121.matrix.covering import Array, Coverage, Strength, coverage, parse_strength
+from sm121.matrix.covering import build as build_array
+from sm121.matrix.isolation import FailingSet, smallest
 from sm121.matrix.outcome import CellRecord, Outcome
 from sm121.report.printable import printable
 
@@ -78,6 +80,9 @@ class MatrixFile(_Part):
     failing_sets: list[FailingSetReport]
     predicted: str | None = None
     spent: dict[str, float]
+    focus: str | None = None
+    axes_file: dict[str, Any] = Field(default_factory=dict)
+    """The whole of the axes' file, so that this one can be read without it."""
 
 
 def build(
@@ -88,6 +93,7 @@ def build(
     *,
     profile: str,
     predicted: str | None = None,
+    focus: str | None = None,
 ) -> MatrixFile:
     """What is known of the matrix now."""
     done = {record.id for record in records if record.outcome is not Outcome.NOT_RUN}
@@ -119,6 +125,8 @@ def build(
             for one in sets
         ],
         predicted=predicted,
+        focus=focus,
+        axes_file=space.file.model_dump(mode="json"),
         spent=dict(cost.spent(records)),
     )  # fmt: skip
 
@@ -282,6 +290,43 @@ def _plain(text: str) -> str:
     line = printable(" ".join(text.split()))
     line = line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
     return line.replace("|", "\\|").replace("<", "&lt;")
+
+
+def merged(matrices: Sequence[Mapping[str, Any]]) -> tuple[Space, MatrixFile]:
+    """One matrix of the matrices of shards: all cells, and what they say together.
+
+    Raises:
+        UsageError: they are of different axes or engines.
+    """
+    parts = [
+        MatrixFile.model_validate({k: v for k, v in matrix.items() if k != "pairs"})
+        for matrix in matrices
+    ]
+    first = parts[0]
+    for part in parts[1:]:
+        for name in ("axes_file", "engine", "version", "build", "strength", "focus", "profile"):
+            if getattr(part, name) != getattr(first, name):
+                raise UsageError(f"the shards' matrices are of another {name}")
+    space = Space(
+        AxesFile.model_validate(first.axes_file), first.engine, first.version, first.build
+    )
+    strength: Strength = (
+        first.strength if isinstance(first.strength, int) else parse_strength(first.strength)
+    )
+    array = build_array(space, strength, focus=first.focus)
+    order = [identity(space, planned.cell) for planned in array.cells]
+    records: dict[str, CellRecord] = {}
+    for record in (record for part in parts for record in part.cells):
+        if record.id not in records or records[record.id].isolating:
+            records[record.id] = record
+    kept = sorted(
+        records.values(),
+        key=lambda record: order.index(record.id) if record.id in order else len(order),
+    )
+    sets = smallest(space, kept, lambda _cell: None)
+    whole = build(space, array, kept, sets, profile=first.profile, focus=first.focus)
+    totals = {key: sum(part.spent.get(key, 0.0) for part in parts) for key in first.spent}
+    return space, whole.model_copy(update={"spent": totals})
 
 
 def as_json(space: Space, file: MatrixFile) -> dict[str, Any]:

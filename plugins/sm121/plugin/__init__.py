@@ -22,5 +22,7 @@ pytest_plugins = (
     "sm121.plugin.regression",
     "sm121.plugin.ab",
     "sm121.plugin.matrix",
+    "sm121.plugin.resume",
+    "sm121.plugin.shards",
     "sm121.plugin.terminal",
 )

@@ -51,6 +51,17 @@ class Plan:
         own = self.space.arguments(cell)
         return (*self.profile.engine.arguments, *own, *settings.engine_arguments)
 
+    def under_test(self, settings: Settings) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+        """Arguments and variables of the profile's configuration under test."""
+        own = self.profile.configurations[settings.configuration or self.profile.under_test]
+        engine = self.profile.engine
+        return (
+            (*engine.arguments, *own.arguments, *settings.engine_arguments),
+            environment_items(
+                engine.environment, own.environment, dict(settings.engine_environment)
+            ),
+        )
+
     def environment(self, cell: axes.Cell, settings: Settings) -> tuple[tuple[str, str], ...]:
         """The engine's variables."""
         return environment_items(
@@ -62,6 +73,7 @@ class Plan:
 
 _PLAN = pytest.StashKey[Plan | None]()
 _MATRIX = pytest.StashKey["MatrixRun"]()
+_REFUSED = pytest.StashKey[UsageError]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -115,9 +127,15 @@ def _plan(config: pytest.Config) -> Plan | None:
     if _PLAN not in config.stash:
         try:
             config.stash[_PLAN] = _make_plan(config)
-        except UsageError as error:
-            raise pytest.UsageError(str(error)) from error
+        except UsageError as error:  # raised where pytest takes it for what it is
+            config.stash[_PLAN] = None
+            config.stash[_REFUSED] = error
     return config.stash[_PLAN]
+
+
+def plan_of_items(config: pytest.Config) -> Plan | None:
+    """The plan whose cells were collected, None when none were."""
+    return config.stash.get(_PLAN, None)
 
 
 def _make_plan(config: pytest.Config) -> Plan | None:
@@ -165,6 +183,8 @@ def _profile(settings: Settings) -> Profile:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With --matrix none there is no matrix: its tests are no gap in a certificate."""
+    if (refused := config.stash.get(_REFUSED, None)) is not None:
+        raise pytest.UsageError(str(refused)) from refused
     if config.getoption("--matrix") == "none":
         items[:] = [item for item in items if item.stash.get(LEVEL, "") != "matrix"]
 
@@ -390,6 +410,7 @@ class MatrixRun:
             self.sets,
             profile=self.plan.profile.name,
             predicted=str(self.predicted) if self.predicted else None,
+            focus=self.plan.focus,
         )
         self.directory.mkdir(parents=True, exist_ok=True)
         text = json.dumps(report.as_json(self.space, file), indent=2, ensure_ascii=False)

@@ -103,6 +103,22 @@ class MetricReport(_Part):
     verdict: Verdict = Verdict.NOT_RUN
 
 
+class ShardTest(_Part):
+    """A test of the whole run, whichever shard has it."""
+
+    id: str
+    level: str
+
+
+class ShardReport(_Part):
+    """Which part of a run this is (``--shard``)."""
+
+    index: int
+    of: int
+    tests: list[ShardTest]
+    """All of the whole run, in its order."""
+
+
 class VerdictFile(_Part):
     """The whole of verdict.json."""
 
@@ -125,6 +141,7 @@ class VerdictFile(_Part):
     unproven: list[str] = Field(default_factory=list)
     remarks: list[str] = Field(default_factory=list)
     environment: dict[str, Any] = Field(default_factory=dict)
+    shard: ShardReport | None = None
 
     def judge(self) -> None:
         """Set the levels' verdicts and the run's from the tests.
