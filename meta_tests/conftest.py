@@ -231,3 +231,52 @@ def timed_server(tmp_path: Path) -> Iterator[Callable[..., TimedServer]]:
         process.wait()
         assert process.stdout is not None
         process.stdout.close()
+
+
+@pytest.fixture
+def matrix_profile(tmp_path: Path) -> Path:
+    """The profile of ``matrix_engine.py``, with a checkpoint that is none."""
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    (checkpoint / "config.json").write_text("{}")
+    text = (HERE / "data" / "matrix-profile.toml").read_text()
+    text = text.replace('"CHECKPOINT"', f'"{checkpoint}"')
+    text = text.replace('"AXES"', f'"{HERE / "data" / "matrix-axes.toml"}"')
+    profile = tmp_path / "meta.toml"
+    profile.write_text(text)
+    return profile
+
+
+@pytest.fixture
+def start_matrix(start_pytest, matrix_profile: Path, tmp_path: Path) -> Callable[..., PytestRun]:
+    """Start the matrix level on the engine with planted faults (``matrix_engine.py``)."""
+
+    def start(*arguments: str, faults: str = "", report: Path | None = None) -> PytestRun:
+        environment = {
+            "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+            "MATRIX_FAULTS": faults,
+            "MATRIX_BOOTS": str(tmp_path / "boots.txt"),
+        }
+        given = [] if report is None else ["--report-dir", str(report)]
+        run = start_pytest(
+            "-p", "matrix_engine", "--profile", str(matrix_profile), "tests/test_matrix.py",
+            *arguments, *given, environment=environment,
+        )  # fmt: skip
+        if report is not None:
+            run.report = report
+        return run
+
+    return start
+
+
+@pytest.fixture
+def run_matrix(start_matrix) -> Callable[..., tuple[int, PytestRun, dict]]:
+    """Run the matrix level to its end; status, the run and its matrix.json."""
+
+    def run(*arguments: str, timeout_s: float = 240.0, **options):
+        started = start_matrix(*arguments, **options)
+        status = started.wait(timeout_s)
+        file = started.report / "matrix" / "matrix.json"
+        return status, started, json.loads(file.read_text()) if file.is_file() else {}
+
+    return run

@@ -143,6 +143,25 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
     compare.set_defaults(run=_compare)
 
+    matrix = commands.add_parser(
+        "matrix", help="the cells of a profile's matrix, their coverage and their cost"
+    )
+    matrix.add_argument("--profile", metavar="NAME|PATH", help="default: by architecture")
+    matrix.add_argument("--axes", metavar="NAME|PATH", help="default: the profile's")
+    matrix.add_argument("--engine", metavar="NAME", help="default: the profile's")
+    matrix.add_argument("--version", dest="engine_version", metavar="VERSION", help="of the engine")
+    matrix.add_argument("--build", metavar="NAME", help="whose own knobs are used")
+    matrix.add_argument("--strength", metavar="N|full", help="show the cells (default: the sizes)")
+    matrix.add_argument("--axis", metavar="NAME", help="this one against each other")
+    matrix.set_defaults(run=_matrix)
+
+    merge = commands.add_parser("merge", help="one verdict of the shards of a run (--shard I/N)")
+    merge.add_argument("directories", type=Path, metavar="DIR", nargs="+")
+    merge.add_argument(
+        "--output", type=Path, metavar="DIR", default=Path("conformance-report-merged")
+    )
+    merge.set_defaults(run=_merge)
+
     schema = commands.add_parser("schema", help="JSON Schema of verdict.json or of profiles")
     schema.add_argument("what", choices=("verdict", "profile"))
     schema.set_defaults(run=_schema)
@@ -290,6 +309,37 @@ def _compare(options: argparse.Namespace) -> int:
     else:
         options.output.write_text(write(chosen), "utf-8")
     return 0
+
+
+def _matrix(options: argparse.Namespace) -> int:
+    from sm121 import architecture
+    from sm121.matrix import outlook
+
+    name = options.profile
+    if name is None:
+        name = profile.for_architecture(architecture.detect().name or "unknown")
+    chosen = profile.load(name)
+    space = outlook.space_of(
+        chosen,
+        axes_file=options.axes,
+        engine=options.engine,
+        version=options.engine_version,
+        build=options.build,
+    )
+    if options.strength is None:
+        print(outlook.sizes(chosen, space), end="")
+    else:
+        print(outlook.cells(chosen, space, options.strength, focus=options.axis), end="")
+    return 0
+
+
+def _merge(options: argparse.Namespace) -> int:
+    from sm121.report import merging
+
+    merged = merging.write(merging.read(options.directories), options.output)
+    print(f"{merged.verdict}: {merged.reason}")
+    print(options.output / "verdict.json")
+    return merged.exit_status
 
 
 def _schema(options: argparse.Namespace) -> int:

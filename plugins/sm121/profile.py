@@ -103,7 +103,7 @@ class Needs(_Table):
 class Engine(_Table):
     """How the engine is started and watched. Times in seconds."""
 
-    name: Literal["vllm"] = "vllm"
+    name: str = Field(default="vllm", pattern=r"^[a-z0-9][a-z0-9-]*$")
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = {}
     ready_within_s: Sourced
@@ -343,6 +343,36 @@ class Box(_Table):
     roofline_tolerance: Annotated[float, Field(ge=1)] = 1.15
 
 
+class MatrixPlan(_Table):
+    """How the matrix level goes about it; the axes themselves are a file of ``fixtures/matrix``."""
+
+    #: Name of a shipped file, or a path.
+    axes: str = Field(min_length=1)
+    #: Values of how many axes are combined in every way.
+    strength: Count = 2
+    #: The build whose own knobs are used (``--matrix-build``).
+    build: str | None = None
+    #: Of fixtures/answers/prompts.toml, by name; empty: all of them. And how much of each answer.
+    prompts: tuple[str, ...] = ()
+    answer_tokens: Count = 24
+    stress_requests: Count = 8
+    #: The performance sample of a cell: one stream, so many rounds.
+    prompt_tokens: Count = 128
+    generated_tokens: Count = 32
+    rounds: Annotated[int, Field(ge=2)] = 6
+    short_rounds: Annotated[int, Field(ge=0)] = 3
+    warm_up_requests: Count = 4
+    drift_bound: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    second_clock_bound: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    #: How much less than the baseline's a rate may be, where the axes say nothing else.
+    may_be_slower: Sourced
+    #: A start and the checks after it, before any was timed on this machine.
+    boot_s: Sourced
+    cell_s: Sourced
+    #: Starts that may be spent on finding the smallest failing sets.
+    isolation_boots: Annotated[int, Field(ge=0)] = 8
+
+
 class Certify(_Table):
     """What ``--certify`` insists on: levels of which no test may be skipped or deselected."""
 
@@ -370,6 +400,7 @@ class Profile(_Table):
     performance: Performance
     regression: Regression = Regression()
     box: Box | None = None
+    matrix: MatrixPlan | None = None
     certify: Certify
     #: Seconds that a single test of a level may take before pytest-timeout ends it.
     test_timeout_s: dict[Level, Positive]
@@ -423,17 +454,18 @@ def shipped() -> dict[str, Traversable]:
     return {item.name.removesuffix(".toml"): item for item in sorted(found, key=lambda i: i.name)}
 
 
-def for_architecture(arch: str) -> str:
-    """Name of the shipped profile for an architecture.
+def for_architecture(arch: str, engine: str = "vllm") -> str:
+    """Name of the shipped profile for an architecture and an engine.
 
     Raises:
         UsageError: the suite ships none for it.
     """
     for name, source in shipped().items():
-        if load_text(source.read_text("utf-8"), name).arch == arch:
+        found = load_text(source.read_text("utf-8"), name)
+        if found.arch == arch and found.engine.name == engine:
             return name
     raise UsageError(
-        f"no profile is shipped for {arch}; give one with --profile NAME|PATH "
+        f"no profile is shipped for {arch} and {engine}; give one with --profile NAME|PATH "
         f"(shipped: {', '.join(shipped())})"
     )
 

@@ -293,7 +293,7 @@ def compare(
             [Position(p.token, p.log_probability, p.top) for p in expected.positions],
             asker.positions(answer),
             limits,
-            _resume(asker, ids, prompt.tokens),
+            continuation(asker, ids, prompt.tokens),
         )
         wrong = found.disagreement or _other_text(expected, answer, found)
         judgements.append(Judgement(expected.name, found, wrong))
@@ -354,7 +354,7 @@ def ask(asker: Asker, prompt: str | tuple[int, ...], tokens: int) -> Answer:
     return asker.ask(Request(prompt, tokens, top=_TOPS[-1], salt="golden"))
 
 
-def _resume(
+def continuation(
     asker: Asker, prompt: tuple[int, ...] | None, tokens: int
 ) -> Callable[[tuple[int, ...]], Sequence[Position] | None]:
     def resume(taken: tuple[int, ...]) -> Sequence[Position] | None:

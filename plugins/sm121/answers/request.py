@@ -223,6 +223,8 @@ def name_of(token_id: int) -> str:
 
 
 def _positions(found: Mapping[str, Any] | None) -> tuple[Position, ...] | None:
+    if found and found.get("content"):
+        return tuple(_position(item) for item in found["content"])
     if not found or not found.get("tokens") or found.get("token_logprobs") is None:
         return None
     tops = found.get("top_logprobs") or [None] * len(found["tokens"])
@@ -236,6 +238,19 @@ def _positions(found: Mapping[str, Any] | None) -> tuple[Position, ...] | None:
             )
         )
     return tuple(positions)
+
+
+def _position(item: Mapping[str, Any]) -> Position:
+    """A token as chats and llama-server name it, by its id where that is there."""
+
+    def name(of: Mapping[str, Any]) -> str:
+        return name_of(of["id"]) if isinstance(of.get("id"), int) else str(of.get("token"))
+
+    return Position(
+        token=name(item),
+        log_probability=_number(item.get("logprob")),
+        top={name(top): _number(top.get("logprob")) for top in item.get("top_logprobs") or ()},
+    )
 
 
 def _of_prompt(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -44,4 +44,23 @@ class Profiling(Protocol):
 
     def can_profile(self, python: str, environment: Mapping[str, str]) -> bool:
         """Whether the engine of that interpreter can, with `ServerConfiguration.traces`."""
+        ...
+
+
+@runtime_checkable
+class Program(Protocol):
+    """An engine that is a program, not a package of a Python environment."""
+
+    #: Its name on the PATH.
+    program: str
+
+
+@runtime_checkable
+class ChecksArguments(Protocol):
+    """An engine whose own parser can be asked, without a start, what it takes."""
+
+    def check_arguments(
+        self, python: str, lists: Sequence[Sequence[str]], environment: Mapping[str, str]
+    ) -> list[str | None]:
+        """Of each list of arguments the engine's own message where it refuses it, else None."""
         ...

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from sm121.engines.llama_cpp import LlamaCpp
 from sm121.engines.protocol import Engine
+from sm121.engines.sglang import SGLang
 from sm121.engines.vllm import Vllm
 from sm121.errors import UsageError
 
-_ENGINES: dict[str, Engine] = {"vllm": Vllm()}
+_ENGINES: dict[str, Engine] = {engine.name: engine for engine in (Vllm(), SGLang(), LlamaCpp())}
 
-NAMES: tuple[str, ...] = tuple(_ENGINES)
+
+def names() -> tuple[str, ...]:
+    """The engines that can be started."""
+    return tuple(_ENGINES)
+
+
+def register(engine: Engine) -> None:
+    """Add an engine of one's own, or put it in the place of the one of its name: for a conftest.py
+    or a plugin that is loaded with ``-p``, before the options are read."""
+    _ENGINES[engine.name] = engine
 
 
 def engine(name: str) -> Engine:
@@ -19,7 +30,7 @@ def engine(name: str) -> Engine:
     """
     if name not in _ENGINES:
         raise UsageError(
-            f"--engine {name}: expected one of {', '.join(NAMES)}; "
+            f"--engine {name}: expected one of {', '.join(names())}; "
             "any other OpenAI-compatible server can be attached with --base-url"
         )
     return _ENGINES[name]

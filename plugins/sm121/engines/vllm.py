@@ -7,9 +7,10 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from sm121.engines import argument_probe
 from sm121.engines.configuration import ServerConfiguration
 from sm121.engines.interpreter import imports
 from sm121.errors import UsageError
@@ -148,6 +149,12 @@ class Vllm:
                 [str(_IN_ENGINE), *([inherited] if inherited else [])]
             )
         return environment
+
+    def check_arguments(
+        self, python: str, lists: Sequence[Sequence[str]], environment: Mapping[str, str]
+    ) -> list[str | None]:
+        """vLLM's own message where its parser refuses a list of arguments, else None."""
+        return argument_probe.ask("sm121_vllm_arguments.py", python, lists, environment)
 
     def can_profile(self, python: str, environment: Mapping[str, str]) -> bool:
         """Whether the vLLM of an interpreter takes ``--profiler-config`` (0.13 and later)."""

@@ -187,6 +187,21 @@ class Client:
         return answer, reads
 
     async def _read(self, request: Request, answer: Answer, reads: list[tuple[int, bytes]]) -> None:
+        """The request, once more when the server had closed the connection that it was sent on:
+        llama-server does so at the end of a stream, now and then, and never saw the request."""
+        try:
+            await self._read_once(request, answer, reads)
+        except aiohttp.ServerDisconnectedError:
+            await self._read_once(request, answer, reads, last=True)
+
+    async def _read_once(
+        self,
+        request: Request,
+        answer: Answer,
+        reads: list[tuple[int, bytes]],
+        *,
+        last: bool = False,
+    ) -> None:
         assert self._session is not None
         now = time.perf_counter_ns
         answer.sent_ns = now()
@@ -201,6 +216,9 @@ class Client:
                 answer.ended_ns = now()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             answer.ended_ns = now()
+            unseen = isinstance(error, aiohttp.ServerDisconnectedError) and not reads
+            if unseen and answer.status is None and not last:
+                raise
             answer.error = f"connection: {type(error).__name__}: {error}"[:_ERROR_LENGTH]
 
 

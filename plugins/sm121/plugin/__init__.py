@@ -25,5 +25,8 @@ pytest_plugins = (
     "sm121.plugin.regression",
     "sm121.plugin.ab",
     "sm121.plugin.stress",
+    "sm121.plugin.matrix",
+    "sm121.plugin.resume",
+    "sm121.plugin.shards",
     "sm121.plugin.terminal",
 )

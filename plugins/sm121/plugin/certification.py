@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sm121.errors import UsageError
+from sm121.report.reason import reason
 from sm121.verdict import Verdict, worst
 
 if TYPE_CHECKING:
@@ -47,30 +48,13 @@ def conclude(run: Run) -> None:
         file.reason = run.target.obstacle
         file.certified = False if run.settings.certify else None
         return
-    file.reason = _reason(run)
+    file.reason = reason(file)
     if run.settings.certify:
         gaps = _gaps(run)
         if gaps:
             file.settle(worst([file.verdict, *(verdict for verdict, _ in gaps)]))
             file.reason = "not certified: " + "; ".join(text for _, text in gaps)
         file.certified = file.verdict is Verdict.PASS
-
-
-def _reason(run: Run) -> str:
-    file = run.file
-    if file.verdict is Verdict.NOT_RUN:
-        return "no test of a level was executed: all were skipped or deselected"
-    decisive = [
-        t for t in file.tests if t.verdict is file.verdict and not t.skipped and not t.waived
-    ]
-    if file.verdict is Verdict.PASS:
-        held = sum(test.verdict is Verdict.PASS for test in file.tests)
-        waived = sum(test.waived for test in file.tests)
-        tolerated = f"; {waived} failed and are waived" if waived else ""
-        return f"{held} of {len(file.tests)} checks were executed and held{tolerated}"
-    first = decisive[0]
-    more = f" (and {len(decisive) - 1} more)" if len(decisive) > 1 else ""
-    return f"{first.id}: {first.message}{more}"
 
 
 def _gaps(run: Run) -> list[tuple[Verdict, str]]:

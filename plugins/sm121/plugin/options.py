@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from sm121 import architecture, profile, waivers
 from sm121.engines import capabilities, registry
+from sm121.engines.protocol import Program
 from sm121.errors import UsageError
 from sm121.kernels import registry as kernel_providers
 from sm121.measure import hypothesis
@@ -81,6 +83,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--engine-python",
         metavar="PATH",
         help="interpreter of the environment that the engine lives in (default: this one)",
+    )
+    group.addoption(
+        "--engine-binary",
+        metavar="PATH",
+        help="program of an engine that is one, as llama-server (default: on the PATH)",
     )
     group.addoption(
         "--engine-arg",
@@ -249,8 +256,13 @@ def _settings(config: pytest.Config) -> Settings:
         )
     if (engine := option("--engine")) and option("--base-url"):
         capabilities.of(engine, None)
-    else:
-        registry.engine(engine or _ENGINE)
+    started = (not option("--base-url") and engine) or (loaded.engine.name if loaded else _ENGINE)
+    registry.engine(started)
+    if loaded and started != loaded.engine.name:
+        raise UsageError(
+            f"--engine {started} and --profile {chosen}: expected a profile for {started}, "
+            f"this one is for {loaded.engine.name}"
+        )
     _refuse_conflicts(config)
     server_log = option("--server-log")
     if server_log and not Path(server_log).is_file():
@@ -265,9 +277,9 @@ def _settings(config: pytest.Config) -> Settings:
     return Settings(
         arch=arch,
         profile=loaded,
-        engine=engine if engine and not option("--base-url") else _ENGINE,
+        engine=started,
         attached_engine=engine if option("--base-url") else None,
-        engine_python=_interpreter(option("--engine-python")),
+        engine_python=_program(config, started),
         engine_arguments=tuple(option("--engine-arg")),
         engine_environment=tuple(_pair(text) for text in option("--engine-env")),
         engine_debug=option("--engine-debug"),
@@ -325,7 +337,14 @@ def _new(config: pytest.Config, name: str) -> Path | None:
 
 
 def _refuse_conflicts(config: pytest.Config) -> None:
-    starting = ("--engine-python", "--engine-arg", "--engine-env", "--engine-debug", "--model")
+    starting = (
+        "--engine-python",
+        "--engine-binary",
+        "--engine-arg",
+        "--engine-env",
+        "--engine-debug",
+        "--model",
+    )
     attaching = ("--api-key", "--server-log")
     if config.getoption("--base-url"):
         given = [name for name in starting if config.getoption(name)]
@@ -402,6 +421,24 @@ def _hypothesis(config: pytest.Config) -> Hypothesis | None:
     return hypothesis.load(config.invocation_params.dir / path)
 
 
+def _program(config: pytest.Config, engine: str) -> str:
+    """What starts the engine: an interpreter, or the engine's own program."""
+    given, own = config.getoption("--engine-binary"), registry.engine(engine)
+    if not isinstance(own, Program):
+        if given:
+            raise UsageError(f"--engine-binary: {engine} is started by --engine-python")
+        return _interpreter(config.getoption("--engine-python"))
+    if config.getoption("--base-url"):
+        return sys.executable
+    path = given or shutil.which(own.program)
+    if path is None or not Path(path).is_file():
+        raise UsageError(
+            f"--engine {engine}: expected {own.program} on the PATH, or --engine-binary PATH"
+            + (f"; there is no file {given}" if given else "")
+        )
+    return str(Path(path).absolute())
+
+
 def _interpreter(path: str | None) -> str:
     if path is None:
         return sys.executable
@@ -422,6 +459,8 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _check_model(model: str) -> None:
     path = Path(model)
+    if path.is_file() and path.suffix == ".gguf":
+        return
     if path.exists():
         if not (path / "config.json").is_file():
             raise UsageError(f"--model {model}: expected a checkpoint folder with config.json")

@@ -69,7 +69,7 @@ def _expected_plan(settings: Settings) -> Plan:
         return plan_of(settings, settings.profile)
     arch = settings.arch or architecture.detect().name or architecture.CPU
     try:
-        name = profile.for_architecture(arch)
+        name = profile.for_architecture(arch, settings.engine)
     except UsageError:  # said again, to the user, when the target is resolved
         name = profile.for_architecture(architecture.CPU)
     return plan_of(settings, profile.load(name))

@@ -7,6 +7,7 @@ import datetime
 import functools
 import os
 import signal
+import sys
 import threading
 import time
 import uuid
@@ -24,6 +25,7 @@ from sm121.engines.managed import Patience, StopReport
 from sm121.engines.pool import ServerPool
 from sm121.engines.preflight import Finding
 from sm121.engines.process_tree import RUN_ID
+from sm121.engines.protocol import Program
 from sm121.engines.server import Server
 from sm121.errors import UsageError
 from sm121.evidence import cgroup, environment, metrics, requested
@@ -165,6 +167,17 @@ class Run:
             self._describe(server)
         return server
 
+    def start(self, configuration: ServerConfiguration) -> Server:
+        """The managed server of any configuration, the profile's or one made of an axis.
+
+        Raises:
+            NotRun: nothing is started in this run.
+            StartError: it does not start.
+        """
+        if self.pool is None:
+            raise NotRun(self.target.obstacle or "no server can be started here")
+        return self.pool.get(configuration)
+
     def managed_configuration(self, name: str) -> ServerConfiguration:
         """A configuration that the suite starts itself.
 
@@ -187,7 +200,8 @@ class Run:
 
     def kernel_path(self, server: Server) -> KernelPath:
         """What log and metrics prove at this moment, and what was asked for."""
-        path = read_log(server.log) if server.log is not None else KernelPath()
+        reader = server.engine if server.managed else "vllm"
+        path = read_log(server.log, reader) if server.log is not None else KernelPath()
         if (text := self._metrics_of(server)) is not None:
             path = metrics.with_metrics(path, text)
         if server.configuration is None:
@@ -451,7 +465,10 @@ def _prepare_engine(run: Run, chosen: Profile) -> None:
     else:
         run.file.unproven.extend(_unproven(run.attached))
     record = environment.record(
-        run.settings.engine_python,
+        # A program has no packages of its own; the record is then of the suite's environment.
+        sys.executable
+        if isinstance(registry.engine(run.settings.engine), Program)
+        else run.settings.engine_python,
         arguments=arguments,
         environment=variables,
         workload={

@@ -52,7 +52,7 @@ def resolve(settings: Settings, asked_by_marker: tuple[str, ...]) -> Target:
         )
     chosen = settings.profile
     if chosen is None and obstacle is None:
-        chosen = profile.load(profile.for_architecture(arch))
+        chosen = profile.load(profile.for_architecture(arch, settings.engine))
     if chosen is not None and settings.configuration is not None:
         chosen = _judging(chosen, settings.configuration)
     return Target(arch, asked, detected.evidence, chosen, obstacle)
@@ -175,7 +175,19 @@ def engine_version(settings: Settings, chosen: Profile) -> str | None:
     return registry.engine(settings.engine).check_interpreter(settings.engine_python, environment)
 
 
+def _gguf(root: Path) -> Path:
+    file = root / ".cache" / "canary" / "canary.gguf"
+    if not file.is_file():
+        raise UsageError(
+            f"the profile's model is the canary as GGUF, expected at {file}: "
+            "`sm121 canary .cache/canary --gguf LLAMA_CPP` makes it, LLAMA_CPP being a checkout"
+        )
+    return file
+
+
 def _canary(twin: str, root: Path, notify: Callable[[str], None]) -> Path:
+    if twin == "gguf":
+        return _gguf(root)
     missing = [
         m for m in ("torch", "safetensors", "openai_harmony") if not importlib.util.find_spec(m)
     ]

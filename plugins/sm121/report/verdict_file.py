@@ -128,6 +128,20 @@ class CrashReport(_Part):
     test: str | None = None
     bundle: str | None = None
     """Folder of the bundle, in the report directory; null where it could not be written."""
+class ShardTest(_Part):
+    """A test of the whole run, whichever shard has it."""
+
+    id: str
+    level: str
+
+
+class ShardReport(_Part):
+    """Which part of a run this is (``--shard``)."""
+
+    index: int
+    of: int
+    tests: list[ShardTest]
+    """All of the whole run, in its order."""
 
 
 class VerdictFile(_Part):
@@ -154,6 +168,7 @@ class VerdictFile(_Part):
     memory: MemoryReport | None = None
     crashes: list[CrashReport] = Field(default_factory=list)
     environment: dict[str, Any] = Field(default_factory=dict)
+    shard: ShardReport | None = None
 
     def judge(self) -> None:
         """Set the levels' verdicts and the run's from the tests.

@@ -1,0 +1,201 @@
+"""An engine with features that can be broken in known ways. A tool for the meta tests.
+
+As a pytest plugin (``-p matrix_engine``) it takes vLLM's place; as a program it is the server. Its
+flags and its log are vLLM's, as far as the matrix level looks at them. Faults are planted with
+``MATRIX_FAULTS``, words of the form ``KIND:flag+flag``: fallback, crash, refuse, die, corrupt,
+corrupt-together, slow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+FAULTS = "MATRIX_FAULTS"
+KINDS = ("fallback", "crash", "refuse", "die", "corrupt", "corrupt-together", "slow")
+_BOOTS = "MATRIX_BOOTS"
+
+
+def active(arguments: Sequence[str]) -> dict[str, str]:
+    """Faults whose flags are all among the arguments: kind -> its flags."""
+    given = {word.lstrip("-") for word in arguments}
+    found = {}
+    for word in os.environ.get(FAULTS, "").split():
+        kind, _, flags = word.partition(":")
+        assert kind in KINDS, kind
+        if all(flag in given for flag in flags.split("+")):
+            found[kind] = flags
+    return found
+
+
+# ------------------------------------------------------------------------------------- the plugin
+
+if __name__ != "__main__":
+    from sm121.engines import registry
+    from sm121.engines.configuration import ServerConfiguration
+    from sm121.engines.vllm import Vllm
+
+    class MatrixEngine(Vllm):
+        """Starts this file instead of vLLM."""
+
+        def check_interpreter(self, python: str, environment: Mapping[str, str]) -> str | None:
+            return "0.33.0"
+
+        def command(self, configuration: ServerConfiguration, *, port: int) -> list[str]:
+            own = [sys.executable, str(HERE / "matrix_engine.py"), "--port", str(port)]
+            return [*own, *configuration.arguments]
+
+        def environment(
+            self, configuration: ServerConfiguration, *, api_key: str
+        ) -> Mapping[str, str]:
+            kept = {
+                k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "FLASHINFER_"))
+            }
+            return {**kept, "MATRIX_KEY": api_key, **dict(configuration.environment)}
+
+        def can_profile(self, python: str, environment: Mapping[str, str]) -> bool:
+            return False
+
+        def check_arguments(
+            self, python: str, lists: Sequence[Sequence[str]], environment: Mapping[str, str]
+        ) -> list[str | None]:
+            known = {"--moe-backend", "--enforce-eager", "--load-format", "--spec", "--window"}
+            return [
+                next(
+                    (
+                        f"unrecognized arguments: {word}"
+                        for word in words
+                        if word.startswith("--") and word not in known
+                    ),
+                    None,
+                )
+                for words in lists
+            ]
+
+    registry.register(MatrixEngine())
+
+
+# ------------------------------------------------------------------------------------- the server
+
+
+def ids_of(prompt: Any, count: int, *, corrupt: bool = False) -> list[int]:
+    """The right continuation: of a text by its text, of ids by the ids themselves."""
+    words = prompt if isinstance(prompt, list) else [int(b) for b in str(prompt).encode()]
+    found = []
+    state = hashlib.sha256(json.dumps(words).encode()).digest()
+    for n in range(count):
+        state = hashlib.sha256(state + bytes([n % 251])).digest()
+        found.append(int.from_bytes(state[:4], "big") % 190_000)
+    if corrupt and count > 2:
+        found[2] = (found[2] + 1) % 190_000
+    return found
+
+
+def text_of(ids: list[int], prompt: Any) -> str:
+    first = " Paris" if isinstance(prompt, str) and prompt.endswith("France is") else ""
+    return first + "".join(f" w{i}" for i in ids)
+
+
+def main() -> None:
+    sys.path.insert(0, str(HERE))
+    import timed_server
+    from aiohttp import web
+
+    class Server(timed_server.TimedServer):
+        corrupt = False
+        corrupt_together = False
+        deadly = False
+
+        async def complete(self, request: web.Request) -> web.StreamResponse:
+            said = json.loads(await request.read())
+            if request.headers.get("Authorization") != f"Bearer {os.environ['MATRIX_KEY']}":
+                return web.json_response({"error": "Unauthorized"}, status=401)
+            if said.get("stream") or ("logprobs" not in said and "return_token_ids" not in said):
+                return await super().complete(request)
+            if self.deadly and "logprobs" in said:
+                print(
+                    "RuntimeError: CUDA error: an illegal memory access was encountered", flush=True
+                )
+                os._exit(1)
+            self.running += 1
+            await asyncio.sleep(0.02)  # so that those that come together are together
+            wrong = self.corrupt or (self.corrupt_together and self.running > 1)
+            prompt, tokens = said["prompt"], int(said["max_tokens"])
+            ids = ids_of(prompt, tokens, corrupt=wrong)
+            count = len(prompt)
+            self.prompted += count
+            self.generated += tokens
+            await asyncio.sleep(0.02)
+            self.running -= 1
+            names = [f"token_id:{i}" for i in ids]
+            choice: dict[str, Any] = {
+                "index": 0,
+                "text": text_of(ids, prompt),
+                "finish_reason": "length",
+                "token_ids": ids,
+                "prompt_token_ids": prompt if isinstance(prompt, list) else list(prompt.encode()),
+                "logprobs": None,
+            }
+            if said.get("logprobs"):
+                choice["logprobs"] = {
+                    "tokens": names,
+                    "token_logprobs": [-0.1] * tokens,
+                    "top_logprobs": [{name: -0.1, "token_id:190001": -3.0} for name in names],
+                }
+            usage = {"prompt_tokens": count, "completion_tokens": tokens}
+            return web.json_response(
+                {"id": "c", "object": "text_completion", "choices": [choice], "usage": usage}
+            )
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--moe-backend", default="marlin")
+    parser.add_argument("--enforce-eager", action="store_true")
+    parser.add_argument("--load-format", default="safetensors")
+    parser.add_argument("--spec", default="off")
+    parser.add_argument("--window", default="whole")
+    options = parser.parse_args()
+    faults = active(sys.argv)
+    if counted := os.environ.get(_BOOTS):
+        with Path(counted).open("a") as stream:
+            stream.write(" ".join(sys.argv[3:]) + "\n")
+    say = lambda text: print(f"INFO 11-20 10:00:00 [core.py:133] {text}", flush=True)  # noqa: E731
+    say("Initializing a V1 LLM engine (v0.33.0) with config: model='canary', "
+        f"speculative_config=None, dtype=torch.float32, load_format={options.load_format}, "
+        f"enforce_eager={options.enforce_eager}, enable_prefix_caching=True")  # fmt: skip
+    if "crash" in faults:
+        print("ERROR 11-20 10:00:01 [core.py:1510] EngineCore failed to start.", flush=True)
+        print(
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 61.86 GiB.", flush=True
+        )
+        sys.exit(1)
+    if "refuse" in faults:
+        print("ValueError: moe_backend='x' is not supported for MXFP4 MoE.", flush=True)
+        sys.exit(1)
+    kernel = options.moe_backend if "fallback" not in faults else "marlin"
+    names = {
+        "flashinfer_cutlass": "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+        "marlin": "MARLIN",
+        "triton": "TRITON",
+    }
+    say(f"Using '{names[kernel]}' Mxfp4 MoE backend.")
+    pace = timed_server.Pace(
+        rate=400.0 * (0.85 if "slow" in faults else 1.0), fixed_ms=3.0, prefill_rate=1e6
+    )
+    server = Server(pace, "canary", None)
+    server.corrupt = "corrupt" in faults
+    server.corrupt_together = "corrupt-together" in faults
+    server.deadly = "die" in faults
+    asyncio.run(timed_server.serve(server, options.port))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,393 @@
+"""Axes, covering arrays, smallest failing sets: what needs no server."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from pathlib import Path
+
+import pytest
+
+from sm121 import cli, profile
+from sm121.errors import UsageError
+from sm121.matrix import axes, cost, covering, isolation, order, outlook, report, state
+from sm121.matrix.axes import Space
+from sm121.matrix.outcome import CellRecord, Outcome, Rate, Step, worst
+
+SM121 = axes.load("sm121")
+CPU = axes.load("cpu")
+SPACES = [
+    Space(CPU, "vllm", "0.32.0"),
+    Space(SM121, "vllm", "0.32.0"),
+    Space(SM121, "vllm", "0.33.0"),
+    Space(SM121, "vllm", None, "mxfp4_v2"),
+    Space(SM121, "sglang", "0.5.23"),
+    Space(axes.load("cpu-llama-cpp"), "llama-cpp"),
+]
+NAMES = ["cpu", "0.32", "0.33", "fork", "sglang", "llama"]
+
+
+@functools.cache
+def array_of(number: int, strength: int) -> covering.Array:
+    return covering.build(SPACES[number], strength)
+
+
+def counted(space: Space, cells: list[dict[str, str]], strength: int) -> tuple[int, int]:
+    """Allowed combinations and those that occur, by the full product alone."""
+    allowed, seen = set(), set()
+    for names in itertools.combinations(space.axes, strength):
+        for cell in space.full():
+            allowed.add(tuple((a, cell[a]) for a in names))
+        for cell in cells:
+            seen.add(tuple((a, cell[a]) for a in names))
+    return len(allowed), len(allowed & seen)
+
+
+@pytest.mark.parametrize("strength", [1, 2, 3])
+@pytest.mark.parametrize("number", range(len(SPACES)), ids=NAMES)
+def test_every_allowed_combination_is_in_the_array(number, strength):
+    space, array = SPACES[number], array_of(number, strength)
+    cells = [planned.cell for planned in array.cells]
+    found = covering.coverage(space, cells, strength)
+    assert not found.missing and found.share == 1.0
+    assert len(cells) >= covering.lower_bound(space, strength)
+    assert not any(space.excluded(cell) for cell in cells)
+    assert len({tuple(cell.items()) for cell in cells}) == len(cells)
+    if space.product <= 2000:
+        assert counted(space, cells, strength) == (found.allowed, found.covered)
+
+
+def test_the_arrays_are_small_and_the_same_every_time():
+    space = SPACES[2]
+    first, second = (covering.build(space, 2) for _ in range(2))
+    assert first.cells == second.cells
+    assert covering.bare(space, 2) <= 1.25 * covering.lower_bound(space, 2)
+    assert covering.bare(SPACES[0], 2) <= 8  # eight axes of two values: six at best
+
+
+def test_full_is_all_of_it_and_none_is_nothing():
+    space = SPACES[0]
+    assert len(covering.build(space, "full").cells) == space.product == 256
+    assert len(covering.build(space, "none").cells) == 1
+    assert SPACES[1].product_allowed() == 192
+
+
+def test_named_cells_are_always_in():
+    fork = SPACES[3]
+    for strength in (1, 2):
+        array = covering.build(fork, strength)
+        found = {why: planned.cell for planned in array.cells for why in planned.why}
+        assert found["Test-B"]["sinks"] == "on" and found["Test-B"]["moe"] == "cutlass"
+        assert found["Test-C"]["graphs"] == "off" and found["Test-F"]["moe"] == "gemv"
+    pairs = {"moe=cutlass + activation=mxfp8 + tile=64x128", "spec=eagle3-short + sinks=on"}
+    assert pairs <= {why for planned in array.cells for why in planned.why}
+    assert array.cells[0].cell == fork.baseline
+
+
+def test_what_upstream_does_not_have_is_not_applicable():
+    upstream = SPACES[1]
+    assert "tile" not in upstream.axes and "sinks" not in upstream.axes
+    assert "fork alone" in upstream.absent["moe", "gemv"]
+    array = covering.build(upstream, 2)
+    assert "not applicable" in array.absent["Test-F"]
+    assert array.absent["Test-B"] == "tried without sinks=on, which is not applicable here"
+
+
+def test_one_axis_against_all_others():
+    space = SPACES[2]
+    focused = covering.build(space, 2, focus="spec")
+    pairs = covering.coverage(space, [p.cell for p in focused.cells], 2)
+    assert not [choice for choice in pairs.missing if "spec" in dict(choice)]
+    assert len(focused.cells) <= len(covering.build(space, 2).cells)
+    with pytest.raises(UsageError, match="--matrix-axis colour: expected one of moe"):
+        covering.build(space, 2, focus="colour")
+    with pytest.raises(UsageError, match="without a choice on this engine: sinks, tile"):
+        covering.build(space, 2, focus="tile")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('[axes.a]\ntitle = "a"\nbaseline = "x"\nvalues = {}', "baseline|at least 2"),
+        ("[[incompatible]]\nwhen = { colour = 'red' }\nreason = 'why'\nsource = 'the test'",
+         "expected an axis .* got 'colour'"),
+        ("[[incompatible]]\nwhen = { dtype = 'int4' }\nreason = 'why'\nsource = 'the test'",
+         "dtype: expected one of float32, bfloat16; got 'int4'"),
+        ("[named.X]\nvalues = { graphs = 'none' }\nsource = 'the test'", "graphs: expected one of"),
+        ("[[incompatible]]\nwhen = { dtype = 'float32' }\nreason = 'why'\nsource = 'the test'",
+         "the baseline itself is ruled out"),
+        ("[axes.graphs.values.eager.expected]\npath = { colour = 'red' }", "expected TOML"),
+        ("colour = 1", "unknown key"),
+    ],
+)  # fmt: skip
+def test_a_wrong_axes_file_is_one_line(text, why):
+    own = axes.shipped()["cpu"]
+    whole = f"{text}\n{own}" if text == "colour = 1" else f"{own}\n{text}"
+    with pytest.raises(UsageError, match=f"(?s)matrix mine.toml: .*({why})") as seen:
+        axes.load_text(whole, "mine.toml")
+    assert "\n" not in str(seen.value)
+
+
+def test_contradicting_incompatibilities_are_named():
+    rules = "".join(
+        f"\n[[incompatible]]\nwhen = {{ dtype = 'bfloat16', graphs = '{value}' }}\n"
+        "reason = 'why'\nsource = 'the test'\n"
+        for value in ("eager", "compiled")
+    )
+    file = axes.load_text(axes.shipped()["cpu"] + rules, "mine.toml")
+    with pytest.raises(UsageError, match="no combination is left with dtype=bfloat16"):
+        Space(file, "vllm", "0.32.0")
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", ""])
+def test_a_strength_that_is_none(text):
+    with pytest.raises(UsageError, match="expected 1, 2"):
+        covering.parse_strength(text)
+    with pytest.raises(UsageError, match="at most 8"):
+        covering.build(SPACES[0], 9)
+
+
+# ------------------------------------------------------------------------- smallest failing sets
+
+
+def record(space: Space, cell: dict[str, str], outcome: Outcome, isolating=False) -> CellRecord:
+    return CellRecord(
+        id=axes.identity(space, cell), values=dict(cell), why=[], configuration="c", arguments=[],
+        outcome=outcome, reason="planted" if outcome.broken else "", isolating=isolating,
+    )  # fmt: skip
+
+
+class Engine:
+    """An engine with planted faults; counts the cells that are run to find them."""
+
+    def __init__(self, space: Space, faults: dict[axes.Choice, Outcome]) -> None:
+        self.space = space
+        self.faults = faults
+        self.boots = 0
+
+    def outcome(self, cell: dict[str, str]) -> Outcome:
+        ranks = list(Outcome)
+        hit = [o for c, o in self.faults.items() if all(cell[a] == v for a, v in c)]
+        return min(hit, key=ranks.index, default=Outcome.PASS)
+
+    def run(self, cell: dict[str, str], isolating: bool = False) -> CellRecord:
+        self.boots += isolating
+        return record(self.space, cell, self.outcome(cell), isolating)
+
+    def found(self, strength: int = 2) -> list[isolation.FailingSet]:
+        cells = [planned.cell for planned in array_of(SPACES.index(self.space), strength).cells]
+        return isolation.smallest(
+            self.space, [self.run(cell) for cell in cells], lambda cell: self.run(cell, True)
+        )
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_planted_sets_are_found_exactly(seed):
+    """One or two faults of one or two values each, anywhere: found, confirmed, and no other."""
+    generator = random.Random(seed)
+    space = SPACES[generator.choice([0, 2, 3])]
+    faults: dict[axes.Choice, Outcome] = {}
+    while len(faults) < generator.choice([1, 1, 2]):
+        names = sorted(generator.sample(space.axes, generator.choice([1, 2])), key=space.axes.index)
+        choice = tuple(
+            (a, generator.choice([v for v in space.values(a) if v != space.baseline[a]]))
+            for a in names
+        )
+        cell = {**space.baseline, **dict(choice)}
+        nested = any({*c} <= {*choice} or {*choice} <= {*c} for c in faults)
+        if space.excluded(cell) is None and not nested:
+            kind = generator.choice([Outcome.CRASH, Outcome.FAIL, Outcome.FALLBACK])
+            faults[choice] = kind
+    engine = Engine(space, faults)
+    found = engine.found()
+    confirmed = {one.choice: one.outcome for one in found if one.confirmed}
+    assert confirmed.items() <= faults.items(), "what is confirmed was planted"
+    hidden = [
+        choice
+        for choice, outcome in faults.items()
+        if choice not in confirmed
+        and any(engine.outcome(p.cell) is outcome and all(p.cell[a] == v for a, v in choice)
+                and not any(all(p.cell[a] == v for a, v in c) for c in confirmed)
+                for p in array_of(SPACES.index(space), 2).cells)
+    ]  # fmt: skip
+    assert not hidden, "what showed itself is found"
+    assert engine.boots <= 24
+
+
+def test_three_values_that_fail_together_need_the_third_strength():
+    space = SPACES[0]
+    triple = (("graphs", "compiled"), ("spec", "ngram"), ("seqs", "1"))
+    (found,) = Engine(space, {triple: Outcome.FAIL}).found(strength=3)
+    assert found.choice == triple and found.confirmed
+    assert str(found) == "graphs=compiled + spec=ngram + seqs=1: FAIL; each alone passes (planted)"
+
+
+def test_without_boots_the_candidates_are_said():
+    space = SPACES[0]
+    engine = Engine(space, {(("graphs", "compiled"), ("spec", "ngram")): Outcome.CRASH})
+    cells = [planned.cell for planned in covering.build(space, 2).cells]
+    found = isolation.smallest(space, [engine.run(cell) for cell in cells], lambda _cell: None)
+    assert found and not any(one.confirmed for one in found)
+    assert all("not isolated" in str(one) for one in found)
+
+
+def test_a_broken_baseline_explains_everything():
+    space = SPACES[0]
+    records = [record(space, space.baseline, Outcome.CRASH)]
+    (found,) = isolation.smallest(space, records, lambda _cell: pytest.fail("no cell helps"))
+    assert found.choice == () and str(found).startswith("baseline: CRASH")
+
+
+def test_a_failure_that_does_not_come_again_is_no_set():
+    space = SPACES[0]
+    cell = {**space.baseline, "graphs": "compiled"}
+    broken = [record(space, space.baseline, Outcome.PASS), record(space, cell, Outcome.FAIL)]
+    other = {**cell, "seqs": "1", "load": "eager"}
+    broken.append(record(space, other, Outcome.CRASH))
+    found = isolation.smallest(space, broken, lambda c: record(space, c, Outcome.PASS, True))
+    assert [one.confirmed for one in found] == [True, False]
+
+
+# ----------------------------------------------------------------------- order, cost, state, report
+
+
+def test_cells_of_one_start_up_are_neighbours():
+    space = SPACES[0]
+    cells = list(covering.build(space, 2).cells)
+    key = {id(planned): planned.cell["graphs"] + planned.cell["dtype"] for planned in cells}
+    found = order.ordered(space, cells, lambda planned: key[id(planned)])
+    keys = [key[id(planned)] for planned in found]
+    assert found[0].cell == space.baseline and sorted(map(id, found)) == sorted(map(id, cells))
+    assert len([k for k, _ in itertools.groupby(keys)]) == len(set(keys))
+
+
+def test_cost_is_learned_and_foretold(tmp_path):
+    space, plan = SPACES[0], profile.load("cpu-tiny-gpt-oss").matrix
+    assert plan is not None
+    cells = [space.baseline, {**space.baseline, "graphs": "compiled"}]
+    first = cost.predict(space, cells, ["a", "b"], plan, cost.Durations(tmp_path / "d.json"))
+    assert first.boots == 2 and "nothing timed yet" in str(first)
+    assert first.seconds == 2 * (plan.boot_s.value + plan.cell_s.value) + 30
+    durations = cost.Durations(tmp_path / "d.json")
+    one = record(space, space.baseline, Outcome.PASS)
+    one.configuration, one.boot_s, one.took_s = "a", 10.0, 15.0
+    one.steps = [Step(name="start", outcome=Outcome.PASS)]
+    durations.learn([one])
+    again = cost.Durations(tmp_path / "d.json")
+    known = cost.predict(space, cells[:1], ["a"], plan, again)
+    assert known.seconds == 15.0 and "1 of 1 boots were timed" in str(known)
+    running = cost.predict(space, cells[:1], ["a"], plan, again, running="a")
+    assert running.boots == 0 and running.seconds == 5.0
+    (tmp_path / "d.json").write_text("no json")
+    assert cost.Durations(tmp_path / "d.json").typical() is None
+
+
+def test_state_survives_a_line_that_was_cut_off(tmp_path):
+    space = SPACES[0]
+    kept = state.State(tmp_path, {"profile": "p"})
+    for cell in list(space.full())[:3]:
+        kept.add(record(space, cell, Outcome.PASS))
+    file = tmp_path / "state.jsonl"
+    file.write_text(file.read_text()[:-20])
+    found, why = state.read(tmp_path, {"profile": "p"})
+    assert why is None and len(found) == 2 and all(one.resumed for one in found)
+    assert state.read(tmp_path, {"profile": "q"}) == (
+        [], "the earlier run was another one: profile differ"
+    )  # fmt: skip
+    assert state.read(tmp_path / "none", {})[1] == "there is no earlier state"
+
+
+def test_the_worst_step_decides():
+    steps = [
+        Step(name="start", outcome=Outcome.PASS),
+        Step(name="performance", outcome=Outcome.SLOWER),
+        Step(name="stress", outcome=Outcome.FAIL),
+    ]
+    found = worst(steps)
+    assert found is not None and found.name == "stress" and worst(steps[:1]) is None
+
+
+def test_the_report_says_what_is_known(tmp_path):
+    space = SPACES[0]
+    array = covering.build(space, 2)
+    fault = (("graphs", "compiled"), ("spec", "ngram"))
+    engine = Engine(space, {fault: Outcome.FAIL})
+    records = [engine.run(planned.cell) for planned in array.cells]
+    records[0].rate = Rate(metric="tg32@d0", samples=[1.0, 2.0], value=1.5)
+
+    def tried(cell: dict[str, str]) -> CellRecord:
+        records.append(engine.run(cell, True))
+        return records[-1]
+
+    sets = isolation.smallest(space, list(records), tried)
+    file = report.build(space, array, records, sets, profile="p")
+    text = report.markdown(space, file, command="make it")
+    assert "Made by `make it`." in text and "each alone passes" in text
+    assert "| 2 | 112 | 112 | 112 | 0 |" in text
+    states = report.pairs(space, file)
+    assert len(states) == report.all_pairs(space) == 112
+    assert states[fault] == "broken" and set(states.values()) <= {"broken", "works", "unknown"}
+    again = report.MatrixFile.model_validate_json(file.model_dump_json())
+    assert again == file
+    both, together = report.merged([report.as_json(space, file), report.as_json(space, file)])
+    assert [c.id for c in together.cells if not c.isolating] == [
+        c.id for c in file.cells if not c.isolating
+    ]
+    assert both.axes == space.axes
+
+
+def test_the_outlook_is_printed(capsys):
+    assert cli.main(["matrix", "--profile", "sm121-gpt-oss-120b", "--version", "0.33.0"]) == 0
+    text = capsys.readouterr().out
+    assert "| 2 | 12 | 16 | 12 |" in text and "predicted hours" in text
+    assert cli.main(["matrix", "--profile", "cpu-tiny-gpt-oss", "--strength", "2"]) == 0
+    assert "112 of 112 allowed pairs (100%)" in capsys.readouterr().out
+    assert cli.main(["matrix", "--profile", "cpu-tiny-gpt-oss", "--axes", "nothing"]) == 4
+    assert "expected a file or one of cpu" in capsys.readouterr().err
+    own = profile.load("sm121-gpt-oss-120b")
+    with pytest.raises(UsageError, match="--matrix-build mine: expected one of mxfp4_v2"):
+        outlook.space_of(own, build="mine")
+
+
+# --------------------------------------------------------------------------------- before any start
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--matrix", "0"), "--matrix 0: expected 1, 2"),
+        (("--matrix", "9"), "--matrix 9: expected at most 5"),
+        (("--matrix-axis", "colour"), "--matrix-axis colour: expected one of moe, graphs"),
+        (("--matrix-build", "mine"), "--matrix-build mine: expected one of none"),
+        (("--matrix-axes", "nowhere.toml"), "expected a file or one of cpu"),
+        (("--engine-arg=--colour",), "refuses it: unrecognized arguments: --colour"),
+    ],
+)
+def test_bad_input_is_named_before_the_first_start(run_matrix, tmp_path, arguments, why):
+    status, run, _ = run_matrix(*arguments)
+    assert status == 4 and why in run.output, run.output
+    assert not (tmp_path / "boots.txt").exists()
+    assert "Traceback" not in run.output
+
+
+def test_an_axis_that_the_engine_refuses_is_named(run_matrix, tmp_path):
+    text = (Path(__file__).parent / "data" / "matrix-axes.toml").read_text()
+    mine = tmp_path / "axes.toml"
+    mine.write_text(text.replace('"--window", "half"', '"--windows", "half"'))
+    status, run, _ = run_matrix("--matrix-axes", str(mine))
+    assert status == 4, run.output
+    assert (
+        "window=half (--windows half): vllm 0.33.0 refuses it: unrecognized arguments: --windows"
+        in run.output
+    )
+
+
+def test_no_matrix_is_no_gap(run_matrix):
+    status, run, _ = run_matrix("--matrix", "none", "--collect-only", "-q")
+    assert status == 5 and "test_cell" not in run.output
+
+
+def test_cells_are_collected_for_a_machine_that_is_not_here(run_pytest):
+    status, run = run_pytest("--arch", "sm121", "tests/test_matrix.py", "--collect-only", "-q")
+    assert status == 0 and "test_cell[moe=cutlass,activation=mxfp8]" in run.output

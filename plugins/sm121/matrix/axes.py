@@ -1,0 +1,429 @@
+"""Axes as data: the features of an engine that are switched when it starts (``fixtures/matrix``).
+
+An axis has values; a value says what each engine and version must be given for it, what must then
+be seen, and what it cannot be combined with. A value that an engine has no knob for is not
+applicable there, with the reason.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Literal
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from sm121 import data_file
+from sm121.errors import UsageError
+from sm121.evidence.kernel_path import KernelPath
+from sm121.profile import GoldenBound
+
+#: A cell: a value for each axis, by name.
+Cell = Mapping[str, str]
+#: Chosen values of some axes, in an order that does not depend on how they were found.
+Choice = tuple[tuple[str, str], ...]
+
+_Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")]
+_Fraction = Annotated[float, Field(ge=0, lt=1)]
+#: More cells than this in a full product are not enumerated.
+_COUNTABLE = 2_000_000
+
+
+def _specifier(text: str) -> str:
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier as error:
+        raise ValueError(f"expected versions as in '>=0.24,<0.40', got {text!r}") from error
+    return text
+
+
+def _regex(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"expected a regular expression ({error}), got {text!r}") from error
+    return text
+
+
+Versions = Annotated[str, AfterValidator(_specifier)]
+Pattern = Annotated[str, AfterValidator(_regex)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Setting(_Table):
+    """What one engine is given for a value. Nothing at all where it is the engine's default."""
+
+    engine: str
+    #: Versions (PEP 440) that this is for; a version that is not known is in every range.
+    versions: Versions = ""
+    #: A build with knobs of its own, as ``--matrix-build`` names it; null: any build.
+    build: str | None = None
+    arguments: tuple[str, ...] = ()
+    environment: dict[str, str] = {}
+    source: str = Field(min_length=3)
+
+
+class Expected(_Table):
+    """What the evidence must show when the value is in force."""
+
+    #: Field of the kernel path -> pattern of the whole resolved value; case does not count.
+    path: dict[str, Pattern] = {}
+    must_see: tuple[Pattern, ...] = ()
+    must_not_see: tuple[Pattern, ...] = ()
+
+    @model_validator(mode="after")
+    def _known(self) -> Expected:
+        for name in self.path:
+            if name not in KernelPath.model_fields:
+                known = ", ".join(sorted(KernelPath.model_fields))
+                raise ValueError(f"path: expected one of {known}; got {name!r}")
+        return self
+
+
+class Value(_Table):
+    """One value of an axis."""
+
+    settings: tuple[Setting, ...] = ()
+    #: Where no setting fits: why, and what to do instead.
+    not_applicable: str | None = None
+    expected: Expected = Expected()
+    #: Fallbacks of the log (ids of ``fixtures/signatures``) that belong to the value.
+    fallbacks: tuple[str, ...] = ()
+    #: Answers of this value are other numbers; null: those of the baseline's dtype.
+    bound: GoldenBound | None = None
+    #: By how much it may be slower than the baseline; null: the profile's own threshold.
+    may_be_slower: _Fraction | None = None
+    #: Seconds that it adds to a start, for the prediction.
+    boot_s: float = 0.0
+
+    @model_validator(mode="after")
+    def _given(self) -> Value:
+        if not self.settings and self.not_applicable is None:
+            raise ValueError("expected settings, or not_applicable with the reason")
+        return self
+
+
+class Axis(_Table):
+    """A feature that is switched."""
+
+    title: str
+    baseline: str
+    values: dict[_Name, Value] = Field(min_length=2)
+
+    @model_validator(mode="after")
+    def _has_baseline(self) -> Axis:
+        if self.baseline not in self.values:
+            known = ", ".join(self.values)
+            raise ValueError(f"baseline: expected one of {known}; got {self.baseline!r}")
+        return self
+
+
+class Incompatible(_Table):
+    """Values that are known not to go together."""
+
+    when: dict[str, str | tuple[str, ...]] = Field(min_length=1)
+    #: Of the engines and versions that it is about.
+    engine: str | None = None
+    versions: Versions = ""
+    #: Not about builds with knobs of their own.
+    upstream_only: bool = False
+    reason: str = Field(min_length=3)
+    source: str = Field(min_length=3)
+
+    def covers(self, cell: Cell) -> bool:
+        """Whether the cell has these values."""
+        return all(cell.get(axis) in _listed(values) for axis, values in self.when.items())
+
+    @property
+    def values(self) -> str:
+        """What does not go together, for people."""
+        return " + ".join(f"{axis}={'|'.join(_listed(v))}" for axis, v in self.when.items())
+
+    def __str__(self) -> str:
+        return f"{self.values}: {self.reason}"
+
+
+class Named(_Table):
+    """A cell that is always in; axes that it leaves out are as in the baseline."""
+
+    values: dict[str, str]
+    source: str = Field(min_length=3)
+
+
+class AxesFile(_Table):
+    """A file of ``fixtures/matrix``."""
+
+    schema_version: Literal[1]
+    name: _Name
+    description: str
+    axes: dict[_Name, Axis] = Field(min_length=1)
+    incompatible: tuple[Incompatible, ...] = ()
+    named: dict[_Name, Named] = {}
+    #: Features in the order in which they were merged: each newer one is tried with each before.
+    features: tuple[dict[str, str], ...] = ()
+    #: What a build of one's own switches on; ``--matrix-build NAME`` takes its settings.
+    builds: dict[_Name, str] = {}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> AxesFile:
+        for place, values in (
+            *((f"named.{name}", named.values) for name, named in self.named.items()),
+            *((f"features.{n}", feature) for n, feature in enumerate(self.features)),
+        ):
+            for axis, value in values.items():
+                self._check(place, axis, value)
+        for n, rule in enumerate(self.incompatible):
+            for axis, listed in rule.when.items():
+                for value in _listed(listed):
+                    self._check(f"incompatible.{n}", axis, value)
+        for name, axis_ in self.axes.items():
+            for value_name, value_ in axis_.values.items():
+                for setting in value_.settings:
+                    if setting.build is not None and setting.build not in self.builds:
+                        raise ValueError(
+                            f"axes.{name}.values.{value_name}: build: expected one of "
+                            f"{', '.join(self.builds) or 'no builds'}; got {setting.build!r}"
+                        )
+        baseline = {name: axis_.baseline for name, axis_ in self.axes.items()}
+        broken = next(
+            (r for r in self.incompatible if r.engine is None and r.covers(baseline)), None
+        )
+        if broken is not None:
+            raise ValueError(f"incompatible: the baseline itself is ruled out by {broken}")
+        return self
+
+    def _check(self, place: str, axis: str, value: str) -> None:
+        if axis not in self.axes:
+            raise ValueError(f"{place}: expected an axis ({', '.join(self.axes)}); got {axis!r}")
+        if value not in self.axes[axis].values:
+            known = ", ".join(self.axes[axis].values)
+            raise ValueError(f"{place}: {axis}: expected one of {known}; got {value!r}")
+
+
+def _listed(values: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (values,) if isinstance(values, str) else values
+
+
+def shipped() -> dict[str, str]:
+    """The texts of the axis files that come with the suite, by name."""
+    folder = files("sm121.fixtures") / "matrix"
+    return {
+        item.name.removesuffix(".toml"): item.read_text("utf-8")
+        for item in sorted(folder.iterdir(), key=lambda item: item.name)
+        if item.name.endswith(".toml")
+    }
+
+
+def load(name_or_path: str) -> AxesFile:
+    """An axis file by the name of a shipped one, or by path.
+
+    Raises:
+        UsageError: there is none, or it is not valid; one line with file, key and expectation.
+    """
+    known = shipped()
+    if name_or_path in known:
+        return load_text(known[name_or_path], f"{name_or_path}.toml")
+    path = Path(name_or_path)
+    if not path.is_file():
+        raise UsageError(
+            f"matrix axes {name_or_path}: expected a file or one of {', '.join(known)}"
+        )
+    return load_text(path.read_text("utf-8"), str(path))
+
+
+def load_text(text: str, origin: str) -> AxesFile:
+    """Parse and validate; ``origin`` names the file in errors."""
+    return data_file.parse(text, AxesFile, f"matrix {origin}")
+
+
+@dataclass(frozen=True)
+class Space:
+    """The axes as one engine of one version has them: what it has no knob for is left out."""
+
+    file: AxesFile
+    engine: str
+    version: str | None = None
+    build: str | None = None
+    #: axis -> value -> what the engine is given.
+    settings: Mapping[str, Mapping[str, Setting]] = field(init=False)
+    #: (axis, value) -> why it is not there.
+    absent: Mapping[tuple[str, str], str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.build is not None and self.build not in self.file.builds:
+            known = ", ".join(self.file.builds) or "none"
+            raise UsageError(f"--matrix-build {self.build}: expected one of {known}")
+        found: dict[str, dict[str, Setting]] = {}
+        absent: dict[tuple[str, str], str] = {}
+        for name, axis in self.file.axes.items():
+            found[name] = {}
+            for value_name, value in axis.values.items():
+                setting = self._setting(value)
+                if setting is not None:
+                    found[name][value_name] = setting
+                else:
+                    absent[name, value_name] = value.not_applicable or (
+                        f"{self.engine} {self.version or '(version unknown)'} has no setting for it"
+                    )
+            if axis.baseline not in found[name]:
+                why = absent[name, axis.baseline]
+                # Without its baseline an axis has nothing to be compared with.
+                for value_name in found.pop(name):
+                    absent[name, value_name] = f"its baseline {axis.baseline} is absent: {why}"
+        object.__setattr__(self, "settings", found)
+        object.__setattr__(self, "absent", absent)
+        self._refuse_contradictions()
+
+    def _setting(self, value: Value) -> Setting | None:
+        fitting = [
+            setting
+            for setting in value.settings
+            if setting.engine == self.engine
+            and _within(self.version, setting.versions)
+            and setting.build in (None, self.build)
+        ]
+        # A build's own knob goes before that of everybody.
+        own = [setting for setting in fitting if setting.build is not None]
+        return next(iter([*own, *fitting]), None)
+
+    def _refuse_contradictions(self) -> None:
+        if (rule := self.excluded(self.baseline)) is not None:
+            raise UsageError(
+                f"matrix {self.file.name}: the baseline itself is ruled out for {self.engine} by "
+                f"{rule}"
+            )
+        for axis in self.axes:
+            for value in self.values(axis):
+                cell = {axis: value}
+                if self.completion(cell) is None:
+                    raise UsageError(
+                        f"matrix {self.file.name}: no combination is left with {axis}={value}; its "
+                        "incompatibilities contradict each other: "
+                        f"{'; '.join(str(r) for r in self.rules if axis in r.when)}"
+                    )
+
+    def completion(self, partial: Cell) -> dict[str, str] | None:
+        """A whole allowed cell with these values; the baseline's for the others where possible."""
+        cell = dict(partial)
+
+        def fill(rest: Sequence[str]) -> bool:
+            if self.excluded(cell) is not None:
+                return False
+            if not rest:
+                return True
+            axis, *others = rest
+            ordered = sorted(self.values(axis), key=lambda v: v != self.file.axes[axis].baseline)
+            for value in ordered:
+                cell[axis] = value
+                if fill(others):
+                    return True
+                del cell[axis]
+            return False
+
+        return cell if fill([axis for axis in self.axes if axis not in cell]) else None
+
+    @functools.cached_property
+    def rules(self) -> tuple[Incompatible, ...]:
+        """The incompatibilities that are about this engine and version."""
+        return tuple(
+            rule
+            for rule in self.file.incompatible
+            if rule.engine in (None, self.engine)
+            and _within(self.version, rule.versions)
+            and not (rule.upstream_only and self.build is not None)
+        )
+
+    @functools.cached_property
+    def axes(self) -> tuple[str, ...]:
+        """Axes with a choice: at least two values."""
+        return tuple(name for name, values in self.settings.items() if len(values) > 1)
+
+    @functools.cached_property
+    def baseline(self) -> dict[str, str]:
+        """The baseline cell."""
+        return {axis: self.file.axes[axis].baseline for axis in self.axes}
+
+    def values(self, axis: str) -> tuple[str, ...]:
+        """The values of an axis."""
+        return tuple(self.settings[axis])
+
+    def value(self, axis: str, name: str) -> Value:
+        """What the file says of a value."""
+        return self.file.axes[axis].values[name]
+
+    def excluded(self, cell: Cell) -> Incompatible | None:
+        """The incompatibility that rules a cell out, whole or in part; None if it is allowed."""
+        return next((rule for rule in self.rules if rule.covers(cell)), None)
+
+    def allowed(self, choice: Choice) -> bool:
+        """Whether some whole cell has these values."""
+        return self.completion(dict(choice)) is not None
+
+    def choices(self, strength: int) -> Iterator[Choice]:
+        """All combinations of values of so many axes, allowed or not."""
+        for names in itertools.combinations(self.axes, strength):
+            for values in itertools.product(*(self.values(axis) for axis in names)):
+                yield tuple(zip(names, values, strict=True))
+
+    def full(self) -> Iterator[dict[str, str]]:
+        """Every allowed cell."""
+        for values in itertools.product(*(self.values(axis) for axis in self.axes)):
+            cell = dict(zip(self.axes, values, strict=True))
+            if self.excluded(cell) is None:
+                yield cell
+
+    @functools.cached_property
+    def product(self) -> int:
+        """Number of all combinations, allowed or not."""
+        total = 1
+        for axis in self.axes:
+            total *= len(self.values(axis))
+        return total
+
+    def product_allowed(self) -> int | None:
+        """Number of all allowed combinations; None where they are too many to count."""
+        return sum(1 for _ in self.full()) if self.product <= _COUNTABLE else None
+
+    def arguments(self, cell: Cell) -> tuple[str, ...]:
+        """What the engine is given for a cell, axis by axis."""
+        return tuple(a for axis in self.axes for a in self.settings[axis][cell[axis]].arguments)
+
+    def environment(self, cell: Cell) -> dict[str, str]:
+        """The variables of a cell."""
+        merged: dict[str, str] = {}
+        for axis in self.axes:
+            merged.update(self.settings[axis][cell[axis]].environment)
+        return merged
+
+    def differences(self, cell: Cell) -> Choice:
+        """The values of a cell that are not the baseline's."""
+        return tuple((a, cell[a]) for a in self.axes if cell[a] != self.baseline[a])
+
+
+def _within(version: str | None, versions: str) -> bool:
+    if version is None or not versions:
+        return True
+    try:
+        return Version(version) in SpecifierSet(versions, prereleases=True)
+    except InvalidVersion:
+        return True  # a build of one's own: the range says nothing about it
+
+
+def label(choice: Choice) -> str:
+    """Values for people: ``graphs=eager + moe=cutlass``; the baseline has none."""
+    return " + ".join(f"{axis}={value}" for axis, value in choice) or "baseline"
+
+
+def identity(space: Space, cell: Cell) -> str:
+    """Name of a cell, and the id of its test: the values that are not the baseline's."""
+    return ",".join(f"{a}={v}" for a, v in space.differences(cell)) or "baseline"

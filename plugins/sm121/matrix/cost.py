@@ -1,0 +1,128 @@
+"""What a matrix costs: predicted from the durations of earlier boots, reported from its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from sm121.matrix.axes import Cell, Space
+from sm121.matrix.outcome import CellRecord
+from sm121.profile import MatrixPlan
+from sm121.report import verdict_file
+
+_KEPT = 500
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """How long it will take, and what that rests on."""
+
+    cells: int
+    boots: int
+    seconds: float
+    basis: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.cells} cells on {self.boots} boots, about {duration(self.seconds)} "
+            f"({self.basis})"
+        )
+
+
+class Durations:
+    """Earlier boots and cells on this machine, by server configuration."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        try:
+            known = json.loads(file.read_text("utf-8"))
+        except (OSError, ValueError):
+            known = {}
+        self._known: dict[str, dict[str, float]] = known if isinstance(known, dict) else {}
+
+    def boot_s(self, key: str) -> float | None:
+        """Of the last boot of that configuration."""
+        return self._known.get(key, {}).get("boot_s")
+
+    def cell_s(self, key: str) -> float | None:
+        """Of its last cell, without the boot."""
+        return self._known.get(key, {}).get("cell_s")
+
+    def typical(self) -> tuple[float, float] | None:
+        """The medians of all that is known."""
+        boots = [d["boot_s"] for d in self._known.values() if "boot_s" in d]
+        cells = [d["cell_s"] for d in self._known.values() if "cell_s" in d]
+        return (median(boots), median(cells)) if boots and cells else None
+
+    def learn(self, records: Iterable[CellRecord]) -> None:
+        """Keep the durations of these cells."""
+        for record in records:
+            if record.resumed or not record.steps:
+                continue
+            own = self._known.pop(record.configuration, {})
+            if record.boot_s is not None:
+                own["boot_s"] = record.boot_s
+            if not record.outcome.broken:
+                own["cell_s"] = round(record.took_s - (record.boot_s or 0.0), 2)
+            if own:
+                self._known[record.configuration] = own
+        self._known = dict(list(self._known.items())[-_KEPT:])
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        verdict_file.write_text(json.dumps(self._known, indent=1) + "\n", self._file)
+
+
+def predict(
+    space: Space,
+    cells: Sequence[Cell],
+    keys: Sequence[str],
+    plan: MatrixPlan,
+    durations: Durations | None = None,
+    running: str | None = None,
+) -> Prediction:
+    """How long the cells will take, in their order.
+
+    Args:
+        keys: of each cell's server configuration.
+        running: key of the server that runs already.
+    """
+    typical = durations.typical() if durations is not None else None
+    boot_default, cell_default = typical or (plan.boot_s.value, plan.cell_s.value)
+    total, boots, known, before = 0.0, 0, 0, running
+    for cell, key in zip(cells, keys, strict=True):
+        own_boot = durations.boot_s(key) if durations is not None else None
+        own_cell = durations.cell_s(key) if durations is not None else None
+        if key != before:
+            boots += 1
+            known += own_boot is not None
+            extra = sum(space.value(axis, cell[axis]).boot_s for axis in space.axes)
+            total += own_boot if own_boot is not None else boot_default + extra
+        total += own_cell if own_cell is not None else cell_default
+        before = key
+    if known:
+        basis = f"{known} of {boots} boots were timed before on this machine"
+    elif typical:
+        basis = "from other configurations that were started on this machine"
+    else:
+        basis = f"nothing timed yet; a boot {boot_default:g} s: {plan.boot_s.source}"
+    return Prediction(len(cells), boots, total, basis)
+
+
+def duration(seconds: float) -> str:
+    """For people: 45 s, 12 min, 3.4 h."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def spent(records: Sequence[CellRecord]) -> Mapping[str, float]:
+    """What the cells of this run took: boots, seconds of boots, seconds in all."""
+    own = [record for record in records if not record.resumed]
+    return {
+        "cells": len(own),
+        "boots": sum(record.boot_s is not None for record in own),
+        "boot_s": round(sum(record.boot_s or 0.0 for record in own), 1),
+        "seconds": round(sum(record.took_s for record in own), 1),
+    }

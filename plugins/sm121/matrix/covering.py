@@ -1,0 +1,256 @@
+"""Covering arrays: the fewest cells in which every combination of N values occurs.
+
+The array is `covertable`'s (a greedy construction, deterministic); what it covers is counted here,
+from the cells alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import covertable
+
+from sm121.errors import Sm121Error, UsageError
+from sm121.matrix.axes import Cell, Choice, Incompatible, Space
+
+Strength = int | Literal["full", "none"]
+#: Orders of the construction that are tried; the smallest array is taken.
+FEATURES = "feature by feature"
+_TRIES = {1: 8, 2: 24, 3: 1}
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How many of the allowed combinations of so many values occur."""
+
+    strength: int
+    allowed: int
+    covered: int
+    missing: tuple[Choice, ...]
+    excluded: int
+
+    @property
+    def share(self) -> float:
+        """1.0 when all of them do."""
+        return self.covered / self.allowed if self.allowed else 1.0
+
+    def __str__(self) -> str:
+        what = {1: "values", 2: "pairs", 3: "triples"}.get(
+            self.strength, f"combinations of {self.strength} values"
+        )
+        ruled_out = f"; {self.excluded} are incompatible" if self.excluded else ""
+        return f"{self.covered} of {self.allowed} allowed {what} ({self.share:.0%}){ruled_out}"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A cell of the plan, and why it is in it."""
+
+    cell: dict[str, str]
+    why: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Array:
+    """The cells of a run, the baseline first."""
+
+    strength: Strength
+    cells: tuple[Planned, ...]
+    #: Named cells that are known not to work: name -> why.
+    incompatible: Mapping[str, tuple[dict[str, str], Incompatible]]
+    #: Named cells that have a value that the engine does not have: name -> why.
+    absent: Mapping[str, str]
+
+
+def parse_strength(text: str) -> Strength:
+    """What ``--matrix`` says.
+
+    Raises:
+        UsageError: it is neither a number nor ``full`` nor ``none``.
+    """
+    if text in ("full", "none"):
+        return text  # type: ignore[return-value]
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"--matrix {text}: expected 1, 2 (pairs), ..., full or none")
+    return int(text)
+
+
+def build(space: Space, strength: Strength = 2, *, focus: str | None = None) -> Array:
+    """The cells that are tried: baseline, named ones, feature by feature, and the array.
+
+    Args:
+        focus: one axis of which every value is tried with every value of each other axis, while the
+            others are covered among themselves at strength 1.
+
+    Raises:
+        UsageError: ``focus`` is no axis, or the strength is larger than the number of axes.
+    """
+    if focus is not None and focus not in space.axes:
+        raise UsageError(_no_axis(space, focus))
+    if isinstance(strength, int) and strength > len(space.axes):
+        raise UsageError(f"--matrix {strength}: expected at most {len(space.axes)}, or full: there "
+                         f"are so many axes ({', '.join(space.axes)})")  # fmt: skip
+    planned: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    incompatible: dict[str, tuple[dict[str, str], Incompatible]] = {}
+    absent: dict[str, str] = {}
+
+    def add(cell: Cell, why: str) -> None:
+        planned.setdefault(tuple((axis, cell[axis]) for axis in space.axes), []).append(why)
+
+    add(space.baseline, "baseline")
+    if strength != "none":
+        for name, partial, why in always(space):
+            missing = [why_not for a, v in partial.items() if (why_not := _absent(space, a, v))]
+            if missing:
+                absent[name] = missing[0]
+                continue
+            own = {axis: value for axis, value in partial.items() if axis in space.axes}
+            ignored = [
+                f"{a}={v}" for a, v in partial.items() if a not in own and _asks(space, a, v)
+            ]
+            if ignored:
+                absent[name] = f"tried without {', '.join(ignored)}, which is not applicable here"
+            feature = why == FEATURES
+            cell = {**space.baseline, **own}
+            if feature:  # with whatever else the two features need
+                cell = space.completion(own) or cell
+            if (rule := space.excluded(cell)) is not None:
+                incompatible[name] = (cell, rule)
+            elif strength != 1 or not feature:
+                add(cell, name)
+        for row in _array(space, strength, focus, [dict(key) for key in planned]):
+            add(row, "array")
+    cells = tuple(Planned(dict(key), tuple(why)) for key, why in planned.items())
+    _verify(space, cells, strength, focus)
+    return Array(strength, cells, incompatible, absent)
+
+
+def always(space: Space) -> Iterable[tuple[str, dict[str, str], str]]:
+    """Cells that are in whatever the array has: (name, its own values, why)."""
+    for name, named in space.file.named.items():
+        yield name, dict(named.values), named.source
+    features = space.file.features
+    for newer in range(len(features)):
+        for prior in range(newer):
+            pair = {**features[prior], **features[newer]}
+            if len(pair) == len(features[prior]) + len(features[newer]):
+                name = " + ".join(f"{a}={v}" for a, v in pair.items())
+                yield name, pair, FEATURES
+
+
+def coverage(space: Space, cells: Iterable[Cell], strength: int) -> Coverage:
+    """How many combinations of so many values occur in the cells."""
+    seen: set[Choice] = set()
+    for cell in cells:
+        for names in itertools.combinations(space.axes, strength):
+            seen.add(tuple((axis, cell[axis]) for axis in names))
+    allowed, missing, excluded = 0, [], 0
+    for choice in space.choices(strength):
+        if choice in seen:
+            allowed += 1
+        elif space.allowed(choice):
+            allowed += 1
+            missing.append(choice)
+        else:
+            excluded += 1
+    return Coverage(strength, allowed, allowed - len(missing), tuple(missing), excluded)
+
+
+def lower_bound(space: Space, strength: int) -> int:
+    """No array can be smaller: the product of the sizes of the largest so many axes, of which each
+    combination needs a cell of its own (the incompatible ones left out)."""
+    largest = 0
+    for names in itertools.combinations(space.axes, strength):
+        combinations = itertools.product(*(space.values(axis) for axis in names))
+        allowed = sum(
+            space.allowed(tuple(zip(names, values, strict=True))) for values in combinations
+        )
+        largest = max(largest, allowed)
+    return largest
+
+
+def _array(
+    space: Space, strength: Strength, focus: str | None, fixed: Sequence[Cell]
+) -> Sequence[Cell]:
+    if strength == "full":
+        return list(space.full())
+    if strength == "none" or len(space.axes) < 2:
+        return []
+    options: dict[str, Any] = {"strength": strength}
+    if focus is not None:
+        others = [axis for axis in space.axes if axis != focus]
+        options = {
+            "strength": 1,
+            "sub_models": [{"fields": [focus, axis], "strength": 2} for axis in others],
+        }
+    factors = {axis: list(space.values(axis)) for axis in space.axes}
+    rules = [_condition(space, rule) for rule in space.rules]
+    tries = _TRIES.get(strength if isinstance(strength, int) else 2, 1)
+    best: list[dict[str, str]] | None = None
+    for salt in range(tries):
+        rows = covertable.make(
+            factors,
+            salt=str(salt),
+            presets=[dict(cell) for cell in fixed],
+            constraints=[rule for rule in rules if rule is not None],
+            **options,
+        )
+        if best is None or len(rows) < len(best):
+            best = [dict(row) for row in rows]
+    return best or []
+
+
+def _condition(space: Space, rule: Incompatible) -> dict[str, Any] | None:
+    """The rule as covertable takes it: not all of these at once. None: it never applies."""
+    parts = []
+    for axis, values in rule.when.items():
+        listed = [values] if isinstance(values, str) else list(values)
+        if axis in space.axes:
+            parts.append({"operator": "in", "left": axis, "values": listed})
+        else:
+            return None  # an axis that this engine does not have
+    return {"operator": "not", "condition": {"operator": "and", "conditions": parts}}
+
+
+def _verify(space: Space, cells: Sequence[Planned], strength: Strength, focus: str | None) -> None:
+    """The library's arrays are not believed: every allowed combination must occur."""
+    if strength in ("none", "full"):
+        return
+    assert isinstance(strength, int)
+    for planned in cells:
+        if (rule := space.excluded(planned.cell)) is not None:
+            raise Sm121Error(f"the covering array has a cell that is ruled out: {rule}")
+    wanted = 1 if focus is not None else strength
+    found = coverage(space, [planned.cell for planned in cells], wanted)
+    missing = list(found.missing)
+    if focus is not None and strength >= 2:
+        pairs = coverage(space, [planned.cell for planned in cells], 2)
+        missing += [choice for choice in pairs.missing if focus in dict(choice)]
+    if missing:
+        raise Sm121Error(f"the covering array misses {len(missing)} combinations: {missing[0]}")
+
+
+def _absent(space: Space, axis: str, value: str) -> str | None:
+    """Why a value of a named cell is not there, though its axis is."""
+    if axis not in space.axes or value in space.values(axis):
+        return None
+    return f"{axis}={value}: not applicable: {space.absent[axis, value]}"
+
+
+def _asks(space: Space, axis: str, value: str) -> bool:
+    """Whether a value asks for something of an axis that has no choice here."""
+    return value != space.file.axes[axis].baseline
+
+
+def _no_axis(space: Space, name: str) -> str:
+    dropped = sorted({axis for axis, _ in space.absent if axis not in space.axes})
+    more = f" (without a choice on this engine: {', '.join(dropped)})" if dropped else ""
+    return f"--matrix-axis {name}: expected one of {', '.join(space.axes)}{more}"
+
+
+def bare(space: Space, strength: int) -> int:
+    """Number of cells of the array alone, without those that are always in."""
+    return len(_array(space, strength, None, [space.baseline]))

@@ -1,0 +1,406 @@
+"""One cell, from its start to its rate: what is checked, in this order, until something is wrong.
+
+It starts, or says why not; it runs what was asked for; it knows its answers; they are the
+baseline's, one by one and several at the same time; it still lives; it is as fast as it should be.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from sm121.answers import agreement, golden, sanity
+from sm121.answers.agreement import Bound
+from sm121.answers.golden import GoldenFile
+from sm121.answers.prompts import PromptSet
+from sm121.answers.request import Asker, Position, Refused, Request
+from sm121.engines.configuration import ServerConfiguration
+from sm121.engines.managed import ServerError
+from sm121.engines.server import Server
+from sm121.errors import Sm121Error
+from sm121.evidence.kernel_path import KernelPath, mistaken_environment
+from sm121.evidence.log_probabilities import dtype_of
+from sm121.matrix.axes import Space, identity
+from sm121.matrix.covering import Planned
+from sm121.matrix.outcome import CellRecord, Outcome, Rate, Step, worst
+from sm121.measure import statistics
+from sm121.measure.cells import Cell as MeasuredCell
+from sm121.measure.cells import Target
+from sm121.measure.load_process import LoadProcess
+from sm121.measure.plan import Plan
+from sm121.measure.prompts import Prompts
+from sm121.profile import GoldenBound, MatrixPlan, Profile
+from sm121.report import verdict_file
+from sm121.verdict import Invalid, NotRun, Undecided
+
+#: Fields of the path that a report of a cell shows.
+_SHOWN = ("attention", "moe", "cuda_graphs", "kv_layout", "speculative", "dtype", "load_format",
+          "prefix_caching")  # fmt: skip
+#: Wrong in a cell that still answers; the rest of the checks says nothing then.
+_ENDS = (Outcome.CRASH, Outcome.FALLBACK, Outcome.FAIL, Outcome.NOT_RUN)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What cells are compared with: the baseline's answers and its rate."""
+
+    golden: GoldenFile
+    rate: Rate | None
+
+
+@dataclass
+class Bench:
+    """What every cell is examined with."""
+
+    space: Space
+    profile: Profile
+    plan: MatrixPlan
+    prompts: PromptSet
+    directory: Path
+    #: Starts the server of a configuration, or gives the one that runs.
+    start: Callable[[ServerConfiguration], Server]
+    #: Raises when the server that runs has died.
+    alive: Callable[[], None]
+    path_of: Callable[[Server], KernelPath]
+    redact: Callable[[str], str] = lambda text: text
+    reference: Reference | None = None
+    clock: Callable[[], float] = time.monotonic
+    _steps: list[Step] = field(default_factory=list)
+
+    def examine(
+        self, planned: Planned, configuration: ServerConfiguration, *, isolating: bool = False
+    ) -> CellRecord:
+        """Run a cell to its end; nothing that an engine does wrong raises."""
+        began = self.clock()
+        self._steps = []
+        record = CellRecord(
+            id=identity(self.space, planned.cell),
+            values=dict(planned.cell),
+            why=list(planned.why),
+            configuration=configuration.key,
+            arguments=list(configuration.arguments),
+            environment={k: self.redact(v) for k, v in configuration.environment},
+            outcome=Outcome.NOT_RUN,
+            isolating=isolating,
+        )
+        server: Server | None = None
+        try:
+            server = self._start(record, configuration)
+            self._after_start(record, server)
+        except ServerError as error:
+            self._died(record, error, started=server is not None)
+        except Sm121Error as error:
+            name = self._steps[-1].name if self._steps else "start"
+            outcome = Outcome.NOT_RUN if isinstance(error, NotRun) else Outcome.INVALID
+            self._steps.append(Step(name=name, outcome=outcome, message=self._said(error)))
+        record.steps = self._steps
+        decisive = worst(self._steps)
+        record.outcome = decisive.outcome if decisive else Outcome.PASS
+        record.reason = f"{decisive.name}: {decisive.message}" if decisive else ""
+        record.took_s = round(self.clock() - began, 2)
+        return record
+
+    def _start(self, record: CellRecord, configuration: ServerConfiguration) -> Server:
+        began = self.clock()
+        server = self.start(configuration)
+        took = self.clock() - began
+        # A server that ran already answers at once.
+        record.boot_s = (
+            server.startup_s if took > 1.0 or took >= (server.startup_s or 0.0) else None
+        )
+        record.log = server.log.name if server.log is not None else None
+        self._done("start", began)
+        return server
+
+    def _after_start(self, record: CellRecord, server: Server) -> None:
+        checks: list[tuple[str, Callable[[CellRecord, Server], str | None], Outcome]] = [
+            ("path", self._path, Outcome.FALLBACK),
+            ("answers", self._known_answers, Outcome.FAIL),
+            ("equivalence", self._equivalence, Outcome.FAIL),
+            ("stress", self._stress, Outcome.FAIL),
+        ]
+        for name, check, outcome in checks:
+            began = self.clock()
+            try:
+                wrong = check(record, server)
+            except (Refused, httpx.HTTPError, AssertionError, ValueError) as error:
+                self.alive()  # a dead server is a crash, whatever it answered last
+                wrong = f"{type(error).__name__}: {error}"
+            except Undecided as error:
+                kind = Outcome.INVALID if isinstance(error, Invalid) else Outcome.NOT_RUN
+                self._done(name, began, kind, self._said(error))
+                continue
+            if wrong is not None:
+                self._done(name, began, outcome, wrong, record.log)
+                if outcome in _ENDS:
+                    self.alive()
+                    return
+            else:
+                self._done(name, began)
+        began = self.clock()
+        self.alive()
+        self._done("alive", began)
+        self._performance(record, server)
+
+    # ------------------------------------------------------------------------------------- checks
+
+    def _path(self, record: CellRecord, server: Server) -> str | None:
+        """What the evidence shows against what the values, and the profile, ask for."""
+        path = self.path_of(server)
+        record.path = {name: getattr(path, name) for name in _SHOWN}
+        wrong = list(path.differences)
+        accepted = {*self.profile.kernel_path.accepted_fallbacks}
+        text = server.log.read_text("utf-8", "replace") if server.log is not None else ""
+        for axis in self.space.axes:
+            value = self.space.value(axis, record.values[axis])
+            accepted.update(value.fallbacks)
+            where = f"{axis}={record.values[axis]}"
+            for name, pattern in value.expected.path.items():
+                seen = getattr(path, name)
+                if not re.fullmatch(pattern, str(seen), re.I):
+                    line = path.evidence.get(name, "no line of the log shows it")
+                    wrong.append(f"{where}: required {name} {pattern}, seen {seen} ({line})")
+            if server.log is None:
+                continue
+            for pattern in value.expected.must_see:
+                if not re.search(pattern, text):
+                    wrong.append(f"{where}: must see {pattern!r}, no line of the log matches")
+            for pattern in value.expected.must_not_see:
+                if found := re.search(f".*{pattern}.*", text):
+                    wrong.append(
+                        f"{where}: must not see {pattern!r}, seen: {found[0].strip()[:200]}"
+                    )
+        for name in path.fallbacks:
+            if name not in accepted:
+                wrong.append(
+                    f"fallback {name}: {path.evidence.get(f'fallbacks.{name}', 'no line')}"
+                )
+        if unknown := mistaken_environment(path):
+            wrong.append(f"variables that the engine does not know: {', '.join(unknown)}")
+        return self.redact("; ".join(wrong)) if wrong else None
+
+    def _known_answers(self, _record: CellRecord, server: Server) -> str | None:
+        asker = Asker(server)
+        for known in self.profile.correctness.known_answers:
+            answer = asker.ask(Request(known.prompt, max(4, len(known.begins)), top=0))
+            if not answer.text.startswith(known.begins):
+                return f"{known.prompt!r}: required {known.begins!r} first, seen {answer.text!r}"
+            signs = sanity.signs(answer.text, answer.ids)
+            if signs:
+                return f"{known.prompt!r}: {signs[0]}"
+        return None
+
+    def _equivalence(self, record: CellRecord, server: Server) -> str | None:
+        """Answers against the baseline's, token by token; the baseline's own become those."""
+        asker = Asker(server)
+        if self.reference is None:
+            if record.id != "baseline":
+                raise NotRun("the baseline has no answers to compare with")
+            self.reference = Reference(self._record_golden(asker, server), None)
+            return None
+        if record.id == "baseline" and not record.isolating:
+            return None
+        bound = self._bound(record.values)
+        found = golden.compare(
+            self.reference.golden, asker, self.prompts, bound, {}, "the baseline's answers"
+        )
+        beyond = found.beyond(bound)
+        return "; ".join(beyond) if beyond else None
+
+    def _record_golden(self, asker: Asker, server: Server) -> GoldenFile:
+        kept = golden.record(
+            asker,
+            self.prompts,
+            model=golden.Identity(served_name=server.endpoint.served_name),
+            dtype=dtype_of(server, self.profile),
+            engine=server.engine,
+            engine_version=server.version,
+            configuration="baseline",
+            environment={},
+        )
+        self.directory.mkdir(parents=True, exist_ok=True)
+        golden.save(kept, self.directory / "baseline.golden.json")
+        return kept
+
+    def _stress(self, record: CellRecord, server: Server) -> str | None:
+        """Several requests at the same time, each answer checked against the baseline's.
+
+        One small function, so that a stress of another make can take its place.
+        """
+        if self.reference is None:
+            raise NotRun("the baseline has no answers to compare with")
+        bound = self._bound(record.values)
+        limits = Bound(bound.max_abs, bound.mean_abs, bound.fork)
+        expected = {answer.name: answer for answer in self.reference.golden.answers}
+        wanted = [self.prompts.prompts[n % len(self.prompts.prompts)]
+                  for n in range(self.plan.stress_requests)]  # fmt: skip
+        asker = Asker(server)
+        answers = asker.ask_together(
+            [Request(p.text, p.tokens, salt=f"stress-{n}") for n, p in enumerate(wanted)]
+        )
+        for prompt, answer in zip(wanted, answers, strict=True):
+            positions = [
+                Position(p.token, p.log_probability, p.top) for p in expected[prompt.name].positions
+            ]
+            judged = agreement.judge(
+                positions, asker.positions(answer), limits,
+                golden.continuation(asker, answer.prompt_ids, prompt.tokens),
+            )  # fmt: skip
+            if judged.disagreement is not None:
+                return f"{len(wanted)} at the same time: {prompt.name!r}: {judged.disagreement}"
+        return None
+
+    def _performance(self, record: CellRecord, server: Server) -> None:
+        began = self.clock()
+        metric, samples, invalid = self._measure(record, server)
+        value = statistics.estimate(samples).value if samples else None
+        record.rate = rate = Rate(metric=metric, samples=samples, value=value)
+        if invalid:
+            self._done("performance", began, Outcome.INVALID, invalid)
+            return
+        if self.reference is not None and self.reference.rate is None and record.id == "baseline":
+            self.reference = Reference(self.reference.golden, rate)
+            self._done("performance", began)
+            return
+        if self.reference is None or self.reference.rate is None:
+            self._done("performance", began, Outcome.INVALID, "the baseline has no rate")
+            return
+        rate.ratio, rate.ci_low, rate.ci_high = (
+            round(v, 4) for v in statistics.ratio_interval(samples, self.reference.rate.samples)
+        )
+        rate.allowed = self._may_be_slower(record.values)
+        text = (
+            f"{metric} {value:.4g} tok/s, the baseline has {self.reference.rate.value:.4g}: "
+            f"{rate.ratio:.3f} of it [{rate.ci_low:.3f}, {rate.ci_high:.3f}]; "
+            f"{rate.allowed:.0%} less allowed"
+        )
+        slower = rate.ci_high < 1.0 - rate.allowed
+        self._done("performance", began, Outcome.SLOWER if slower else Outcome.PASS, text)
+
+    def _measure(self, record: CellRecord, server: Server) -> tuple[str, list[float], str | None]:
+        """A few rates of one stream: name, samples, and what speaks against them."""
+        own = self.plan
+        measuring = self.profile.performance.measuring.model_copy(
+            update={
+                "rounds": own.rounds,
+                "maximum_rounds": own.rounds,
+                "short_rounds": own.short_rounds,
+                "warm_up_requests": own.warm_up_requests,
+                "drift_bound": own.drift_bound,
+                "second_clock_bound": own.second_clock_bound,
+            }
+        )
+        plan = Plan.of(own.prompt_tokens, (own.generated_tokens,), (0,), measuring)
+        name = f"tg{own.generated_tokens}@d0"
+        with LoadProcess(server.endpoint.base_url, server.endpoint.api_key) as sender:
+            target = Target(
+                endpoint=server.endpoint,
+                sender=sender,
+                prompts=Prompts(server.endpoint, measuring.vocabulary),
+                plan=plan,
+                directory=self.directory / "records" / record.id,
+            )
+            target.probe()
+            measured = MeasuredCell(target, 0).gather(own.rounds).decode(own.generated_tokens)
+        good = [s for s in measured.samples if math.isfinite(s) and s > 0]
+        if measured.invalid:
+            return name, good, "; ".join(str(item) for item in measured.invalid)
+        if len(good) < 2:
+            return name, good, f"{len(good)} rounds of {own.rounds} have a rate"
+        return name, good, None
+
+    # -------------------------------------------------------------------------------------- rules
+
+    def _bound(self, values: Mapping[str, str]) -> GoldenBound:
+        """The widest of its values' own bounds; else that of the baseline's dtype."""
+        own = [
+            bound
+            for axis in self.space.axes
+            if (bound := self.space.value(axis, values[axis]).bound) is not None
+        ]
+        if own:
+            return max(own, key=lambda bound: bound.max_abs)
+        assert self.reference is not None
+        found = {str(k): v for k, v in self.profile.correctness.golden.items()}
+        dtype = self.reference.golden.dtype
+        if dtype not in found:
+            raise NotRun(f"profile {self.profile.name} has no correctness.golden for {dtype}")
+        return found[dtype]
+
+    def _may_be_slower(self, values: Mapping[str, str]) -> float:
+        left = 1.0 - self.plan.may_be_slower.value
+        for axis in self.space.axes:
+            own = self.space.value(axis, values[axis]).may_be_slower
+            if own is not None:
+                left *= 1.0 - own
+        return round(1.0 - left, 4)
+
+    # ------------------------------------------------------------------------------------ records
+
+    def _done(
+        self,
+        name: str,
+        began: float,
+        outcome: Outcome = Outcome.PASS,
+        message: str = "",
+        evidence: str | None = None,
+    ) -> None:
+        self._steps.append(
+            Step.model_validate(
+                {
+                    "name": name,
+                    "outcome": outcome,
+                    "message": self.redact(message)[:1500],
+                    "evidence": evidence,
+                    "took_s": round(self.clock() - began, 2),
+                }
+            )
+        )
+
+    def _died(self, record: CellRecord, error: ServerError, *, started: bool) -> None:
+        """A start that fails with a reason of the engine's own is FAIL; everything else CRASH."""
+        record.kind = error.cause.kind
+        record.log = error.log.name
+        refused = not started and error.cause.kind == "config"
+        outcome = Outcome.FAIL if refused else Outcome.CRASH
+        what = "refused" if refused else "died" if started else "did not start"
+        message = self.redact(f"{what}: {error.cause.kind}: {error.cause.summary}")
+        record.bundle = self._bundle(record, error)
+        name = "alive" if started else "start"
+        self._steps.append(
+            Step.model_validate(
+                {"name": name, "outcome": outcome, "message": message, "evidence": record.bundle}
+            )
+        )
+
+    def _bundle(self, record: CellRecord, error: ServerError) -> str:
+        """What somebody needs who is to look into it: log, command, environment, cause."""
+        safe = re.sub(r"[^A-Za-z0-9=,._+-]", "_", record.id)[:120]
+        folder = self.directory / "bundles" / safe
+        folder.mkdir(parents=True, exist_ok=True)
+        if error.log.is_file():
+            shutil.copy(error.log, folder / "server.log")
+        verdict_file.write_text(
+            self.redact(record.model_dump_json(indent=2)) + "\n", folder / "cell.json"
+        )
+        verdict_file.write_text(
+            self.redact(error.cause.model_dump_json(indent=2)) + "\n", folder / "cause.json"
+        )
+        return str(folder.relative_to(self.directory.parent))
+
+    def _said(self, error: Exception) -> str:
+        return self.redact(str(error).splitlines()[0] if str(error) else type(error).__name__)
+
+
+def chosen(prompts: PromptSet, names: Sequence[str], tokens: int) -> PromptSet:
+    """Some of the prompts, with shorter answers; all of them where none is named."""
+    picked = [p for p in prompts.prompts if not names or p.name in names]
+    short = [p.model_copy(update={"tokens": min(p.tokens, tokens)}) for p in picked]
+    return PromptSet(schema_version=1, name=f"{prompts.name} (matrix)", prompts=tuple(short))

@@ -1,0 +1,173 @@
+"""The smallest sets of values that fail, from what the array shows and a few cells more.
+
+The baseline passes, so a failing cell has a set of values, all of them not the baseline's, that
+fails whatever the others are. Sets that occur in a passing cell are innocent. Of the others the
+smallest are tried, each alone with the baseline's values for all else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from sm121.matrix.axes import Cell, Choice, Space, label
+from sm121.matrix.outcome import CellRecord, Outcome
+
+#: Runs a cell that is not of the plan; None: there is no more time for it.
+Try = Callable[[dict[str, str]], CellRecord | None]
+
+
+@dataclass(frozen=True)
+class FailingSet:
+    """Values that fail together, and no part of them does."""
+
+    choice: Choice
+    outcome: Outcome
+    reason: str
+    #: Cells that show it.
+    cells: tuple[str, ...]
+    #: True when it was run alone, False when it is what the outcomes leave.
+    confirmed: bool
+    #: Other sets that the outcomes leave as well, where it is not confirmed.
+    others: tuple[Choice, ...] = ()
+    #: A part of it is known not to go with the baseline, so that it could not be tried alone.
+    untried: bool = False
+
+    def __str__(self) -> str:
+        alone = "; each alone passes" if len(self.choice) > 1 and self.confirmed else ""
+        if self.untried:
+            alone = "; a part of it cannot be tried alone"
+        text = f"{label(self.choice)}: {self.outcome}{alone} ({self.reason})"
+        if not self.confirmed and self.choice:
+            also = "".join(f", or {label(other)}" for other in self.others[:3])
+            text = f"{label(self.choice)}{also}: {self.outcome}, not isolated ({self.reason})"
+        return text
+
+
+@dataclass
+class _Known:
+    """What the outcomes say so far."""
+
+    space: Space
+    records: list[CellRecord]
+    #: Ids of cells that were tried to find a set.
+    tried: list[str] = field(default_factory=list)
+
+    def innocent(self, choice: Choice, outcome: Outcome) -> bool:
+        """Whether the values occur together in a cell that does not fail so."""
+        return any(
+            _has(record.values, choice) for record in self.records if _clears(record, outcome)
+        )
+
+    def record_of(self, cell: Cell) -> CellRecord | None:
+        return next((r for r in self.records if r.values == dict(cell)), None)
+
+
+def smallest(space: Space, records: Sequence[CellRecord], try_cell: Try) -> list[FailingSet]:
+    """The smallest failing sets of all broken cells, in the order of the cells."""
+    known = _Known(space, list(records))
+    found: list[FailingSet] = []
+    baseline = known.record_of(space.baseline)
+    if baseline is not None and baseline.outcome.broken:
+        return [FailingSet((), baseline.outcome, baseline.reason, (baseline.id,), True)]
+    for record in [r for r in records if r.outcome.broken]:
+        if any(_explains(one, record) for one in found):
+            continue
+        _isolate(known, record, try_cell, found)
+    return [_with_cells(one, known.records) for one in found]
+
+
+def _isolate(known: _Known, record: CellRecord, try_cell: Try, found: list[FailingSet]) -> None:
+    """Add the smallest set of one cell's failure, and what else comes to light on the way."""
+    differences = known.space.differences(record.values)
+    for size in range(1, len(differences) + 1):
+        candidates = _ordered(known, _candidates(known, record, differences, size))
+        for choice in candidates:
+            if known.innocent(choice, record.outcome):
+                continue  # a cell that was tried meanwhile has cleared it
+            cell = {**known.space.baseline, **dict(choice)}
+            if known.space.excluded(cell) is not None:
+                continue
+            alone = known.record_of(cell)
+            if alone is None:
+                alone = try_cell(cell)
+                if alone is None:
+                    left = _left(known, record, differences, size)
+                    first = left[0] if left else choice
+                    found.append(
+                        FailingSet(
+                            first, record.outcome, record.reason, (record.id,), False,
+                            tuple(c for c in left[1:] if len(c) == len(first)),
+                        )
+                    )  # fmt: skip
+                    return
+                known.records.append(alone)
+            if alone.outcome.broken and not any(_explains(one, alone) for one in found):
+                found.append(
+                    FailingSet(
+                        choice, alone.outcome, alone.reason, (record.id,), True,
+                        untried=_parts_are_excluded(known.space, choice),
+                    )
+                )  # fmt: skip
+            if alone.outcome is record.outcome:
+                return
+    # A flake: alone it does not fail again.
+    found.append(FailingSet(differences, record.outcome, record.reason, (record.id,), False))
+
+
+def _parts_are_excluded(space: Space, choice: Choice) -> bool:
+    """Whether a smaller part of the values could not be tried by itself."""
+    return any(
+        space.excluded({**space.baseline, **dict(part)}) is not None
+        for size in range(1, len(choice))
+        for part in itertools.combinations(choice, size)
+    )
+
+
+def _candidates(known: _Known, record: CellRecord, differences: Choice, size: int) -> list[Choice]:
+    return [
+        choice
+        for choice in itertools.combinations(differences, size)
+        if not known.innocent(choice, record.outcome)
+    ]
+
+
+def _left(known: _Known, record: CellRecord, differences: Choice, size: int) -> list[Choice]:
+    return [
+        choice
+        for bigger in range(size, len(differences) + 1)
+        for choice in _ordered(known, _candidates(known, record, differences, bigger))
+    ]
+
+
+def _ordered(known: _Known, candidates: list[Choice]) -> list[Choice]:
+    """Those first that explain most of the failing cells."""
+
+    def explains(choice: Choice) -> int:
+        return sum(_has(r.values, choice) for r in known.records if r.outcome.broken)
+
+    return sorted(candidates, key=lambda choice: -explains(choice))
+
+
+def _has(values: Cell, choice: Choice) -> bool:
+    return all(values.get(axis) == value for axis, value in choice)
+
+
+def _clears(record: CellRecord, outcome: Outcome) -> bool:
+    """Whether a cell shows that its values do not fail so: it got to that check, and passed it."""
+    if record.outcome is Outcome.PASS:
+        return True
+    if record.outcome is Outcome.INVALID:  # everything else had passed before
+        return outcome is not Outcome.SLOWER
+    return record.outcome is Outcome.SLOWER and outcome is not Outcome.SLOWER
+
+
+def _explains(one: FailingSet, record: CellRecord) -> bool:
+    return one.confirmed and one.outcome is record.outcome and _has(record.values, one.choice)
+
+
+def _with_cells(one: FailingSet, records: Sequence[CellRecord]) -> FailingSet:
+    cells = tuple(r.id for r in records if r.outcome is one.outcome and _has(r.values, one.choice))
+    return dataclasses.replace(one, cells=cells or one.cells)

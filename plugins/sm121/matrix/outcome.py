@@ -1,0 +1,107 @@
+"""What became of a cell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from sm121.verdict import Verdict
+
+
+class Outcome(StrEnum):
+    """Outcome of a cell, the worst first where several apply."""
+
+    CRASH = "CRASH"
+    """It did not start, or died; the bundle has its log, its command and the cause."""
+    FALLBACK = "FALLBACK"
+    """It ran something else than was asked for."""
+    FAIL = "FAIL"
+    """It answers otherwise than the baseline, or wrongly, or refused to start with its reason."""
+    SLOWER = "SLOWER"
+    """The whole interval of its rate is below what is allowed against the baseline."""
+    INVALID = "INVALID"
+    """Its rate counts neither way."""
+    NOT_RUN = "NOT_RUN"
+    INCOMPATIBLE = "INCOMPATIBLE"
+    """Known not to go together, with the reason."""
+    PASS = "PASS"  # noqa: S105
+
+    @property
+    def verdict(self) -> Verdict:
+        """What a test of that outcome has for a verdict."""
+        return {
+            Outcome.PASS: Verdict.PASS,
+            Outcome.INCOMPATIBLE: Verdict.PASS,
+            Outcome.INVALID: Verdict.INVALID,
+            Outcome.NOT_RUN: Verdict.NOT_RUN,
+        }.get(self, Verdict.FAIL)
+
+    @property
+    def broken(self) -> bool:
+        """Whether it is a finding that has a smallest set of values."""
+        return self in (Outcome.CRASH, Outcome.FALLBACK, Outcome.FAIL, Outcome.SLOWER)
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Step(_Part):
+    """One check of a cell. ``took_s`` is null for what costs nothing."""
+
+    name: Literal["start", "path", "answers", "equivalence", "stress", "alive", "performance"]
+    outcome: Outcome
+    message: str = ""
+    evidence: str | None = None
+    took_s: float = 0.0
+
+
+class Rate(_Part):
+    """The decode rate of a cell, and against the baseline's."""
+
+    metric: str
+    unit: str = "tok/s"
+    samples: list[float]
+    value: float | None
+    ratio: float | None = None
+    ci_low: float | None = None
+    ci_high: float | None = None
+    allowed: float | None = None
+
+
+class CellRecord(_Part):
+    """A cell that has ended, as it is kept in ``matrix/state.jsonl``."""
+
+    id: str
+    values: dict[str, str]
+    why: list[str]
+    configuration: str
+    """Key of the server configuration: cells of one key share a boot."""
+    arguments: list[str]
+    environment: dict[str, str] = Field(default_factory=dict)
+    outcome: Outcome
+    kind: str | None = None
+    """Class of the failure (``sm121.evidence.failure``), of a cell that did not start or died."""
+    reason: str = ""
+    steps: list[Step] = Field(default_factory=list)
+    rate: Rate | None = None
+    path: dict[str, str | bool | None] = Field(default_factory=dict)
+    boot_s: float | None = None
+    """Null when the server ran already."""
+    took_s: float = 0.0
+    """All of it, the boot too."""
+    log: str | None = None
+    bundle: str | None = None
+    isolating: bool = False
+    """It was run to find a smallest set, not as part of the array."""
+    resumed: bool = False
+
+
+def worst(steps: Sequence[Step]) -> Step | None:
+    """The step that decides; None when all of them passed."""
+    order = list(Outcome)
+    broken = [step for step in steps if step.outcome is not Outcome.PASS]
+    return min(broken, key=lambda step: order.index(step.outcome), default=None)

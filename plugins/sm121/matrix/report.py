@@ -1,0 +1,342 @@
+"""matrix.json and FEATURE_MATRIX.md: which combinations work, and how that is known."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from sm121.errors import UsageError
+from sm121.matrix import cost
+from sm121.matrix.axes import AxesFile, Choice, Space, identity, label
+from sm121.matrix.covering import Array, Coverage, Strength, coverage, parse_strength
+from sm121.matrix.covering import build as build_array
+from sm121.matrix.isolation import FailingSet, smallest
+from sm121.matrix.outcome import CellRecord, Outcome
+from sm121.report.printable import printable
+
+PairState = Literal["works", "broken", "incompatible", "unknown"]
+_SIGN: dict[PairState, str] = {
+    "works": "ok",
+    "broken": "**X**",
+    "incompatible": "-",
+    "unknown": "?",
+}
+_LONGEST = 300
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class CoverageReport(_Part):
+    """Combinations of so many values."""
+
+    strength: int
+    allowed: int
+    covered: int
+    """By the plan."""
+    ran: int
+    """By cells that came to an outcome."""
+    incompatible: int
+
+
+class FailingSetReport(_Part):
+    """Values that fail together."""
+
+    values: dict[str, str]
+    outcome: Outcome
+    reason: str
+    cells: list[str]
+    confirmed: bool
+    text: str
+
+
+class MatrixFile(_Part):
+    """The whole of matrix.json."""
+
+    schema_version: int = 1
+    axes: str
+    engine: str
+    version: str | None
+    build: str | None
+    strength: int | str
+    profile: str
+    values: dict[str, list[str]]
+    baseline: dict[str, str]
+    absent: dict[str, str] = Field(default_factory=dict)
+    """axis=value -> why this engine does not have it."""
+    incompatible: dict[str, str] = Field(default_factory=dict)
+    """Known not to go together: values -> reason."""
+    left_out: dict[str, str] = Field(default_factory=dict)
+    """Named cells that could not be in: name -> why."""
+    product: int
+    cells: list[CellRecord]
+    not_run: list[str] = Field(default_factory=list)
+    """Cells of the plan that have no outcome yet."""
+    coverage: list[CoverageReport]
+    failing_sets: list[FailingSetReport]
+    predicted: str | None = None
+    spent: dict[str, float]
+    focus: str | None = None
+    axes_file: dict[str, Any] = Field(default_factory=dict)
+    """The whole of the axes' file, so that this one can be read without it."""
+
+
+def build(
+    space: Space,
+    array: Array,
+    records: Sequence[CellRecord],
+    sets: Sequence[FailingSet],
+    *,
+    profile: str,
+    predicted: str | None = None,
+    focus: str | None = None,
+) -> MatrixFile:
+    """What is known of the matrix now."""
+    done = {record.id for record in records if record.outcome is not Outcome.NOT_RUN}
+    return MatrixFile(
+        axes=space.file.name,
+        engine=space.engine,
+        version=space.version,
+        build=space.build,
+        strength=array.strength,
+        profile=profile,
+        values={axis: list(space.values(axis)) for axis in space.axes},
+        baseline=dict(space.baseline),
+        absent={f"{axis}={value}": why for (axis, value), why in space.absent.items()},
+        incompatible={rule.values: rule.reason for rule in space.rules},
+        left_out={
+            **{name: f"{Outcome.INCOMPATIBLE}: {rule.reason}"
+               for name, (_, rule) in array.incompatible.items()},
+            **dict(array.absent),
+        },
+        product=space.product,
+        cells=list(records),
+        not_run=[i for p in array.cells if (i := identity(space, p.cell)) not in done],
+        coverage=[_coverage(space, array, records, n) for n in _strengths(space, array)],
+        failing_sets=[
+            FailingSetReport(
+                values=dict(one.choice), outcome=one.outcome, reason=one.reason,
+                cells=list(one.cells), confirmed=one.confirmed, text=str(one),
+            )
+            for one in sets
+        ],
+        predicted=predicted,
+        focus=focus,
+        axes_file=space.file.model_dump(mode="json"),
+        spent=dict(cost.spent(records)),
+    )  # fmt: skip
+
+
+def _strengths(space: Space, array: Array) -> list[int]:
+    most = array.strength if isinstance(array.strength, int) else 2
+    return [n for n in range(1, max(2, most) + 1) if n <= len(space.axes)]
+
+
+def _coverage(
+    space: Space, array: Array, records: Sequence[CellRecord], strength: int
+) -> CoverageReport:
+    planned = coverage(space, [planned.cell for planned in array.cells], strength)
+    ended = [r.values for r in records if r.outcome is not Outcome.NOT_RUN]
+    ran: Coverage = coverage(space, ended, strength)
+    return CoverageReport(
+        strength=strength,
+        allowed=planned.allowed,
+        covered=planned.covered,
+        ran=ran.covered,
+        incompatible=planned.excluded,
+    )
+
+
+def pairs(space: Space, file: MatrixFile) -> dict[Choice, PairState]:
+    """What is known of each pair of values. It works when it is in a cell that passes; it is broken
+    when it has a failing set in it; in failing cells alone it is unknown."""
+    passing = [r.values for r in file.cells if r.outcome in (Outcome.PASS, Outcome.INVALID)]
+    broken = [one.values for one in file.failing_sets if one.confirmed]
+    states: dict[Choice, PairState] = {}
+    for choice in space.choices(2) if len(space.axes) > 1 else ():
+        values = dict(choice)
+        if not space.allowed(choice):
+            states[choice] = "incompatible"
+        elif any(all(values.get(a) == v for a, v in one.items()) for one in broken):
+            states[choice] = "broken"
+        elif any(all(cell[a] == v for a, v in choice) for cell in passing):
+            states[choice] = "works"
+        else:
+            states[choice] = "unknown"
+    return states
+
+
+def markdown(space: Space, file: MatrixFile, *, command: str | None = None) -> str:
+    """FEATURE_MATRIX.md."""
+    by = f"Made by `{command}`.\n\n" if command else ""
+    parts = [
+        "# Feature matrix",
+        "",
+        f"{by}{file.engine} {file.version or '(version unknown)'}, profile `{file.profile}`, axes "
+        f"`{file.axes}`, strength {file.strength}: {_summary(file)}",
+        "",
+        "## What fails",
+        "",
+        *([f"- {_plain(one.text)} Cells: {', '.join(f'`{c}`' for c in one.cells[:6])}."
+           for one in file.failing_sets] or ["Nothing of what was run."]),
+        "",
+        "## Coverage",
+        "",
+        "| values together | allowed | in the plan | came to an outcome | incompatible |",
+        "|---:|---:|---:|---:|---:|",
+        *(f"| {c.strength} | {c.allowed} | {c.covered} | {c.ran} | {c.incompatible} |"
+          for c in file.coverage),
+        "",
+        "## Cells",
+        "",
+        "| values | outcome | rate of the baseline's | boot s | all s | reason |",
+        "|---|---|---|---:|---:|---|",
+        *(_row(record) for record in file.cells),
+        *(f"| `{name}` | NOT_RUN | | | | no outcome yet |" for name in file.not_run),
+        *(f"| {_plain(name)} | {'INCOMPATIBLE' if why.startswith('INCOMPATIBLE') else 'not here'} "
+          f"| | | | {_plain(why)} |" for name, why in file.left_out.items()),
+        "",
+        "## Pairs",
+        "",
+        "ok: in a cell that passes; **X**: has a failing set in it; -: known not to go together; "
+        "?: not known.",
+        "",
+        *_table_of_pairs(space, file),
+        "",
+        "## Axes",
+        "",
+        "| axis | what | values (the first is the baseline) |",
+        "|---|---|---|",
+        *(f"| {axis} | {_plain(space.file.axes[axis].title)} | {_values(space, axis)} |"
+          for axis in space.axes),
+        "",
+        *_lists(file),
+    ]  # fmt: skip
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _summary(file: MatrixFile) -> str:
+    counts = {o: sum(r.outcome is o for r in file.cells) for o in Outcome}
+    said = ", ".join(f"{n} {o.value}" for o, n in counts.items() if n)
+    spent = file.spent
+    predicted = f" Predicted: {file.predicted}." if file.predicted else ""
+    return (
+        f"{len(file.cells)} cells ({said or 'none ran'}) of {file.product} combinations; "
+        f"{spent['boots']:.0f} boots in this run, {cost.duration(spent['seconds'])}.{predicted}"
+    )
+
+
+def _row(record: CellRecord) -> str:
+    rate = ""
+    if record.rate is not None and record.rate.ratio is not None:
+        rate = f"{record.rate.ratio:.2f} [{record.rate.ci_low:.2f}, {record.rate.ci_high:.2f}]"
+    elif record.rate is not None and record.rate.value is not None:
+        rate = f"{record.rate.value:.3g} tok/s"
+    boot = f"{record.boot_s:.0f}" if record.boot_s is not None else "ran"
+    note = " (isolating)" if record.isolating else ""
+    return (
+        f"| `{record.id}`{note} | {record.outcome.value} | {rate} | {boot} | "
+        f"{record.took_s:.0f} | {_plain(record.reason)} |"
+    )
+
+
+def _table_of_pairs(space: Space, file: MatrixFile) -> list[str]:
+    states = pairs(space, file)
+    columns = [(axis, value) for axis in space.axes for value in space.values(axis)]
+    if len(space.axes) < 2:
+        return ["One axis has no pairs."]
+    lines = [
+        "| | " + " | ".join(f"{axis} {value}" for axis, value in columns) + " |",
+        "|---|" + "---|" * len(columns),
+    ]
+    for row, own in enumerate(columns):
+        signs = []
+        for column, other in enumerate(columns):
+            known = states.get((own, other)) or states.get((other, own))
+            signs.append(_SIGN[known] if known and column < row else "")
+        lines.append(f"| {own[0]} {own[1]} | {' | '.join(signs)} |")
+    return lines
+
+
+def _values(space: Space, axis: str) -> str:
+    first = space.file.axes[axis].baseline
+    return ", ".join([first, *(value for value in space.values(axis) if value != first)])
+
+
+def _lists(file: MatrixFile) -> list[str]:
+    lines = []
+    tables: Sequence[tuple[str, Mapping[str, str]]] = (
+        ("Not applicable here", file.absent),
+        ("Known not to go together", file.incompatible),
+    )
+    for title, table in tables:
+        if table:
+            lines += [f"## {title}", ""]
+            lines += [f"- `{name}`: {_plain(why)}" for name, why in table.items()]
+            lines += [""]
+    return lines
+
+
+def known_pairs(space: Space, file: MatrixFile) -> dict[str, str]:
+    """The map of pairs for matrix.json's readers: ``axis=value + axis=value`` -> state."""
+    return {label(choice): state for choice, state in pairs(space, file).items()}
+
+
+def _plain(text: str) -> str:
+    line = printable(" ".join(text.split()))
+    line = line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
+    return line.replace("|", "\\|").replace("<", "&lt;")
+
+
+def merged(matrices: Sequence[Mapping[str, Any]]) -> tuple[Space, MatrixFile]:
+    """One matrix of the matrices of shards: all cells, and what they say together.
+
+    Raises:
+        UsageError: they are of different axes or engines.
+    """
+    parts = [
+        MatrixFile.model_validate({k: v for k, v in matrix.items() if k != "pairs"})
+        for matrix in matrices
+    ]
+    first = parts[0]
+    for part in parts[1:]:
+        for name in ("axes_file", "engine", "version", "build", "strength", "focus", "profile"):
+            if getattr(part, name) != getattr(first, name):
+                raise UsageError(f"the shards' matrices are of another {name}")
+    space = Space(
+        AxesFile.model_validate(first.axes_file), first.engine, first.version, first.build
+    )
+    strength: Strength = (
+        first.strength if isinstance(first.strength, int) else parse_strength(first.strength)
+    )
+    array = build_array(space, strength, focus=first.focus)
+    order = [identity(space, planned.cell) for planned in array.cells]
+    records: dict[str, CellRecord] = {}
+    for record in (record for part in parts for record in part.cells):
+        if record.id not in records or records[record.id].isolating:
+            records[record.id] = record
+    kept = sorted(
+        records.values(),
+        key=lambda record: order.index(record.id) if record.id in order else len(order),
+    )
+    sets = smallest(space, kept, lambda _cell: None)
+    whole = build(space, array, kept, sets, profile=first.profile, focus=first.focus)
+    totals = {key: sum(part.spent.get(key, 0.0) for part in parts) for key in first.spent}
+    return space, whole.model_copy(update={"spent": totals})
+
+
+def as_json(space: Space, file: MatrixFile) -> dict[str, Any]:
+    """matrix.json, the pairs beside the cells."""
+    return {**file.model_dump(mode="json"), "pairs": known_pairs(space, file)}
+
+
+def all_pairs(space: Space) -> int:
+    """Number of pairs of values, allowed or not."""
+    return sum(
+        len(space.values(a)) * len(space.values(b))
+        for a, b in itertools.combinations(space.axes, 2)
+    )

@@ -1,0 +1,90 @@
+"""``--resume``: what an earlier run in the report directory has ended is not run again.
+
+Kernel tests are taken over with their verdicts; cells of the matrix with their records
+(`sm121.plugin.matrix`). Tests of the other levels share one running server, and are run again.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from sm121.plugin.run import RUN, Run
+from sm121.plugin.selection import LEVEL
+from sm121.report import verdict_file
+from sm121.report.verdict_file import TestReport, VerdictFile
+from sm121.verdict import Verdict
+
+_LEVELS = ("kernel",)
+_UNFINISHED = ("not reached", "not finished")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("sm121").addoption(
+        "--resume",
+        action="store_true",
+        help="go on after the last kernel test and the last cell that the run before ended, "
+        "in the same --report-dir",
+    )
+
+
+@pytest.hookimpl(trylast=True)  # after the run was opened
+def pytest_collection_finish(session: pytest.Session) -> None:
+    config = session.config
+    run = config.stash.get(RUN, None)
+    if run is None or not config.getoption("--resume"):
+        return
+    earlier = _earlier(run)
+    if earlier is None:
+        return
+    ended = {test.id: test for test in earlier.tests if _counts(test)}
+    taken = [
+        item
+        for item in session.items
+        if item.stash.get(LEVEL, "") in _LEVELS and item.nodeid in ended
+    ]
+    if not taken:
+        return
+    for index, test in enumerate(run.file.tests):
+        if any(item.nodeid == test.id for item in taken):
+            run.file.tests[index] = ended[test.id]
+            run.decided.add(test.id)
+    for name, metric in earlier.metrics.items():
+        run.file.metrics.setdefault(name, metric)
+    gone = set(taken)
+    session.items[:] = [item for item in session.items if item not in gone]
+    run.remark(f"--resume: {len(taken)} kernel tests are taken over from the run before")
+    run.save()
+
+
+def _counts(test: TestReport) -> bool:
+    """Whether a test came to its end; what was skipped may have a server now."""
+    return (
+        test.level in _LEVELS
+        and not test.skipped
+        and test.verdict is not Verdict.NOT_RUN
+        and test.message not in _UNFINISHED
+    )
+
+
+def _earlier(run: Run) -> VerdictFile | None:
+    """The verdict of the run before, which lies where opening this run has moved it."""
+    found = sorted((run.directory / "earlier").glob("*/verdict.json"))
+    if not found:
+        run.remark("--resume: there is no earlier run in the report directory")
+        return None
+    try:
+        earlier = verdict_file.read(found[-1])
+    except (OSError, ValueError) as error:
+        run.remark(f"--resume: {found[-1]} cannot be read: {type(error).__name__}")
+        return None
+    now = run.file
+    for what, theirs, ours in (
+        ("profile", earlier.profile, now.profile),
+        ("architecture", earlier.arch, now.arch),
+        ("engine", earlier.engine.name, now.engine.name),
+        ("engine's version", earlier.engine.version, now.engine.version),
+    ):
+        if theirs != ours:
+            run.remark(f"--resume: nothing is taken over: another {what} ({theirs}, now {ours})")
+            return None
+    return earlier

@@ -1,0 +1,134 @@
+"""``--shard I/N`` and pytest-xdist: tests of one server configuration stay together.
+
+A group is what shares a server. Shards get whole groups, in turns, in the order of the tests; so do
+xdist's workers with ``--dist loadgroup``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+import pytest
+
+from sm121.errors import UsageError
+from sm121.plugin.matrix import plan_of_items
+from sm121.plugin.options import SETTINGS
+from sm121.plugin.run import RUN
+from sm121.plugin.selection import LEVEL
+from sm121.report.verdict_file import ShardReport, ShardTest
+
+#: What all other levels' servers are: the configuration under test, and what is started around it.
+_UNDER_TEST = "under-test"
+_KERNEL = "kernel"
+#: Tests about all that ran: each shard has them, about its own part.
+_EVERYWHERE = "everywhere"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of so many parts of a run."""
+
+    index: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.of}"
+
+
+_WHOLE = pytest.StashKey[list[ShardTest]]()
+_GROUP = pytest.StashKey[str]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("sm121").addoption(
+        "--shard",
+        metavar="I/N",
+        help="run the I-th of N parts; tests of one server configuration are in one part; "
+        "`sm121 merge DIR...` makes one verdict of the parts",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "xdist_group(name): with --dist loadgroup, tests of one name share a worker"
+    )
+    try:
+        shard = parse(config.getoption("--shard"))
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from error
+    if shard is not None and config.getoption("--certify"):
+        raise pytest.UsageError("--shard with --certify: a certificate is about a whole run")
+
+
+def parse(text: str | None) -> Shard | None:
+    """What ``--shard`` says.
+
+    Raises:
+        UsageError: it is not I/N with 1 <= I <= N.
+    """
+    if text is None:
+        return None
+    index, slash, of = text.partition("/")
+    if not (slash and index.isdecimal() and of.isdecimal() and 1 <= int(index) <= int(of)):
+        raise UsageError(f"--shard {text}: expected I/N with I from 1 to N, as in 1/2")
+    return Shard(int(index), int(of))
+
+
+@pytest.hookimpl(trylast=True)  # what is left by -m, -k and the levels' own choices is divided
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    tests = [item for item in items if LEVEL in item.stash]
+    for item in tests:
+        item.stash[_GROUP] = _group(config, item)
+        if item.stash[_GROUP] != _EVERYWHERE:
+            item.add_marker(pytest.mark.xdist_group(item.stash[_GROUP]))
+    shard = parse(config.getoption("--shard"))
+    if shard is None:
+        return
+    config.stash[_WHOLE] = [ShardTest(id=t.nodeid, level=t.stash[LEVEL]) for t in tests]
+    groups = list(dict.fromkeys(item.stash[_GROUP] for item in tests))
+    if _EVERYWHERE in groups:
+        groups.remove(_EVERYWHERE)
+    own = {_EVERYWHERE, *groups[shard.index - 1 :: shard.of]}
+    items[:] = [item for item in items if item.stash.get(_GROUP, _EVERYWHERE) in own]
+
+
+@pytest.hookimpl(trylast=True)  # after the run was opened
+def pytest_collection_finish(session: pytest.Session) -> None:
+    config = session.config
+    run, shard = config.stash.get(RUN, None), parse(config.getoption("--shard"))
+    if run is None or shard is None:
+        return
+    run.file.shard = ShardReport(index=shard.index, of=shard.of, tests=config.stash[_WHOLE])
+    run.save()
+
+
+def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
+    """Nothing is left out without a word."""
+    shard = parse(config.getoption("--shard"))
+    if shard is None:
+        return []
+    whole = config.stash.get(_WHOLE, [])
+    own = sum(LEVEL in item.stash for item in items)
+    return [f"shard {shard}: {own} of {len(whole)} tests are run here"]
+
+
+def _group(config: pytest.Config, item: pytest.Item) -> str:
+    level = item.stash[LEVEL]
+    if level == "kernel":
+        return _KERNEL
+    if level != "matrix":
+        return _UNDER_TEST
+    callspec = getattr(item, "callspec", None)
+    planned = callspec.params.get("cell") if callspec is not None else None
+    plan = plan_of_items(config)
+    if planned is None or plan is None:
+        return _EVERYWHERE
+    settings = config.stash[SETTINGS]
+    arguments = plan.arguments(planned.cell, settings)
+    environment = plan.environment(planned.cell, settings)
+    if (arguments, environment) == plan.under_test(settings):
+        return _UNDER_TEST
+    made_of = json.dumps([arguments, environment])
+    return f"server-{hashlib.sha256(made_of.encode()).hexdigest()[:10]}"

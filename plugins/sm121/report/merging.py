@@ -1,0 +1,131 @@
+"""One verdict of the shards of a run (``sm121 merge``)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm121.errors import UsageError
+from sm121.report import summary, verdict_file
+from sm121.report.reason import reason
+from sm121.report.verdict_file import TestReport, VerdictFile
+from sm121.verdict import Verdict, worst
+
+_BOXES = ("DEGRADED", "UNKNOWN", "QUALIFIED")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A shard, and where its report lies."""
+
+    directory: Path
+    file: VerdictFile
+
+
+def read(directories: Sequence[Path]) -> list[Part]:
+    """The shards in these report directories, by their number.
+
+    Raises:
+        UsageError: one is no shard, they are not of one run, or one is there twice.
+    """
+    parts = []
+    for directory in directories:
+        try:
+            file = verdict_file.read(directory / "verdict.json")
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"{directory}: expected a report directory with verdict.json ({error})"
+            ) from error
+        if file.shard is None:
+            raise UsageError(f"{directory}: expected the report of a run with --shard")
+        parts.append(Part(directory, file))
+    if not parts:
+        raise UsageError("expected the report directories of shards")
+    first = parts[0]
+    for part in parts[1:]:
+        for what, theirs, ours in (
+            ("number of shards", part.file.shard.of, first.file.shard.of),  # type: ignore[union-attr]
+            ("tests", part.file.shard.tests, first.file.shard.tests),  # type: ignore[union-attr]
+            ("profile", part.file.profile, first.file.profile),
+            ("architecture", part.file.arch, first.file.arch),
+            ("engine", part.file.engine.name, first.file.engine.name),
+            ("engine's version", part.file.engine.version, first.file.engine.version),
+        ):
+            if theirs != ours:
+                raise UsageError(f"{part.directory}: another {what} than {first.directory}")
+    indices = [part.file.shard.index for part in parts]  # type: ignore[union-attr]
+    if doubled := {index for index in indices if indices.count(index) > 1}:
+        raise UsageError(f"shard {min(doubled)} is there twice")
+    return sorted(parts, key=lambda part: part.file.shard.index)  # type: ignore[union-attr]
+
+
+def merge(parts: Sequence[Part]) -> VerdictFile:
+    """The whole run. What a missing shard should have run is NOT_RUN, and so is then the run."""
+    whole = parts[0].file.shard
+    assert whole is not None
+    present = {part.file.shard.index for part in parts if part.file.shard is not None}
+    missing = [index for index in range(1, whole.of + 1) if index not in present]
+    merged = parts[0].file.model_copy(deep=True)
+    merged.shard = None
+    merged.tests = [_test(entry.id, entry.level, parts, missing, whole.of) for entry in whole.tests]
+    known = {entry.id for entry in whole.tests}
+    merged.tests += [  # what the end of a run adds: a server that was not stopped cleanly
+        test for part in parts for test in part.file.tests if test.id not in known
+    ]
+    for part in parts[1:]:
+        merged.metrics |= part.file.metrics
+        merged.starts += part.file.starts
+        merged.unproven += [line for line in part.file.unproven if line not in merged.unproven]
+        merged.remarks += [line for line in part.file.remarks if line not in merged.remarks]
+        merged.duration_s = max(merged.duration_s, part.file.duration_s)
+        if not merged.engine.path.evidence and part.file.engine.path.evidence:
+            merged.engine = part.file.engine
+    merged.box = min((p.file.box for p in parts), key=lambda box: _BOXES.index(box.state))
+    merged.levels = {}
+    merged.finished = not missing and all(part.file.finished for part in parts)
+    merged.judge()
+    if missing:
+        merged.settle(worst([merged.verdict, Verdict.NOT_RUN]))
+        names = ", ".join(f"{index}/{whole.of}" for index in missing)
+        merged.reason = f"shards that are missing: {names}"
+    elif not merged.finished:
+        merged.reason = next(p.file.reason for p in parts if not p.file.finished)
+    else:
+        merged.reason = reason(merged)
+    return merged
+
+
+def _test(
+    test_id: str, level: str, parts: Sequence[Part], missing: Sequence[int], of: int
+) -> TestReport:
+    """A test of the whole run: of its shard, or the worst of all that had it."""
+    found = [test for part in parts for test in part.file.tests if test.id == test_id]
+    if not found:
+        names = ", ".join(f"{index}/{of}" for index in missing)
+        message = f"its shard is missing ({names})" if missing else "no shard had it"
+        return TestReport(id=test_id, level=level, verdict=Verdict.NOT_RUN, message=message)
+    ran = [test for test in found if not test.skipped and test.verdict is not Verdict.NOT_RUN]
+    decisive = worst(test.verdict for test in ran or found)
+    return next(test for test in ran or found if test.verdict is decisive)
+
+
+def write(parts: Sequence[Part], output: Path) -> VerdictFile:
+    """verdict.json, summary.md and the merged matrix under ``output``."""
+    merged = merge(parts)
+    output.mkdir(parents=True, exist_ok=True)
+    verdict_file.write(merged, output / "verdict.json")
+    verdict_file.write_text(summary.markdown(merged), output / "summary.md")
+    files = [part.directory / "matrix" / "matrix.json" for part in parts]
+    matrices = [json.loads(file.read_text("utf-8")) for file in files if file.is_file()]
+    if matrices:
+        from sm121.matrix import report
+
+        space, matrix = report.merged(matrices)
+        folder = output / "matrix"
+        folder.mkdir(exist_ok=True)
+        text = json.dumps(report.as_json(space, matrix), indent=2, ensure_ascii=False)
+        verdict_file.write_text(text + "\n", folder / "matrix.json")
+        verdict_file.write_text(report.markdown(space, matrix), folder / "FEATURE_MATRIX.md")
+    return merged

@@ -1,0 +1,23 @@
+"""One line on why a finished run has its verdict."""
+
+from __future__ import annotations
+
+from sm121.report.verdict_file import VerdictFile
+from sm121.verdict import Verdict
+
+
+def reason(file: VerdictFile) -> str:
+    """Of a run that has finished."""
+    if file.verdict is Verdict.NOT_RUN:
+        return "no test of a level was executed: all were skipped or deselected"
+    decisive = [
+        t for t in file.tests if t.verdict is file.verdict and not t.skipped and not t.waived
+    ]
+    if file.verdict is Verdict.PASS:
+        held = sum(test.verdict is Verdict.PASS for test in file.tests)
+        waived = sum(test.waived for test in file.tests)
+        tolerated = f"; {waived} failed and are waived" if waived else ""
+        return f"{held} of {len(file.tests)} checks were executed and held{tolerated}"
+    first = decisive[0]
+    more = f" (and {len(decisive) - 1} more)" if len(decisive) > 1 else ""
+    return f"{first.id}: {first.message}{more}"
