@@ -143,6 +143,10 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
     compare.set_defaults(run=_compare)
 
+    report = commands.add_parser("report", help="report.html and junit.xml of a stored run")
+    report.add_argument("directory", type=Path, metavar="DIR", help="a report directory")
+    report.set_defaults(run=_report)
+
     schema = commands.add_parser("schema", help="JSON Schema of verdict.json or of profiles")
     schema.add_argument("what", choices=("verdict", "profile"))
     schema.set_defaults(run=_schema)
@@ -289,6 +293,15 @@ def _compare(options: argparse.Namespace) -> int:
         print(write(chosen), end="")
     else:
         options.output.write_text(write(chosen), "utf-8")
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from sm121.report import junit, page, stored, verdict_file
+
+    found = stored.read(options.directory)
+    verdict_file.write_text(junit.xml(found), found.directory / junit.NAME)
+    print(page.write(found))
     return 0
 
 

@@ -21,5 +21,6 @@ pytest_plugins = (
     "sm121.plugin.performance",
     "sm121.plugin.regression",
     "sm121.plugin.ab",
+    "sm121.plugin.report",
     "sm121.plugin.terminal",
 )
