@@ -39,7 +39,18 @@ class Chart:
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
-    small: bool = False
+
+    @property
+    def legend(self) -> list[tuple[str, str, str]]:
+        """Name, colour and shape of each line or kind of point that has a name."""
+        found = []
+        for trace in self.figure["data"]:
+            if len(self.figure["data"]) > 1 and trace.get("name"):
+                line = trace.get("line") or {}
+                shape = "point" if trace["mode"] == "markers" else line.get("dash") or "solid"
+                colour = line.get("color") or trace["marker"]["color"]
+                found.append((trace["name"], colour, shape))
+        return found
 
 
 @dataclass
@@ -58,7 +69,7 @@ def number(value: float | None) -> str:
     size = abs(value)
     if size >= 10_000:
         return f"{value:,.0f}".replace(",", "\u202f")
-    return f"{value:.0f}" if size >= 1000 else f"{value:.1f}" if size >= 100 else f"{value:.3g}"
+    return f"{value:.0f}" if size >= 1000 else f"{value:.4g}" if size >= 100 else f"{value:.3g}"
 
 
 def interval(metric: MetricReport) -> str:
@@ -248,15 +259,15 @@ def distributions(details: Details) -> list[Chart]:
             known = by_quantity.get(base)
             if known is None or len(samples.samples) > len(known.samples):
                 by_quantity[base] = samples
-    found = []
+    found: list[Chart] = []
     for base, samples in by_quantity.items():
         if samples.taken + samples.failures < 3:
             continue
-        found.append(_distribution(base, samples))
+        found.append(_distribution(base, samples, len(found) + 1))
     return found
 
 
-def _distribution(base: str, samples: Samples) -> Chart:
+def _distribution(base: str, samples: Samples, place: int) -> Chart:
     finite = np.sort(np.asarray(samples.samples, dtype=np.float64))
     all_of_them = samples.taken + samples.failures
     reached = samples.taken / all_of_them
@@ -267,7 +278,7 @@ def _distribution(base: str, samples: Samples) -> Chart:
         shares = (np.arange(len(finite)) + 1) / len(finite)
         values = finite
     title = metric_names.words(f"{base}_p50").removesuffix(", p50").replace(", p50,", ",")
-    unit = samples.unit
+    unit = _label(samples.unit)
     table = _Table(["quantile", unit])
     for quantile in (0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0):
         infinite = quantile > reached
@@ -283,7 +294,7 @@ def _distribution(base: str, samples: Samples) -> Chart:
     if samples.failures:
         note += f"; {samples.failures} requests failed, which counts as infinitely late"
     return Chart(
-        id=f"latency-{base.replace('_', '-')}",
+        id=f"latency-{place}",
         title=title[0].upper() + title[1:],
         text=f"Distribution of the {title}: median {middle} {unit}; {note}.",
         figure=_figure(
@@ -296,7 +307,6 @@ def _distribution(base: str, samples: Samples) -> Chart:
                     "x": [round(float(value), 4) for value in values],
                     "y": [round(float(share) * reached * 100, 3) for share in shares],
                     "hovertemplate": "%{y:.0f} % within %{x:.4g} " + unit + "<extra></extra>",
-                    "showlegend": False,
                 }
             ],
             x=unit,
@@ -307,7 +317,6 @@ def _distribution(base: str, samples: Samples) -> Chart:
         header=header,
         rows=rows,
         note=note,
-        small=True,
     )
 
 
@@ -377,17 +386,17 @@ def histories(details: Details, gated: Iterable[str]) -> list[Chart]:
         return (len(long_enough[name].levels) < 2, name not in gates, not first)
 
     chosen = sorted(long_enough, key=rank)[:_MOST_HISTORIES]
-    return [_history(name, long_enough[name]) for name in chosen]
+    return [_history(name, long_enough[name], place) for place, name in enumerate(chosen, 1)]
 
 
-def _history(name: str, series: Series) -> Chart:
+def _history(name: str, series: Series, place: int) -> Chart:
+    unit = _label(series.unit)
     count = len(series.points)
     places = list(range(1, count + 1))
     traces: list[Figure] = [
         {
             "type": "scatter",
             "mode": "lines+markers",
-            "name": "runs",
             "x": places,
             "y": [point.value for point in series.points],
             "text": [_label(point.run) for point in series.points],
@@ -397,8 +406,7 @@ def _history(name: str, series: Series) -> Chart:
                 "color": [_OWN[0]] * (count - 1) + [_OWN[1]],
                 "symbol": ["circle"] * (count - 1) + ["star"],
             },
-            "hovertemplate": f"%{{text}}: %{{y:.4g}} {series.unit}<extra></extra>",
-            "showlegend": False,
+            "hovertemplate": f"%{{text}}: %{{y:.4g}} {unit}<extra></extra>",
         }
     ]
     for start, end, level in series.levels:
@@ -411,10 +419,9 @@ def _history(name: str, series: Series) -> Chart:
                 "line": {"color": "var(--muted)", "width": 4},
                 "opacity": 0.6,
                 "hoverinfo": "skip",
-                "showlegend": False,
             }
         )
-    figure = _figure(traces, x="run, oldest first; the star is this one", y=series.unit, small=True)
+    figure = _figure(traces, x="run, oldest first; the star is this one", y=unit, small=True)
     changes = [start for start, _, _ in series.levels[1:]]
     figure["layout"]["shapes"] = [
         {
@@ -440,7 +447,7 @@ def _history(name: str, series: Series) -> Chart:
         else "no change of level"
     )
     return Chart(
-        id=f"history-{name.replace('@', '-').replace('_', '-')}",
+        id=f"history-{place}",
         title=f"{name} over {count} runs",
         text=f"{metric_names.words(name)} over {count} runs, {said}; this run "
         f"{number(series.points[-1].value)} {series.unit}.",
@@ -448,7 +455,6 @@ def _history(name: str, series: Series) -> Chart:
         header=header,
         rows=rows,
         note=said[0].upper() + said[1:],
-        small=True,
     )
 
 
@@ -488,8 +494,7 @@ def _figure(
                     else {}
                 ),
             },
-            "legend": {"orientation": "h", "y": -0.22, "yanchor": "top", "x": 0},
-            "showlegend": not small,
+            "showlegend": False,  # the page has its own, which is text and takes no room here
         },
     }
 

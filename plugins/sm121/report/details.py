@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,7 @@ def series_of(
         levels = []
         if len(values) >= 2 and all(value > 0 for value in values):
             levels = [
-                (start, end, sorted(values[start:end])[(end - start) // 2])
+                (start, end, statistics.median(values[start:end]))
                 for start, end in regression.segments(values)
             ]
         found[name] = Series(
