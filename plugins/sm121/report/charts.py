@@ -20,7 +20,8 @@ from sm121.report.references import References
 from sm121.report.verdict_file import MetricReport, VerdictFile
 
 _OWN = ("var(--series-1)", "var(--series-2)", "var(--series-3)")
-_OTHERS = ("var(--series-4)", "var(--series-5)", "var(--series-6)", "var(--series-7)")
+_OTHERS = ("var(--series-4)", "var(--series-5)", "var(--series-6)", "var(--series-7)",
+           "var(--series-8)")  # fmt: skip
 _DASHES = ("dot", "dash", "dashdot", "longdash")
 _MOST_POINTS = 201  # of a distribution
 _MOST_HISTORIES = 6
@@ -87,7 +88,9 @@ def rates(run: VerdictFile, references: References, *, decoding: bool) -> Chart 
         rate = metric_names.rate(name)
         if rate is not None and rate.decoding is decoding and rate.streams == 1:
             measured.setdefault(rate.kind, {})[rate.depth] = metric
-    measured = {kind: dict(sorted(depths.items())) for kind, depths in sorted(measured.items())}
+    # What has a gate comes first: it is what other engines are held beside.
+    kinds = sorted(measured, key=lambda kind: (not _gated(measured[kind]), len(kind), kind))
+    measured = {kind: dict(sorted(measured[kind].items())) for kind in kinds}
     if not any(metric.value is not None for d in measured.values() for metric in d.values()):
         return None
     others = references.reference if references.comparable(run) is None else ()
@@ -135,6 +138,10 @@ def rates(run: VerdictFile, references: References, *, decoding: bool) -> Chart 
         header=header,
         rows=rows,
     )
+
+
+def _gated(by_depth: Mapping[int, MetricReport]) -> bool:
+    return any(metric.minimum is not None for metric in by_depth.values())
 
 
 def _measured(kind: str, by_depth: Mapping[int, MetricReport], colour: str) -> Figure:
