@@ -147,6 +147,24 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("directory", type=Path, metavar="DIR", help="a report directory")
     report.set_defaults(run=_report)
 
+    testlog = commands.add_parser(
+        "testlog", help="the test log of a feature and its row of BENCHMARK_RESULTS.md, from a run"
+    )
+    testlog.add_argument("directory", type=Path, metavar="RUN", help="a report directory")
+    testlog.add_argument("--feature", metavar="NAME", help="default: the configuration's name")
+    testlog.add_argument("--branch", metavar="NAME", help="default: the engine's commit")
+    testlog.add_argument(
+        "--baseline", type=Path, metavar="RUN", help="another run, to set beside this one"
+    )
+    testlog.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="write TEST_LOGS/FEATURE_<name>_<date>.md and BENCHMARK_RESULTS.md there "
+        "(default: both to standard output)",
+    )
+    testlog.set_defaults(run=_testlog)
+
     schema = commands.add_parser("schema", help="JSON Schema of verdict.json or of profiles")
     schema.add_argument("what", choices=("verdict", "profile"))
     schema.set_defaults(run=_schema)
@@ -302,6 +320,22 @@ def _report(options: argparse.Namespace) -> int:
     found = stored.read(options.directory)
     verdict_file.write_text(junit.xml(found), found.directory / junit.NAME)
     print(page.write(found))
+    return 0
+
+
+def _testlog(options: argparse.Namespace) -> int:
+    from sm121.report import stored, testlog
+
+    found = stored.read(options.directory)
+    feature = options.feature or found.run.engine.configuration or found.run.engine.name
+    baseline = stored.read(options.baseline) if options.baseline is not None else None
+    log = testlog.log(found, feature=feature, branch=options.branch, baseline=baseline)
+    if options.output is None:
+        print(log)
+        print(testlog.entry(found, feature=feature))
+    else:
+        for file in testlog.write(found, log, options.output, feature=feature):
+            print(file)
     return 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sm121.report import charts, findings, metric_names
@@ -9,18 +11,21 @@ from sm121.report.printable import printable
 from sm121.report.verdict_file import MetricReport, VerdictFile
 
 _MARKDOWN_SPECIAL = str.maketrans(
-    {character: f"\\{character}" for character in "\\`*_[]()!#|~@"}
+    {character: f"\\{character}" for character in "\\`*_[]()!#|~"}
     | {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
 )
+#: GitHub would write to whom a model's output names; a backslash does not keep it from that.
+_MENTION = re.compile(r"(?<![A-Za-z0-9])@(?=\w)")
 #: A pull request is read, a report is searched: the rest is in report.html.
 _MOST_FAILURES = 10
 _MOST_LENGTH = 300
 
 
-def _plain(value: object) -> str:
+def plain(value: object) -> str:
     """Anything as plain text on one line of Markdown: it may come from a log or a model."""
     line = str(value).replace("\n", " ").replace("\r", " ")
-    return printable(line).translate(_MARKDOWN_SPECIAL)
+    text = printable(line).translate(_MARKDOWN_SPECIAL)
+    return _MENTION.sub("@\u2060", text)
 
 
 def _short(text: str) -> str:
@@ -36,9 +41,9 @@ def _shown(name: str, metric: MetricReport) -> bool:
 
 def markdown(run: VerdictFile) -> str:
     """The summary of a run, finished or not."""
-    # Markdown, not HTML: everything that is put in goes through `_plain`.
+    # Markdown, not HTML: everything that is put in goes through `plain`.
     environment = Environment(  # noqa: S701
-        loader=PackageLoader("sm121.report"), undefined=StrictUndefined, finalize=_plain
+        loader=PackageLoader("sm121.report"), undefined=StrictUndefined, finalize=plain
     )
     failures = findings.failures(run)
     return environment.get_template("summary.md.j2").render(
