@@ -165,6 +165,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     testlog.set_defaults(run=_testlog)
 
+    reference = commands.add_parser(
+        "reference", help="the generated pages of the documentation (in a checkout of the suite)"
+    )
+    reference.add_argument("directory", type=Path, metavar="DIR", help="docs of the checkout")
+    reference.set_defaults(run=_reference)
+
     schema = commands.add_parser("schema", help="JSON Schema of verdict.json or of profiles")
     schema.add_argument("what", choices=("verdict", "profile"))
     schema.set_defaults(run=_schema)
@@ -336,6 +342,21 @@ def _testlog(options: argparse.Namespace) -> int:
     else:
         for file in testlog.write(found, log, options.output, feature=feature):
             print(file)
+    return 0
+
+
+def _reference(options: argparse.Namespace) -> int:
+    from sm121.reference import commands, crash_classes, requirements, schema
+
+    pages = {
+        "requirements.md": requirements.page(options.directory.parent / "tests"),
+        "crash-classes.md": crash_classes.page(),
+        "commands.md": commands.page(_parser()),
+        "schema.md": schema.page(),
+    }
+    for name, text in pages.items():
+        (options.directory / name).write_text(text, "utf-8")
+        print(options.directory / name)
     return 0
 
 
