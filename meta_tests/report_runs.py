@@ -126,9 +126,10 @@ def _path(verdict: Verdict) -> KernelPath:
     )
 
 
-def _profile() -> KernelProfile:
+def _profile(verdict: Verdict) -> KernelProfile:
+    moe = "cutlass::gemm::MainloopSm120ArrayTmaWarpSpecializedBlockScaled<...>"
     names = (
-        ("cutlass::gemm::MainloopSm120ArrayTmaWarpSpecializedBlockScaled<...>", "moe", 0.55),
+        ("marlin_moe_wna16::Marlin<...>" if verdict is Verdict.INVALID else moe, "moe", 0.55),
         ("flashinfer::BatchDecodeWithPagedKVCacheKernel<...>", "attention", 0.17),
         ("cublasLt::gemm_bf16_lm_head", "dense", 0.21),
         ("mxfp8_quantize_kernel", "quantise", 0.07),
@@ -162,7 +163,7 @@ def _base(verdict: Verdict, decode: float, prefill: float) -> VerdictFile:
             configuration="cutlass",
             startup_s=192.0,
             path=_path(verdict),
-            kernels=_profile(),
+            kernels=_profile(verdict),
         ),
         box=BoxReport(state="QUALIFIED", reason=None, load_during=0.02),
         starts=[

@@ -74,13 +74,16 @@ def _finding(
     first = tests[0]
     match = _REQUIRED_SEEN.match(first.message)
     detail = detail or FailureDetail(id=first.id)
+    said = _EXCEPTION.sub("", first.message) or "no message"
+    if len(tests) > 1:  # the others are of other metrics
+        said = _METRIC.sub("", said) or said
     return Finding(
         verdict=first.verdict,
         level=first.level,
         ids=tuple(test.id for test in tests),
         requirement=report.details.requirements.get(first.id, ""),
         required=match["required"] if match else None,
-        seen=match["seen"] if match else _EXCEPTION.sub("", first.message) or "no message",
+        seen=match["seen"] if match else said,
         evidence=tuple(_evidence(report, first.level)),
         text=detail.text,
         sections=detail.sections,
