@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from PIL import Image
 
 from sm121.report import page
 
-OUTPUT = Path(__file__).parent.parent / "docs" / "report"
+ROOT = Path(__file__).parent.parent
+OUTPUT = ROOT / "docs" / "report"
 KINDS = ("fail", "invalid", "inconclusive", "crash")
 #: The first screens, not the whole of it: a picture of all of it is looked at by nobody.
 HEIGHTS = {360: 2600, 1440: 3600}
@@ -41,6 +43,15 @@ def shoot(chromium, file: Path, name: str) -> None:
         top.quantize(128, dither=Image.Dither.NONE).save(OUTPUT / "first-screen.png", optimize=True)
 
 
+def _anywhere(report: Path, folder: Path) -> Path:
+    """A copy of a report that does not say where on this machine the checkout lies."""
+    copy = Path(shutil.copytree(report, folder / "embedded"))
+    for name in ("verdict.json", "details.json"):
+        text = (copy / name).read_text("utf-8")
+        (copy / name).write_text(text.replace(f"{ROOT}/", ""), "utf-8")
+    return copy
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--embedded", type=Path, metavar="DIR")
@@ -50,7 +61,7 @@ def main() -> None:
     OUTPUT.mkdir(exist_ok=True)
     with browser.chromium() as chromium, tempfile.TemporaryDirectory() as folder:
         if embedded is not None:
-            shoot(chromium, page.write_for(embedded), "embedded")
+            shoot(chromium, page.write_for(_anywhere(embedded, Path(folder))), "embedded")
         for kind in KINDS:
             directory = report_runs.write(kind, Path(folder) / kind)
             shoot(chromium, page.write_for(directory), kind)

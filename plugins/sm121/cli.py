@@ -41,30 +41,45 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     canary = commands.add_parser("canary", help="build the canary checkpoint under DIR")
-    canary.add_argument("directory", type=Path, metavar="DIR")
-    canary.add_argument("--twin", choices=("bf16", "mxfp4", "both"), default="both")
+    canary.add_argument("directory", type=Path, metavar="DIR", help="where it goes")
+    canary.add_argument(
+        "--twin",
+        choices=("bf16", "mxfp4", "both"),
+        default="both",
+        help="in which formats (default: both)",
+    )
     canary.set_defaults(run=_canary)
 
     train = commands.add_parser(
         "canary-train", help="train the canary's weights anew (CPU, minutes)"
     )
-    train.add_argument("file", type=Path, metavar="FILE")
-    train.add_argument("--steps", type=_positive, default=None)
-    train.add_argument("--seed", type=int, default=None)
-    train.add_argument("--threads", type=int, default=1)
+    train.add_argument("file", type=Path, metavar="FILE", help="the weights, when done")
+    train.add_argument(
+        "--steps", type=_positive, default=None, metavar="N", help="default: the recipe's"
+    )
+    train.add_argument("--seed", type=int, default=None, metavar="N", help="default: the recipe's")
+    train.add_argument("--threads", type=int, default=1, metavar="N", help="default: 1")
     train.set_defaults(run=_canary_train)
 
     ablation = commands.add_parser(
         "ablation", help="how far each broken feature moves the canary's log-probabilities"
     )
-    ablation.add_argument("checkpoint", type=Path, metavar="CHECKPOINT")
-    ablation.add_argument("--output", type=Path, default=Path("docs/ablation.md"))
+    ablation.add_argument(
+        "checkpoint", type=Path, metavar="CHECKPOINT", help="the canary's BF16 twin"
+    )
+    ablation.add_argument(
+        "--output",
+        type=Path,
+        default=Path("docs/ablation.md"),
+        metavar="FILE",
+        help="default: docs/ablation.md",
+    )
     ablation.set_defaults(run=_ablation)
 
     path = commands.add_parser(
         "path", help="what a server runs, read from its log; or what its libraries can run"
     )
-    path.add_argument("log", type=Path, metavar="LOG", nargs="?")
+    path.add_argument("log", type=Path, metavar="LOG", nargs="?", help="the log of a server")
     path.add_argument(
         "--engine", metavar="NAME", help="vllm, sglang or llama-cpp (default: told by the log)"
     )
@@ -121,7 +136,13 @@ def _parser() -> argparse.ArgumentParser:
     tolerances = commands.add_parser(
         "tolerances", help="the smallest defects that the numerics' tolerances detect"
     )
-    tolerances.add_argument("--output", type=Path, default=Path("docs/tolerances.md"))
+    tolerances.add_argument(
+        "--output",
+        type=Path,
+        default=Path("docs/tolerances.md"),
+        metavar="FILE",
+        help="default: docs/tolerances.md",
+    )
     tolerances.set_defaults(run=_tolerances)
 
     box = commands.add_parser("box", help="whether this machine is fit for measuring, now")
@@ -139,7 +160,9 @@ def _parser() -> argparse.ArgumentParser:
         help="a report directory, verdict.json, a file of pytest-benchmark's storage, or JSON of "
         "llama-benchy or llama-bench; NAME=PATH gives it a name",
     )
-    compare.add_argument("--format", choices=("markdown", "csv"), default="markdown")
+    compare.add_argument(
+        "--format", choices=("markdown", "csv"), default="markdown", help="default: markdown"
+    )
     compare.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
     compare.set_defaults(run=_compare)
 
@@ -172,7 +195,7 @@ def _parser() -> argparse.ArgumentParser:
     reference.set_defaults(run=_reference)
 
     schema = commands.add_parser("schema", help="JSON Schema of verdict.json or of profiles")
-    schema.add_argument("what", choices=("verdict", "profile"))
+    schema.add_argument("what", choices=("verdict", "profile"), help="of which file")
     schema.set_defaults(run=_schema)
     return parser
 
