@@ -12,7 +12,7 @@ TIMED := $(foreach name,ab benchmark_bridge box kernel_benchmark measuring_gate 
 REPORT ?= conformance-report
 PYTEST_ARGS ?=
 
-.PHONY: conformance test lint env canary catalogues clean help
+.PHONY: conformance test lint env canary catalogues reference docs clean help
 
 help: ## the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -24,10 +24,17 @@ test: canary lint ## the suite's own tests: every check is seen failing on its f
 	$(PY) -m pytest meta_tests -n 2 --dist loadfile $(TIMED:%=--ignore=%) $(PYTEST_ARGS)
 	$(PY) -m pytest $(TIMED) $(PYTEST_ARGS)
 
-lint: $(VENV)/.installed ## ruff and mypy
+lint: $(VENV)/.installed docs ## ruff, mypy, the documentation
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+
+reference: $(VENV)/.installed ## the generated pages of the documentation
+	$(PY) -m sm121 reference docs
+	$(PY) -m sm121.plugin.reference docs/options.md
+
+docs: $(VENV)/.installed ## the documentation as a site, in build/site; a dead link is an error
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 
 env: $(VENV)/.installed ## .venv with the suite and the CPU engine
 
@@ -37,7 +44,7 @@ $(VENV)/.installed: pyproject.toml
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --progress-bar off -q 'torch==2.13.0+cpu' \
 	  || $(PY) -m pip install --progress-bar off 'torch==2.13.0+cpu' --extra-index-url $(TORCH_INDEX)
-	$(PY) -m pip install --progress-bar off -q -e '.[cpu,dev]'
+	$(PY) -m pip install --progress-bar off -q -e '.[cpu,dev,docs]'
 	$(PY) -m pip uninstall -q -y torchvision torchaudio torchcodec
 	$(PY) -m pip install --progress-bar off -q --no-deps $(FLASHINFER_SOURCES)
 	@touch $@
@@ -53,6 +60,7 @@ catalogues: canary ## what takes longer than `make test` allows: every table in 
 	$(PY) meta_tests/protocol_faults.py --output docs/protocol-faults.md
 	$(PY) meta_tests/real_regression.py
 	$(PY) meta_tests/stress_faults.py --output docs/stress-faults.md --samples docs/bundles
+	$(PY) meta_tests/report_screens.py
 
 clean: ## remove what was made here
 	rm -rf $(VENV) .cache conformance-report* build *.egg-info

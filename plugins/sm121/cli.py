@@ -41,30 +41,45 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     canary = commands.add_parser("canary", help="build the canary checkpoint under DIR")
-    canary.add_argument("directory", type=Path, metavar="DIR")
-    canary.add_argument("--twin", choices=("bf16", "mxfp4", "both"), default="both")
+    canary.add_argument("directory", type=Path, metavar="DIR", help="where it goes")
+    canary.add_argument(
+        "--twin",
+        choices=("bf16", "mxfp4", "both"),
+        default="both",
+        help="in which formats (default: both)",
+    )
     canary.set_defaults(run=_canary)
 
     train = commands.add_parser(
         "canary-train", help="train the canary's weights anew (CPU, minutes)"
     )
-    train.add_argument("file", type=Path, metavar="FILE")
-    train.add_argument("--steps", type=_positive, default=None)
-    train.add_argument("--seed", type=int, default=None)
-    train.add_argument("--threads", type=int, default=1)
+    train.add_argument("file", type=Path, metavar="FILE", help="the weights, when done")
+    train.add_argument(
+        "--steps", type=_positive, default=None, metavar="N", help="default: the recipe's"
+    )
+    train.add_argument("--seed", type=int, default=None, metavar="N", help="default: the recipe's")
+    train.add_argument("--threads", type=int, default=1, metavar="N", help="default: 1")
     train.set_defaults(run=_canary_train)
 
     ablation = commands.add_parser(
         "ablation", help="how far each broken feature moves the canary's log-probabilities"
     )
-    ablation.add_argument("checkpoint", type=Path, metavar="CHECKPOINT")
-    ablation.add_argument("--output", type=Path, default=Path("docs/ablation.md"))
+    ablation.add_argument(
+        "checkpoint", type=Path, metavar="CHECKPOINT", help="the canary's BF16 twin"
+    )
+    ablation.add_argument(
+        "--output",
+        type=Path,
+        default=Path("docs/ablation.md"),
+        metavar="FILE",
+        help="default: docs/ablation.md",
+    )
     ablation.set_defaults(run=_ablation)
 
     path = commands.add_parser(
         "path", help="what a server runs, read from its log; or what its libraries can run"
     )
-    path.add_argument("log", type=Path, metavar="LOG", nargs="?")
+    path.add_argument("log", type=Path, metavar="LOG", nargs="?", help="the log of a server")
     path.add_argument(
         "--engine", metavar="NAME", help="vllm, sglang or llama-cpp (default: told by the log)"
     )
@@ -121,7 +136,13 @@ def _parser() -> argparse.ArgumentParser:
     tolerances = commands.add_parser(
         "tolerances", help="the smallest defects that the numerics' tolerances detect"
     )
-    tolerances.add_argument("--output", type=Path, default=Path("docs/tolerances.md"))
+    tolerances.add_argument(
+        "--output",
+        type=Path,
+        default=Path("docs/tolerances.md"),
+        metavar="FILE",
+        help="default: docs/tolerances.md",
+    )
     tolerances.set_defaults(run=_tolerances)
 
     box = commands.add_parser("box", help="whether this machine is fit for measuring, now")
@@ -139,7 +160,9 @@ def _parser() -> argparse.ArgumentParser:
         help="a report directory, verdict.json, a file of pytest-benchmark's storage, or JSON of "
         "llama-benchy or llama-bench; NAME=PATH gives it a name",
     )
-    compare.add_argument("--format", choices=("markdown", "csv"), default="markdown")
+    compare.add_argument(
+        "--format", choices=("markdown", "csv"), default="markdown", help="default: markdown"
+    )
     compare.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
     compare.set_defaults(run=_compare)
 
@@ -161,9 +184,36 @@ def _parser() -> argparse.ArgumentParser:
         "--output", type=Path, metavar="DIR", default=Path("conformance-report-merged")
     )
     merge.set_defaults(run=_merge)
+    report = commands.add_parser("report", help="report.html and junit.xml of a stored run")
+    report.add_argument("directory", type=Path, metavar="DIR", help="a report directory")
+    report.set_defaults(run=_report)
+
+    testlog = commands.add_parser(
+        "testlog", help="the test log of a feature and its row of BENCHMARK_RESULTS.md, from a run"
+    )
+    testlog.add_argument("directory", type=Path, metavar="RUN", help="a report directory")
+    testlog.add_argument("--feature", metavar="NAME", help="default: the configuration's name")
+    testlog.add_argument("--branch", metavar="NAME", help="default: the engine's commit")
+    testlog.add_argument(
+        "--baseline", type=Path, metavar="RUN", help="another run, to set beside this one"
+    )
+    testlog.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="write TEST_LOGS/FEATURE_<name>_<date>.md and BENCHMARK_RESULTS.md there "
+        "(default: both to standard output)",
+    )
+    testlog.set_defaults(run=_testlog)
+
+    reference = commands.add_parser(
+        "reference", help="the generated pages of the documentation (in a checkout of the suite)"
+    )
+    reference.add_argument("directory", type=Path, metavar="DIR", help="docs of the checkout")
+    reference.set_defaults(run=_reference)
 
     schema = commands.add_parser("schema", help="JSON Schema of verdict.json or of profiles")
-    schema.add_argument("what", choices=("verdict", "profile"))
+    schema.add_argument("what", choices=("verdict", "profile"), help="of which file")
     schema.set_defaults(run=_schema)
     return parser
 
@@ -340,6 +390,44 @@ def _merge(options: argparse.Namespace) -> int:
     print(f"{merged.verdict}: {merged.reason}")
     print(options.output / "verdict.json")
     return merged.exit_status
+def _report(options: argparse.Namespace) -> int:
+    from sm121.report import junit, page, stored, verdict_file
+
+    found = stored.read(options.directory)
+    verdict_file.write_text(junit.xml(found), found.directory / junit.NAME)
+    print(page.write(found))
+    return 0
+
+
+def _testlog(options: argparse.Namespace) -> int:
+    from sm121.report import stored, testlog
+
+    found = stored.read(options.directory)
+    feature = options.feature or found.run.engine.configuration or found.run.engine.name
+    baseline = stored.read(options.baseline) if options.baseline is not None else None
+    log = testlog.log(found, feature=feature, branch=options.branch, baseline=baseline)
+    if options.output is None:
+        print(log)
+        print(testlog.entry(found, feature=feature))
+    else:
+        for file in testlog.write(found, log, options.output, feature=feature):
+            print(file)
+    return 0
+
+
+def _reference(options: argparse.Namespace) -> int:
+    from sm121.reference import commands, crash_classes, requirements, schema
+
+    pages = {
+        "requirements.md": requirements.page(options.directory.parent / "tests"),
+        "crash-classes.md": crash_classes.page(),
+        "commands.md": commands.page(_parser()),
+        "schema.md": schema.page(),
+    }
+    for name, text in pages.items():
+        (options.directory / name).write_text(text, "utf-8")
+        print(options.directory / name)
+    return 0
 
 
 def _schema(options: argparse.Namespace) -> int:

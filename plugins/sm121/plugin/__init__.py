@@ -28,5 +28,6 @@ pytest_plugins = (
     "sm121.plugin.matrix",
     "sm121.plugin.resume",
     "sm121.plugin.shards",
+    "sm121.plugin.report",
     "sm121.plugin.terminal",
 )

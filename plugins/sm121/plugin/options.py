@@ -191,7 +191,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--report-dir",
         metavar="PATH",
         default="conformance-report",
-        help="verdict.json, summary.md and logs (default: conformance-report)",
+        help="verdict.json, report.html, summary.md, junit.xml and logs (default: "
+        "conformance-report); an earlier report is kept under earlier/",
     )
     group.addoption(
         "--configuration",
@@ -221,8 +222,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_configure(config: pytest.Config) -> None:
+def declare_markers(config: pytest.Config) -> None:
+    """The markers of levels and architectures."""
     for name in profile.LEVELS:
         config.addinivalue_line("markers", f"{name}: tests of the {name} level")
     for name in architecture.NAMES:
@@ -235,6 +236,11 @@ def pytest_configure(config: pytest.Config) -> None:
         "applies_to(*names): the architectures that a test is for; 'gpu' means each of them. "
         "Every test of a level has it, on itself or its module",
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    declare_markers(config)
     try:
         config.stash[SETTINGS] = _settings(config)
     except UsageError as error:

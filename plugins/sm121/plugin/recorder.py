@@ -78,7 +78,7 @@ def _unfinished(item: pytest.Item) -> TestReport:
 def _message(run: Run, call: pytest.CallInfo[None], report: pytest.TestReport) -> str:
     if call.excinfo is None:  # a strict xfail that passed
         text = str(report.longrepr)
-    elif isinstance(call.excinfo.value, AssertionError):
+    elif isinstance(call.excinfo.value, (AssertionError, Undecided)):
         text = str(call.excinfo.value)
     else:
         text = call.excinfo.exconly()

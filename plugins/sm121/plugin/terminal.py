@@ -12,11 +12,16 @@ from rich.table import Table
 
 from sm121 import __version__, architecture
 from sm121.evidence.redaction import redact_arguments, redact_environment
+from sm121.plugin.certification import DESELECTED
 from sm121.plugin.options import SETTINGS
+from sm121.plugin.selection import LEVEL
 from sm121.verdict import Verdict
 
 if TYPE_CHECKING:
     from sm121.plugin.run import Run
+
+#: The tests of levels that were collected, where nothing but that was asked for.
+COLLECTED = pytest.StashKey[list[pytest.Item]]()
 
 _COLOURS = {
     Verdict.PASS: {"green": True},
@@ -55,10 +60,12 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return lines
 
 
-def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
     """The settings in force, now that they are resolved."""
     from sm121.plugin.run import RUN
 
+    if config.option.collectonly:
+        config.stash[COLLECTED] = [item for item in items if LEVEL in item.stash]
     run = config.stash.get(RUN, None)
     if run is None:
         return []
@@ -95,9 +102,39 @@ def pytest_terminal_summary(
     run = config.stash.get(RUN, None)
     if run is not None:
         _closing(terminalreporter, run)
+    elif config.option.collectonly:
+        _would_run(terminalreporter, config)
+
+
+def _would_run(terminal: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """``--collect-only``: what would run, and why the rest would not."""
+    reasons: dict[str, list[str]] = {}
+    levels: dict[str, int] = {}
+    for item in config.stash.get(COLLECTED, []):
+        marker = item.get_closest_marker("skip")
+        if marker is None:
+            levels[item.stash[LEVEL]] = levels.get(item.stash[LEVEL], 0) + 1
+        else:
+            reason = str(marker.kwargs.get("reason", "")).removeprefix("NOT_RUN: ")
+            reasons.setdefault(reason, []).append(item.nodeid)
+    if not levels and not reasons:
+        return
+    terminal.section("sm121 conformance")
+    counts = ", ".join(f"{name} {count}" for name, count in levels.items())
+    terminal.write_line(
+        f"would run: {sum(levels.values())} checks" + (f" ({counts})" if counts else "")
+    )
+    for reason, ids in reasons.items():
+        terminal.write_line(f"would not run: {len(ids)} ({ids[0]}{' ...' if len(ids) > 1 else ''})")
+        terminal.write_line(f"  because: {reason}")
+    removed = config.stash.get(DESELECTED, [])
+    if removed:
+        terminal.write_line(f"would not run: {len(removed)} deselected ({removed[0]} ...)")
 
 
 def _closing(terminal: pytest.TerminalReporter, run: Run) -> None:
+    from sm121.plugin.report import first_finding
+
     file = run.file
     terminal.section("sm121 conformance")
     terminal.write(_levels_table(run, terminal._tw.fullwidth))
@@ -115,6 +152,10 @@ def _closing(terminal: pytest.TerminalReporter, run: Run) -> None:
         where = run.directory / crash.bundle if crash.bundle else "could not be written"
         terminal.write_line(f"crash: {crash.kind}: {crash.summary}; bundle: {where}")
     terminal.write_line(f"report: {run.directory / 'verdict.json'}")
+    for line in first_finding(run.config):
+        terminal.write_line(line)
+    page = run.directory / "report.html"
+    terminal.write_line(f"report: {page if page.is_file() else run.directory / 'verdict.json'}")
     terminal.write_line(f"{file.verdict.value}: {file.reason}", bold=True, **_COLOURS[file.verdict])
 
 

@@ -2,30 +2,56 @@
 
 from __future__ import annotations
 
+import re
+
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from sm121.report import charts, findings, metric_names
 from sm121.report.printable import printable
-from sm121.report.verdict_file import VerdictFile
-from sm121.verdict import Verdict
+from sm121.report.verdict_file import MetricReport, VerdictFile
 
 _MARKDOWN_SPECIAL = str.maketrans(
     {character: f"\\{character}" for character in "\\`*_[]()!#|~"}
     | {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
 )
+#: GitHub would write to whom a model's output names; a backslash does not keep it from that.
+_MENTION = re.compile(r"(?<![A-Za-z0-9])@(?=\w)")
+#: A pull request is read, a report is searched: the rest is in report.html.
+_MOST_FAILURES = 10
+_MOST_LENGTH = 300
 
 
-def _plain(value: object) -> str:
+def plain(value: object) -> str:
     """Anything as plain text on one line of Markdown: it may come from a log or a model."""
     line = str(value).replace("\n", " ").replace("\r", " ")
-    return printable(line).translate(_MARKDOWN_SPECIAL)
+    text = printable(line).translate(_MARKDOWN_SPECIAL)
+    return _MENTION.sub("@\u2060", text)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_LENGTH else f"{text[:_MOST_LENGTH]} ..."
+
+
+def _shown(name: str, metric: MetricReport) -> bool:
+    """Whether a pull request wants it: what has a gate, and the first rates."""
+    rate = metric_names.rate(name)
+    first = rate is not None and rate.depth == 0 and rate.streams == 1
+    return first or metric.minimum is not None or metric.at_most is not None
 
 
 def markdown(run: VerdictFile) -> str:
     """The summary of a run, finished or not."""
-    # Markdown, not HTML: everything that is put in goes through `_plain`.
+    # Markdown, not HTML: everything that is put in goes through `plain`.
     environment = Environment(  # noqa: S701
-        loader=PackageLoader("sm121.report"), undefined=StrictUndefined, finalize=_plain
+        loader=PackageLoader("sm121.report"), undefined=StrictUndefined, finalize=plain
     )
-    bad = (Verdict.FAIL, Verdict.INVALID, Verdict.INCONCLUSIVE)
-    failures = [test for test in run.tests if test.verdict in bad and not test.waived]
-    return environment.get_template("summary.md.j2").render(run=run, failures=failures)
+    failures = findings.failures(run)
+    return environment.get_template("summary.md.j2").render(
+        run=run,
+        failures=failures[:_MOST_FAILURES],
+        more=len(failures[_MOST_FAILURES:]),
+        metrics={name: m for name, m in run.metrics.items() if _shown(name, m)},
+        number=charts.number,
+        interval=charts.interval,
+        short=_short,
+    )

@@ -1,0 +1,231 @@
+"""The documentation says what is so: generated pages are up to date, links lead somewhere, every
+command is run here or says what it needs."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sm121 import cli
+from sm121.plugin import reference
+from sm121.profile import Profile
+from sm121.reference import commands, crash_classes, requirements, schema
+from sm121.report import verdict_file
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md")])
+MADE = {
+    "requirements.md": lambda: requirements.page(ROOT / "tests"),
+    "crash-classes.md": crash_classes.page,
+    "commands.md": lambda: commands.page(cli._parser()),
+    "schema.md": schema.page,
+    "options.md": reference.page,
+}
+#: What a block may say that it needs; everything else is run.
+NEEDS = {"engine", "sm121", "server", "a module of yours"}
+_BLOCK = re.compile(
+    r"(?:<!-- (?P<mark>run|needs)(?:: (?P<what>[^>]*?))? -->\n)?"
+    r"```(?P<language>\w*)\n(?P<code>.*?)```",
+    re.S,
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    page: Path
+    line: int
+    language: str
+    code: str
+    mark: str | None
+    what: str | None
+
+    def __str__(self) -> str:
+        return f"{self.page.name}:{self.line}"
+
+
+def blocks() -> list[Block]:
+    found = []
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        for match in _BLOCK.finditer(text):
+            line = text.count("\n", 0, match.start()) + 1
+            found.append(
+                Block(page, line, match["language"], match["code"], match["mark"], match["what"])
+            )
+    return found
+
+
+BLOCKS = blocks()
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_generated_pages_are_up_to_date(name):
+    assert (DOCS / name).read_text("utf-8") == MADE[name](), "run `make reference`"
+
+
+def test_schemas_are_up_to_date():
+    for name, model in (("verdict", verdict_file.json_schema()),
+                        ("profile", Profile.model_json_schema())):  # fmt: skip
+        assert json.loads((DOCS / f"{name}.schema.json").read_text()) == model, name
+
+
+def test_the_requirements_cover_every_test():
+    """Every test of a level, found in another way: by its name in the files."""
+    text = (DOCS / "requirements.md").read_text()
+    for file in (ROOT / "tests").glob("test_*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
+                assert f"| `{node.name}` | " in text, f"{file.name}: {node.name}"
+
+
+def test_a_test_without_a_requirement_is_refused(tmp_path):
+    file = tmp_path / "test_it.py"
+    file.write_text("import pytest\npytestmark = pytest.mark.smoke\ndef test_it(): pass\n")
+    with pytest.raises(cli.UsageError, match="test_it: expected a docstring"):
+        requirements.read(tmp_path)
+
+
+def test_every_option_marker_and_fixture_has_its_help():
+    options, markers = reference.declared()
+    assert len(options) > 25 and len(markers) > 15
+    for option in options:
+        assert len(option.help) > 10, option.names
+        assert not option.help.endswith("."), f"{option.names}: as the others, without a full stop"
+    for line in markers:
+        assert len(line.partition(":")[2].strip()) > 10, line
+    for name, text in reference.fixtures().items():
+        assert len(text) > 10, f"fixture {name} says nothing of itself"
+
+
+def test_the_readme_has_every_option():
+    text = (ROOT / "README.md").read_text()
+    options, _ = reference.declared()
+    assert [o.names[0] for o in options if f"{o.names[0]}" not in text] == []
+
+
+def test_every_command_has_its_help():
+    for line in commands.page(cli._parser()).splitlines():
+        assert not re.fullmatch(r"\| `[^|]+` \|  \|", line), f"{line} has no help"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.S)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{page.name}: {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", file.read_text("utf-8"), re.M)
+            slugs = {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in headings}
+            assert anchor in slugs, f"{page.name}: {target}"
+
+
+def test_every_page_is_reached_from_the_site():
+    text = (ROOT / "mkdocs.yml").read_text()
+    assert [page.name for page in DOCS.glob("*.md") if page.name not in text] == []
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_every_block_is_run_or_says_what_it_needs(block):
+    if block.language in ("console", "python"):
+        assert block.mark, f"{block}: expected <!-- run --> or <!-- needs: ... --> before it"
+    if block.mark == "needs":
+        assert block.what in NEEDS, f"{block}: {block.what!r} is none of {sorted(NEEDS)}"
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.mark == "run" and not b.what], ids=str)
+def test_what_can_be_run_runs(block):
+    if block.language == "python":
+        commands_ = [[sys.executable, "-c", block.code]]
+    else:
+        lines = [line[2:] for line in block.code.splitlines() if line.startswith("$ ")]
+        assert lines, f"{block}: a console has commands, each after '$ '"
+        commands_ = [_here(shlex.split(line)) for line in lines]
+    for command in commands_:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _here(command: list[str]) -> list[str]:
+    """The command with this interpreter."""
+    own = {"python": [], "sm121": ["-m", "sm121"], "pytest": ["-m", "pytest"]}
+    return [sys.executable, *own[command[0]], *command[1:]]
+
+
+def test_options_in_the_docs_exist():
+    """Commands that need a machine are at least spelt rightly."""
+    options, _ = reference.declared()
+    known = {name for option in options for name in option.names}
+    known |= {"--gpus", "--ipc", "--rm", "--entrypoint", "--rootdir", "--collect-only"}
+    for block in BLOCKS:
+        if block.language != "console":
+            continue
+        for name in re.findall(r"(?<![\w=-])(--[a-z][a-z-]+)", block.code):
+            assert name in known or name.startswith("--benchmark-"), f"{block}: {name}"
+
+
+@pytest.mark.parametrize("name", ["github-actions.yml", "gitlab-ci.yml"])
+def test_ci_examples_are_sound(name):
+    text = (DOCS / "ci" / name).read_text()
+    loaded = yaml.safe_load(text)
+    options, _ = reference.declared()
+    known = {option.names[0] for option in options}
+    for option in re.findall(r"(?<=pytest )[^\n\"]*", text):
+        for flag in re.findall(r"--[a-z-]+", option):
+            assert flag in known or flag.startswith("--benchmark-"), flag
+    if name.startswith("github"):
+        assert set(loaded["jobs"]) == {"embedded", "spark"}
+        for job in loaded["jobs"].values():
+            assert job["runs-on"] and job["timeout-minutes"]
+            assert all("uses" in step or "run" in step for step in job["steps"])
+            uploads = [s for s in job["steps"] if "upload-artifact" in s.get("uses", "")]
+            assert uploads and all(step["if"] == "always()" for step in uploads)
+    else:
+        jobs = {k: v for k, v in loaded.items() if k not in ("stages",)}
+        assert all(job.get("script") or key.startswith(".") for key, job in jobs.items())
+        assert loaded[".report"]["artifacts"]["when"] == "always"
+
+
+def test_issue_forms_and_hooks_are_sound():
+    for file in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
+        form = yaml.safe_load(file.read_text())
+        if file.name == "config.yml":
+            continue
+        assert form["name"] and form["description"] and form["body"]
+        ids = [field.get("id") for field in form["body"] if field["type"] != "markdown"]
+        assert None not in ids and len(ids) == len(set(ids)), file.name
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    assert all(hook["id"] for repo in hooks["repos"] for hook in repo["hooks"])
+
+
+def test_the_traps_of_the_readme_are_those_that_were_measured():
+    measured = (DOCS / "accuracy.md").read_text()
+    part = (ROOT / "README.md").read_text().partition("## How it compares")[2].partition("\n## ")[0]
+    numbers = re.findall(r"[\d.]+\*{0,2} (?:tok/s|ms)", part.partition("| trap |")[2])
+    assert len(numbers) > 12
+    for number in numbers:
+        assert number in measured, number
+
+
+def test_versions_agree():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == cli.__version__
+    assert "## Unreleased" in (ROOT / "CHANGELOG.md").read_text()
+    contracts = (DOCS / "contracts.md").read_text()
+    assert f"`schema_version` is {verdict_file.SCHEMA_VERSION}." in contracts

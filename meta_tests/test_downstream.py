@@ -1,0 +1,99 @@
+"""Another project uses the installed suite: by its entry point, and by what the docs name."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+from sm121.plugin import reference
+
+ROOT = Path(__file__).parent.parent
+PROJECT = Path(__file__).parent / "downstream"
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A copy of the project, away from the suite's own checkout."""
+    return Path(shutil.copytree(PROJECT, tmp_path / "theirs", ignore=_made_by_running))
+
+
+def _made_by_running(_folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if name.startswith("__") or name.startswith(".")]
+
+
+def run(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "GITHUB_"))}
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
+        cwd=project, env=kept, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+def test_the_entry_point_is_installed():
+    (found,) = [point for point in entry_points(group="pytest11") if point.name == "sm121"]
+    assert found.value == "sm121.entry_point"
+
+
+def test_their_own_run_passes(project, fault_server):
+    server = fault_server()
+    # A profile of their own, which says nothing of the machine: what else runs on it is no matter.
+    ours = (ROOT / "fixtures" / "profiles" / "cpu-tiny-gpt-oss.toml").read_text()
+    (project / "theirs.toml").write_text(
+        re.sub(r"^\[box\]\n(?:[^\[\n].*\n|\n)*", "", ours, flags=re.M)
+    )
+    done = run(
+        project,
+        *("--profile", "theirs.toml", "--base-url", server.base_url, "--api-key", server.key),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = project / "conformance-report"
+    verdict = json.loads((report / "verdict.json").read_text())
+    assert verdict["verdict"] == "PASS" and verdict["finished"]
+    assert {name: level["verdict"] for name, level in verdict["levels"].items()} == {
+        "smoke": "PASS", "correctness": "PASS", "performance": "PASS",
+    }  # fmt: skip
+    assert verdict["metrics"]["health_p50"]["rounds"] == 6
+    assert (report / "report.html").is_file()
+
+
+def test_one_level_of_the_suite_runs_from_their_checkout(project, fault_server):
+    """`-p sm121.plugin` and a path: nothing of the project but where it stands."""
+    server = fault_server()
+    (project / "pytest.ini").write_text("[pytest]\n")
+    done = run(
+        project,
+        *("-p", "sm121.plugin", "--arch", "cpu", "-m", "smoke", "--rootdir", str(project)),
+        *("--base-url", server.base_url, "--api-key", server.key),
+        str(ROOT / "tests" / "test_smoke.py") + "::test_health",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "PASS: 1 of 1 checks" in done.stdout
+
+
+def test_who_does_not_ask_for_it_gets_nothing_of_it(project):
+    (project / "pytest.ini").write_text("[pytest]\n")
+    (project / "test_our_change.py").write_text("def test_it():\n    pass\n")
+    done = run(project)
+    output = re.sub(r"^plugins: .*$", "", done.stdout.replace(str(project), ""), flags=re.M)
+    assert done.returncode == 0 and "sm121" not in output
+    assert not (project / "conformance-report").exists()
+
+
+def test_they_use_only_what_is_documented():
+    text = (ROOT / "docs" / "python-api.md").read_text()
+    code = (PROJECT / "test_our_change.py").read_text()
+    for module, names in re.findall(r"^from (sm121[\w.]*) import (.+)$", code, re.M):
+        for name in names.split(", "):
+            assert f"`{module}.{name}`" in text, f"{module}.{name} is not in docs/python-api.md"
+    known = reference.fixtures()
+    for arguments in re.findall(r"^def test_\w+\((.*)\)", code, re.M):
+        for fixture in filter(None, arguments.split(", ")):
+            assert f"`{fixture}`" in text and known[fixture], f"{fixture} is not documented"

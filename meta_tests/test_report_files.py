@@ -1,0 +1,292 @@
+"""What is written of a run: readable by people and by CI, whatever is missing or hostile in it."""
+
+from __future__ import annotations
+
+import html
+import json
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import report_runs
+
+from sm121.cli import main
+from sm121.errors import UsageError
+from sm121.measure import comparison
+from sm121.report import (
+    crash_list,
+    details,
+    findings,
+    github,
+    junit,
+    matrix_file,
+    memory_file,
+    metric_names,
+    page,
+    references,
+    stored,
+    summary,
+    verdict_file,
+)
+from sm121.verdict import Verdict
+
+DATA = Path(__file__).parent / "data"
+SCENARIOS = "meta_tests/scenarios/verdicts.py"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A directory of each kind."""
+    folder = tmp_path_factory.mktemp("runs")
+    kinds = ("pass", "fail", "invalid", "inconclusive", "crash", "hostile")
+    return {kind: report_runs.write(kind, folder / kind) for kind in kinds}
+
+
+class Tags(HTMLParser):
+    """Elements that were opened and not closed, and every element there is."""
+
+    VOID = frozenset({"meta", "link", "br", "img", "input", "hr"})
+
+    def __init__(self):
+        super().__init__()
+        self.open: list[str] = []
+        self.all: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.all.append(tag)
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]}"
+        self.open.pop()
+
+
+@pytest.mark.parametrize("kind", ["pass", "fail", "invalid", "inconclusive", "crash", "hostile"])
+def test_the_page_is_sound_small_and_alone(runs, kind):
+    text = page.html(stored.read(runs[kind]))
+    assert len(text.encode()) < 3_000_000
+    tags = Tags()
+    tags.feed(text)
+    assert tags.open == []
+    assert tags.all.count("script") == 3 and "img" not in tags.all and "iframe" not in tags.all
+    policy = html.unescape(text.partition('Policy" content="')[2].partition('">')[0])
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in policy.replace("style-src 'unsafe-inline'", "")
+
+
+def test_a_directory_with_nothing_but_the_verdict(runs, tmp_path):
+    shutil.copy(runs["fail"] / "verdict.json", tmp_path)
+    text = page.html(stored.read(tmp_path))
+    assert "required" in text and text.count("Not run.") >= 4
+
+
+def test_what_cannot_be_read_is_not_shown(runs, tmp_path):
+    shutil.copy(runs["pass"] / "verdict.json", tmp_path)
+    for name in ("details.json", "memory.json", "matrix.json"):
+        (tmp_path / name).write_text("{]")
+    found = stored.read(tmp_path)
+    assert found.memory is None and found.matrix is None and found.details == details.Details()
+    assert "Not run." in page.html(found)
+
+
+def test_no_verdict_is_one_clear_line(tmp_path, capsys):
+    with pytest.raises(UsageError, match="expected a report directory"):
+        stored.read(tmp_path)
+    assert main(["report", str(tmp_path)]) == 4
+    assert "expected a report directory" in capsys.readouterr().err
+
+
+def test_a_run_of_the_first_version_is_read_by_all(tmp_path, capsys):
+    shutil.copy(DATA / "verdict-first-version.json", tmp_path / "verdict.json")
+    assert main(["report", str(tmp_path)]) == 0
+    assert "31.6" in (tmp_path / "report.html").read_text()
+    assert main(["testlog", str(tmp_path), "--feature", "old"]) == 0
+    assert "NEEDS FIXES" in capsys.readouterr().out
+    source = comparison.read(tmp_path)
+    assert source.row("tg32@d0").value == 31.6
+
+
+def test_a_run_of_a_later_version_is_read_without_what_is_new(runs):
+    raw = json.loads((runs["pass"] / "verdict.json").read_text())
+    raw["schema_version"] = verdict_file.SCHEMA_VERSION + 1
+    raw["new"] = {"a": 1}
+    raw["engine"]["new"] = 2
+    raw["engine"]["path"]["new"] = 3
+    raw["tests"][0]["new"] = raw["metrics"]["tg32@d0"]["new"] = 4
+    found = stored.of(raw, runs["pass"])
+    assert found.run.verdict is Verdict.PASS
+    assert found.schema_version == verdict_file.SCHEMA_VERSION + 1
+
+
+def test_junit_has_levels_as_suites_and_verdicts_as_properties(runs):
+    for kind in ("fail", "invalid", "hostile"):
+        found = stored.read(runs[kind])
+        root = ElementTree.fromstring(junit.xml(found))
+        assert [suite.get("name") for suite in root] == list(
+            dict.fromkeys(test.level for test in found.run.tests)
+        )
+        assert int(root.get("tests")) == len(found.run.tests)
+        for suite in root:
+            level = found.run.levels[suite.get("name")]
+            properties = {p.get("name"): p.get("value") for p in suite.find("properties")}
+            assert properties["verdict"] == level.verdict.value
+            assert int(suite.get("failures")) == level.failed
+            assert int(suite.get("errors")) == level.invalid + level.inconclusive
+            for case in suite.iter("testcase"):
+                assert case.find("properties/property[@name='verdict']") is not None
+
+
+def test_annotations_cannot_be_broken_out_of(runs, tmp_path):
+    found = stored.read(runs["hostile"])
+    found.run.tests[0].verdict = Verdict.FAIL
+    found.run.tests[0].message = "a%b\n::error::forged\r,file=x::y\x1b[2J"
+    lines = github.commands(found, tmp_path / "sub", tmp_path)
+    assert all(line.startswith("::error file=sub/tests/") for line in lines)
+    assert not any(character in line for line in lines for character in "\n\r\x1b")
+    forged = next(line for line in lines if "forged" in line)
+    assert "a%25b%0A::error::forged%0D,file=x::y" in forged
+    assert github.command("error", {"title": "a:b,c"}, "m") == "::error title=a%3Ab%2Cc::m"
+
+
+def test_the_job_summary_is_added_to_and_stays_within_its_limit(runs, tmp_path):
+    file = tmp_path / "summary"
+    file.write_text("before\n")
+    github.append_summary(summary.markdown(stored.read(runs["fail"]).run), file)
+    assert file.read_text().startswith("before\n# SM121 conformance: FAIL")
+    github.append_summary("x" * (1 << 20), file)
+    assert file.stat().st_size < 5000
+
+
+@pytest.mark.parametrize("kind", ["pass", "fail", "hostile"])
+def test_the_summary_is_short(runs, kind):
+    text = summary.markdown(stored.read(runs[kind]).run)
+    assert len(text) < 6000 and len(text.splitlines()) < 60
+    assert "<script" not in text and "\x1b" not in text
+
+
+def test_a_model_calls_nobody_in_a_pull_request():
+    assert "@torvalds" not in summary.plain("hello @torvalds")
+    assert summary.plain("tg32@d0") == "tg32@d0"
+
+
+def test_tests_that_say_the_same_stand_together(runs):
+    found = findings.grouped(stored.read(runs["inconclusive"]))
+    assert len(found) == 1 and len(found[0].ids) == 3
+    first = findings.grouped(stored.read(runs["fail"]))[0]
+    assert first.required == "tg32@d0 >= 52 tok/s" and first.seen.startswith("47.3 tok/s")
+    assert first.requirement and first.reproduce and first.evidence == ("server-cutlass.log",)
+
+
+def test_references_are_drawn_only_beside_what_they_are_of(runs):
+    known = references.load()
+    by_name = {item.name: item.values for item in known.reference}
+    assert by_name["llama.cpp"]["tg32@d0"] == 57.85 and by_name["SGLang"]["tg32@d0"] == 52.37
+    run = stored.read(runs["pass"]).run
+    assert known.comparable(run) is None and "llama.cpp (tg32)" in page.html(
+        stored.read(runs["pass"])
+    )
+    run.arch = "cpu"
+    assert known.comparable(run) == "they are of sm121, this run is of cpu"
+    with pytest.raises(UsageError, match="unknown key"):
+        references.parse('[target]\narch="a"\nmodel="b"\ndescription="c"\nwrong=1\n')
+
+
+def test_memory_is_read_by_any_of_its_names():
+    found = memory_file.of([{"t": 5.0, "rss_bytes": 2**30}, {"t": 9.0, "rss_bytes": 2**31}])
+    assert found.seconds == (0.0, 4.0) and found.levels == {"server's processes": (1.0, 2.0)}
+    assert (
+        memory_file.of([]) is None
+        and memory_file.of([{"t": 1}]) is None
+        and (memory_file.of(["x", None]) is None)
+    )
+
+
+def test_a_matrix_is_read_for_what_it_has():
+    found = matrix_file.of({"cells": [{"values": {"a": 1, "b": None}, "verdict": "PASS"}, 7]})
+    assert found.axes == {"a": ("1",), "b": ("none",)} and found.cells[0].verdict == "PASS"
+    assert matrix_file.of({"cells": []}) is None and matrix_file.of("x") is None
+
+
+def test_a_bundle_that_nobody_listed_is_a_crash(tmp_path):
+    bundle = tmp_path / "crashes" / "7"
+    bundle.mkdir(parents=True)
+    (bundle / "server.log").write_text("x")
+    (found,) = crash_list.read({}, tmp_path)
+    assert found.bundle == "crashes/7" and found.files == ("crashes/7/server.log",)
+    (outside,) = crash_list.read({"crashes": [{"kind": "oom", "bundle": "../.."}]}, bundle)
+    assert outside.files == (), "nothing outside of the report is listed"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("tg32@d4096", "decode tg32 at depth 4096"),
+        ("pp2048@d0", "prefill pp2048"),
+        ("tg32_c4@d0", "decode tg32, 4 streams"),
+        ("ttft_p99", "time to first token, p99"),
+        ("ttft_visible_p50", "time to first visible text, p50"),
+        ("ttft_c2_p50", "time to first token, p50, 2 streams"),
+        ("startup_s", "start of the server"),
+        ("something", "something"),
+    ],
+)
+def test_metrics_have_names_for_people(name, words):
+    assert metric_names.words(name) == words
+
+
+def test_a_run_writes_everything(run_pytest, fault_server, tmp_path):
+    """The whole way: options, a failure, the files, GitHub's part, the closing lines."""
+    server = fault_server()
+    step = tmp_path / "step.md"
+    status, run = run_pytest(
+        *("--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key),
+        f"{SCENARIOS}::test_pass",
+        f"{SCENARIOS}::test_fail",
+        f"{SCENARIOS}::test_skipped",
+        environment={
+            "GITHUB_ACTIONS": "true",
+            "GITHUB_STEP_SUMMARY": str(step),
+            "GITHUB_WORKSPACE": str(Path(__file__).parent.parent),
+        },
+    )
+    assert status == 1
+    for name in ("verdict.json", "summary.md", "junit.xml", "details.json", "report.html"):
+        text = (run.report / name).read_text()
+        assert text and server.key not in text, name
+    assert "SM121 conformance: FAIL" in step.read_text()
+    assert f"::error file={SCENARIOS}," in run.output
+    closing = run.output[run.output.index("= sm121 conformance =") :]
+    assert len(closing.splitlines()) < 24, "the first failure is read without scrolling"
+    for part in ("seen: a secret [redacted]", "run again: python -m pytest", "report.html"):
+        assert part in closing
+    known = details.read(run.report)
+    assert [failure.id for failure in known.failures] == [f"{SCENARIOS}::test_fail"]
+    assert known.failures[0].location.startswith(f"{SCENARIOS}:")
+    # A report that is made anew from the files says the same.
+    before = (run.report / "report.html").read_text()
+    assert main(["report", str(run.report)]) == 0
+    assert (run.report / "report.html").read_text() == before
+
+
+def test_the_command_that_runs_one_test_again(run_pytest, fault_server):
+    server = fault_server()
+    _, run = run_pytest(
+        *("--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key),
+        *("-m", "correctness", "-k", "fail or pass", "-q"),
+        f"{SCENARIOS}::test_fail",
+    )
+    (failure,) = details.read(run.report).failures
+    assert f"pytest {SCENARIOS}::test_fail" in failure.reproduce
+    assert failure.reproduce.count(SCENARIOS) == 1
+    assert "--base-url" in failure.reproduce and "--report-dir" not in failure.reproduce
+    assert "-k" not in failure.reproduce.split() and server.key not in failure.reproduce
+
+
+def test_collect_only_says_what_would_run_and_why_the_rest_would_not(run_pytest):
+    status, run = run_pytest("--collect-only", "-q", "--arch", "cpu", SCENARIOS)
+    assert status == 0 and not (run.report / "verdict.json").exists()
+    assert "would run: 9 checks (correctness 9)" in run.output
+    assert "because: applies to sm121; the target is cpu" in run.output

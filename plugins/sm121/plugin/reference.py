@@ -1,0 +1,127 @@
+"""docs/options.md: every option, marker and fixture, from where they are declared.
+
+``python -m sm121.plugin.reference docs/options.md``; of `sm121.reference`, what needs pytest.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from sm121.plugin import pytest_plugins
+from sm121.reference.markdown import MADE_BY, cell, table
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of pytest's command line."""
+
+    names: tuple[str, ...]
+    value: str
+    help: str
+
+    @property
+    def shown(self) -> str:
+        """As it is written on the command line."""
+        return f"{self.names[0]} {self.value}".strip()
+
+
+@dataclass
+class _Declared:
+    """Takes what a plugin declares, in the place of pytest's parser, group and configuration."""
+
+    options: list[Option] = field(default_factory=list)
+    markers: list[str] = field(default_factory=list)
+
+    def getgroup(self, *_names: str) -> _Declared:
+        return self
+
+    def addoption(self, *names: str, **attributes: Any) -> None:
+        value = attributes.get("metavar") or ""
+        if isinstance(value, tuple):
+            value = " ".join(value)
+        if choices := attributes.get("choices"):
+            value = "|".join(choices)
+        self.options.append(Option(names, str(value), str(attributes.get("help") or "")))
+
+    def addini(self, *_names: str, **_attributes: Any) -> None:
+        """Settings of pytest.ini have no place on the page."""
+
+    def addinivalue_line(self, _name: str, line: str) -> None:
+        self.markers.append(line)
+
+
+def modules() -> list[ModuleType]:
+    """The modules of the plugin set."""
+    return [importlib.import_module(name) for name in pytest_plugins]
+
+
+def declared() -> tuple[list[Option], list[str]]:
+    """Every option and every marker, as their modules declare them."""
+    taken = _Declared()
+    for module in modules():
+        if (add := getattr(module, "pytest_addoption", None)) is not None:
+            add(taken)
+        declare = getattr(module, "declare_markers", getattr(module, "pytest_configure", None))
+        if declare is not None:
+            declare(taken)
+    return taken.options, taken.markers
+
+
+def fixtures() -> dict[str, str]:
+    """Every fixture, with its docstring."""
+    found = {}
+    for module in modules():
+        for node in ast.parse(inspect.getsource(module)).body:
+            given = isinstance(node, ast.FunctionDef) and any(
+                "pytest.fixture" in ast.unparse(item) for item in node.decorator_list
+            )
+            if isinstance(node, ast.FunctionDef) and given and not node.name.startswith("_"):
+                found[node.name] = " ".join((ast.get_docstring(node) or "").split())
+    return dict(sorted(found.items()))
+
+
+def _code(text: str) -> str:
+    """Code in a cell of a table, where a bar would end the cell."""
+    return f"<code>{text.replace('|', '&#124;')}</code>" if "|" in text else f"`{text}`"
+
+
+def page() -> str:
+    """docs/options.md."""
+    options, markers = declared()
+    split = [line.partition(":") for line in markers]
+    lines = [
+        "# Options, markers and fixtures",
+        "",
+        MADE_BY.format(
+            command="python -m sm121.plugin.reference docs/options.md", source="the plugin"
+        ),
+        "## Options of pytest",
+        "",
+        *table(("option", "meaning"), [(_code(o.shown), cell(o.help)) for o in options]),
+        "",
+        "pytest-benchmark's own options (`--benchmark-autosave`, `--benchmark-compare`, "
+        "`--benchmark-compare-fail`, `--benchmark-storage`) work on every measurement "
+        "([gates](gates.md)).",
+        "",
+        "## Markers",
+        "",
+        *table(("marker", "meaning"), [(f"`{n}`", cell(text)) for n, _, text in split]),
+        "",
+        "## Fixtures",
+        "",
+        "What a test of a level, or of another project ([Python API](python-api.md)), is given.",
+        "",
+        *table(("fixture", "what it is"), [(f"`{n}`", cell(t)) for n, t in fixtures().items()]),
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page(), "utf-8")

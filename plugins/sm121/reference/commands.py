@@ -1,0 +1,45 @@
+"""The subcommands of ``sm121`` and their options."""
+
+from __future__ import annotations
+
+import argparse
+
+from sm121.reference.markdown import MADE_BY, cell, table
+
+
+def page(parser: argparse.ArgumentParser) -> str:
+    """docs/commands.md."""
+    lines = [
+        "# Commands",
+        "",
+        MADE_BY.format(command="sm121 reference docs", source="the commands' own help"),
+        "`sm121 COMMAND`, also `python -m sm121 COMMAND`, needs no pytest. It ends with 0, with 1 "
+        "when what it computed breaks a promise, with 4 and one line when the request is wrong.",
+    ]
+    for action in parser._actions:
+        if not isinstance(action, argparse._SubParsersAction):
+            continue
+        summaries = {choice.dest: choice.help or "" for choice in action._choices_actions}
+        for name, command in action.choices.items():
+            lines += ["", f"## sm121 {name}", "", f"{_sentence(summaries.get(name, ''))}", ""]
+            rows = [
+                (f"`{_names(option)}`", cell(option.help or ""))
+                for option in command._actions
+                if option.help != argparse.SUPPRESS and not isinstance(option, argparse._HelpAction)
+            ]
+            if rows:
+                lines += table(("argument", "meaning"), rows)
+    return "\n".join(lines) + "\n"
+
+
+def _names(option: argparse.Action) -> str:
+    value = option.metavar or (None if option.nargs == 0 else option.dest.upper())
+    shown = value if isinstance(value, str) else " ".join(value or ())
+    if option.choices is not None:
+        shown = "{" + ",".join(map(str, option.choices)) + "}"
+    names = ", ".join(option.option_strings)
+    return " ".join(part for part in (names, shown) if part)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}." if text else ""

@@ -1,0 +1,52 @@
+"""What a crash's class means and what to do, from the signatures that it is recognised by."""
+
+from __future__ import annotations
+
+from sm121.evidence.failure import FailureSignature, load_failures
+from sm121.reference.markdown import MADE_BY, cell, table
+
+_WORDS = {
+    "oom": "out of memory",
+    "illegal_memory_access": "illegal memory access",
+    "illegal_instruction": "illegal instruction",
+    "unsupported_arch": "no code for this architecture",
+    "jit_build": "a kernel could not be built",
+    "xid": "the driver reports the GPU",
+    "import_error": "an import fails",
+    "hang": "nothing moves any more",
+    "garbage_output": "the output is garbage",
+    "engine_dead": "the engine is dead",
+    "port": "the port is taken",
+    "config": "the configuration is refused",
+    "unknown": "nothing that is known",
+}
+
+
+def page() -> str:
+    """docs/crash-classes.md."""
+    by_kind: dict[str, list[FailureSignature]] = {}
+    for entry in load_failures().failure:
+        by_kind.setdefault(entry.kind, []).append(entry)
+    lines = [
+        "# Crash classes",
+        "",
+        MADE_BY.format(
+            command="sm121 reference docs", source="`fixtures/signatures/failures.toml`"
+        ),
+        "A server's log is mostly consequences of the one line that matters. Of all lines that are "
+        "known, the earliest of the most specific kind is named as the cause, in `verdict.json` "
+        "under `engine.path.failure`, and in the report. `sm121 path LOG` reads any log.",
+    ]
+    for kind, entries in by_kind.items():
+        lines += ["", f"## {kind}: {_WORDS.get(kind, kind)}", ""]
+        rows = [
+            (
+                f"`{entry.id}`",
+                cell(entry.summary or "the line itself"),
+                cell(entry.owner),
+                cell(entry.remedy or ""),
+            )
+            for entry in entries
+        ]
+        lines += table(("seen", "what it says", "whose it is, what to look at", "remedy"), rows)
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,21 @@
+"""Small things that every generated page needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+MADE_BY = "Made by `{command}` from {source}; do not edit it by hand.\n"
+
+
+def cell(text: str) -> str:
+    """Text for a cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A table; the cells are Markdown already."""
+    return [
+        "| " + " | ".join(header) + " |",
+        "|" + "---|" * len(header),
+        *("| " + " | ".join(row) + " |" for row in rows),
+    ]

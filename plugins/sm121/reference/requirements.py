@@ -1,0 +1,128 @@
+"""What each level requires, from the tests' own docstrings."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm121.errors import UsageError
+from sm121.profile import LEVELS
+from sm121.reference.markdown import MADE_BY, cell
+
+_SHOWN_MARKS = ("slow", "ab_run")
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """One test: its name, what it requires, and when it runs."""
+
+    name: str
+    text: str
+    applies_to: tuple[str, ...]
+    marks: tuple[str, ...]
+    varied: tuple[str, ...]
+    """Names of what it is repeated over."""
+
+
+@dataclass(frozen=True)
+class LevelModule:
+    """One module of tests: a level, in its own words."""
+
+    level: str
+    file: str
+    text: str
+    requirements: tuple[Requirement, ...]
+
+
+def read(folder: Path) -> list[LevelModule]:
+    """The levels of a folder of tests, in their order.
+
+    Raises:
+        UsageError: there is no test in it, or a test that says nothing of what it requires.
+    """
+    modules = [_module(file) for file in sorted(folder.glob("test_*.py"))]
+    if not modules:
+        raise UsageError(f"{folder}: expected the tests of the levels, test_*.py")
+    return sorted(modules, key=lambda module: LEVELS.index(module.level))
+
+
+def page(folder: Path) -> str:
+    """docs/requirements.md."""
+    modules = read(folder)
+    count = sum(len(module.requirements) for module in modules)
+    lines = [
+        "# What each level requires",
+        "",
+        MADE_BY.format(command="sm121 reference docs", source="the tests in `tests/`"),
+        f"{count} tests in {len(modules)} levels; many run several times, over depths, shapes, "
+        "prompts or requests. When the smoke level fails, nothing else is run.",
+    ]
+    for module in modules:
+        lines += ["", f"## {module.level}", "", *module.text.split("\n"), ""]
+        lines += ["| test | requires | applies to |", "|---|---|---|"]
+        for item in module.requirements:
+            over = f" For each of: {', '.join(item.varied)}." if item.varied else ""
+            marks = "".join(f" ({mark})" for mark in item.marks)
+            applies = ", ".join(item.applies_to) or "all"
+            lines.append(f"| `{item.name}` | {cell(item.text)}{over}{marks} | {applies} |")
+    return "\n".join(lines) + "\n"
+
+
+def _module(file: Path) -> LevelModule:
+    tree = ast.parse(file.read_text("utf-8"), str(file))
+    marks = [mark for node in tree.body for mark in _module_marks(node)]
+    level = next((name for name, _ in marks if name in LEVELS), None)
+    if level is None:
+        raise UsageError(f"{file}: expected pytestmark with the marker of a level")
+    general = _applies_to(marks)
+    tests = [
+        _requirement(file, node, general)
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
+    return LevelModule(level, file.name, ast.get_docstring(tree) or "", tuple(tests))
+
+
+def _requirement(file: Path, node: ast.FunctionDef, general: tuple[str, ...]) -> Requirement:
+    text = " ".join((ast.get_docstring(node) or "").split())
+    if not text:
+        raise UsageError(f"{file}: {node.name}: expected a docstring that says what it requires")
+    marks = [mark for decorator in node.decorator_list if (mark := _mark(decorator)) is not None]
+    varied = [arguments[0] for name, arguments in marks if name == "parametrize" and arguments]
+    return Requirement(
+        name=node.name,
+        text=text,
+        applies_to=_applies_to(marks) or general,
+        marks=tuple(name for name, _ in marks if name in _SHOWN_MARKS),
+        varied=tuple(varied),
+    )
+
+
+def _module_marks(node: ast.stmt) -> list[tuple[str, tuple[str, ...]]]:
+    if not isinstance(node, ast.Assign) or not any(
+        isinstance(target, ast.Name) and target.id == "pytestmark" for target in node.targets
+    ):
+        return []
+    listed = node.value.elts if isinstance(node.value, (ast.List, ast.Tuple)) else [node.value]
+    return [mark for item in listed if (mark := _mark(item)) is not None]
+
+
+def _mark(node: ast.expr) -> tuple[str, tuple[str, ...]] | None:
+    """Name and text arguments of ``pytest.mark.name(...)``."""
+    arguments: list[str] = []
+    if isinstance(node, ast.Call):
+        for argument in node.args:
+            if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                arguments.append(argument.value)
+            elif isinstance(argument, ast.Tuple):
+                names = [item.value for item in argument.elts if isinstance(item, ast.Constant)]
+                arguments.append(", ".join(map(str, names)))
+        node = node.func
+    if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Attribute):
+        return None
+    return (node.attr, tuple(arguments)) if node.value.attr == "mark" else None
+
+
+def _applies_to(marks: list[tuple[str, tuple[str, ...]]]) -> tuple[str, ...]:
+    return next((arguments for name, arguments in marks if name == "applies_to"), ())

@@ -1,0 +1,71 @@
+"""The keys of verdict.json and of a profile as tables, from their JSON Schemas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sm121.profile import Profile
+from sm121.reference.markdown import MADE_BY, cell, table
+from sm121.report import verdict_file
+
+
+def page() -> str:
+    """docs/schema.md."""
+    lines = [
+        "# Keys of verdict.json and of a profile",
+        "",
+        MADE_BY.format(command="sm121 reference docs", source="the models"),
+        "The machine-readable form: [verdict.schema.json](verdict.schema.json), "
+        "[profile.schema.json](profile.schema.json). How they may change: "
+        "[contracts](contracts.md).",
+    ]
+    for title, schema in (
+        ("verdict.json", verdict_file.json_schema()),
+        ("A profile", Profile.model_json_schema()),
+    ):
+        lines += ["", f"## {title}", *_tables(schema, title)]
+    return "\n".join(lines) + "\n"
+
+
+def _tables(schema: dict[str, Any], title: str) -> list[str]:
+    lines: list[str] = []
+    parts = {title: schema, **schema.get("$defs", {})}
+    for name, part in parts.items():
+        if "properties" not in part:
+            continue
+        if name != title:
+            lines += ["", f"### {title}: {name}"]
+        lines.append("")
+        if name != title and part.get("description"):
+            lines += [" ".join(str(part["description"]).split()), ""]
+        required = set(part.get("required", ()))
+        rows = [
+            (
+                f"`{key}`",
+                cell(_type(value)),
+                "yes" if key in required else "",
+                cell(str(value.get("description", ""))),
+            )
+            for key, value in part["properties"].items()
+        ]
+        lines += table(("key", "type", "required", "meaning"), rows)
+    return lines
+
+
+def _type(value: dict[str, Any]) -> str:
+    if "$ref" in value:
+        return str(value["$ref"]).rpartition("/")[2]
+    if "anyOf" in value:
+        return " or ".join(_type(item) for item in value["anyOf"])
+    if "enum" in value:
+        return ", ".join(f"`{item}`" for item in value["enum"])
+    if "const" in value:
+        return f"`{value['const']}`"
+    kind = str(value.get("type", "any"))
+    if kind == "array":
+        items = value.get("items")
+        return f"list of {_type(items)}" if isinstance(items, dict) and items else "list"
+    if kind == "object":
+        items = value.get("additionalProperties")
+        return f"table of {_type(items)}" if isinstance(items, dict) and items else "table"
+    return kind

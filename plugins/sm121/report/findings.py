@@ -1,0 +1,129 @@
+"""What did not hold, said for people: requirement, observation, evidence, how to run it again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm121.report.details import FailureDetail
+from sm121.report.stored import StoredReport
+from sm121.report.verdict_file import TestReport, VerdictFile
+from sm121.verdict import Verdict
+
+BAD = (Verdict.FAIL, Verdict.INVALID, Verdict.INCONCLUSIVE)
+_REQUIRED_SEEN = re.compile(
+    r"^(?:AssertionError: )?required: (?P<required>.*?)[,;] (?:seen|missing): (?P<seen>.*)$",
+    re.DOTALL,
+)
+#: What pytest writes before the message of an exception of ours.
+_EXCEPTION = re.compile(r"^sm121\.(?:\w+\.)*\w+: ")
+#: What a message begins with when it speaks of one metric: several may have one and the same cause.
+_METRIC = re.compile(r"^[\w@:.-]{3,40}: ")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A test that did not hold, or several for the same reason."""
+
+    verdict: Verdict
+    level: str
+    ids: tuple[str, ...]
+    requirement: str
+    required: str | None
+    seen: str
+    evidence: tuple[str, ...]
+    """Files of the report directory, relative to it."""
+    text: str
+    sections: dict[str, str]
+    reproduce: str | None
+    location: str | None
+    anchor: str
+
+    @property
+    def title(self) -> str:
+        """The first test's name without its file."""
+        return self.ids[0].rpartition("::")[2] or self.ids[0]
+
+
+def failures(run: VerdictFile) -> list[TestReport]:
+    """The tests that did not hold and are not waived, the gravest first."""
+    bad = [test for test in run.tests if test.verdict in BAD and not test.waived]
+    return sorted(bad, key=lambda test: BAD.index(test.verdict))
+
+
+def grouped(report: StoredReport) -> list[Finding]:
+    """What did not hold; tests that say the same stand together."""
+    groups: dict[tuple[Verdict, str, str], list[TestReport]] = {}
+    for test in failures(report.run):
+        said = _EXCEPTION.sub("", test.message)
+        reason = _METRIC.sub("", said) or said
+        key = (test.verdict, test.level, reason if test.verdict is not Verdict.FAIL else test.id)
+        groups.setdefault(key, []).append(test)
+    known = {detail.id: detail for detail in report.details.failures}
+    return [
+        _finding(report, tests, known.get(tests[0].id), number)
+        for number, tests in enumerate(groups.values(), 1)
+    ]
+
+
+def _finding(
+    report: StoredReport, tests: list[TestReport], detail: FailureDetail | None, number: int
+) -> Finding:
+    first = tests[0]
+    match = _REQUIRED_SEEN.match(first.message)
+    detail = detail or FailureDetail(id=first.id)
+    said = _EXCEPTION.sub("", first.message) or "no message"
+    if len(tests) > 1:  # the others are of other metrics
+        said = _METRIC.sub("", said) or said
+    return Finding(
+        verdict=first.verdict,
+        level=first.level,
+        ids=tuple(test.id for test in tests),
+        requirement=report.details.requirements.get(first.id, ""),
+        required=match["required"] if match else None,
+        seen=match["seen"] if match else said,
+        evidence=tuple(_evidence(report, first.level)),
+        text=detail.text,
+        sections=detail.sections,
+        reproduce=detail.reproduce,
+        location=detail.location,
+        anchor=f"finding-{number}",
+    )
+
+
+def _evidence(report: StoredReport, level: str) -> Iterable[str]:
+    """Files of the report directory that speak of a level."""
+    seen = []
+    for start in report.run.starts:
+        log = Path(start.log)
+        seen += [start.log, log.with_suffix(".status.json").as_posix()]
+    if level == "performance":
+        seen.append("records")
+    if level == "stress":
+        seen += ["memory.json", "crashes"]
+    if level == "matrix":
+        seen += ["matrix.json", "FEATURE_MATRIX.md"]
+    for name in dict.fromkeys(seen):
+        path = report.directory / name
+        if not Path(name).is_absolute() and path.exists():
+            yield name
+
+
+@dataclass(frozen=True)
+class NotRunGroup:
+    """Tests that did not run for the same reason."""
+
+    reason: str
+    ids: tuple[str, ...]
+
+
+def not_run(run: VerdictFile) -> list[NotRunGroup]:
+    """Why tests did not run, and which."""
+    groups: dict[str, list[str]] = {}
+    for test in run.tests:
+        if (test.skipped or test.verdict is Verdict.NOT_RUN) and not test.waived:
+            reason = test.message.removeprefix("NOT_RUN: ") or "no reason was given"
+            groups.setdefault(reason, []).append(test.id)
+    return [NotRunGroup(reason, tuple(ids)) for reason, ids in groups.items()]

@@ -1,0 +1,102 @@
+"""junit.xml: a suite for each level, the verdicts as properties.
+
+FAIL is a ``failure``; INVALID and INCONCLUSIVE are an ``error`` with the verdict as its type, since
+readers of this format know no third thing; what did not run is ``skipped``.
+"""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+from sm121.report.printable import printable
+from sm121.report.stored import StoredReport
+from sm121.report.verdict_file import TestReport, VerdictFile
+from sm121.verdict import Verdict
+
+NAME = "junit.xml"
+_FORBIDDEN = re.compile("[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
+
+
+def xml(report: StoredReport) -> str:
+    """The file's text."""
+    run = report.run
+    texts = {failure.id: failure.text for failure in report.details.failures}
+    root = ElementTree.Element("testsuites", name="sm121 conformance", time=f"{run.duration_s:.3f}")
+    totals = [0, 0, 0, 0]
+    for level in dict.fromkeys(test.level for test in run.tests):
+        tests = [test for test in run.tests if test.level == level]
+        suite = ElementTree.SubElement(root, "testsuite", name=level, timestamp=run.started)
+        _properties(suite, _of_level(run, level))
+        counts = [len(tests), 0, 0, 0]
+        for test in tests:
+            _case(suite, test, texts.get(test.id, ""), counts)
+        _count(suite, counts)
+        suite.set("time", f"{sum(test.seconds for test in tests):.3f}")
+        totals = [one + other for one, other in zip(totals, counts, strict=True)]
+    _count(root, totals)
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, "unicode") + "\n"
+
+
+def _of_level(run: VerdictFile, level: str) -> dict[str, object]:
+    report = run.levels.get(level)
+    return {
+        "verdict": report.verdict.value if report is not None else Verdict.NOT_RUN.value,
+        "run.verdict": run.verdict.value,
+        "run.reason": run.reason,
+        "run.exit_status": run.exit_status,
+        "run.finished": run.finished,
+        "arch": run.arch,
+        "profile": run.profile,
+        "engine": f"{run.engine.name} {run.engine.version or ''}".strip(),
+        "model": run.engine.model,
+        "attention": run.engine.path.attention,
+        "moe": run.engine.path.moe,
+        "box": run.box.state,
+    }
+
+
+def _case(suite: ElementTree.Element, test: TestReport, text: str, counts: list[int]) -> None:
+    file, _, name = test.id.partition("::")
+    case = ElementTree.SubElement(
+        suite,
+        "testcase",
+        classname=_clean(file.removesuffix(".py").replace("/", ".")),
+        name=_clean(name or test.id),
+        time=f"{test.seconds:.3f}",
+    )
+    if file.endswith(".py"):
+        case.set("file", _clean(file))
+    _properties(case, {"verdict": test.verdict.value, **({"waived": True} if test.waived else {})})
+    if test.skipped or test.waived or test.verdict is Verdict.NOT_RUN:
+        counts[3] += 1
+        ElementTree.SubElement(case, "skipped", message=_clean(test.message))
+    elif test.verdict is not Verdict.PASS:
+        failed = test.verdict is Verdict.FAIL
+        counts[1 if failed else 2] += 1
+        element = ElementTree.SubElement(
+            case,
+            "failure" if failed else "error",
+            type=test.verdict.value,
+            message=_clean(test.message),
+        )
+        element.text = _clean(text or test.message)
+
+
+def _properties(parent: ElementTree.Element, values: dict[str, object]) -> None:
+    listed = ElementTree.SubElement(parent, "properties")
+    for name, value in values.items():
+        if value is not None:
+            ElementTree.SubElement(listed, "property", name=name, value=_clean(str(value)))
+
+
+def _count(element: ElementTree.Element, counts: list[int]) -> None:
+    names = ("tests", "failures", "errors", "skipped")
+    for name, count in zip(names, counts, strict=True):
+        element.set(name, str(count))
+
+
+def _clean(text: str) -> str:
+    """Text that XML can hold: most control characters it cannot, not even as references."""
+    return _FORBIDDEN.sub(lambda match: printable(match[0]), text)

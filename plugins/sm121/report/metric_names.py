@@ -1,0 +1,62 @@
+"""What the names of metrics say: ``tg32@d4096``, ``pp2048@d0``, ``tg32_c4@d0``, ``ttft_p99``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_RATE = re.compile(r"(?P<kind>pp|tg)(?P<tokens>\d+)(?:_c(?P<streams>\d+))?@d(?P<depth>\d+)")
+_TIME = re.compile(r"(?P<base>(?:ttft|tpot|itl|e2e)(?:_\w+?)??)_p(?P<percent>\d+)")
+_LONG = {
+    "ttft": "time to first token",
+    "ttft_visible": "time to first visible text",
+    "tpot": "time per token",
+    "itl": "gap between chunks",
+    "e2e": "time to the end",
+    "startup_s": "start of the server",
+    "memory_peak_gib": "peak memory of the server",
+}
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A rate of one or several streams at a depth."""
+
+    kind: str
+    depth: int
+    streams: int
+
+    @property
+    def decoding(self) -> bool:
+        """Whether it is of generated tokens."""
+        return self.kind.startswith("tg")
+
+
+def rate(name: str) -> Rate | None:
+    """What a rate's name says; None for the name of something else."""
+    match = _RATE.fullmatch(name)
+    if match is None:
+        return None
+    kind = f"{match['kind']}{match['tokens']}"
+    return Rate(kind, int(match["depth"]), int(match["streams"] or 1))
+
+
+def quantity(name: str) -> str | None:
+    """The time that a percentile is of: ``ttft`` of ``ttft_p99``; None for something else."""
+    match = _TIME.fullmatch(name)
+    return match["base"] if match is not None else None
+
+
+def words(name: str) -> str:
+    """A metric's name for people."""
+    if (found := rate(name)) is not None:
+        what = "decode" if found.decoding else "prefill"
+        streams = f", {found.streams} streams" if found.streams > 1 else ""
+        depth = f" at depth {found.depth}" if found.depth else ""
+        return f"{what} {found.kind}{depth}{streams}"
+    if (match := _TIME.fullmatch(name)) is not None:
+        base, _, streams = match["base"].partition("_c")
+        several = f", {streams} streams" if streams.isdecimal() else ""
+        long = _LONG.get(base, _LONG.get(match["base"], match["base"]))
+        return f"{long}, p{match['percent']}{several}"
+    return _LONG.get(name, name)

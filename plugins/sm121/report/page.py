@@ -1,0 +1,308 @@
+"""report.html: one file that says what a run found, why, and on what evidence.
+
+Everything that comes from a model, a log or a name is put in by the template's own escaping, and
+nothing of it can be run: the page's scripts are the only ones that its policy allows, by hash.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from sm121 import __version__
+from sm121.profile import LEVELS
+from sm121.report import charts, findings, metric_names, references, stored, verdict_file
+from sm121.report.charts import Chart
+from sm121.report.printable import printable
+from sm121.report.stored import StoredReport
+from sm121.report.verdict_file import MetricReport, VerdictFile
+from sm121.verdict import Verdict
+
+NAME = "report.html"
+_MEANING = {
+    Verdict.PASS: "Everything that was selected ran and held.",
+    Verdict.FAIL: "Something that ran did not hold. The first finding below says what.",
+    Verdict.INVALID: "Numbers were measured that count neither way: on another kernel path, from a "
+    "warm cache, or with a clock that cannot be trusted. Mend that, and measure again.",
+    Verdict.INCONCLUSIVE: "The machine or the noise allows no decision. Quiet the machine, or give "
+    "more rounds, and run again.",
+    Verdict.NOT_RUN: "What was asked for did not run here: that is not green.",
+}
+_LEVEL_WORDS = {
+    "smoke": "starts, answers, stops clean",
+    "kernel": "runs on the kernels it claims",
+    "correctness": "answers what the model answers",
+    "stress": "holds under load, leaks nothing",
+    "performance": "is fast enough",
+    "regression": "is no worse than before",
+    "matrix": "holds in every combination",
+}
+_PATH_WORDS = {
+    "attention": "attention",
+    "moe": "MoE experts",
+    "native_fp4": "native FP4",
+    "quantization": "checkpoint's format",
+    "kv_layout": "KV layout",
+    "kv_cache_dtype": "KV cache dtype",
+    "dtype": "dtype",
+    "cuda_graphs": "CUDA graphs",
+    "speculative": "speculation",
+    "prefix_caching": "prefix caching",
+    "block_size": "KV block size",
+    "load_format": "load format",
+}
+_HEADLINE_TIMES = ("ttft_p99", "ttft_p50")
+
+
+def html(report: StoredReport) -> str:
+    """The page of a run."""
+    run = report.run
+    others = references.load()
+    figures = _charts(report)
+    embedded = _json({chart.id: chart.figure for group in figures.values() for chart in group})
+    style = _asset("templates/report.css")
+    scripts = (_plotly(), _asset("templates/report.js"))
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            report=report,
+            run=run,
+            meaning=_MEANING[run.verdict],
+            version=__version__,
+            policy=_policy(scripts),
+            style=Markup(style),  # noqa: S704  # our own file
+            plotly=Markup(scripts[0]),  # noqa: S704  # the vendored bundle
+            script=Markup(scripts[1]),  # noqa: S704  # our own file
+            figures=Markup(embedded),  # noqa: S704  # JSON in which every < is written as an escape
+            charts=figures,
+            levels=_levels(run),
+            headline=_headline(run),
+            path=_path(run),
+            findings=findings.grouped(report),
+            waived=[test for test in run.tests if test.waived],
+            not_run=findings.not_run(run),
+            references=others,
+            incomparable=others.comparable(run),
+            words=metric_names.words,
+            number=charts.number,
+            interval=charts.interval,
+            requirement=requirement,
+            box=_box(run),
+            logs=_logs(report),
+            links=_links(report.directory),
+            grid=_grid(report),
+        )
+    )
+
+
+def write(report: StoredReport) -> Path:
+    """Write report.html into the report's directory."""
+    path = report.directory / NAME
+    verdict_file.write_text(html(report), path)
+    return path
+
+
+def write_for(directory: Path) -> Path:
+    """Read a report directory and write its report.html.
+
+    Raises:
+        UsageError: there is no verdict.json in it.
+    """
+    return write(stored.read(directory))
+
+
+def requirement(metric: MetricReport) -> str:
+    """What a metric is held against, in words; empty where nothing is demanded."""
+    parts = []
+    if metric.minimum is not None:
+        parts.append(f"at least {charts.number(metric.minimum)}")
+    if metric.at_most is not None:
+        parts.append(f"at most {charts.number(metric.at_most)}")
+    if metric.target is not None:
+        parts.append(f"target {charts.number(metric.target)}")
+    if metric.stretch is not None:
+        parts.append(f"stretch {charts.number(metric.stretch)}")
+    return ", ".join(parts)
+
+
+def _charts(report: StoredReport) -> dict[str, list[Chart]]:
+    run, others = report.run, references.load()
+    rates = [charts.rates(run, others, decoding=True), charts.rates(run, others, decoding=False)]
+    gated = [
+        name for name, m in run.metrics.items() if m.minimum is not None or m.at_most is not None
+    ]
+    return {
+        "rates": [chart for chart in rates if chart is not None],
+        "latency": charts.distributions(report.details),
+        "memory": [charts.memory(report.memory)] if report.memory is not None else [],
+        "history": charts.histories(report.details, gated),
+    }
+
+
+def _levels(run: VerdictFile) -> list[tuple[str, str, verdict_file.LevelReport | None]]:
+    names = [*LEVELS, *(name for name in run.levels if name not in LEVELS)]
+    return [(name, _LEVEL_WORDS.get(name, ""), run.levels.get(name)) for name in names]
+
+
+def _headline(run: VerdictFile) -> list[tuple[str, MetricReport]]:
+    """The numbers that most readers came for."""
+    rates = {
+        name: rate
+        for name in run.metrics
+        if (rate := metric_names.rate(name)) is not None and rate.streams == 1
+    }
+    chosen: list[str] = []
+    for decoding in (True, False):
+        of_kind = [name for name, rate in rates.items() if rate.decoding is decoding]
+        # What has a gate first, then what is nearest to an empty context.
+        of_kind.sort(key=lambda n: (run.metrics[n].minimum is None, rates[n].depth))
+        chosen += of_kind[:1]
+    times = [name for name in _HEADLINE_TIMES if name in run.metrics]
+    times.sort(key=lambda name: run.metrics[name].at_most is None)
+    chosen += times[:1]
+    chosen += [name for name in ("startup_s",) if name in run.metrics]
+    return [(name, run.metrics[name]) for name in chosen]
+
+
+def _path(run: VerdictFile) -> list[tuple[str, str, str]]:
+    """What runs, and the line that proves it."""
+    path = run.engine.path
+    rows = []
+    for field, what in _PATH_WORDS.items():
+        value = getattr(path, field)
+        if value is None and field not in ("attention", "moe", "native_fp4", "kv_layout"):
+            continue
+        shown = {True: "yes", False: "no", None: "not proven"}.get(value, str(value))
+        rows.append((what, shown, path.evidence.get(field, "")))
+    return rows
+
+
+def _box(run: VerdictFile) -> list[tuple[str, str, str]]:
+    """Readings of the machine, before and after."""
+    sides: list[dict[str, Any]] = []
+    for reading in (run.box.before, run.box.after):
+        flat = reading.model_dump(mode="json") if reading is not None else {}
+        sides.append({**(flat.pop("device", None) or {}), **flat})
+    names = [name for name in dict.fromkeys([*sides[0], *sides[1]]) if name != "device"]
+    rows = []
+    for name in names:
+        one, two = (_value(side.get(name)) for side in sides)
+        if one or two:
+            rows.append((name.replace("_", " "), one, two))
+    return rows
+
+
+def _value(value: Any) -> str:
+    if value is None or value == []:
+        return ""
+    if isinstance(value, float):
+        return charts.number(value)
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _logs(report: StoredReport) -> list[tuple[verdict_file.StartReport, bool]]:
+    return [(start, (report.directory / start.log).is_file()) for start in report.run.starts]
+
+
+def _links(directory: Path) -> list[str]:
+    """Files beside the report that a reader may want."""
+    names = ("verdict.json", "summary.md", "junit.xml", "review.md", "matrix.json",
+             "FEATURE_MATRIX.md", "memory.json", "accuracy.jsonl", "records", "crashes",
+             "earlier")  # fmt: skip
+    return [name for name in names if (directory / name).exists()]
+
+
+def _grid(report: StoredReport) -> dict[str, Any] | None:
+    """The two axes with the most values against each other: the worst verdict of the cells."""
+    matrix = report.matrix
+    if matrix is None or len(matrix.axes) < 2:
+        return None
+    rows, columns = sorted(matrix.axes, key=lambda axis: -len(matrix.axes[axis]))[:2]
+    table = []
+    for row in matrix.axes[rows]:
+        line = []
+        for column in matrix.axes[columns]:
+            here = [
+                cell
+                for cell in matrix.cells
+                if cell.values.get(rows) == row and cell.values.get(columns) == column
+            ]
+            line.append([(cell.verdict, cell.name or str(matrix.cells.index(cell) + 1), cell.note)
+                         for cell in here])  # fmt: skip
+        table.append((row, line))
+    return {"rows": rows, "columns": columns, "names": matrix.axes[columns], "table": table}
+
+
+@cache
+def _asset(name: str) -> str:
+    return (files("sm121.report") / name).read_text("utf-8")
+
+
+@cache
+def _plotly() -> str:
+    """plotly.js in its own words; only what would end the script element is written otherwise."""
+    return re.sub(r"</(?=script)", r"<\\/", _asset("vendor/plotly-basic.min.js"), flags=re.I)
+
+
+@cache
+def _policy(scripts: tuple[str, ...]) -> str:
+    """No network, no script but ours; styles by attribute are how plotly draws."""
+    hashes = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+        for text in scripts
+    )
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+_IN_SCRIPT = {
+    "<": "\\u003c",
+    ">": "\\u003e",
+    "&": "\\u0026",
+    "\u2028": "\\u2028",
+    "\u2029": "\\u2029",
+}
+
+
+def _json(value: Any) -> str:
+    """JSON that no text in it can break out of: it stands in a script element."""
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False)
+    return "".join(_IN_SCRIPT.get(character, character) for character in text)
+
+
+def _shown(value: object) -> object:
+    """Text without anything that a screen obeys: lines and tabs stay, the rest is written out."""
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    if value.isprintable():
+        return value
+    lines = value.replace("\r\n", "\n").split("\n")
+    return "\n".join("\t".join(printable(part) for part in line.split("\t")) for line in lines)
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("sm121.report"),
+        undefined=StrictUndefined,
+        autoescape=True,
+        finalize=_shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.tests["table"] = lambda value: isinstance(value, Mapping)
+    environment.tests["listing"] = lambda value: isinstance(value, (list, tuple))
+    return environment

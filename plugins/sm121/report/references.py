@@ -1,0 +1,66 @@
+"""What other engines reached on the same machine and model, as the documents have it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from sm121 import data_file
+from sm121.report.verdict_file import VerdictFile
+
+_FILE = "references.toml"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Target(_Part):
+    """Machine and model that all of the numbers are of."""
+
+    arch: str
+    model: str
+    description: str
+
+
+class Reference(_Part):
+    """One engine in one configuration."""
+
+    name: str
+    engine: str
+    tool: str
+    """What measured it: a clock of its own (docs/accuracy.md)."""
+    source: str = Field(min_length=3)
+    values: Mapping[str, float]
+    """By metric, in tok/s or ms."""
+    deviations: Mapping[str, float] = Field(default_factory=dict)
+
+
+class References(_Part):
+    """The whole file."""
+
+    target: Target
+    reference: tuple[Reference, ...] = Field(min_length=1)
+
+    def comparable(self, run: VerdictFile) -> str | None:
+        """Why the numbers do not stand beside a run's; None when they do."""
+        if run.arch != self.target.arch:
+            return f"they are of {self.target.arch}, this run is of {run.arch or 'unknown'}"
+        known = (run.engine.model, run.profile)
+        if not any(self.target.model in text for text in known):
+            return f"they are of {self.target.model}, this run is of {run.engine.model}"
+        return None
+
+
+def parse(text: str, origin: str = _FILE) -> References:
+    """Validate the file's text. Raises DataFileError naming file, key and expectation."""
+    return data_file.parse(text, References, origin)
+
+
+@cache
+def load() -> References:
+    """The shipped references."""
+    return parse((files("sm121.fixtures") / _FILE).read_text("utf-8"))

@@ -1,0 +1,210 @@
+"""TEST_LOG of a feature and its entry in BENCHMARK_RESULTS.md, in the documents' own templates."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from sm121.errors import UsageError
+from sm121.report import charts, findings, metric_names
+from sm121.report.stored import StoredReport
+from sm121.report.summary import plain
+from sm121.report.verdict_file import LevelReport, MetricReport, VerdictFile
+from sm121.verdict import Verdict
+
+RESULTS = "BENCHMARK_RESULTS.md"
+_LEVELS = (
+    ("smoke", "Level 1: Smoke Test"),
+    ("kernel", "Level 1.5: Kernel Path Validation"),
+    ("correctness", "Level 2: Correctness Test"),
+    ("stress", "Level 3: Stress Test"),
+    ("performance", "Level 4: Performance Benchmark"),
+    ("regression", "Level 5: Regression Test"),
+    ("matrix", "Level 6: Combinatorial Test"),
+)
+#: New rows go below the line that ends the table's head, the latest first.
+_MARK = "|--------|------|--------|------|-------|--------|----------|----------|---------|-------|"
+_HEAD = f"""# Benchmark results
+
+Each row is one conformance run, added by `sm121 testlog RUN --output DIR`. Rates are tok/s with
+their 95 % interval; times are ms; "-" is not measured. A run that is not PASS is no result.
+
+| Run ID | Date | Config | tg32 | tg128 | pp2048 | TTFT p50 | TTFT p99 | Verdict | Notes |
+{_MARK}
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A metric of the feature's run and of the baseline's."""
+
+    name: str
+    baseline: str
+    now: str
+    delta: str
+
+
+def log(
+    report: StoredReport,
+    *,
+    feature: str,
+    branch: str | None = None,
+    baseline: StoredReport | None = None,
+) -> str:
+    """FEATURE_<name>_<date>.md of a run.
+
+    Args:
+        baseline: another run, for the second column of the numbers.
+    """
+    run = report.run
+    # Markdown, not HTML: everything that is put in goes through `plain`.
+    environment = Environment(  # noqa: S701
+        loader=PackageLoader("sm121.report"),
+        undefined=StrictUndefined,
+        finalize=plain,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("testlog.md.j2").render(
+        feature=feature,
+        branch=branch or _branch(run),
+        date=run.started[:10],
+        run=run,
+        report=report,
+        levels=[(name, title, run.levels.get(name)) for name, title in _LEVELS],
+        seconds=lambda name: _duration(run, name),
+        notes=lambda name: _notes(report, name),
+        outcome=_outcome,
+        rows=_rows(run, baseline.run if baseline is not None else None),
+        memory=_memory(report),
+        result=_result(run),
+        failures=findings.failures(run),
+    )
+
+
+def entry(report: StoredReport, *, feature: str) -> str:
+    """A row of BENCHMARK_RESULTS.md."""
+    run = report.run
+    path = run.engine.path
+    config = f"{path.attention or 'attention not proven'} + {path.moe or 'MoE not proven'}"
+    cells = [
+        _run_id(run, feature),
+        run.started[:10],
+        config,
+        *(
+            _cell(_metric(run, name))
+            for name in ("tg32", "tg128", "pp2048", "ttft_p50", "ttft_p99")
+        ),
+        run.verdict.value,
+        f"{run.engine.name} {run.engine.version or 'unknown'}, {run.profile}, box {run.box.state}",
+    ]
+    return "| " + " | ".join(plain(cell) for cell in cells) + " |"
+
+
+def write(report: StoredReport, text: str, folder: Path, *, feature: str) -> list[Path]:
+    """Write the test log under ``TEST_LOGS/`` and add the run to BENCHMARK_RESULTS.md, once.
+
+    Raises:
+        UsageError: BENCHMARK_RESULTS.md is there and has no place for an entry.
+    """
+    name = re.sub(r"\W+", "-", feature).strip("-") or "run"
+    logs = folder / "TEST_LOGS"
+    logs.mkdir(parents=True, exist_ok=True)
+    file = logs / f"FEATURE_{name}_{report.run.started[:10]}.md"
+    file.write_text(text, "utf-8")
+    results = folder / RESULTS
+    rows = results.read_text("utf-8") if results.is_file() else _HEAD
+    if _MARK not in rows:
+        raise UsageError(f"{results}: expected the table of `sm121 testlog`")
+    row = entry(report, feature=feature)
+    if row not in rows:
+        results.write_text(rows.replace(_MARK, f"{_MARK}\n{row}", 1), "utf-8")
+    return [file, results]
+
+
+def _run_id(run: VerdictFile, feature: str) -> str:
+    stamp = re.sub(r"\D", "", run.started)[:14]
+    return f"{re.sub(r'[^A-Za-z0-9]+', '_', feature).strip('_')}_{stamp}"
+
+
+def _metric(run: VerdictFile, kind: str) -> MetricReport | None:
+    """A rate at the first depth, or a time."""
+    if kind in run.metrics:
+        return run.metrics[kind]
+    depths = {
+        rate.depth: metric
+        for name, metric in run.metrics.items()
+        if (rate := metric_names.rate(name)) is not None and rate.kind == kind and rate.streams == 1
+    }
+    return depths[min(depths)] if depths else None
+
+
+def _cell(metric: MetricReport | None) -> str:
+    if metric is None or metric.value is None:
+        return "-"
+    shown = charts.number(metric.value)
+    if metric.ci_low is not None and metric.ci_high is not None:
+        shown += f" ({charts.number(metric.ci_low)} to {charts.number(metric.ci_high)})"
+    return shown if metric.verdict in (Verdict.PASS, Verdict.FAIL) else f"{shown} {metric.verdict}"
+
+
+def _rows(run: VerdictFile, baseline: VerdictFile | None) -> list[Row]:
+    rows = []
+    for name, metric in run.metrics.items():
+        before = baseline.metrics.get(name) if baseline is not None else None
+        delta = ""
+        if before is not None and before.value and metric.value:
+            delta = f"{metric.value / before.value - 1:+.1%}"
+        rows.append(Row(name, _cell(before) if before else "", _cell(metric), delta))
+    return rows
+
+
+def _outcome(level: LevelReport | None) -> str:
+    return level.verdict.value if level is not None else "not run"
+
+
+def _duration(run: VerdictFile, level: str) -> str:
+    seconds = sum(test.seconds for test in run.tests if test.level == level)
+    return str(datetime.timedelta(seconds=round(seconds)))
+
+
+def _notes(report: StoredReport, level: str) -> list[str]:
+    bad = [test for test in findings.failures(report.run) if test.level == level]
+    notes = [f"{test.verdict.value} {test.id.rpartition('::')[2]}: {test.message}" for test in bad]
+    reasons = {
+        test.message.removeprefix("NOT_RUN: ")
+        for test in report.run.tests
+        if test.level == level and test.skipped and not test.waived
+    }
+    return notes or [f"not run: {reason}" for reason in sorted(reasons)][:3]
+
+
+def _memory(report: StoredReport) -> list[tuple[str, str, str]]:
+    if report.memory is None:
+        return []
+    found = []
+    for what, values in report.memory.levels.items():
+        known = [value for value in values if value is not None]
+        found.append((what, f"{known[0]:.2f} GiB", f"{known[-1]:.2f} GiB"))
+    return found
+
+
+def _branch(run: VerdictFile) -> str:
+    shas = run.environment.get("git_shas") or {}
+    engine = shas.get(run.engine.name) or {}
+    sha = engine.get("sha")
+    return f"{run.engine.name} {sha[:12]}" if sha else f"{run.engine.name} {run.engine.version}"
+
+
+def _result(run: VerdictFile) -> str:
+    if run.verdict is Verdict.PASS and run.certified:
+        return "READY TO MERGE: certified"
+    if run.verdict is Verdict.PASS:
+        return "PASS, and no certificate: only a run with --certify is READY TO MERGE"
+    if run.verdict is Verdict.FAIL:
+        return "NEEDS FIXES"
+    return f"BLOCKED: {run.verdict.value}"
