@@ -390,6 +390,8 @@ def _merge(options: argparse.Namespace) -> int:
     print(f"{merged.verdict}: {merged.reason}")
     print(options.output / "verdict.json")
     return merged.exit_status
+
+
 def _report(options: argparse.Namespace) -> int:
     from sm121.report import junit, page, stored, verdict_file
 

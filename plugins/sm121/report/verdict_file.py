@@ -128,6 +128,8 @@ class CrashReport(_Part):
     test: str | None = None
     bundle: str | None = None
     """Folder of the bundle, in the report directory; null where it could not be written."""
+
+
 class ShardTest(_Part):
     """A test of the whole run, whichever shard has it."""
 
