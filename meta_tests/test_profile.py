@@ -17,9 +17,10 @@ def test_shipped_profiles_are_valid(name):
     assert profile.load(name).name == name
 
 
-def test_every_architecture_has_at_most_one_profile():
-    archs = [profile.load(name).arch for name in profile.shipped()]
-    assert len(archs) == len(set(archs))
+def test_every_architecture_has_at_most_one_profile_of_an_engine():
+    loaded = [profile.load(name) for name in profile.shipped()]
+    targets = [(found.arch, found.engine.name) for found in loaded]
+    assert len(targets) == len(set(targets))
     assert profile.for_architecture("sm121") == "sm121-gpt-oss-120b"
     with pytest.raises(UsageError, match="no profile is shipped for sm80"):
         profile.for_architecture("sm80")

@@ -194,19 +194,19 @@ def test_references_are_drawn_only_beside_what_they_are_of(runs):
         references.parse('[target]\narch="a"\nmodel="b"\ndescription="c"\nwrong=1\n')
 
 
-def test_memory_is_read_by_any_of_its_names():
-    found = memory_file.of([{"t": 5.0, "rss_bytes": 2**30}, {"t": 9.0, "rss_bytes": 2**31}])
-    assert found.seconds == (0.0, 4.0) and found.levels == {"server's processes": (1.0, 2.0)}
-    assert (
-        memory_file.of([]) is None
-        and memory_file.of([{"t": 1}]) is None
-        and (memory_file.of(["x", None]) is None)
-    )
+def test_memory_is_read_as_the_stress_level_writes_it(runs):
+    found = memory_file.read(runs["fail"])
+    assert found.seconds[:2] == (0.0, 5.0)
+    assert set(found.levels) == {"server's processes", "host memory available"}
+    assert found.levels["host memory available"][0] == pytest.approx(52.0)
+    assert memory_file.of([]) is None and memory_file.of([{"at_s": 1}]) is None
 
 
-def test_a_matrix_is_read_for_what_it_has():
-    found = matrix_file.of({"cells": [{"values": {"a": 1, "b": None}, "verdict": "PASS"}, 7]})
-    assert found.axes == {"a": ("1",), "b": ("none",)} and found.cells[0].verdict == "PASS"
+def test_a_matrix_is_read_as_the_matrix_level_writes_it(runs):
+    found = matrix_file.read(runs["fail"])
+    assert found.axes["moe"] == ("marlin", "cutlass", "triton")
+    assert found.cells[8].outcome == "CRASH" and found.cells[8].facts["of the baseline"] == "0.98"
+    assert ("combinations of 2", "15 of 16 ran, 16 planned") in found.coverage
     assert matrix_file.of({"cells": []}) is None and matrix_file.of("x") is None
 
 

@@ -34,10 +34,16 @@ class Option:
 
 @dataclass
 class _Declared:
-    """Takes what a plugin declares, in the place of pytest's parser, group and configuration."""
+    """Takes what a plugin declares, in the place of pytest's parser, group and configuration, of
+    which nobody gave any option."""
 
     options: list[Option] = field(default_factory=list)
     markers: list[str] = field(default_factory=list)
+    option: object = None
+    stash: dict[Any, Any] = field(default_factory=dict)
+
+    def getoption(self, _name: str, default: Any = None) -> Any:
+        return default
 
     def getgroup(self, *_names: str) -> _Declared:
         return self

@@ -51,9 +51,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "xdist_group(name): with --dist loadgroup, tests of one name share a worker"
-    )
     try:
         shard = parse(config.getoption("--shard"))
     except UsageError as error:

@@ -44,7 +44,7 @@ def is_parallel(config: pytest.Config) -> bool:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", "xdist_group(name): tests of one group run in the same worker, in order"
+        "markers", "xdist_group(name): with --dist loadgroup, tests of one name share a worker"
     )
     # pytest-benchmark would do so itself, with a warning that says less than our own reason.
     if is_parallel(config) and hasattr(config.option, "benchmark_disable"):

@@ -347,18 +347,6 @@ def memory(timeline: MemoryTimeline) -> Chart:
         for colour, (what, values) in zip(colours, timeline.levels.items(), strict=False)
     ]
     figure = _figure(traces, x="seconds", y="GiB")
-    figure["layout"]["shapes"] = [
-        {
-            "type": "line",
-            "x0": second,
-            "x1": second,
-            "yref": "paper",
-            "y0": 0,
-            "y1": 1,
-            "line": {"color": "var(--muted)", "width": 1, "dash": "dot"},
-        }
-        for second, _ in timeline.phases[:40]
-    ]
     table = _Table(["level", "at the start", "least", "most", "at the end", "growth"])
     for what, values in timeline.levels.items():
         known = [value for value in values if value is not None]
@@ -375,9 +363,6 @@ def memory(timeline: MemoryTimeline) -> Chart:
         figure=figure,
         header=header,
         rows=rows,
-        note="Phases: " + ", ".join(f"{_label(what)} from {s:.0f} s" for s, what in timeline.phases)
-        if timeline.phases
-        else "",
     )
 
 

@@ -1,4 +1,4 @@
-"""matrix.json: the cells of the matrix. The one place that knows what its fields are called."""
+"""matrix.json, as `sm121.matrix.report` writes it, in the form that the page shows."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from sm121.matrix.outcome import CellRecord
+from sm121.matrix.report import MatrixFile
+
 NAME = "matrix.json"
-_CELLS = ("cells", "results", "rows")
-_VALUES = ("values", "axes", "assignment", "cell")
-_STATUS = ("verdict", "status", "state", "outcome")
-_NOTE = ("reason", "message", "note", "why")
-_ID = ("id", "name", "key", "cell_id")
 
 
 @dataclass(frozen=True)
@@ -22,24 +22,26 @@ class Cell:
 
     name: str
     values: Mapping[str, str]
-    verdict: str
+    outcome: str
     note: str
-    #: The rest of what is known: path, rates, seconds.
+    #: The rest of what is known: rate, seconds.
     facts: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """The cells, and the values of each axis in the order in which they are met."""
+    """The cells, and the values of each axis in the order of the axes' file."""
 
     axes: Mapping[str, tuple[str, ...]]
     cells: tuple[Cell, ...]
-    #: What was covered, in the words of the file.
+    #: What was covered, in words.
     coverage: tuple[tuple[str, str], ...] = ()
+    #: The smallest sets of values that fail.
+    failing: tuple[str, ...] = ()
 
 
 def read(directory: Path) -> Matrix | None:
-    """matrix.json of a report directory; None where there is none, or no cell in it."""
+    """matrix.json of a report directory; None where there is none that can be read."""
     try:
         raw = json.loads((directory / NAME).read_text("utf-8"))
     except (OSError, ValueError):
@@ -48,52 +50,40 @@ def read(directory: Path) -> Matrix | None:
 
 
 def of(raw: Any) -> Matrix | None:
-    """From the file's content; None when no cell can be read."""
-    listed: Any = raw
-    head: Mapping[str, Any] = {}
-    if isinstance(raw, dict):
-        head = raw
-        listed = next((raw[name] for name in _CELLS if isinstance(raw.get(name), list)), [])
-    cells = [cell for cell in map(_cell, listed if isinstance(listed, list) else []) if cell]
-    if not cells:
+    """From the file's content; None when it is no matrix.json, or has no cell."""
+    if not isinstance(raw, dict):
         return None
-    axes: dict[str, tuple[str, ...]] = {}
-    for cell in cells:
-        for axis, value in cell.values.items():
-            if value not in axes.get(axis, ()):
-                axes[axis] = (*axes.get(axis, ()), value)
-    coverage = tuple(
-        (str(key).replace("_", " "), _text(value))
-        for key, value in head.items()
-        if key not in _CELLS and isinstance(value, (str, int, float, bool))
-    )
-    return Matrix(axes, tuple(cells), coverage)
-
-
-def _cell(row: Any) -> Cell | None:
-    if not isinstance(row, dict):
+    try:
+        file = MatrixFile.model_validate({k: v for k, v in raw.items() if k != "pairs"})
+    except ValidationError:
         return None
-    values = next((row[name] for name in _VALUES if isinstance(row.get(name), dict)), None)
-    verdict = next((str(row[name]) for name in _STATUS if row.get(name)), None)
-    if values is None or verdict is None:
+    if not file.cells:
         return None
-    known = {*_VALUES, *_STATUS, *_NOTE, *_ID}
-    return Cell(
-        name=next((str(row[name]) for name in _ID if row.get(name)), ""),
-        values={str(axis): _text(value) for axis, value in values.items()},
-        verdict=verdict,
-        note=next((_text(row[name]) for name in _NOTE if row.get(name)), ""),
-        facts={
-            str(key).replace("_", " "): _text(value)
-            for key, value in row.items()
-            if key not in known and isinstance(value, (str, int, float, bool))
-        },
+    coverage = [("engine", " ".join(filter(None, (file.engine, file.version))))]
+    coverage += [
+        (
+            f"combinations of {found.strength}",
+            f"{found.ran} of {found.allowed} ran, {found.covered} planned",
+        )
+        for found in file.coverage
+    ]
+    coverage += [("of the full product", f"{len(file.cells)} of {file.product} cells")]
+    if file.predicted:
+        coverage.append(("predicted", file.predicted))
+    coverage += [(name.replace("_", " "), f"{value:.4g}") for name, value in file.spent.items()]
+    return Matrix(
+        {axis: tuple(values) for axis, values in file.values.items()},
+        tuple(map(_cell, file.cells)),
+        tuple(coverage),
+        tuple(found.text for found in file.failing_sets),
     )
 
 
-def _text(value: Any) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _cell(record: CellRecord) -> Cell:
+    facts = {}
+    if record.rate is not None and record.rate.value is not None:
+        facts[record.rate.metric] = f"{record.rate.value:.4g} {record.rate.unit}"
+        if record.rate.ratio is not None:
+            facts["of the baseline"] = f"{record.rate.ratio:.2f}"
+    facts["took"] = f"{record.took_s:.0f} s"
+    return Cell(record.id, record.values, record.outcome.value, record.reason, facts)
