@@ -43,7 +43,7 @@ def of(samples: Any) -> MemoryTimeline | None:
     rows = rows[:: max(1, len(rows) // _MOST)]
     if not rows:
         return None
-    levels = {
+    levels: dict[str, list[int | None]] = {
         # Proportional shares where the kernel gives them: shared pages count once.
         "server's processes": [row.pss_bytes or row.rss_bytes for row in rows],
         "GPU memory of the server": [row.device_bytes for row in rows],
