@@ -95,17 +95,18 @@ CASES: dict[str, Case] = {
         Case("oom-rlimit", "memory runs out against RLIMIT_AS", "oom", fault="rlimit"),
         Case("oom-cgroup", "the control group's OOM killer", "oom", fault="cgroup"),
         Case("disk-full", "no space in the report directory", "disk_full", fault="full-disk",
-             special="tmpfs"),
+             special="tmpfs", profile={"disk_gib": "0.0001"}),
         Case("port-stolen", "the port is always taken", "port", fault="port"),
         Case("leak", "1 MB of each request is kept", "memory_growth", _MEMORY, "leak", **_SLOW),
         Case("handle-leak", "an open file of each request is kept", "handle_growth", _MEMORY,
              "handles", **_SLOW),
         Case("corrupted-answer", "a wrong token at more than 4 at a time, 1 in 200",
              "corrupted_answer", fault="corrupted"),
-        Case("lost-token", "an answer lacks a token, 1 in 200", "lost_token", fault="lost"),
-        Case("doubled-token", "a token comes twice, 1 in 200", "duplicated_token",
+        Case("lost-token", "an answer lacks a token, 1 in 200", "token_lost", fault="lost"),
+        Case("doubled-token", "a token comes twice, 1 in 200", "token_doubled",
              fault="doubled"),
-        Case("stuck-request", "a request gets no more tokens", "stuck_request", fault="stuck"),
+        Case("stuck-request", "a request gets no more tokens", "stuck_request", SUSTAINED, "stuck",
+             {"SM121_META_STEP_S": "0.01"}),
         Case("5xx", "status 500, 1 in 150", "http_5xx", fault="5xx"),
         Case("zombie", "a child is not waited for", "zombie", _AFTER, "zombie"),
         Case("log-of-1-GB", "a log of 1 GB with the cause at its end", "illegal_memory_access",
@@ -158,6 +159,8 @@ def profile_text(changes: dict[str, str]) -> str:
             head = changed(head, name, value)
         else:
             stress = changed(stress, name, value)
+    if "disk_gib" in changes:
+        head = re.sub(r"^disk_gib = .*", f"disk_gib = {changes['disk_gib']}", head, flags=re.M)
     if "stress" in changes:
         stress = re.sub(r"^stress = \d+", f"stress = {changes['stress']}", stress, flags=re.M)
     return head + stress
