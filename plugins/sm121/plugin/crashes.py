@@ -183,7 +183,7 @@ def tell(run: Run, evidence: Evidence) -> None:
         "crash",
         printable(
             run.redact(
-                f"{evidence.what}: {evidence.cause.kind}: {summary} (ask: {evidence.cause.owner}); "
+                f"{evidence.cause.kind}: {summary} ({evidence.what}; ask: {evidence.cause.owner}); "
                 f"bundle: {bundle or where}{note}"
             )
         ),

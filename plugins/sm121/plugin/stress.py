@@ -46,6 +46,8 @@ _OTHERS_OF_NOTE = 0.1
 #: More load where the memory is undecided.
 _MEMORY_ROUNDS = 3
 _MEMORY_WITHIN_S = 180.0
+#: A tenth of a process that is hardly there is no growth to speak of.
+_LEAST_GROWTH_BYTES = 64 << 20
 _CACHE_TOKENS = re.compile(r'cache_config_info\{[^}]*\bnum_gpu_blocks="(\d+)"')
 _BLOCK_TOKENS = re.compile(r'cache_config_info\{[^}]*\bblock_size="(\d+)"')
 #: Of the KV cache, by the prompts of the requests that are to press it.
@@ -257,14 +259,14 @@ class Stress:
         """Memory and handles do not grow with the requests, by the sustained load's steady part."""
         if self._steady_from is None:
             raise NotRun("the sustained load was not run: it is what memory is judged by")
-        began, undecided = time.monotonic(), 0
+        began, tries = time.monotonic(), 0
         while True:
             self.memory = self._growth()
             if not more or all(g.verdict is not Verdict.INCONCLUSIVE for g in self.memory):
                 break
             # A fast server is through with the load before there are samples of it.
-            undecided += all(g.samples >= growth.LEAST_SAMPLES for g in self.memory)
-            if undecided >= _MEMORY_ROUNDS or time.monotonic() - began > _MEMORY_WITHIN_S:
+            tries += all(g.samples >= growth.LEAST_SAMPLES for g in self.memory)
+            if tries >= _MEMORY_ROUNDS or time.monotonic() - began > _MEMORY_WITHIN_S:
                 break
             count = int(self._sizes.load_requests.value)
             self._play(
@@ -391,7 +393,7 @@ class Stress:
         for name, values in series.items():
             known: list[float] = [value for value in values if value is not None]
             if len(known) == len(samples):
-                limit = min(fraction * statistics.median(known), ceiling)
+                limit = min(max(fraction * statistics.median(known), _LEAST_GROWTH_BYTES), ceiling)
                 found.append(
                     growth.judge(name, done, known, limit_total=limit, limit_per_request=each)
                 )
