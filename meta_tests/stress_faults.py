@@ -119,6 +119,8 @@ CASES: dict[str, Case] = {
              fault="kept"),
         Case("slower-afterwards", "half of the speed after the load", "slower_after_load",
              (*SUSTAINED, f"{LEVEL}::test_throughput_is_what_it_was_before"), "slower"),
+        Case("soak-interrupted", "Ctrl-C in the middle of a soak (no fault: a clean end)", "",
+             (LEVEL, "-k", "soak", "--soak", "10m"), "none", special="interrupt"),
         Case("memory-floor", "less memory available than the floor", "memory_floor", fault="none",
              profile={"memory_floor_gib": "100000"}),
         Case("test-timeout", "a test that does not end", "timeout", SUSTAINED, "none",
@@ -237,8 +239,9 @@ def _run(
             start_new_session=True,
         )  # fmt: skip
         try:
-            if case.special == "kill":
-                _kill_under_load(process, output)
+            if case.special in ("kill", "interrupt"):
+                number = signal.SIGKILL if case.special == "kill" else signal.SIGINT
+                _signal_under_load(process, output, number)
             process.wait(400)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
@@ -277,13 +280,15 @@ def _run(
     )  # fmt: skip
 
 
-def _kill_under_load(process: subprocess.Popen[bytes], output: Path) -> None:
+def _signal_under_load(
+    process: subprocess.Popen[bytes], output: Path, number: signal.Signals
+) -> None:
     deadline = time.monotonic() + 120
     while "ready after" not in output.read_text("utf-8", "replace"):
         assert process.poll() is None and time.monotonic() < deadline, output.read_text("utf-8")
         time.sleep(0.1)
-    time.sleep(4.0)
-    os.kill(process.pid, signal.SIGKILL)
+    time.sleep(4.0 if number == signal.SIGKILL else 22.0)
+    os.kill(process.pid, number)
 
 
 def _left(mark: str, within_s: float = 30.0) -> list[str]:
@@ -318,6 +323,12 @@ def _verdict(report: Path, temporary: Path) -> dict:
 def _judge(
     case: Case, status: int, verdict: dict, crashes: list[dict], report: Path, output: str
 ) -> list[str]:
+    if case.special == "interrupt":
+        wrong = [f"a crash without a fault: {crashes[0]}"] if crashes else []
+        soak = json.loads((report / "soak.json").read_text("utf-8"))
+        if status != 2 or soak["state"] != "an interrupt" or not soak["requests"]:
+            wrong.append(f"required status 2 and a report, seen {status}, {soak}")
+        return wrong
     if not case.kind:
         wrong = [f"a crash without a fault: {crashes[0]}"] if crashes else []
         if status != 0 or verdict.get("verdict") != "PASS":
