@@ -259,7 +259,7 @@ def _cause(
             kind=error.kind,
             summary=error.faults[0].text + aside,
             owner=OWNERS[error.kind],
-            lines=[run.redact(str(fault)) for fault in error.faults[:20]],
+            lines=list(dict.fromkeys(run.redact(str(fault)) for fault in error.faults))[:20],
         )
     return Cause(
         kind="timeout",

@@ -25,6 +25,7 @@ from sm121.engines.server import Server
 from sm121.measure import counters
 from sm121.plugin.answers import bound
 from sm121.plugin.run import RUN, Run
+from sm121.plugin.selection import LEVEL
 from sm121.plugin.terminal import announce
 from sm121.report import verdict_file
 from sm121.report.verdict_file import MemoryReport
@@ -554,6 +555,14 @@ def stress(conformance: Run, server: Server, capabilities: Capabilities) -> Stre
 def soak_s(pytestconfig: pytest.Config) -> float:
     """How long ``--soak`` says."""
     return soak.parse_duration(pytestconfig.getoption("--soak"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """The other levels are not sampled every second: they measure."""
+    stash = item.config.stash
+    if item.stash.get(LEVEL, None) != "stress" and (known := stash.get(_STRESS, None)) is not None:
+        known[1].close()
+        del stash[_STRESS]
 
 
 @pytest.hookimpl(tryfirst=True)  # before the server is stopped
