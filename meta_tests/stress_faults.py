@@ -18,7 +18,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import psutil
@@ -49,6 +49,8 @@ class Case:
     says: str = ""
 
 
+#: In the temporary directory: a bundle that could not lie in the report, and compiled kernels.
+KEPT = ("sm121-crash-", "torchinductor_")
 _SLOW = {"variables": {"SM121_META_STEP_S": "0.005"}}
 _MEMORY = (*SUSTAINED, f"{LEVEL}::test_memory_does_not_grow")
 _AFTER = (*SUSTAINED, f"{LEVEL}::test_nothing_is_kept_after_the_load")
@@ -213,7 +215,9 @@ def run(case: Case, *, keep: Path | None = None) -> Outcome:
                 )
             report = disk / "report"
         profile = folder / "profile.toml"
-        profile.write_text(profile_text(case.profile), "utf-8")
+        # The real vLLM takes a minute to start, and seconds for a prompt.
+        patient = {"ready_within_s": "300", "stalled_after_s": "30"} if case.fault is None else {}
+        profile.write_text(profile_text({**case.profile, **patient}), "utf-8")
         return _run(case, folder, temporary, report, profile, keep)
 
 
@@ -257,7 +261,7 @@ def _run(
         fresh &= segments()
     if fresh:
         wrong.append(f"shared memory left: {sorted(fresh)}")
-    if scratch := [p.name for p in temporary.iterdir() if not p.name.startswith("sm121-crash-")]:
+    if scratch := [p.name for p in temporary.iterdir() if not p.name.startswith(KEPT)]:
         wrong.append(f"temporary files left: {scratch}")
     text = output.read_text("utf-8", "replace")
     for port in set(re.findall(r"ready after .* on port (\d+)", text)):
@@ -407,22 +411,37 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="write the table there")
     parser.add_argument("--samples", type=Path, help="keep some bundles there, as samples")
     parser.add_argument("--clean", type=int, default=10, help="runs without a fault")
+    parser.add_argument("--state", type=Path, help="what was right in it is not run again")
     parser.add_argument("names", nargs="*", choices=[[], *CASES])
     options = parser.parse_args()
-    names = options.names or [name for name in CASES if name != "clean"]
-    started = time.monotonic()
-    found, clean = [], []
+    names = options.names or [*CASES, *["clean"] * (options.clean - 1)]
+    done = _read_state(options.state)
+    left = list(done)
     for name in names:
+        known = next((outcome for outcome in left if outcome.case == name), None)
+        if known is not None and not options.names:
+            left.remove(known)
+            continue
         samples = options.samples / name if options.samples else None
         outcome = run(CASES[name], keep=samples if name in SAMPLES else None)
-        found.append(outcome)
         print(f"{'ok' if not outcome.wrong else 'WRONG'} {outcome}", flush=True)
-    for _ in range(0 if options.names else options.clean):
-        clean.append(run(CASES["clean"]))
-        print(f"{'ok' if not clean[-1].wrong else 'WRONG'} {clean[-1]}", flush=True)
+        done.append(outcome)
+        if options.state and not outcome.wrong:
+            with options.state.open("a") as stream:
+                stream.write(json.dumps(asdict(outcome)) + "\n")
+    clean = [outcome for outcome in done if outcome.case == "clean"]
+    latest = {outcome.case: outcome for outcome in done if outcome.case != "clean"}
+    found = [latest[name] for name in CASES if name in latest]
     if options.output:
-        options.output.write_text(table(found, clean, time.monotonic() - started), "utf-8")
+        seconds = sum(outcome.seconds for outcome in [*found, *clean])
+        options.output.write_text(table(found, clean, seconds), "utf-8")
     return 1 if any(outcome.wrong for outcome in [*found, *clean]) else 0
+
+
+def _read_state(file: Path | None) -> list[Outcome]:
+    if file is None or not file.is_file():
+        return []
+    return [Outcome(**json.loads(line)) for line in file.read_text("utf-8").splitlines()]
 
 
 #: Bundles that are kept in docs/bundles.
