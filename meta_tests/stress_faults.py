@@ -151,7 +151,7 @@ class Outcome:
 def profile_text(changes: dict[str, str]) -> str:
     """The embedded default's profile with patience for a server that answers in milliseconds."""
     text = (ROOT / "fixtures/profiles/cpu-tiny-gpt-oss.toml").read_text("utf-8")
-    values = {"stalled_after_s": "4", "request_within_s": "40", "ready_within_s": "60", **changes}
+    values = {"stalled_after_s": "8", "request_within_s": "40", "ready_within_s": "60", **changes}
     begin = text.index("[stress]")
     head, stress = text[:begin], text[begin:]
 
