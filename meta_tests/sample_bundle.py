@@ -36,7 +36,10 @@ def neutral(text: str) -> str:
     text = text.replace(_ROOT, "SUITE")
     text = re.sub(r"/tmp/[\w.-]+(/t|/disk|/report)?(?=[/\s\"',;:)]|$)", "TMP", text)
     text = re.sub(r"/(?:root|home/\w+|work)(?:/[\w.+-]+)*", "HOME", text)
-    return text.replace(socket.gethostname(), "HOST").replace(f"/{getpass.getuser()}/", "/USER/")
+    text = re.sub(r"/process_api(/[0-9a-f]{8,})?", "/CONTAINER", text)
+    text = re.sub(r"(tainted:? )\d+\.\d+\.\S+", r"\1KERNEL", text)
+    text = re.sub(rf"(?<![\w-]){re.escape(socket.gethostname())}(?![\w-])", "HOST", text)
+    return text.replace(f"/{getpass.getuser()}/", "/USER/")
 
 
 def _environments() -> set[str]:

@@ -18,7 +18,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import psutil
@@ -49,6 +49,8 @@ class Case:
     says: str = ""
 
 
+#: In the temporary directory: a bundle that could not lie in the report, and compiled kernels.
+KEPT = ("sm121-crash-", "torchinductor_")
 _SLOW = {"variables": {"SM121_META_STEP_S": "0.005"}}
 _MEMORY = (*SUSTAINED, f"{LEVEL}::test_memory_does_not_grow")
 _AFTER = (*SUSTAINED, f"{LEVEL}::test_nothing_is_kept_after_the_load")
@@ -95,17 +97,18 @@ CASES: dict[str, Case] = {
         Case("oom-rlimit", "memory runs out against RLIMIT_AS", "oom", fault="rlimit"),
         Case("oom-cgroup", "the control group's OOM killer", "oom", fault="cgroup"),
         Case("disk-full", "no space in the report directory", "disk_full", fault="full-disk",
-             special="tmpfs"),
+             special="tmpfs", profile={"disk_gib": "0.0001"}),
         Case("port-stolen", "the port is always taken", "port", fault="port"),
         Case("leak", "1 MB of each request is kept", "memory_growth", _MEMORY, "leak", **_SLOW),
         Case("handle-leak", "an open file of each request is kept", "handle_growth", _MEMORY,
              "handles", **_SLOW),
         Case("corrupted-answer", "a wrong token at more than 4 at a time, 1 in 200",
              "corrupted_answer", fault="corrupted"),
-        Case("lost-token", "an answer lacks a token, 1 in 200", "lost_token", fault="lost"),
-        Case("doubled-token", "a token comes twice, 1 in 200", "duplicated_token",
+        Case("lost-token", "an answer lacks a token, 1 in 200", "token_lost", fault="lost"),
+        Case("doubled-token", "a token comes twice, 1 in 200", "token_doubled",
              fault="doubled"),
-        Case("stuck-request", "a request gets no more tokens", "stuck_request", fault="stuck"),
+        Case("stuck-request", "a request gets no more tokens", "stuck_request", SUSTAINED, "stuck",
+             {"SM121_META_STEP_S": "0.01"}),
         Case("5xx", "status 500, 1 in 150", "http_5xx", fault="5xx"),
         Case("zombie", "a child is not waited for", "zombie", _AFTER, "zombie"),
         Case("log-of-1-GB", "a log of 1 GB with the cause at its end", "illegal_memory_access",
@@ -118,9 +121,11 @@ CASES: dict[str, Case] = {
              fault="kept"),
         Case("slower-afterwards", "half of the speed after the load", "slower_after_load",
              (*SUSTAINED, f"{LEVEL}::test_throughput_is_what_it_was_before"), "slower"),
+        Case("soak-interrupted", "Ctrl-C in the middle of a soak (no fault: a clean end)", "",
+             (LEVEL, "-k", "soak", "--soak", "10m"), "none", special="interrupt"),
         Case("memory-floor", "less memory available than the floor", "memory_floor", fault="none",
              profile={"memory_floor_gib": "100000"}),
-        Case("test-timeout", "a test that does not end", "timeout", (LEVEL,), "none",
+        Case("test-timeout", "a test that does not end", "timeout", SUSTAINED, "none",
              {"SM121_META_STEP_S": "0.02"}, {"stress": "4"}),
     )
 }  # fmt: skip
@@ -146,7 +151,7 @@ class Outcome:
 def profile_text(changes: dict[str, str]) -> str:
     """The embedded default's profile with patience for a server that answers in milliseconds."""
     text = (ROOT / "fixtures/profiles/cpu-tiny-gpt-oss.toml").read_text("utf-8")
-    values = {"stalled_after_s": "4", "request_within_s": "40", "ready_within_s": "60", **changes}
+    values = {"stalled_after_s": "8", "request_within_s": "40", "ready_within_s": "60", **changes}
     begin = text.index("[stress]")
     head, stress = text[:begin], text[begin:]
 
@@ -158,6 +163,8 @@ def profile_text(changes: dict[str, str]) -> str:
             head = changed(head, name, value)
         else:
             stress = changed(stress, name, value)
+    if "disk_gib" in changes:
+        head = re.sub(r"^disk_gib = .*", f"disk_gib = {changes['disk_gib']}", head, flags=re.M)
     if "stress" in changes:
         stress = re.sub(r"^stress = \d+", f"stress = {changes['stress']}", stress, flags=re.M)
     return head + stress
@@ -208,7 +215,9 @@ def run(case: Case, *, keep: Path | None = None) -> Outcome:
                 )
             report = disk / "report"
         profile = folder / "profile.toml"
-        profile.write_text(profile_text(case.profile), "utf-8")
+        # The real vLLM takes a minute to start, and seconds for a prompt.
+        patient = {"ready_within_s": "300", "stalled_after_s": "30"} if case.fault is None else {}
+        profile.write_text(profile_text({**case.profile, **patient}), "utf-8")
         return _run(case, folder, temporary, report, profile, keep)
 
 
@@ -234,8 +243,9 @@ def _run(
             start_new_session=True,
         )  # fmt: skip
         try:
-            if case.special == "kill":
-                _kill_under_load(process, output)
+            if case.special in ("kill", "interrupt"):
+                number = signal.SIGKILL if case.special == "kill" else signal.SIGINT
+                _signal_under_load(process, output, number)
             process.wait(400)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
@@ -245,9 +255,13 @@ def _run(
     seconds = round(time.monotonic() - started, 1)
     if left:
         wrong.append(f"processes left: {left}")
-    if fresh := segments() - before:
+    fresh = segments() - before
+    if fresh:  # another server on this machine may just be making its own
+        time.sleep(5.0)
+        fresh &= segments()
+    if fresh:
         wrong.append(f"shared memory left: {sorted(fresh)}")
-    if scratch := [p.name for p in temporary.iterdir() if not p.name.startswith("sm121-crash-")]:
+    if scratch := [p.name for p in temporary.iterdir() if not p.name.startswith(KEPT)]:
         wrong.append(f"temporary files left: {scratch}")
     text = output.read_text("utf-8", "replace")
     for port in set(re.findall(r"ready after .* on port (\d+)", text)):
@@ -270,13 +284,15 @@ def _run(
     )  # fmt: skip
 
 
-def _kill_under_load(process: subprocess.Popen[bytes], output: Path) -> None:
+def _signal_under_load(
+    process: subprocess.Popen[bytes], output: Path, number: signal.Signals
+) -> None:
     deadline = time.monotonic() + 120
     while "ready after" not in output.read_text("utf-8", "replace"):
         assert process.poll() is None and time.monotonic() < deadline, output.read_text("utf-8")
         time.sleep(0.1)
-    time.sleep(4.0)
-    os.kill(process.pid, signal.SIGKILL)
+    time.sleep(4.0 if number == signal.SIGKILL else 22.0)
+    os.kill(process.pid, number)
 
 
 def _left(mark: str, within_s: float = 30.0) -> list[str]:
@@ -311,6 +327,12 @@ def _verdict(report: Path, temporary: Path) -> dict:
 def _judge(
     case: Case, status: int, verdict: dict, crashes: list[dict], report: Path, output: str
 ) -> list[str]:
+    if case.special == "interrupt":
+        wrong = [f"a crash without a fault: {crashes[0]}"] if crashes else []
+        soak = json.loads((report / "soak.json").read_text("utf-8"))
+        if status != 2 or soak["state"] != "an interrupt" or not soak["requests"]:
+            wrong.append(f"required status 2 and a report, seen {status}, {soak}")
+        return wrong
     if not case.kind:
         wrong = [f"a crash without a fault: {crashes[0]}"] if crashes else []
         if status != 0 or verdict.get("verdict") != "PASS":
@@ -389,22 +411,37 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="write the table there")
     parser.add_argument("--samples", type=Path, help="keep some bundles there, as samples")
     parser.add_argument("--clean", type=int, default=10, help="runs without a fault")
+    parser.add_argument("--state", type=Path, help="what was right in it is not run again")
     parser.add_argument("names", nargs="*", choices=[[], *CASES])
     options = parser.parse_args()
-    names = options.names or [name for name in CASES if name != "clean"]
-    started = time.monotonic()
-    found, clean = [], []
+    names = options.names or [*CASES, *["clean"] * (options.clean - 1)]
+    done = _read_state(options.state)
+    left = list(done)
     for name in names:
+        known = next((outcome for outcome in left if outcome.case == name), None)
+        if known is not None and not options.names:
+            left.remove(known)
+            continue
         samples = options.samples / name if options.samples else None
         outcome = run(CASES[name], keep=samples if name in SAMPLES else None)
-        found.append(outcome)
         print(f"{'ok' if not outcome.wrong else 'WRONG'} {outcome}", flush=True)
-    for _ in range(0 if options.names else options.clean):
-        clean.append(run(CASES["clean"]))
-        print(f"{'ok' if not clean[-1].wrong else 'WRONG'} {clean[-1]}", flush=True)
+        done.append(outcome)
+        if options.state and not outcome.wrong:
+            with options.state.open("a") as stream:
+                stream.write(json.dumps(asdict(outcome)) + "\n")
+    clean = [outcome for outcome in done if outcome.case == "clean"]
+    latest = {outcome.case: outcome for outcome in done if outcome.case != "clean"}
+    found = [latest[name] for name in CASES if name in latest]
     if options.output:
-        options.output.write_text(table(found, clean, time.monotonic() - started), "utf-8")
+        seconds = sum(outcome.seconds for outcome in [*found, *clean])
+        options.output.write_text(table(found, clean, seconds), "utf-8")
     return 1 if any(outcome.wrong for outcome in [*found, *clean]) else 0
+
+
+def _read_state(file: Path | None) -> list[Outcome]:
+    if file is None or not file.is_file():
+        return []
+    return [Outcome(**json.loads(line)) for line in file.read_text("utf-8").splitlines()]
 
 
 #: Bundles that are kept in docs/bundles.

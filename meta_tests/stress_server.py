@@ -149,7 +149,8 @@ class Server:
         async with state.places:
             state.waiting -= 1
             state.running += 1
-            held = len(ids_of(said["prompt"]))
+            tokens = len(ids_of(said["prompt"])) + int(said.get("max_tokens", 16))
+            held = (-(-tokens // BLOCK) + 2) * BLOCK
             try:
                 self.hold(held)
                 return await self.generate(request, said, number)
@@ -162,8 +163,7 @@ class Server:
     def hold(self, tokens: int) -> None:
         state = self.state
         state.tokens_held += tokens
-        full = state.tokens_held + PLACES * BLOCK > BLOCKS * BLOCK
-        if full and state.running > 1:
+        if state.tokens_held > BLOCKS * BLOCK and state.running > 1:
             state.preemptions += 1
 
     def refusal(self, said: dict[str, Any]) -> tuple[int, str] | None:

@@ -49,6 +49,8 @@ class _Supervisor:
         #: Names of the processes seen, and how those that have ended did.
         self._names: dict[int, str] = {}
         self._exits: dict[int, int | None] = {}
+        #: Descriptors that become readable when a process ends.
+        self._watched: dict[int, int] = {}
 
     def run(self) -> int:
         become_subreaper()
@@ -62,7 +64,6 @@ class _Supervisor:
             if self._input_ended():
                 self._stop_requested = _END_OF_THE_SUITE
             self._reap()
-            self._note_ends()
         if self._stop_requested == _END_OF_THE_SUITE:
             self._tell_of_the_suite()
         if self._main_status is None:
@@ -104,6 +105,7 @@ class _Supervisor:
         for process in self._tree():
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._names[process.pid] = process.name()
+            self._watch(process.pid)
             try:
                 maps = Path(f"/proc/{process.pid}/maps").read_text("utf-8", "replace")
             except OSError:
@@ -132,21 +134,26 @@ class _Supervisor:
             if pid == self._main_pid:
                 self._main_status = os.waitstatus_to_exitcode(status)
 
-    def _note_ends(self) -> None:
-        """How the processes that are not our own children ended: seen while they are zombies, or
-        not at all when their parent was faster."""
-        fresh = False
-        for pid in self._names.keys() - self._exits.keys():
-            try:
-                fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2]
-            except OSError:
-                self._exits[pid], fresh = None, True
-                continue
+    def _watch(self, pid: int) -> None:
+        """Be told at once when a process ends: what it ended with can be read until its parent has
+        collected it."""
+        if pid in self._watched.values() or pid in self._exits:
+            return
+        with contextlib.suppress(OSError):
+            self._watched[os.pidfd_open(pid)] = pid
+
+    def _note_end(self, pid: int) -> None:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2]
+        except OSError:
+            self._exits.setdefault(pid, None)  # its parent was faster, and does not say
+        else:
             state, *others = fields.split()
             if state == "Z":
                 self._exits[pid] = os.waitstatus_to_exitcode(int(others[_EXIT_CODE]))
-                fresh = True
-        if fresh and self._main_status is None:
+            else:
+                self._exits.setdefault(pid, None)
+        if self._main_status is None:
             self._report()
 
     def _tell_of_the_suite(self) -> None:
@@ -159,8 +166,12 @@ class _Supervisor:
             sys.stderr.write(f"[sm121 supervisor] no crash bundle could be written: {error}\n")
 
     def _input_ended(self) -> bool:
-        ready, _, _ = select.select([0], [], [], _POLL_S)
-        return bool(ready) and os.read(0, 1024) == b""
+        ready, _, _ = select.select([0, *self._watched], [], [], _POLL_S)
+        for descriptor in ready:
+            if descriptor in self._watched:
+                self._note_end(self._watched.pop(descriptor))
+                os.close(descriptor)
+        return 0 in ready and os.read(0, 1024) == b""
 
     def _on_sigterm(self, _number: int, _frame: object) -> None:
         self._stop_requested = self._stop_requested or "SIGTERM"

@@ -121,6 +121,7 @@ def _parts(evidence: Evidence) -> Iterator[tuple[str, Callable[[], str | None]]]
     yield "server.log", lambda: _log(evidence)
     yield "process-tree.txt", lambda: _tree(evidence)
     yield "exits.json", lambda: _exits(evidence)
+    yield "stacks.txt", lambda: _stacks(evidence)
     yield "kernel.log", lambda: _kernel(evidence.kernel)
     yield "cgroup.json", lambda: _cgroup(evidence)
     yield "gpu.txt", _gpu
@@ -171,6 +172,22 @@ def _exits(evidence: Evidence) -> str:
         why = {} if status is not None else {"why": "its parent collected it and does not say"}
         entries.append({**entry, **why})
     return json.dumps({"main": evidence.exit_status, "processes": entries}, indent=2) + "\n"
+
+
+def _stacks(evidence: Evidence) -> str:
+    """Where the processes are: what a hang is explained by."""
+    tool = shutil.which("py-spy")
+    if tool is None:
+        raise Unavailable("py-spy is not here; pip install py-spy gives the stacks of a hang")
+    alive = [entry for entry in evidence.tree if entry["status"] not in ("zombie", "dead")]
+    if not alive:
+        raise Unavailable("no process of the tree was left to look at")
+    found = ""
+    for entry in alive:
+        command = [tool, "dump", "--nonblocking", "--pid", str(entry["pid"])]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        found += f"## {entry['name']} ({entry['pid']})\n{answer.stdout}{answer.stderr}\n"
+    return found
 
 
 def _kernel(kernel: KernelMessages) -> str:

@@ -64,6 +64,17 @@ def cause_of(
             remedy="look for who did: systemd-oomd, earlyoom, docker stop, a scheduler's limit",
             lines=logged.lines,
         )
+    silent = [entry for entry in exits if entry.get("status") is None]
+    if "something outside ended the process" in logged.summary and not ended:
+        who = ", ".join(f"{e.get('name') or 'process'} ({e['pid']})" for e in silent)
+        return Cause(
+            kind="killed",
+            summary=f"{who or 'a process of the engine'} ended without a word in the log, and its "
+            "parent does not say how: most likely SIGKILL",
+            owner="whoever sent SIGKILL (an operator, a container's stop, a watchdog)",
+            remedy="look for who did: systemd-oomd, earlyoom, docker stop, a scheduler's limit",
+            lines=logged.lines,
+        )
     first = ended[0] if ended else None
     if first is not None and logged.kind in VAGUE and first["status"] != -signal.SIGTERM:
         name = signal.Signals(-first["status"]).name

@@ -183,7 +183,7 @@ def tell(run: Run, evidence: Evidence) -> None:
         "crash",
         printable(
             run.redact(
-                f"{evidence.what}: {evidence.cause.kind}: {summary} (ask: {evidence.cause.owner}); "
+                f"{evidence.cause.kind}: {summary} ({evidence.what}; ask: {evidence.cause.owner}); "
                 f"bundle: {bundle or where}{note}"
             )
         ),
@@ -259,7 +259,7 @@ def _cause(
             kind=error.kind,
             summary=error.faults[0].text + aside,
             owner=OWNERS[error.kind],
-            lines=[run.redact(str(fault)) for fault in error.faults[:20]],
+            lines=list(dict.fromkeys(run.redact(str(fault)) for fault in error.faults))[:20],
         )
     return Cause(
         kind="timeout",

@@ -43,7 +43,8 @@ def fault(outcome: Outcome, bound: Bound | None) -> Fault | None:
         return Fault("bad_request_accepted", f"{where}: required status 4xx, seen {outcome.status}")
     if outcome.problem is not None:
         kind, text = outcome.problem
-        return Fault(cast("Kind", kind), f"{where}: {text}")
+        of_the_load = kind in ("hang", "stuck_request", "memory_floor")
+        return Fault(cast("Kind", kind), text if of_the_load else f"{where}: {text}")
     if job.behaviour in ("cancel", "disconnect"):
         return None
     if outcome.answer is None:
@@ -54,7 +55,7 @@ def fault(outcome: Outcome, bound: Bound | None) -> Fault | None:
 def _wrong(where: str, outcome: Outcome, answer: Answer, bound: Bound | None) -> Fault | None:
     job = outcome.job
     if answer.ids is not None and len(answer.ids) != job.tokens:
-        kind: Kind = "lost_token" if len(answer.ids) < job.tokens else "duplicated_token"
+        kind: Kind = "token_lost" if len(answer.ids) < job.tokens else "token_doubled"
         return Fault(kind, f"{where}: required {job.tokens} token ids, seen {len(answer.ids)}")
     if answer.completion_tokens is not None and answer.completion_tokens != job.tokens:
         return Fault(
@@ -103,10 +104,10 @@ def _lost_or_doubled(seen: Sequence[int], alone: Sequence[int]) -> Kind | None:
         if tuple(seen[:-1]) == (*alone[:place], *alone[place + 1 :]) and seen[:place] == tuple(
             alone[:place]
         ):
-            return "lost_token"
+            return "token_lost"
         doubled = (*alone[: place + 1], alone[place], *alone[place + 1 :])[: len(seen)]
         if tuple(seen) == doubled:
-            return "duplicated_token"
+            return "token_doubled"
     return None
 
 

@@ -26,7 +26,7 @@ _SLOW_READ_S = 0.15
 _SLOW_READ_BYTES = 256
 _DONE = b"[DONE]"
 #: Requests that fell silent within so many seconds of the last sign of life did so together.
-_TOGETHER_S = 0.5
+_TOGETHER_S = 0.15
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ Kind = Literal[
     "hang",
     "stuck_request",
     "bad_stream",
-    "lost_token",
-    "duplicated_token",
+    "token_lost",
+    "token_doubled",
     "wrong_usage",
     "wrong_finish",
     "corrupted_answer",
@@ -38,8 +38,8 @@ OWNERS: dict[Kind, str] = {
     "hang": "the engine's workers: take stacks (py-spy dump) before stopping them",
     "stuck_request": "the scheduler: one request gets no tokens while others do",
     "bad_stream": "the API server's streaming",
-    "lost_token": "the API server's streaming, or the scheduler after a preemption",
-    "duplicated_token": "the API server's streaming, or the scheduler after a preemption",
+    "token_lost": "the API server's streaming, or the scheduler after a preemption",
+    "token_doubled": "the API server's streaming, or the scheduler after a preemption",
     "wrong_usage": "the API server's accounting",
     "wrong_finish": "the API server, or the scheduler's stop conditions",
     "corrupted_answer": "attention metadata, KV cache blocks or MoE routing of a batch",
@@ -89,8 +89,8 @@ _GRAVITY: tuple[Kind, ...] = (
     "stuck_request",
     "http_5xx",
     "corrupted_answer",
-    "duplicated_token",
-    "lost_token",
+    "token_doubled",
+    "token_lost",
 )
 
 
