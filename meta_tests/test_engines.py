@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import stat
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from sm121.engines import argument_probe, registry
+from sm121.engines import argument_probe, devices, registry
 from sm121.engines.configuration import ServerConfiguration
 from sm121.engines.llama_cpp import LlamaCpp
 from sm121.engines.protocol import ChecksArguments, Engine, Program
@@ -86,7 +87,7 @@ def test_llama_servers_own_parser_is_asked(tmp_path):
 def test_an_environment_without_sglang_is_named():
     with pytest.raises(UsageError, match="expected an environment with SGLang, found none"):
         SGLang().check_interpreter(sys.executable, {**os.environ, "PYTHONPATH": ""})
-    with pytest.raises(UsageError, match="its engine's own parser cannot be asked: .*sglang"):
+    with pytest.raises(UsageError, match=r"its engine's own parser cannot be asked: .*sglang"):
         SGLang().check_arguments(sys.executable, [[]], {**os.environ, "PYTHONPATH": ""})
 
 
@@ -151,3 +152,29 @@ def test_side_by_side_says_what_is_wrong(tmp_path):
 def test_engines_that_do_not_fit(run_pytest, arguments, why):
     status, run = run_pytest(*arguments, "--collect-only", "-q", "tests/test_smoke.py")
     assert status == 4 and why in run.output, run.output
+
+
+def test_each_worker_has_its_device_and_each_device_one_server(tmp_path, monkeypatch):
+    monkeypatch.setattr(devices.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert devices.environment(None, 4) == () == devices.environment("gw0", 0)
+    assert devices.environment("gw5", 4) == (("CUDA_VISIBLE_DEVICES", "1"),)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    assert devices.of_worker("gw1", 8) == "3" and devices.of_worker("gw2", 8) == "2"
+    assert devices.lock(None, 2) is None
+    first, same = devices.lock("gw0", 8), devices.lock("gw2", 8)
+    other = devices.lock("gw1", 8)
+    assert first is not None and same is not None and other is not None
+    first.acquire()
+    first.acquire()
+    other.acquire()
+    taken: list[str] = []
+    waiting = threading.Thread(target=lambda: (same.acquire(), taken.append("same")))
+    waiting.start()
+    waiting.join(0.3)
+    assert waiting.is_alive() and not taken
+    first.release()
+    waiting.join(10)
+    assert taken == ["same"]
+    same.release()
+    other.release()

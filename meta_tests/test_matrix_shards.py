@@ -96,6 +96,7 @@ def test_a_killed_run_goes_on_after_the_last_cell(start_matrix, run_matrix, tmp_
     ]
 
 
+@pytest.mark.slow(why="two runs more")
 def test_another_run_is_not_taken_over(run_matrix, tmp_path):
     report = tmp_path / "r"
     run_matrix("--matrix", "1", "-k", "baseline", report=report)

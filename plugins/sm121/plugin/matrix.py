@@ -416,9 +416,17 @@ class MatrixRun:
         text = json.dumps(report.as_json(self.space, file), indent=2, ensure_ascii=False)
         verdict_file.write_text(self.run.redact(text) + "\n", self.directory / "matrix.json")
         verdict_file.write_text(
-            self.run.redact(report.markdown(self.space, file)),
+            self.run.redact(report.markdown(self.space, file, command=self._command())),
             self.directory / "FEATURE_MATRIX.md",
         )
+
+    def _command(self) -> str:
+        words = ["pytest tests/test_matrix.py", f"--matrix {self.plan.array.strength}"]
+        if self.space.engine != "vllm":
+            words.append(f"--engine {self.space.engine}")
+        if self.plan.focus:
+            words.append(f"--matrix-axis {self.plan.focus}")
+        return " ".join(words)
 
     def _record_of(self, planned: Planned) -> CellRecord | None:
         return next((r for r in self.records if r.values == planned.cell), None)
