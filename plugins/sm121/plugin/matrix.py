@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -143,7 +144,8 @@ def _make_plan(config: pytest.Config) -> Plan | None:
     own = _profile(settings)
     axis, build = config.getoption("--matrix-axis"), config.getoption("--matrix-build")
     if own.matrix is None:
-        if axis or build or config.getoption("--matrix") or config.getoption("--matrix-axes"):
+        given = [axis, build, config.getoption("--matrix-axes"), config.getoption("--matrix")]
+        if any(option not in (None, "none") for option in given):
             raise UsageError(f"--matrix: profile {own.name} has no [matrix]")
         return None
     version = None
@@ -238,9 +240,10 @@ def _refuse_arguments(run: Run, plan: Plan) -> None:
                 f"matrix {plan.space.file.name}: {name}: {engine.name} "
                 f"{plan.space.version or ''} refuses it: {message}"
             )
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with kept.open("a", encoding="utf-8") as stream:
-        stream.write(digest + "\n")
+    with contextlib.suppress(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with kept.open("a", encoding="utf-8") as stream:
+            stream.write(digest + "\n")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
