@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import stat
 import sys
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from sm121.answers.request import parse
 from sm121.engines import argument_probe, devices, registry
 from sm121.engines.configuration import ServerConfiguration
 from sm121.engines.llama_cpp import LlamaCpp
@@ -19,6 +22,7 @@ from sm121.engines.vllm import Vllm
 from sm121.errors import UsageError
 from sm121.matrix import axes
 from sm121.measure import side_by_side
+from sm121.measure.client import Client, Patience, completion
 
 ENGINES: list[Engine] = [Vllm(), SGLang(), LlamaCpp()]
 
@@ -178,3 +182,55 @@ def test_each_worker_has_its_device_and_each_device_one_server(tmp_path, monkeyp
     assert taken == ["same"]
     same.release()
     other.release()
+
+
+def test_a_connection_that_the_server_closed_is_opened_again():
+    """llama-server closes some connections when a stream has ended, without saying so before."""
+
+    async def measured(drop: bool) -> list[str | None]:
+        served = 0
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal served
+            while line := await reader.readline():
+                length = 0
+                while line.strip():
+                    if line.lower().startswith(b"content-length:"):
+                        length = int(line.split(b":")[1])
+                    line = await reader.readline()
+                await reader.readexactly(length)
+                if drop:  # it has read the request, and hangs up every time
+                    break
+                body = b'{"choices": [{"text": "x"}], "usage": {"completion_tokens": 1}}'
+                head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: "
+                writer.write(head + str(len(body)).encode() + b"\r\n\r\n" + body)
+                await writer.drain()
+                served += 1
+                await asyncio.sleep(0.05)  # the client takes the connection for a good one
+                break
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        request = completion("m", "p", prompt_tokens=1, tokens=1, stream=False)
+        async with server, Client(f"http://127.0.0.1:{port}", "key") as client:
+            batch = await client.run([request] * 3, concurrency=1, patience=Patience(5.0, 5.0))
+        await asyncio.sleep(0.1)
+        assert drop or served == 3
+        return [answer.error for answer in batch.answers]
+
+    assert asyncio.run(measured(drop=False)) == [None, None, None]
+    assert all(str(e).startswith("connection: ") for e in asyncio.run(measured(drop=True)))
+
+
+def test_log_probabilities_as_llama_server_writes_them():
+    item = {"id": 7, "token": " a", "logprob": -0.5,
+            "top_logprobs": [{"id": 7, "token": " a", "logprob": -0.5},
+                             {"id": 9, "token": " b", "logprob": -1.5}]}  # fmt: skip
+    answer = parse({"choices": [{"text": " a", "logprobs": {"content": [item]}}]})
+    assert answer.positions is not None
+    (position,) = answer.positions
+    assert position.token == "token_id:7" and position.log_probability == -0.5
+    assert position.top == {"token_id:7": -0.5, "token_id:9": -1.5}
