@@ -29,7 +29,7 @@ from sm121.evidence.kernel_path import KernelPath, mistaken_environment
 from sm121.evidence.log_probabilities import dtype_of
 from sm121.matrix.axes import Space, identity
 from sm121.matrix.covering import Planned
-from sm121.matrix.outcome import CellRecord, Outcome, Rate, Step, worst
+from sm121.matrix.outcome import Agreement, CellRecord, Outcome, Rate, Step, worst
 from sm121.measure import statistics
 from sm121.measure.cells import Cell as MeasuredCell
 from sm121.measure.cells import Target
@@ -210,6 +210,9 @@ class Bench:
         bound = self._bound(record.values)
         found = golden.compare(
             self.reference.golden, asker, self.prompts, bound, {}, "the baseline's answers"
+        )
+        record.agreement = Agreement(
+            worst_nats=found.worst[2], mean_divergence=found.mean_divergence, top1=found.top1
         )
         beyond = found.beyond(bound)
         return "; ".join(beyond) if beyond else None
