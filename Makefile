@@ -8,7 +8,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # FlashInfer's sources, which the kernel level compiles for GB10; its other requirements need a GPU.
 FLASHINFER_SOURCES := flashinfer-python==0.7.2.post1 'apache-tvm-ffi>=0.1.11,<0.2'
 # Tests that measure time: one at a time, with nothing beside them.
-TIMED := $(foreach name,ab benchmark_bridge box kernel_benchmark measuring_gate measuring_traps regression,meta_tests/test_$(name).py)
+TIMED := $(foreach name,ab benchmark_bridge box kernel_benchmark matrix_faults measuring_gate measuring_traps regression,meta_tests/test_$(name).py)
 REPORT ?= conformance-report
 PYTEST_ARGS ?=
 
@@ -18,7 +18,7 @@ help: ## the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
 
 conformance: canary ## judge a real vLLM on this CPU: every level that exists
-	$(PY) -m pytest --arch cpu --report-dir $(REPORT) --benchmark-autosave $(PYTEST_ARGS)
+	$(PY) -m pytest --arch cpu --report-dir $(REPORT) --benchmark-autosave --matrix 1 $(PYTEST_ARGS)
 
 test: canary lint ## the suite's own tests: every check is seen failing on its fault
 	$(PY) -m pytest meta_tests -n 2 --dist loadfile $(TIMED:%=--ignore=%) $(PYTEST_ARGS)
@@ -55,6 +55,7 @@ canary: $(VENV)/.installed ## the canary checkpoint, both twins
 catalogues: canary ## what takes longer than `make test` allows: every table in docs, made anew
 	$(PY) -m sm121 ablation $(CANARY)/bf16 --output docs/ablation.md
 	$(PY) -m pytest meta_tests -m slow --slow
+	$(PY) -m pytest meta_tests/test_measuring_traps.py meta_tests/test_matrix_faults.py meta_tests/test_matrix_shards.py --slow
 	$(PY) meta_tests/accuracy.py --fresh --output docs/accuracy.md
 	$(PY) meta_tests/model_faults.py --state .cache/model-faults-$$(date +%s)
 	$(PY) meta_tests/protocol_faults.py --output docs/protocol-faults.md

@@ -13,6 +13,7 @@ def sets_of(matrix: dict) -> set[tuple[str, tuple[str, ...]]]:
     }
 
 
+@pytest.mark.slow(why="a run of its own")
 def test_a_sound_engine_passes_with_a_boot_for_each_start_up(run_matrix, tmp_path):
     status, run, matrix = run_matrix("--matrix", "2")
     assert status == 0, run.output

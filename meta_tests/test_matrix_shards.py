@@ -96,6 +96,7 @@ def test_a_killed_run_goes_on_after_the_last_cell(start_matrix, run_matrix, tmp_
     ]
 
 
+@pytest.mark.slow(why="two runs more")
 def test_another_run_is_not_taken_over(run_matrix, tmp_path):
     report = tmp_path / "r"
     run_matrix("--matrix", "1", "-k", "baseline", report=report)
@@ -103,3 +104,17 @@ def test_another_run_is_not_taken_over(run_matrix, tmp_path):
                                      "--engine-env", "X=1", report=report)  # fmt: skip
     assert status == 0 and "no cell is taken over: the earlier run was another one" in run.output
     assert not any(cell["resumed"] for cell in matrix["cells"])
+
+
+def test_kernel_tests_that_ended_are_taken_over(run_pytest, tmp_path):
+    notes, report = tmp_path / "notes", tmp_path / "report"
+    arguments = ("--arch", "cpu", "meta_tests/scenarios/kernel_resume.py",
+                 "--report-dir", str(report))  # fmt: skip
+    run_pytest(*arguments, environment={"NOTES": str(notes), "END": "1"})
+    assert notes.read_text().split() == ["first", "first", "second"]
+    status, run = run_pytest(*arguments, "--resume", environment={"NOTES": str(notes)})
+    assert notes.read_text().split() == ["first", "first", "second", "second"], run.output
+    verdict = json.loads((report / "verdict.json").read_text())
+    assert [test["verdict"] for test in verdict["tests"]] == ["PASS", "FAIL", "PASS"]
+    assert verdict["finished"] and verdict["verdict"] == "FAIL" and status == 1
+    assert "2 kernel tests are taken over" in run.output

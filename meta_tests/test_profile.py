@@ -17,11 +17,12 @@ def test_shipped_profiles_are_valid(name):
     assert profile.load(name).name == name
 
 
-def test_every_architecture_has_at_most_one_profile_of_an_engine():
-    loaded = [profile.load(name) for name in profile.shipped()]
-    targets = [(found.arch, found.engine.name) for found in loaded]
-    assert len(targets) == len(set(targets))
+def test_every_architecture_has_at_most_one_profile_for_an_engine():
+    found = [profile.load(name) for name in profile.shipped()]
+    chosen = [(own.arch, own.engine.name) for own in found]
+    assert len(chosen) == len(set(chosen))
     assert profile.for_architecture("sm121") == "sm121-gpt-oss-120b"
+    assert profile.for_architecture("cpu", "llama-cpp") == "cpu-tiny-gpt-oss-llama-cpp"
     with pytest.raises(UsageError, match="no profile is shipped for sm80"):
         profile.for_architecture("sm80")
 

@@ -101,3 +101,19 @@ def _nvml_capability() -> tuple[tuple[int, int] | None, str]:
         return None, f"NVML: {error}"
     finally:
         pynvml.nvmlShutdown()
+
+
+def gpu_count() -> int:
+    """Number of NVIDIA GPUs; 0 where NVML finds none."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return 0
+    try:
+        return int(pynvml.nvmlDeviceGetCount())
+    except pynvml.NVMLError:
+        return 0
+    finally:
+        pynvml.nvmlShutdown()

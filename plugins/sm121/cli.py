@@ -48,6 +48,12 @@ def _parser() -> argparse.ArgumentParser:
         default="both",
         help="in which formats (default: both)",
     )
+    canary.add_argument(
+        "--gguf",
+        type=Path,
+        metavar="LLAMA_CPP",
+        help="also DIR/canary.gguf, by the converter of this checkout of llama.cpp",
+    )
     canary.set_defaults(run=_canary)
 
     train = commands.add_parser(
@@ -178,6 +184,28 @@ def _parser() -> argparse.ArgumentParser:
     matrix.add_argument("--axis", metavar="NAME", help="this one against each other")
     matrix.set_defaults(run=_matrix)
 
+    side = commands.add_parser(
+        "side-by-side", help="the performance plan on several engines, and their results together"
+    )
+    side.add_argument(
+        "engines",
+        metavar="ENGINE[=PATH]",
+        nargs="+",
+        help="vllm, sglang, llama-cpp, with its interpreter or program",
+    )
+    side.add_argument("--arch", metavar="NAME", help="default: of this machine")
+    side.add_argument("--tests", type=Path, metavar="DIR", default=Path("tests"))
+    side.add_argument("--report-dir", type=Path, metavar="DIR", default=Path("side-by-side-report"))
+    side.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
+    side.add_argument(
+        "--pytest-arg",
+        metavar="ARG",
+        action="append",
+        default=[],
+        help="for each run; repeatable; write --pytest-arg=--rounds=5",
+    )
+    side.set_defaults(run=_side_by_side)
+
     merge = commands.add_parser("merge", help="one verdict of the shards of a run (--shard I/N)")
     merge.add_argument("directories", type=Path, metavar="DIR", nargs="+")
     merge.add_argument(
@@ -230,6 +258,13 @@ def _canary(options: argparse.Namespace) -> int:
 
     for twin in ("bf16", "mxfp4") if options.twin == "both" else (options.twin,):
         canary.build(options.directory / twin, twin, progress=_progress)
+    if options.gguf is not None:
+        from sm121.checkpoint import gguf
+
+        if options.twin == "mxfp4":
+            raise UsageError("--gguf with --twin mxfp4: it is made of the BF16 twin")
+        file = options.directory / gguf.NAME
+        gguf.convert(options.directory / "bf16", options.gguf, file, _progress)
     return 0
 
 
@@ -380,6 +415,28 @@ def _matrix(options: argparse.Namespace) -> int:
         print(outlook.sizes(chosen, space), end="")
     else:
         print(outlook.cells(chosen, space, options.strength, focus=options.axis), end="")
+    return 0
+
+
+def _side_by_side(options: argparse.Namespace) -> int:
+    from sm121 import architecture
+    from sm121.measure import side_by_side
+
+    arch = options.arch or architecture.detect().name
+    if arch is None:
+        raise UsageError("the suite has no name for this GPU's architecture; give --arch")
+    table = side_by_side.run(
+        [side_by_side.parse(text) for text in options.engines],
+        arch=arch,
+        tests=options.tests,
+        directory=options.report_dir,
+        extra=options.pytest_arg,
+        progress=lambda line: print(f"[{time.strftime('%H:%M:%S')}] {line}", file=sys.stderr),
+    )
+    if options.output is None:
+        print(table, end="")
+    else:
+        options.output.write_text(table, "utf-8")
     return 0
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 
 from sm121.engines.configuration import ServerConfiguration
+from sm121.engines.devices import DeviceLock
 from sm121.engines.managed import ManagedServer, Patience, StartError, StopReport
 from sm121.engines.registry import engine
 from sm121.engines.server import Server
@@ -33,6 +34,7 @@ class ServerPool:
         run_id: marks every process.
         notify: called with (configuration name, line) on progress.
         on_stop: called with the report of every stop.
+        device: held while a server runs, where other workers may want the same device.
     """
 
     def __init__(
@@ -43,7 +45,9 @@ class ServerPool:
         run_id: str,
         notify: Callable[[str, str], None],
         on_stop: Callable[[str, StopReport], None] = lambda _name, _report: None,
+        device: DeviceLock | None = None,
     ) -> None:
+        self._device = device
         self._patience = patience
         self._directory = directory
         self._run_id = run_id
@@ -79,9 +83,13 @@ class ServerPool:
         )
         self.secrets.update(managed.secrets)
         self.latest = managed
+        if self._device is not None:
+            self._device.acquire()
         try:
             server = managed.start()
         except StartError as error:
+            if self._device is not None:
+                self._device.release()
             self._failures[configuration.key] = error
             self.starts.append(Start(configuration.name, configuration.key, None, managed.log.name))
             raise
@@ -117,5 +125,7 @@ class ServerPool:
         managed, _ = self._current
         report = managed.stop()  # when this is interrupted, the server is still ours to stop
         self._current = None
+        if self._device is not None:
+            self._device.release()
         self._on_stop(managed.configuration.name, report)
         return report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -70,8 +71,9 @@ class Durations:
             if own:
                 self._known[record.configuration] = own
         self._known = dict(list(self._known.items())[-_KEPT:])
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        verdict_file.write_text(json.dumps(self._known, indent=1) + "\n", self._file)
+        with contextlib.suppress(OSError):  # a folder that cannot be written costs a prediction
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            verdict_file.write_text(json.dumps(self._known, indent=1) + "\n", self._file)
 
 
 def predict(

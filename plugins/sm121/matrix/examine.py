@@ -29,7 +29,7 @@ from sm121.evidence.kernel_path import KernelPath, mistaken_environment
 from sm121.evidence.log_probabilities import dtype_of
 from sm121.matrix.axes import Space, identity
 from sm121.matrix.covering import Planned
-from sm121.matrix.outcome import CellRecord, Outcome, Rate, Step, worst
+from sm121.matrix.outcome import Agreement, CellRecord, Outcome, Rate, Step, worst
 from sm121.measure import statistics
 from sm121.measure.cells import Cell as MeasuredCell
 from sm121.measure.cells import Target
@@ -211,6 +211,9 @@ class Bench:
         found = golden.compare(
             self.reference.golden, asker, self.prompts, bound, {}, "the baseline's answers"
         )
+        record.agreement = Agreement(
+            worst_nats=found.worst[2], mean_divergence=found.mean_divergence, top1=found.top1
+        )
         beyond = found.beyond(bound)
         return "; ".join(beyond) if beyond else None
 
@@ -259,30 +262,47 @@ class Bench:
 
     def _performance(self, record: CellRecord, server: Server) -> None:
         began = self.clock()
-        metric, samples, invalid = self._measure(record, server)
-        value = statistics.estimate(samples).value if samples else None
-        record.rate = rate = Rate(metric=metric, samples=samples, value=value)
+        record.rate, invalid = self._rate(record, server)
+        if record.id == "baseline" and self.reference is not None and self.reference.rate is None:
+            if not invalid:
+                self.reference = Reference(self.reference.golden, record.rate)
+            self._done("performance", began, _verdict(invalid), invalid or "")
+            return
+        if self.reference is None or self.reference.rate is None:
+            invalid = invalid or "the baseline has no rate"
+        slower = not invalid and self._compare(record.rate, record.values)
+        if slower:  # a busy moment is no property of the values: it must be seen twice
+            again, unsound = self._rate(record, server)
+            if not unsound:
+                slower = self._compare(again, record.values)
+                record.rate = max((record.rate, again), key=lambda rate: rate.ratio or 0.0)
         if invalid:
             self._done("performance", began, Outcome.INVALID, invalid)
             return
-        if self.reference is not None and self.reference.rate is None and record.id == "baseline":
-            self.reference = Reference(self.reference.golden, rate)
-            self._done("performance", began)
-            return
-        if self.reference is None or self.reference.rate is None:
-            self._done("performance", began, Outcome.INVALID, "the baseline has no rate")
-            return
-        rate.ratio, rate.ci_low, rate.ci_high = (
-            round(v, 4) for v in statistics.ratio_interval(samples, self.reference.rate.samples)
-        )
-        rate.allowed = self._may_be_slower(record.values)
+        rate = record.rate
+        assert self.reference is not None and self.reference.rate is not None
         text = (
-            f"{metric} {value:.4g} tok/s, the baseline has {self.reference.rate.value:.4g}: "
-            f"{rate.ratio:.3f} of it [{rate.ci_low:.3f}, {rate.ci_high:.3f}]; "
-            f"{rate.allowed:.0%} less allowed"
+            f"{rate.metric} {rate.value:.4g} tok/s, the baseline has "
+            f"{self.reference.rate.value:.4g}: {rate.ratio:.3f} of it "
+            f"[{rate.ci_low:.3f}, {rate.ci_high:.3f}]; {rate.allowed:.0%} less allowed"
         )
-        slower = rate.ci_high < 1.0 - rate.allowed
         self._done("performance", began, Outcome.SLOWER if slower else Outcome.PASS, text)
+
+    def _rate(self, record: CellRecord, server: Server) -> tuple[Rate, str | None]:
+        """A sample of the cell's rate, and what speaks against it."""
+        metric, samples, invalid = self._measure(record, server)
+        value = statistics.estimate(samples).value if samples else None
+        return Rate(metric=metric, samples=samples, value=value), invalid
+
+    def _compare(self, rate: Rate, values: Mapping[str, str]) -> bool:
+        """Put the comparison with the baseline into the rate; whether it is slower."""
+        assert self.reference is not None and self.reference.rate is not None
+        rate.ratio, rate.ci_low, rate.ci_high = (
+            round(v, 4)
+            for v in statistics.ratio_interval(rate.samples, self.reference.rate.samples)
+        )
+        rate.allowed = self._may_be_slower(values)
+        return rate.ci_high < 1.0 - rate.allowed
 
     def _measure(self, record: CellRecord, server: Server) -> tuple[str, list[float], str | None]:
         """A few rates of one stream: name, samples, and what speaks against them."""
@@ -397,6 +417,10 @@ class Bench:
 
     def _said(self, error: Exception) -> str:
         return self.redact(str(error).splitlines()[0] if str(error) else type(error).__name__)
+
+
+def _verdict(invalid: str | None) -> Outcome:
+    return Outcome.INVALID if invalid else Outcome.PASS
 
 
 def chosen(prompts: PromptSet, names: Sequence[str], tokens: int) -> PromptSet:

@@ -91,6 +91,10 @@ def _isolate(known: _Known, record: CellRecord, try_cell: Try, found: list[Faili
             if known.space.excluded(cell) is not None:
                 continue
             alone = known.record_of(cell)
+            if alone is record and size > 1:
+                # All of its parts pass: either it takes all of these values, or it was a flake.
+                alone = try_cell(cell) or record
+                known.records.append(alone)
             if alone is None:
                 alone = try_cell(cell)
                 if alone is None:
@@ -113,8 +117,8 @@ def _isolate(known: _Known, record: CellRecord, try_cell: Try, found: list[Faili
                 )  # fmt: skip
             if alone.outcome is record.outcome:
                 return
-    # A flake: alone it does not fail again.
-    found.append(FailingSet(differences, record.outcome, record.reason, (record.id,), False))
+    reason = f"once, and not again: {record.reason}"
+    found.append(FailingSet(differences, record.outcome, reason, (record.id,), False))
 
 
 def _parts_are_excluded(space: Space, choice: Choice) -> bool:

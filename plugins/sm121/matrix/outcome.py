@@ -72,6 +72,14 @@ class Rate(_Part):
     allowed: float | None = None
 
 
+class Agreement(_Part):
+    """How a cell's answers agree with the baseline's, token by token."""
+
+    worst_nats: float
+    mean_divergence: float
+    top1: float
+
+
 class CellRecord(_Part):
     """A cell that has ended, as it is kept in ``matrix/state.jsonl``."""
 
@@ -88,6 +96,7 @@ class CellRecord(_Part):
     reason: str = ""
     steps: list[Step] = Field(default_factory=list)
     rate: Rate | None = None
+    agreement: Agreement | None = None
     path: dict[str, str | bool | None] = Field(default_factory=dict)
     boot_s: float | None = None
     """Null when the server ran already."""

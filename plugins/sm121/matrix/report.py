@@ -193,12 +193,13 @@ def markdown(space: Space, file: MatrixFile, *, command: str | None = None) -> s
         "",
         "## Cells",
         "",
-        "| values | outcome | rate of the baseline's | boot s | all s | reason |",
-        "|---|---|---|---:|---:|---|",
+        "| values | outcome | worst difference, nats | rate of the baseline's | boot s | all s "
+        "| reason |",
+        "|---|---|---:|---|---:|---:|---|",
         *(_row(record) for record in file.cells),
-        *(f"| `{name}` | NOT_RUN | | | | no outcome yet |" for name in file.not_run),
+        *(f"| `{name}` | NOT_RUN | | | | | no outcome yet |" for name in file.not_run),
         *(f"| {_plain(name)} | {'INCOMPATIBLE' if why.startswith('INCOMPATIBLE') else 'not here'} "
-          f"| | | | {_plain(why)} |" for name, why in file.left_out.items()),
+          f"| | | | | {_plain(why)} |" for name, why in file.left_out.items()),
         "",
         "## Pairs",
         "",
@@ -238,8 +239,9 @@ def _row(record: CellRecord) -> str:
         rate = f"{record.rate.value:.3g} tok/s"
     boot = f"{record.boot_s:.0f}" if record.boot_s is not None else "ran"
     note = " (isolating)" if record.isolating else ""
+    worst = f"{record.agreement.worst_nats:.2g}" if record.agreement is not None else ""
     return (
-        f"| `{record.id}`{note} | {record.outcome.value} | {rate} | {boot} | "
+        f"| `{record.id}`{note} | {record.outcome.value} | {worst} | {rate} | {boot} | "
         f"{record.took_s:.0f} | {_plain(record.reason)} |"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -143,7 +144,8 @@ def _make_plan(config: pytest.Config) -> Plan | None:
     own = _profile(settings)
     axis, build = config.getoption("--matrix-axis"), config.getoption("--matrix-build")
     if own.matrix is None:
-        if axis or build or config.getoption("--matrix") or config.getoption("--matrix-axes"):
+        given = [axis, build, config.getoption("--matrix-axes"), config.getoption("--matrix")]
+        if any(option not in (None, "none") for option in given):
             raise UsageError(f"--matrix: profile {own.name} has no [matrix]")
         return None
     version = None
@@ -238,9 +240,10 @@ def _refuse_arguments(run: Run, plan: Plan) -> None:
                 f"matrix {plan.space.file.name}: {name}: {engine.name} "
                 f"{plan.space.version or ''} refuses it: {message}"
             )
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with kept.open("a", encoding="utf-8") as stream:
-        stream.write(digest + "\n")
+    with contextlib.suppress(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with kept.open("a", encoding="utf-8") as stream:
+            stream.write(digest + "\n")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -416,9 +419,17 @@ class MatrixRun:
         text = json.dumps(report.as_json(self.space, file), indent=2, ensure_ascii=False)
         verdict_file.write_text(self.run.redact(text) + "\n", self.directory / "matrix.json")
         verdict_file.write_text(
-            self.run.redact(report.markdown(self.space, file)),
+            self.run.redact(report.markdown(self.space, file, command=self._command())),
             self.directory / "FEATURE_MATRIX.md",
         )
+
+    def _command(self) -> str:
+        words = ["pytest tests/test_matrix.py", f"--matrix {self.plan.array.strength}"]
+        if self.space.engine != "vllm":
+            words.append(f"--engine {self.space.engine}")
+        if self.plan.focus:
+            words.append(f"--matrix-axis {self.plan.focus}")
+        return " ".join(words)
 
     def _record_of(self, planned: Planned) -> CellRecord | None:
         return next((r for r in self.records if r.values == planned.cell), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sm121 import architecture, profile, waivers
-from sm121.engines import capabilities, registry
+from sm121.engines import capabilities, devices, registry
 from sm121.engines.protocol import Program
 from sm121.errors import UsageError
 from sm121.kernels import registry as kernel_providers
@@ -287,7 +288,10 @@ def _settings(config: pytest.Config) -> Settings:
         attached_engine=engine if option("--base-url") else None,
         engine_python=_program(config, started),
         engine_arguments=tuple(option("--engine-arg")),
-        engine_environment=tuple(_pair(text) for text in option("--engine-env")),
+        engine_environment=(
+            *devices.environment(os.environ.get("PYTEST_XDIST_WORKER"), architecture.gpu_count()),
+            *(_pair(text) for text in option("--engine-env")),
+        ),
         engine_debug=option("--engine-debug"),
         base_url=option("--base-url"),
         api_key=option("--api-key"),

@@ -19,7 +19,8 @@ from typing import IO, Any, Protocol
 
 import pytest
 
-from sm121.engines import preflight, registry, stale
+from sm121 import architecture
+from sm121.engines import devices, preflight, registry, stale
 from sm121.engines.configuration import ServerConfiguration
 from sm121.engines.managed import Patience, StopReport
 from sm121.engines.pool import ServerPool
@@ -451,6 +452,7 @@ def _prepare_engine(run: Run, chosen: Profile) -> None:
             run_id=run.run_id,
             notify=lambda name, line: announce(run.config, f"server {name}", line),
             on_stop=run.stops.__setitem__,
+            device=devices.lock(os.environ.get("PYTEST_XDIST_WORKER"), architecture.gpu_count()),
         )
         run.sampler = ResourceSampler(
             run.pool.processes,

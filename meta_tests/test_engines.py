@@ -1,0 +1,237 @@
+"""SGLang and llama.cpp: what they are started with, and what their own parsers take."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import stat
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from sm121.answers.request import parse
+from sm121.engines import argument_probe, devices, registry
+from sm121.engines.configuration import ServerConfiguration
+from sm121.engines.llama_cpp import LlamaCpp
+from sm121.engines.protocol import ChecksArguments, Engine, Program
+from sm121.engines.sglang import SGLang
+from sm121.engines.vllm import Vllm
+from sm121.errors import UsageError
+from sm121.matrix import axes
+from sm121.measure import side_by_side
+from sm121.measure.client import Client, Patience, completion
+
+ENGINES: list[Engine] = [Vllm(), SGLang(), LlamaCpp()]
+
+
+def configuration(engine: str, **changes) -> ServerConfiguration:
+    values = {
+        "name": "n",
+        "engine": engine,
+        "python": "/the/program",
+        "model": "/the/model",
+        "served_name": "canary",
+        "arguments": ("--own", "1"),
+        "environment": (("OWN", "2"),),
+    }
+    return ServerConfiguration(**{**values, **changes})
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
+def test_a_command_line_without_a_secret(engine):
+    own = configuration(engine.name)
+    command = engine.command(own, port=4711)
+    environment = engine.environment(own, api_key="very-secret")
+    assert command[0] == "/the/program" and command[-2:] == ["--own", "1"]
+    assert command[command.index("--port") + 1] == "4711" and "127.0.0.1" in command
+    assert "/the/model" in command and "canary" in command
+    assert not any("very-secret" in word for word in command)
+    assert "very-secret" in environment.values() and environment["OWN"] == "2"
+    for name in ("--host", "--port", "--api-key"):
+        assert name in engine.reserved_arguments
+    assert isinstance(engine, ChecksArguments)
+
+
+def test_the_registry_has_all_of_them():
+    assert registry.names() == ("vllm", "sglang", "llama-cpp")
+    assert isinstance(registry.engine("llama-cpp"), Program)
+    with pytest.raises(UsageError, match="expected one of vllm, sglang, llama-cpp"):
+        registry.engine("tgi")
+
+
+def program(path: Path, text: str) -> str:
+    path.write_text(f"#!{sys.executable}\n{text}")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def test_llama_servers_own_parser_is_asked(tmp_path):
+    fake = program(
+        tmp_path / "llama-server",
+        "import sys\n"
+        "for word in sys.argv[1:]:\n"
+        "    if word == '--version':\n"
+        "        print('version: 1.2.3 (build 1, commit abc)', file=sys.stderr); sys.exit(0)\n"
+        "    if word == '--colour':\n"
+        "        print('error: invalid argument: --colour', file=sys.stderr); sys.exit(1)\n",
+    )
+    engine = LlamaCpp()
+    assert engine.check_interpreter(fake, os.environ) == "1.2.3"
+    assert engine.check_arguments(fake, [["-c", "1"], ["--colour"]], os.environ) == [
+        None,
+        "error: invalid argument: --colour",
+    ]
+    with pytest.raises(UsageError, match="--engine-binary /nowhere: expected llama-server"):
+        engine.check_interpreter("/nowhere", os.environ)
+
+
+def test_an_environment_without_sglang_is_named():
+    with pytest.raises(UsageError, match="expected an environment with SGLang, found none"):
+        SGLang().check_interpreter(sys.executable, {**os.environ, "PYTHONPATH": ""})
+    with pytest.raises(UsageError, match=r"its engine's own parser cannot be asked: .*sglang"):
+        SGLang().check_arguments(sys.executable, [[]], {**os.environ, "PYTHONPATH": ""})
+
+
+def test_sglangs_own_parser_takes_what_the_axes_give():
+    """Where SGLang is installed, or its unpacked wheel is on SM121_SGLANG (with its imports)."""
+    environment = {**os.environ, "PYTHONPATH": os.environ.get("SM121_SGLANG", "")}
+    engine = SGLang()
+    try:
+        engine.check_interpreter(sys.executable, environment)
+    except UsageError:
+        pytest.skip("no SGLang here; SM121_SGLANG=PATH names an unpacked wheel and its imports")
+    space = axes.Space(axes.load("sm121"), "sglang", "0.5.23")
+    given = [space.settings[a][v].arguments for a in space.axes for v in space.values(a)]
+    assert set(engine.check_arguments(sys.executable, given, environment)) == {None}
+    assert engine.check_arguments(sys.executable, [["--colour", "red"]], environment)[0]
+
+
+def test_vllms_own_parser_takes_what_the_axes_give():
+    space = axes.Space(axes.load("cpu"), "vllm", "0.32.0")
+    values = [(a, v) for a in space.axes for v in space.values(a)]
+    given = [space.settings[a][v].arguments for a, v in values]
+    upstream = axes.Space(axes.load("sm121"), "vllm", "0.32.0")
+    given += [upstream.settings[a][v].arguments for a in upstream.axes for v in upstream.values(a)]
+    answers = Vllm().check_arguments(
+        sys.executable, [*given, ["--moe-backend", "gemv"]], os.environ
+    )
+    assert set(answers[:-1]) == {None}
+    assert answers[-1] is not None and "invalid choice: 'gemv'" in answers[-1]
+
+
+def test_a_parser_that_cannot_be_asked_is_one_line(tmp_path):
+    with pytest.raises(UsageError, match="cannot be asked"):
+        argument_probe.ask("sm121_vllm_arguments.py", "/nowhere/python", [[]], {})
+
+
+def test_side_by_side_says_what_is_wrong(tmp_path):
+    one = side_by_side.parse("vllm")
+    assert one.options == ("--engine", "vllm")
+    fake = program(tmp_path / "llama-server", "")
+    other = side_by_side.parse(f"llama-cpp={fake}")
+    assert other.options == ("--engine", "llama-cpp", "--engine-binary", fake)
+    for text in ("tgi", "vllm=/nowhere"):
+        with pytest.raises(UsageError):
+            side_by_side.parse(text)
+    options = {"arch": "cpu", "tests": tmp_path, "directory": tmp_path, "extra": (),
+               "progress": print}  # fmt: skip
+    with pytest.raises(UsageError, match="two or more engines"):
+        side_by_side.run([one], **options)
+    with pytest.raises(UsageError, match="the folder of the levels"):
+        side_by_side.run([one, other], **options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--engine", "llama-cpp", "--engine-binary", "/nowhere"), "there is no file /nowhere"),
+        (("--engine-binary", sys.executable), "vllm is started by --engine-python"),
+        (("--engine", "sglang", "--profile", "cpu-tiny-gpt-oss"), "this one is for vllm"),
+        (("--engine", "sglang", "--arch", "cpu"), "no profile is shipped for cpu and sglang"),
+    ],
+)
+def test_engines_that_do_not_fit(run_pytest, arguments, why):
+    status, run = run_pytest(*arguments, "--collect-only", "-q", "tests/test_smoke.py")
+    assert status == 4 and why in run.output, run.output
+
+
+def test_each_worker_has_its_device_and_each_device_one_server(tmp_path, monkeypatch):
+    monkeypatch.setattr(devices.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert devices.environment(None, 4) == () == devices.environment("gw0", 0)
+    assert devices.environment("gw5", 4) == (("CUDA_VISIBLE_DEVICES", "1"),)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    assert devices.of_worker("gw1", 8) == "3" and devices.of_worker("gw2", 8) == "2"
+    assert devices.lock(None, 2) is None
+    first, same = devices.lock("gw0", 8), devices.lock("gw2", 8)
+    other = devices.lock("gw1", 8)
+    assert first is not None and same is not None and other is not None
+    first.acquire()
+    first.acquire()
+    other.acquire()
+    taken: list[str] = []
+    waiting = threading.Thread(target=lambda: (same.acquire(), taken.append("same")))
+    waiting.start()
+    waiting.join(0.3)
+    assert waiting.is_alive() and not taken
+    first.release()
+    waiting.join(10)
+    assert taken == ["same"]
+    same.release()
+    other.release()
+
+
+def test_a_connection_that_the_server_closed_is_opened_again():
+    """llama-server closes some connections when a stream has ended, without saying so before."""
+
+    async def measured(drop: bool) -> list[str | None]:
+        served = 0
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal served
+            while line := await reader.readline():
+                length = 0
+                while line.strip():
+                    if line.lower().startswith(b"content-length:"):
+                        length = int(line.split(b":")[1])
+                    line = await reader.readline()
+                await reader.readexactly(length)
+                if drop:  # it has read the request, and hangs up every time
+                    break
+                body = b'{"choices": [{"text": "x"}], "usage": {"completion_tokens": 1}}'
+                head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: "
+                writer.write(head + str(len(body)).encode() + b"\r\n\r\n" + body)
+                await writer.drain()
+                served += 1
+                await asyncio.sleep(0.05)  # the client takes the connection for a good one
+                break
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        request = completion("m", "p", prompt_tokens=1, tokens=1, stream=False)
+        async with server, Client(f"http://127.0.0.1:{port}", "key") as client:
+            batch = await client.run([request] * 3, concurrency=1, patience=Patience(5.0, 5.0))
+        await asyncio.sleep(0.1)
+        assert drop or served == 3
+        return [answer.error for answer in batch.answers]
+
+    assert asyncio.run(measured(drop=False)) == [None, None, None]
+    errors = asyncio.run(measured(drop=True))
+    assert all(errors), errors
+
+
+def test_log_probabilities_as_llama_server_writes_them():
+    item = {"id": 7, "token": " a", "logprob": -0.5,
+            "top_logprobs": [{"id": 7, "token": " a", "logprob": -0.5},
+                             {"id": 9, "token": " b", "logprob": -1.5}]}  # fmt: skip
+    answer = parse({"choices": [{"text": " a", "logprobs": {"content": [item]}}]})
+    assert answer.positions is not None
+    (position,) = answer.positions
+    assert position.token == "token_id:7" and position.log_probability == -0.5
+    assert position.top == {"token_id:7": -0.5, "token_id:9": -1.5}
