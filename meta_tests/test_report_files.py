@@ -77,6 +77,21 @@ def test_the_page_is_sound_small_and_alone(runs, kind):
     assert "unsafe" not in policy.replace("style-src 'unsafe-inline'", "")
 
 
+def test_a_run_in_which_everything_fails_is_still_a_page_that_opens(runs):
+    found = stored.read(runs["pass"])
+    for number in range(3000):
+        test = found.run.tests[0].model_copy(
+            update={"id": f"tests/test_kernel.py::test_x[{number}]"}
+        )
+        found.run.tests.append(test)
+        if number % 5 == 0:
+            test.verdict, test.message = Verdict.FAIL, f"required: 0, seen: {number}" + "x" * 500
+            failure = details.FailureDetail(id=test.id, text="y" * 20_000, reproduce="pytest")
+            found.details.failures.append(failure)
+    text = page.html(found)
+    assert len(text.encode()) < 3_000_000 and "500 more findings" in text
+
+
 def test_a_directory_with_nothing_but_the_verdict(runs, tmp_path):
     shutil.copy(runs["fail"] / "verdict.json", tmp_path)
     text = page.html(stored.read(tmp_path))
