@@ -305,3 +305,26 @@ def test_collect_only_says_what_would_run_and_why_the_rest_would_not(run_pytest)
     assert status == 0 and not (run.report / "verdict.json").exists()
     assert "would run: 9 checks (correctness 9)" in run.output
     assert "because: applies to sm121; the target is cpu" in run.output
+
+
+def test_the_history_of_a_run_is_in_its_report(run_pytest, fault_server, tmp_path):
+    """Two runs, the second one slower: both are in the series, this one last, and once."""
+    server = fault_server()
+    runs = []
+    for rate in (55.0, 53.5):
+        samples = {"tg32@d0": [rate + step / 10 for step in range(6)]}
+        runs.append(
+            run_pytest(
+                *("--arch", "sm121", "--base-url", server.base_url, "--api-key", server.key),
+                *(f"--benchmark-storage={tmp_path / 'storage'}", "--benchmark-autosave"),
+                "meta_tests/scenarios/measurements.py",
+                environment={"SM121_META_SAMPLES": json.dumps(samples)},
+            )
+        )
+        assert runs[-1][0] == 0, runs[-1][1].output
+    first, second = (details.read(run.report) for _, run in runs)
+    assert first.history == {} and first.samples["tg32@d0"].taken == 6
+    points = second.history["tg32@d0"].points
+    assert [round(point.value, 2) for point in points] == [55.25, 53.75]
+    assert points[-1].run == "this run" and points[0].run.startswith("0001_")
+    assert "tg32@d0 over 2 runs" in (runs[-1][1].report / "report.html").read_text()
