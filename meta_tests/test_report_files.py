@@ -316,7 +316,8 @@ def test_the_history_of_a_run_is_in_its_report(run_pytest, fault_server, tmp_pat
         runs.append(
             run_pytest(
                 *("--arch", "sm121", "--base-url", server.base_url, "--api-key", server.key),
-                *(f"--benchmark-storage={tmp_path / 'storage'}", "--benchmark-autosave"),
+                *("--served-model-name", "canary", "--benchmark-autosave"),
+                f"--benchmark-storage={tmp_path / 'storage'}",
                 "meta_tests/scenarios/measurements.py",
                 environment={"SM121_META_SAMPLES": json.dumps(samples)},
             )
