@@ -290,7 +290,7 @@ def test_the_command_that_runs_one_test_again(run_pytest, fault_server):
     server = fault_server()
     _, run = run_pytest(
         *("--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key),
-        *("-m", "correctness", "-k", "fail or pass", "-q"),
+        *("-m", "correctness", "-k", "fail or pass", "-q", "--engine=openai"),
         f"{SCENARIOS}::test_fail",
     )
     (failure,) = details.read(run.report).failures
