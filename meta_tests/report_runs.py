@@ -318,17 +318,22 @@ def write(kind: str, directory: Path) -> Path:
                 "that is named",
                 "test": "tests/test_stress.py::test_many_sequential_requests",
                 "at": "2026-01-12T09:31:40+00:00",
-                "lines": [
-                    "RuntimeError: CUDA error: an illegal memory access was encountered",
-                    "(EngineCore pid=4121) File flashinfer/fused_moe/core.py, line 412",
-                ],
                 "bundle": "crashes/1-illegal_memory_access",
-                "reproduce": "python -m pytest tests/test_stress.py -m sm121 --engine-debug",
             }
         ]
         bundle = directory / "crashes" / "1-illegal_memory_access"
         bundle.mkdir(parents=True, exist_ok=True)
         (bundle / "server.log").write_text("constructed\n")
+        lines = [
+            "RuntimeError: CUDA error: an illegal memory access was encountered",
+            "(EngineCore pid=4121) File flashinfer/fused_moe/core.py, line 412",
+        ]
+        described = {
+            "class": "illegal_memory_access",
+            "lines": lines,
+            "rerun": "pytest --engine-debug 'tests/test_stress.py::test_many_sequential_requests'",
+        }
+        (bundle / "bundle.json").write_text(json.dumps(described))
         _settle(run, "the server died (illegal_memory_access) in test_many_sequential_requests")
     elif kind == "hostile":
         run.engine.model = HOSTILE
@@ -354,7 +359,8 @@ def write(kind: str, directory: Path) -> Path:
     label = HOSTILE if kind == "hostile" else "concurrent requests"
     (directory / "memory.json").write_text(json.dumps(_memory(label)))
     if kind not in ("crash",):
-        (directory / "matrix.json").write_text(json.dumps(_matrix(label)))
+        (directory / "matrix").mkdir(exist_ok=True)
+        (directory / "matrix" / "matrix.json").write_text(json.dumps(_matrix(label)))
     return directory
 
 
@@ -365,18 +371,23 @@ def _memory(label: str) -> dict:
         phase = "loading" if second < 200 else "sequential requests" if second < 500 else label
         samples.append(
             {
-                "elapsed_s": second,
-                "tree_rss_bytes": int(level * 2**30 * (second / 200 if second < 200 else 1)),
-                "mem_available_bytes": int((118 - level) * 2**30),
+                "at_s": second,
+                "pss_bytes": int(level * 2**30 * (second / 200 if second < 200 else 1)),
+                "available_bytes": int((118 - level) * 2**30),
                 "phase": phase,
             }
         )
-    return {"samples": samples}
+    growth = {
+        "quantity": "bytes of the processes",
+        "verdict": "PASS",
+        "reason": "+19.2 MiB [+0.3 MiB, +37.9 MiB] over 285 requests; allowed +346 MiB in all",
+    }
+    return {"samples": samples, "growth": [growth]}
 
 
 def _matrix(label: str) -> dict:
     cells = []
-    statuses = ["PASS"] * 9 + ["FAIL", "NOT_RUN", "INVALID"]
+    statuses = ["PASS"] * 8 + ["CRASH", "FALLBACK", "NOT_RUN", "INVALID"]
     number = 0
     for moe in ("marlin", "cutlass", "triton"):
         for attention in ("flashinfer", "triton"):
@@ -386,10 +397,13 @@ def _matrix(label: str) -> dict:
                         "id": f"c{number + 1}",
                         "values": {"moe": moe, "attention": attention, "kv": kv,
                                    "graphs": bool(number % 2), "speculation": None},
-                        "verdict": statuses[number],
+                        "outcome": statuses[number],
                         "reason": "" if statuses[number] == "PASS" else f"because of {label}",
-                        "tg32": 54.1 - number,
+                        "rate": {"metric": "tg32@d0", "value": 54.1 - number, "ratio": 1.0},
                     }
                 )  # fmt: skip
                 number += 1
-    return {"strength": 2, "covered_pairs": "47 of 47", "cells": cells}
+    together = {"text": f"moe=triton + kv=fp8 fail together: {label}"}
+    pairs = {"strength": 2, "allowed": 47, "covered": 47, "ran": 45, "incompatible": 3}
+    return {"axes": "sm121", "strength": 2, "cells": cells, "failing_sets": [together],
+            "coverage": [pairs], "not_run": ["c13"]}  # fmt: skip

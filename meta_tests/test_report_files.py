@@ -100,7 +100,8 @@ def test_a_directory_with_nothing_but_the_verdict(runs, tmp_path):
 
 def test_what_cannot_be_read_is_not_shown(runs, tmp_path):
     shutil.copy(runs["pass"] / "verdict.json", tmp_path)
-    for name in ("details.json", "memory.json", "matrix.json"):
+    (tmp_path / "matrix").mkdir()
+    for name in ("details.json", "memory.json", "matrix/matrix.json"):
         (tmp_path / name).write_text("{]")
     found = stored.read(tmp_path)
     assert found.memory is None and found.matrix is None and found.details == details.Details()
@@ -222,6 +223,14 @@ def test_memory_is_read_by_any_of_its_names():
 def test_a_matrix_is_read_for_what_it_has():
     found = matrix_file.of({"cells": [{"values": {"a": 1, "b": None}, "verdict": "PASS"}, 7]})
     assert found.axes == {"a": ("1",), "b": ("none",)} and found.cells[0].verdict == "PASS"
+    cell = {"id": "x", "values": {"a": "1"}, "outcome": "SLOWER", "took_s": 61.2, "kind": None,
+            "rate": {"metric": "tg32@d0", "value": 41.0, "ratio": 0.81}}  # fmt: skip
+    sets = [{"text": "a=1 is slow"}]
+    found = matrix_file.of(
+        {"cells": [cell], "failing_sets": sets, "not_run": ["y"], "version": None}
+    )
+    assert found.cells[0].facts == {"took": "61 s", "tg32@d0": "41 (81% of the baseline)"}
+    assert found.failing == ("a=1 is slow",) and found.coverage == (("cells not run yet", "1"),)
     assert matrix_file.of({"cells": []}) is None and matrix_file.of("x") is None
 
 
@@ -231,6 +240,12 @@ def test_a_bundle_that_nobody_listed_is_a_crash(tmp_path):
     (bundle / "server.log").write_text("x")
     (found,) = crash_list.read({}, tmp_path)
     assert found.bundle == "crashes/7" and found.files == ("crashes/7/server.log",)
+    assert found.kind == "unknown" and found.summary
+    described = {"class": "oom", "summary": "no memory", "rerun": "pytest x", "lines": ["a"]}
+    (bundle / "bundle.json").write_text(json.dumps(described))
+    listed = {"kind": "oom", "summary": "short", "owner": "us", "bundle": "crashes/7"}
+    (found,) = crash_list.read({"crashes": [listed]}, tmp_path)
+    assert (found.summary, found.reproduce, found.lines) == ("short", "pytest x", ("a",))
     (outside,) = crash_list.read({"crashes": [{"kind": "oom", "bundle": "../.."}]}, bundle)
     assert outside.files == (), "nothing outside of the report is listed"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = "crashes"
-_BUNDLE_FILES = ("crash.json", "bundle.json", "manifest.json", "cause.json")
+_BUNDLE_FILES = ("bundle.json", "crash.json", "manifest.json", "cause.json")
 _KIND = ("kind", "class", "cause_kind")
 _SUMMARY = ("summary", "message", "what")
 _WHEN = ("at", "when", "time")
@@ -48,10 +48,9 @@ def read(raw: Mapping[str, Any], directory: Path) -> tuple[Crash, ...]:
     if folder.is_dir():
         for bundle in sorted(item for item in folder.iterdir() if item.is_dir()):
             name = bundle.relative_to(directory).as_posix()
-            if name not in seen:
-                entry = _bundle_entry(bundle) | {"bundle": name}
-                if (crash := _crash(entry, directory)) is not None:
-                    found.append(crash)
+            crash = _crash({"bundle": name}, directory) if name not in seen else None
+            if crash is not None:
+                found.append(crash)
     return tuple(found)
 
 
@@ -61,8 +60,10 @@ def _crash(entry: Any, directory: Path) -> Crash | None:
     if not isinstance(entry, dict):
         return None
     cause = entry.get("cause")
-    flat: dict[str, Any] = {**(cause if isinstance(cause, dict) else {}), **entry}
-    bundle = _first(flat, _WHERE)
+    bundle = _first(entry, _WHERE)
+    described = _described(directory, bundle)
+    flat: dict[str, Any] = {**described, **(cause if isinstance(cause, dict) else {})}
+    flat.update({key: value for key, value in entry.items() if value is not None})
     lines = flat.get("lines") or flat.get("evidence") or ()
     if isinstance(lines, str):
         lines = lines.splitlines()
@@ -73,11 +74,18 @@ def _crash(entry: Any, directory: Path) -> Crash | None:
         when=_first(flat, _WHEN),
         owner=_first(flat, ("owner",)),
         remedy=_first(flat, ("remedy",)),
-        reproduce=_first(flat, ("reproduce", "command", "repro")),
+        reproduce=_first(flat, ("rerun", "reproduce", "command")),
         lines=tuple(map(str, lines))[:_MOST_LINES] if isinstance(lines, Iterable) else (),
         bundle=bundle,
         files=_files(directory, bundle),
     )
+
+
+def _described(directory: Path, bundle: str | None) -> dict[str, Any]:
+    """What the bundle says of itself beyond what verdict.json has of it."""
+    if bundle is None or not (directory / bundle).resolve().is_relative_to(directory.resolve()):
+        return {}
+    return _bundle_entry(directory / bundle) if (directory / bundle).is_dir() else {}
 
 
 def _bundle_entry(bundle: Path) -> dict[str, Any]:

@@ -112,7 +112,7 @@ def _evidence(report: StoredReport, level: str) -> Iterable[str]:
     if level == "stress":
         seen += ["memory.json", "crashes"]
     if level == "matrix":
-        seen += ["matrix.json", "FEATURE_MATRIX.md"]
+        seen += ["matrix/FEATURE_MATRIX.md", "matrix/matrix.json"]
     for name in dict.fromkeys(seen):
         path = report.directory / name
         if not Path(name).is_absolute() and path.exists():

@@ -12,10 +12,11 @@ NAME = "memory.json"
 _SAMPLES = ("samples", "timeline", "points")
 _TIME = ("elapsed_s", "t_s", "seconds", "at_s", "time_s", "t", "time")
 _LEVELS = {
-    "server's processes": ("tree_rss_bytes", "rss_bytes", "tree_rss", "rss", "tree_bytes"),
+    # Shared pages by their share first: the better sum over a tree of processes.
+    "server's processes": ("pss_bytes", "tree_rss_bytes", "rss_bytes", "tree_rss", "rss"),
     "host memory in use": ("used_bytes", "mem_used_bytes", "host_used_bytes"),
     "host memory available": ("mem_available_bytes", "available_bytes", "mem_available"),
-    "GPU memory in use": ("gpu_used_bytes", "gpu_bytes", "device_used_bytes"),
+    "GPU memory in use": ("device_bytes", "gpu_used_bytes", "gpu_bytes", "device_used_bytes"),
     "KV cache in use": ("kv_cache_bytes", "kv_used_bytes"),
 }
 _GIB_LEVELS = {
@@ -24,6 +25,7 @@ _GIB_LEVELS = {
     "host memory available": ("mem_available_gib", "available_gib", "memory_available_gib"),
     "GPU memory in use": ("gpu_used_gib", "gpu_gib", "device_used_gib"),
 }
+_GROWTH = "growth"
 _LABEL = ("phase", "label", "what", "test", "event")
 #: Points that a chart shows; more only make the file larger.
 _MOST = 1500
@@ -37,6 +39,8 @@ class MemoryTimeline:
     levels: dict[str, tuple[float | None, ...]]
     #: When another phase began, and what it is called.
     phases: tuple[tuple[float, str], ...] = ()
+    #: Quantities whose growth was judged: name, verdict, and why.
+    growth: tuple[tuple[str, str, str], ...] = ()
 
 
 def read(directory: Path) -> MemoryTimeline | None:
@@ -45,14 +49,16 @@ def read(directory: Path) -> MemoryTimeline | None:
         raw = json.loads((directory / NAME).read_text("utf-8"))
     except (OSError, ValueError):
         return None
-    samples = raw
+    samples: Any = raw
+    judged: Any = ()
     if isinstance(raw, dict):
         samples = next((raw[name] for name in _SAMPLES if isinstance(raw.get(name), list)), [])
-    return of(samples) if isinstance(samples, list) else None
+        judged = raw.get(_GROWTH) or []
+    return of(samples, judged) if isinstance(samples, list) else None
 
 
-def of(samples: list[Any]) -> MemoryTimeline | None:
-    """From the list of samples; None when none of them can be read."""
+def of(samples: list[Any], judged: Any = ()) -> MemoryTimeline | None:
+    """From the list of samples, and what was judged; None when no sample can be read."""
     rows = [row for row in samples if isinstance(row, dict) and _number(row, _TIME) is not None]
     step = max(1, len(rows) // _MOST)
     rows = rows[::step]
@@ -72,7 +78,12 @@ def of(samples: list[Any]) -> MemoryTimeline | None:
             phases.append((time - start, label))
     if not levels:
         return None
-    return MemoryTimeline(tuple(time - start for time in times), levels, tuple(phases))
+    growth = tuple(
+        (str(item.get("quantity", "")), str(item.get("verdict", "")), str(item.get("reason", "")))
+        for item in (judged if isinstance(judged, (list, tuple)) else ())
+        if isinstance(item, dict)
+    )
+    return MemoryTimeline(tuple(time - start for time in times), levels, tuple(phases), growth)
 
 
 def _gib(row: dict[str, Any], what: str) -> float | None:

@@ -225,8 +225,8 @@ def _logs(report: StoredReport) -> list[tuple[verdict_file.StartReport, bool]]:
 
 def _links(directory: Path) -> list[str]:
     """Files beside the report that a reader may want."""
-    names = ("verdict.json", "summary.md", "junit.xml", "review.md", "matrix.json",
-             "FEATURE_MATRIX.md", "memory.json", "accuracy.jsonl", "records", "crashes",
+    names = ("verdict.json", "summary.md", "junit.xml", "review.md", "matrix",
+             "memory.json", "accuracy.jsonl", "records", "crashes",
              "earlier")  # fmt: skip
     return [name for name in names if (directory / name).exists()]
 
