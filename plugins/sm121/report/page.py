@@ -242,12 +242,11 @@ def _grid(report: StoredReport) -> dict[str, Any] | None:
         line = []
         for column in matrix.axes[columns]:
             here = [
-                cell
-                for cell in matrix.cells
+                (cell.verdict, str(number), cell.note)
+                for number, cell in enumerate(matrix.cells, 1)
                 if cell.values.get(rows) == row and cell.values.get(columns) == column
             ]
-            line.append([(cell.verdict, cell.name or str(matrix.cells.index(cell) + 1), cell.note)
-                         for cell in here])  # fmt: skip
+            line.append(here)
         table.append((row, line))
     return {"rows": rows, "columns": columns, "names": matrix.axes[columns], "table": table}
 
