@@ -349,7 +349,7 @@ def write(kind: str, directory: Path) -> Path:
         _bad(run, "test_known_answers", verdict,
              f"required: ' Paris', seen: {HOSTILE}", known, text=HOSTILE)  # fmt: skip
         known.failures[0].sections = {"Captured stdout": HOSTILE}
-        crashes = [{"kind": HOSTILE, "summary": HOSTILE, "lines": [HOSTILE], "bundle": HOSTILE}]
+        crashes = [{"kind": HOSTILE, "summary": HOSTILE, "owner": HOSTILE, "bundle": HOSTILE}]
         _settle(run, HOSTILE)
     verdict_file.write(run, directory / "verdict.json")
     if crashes:

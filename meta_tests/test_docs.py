@@ -113,12 +113,6 @@ def test_every_option_marker_and_fixture_has_its_help():
         assert len(text) > 10, f"fixture {name} says nothing of itself"
 
 
-def test_the_readme_has_every_option():
-    text = (ROOT / "README.md").read_text()
-    options, _ = reference.declared()
-    assert [o.names[0] for o in options if f"{o.names[0]}" not in text] == []
-
-
 def test_every_command_has_its_help():
     for line in commands.page(cli._parser()).splitlines():
         assert not re.fullmatch(r"\| `[^|]+` \|  \|", line), f"{line} has no help"
