@@ -5,32 +5,24 @@ None of their numbers was measured: every one says so in its engine's version.
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import json
 import math
 import random
 from pathlib import Path
 
-from sm121.evidence import crash_bundle
-from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_path import KernelPath, RequestReport
 from sm121.evidence.kernel_profile import KernelProfile, KernelTime, PartTime
-from sm121.matrix.outcome import CellRecord, Outcome, Rate
-from sm121.matrix.report import CoverageReport, MatrixFile
 from sm121.measure.history import StoredMetric, StoredRun
 from sm121.report import details, verdict_file
 from sm121.report.details import Details, FailureDetail
 from sm121.report.verdict_file import (
     BoxReport,
-    CrashReport,
     EngineReport,
     MetricReport,
     StartReport,
     TestReport,
     VerdictFile,
 )
-from sm121.stress.timeline import Sample
 from sm121.verdict import Verdict
 
 HOSTILE = (
@@ -274,6 +266,7 @@ def write(kind: str, directory: Path) -> Path:
     known = _details(run, decode)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "server-cutlass.log").write_text("constructed\n")
+    crashes: list[dict] = []
     if kind == "pass":
         _settle(run, "17 of 17 checks were executed and held")
     elif kind == "fail":
@@ -316,29 +309,31 @@ def write(kind: str, directory: Path) -> Path:
         ]  # fmt: skip
         run.metrics = {}
         known.samples, known.history = {}, {}
-        cause = Cause(
-            kind="illegal_memory_access",
-            summary="an illegal memory access was encountered in the MoE of layer 17",
-            owner="FlashInfer, fused_moe for SM12x",
-            remedy="run again with --engine-debug: the launch that is named is then the one",
-            lines=[
-                "RuntimeError: CUDA error: an illegal memory access was encountered",
-                "(EngineCore pid=4121) File flashinfer/fused_moe/core.py, line 412",
-            ],
-        )
-        evidence = crash_bundle.Evidence(
-            cause,
-            "the server died",
-            test="tests/test_stress.py::test_many_sequential_requests",
-            rerun="python -m pytest tests/test_stress.py -m sm121 --engine-debug",
-        )
-        bundle = crash_bundle.write(evidence, directory / "crashes", lambda text: text)
-        run.crashes = [
-            CrashReport(
-                kind=cause.kind, summary=cause.summary, owner=cause.owner, test=evidence.test,
-                bundle=bundle.relative_to(directory).as_posix(),
-            )
-        ]  # fmt: skip
+        crashes = [
+            {
+                "kind": "illegal_memory_access",
+                "summary": "an illegal memory access was encountered in the MoE of layer 17",
+                "owner": "FlashInfer, fused_moe for SM12x",
+                "remedy": "run again with --engine-debug: the failing launch is then the one "
+                "that is named",
+                "test": "tests/test_stress.py::test_many_sequential_requests",
+                "at": "2026-01-12T09:31:40+00:00",
+                "bundle": "crashes/1-illegal_memory_access",
+            }
+        ]
+        bundle = directory / "crashes" / "1-illegal_memory_access"
+        bundle.mkdir(parents=True, exist_ok=True)
+        (bundle / "server.log").write_text("constructed\n")
+        lines = [
+            "RuntimeError: CUDA error: an illegal memory access was encountered",
+            "(EngineCore pid=4121) File flashinfer/fused_moe/core.py, line 412",
+        ]
+        described = {
+            "class": "illegal_memory_access",
+            "lines": lines,
+            "rerun": "pytest --engine-debug 'tests/test_stress.py::test_many_sequential_requests'",
+        }
+        (bundle / "bundle.json").write_text(json.dumps(described))
         _settle(run, "the server died (illegal_memory_access) in test_many_sequential_requests")
     elif kind == "hostile":
         run.engine.model = HOSTILE
@@ -354,62 +349,61 @@ def write(kind: str, directory: Path) -> Path:
         _bad(run, "test_known_answers", verdict,
              f"required: ' Paris', seen: {HOSTILE}", known, text=HOSTILE)  # fmt: skip
         known.failures[0].sections = {"Captured stdout": HOSTILE}
-        run.crashes = [CrashReport(kind=HOSTILE, summary=HOSTILE, owner=HOSTILE, bundle=HOSTILE)]
+        crashes = [{"kind": HOSTILE, "summary": HOSTILE, "owner": HOSTILE, "bundle": HOSTILE}]
         _settle(run, HOSTILE)
     verdict_file.write(run, directory / "verdict.json")
+    if crashes:
+        raw = json.loads((directory / "verdict.json").read_text())
+        (directory / "verdict.json").write_text(json.dumps(raw | {"crashes": crashes}))
     details.write(known, directory)
     label = HOSTILE if kind == "hostile" else "concurrent requests"
-    (directory / "memory.json").write_text(json.dumps(_memory()))
+    (directory / "memory.json").write_text(json.dumps(_memory(label)))
     if kind not in ("crash",):
-        (directory / "matrix.json").write_text(json.dumps(_matrix(label)))
+        (directory / "matrix").mkdir(exist_ok=True)
+        (directory / "matrix" / "matrix.json").write_text(json.dumps(_matrix(label)))
     return directory
 
 
-def _memory() -> dict:
+def _memory(label: str) -> dict:
     samples = []
     for second in range(0, 900, 5):
         level = 66.0 + 8.0 * (1 - math.exp(-second / 90)) + 0.15 * math.sin(second / 17)
-        held = int(level * 2**30 * (second / 200 if second < 200 else 1))
-        sample = Sample(
-            at_s=second, completed=second // 5, processes=4, rss_bytes=held, pss_bytes=held,
-            handles=420, device_bytes=None, available_bytes=int((118 - level) * 2**30),
-            cache_usage=0.1, running=8.0, waiting=0.0,
-        )  # fmt: skip
-        samples.append(dataclasses.asdict(sample))
-    return {"every_s": 5.0, "device_memory": "NVML says N/A", "samples": samples}
+        phase = "loading" if second < 200 else "sequential requests" if second < 500 else label
+        samples.append(
+            {
+                "at_s": second,
+                "pss_bytes": int(level * 2**30 * (second / 200 if second < 200 else 1)),
+                "available_bytes": int((118 - level) * 2**30),
+                "phase": phase,
+            }
+        )
+    growth = {
+        "quantity": "bytes of the processes",
+        "verdict": "PASS",
+        "reason": "+19.2 MiB [+0.3 MiB, +37.9 MiB] over 285 requests; allowed +346 MiB in all",
+    }
+    return {"samples": samples, "growth": [growth]}
 
 
 def _matrix(label: str) -> dict:
-    axes = {
-        "moe": ["marlin", "cutlass", "triton"],
-        "attention": ["flashinfer", "triton"],
-        "kv": ["auto", "fp8"],
-    }
-    outcomes = [*[Outcome.PASS] * 8, Outcome.CRASH, Outcome.FAIL, Outcome.NOT_RUN, Outcome.SLOWER]
     cells = []
-    for number, (chosen, outcome) in enumerate(
-        zip(itertools.product(*axes.values()), outcomes, strict=True)
-    ):
-        values = dict(zip(axes, chosen, strict=True))
-        rate = Rate(metric="tg32", samples=[54.1 - number], value=54.1 - number, ratio=0.98)
-        cells.append(
-            CellRecord(
-                id=",".join(f"{axis}={value}" for axis, value in values.items()),
-                values=values,
-                why=["array"],
-                configuration=str(number),
-                arguments=[],
-                outcome=outcome,
-                rate=rate,
-                took_s=41.0,
-                reason="" if outcome is Outcome.PASS else f"because of {label}",
-            )
-        )
-    file = MatrixFile(
-        axes="constructed", engine="vllm", version="0.33.0", build=None, strength=2,
-        profile="sm121-gpt-oss-120b", values=axes,
-        baseline={axis: values[0] for axis, values in axes.items()}, product=12, cells=cells,
-        coverage=[CoverageReport(strength=2, allowed=16, covered=16, ran=15, incompatible=0)],
-        failing_sets=[], spent={"boots": 12, "hours": 0.8},
-    )  # fmt: skip
-    return file.model_dump(mode="json")
+    statuses = ["PASS"] * 8 + ["CRASH", "FALLBACK", "NOT_RUN", "INVALID"]
+    number = 0
+    for moe in ("marlin", "cutlass", "triton"):
+        for attention in ("flashinfer", "triton"):
+            for kv in ("auto", "fp8"):
+                cells.append(
+                    {
+                        "id": f"c{number + 1}",
+                        "values": {"moe": moe, "attention": attention, "kv": kv,
+                                   "graphs": bool(number % 2), "speculation": None},
+                        "outcome": statuses[number],
+                        "reason": "" if statuses[number] == "PASS" else f"because of {label}",
+                        "rate": {"metric": "tg32@d0", "value": 54.1 - number, "ratio": 1.0},
+                    }
+                )  # fmt: skip
+                number += 1
+    together = {"text": f"moe=triton + kv=fp8 fail together: {label}"}
+    pairs = {"strength": 2, "allowed": 47, "covered": 47, "ran": 45, "incompatible": 3}
+    return {"axes": "sm121", "strength": 2, "cells": cells, "failing_sets": [together],
+            "coverage": [pairs], "not_run": ["c13"]}  # fmt: skip

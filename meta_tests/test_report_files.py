@@ -77,6 +77,21 @@ def test_the_page_is_sound_small_and_alone(runs, kind):
     assert "unsafe" not in policy.replace("style-src 'unsafe-inline'", "")
 
 
+def test_a_run_in_which_everything_fails_is_still_a_page_that_opens(runs):
+    found = stored.read(runs["pass"])
+    for number in range(3000):
+        test = found.run.tests[0].model_copy(
+            update={"id": f"tests/test_kernel.py::test_x[{number}]"}
+        )
+        found.run.tests.append(test)
+        if number % 5 == 0:
+            test.verdict, test.message = Verdict.FAIL, f"required: 0, seen: {number}" + "x" * 500
+            failure = details.FailureDetail(id=test.id, text="y" * 20_000, reproduce="pytest")
+            found.details.failures.append(failure)
+    text = page.html(found)
+    assert len(text.encode()) < 3_000_000 and "500 more findings" in text
+
+
 def test_a_directory_with_nothing_but_the_verdict(runs, tmp_path):
     shutil.copy(runs["fail"] / "verdict.json", tmp_path)
     text = page.html(stored.read(tmp_path))
@@ -85,7 +100,8 @@ def test_a_directory_with_nothing_but_the_verdict(runs, tmp_path):
 
 def test_what_cannot_be_read_is_not_shown(runs, tmp_path):
     shutil.copy(runs["pass"] / "verdict.json", tmp_path)
-    for name in ("details.json", "memory.json", "matrix.json"):
+    (tmp_path / "matrix").mkdir()
+    for name in ("details.json", "memory.json", "matrix/matrix.json"):
         (tmp_path / name).write_text("{]")
     found = stored.read(tmp_path)
     assert found.memory is None and found.matrix is None and found.details == details.Details()
@@ -194,19 +210,27 @@ def test_references_are_drawn_only_beside_what_they_are_of(runs):
         references.parse('[target]\narch="a"\nmodel="b"\ndescription="c"\nwrong=1\n')
 
 
-def test_memory_is_read_as_the_stress_level_writes_it(runs):
-    found = memory_file.read(runs["fail"])
-    assert found.seconds[:2] == (0.0, 5.0)
-    assert set(found.levels) == {"server's processes", "host memory available"}
-    assert found.levels["host memory available"][0] == pytest.approx(52.0)
-    assert memory_file.of([]) is None and memory_file.of([{"at_s": 1}]) is None
+def test_memory_is_read_by_any_of_its_names():
+    found = memory_file.of([{"t": 5.0, "rss_bytes": 2**30}, {"t": 9.0, "rss_bytes": 2**31}])
+    assert found.seconds == (0.0, 4.0) and found.levels == {"server's processes": (1.0, 2.0)}
+    assert (
+        memory_file.of([]) is None
+        and memory_file.of([{"t": 1}]) is None
+        and (memory_file.of(["x", None]) is None)
+    )
 
 
-def test_a_matrix_is_read_as_the_matrix_level_writes_it(runs):
-    found = matrix_file.read(runs["fail"])
-    assert found.axes["moe"] == ("marlin", "cutlass", "triton")
-    assert found.cells[8].outcome == "CRASH" and found.cells[8].facts["of the baseline"] == "0.98"
-    assert ("combinations of 2", "15 of 16 ran, 16 planned") in found.coverage
+def test_a_matrix_is_read_for_what_it_has():
+    found = matrix_file.of({"cells": [{"values": {"a": 1, "b": None}, "verdict": "PASS"}, 7]})
+    assert found.axes == {"a": ("1",), "b": ("none",)} and found.cells[0].verdict == "PASS"
+    cell = {"id": "x", "values": {"a": "1"}, "outcome": "SLOWER", "took_s": 61.2, "kind": None,
+            "rate": {"metric": "tg32@d0", "value": 41.0, "ratio": 0.81}}  # fmt: skip
+    sets = [{"text": "a=1 is slow"}]
+    found = matrix_file.of(
+        {"cells": [cell], "failing_sets": sets, "not_run": ["y"], "version": None}
+    )
+    assert found.cells[0].facts == {"took": "61 s", "tg32@d0": "41 (81% of the baseline)"}
+    assert found.failing == ("a=1 is slow",) and found.coverage == (("cells not run yet", "1"),)
     assert matrix_file.of({"cells": []}) is None and matrix_file.of("x") is None
 
 
@@ -216,6 +240,12 @@ def test_a_bundle_that_nobody_listed_is_a_crash(tmp_path):
     (bundle / "server.log").write_text("x")
     (found,) = crash_list.read({}, tmp_path)
     assert found.bundle == "crashes/7" and found.files == ("crashes/7/server.log",)
+    assert found.kind == "unknown" and found.summary
+    described = {"class": "oom", "summary": "no memory", "rerun": "pytest x", "lines": ["a"]}
+    (bundle / "bundle.json").write_text(json.dumps(described))
+    listed = {"kind": "oom", "summary": "short", "owner": "us", "bundle": "crashes/7"}
+    (found,) = crash_list.read({"crashes": [listed]}, tmp_path)
+    assert (found.summary, found.reproduce, found.lines) == ("short", "pytest x", ("a",))
     (outside,) = crash_list.read({"crashes": [{"kind": "oom", "bundle": "../.."}]}, bundle)
     assert outside.files == (), "nothing outside of the report is listed"
 
@@ -275,7 +305,7 @@ def test_the_command_that_runs_one_test_again(run_pytest, fault_server):
     server = fault_server()
     _, run = run_pytest(
         *("--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key),
-        *("-m", "correctness", "-k", "fail or pass", "-q"),
+        *("-m", "correctness", "-k", "fail or pass", "-q", "--engine=openai"),
         f"{SCENARIOS}::test_fail",
     )
     (failure,) = details.read(run.report).failures
@@ -290,3 +320,27 @@ def test_collect_only_says_what_would_run_and_why_the_rest_would_not(run_pytest)
     assert status == 0 and not (run.report / "verdict.json").exists()
     assert "would run: 9 checks (correctness 9)" in run.output
     assert "because: applies to sm121; the target is cpu" in run.output
+
+
+def test_the_history_of_a_run_is_in_its_report(run_pytest, fault_server, tmp_path):
+    """Two runs, the second one slower: both are in the series, this one last, and once."""
+    server = fault_server()
+    runs = []
+    for rate in (55.0, 53.5):
+        samples = {"tg32@d0": [rate + step / 10 for step in range(6)]}
+        runs.append(
+            run_pytest(
+                *("--arch", "sm121", "--base-url", server.base_url, "--api-key", server.key),
+                *("--served-model-name", "canary", "--benchmark-autosave"),
+                f"--benchmark-storage={tmp_path / 'storage'}",
+                "meta_tests/scenarios/measurements.py",
+                environment={"SM121_META_SAMPLES": json.dumps(samples)},
+            )
+        )
+        assert runs[-1][0] == 0, runs[-1][1].output
+    first, second = (details.read(run.report) for _, run in runs)
+    assert first.history == {} and first.samples["tg32@d0"].taken == 6
+    points = second.history["tg32@d0"].points
+    assert [round(point.value, 2) for point in points] == [55.25, 53.75]
+    assert points[-1].run == "this run" and points[0].run.startswith("0001_")
+    assert "tg32@d0 over 2 runs" in (runs[-1][1].report / "report.html").read_text()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from sm121 import __version__, profile
 from sm121.errors import Sm121Error, UsageError
+from sm121.report import commands as report_commands
 
 _EXIT_USAGE = 4
 
@@ -194,8 +195,20 @@ def _parser() -> argparse.ArgumentParser:
         help="vllm, sglang, llama-cpp, with its interpreter or program",
     )
     side.add_argument("--arch", metavar="NAME", help="default: of this machine")
-    side.add_argument("--tests", type=Path, metavar="DIR", default=Path("tests"))
-    side.add_argument("--report-dir", type=Path, metavar="DIR", default=Path("side-by-side-report"))
+    side.add_argument(
+        "--tests",
+        type=Path,
+        metavar="DIR",
+        default=Path("tests"),
+        help="the levels (default: tests)",
+    )
+    side.add_argument(
+        "--report-dir",
+        type=Path,
+        metavar="DIR",
+        default=Path("side-by-side-report"),
+        help="default: side-by-side-report",
+    )
     side.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
     side.add_argument(
         "--pytest-arg",
@@ -207,42 +220,26 @@ def _parser() -> argparse.ArgumentParser:
     side.set_defaults(run=_side_by_side)
 
     merge = commands.add_parser("merge", help="one verdict of the shards of a run (--shard I/N)")
-    merge.add_argument("directories", type=Path, metavar="DIR", nargs="+")
     merge.add_argument(
-        "--output", type=Path, metavar="DIR", default=Path("conformance-report-merged")
+        "directories",
+        type=Path,
+        metavar="DIR",
+        nargs="+",
+        help="the report directories of all shards",
     )
-    merge.set_defaults(run=_merge)
-    report = commands.add_parser("report", help="report.html and junit.xml of a stored run")
-    report.add_argument("directory", type=Path, metavar="DIR", help="a report directory")
-    report.set_defaults(run=_report)
-
-    testlog = commands.add_parser(
-        "testlog", help="the test log of a feature and its row of BENCHMARK_RESULTS.md, from a run"
-    )
-    testlog.add_argument("directory", type=Path, metavar="RUN", help="a report directory")
-    testlog.add_argument("--feature", metavar="NAME", help="default: the configuration's name")
-    testlog.add_argument("--branch", metavar="NAME", help="default: the engine's commit")
-    testlog.add_argument(
-        "--baseline", type=Path, metavar="RUN", help="another run, to set beside this one"
-    )
-    testlog.add_argument(
+    merge.add_argument(
         "--output",
         type=Path,
         metavar="DIR",
-        help="write TEST_LOGS/FEATURE_<name>_<date>.md and BENCHMARK_RESULTS.md there "
-        "(default: both to standard output)",
+        default=Path("conformance-report-merged"),
+        help="default: conformance-report-merged",
     )
-    testlog.set_defaults(run=_testlog)
-
-    reference = commands.add_parser(
-        "reference", help="the generated pages of the documentation (in a checkout of the suite)"
-    )
-    reference.add_argument("directory", type=Path, metavar="DIR", help="docs of the checkout")
-    reference.set_defaults(run=_reference)
+    merge.set_defaults(run=_merge)
 
     schema = commands.add_parser("schema", help="JSON Schema of verdict.json or of profiles")
     schema.add_argument("what", choices=("verdict", "profile"), help="of which file")
     schema.set_defaults(run=_schema)
+    report_commands.add(commands)
     return parser
 
 
@@ -447,46 +444,6 @@ def _merge(options: argparse.Namespace) -> int:
     print(f"{merged.verdict}: {merged.reason}")
     print(options.output / "verdict.json")
     return merged.exit_status
-
-
-def _report(options: argparse.Namespace) -> int:
-    from sm121.report import junit, page, stored, verdict_file
-
-    found = stored.read(options.directory)
-    verdict_file.write_text(junit.xml(found), found.directory / junit.NAME)
-    print(page.write(found))
-    return 0
-
-
-def _testlog(options: argparse.Namespace) -> int:
-    from sm121.report import stored, testlog
-
-    found = stored.read(options.directory)
-    feature = options.feature or found.run.engine.configuration or found.run.engine.name
-    baseline = stored.read(options.baseline) if options.baseline is not None else None
-    log = testlog.log(found, feature=feature, branch=options.branch, baseline=baseline)
-    if options.output is None:
-        print(log)
-        print(testlog.entry(found, feature=feature))
-    else:
-        for file in testlog.write(found, log, options.output, feature=feature):
-            print(file)
-    return 0
-
-
-def _reference(options: argparse.Namespace) -> int:
-    from sm121.reference import commands, crash_classes, requirements, schema
-
-    pages = {
-        "requirements.md": requirements.page(options.directory.parent / "tests"),
-        "crash-classes.md": crash_classes.page(),
-        "commands.md": commands.page(_parser()),
-        "schema.md": schema.page(),
-    }
-    for name, text in pages.items():
-        (options.directory / name).write_text(text, "utf-8")
-        print(options.directory / name)
-    return 0
 
 
 def _schema(options: argparse.Namespace) -> int:

@@ -74,10 +74,24 @@ def declared() -> tuple[list[Option], list[str]]:
     for module in modules():
         if (add := getattr(module, "pytest_addoption", None)) is not None:
             add(taken)
-        declare = getattr(module, "declare_markers", getattr(module, "pytest_configure", None))
-        if declare is not None:
+        if (declare := getattr(module, "declare_markers", None)) is not None:
             declare(taken)
+        else:
+            taken.markers += _written_markers(module)
     return taken.options, taken.markers
+
+
+def _written_markers(module: ModuleType) -> list[str]:
+    """Markers that a module declares, read from its source: what its hook does beside that needs a
+    run."""
+    return [
+        ast.literal_eval(node.args[1])
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "addinivalue_line"
+        and isinstance(node.args[1], ast.Constant)
+    ]
 
 
 def fixtures() -> dict[str, str]:

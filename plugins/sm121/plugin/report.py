@@ -103,7 +103,7 @@ def _repeated(config: pytest.Config) -> list[str]:
             skip -= 1
         elif name in _NOT_REPEATED:
             skip = 0 if separator else _NOT_REPEATED[name]
-        elif argument not in positional or (kept and kept[-1].startswith("--")):
+        elif argument not in positional:
             kept.append(argument)
     return kept
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Generator
 from io import StringIO
 from typing import TYPE_CHECKING
 
@@ -94,11 +95,13 @@ def announce(config: pytest.Config, what: str, line: str) -> None:
         reporter.write_line(text)
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # after pytest's own summary, which may be long
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
+) -> Generator[None, None, None]:
     from sm121.plugin.run import RUN
 
+    yield
     run = config.stash.get(RUN, None)
     if run is not None:
         _closing(terminalreporter, run)

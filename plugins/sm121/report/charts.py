@@ -25,6 +25,8 @@ _OTHERS = ("var(--series-4)", "var(--series-5)", "var(--series-6)", "var(--serie
 _DASHES = ("dot", "dash", "dashdot", "longdash")
 _MOST_POINTS = 201  # of a distribution
 _MOST_HISTORIES = 6
+#: A distribution whose longest sample is so many times the median has a logarithmic axis.
+_WIDE = 20.0
 
 Figure = dict[str, Any]
 
@@ -297,7 +299,11 @@ def _distribution(base: str, samples: Samples, place: int) -> Chart:
         table.rows.append([_quantile_name(quantile), at])
     header, rows = table.done()
     middle = number(float(np.quantile(finite, 0.5)))
+    # One gap of seconds among thousands of milliseconds would leave nothing else to be seen.
+    wide = finite[0] > 0 and finite[-1] > _WIDE * float(np.median(finite))
     note = f"{samples.taken} samples"
+    if wide:
+        note += "; a logarithmic axis"
     if samples.failures:
         note += f"; {samples.failures} requests failed, which counts as infinitely late"
     return Chart(
@@ -320,6 +326,7 @@ def _distribution(base: str, samples: Samples, place: int) -> Chart:
             y="% of samples",
             y_range=(0.0, 102.0),
             small=True,
+            logarithmic=bool(wide),
         ),
         header=header,
         rows=rows,
@@ -347,6 +354,18 @@ def memory(timeline: MemoryTimeline) -> Chart:
         for colour, (what, values) in zip(colours, timeline.levels.items(), strict=False)
     ]
     figure = _figure(traces, x="seconds", y="GiB")
+    figure["layout"]["shapes"] = [
+        {
+            "type": "line",
+            "x0": second,
+            "x1": second,
+            "yref": "paper",
+            "y0": 0,
+            "y1": 1,
+            "line": {"color": "var(--muted)", "width": 1, "dash": "dot"},
+        }
+        for second, _ in timeline.phases[:40]
+    ]
     table = _Table(["level", "at the start", "least", "most", "at the end", "growth"])
     for what, values in timeline.levels.items():
         known = [value for value in values if value is not None]
@@ -363,6 +382,9 @@ def memory(timeline: MemoryTimeline) -> Chart:
         figure=figure,
         header=header,
         rows=rows,
+        note="Phases: " + ", ".join(f"{_label(what)} from {s:.0f} s" for s, what in timeline.phases)
+        if timeline.phases
+        else "",
     )
 
 
@@ -458,7 +480,9 @@ def _figure(
     category: bool = False,
     y_range: tuple[float, float] | None = None,
     small: bool = False,
+    logarithmic: bool = False,
 ) -> Figure:
+    kind = {"type": "category"} if category else {"type": "log"} if logarithmic else {}
     axis: Figure = {
         "automargin": True,
         "gridcolor": "var(--line)",
@@ -474,7 +498,7 @@ def _figure(
             "plot_bgcolor": "rgba(0,0,0,0)",
             "font": {"color": "var(--text)", "family": "system-ui, sans-serif", "size": 13},
             "hoverlabel": {"bgcolor": "var(--card)", "font": {"color": "var(--text)"}},
-            "xaxis": {**axis, "title": {"text": x}, **({"type": "category"} if category else {})},
+            "xaxis": {**axis, "title": {"text": x}, **kind},
             "yaxis": {
                 **axis,
                 "title": {"text": y},

@@ -4,15 +4,18 @@ that knows what their fields are called."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 FOLDER = "crashes"
-_INDEX = "bundle.json"
+_BUNDLE_FILES = ("bundle.json", "crash.json", "manifest.json", "cause.json")
+_KIND = ("kind", "class", "cause_kind")
+_SUMMARY = ("summary", "message", "what")
+_WHEN = ("at", "when", "time")
+_WHERE = ("bundle", "path", "directory", "folder")
 _MOST_LINES = 20
-_MOST_FILES = 50
 
 
 @dataclass(frozen=True)
@@ -32,67 +35,84 @@ class Crash:
 
 
 def read(raw: Mapping[str, Any], directory: Path) -> tuple[Crash, ...]:
-    """The crashes that verdict.json lists (`CrashReport`), and bundles that it does not: the suite
-    itself may have ended before it could write them down."""
-    listed = [entry for entry in raw.get("crashes") or () if isinstance(entry, dict)]
-    found = [_crash(entry, directory) for entry in listed]
+    """The crashes that verdict.json lists, and bundles that it does not: the suite itself may have
+    ended before it could write them down."""
+    listed = raw.get("crashes")
+    found = [
+        crash
+        for entry in (listed if isinstance(listed, list) else [])
+        if (crash := _crash(entry, directory)) is not None
+    ]
     seen = {crash.bundle for crash in found}
     folder = directory / FOLDER
     if folder.is_dir():
         for bundle in sorted(item for item in folder.iterdir() if item.is_dir()):
             name = bundle.relative_to(directory).as_posix()
-            if name not in seen:
-                found.append(_crash({"bundle": name}, directory))
+            crash = _crash({"bundle": name}, directory) if name not in seen else None
+            if crash is not None:
+                found.append(crash)
     return tuple(found)
 
 
-def _crash(entry: Mapping[str, Any], directory: Path) -> Crash:
-    """From an entry of verdict.json and the index of its bundle (`sm121.evidence.crash_bundle`)."""
-    bundle = _text(entry.get("bundle"))
-    index = _index(directory, bundle)
-    lines = index.get("lines")
+def _crash(entry: Any, directory: Path) -> Crash | None:
+    if isinstance(entry, str):
+        entry = {"summary": entry}
+    if not isinstance(entry, dict):
+        return None
+    cause = entry.get("cause")
+    bundle = _first(entry, _WHERE)
+    described = _described(directory, bundle)
+    flat: dict[str, Any] = {**described, **(cause if isinstance(cause, dict) else {})}
+    flat.update({key: value for key, value in entry.items() if value is not None})
+    lines = flat.get("lines") or flat.get("evidence") or ()
+    if isinstance(lines, str):
+        lines = lines.splitlines()
     return Crash(
-        kind=_text(entry.get("kind")) or _text(index.get("class")) or "unknown",
-        summary=_text(entry.get("summary"))
-        or _text(index.get("summary"))
-        or f"a crash bundle without a description: {bundle}",
-        test=_text(entry.get("test")) or _text(index.get("test")),
-        when=_text(index.get("at")),
-        owner=_text(entry.get("owner")) or _text(index.get("owner")),
-        remedy=_text(index.get("remedy")),
-        reproduce=_text(index.get("rerun")),
-        lines=tuple(map(str, lines))[:_MOST_LINES] if isinstance(lines, list) else (),
+        kind=_first(flat, _KIND) or "unknown",
+        summary=_first(flat, _SUMMARY) or "the server died; its log says no more",
+        test=_first(flat, ("test", "during", "test_id")),
+        when=_first(flat, _WHEN),
+        owner=_first(flat, ("owner",)),
+        remedy=_first(flat, ("remedy",)),
+        reproduce=_first(flat, ("rerun", "reproduce", "command")),
+        lines=tuple(map(str, lines))[:_MOST_LINES] if isinstance(lines, Iterable) else (),
         bundle=bundle,
         files=_files(directory, bundle),
     )
 
 
-def _index(directory: Path, bundle: str | None) -> Mapping[str, Any]:
-    folder = _inside(directory, bundle)
-    if folder is None:
+def _described(directory: Path, bundle: str | None) -> dict[str, Any]:
+    """What the bundle says of itself beyond what verdict.json has of it."""
+    if bundle is None or not (directory / bundle).resolve().is_relative_to(directory.resolve()):
         return {}
-    try:
-        raw = json.loads((folder / _INDEX).read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return raw if isinstance(raw, dict) else {}
+    return _bundle_entry(directory / bundle) if (directory / bundle).is_dir() else {}
 
 
-def _inside(directory: Path, bundle: str | None) -> Path | None:
-    """The bundle's folder; None where there is none in the report directory."""
-    folder = directory / bundle if bundle else None
-    if folder is None or not folder.is_dir():
-        return None
-    return folder if folder.resolve().is_relative_to(directory.resolve()) else None
+def _bundle_entry(bundle: Path) -> dict[str, Any]:
+    for name in _BUNDLE_FILES:
+        try:
+            raw = json.loads((bundle / name).read_text("utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(raw, dict):
+            return raw
+    return {"kind": "unknown", "summary": f"a crash bundle without a description: {bundle.name}"}
 
 
 def _files(directory: Path, bundle: str | None) -> tuple[str, ...]:
-    folder = _inside(directory, bundle)
-    if folder is None:
+    if bundle is None:
         return ()
-    files = (item for item in folder.rglob("*") if item.is_file())
-    return tuple(sorted(item.relative_to(directory).as_posix() for item in files))[:_MOST_FILES]
+    folder = directory / bundle
+    if not folder.is_dir() or not folder.resolve().is_relative_to(directory.resolve()):
+        return ()
+    return tuple(
+        sorted(
+            item.relative_to(directory).as_posix() for item in folder.rglob("*") if item.is_file()
+        )
+    )[:50]
 
 
-def _text(value: Any) -> str | None:
-    return str(value) if isinstance(value, (str, int, float)) and value != "" else None
+def _first(entry: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+    return next(
+        (str(entry[name]) for name in names if isinstance(entry.get(name), (str, int, float))), None
+    )

@@ -17,6 +17,8 @@ _REQUIRED_SEEN = re.compile(
     r"^(?:AssertionError: )?required: (?P<required>.*?)[,;] (?:seen|missing): (?P<seen>.*)$",
     re.DOTALL,
 )
+#: Characters of pytest's own output on one page, all failures together; details.json has them all.
+_MOST_TEXT = 400_000
 #: What pytest writes before the message of an exception of ours.
 _EXCEPTION = re.compile(r"^sm121\.(?:\w+\.)*\w+: ")
 #: What a message begins with when it speaks of one metric: several may have one and the same cause.
@@ -62,10 +64,16 @@ def grouped(report: StoredReport) -> list[Finding]:
         key = (test.verdict, test.level, reason if test.verdict is not Verdict.FAIL else test.id)
         groups.setdefault(key, []).append(test)
     known = {detail.id: detail for detail in report.details.failures}
-    return [
-        _finding(report, tests, known.get(tests[0].id), number)
-        for number, tests in enumerate(groups.values(), 1)
-    ]
+    found, room = [], _MOST_TEXT
+    for number, tests in enumerate(groups.values(), 1):
+        detail = known.get(tests[0].id)
+        if detail is not None:
+            size = len(detail.text) + sum(map(len, detail.sections.values()))
+            room -= size
+            if room < 0:  # everything that fails at once must still be a page that opens
+                detail = detail.model_copy(update={"text": "", "sections": {}})
+        found.append(_finding(report, tests, detail, number))
+    return found
 
 
 def _finding(
@@ -104,7 +112,7 @@ def _evidence(report: StoredReport, level: str) -> Iterable[str]:
     if level == "stress":
         seen += ["memory.json", "crashes"]
     if level == "matrix":
-        seen += ["matrix.json", "FEATURE_MATRIX.md"]
+        seen += ["matrix/FEATURE_MATRIX.md", "matrix/matrix.json"]
     for name in dict.fromkeys(seen):
         path = report.directory / name
         if not Path(name).is_absolute() and path.exists():

@@ -61,6 +61,11 @@ _PATH_WORDS = {
     "block_size": "KV block size",
     "load_format": "load format",
 }
+#: Findings that are told in full; all are in the table of tests.
+_MOST_FINDINGS = 100
+_UNIT_WORDS = {"gb_s": "GB/s", "tflop_s": "TFLOP/s", "mib": "MiB", "gib": "GiB", "mhz": "MHz",
+               "w": "W", "c": "°C"}  # fmt: skip
+_UNITS = re.compile(rf"_({'|'.join(_UNIT_WORDS)})$")
 _HEADLINE_TIMES = ("ttft_p99", "ttft_p50")
 
 
@@ -69,6 +74,7 @@ def html(report: StoredReport) -> str:
     run = report.run
     others = references.load()
     figures = _charts(report)
+    found = findings.grouped(report)
     embedded = _json({chart.id: chart.figure for group in figures.values() for chart in group})
     style = _asset("templates/report.css")
     scripts = (_plotly(), _asset("templates/report.js"))
@@ -89,7 +95,8 @@ def html(report: StoredReport) -> str:
             levels=_levels(run),
             headline=_headline(run),
             path=_path(run),
-            findings=findings.grouped(report),
+            findings=found[:_MOST_FINDINGS],
+            more=len(found[_MOST_FINDINGS:]),
             waived=[test for test in run.tests if test.waived],
             not_run=findings.not_run(run),
             references=others,
@@ -199,7 +206,8 @@ def _box(run: VerdictFile) -> list[tuple[str, str, str]]:
     for name in names:
         one, two = (_value(side.get(name)) for side in sides)
         if one or two:
-            rows.append((name.replace("_", " "), one, two))
+            what = _UNITS.sub(lambda match: f" ({_UNIT_WORDS[match[1]]})", name)
+            rows.append((what.replace("_", " "), one, two))
     return rows
 
 
@@ -217,8 +225,8 @@ def _logs(report: StoredReport) -> list[tuple[verdict_file.StartReport, bool]]:
 
 def _links(directory: Path) -> list[str]:
     """Files beside the report that a reader may want."""
-    names = ("verdict.json", "summary.md", "junit.xml", "review.md", "matrix.json",
-             "FEATURE_MATRIX.md", "memory.json", "accuracy.jsonl", "records", "crashes",
+    names = ("verdict.json", "summary.md", "junit.xml", "review.md", "matrix",
+             "memory.json", "accuracy.jsonl", "records", "crashes",
              "earlier")  # fmt: skip
     return [name for name in names if (directory / name).exists()]
 
@@ -233,13 +241,12 @@ def _grid(report: StoredReport) -> dict[str, Any] | None:
     for row in matrix.axes[rows]:
         line = []
         for column in matrix.axes[columns]:
-            line.append(
-                [
-                    (cell.outcome, number, cell.note or cell.name)
-                    for number, cell in enumerate(matrix.cells, 1)
-                    if cell.values.get(rows) == row and cell.values.get(columns) == column
-                ]
-            )
+            here = [
+                (cell.verdict, str(number), cell.note)
+                for number, cell in enumerate(matrix.cells, 1)
+                if cell.values.get(rows) == row and cell.values.get(columns) == column
+            ]
+            line.append(here)
         table.append((row, line))
     return {"rows": rows, "columns": columns, "names": matrix.axes[columns], "table": table}
 
