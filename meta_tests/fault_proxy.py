@@ -287,10 +287,6 @@ def _cold_chat(request: Json) -> Json:
     return {**request, "temperature": 0.0} if "messages" in request else request
 
 
-def _keeps_stop_in_chat(request: Json) -> Json:
-    return {**request, "include_stop_str_in_output": True} if "messages" in request else request
-
-
 def _reasoning_in_content(message: Json) -> None:
     if message.get("content") and message.get("reasoning"):
         message["content"] = message["reasoning"] + message["content"]
@@ -619,11 +615,6 @@ FAULTS = {
         Fault("the seed of a chat is ignored", CHAT_SAMPLED, request=_without("seed")),
         Fault("the temperature of a chat is ignored", CHAT_SAMPLED, request=_cold_chat),
         Fault("stop is ignored in a chat", "test_a_chat_obeys_stop", request=_without("stop")),
-        Fault(
-            "the stop string is in a chat's message",
-            "test_a_chat_obeys_stop",
-            request=_keeps_stop_in_chat,
-        ),
         # ---------- log-probabilities
         Fault(
             "a NaN log-probability",

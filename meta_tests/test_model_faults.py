@@ -38,6 +38,7 @@ def judge(sabotaged, run_pytest):
     return run
 
 
+@pytest.mark.slow("`make conformance` runs the same tests on a server of its own")
 def test_the_intact_model_passes(judge, tmp_path):
     """And its answers are recorded, for the test after the next."""
     status, run = judge(model_faults.CLEAN, *SAMPLE.values())
