@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import pytest
 
@@ -48,9 +48,11 @@ from sm121.report import directory as report_directory
 from sm121.report import summary, verdict_file
 from sm121.report.printable import printable
 from sm121.report.verdict_file import EngineReport, StartReport, TestReport, VerdictFile
-from sm121.stress.client import LoadClient
-from sm121.stress.timeline import Timeline
 from sm121.verdict import NotRun, Verdict
+
+if TYPE_CHECKING:
+    from sm121.stress.client import LoadClient
+    from sm121.stress.timeline import Timeline
 
 
 class Observer(Protocol):
