@@ -376,6 +376,7 @@ def _open(config: pytest.Config, chosen: target.Target, items: list[pytest.Item]
         run_id = f"{run_id}-{worker.id}"
         directory = taken.path / report_directory.WORKERS / worker.id
         directory.mkdir(parents=True)
+        settings = dataclasses.replace(settings, report_dir=directory)  # traces are its own too
     elif taken.earlier is not None:
         announce(config, "report", f"the earlier one is kept in {taken.earlier}")
     run = Run(
