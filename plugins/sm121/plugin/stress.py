@@ -45,6 +45,8 @@ _READING = (6, 48)
 _READINGS = 4
 _WAIT_BETWEEN_READINGS_S = 15.0
 _OTHERS_OF_NOTE = 0.1
+#: vLLM's --max-num-batched-tokens where it is not given.
+_CHUNK_TOKENS = 2048
 #: More load where the memory is undecided.
 _MEMORY_ROUNDS = 3
 _MEMORY_WITHIN_S = 180.0
@@ -155,15 +157,17 @@ class Stress:
         self._capabilities.require("token_prompts")
         streams = int(self._sizes.load_concurrency.value)
         blocks, block = self._cache_blocks()
-        tokens = block + block // 4  # each needs a block more before it ends, most of them two
         before = counters.fetch(self._server.endpoint)
         if before is None or "preemptions" not in before.values:
             raise NotRun("whether anything is preempted is not known: /metrics has no counter")
-        # All are let in when all prompts fit, and one is put out when they grow. What a request
-        # needs beside its tokens (a sliding window's blocks) differs by engine: it is tried.
-        fair = (blocks - 1) // streams
-        for spare in (2, 1, 3):
-            length = (fair - spare) * block - block // 16
+        # All must be let in, and grow by more than what is free then. The last one is let in when
+        # a whole chunk of its prompt fits, twice where layers have a sliding window; what that
+        # took beyond the window is free afterwards.
+        chunk = self._chunk_tokens()
+        tokens = chunk // streams + max(2 * min(block, 16), block // 4)
+        fits = min((blocks - 1 - 2 * (chunk // block)) // (streams - 1), (blocks - 1) // streams)
+        for spare in (2, 3, 1):
+            length = (fits - spare) * block - block // 16
             if length > self._longest() - tokens:
                 raise NotRun(
                     f"{streams} requests of {self._longest()} tokens do not fill a KV cache of "
@@ -471,6 +475,15 @@ class Stress:
         if blocks is None or size is None:
             raise NotRun("the size of the KV cache is not known: no vllm:cache_config_info")
         return int(blocks[1]), int(size[1])
+
+    def _chunk_tokens(self) -> int:
+        """Tokens of a prompt that are worked on at once."""
+        own = self._server.configuration
+        arguments = own.arguments if own is not None else ()
+        for name, value in itertools.pairwise(arguments):
+            if name == "--max-num-batched-tokens" and value.isdecimal():
+                return int(value)
+        return _CHUNK_TOKENS
 
     def _say(self, line: str) -> None:
         announce(self._run.config, "stress", line)
