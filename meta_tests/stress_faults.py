@@ -119,7 +119,7 @@ CASES: dict[str, Case] = {
              fault="never", profile={"ready_within_s": "6"}),
         Case("request-kept", "a request stays in the books after its answer", "not_idle",
              fault="kept"),
-        Case("slower-afterwards", "half of the speed after the load", "slower_after_load",
+        Case("slower-afterwards", "a quarter of the speed after the load", "slower_after_load",
              (*SUSTAINED, f"{LEVEL}::test_throughput_is_what_it_was_before"), "slower"),
         Case("soak-interrupted", "Ctrl-C in the middle of a soak (no fault: a clean end)", "",
              (LEVEL, "-k", "soak", "--soak", "10m"), "none", special="interrupt"),

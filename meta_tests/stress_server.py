@@ -52,7 +52,7 @@ FAULTS = {
     "port": "finds its port taken",
     "full-disk": "writes until the disk is full",
     "kept": "keeps a request in its books after the answer",
-    "slower": "becomes slower by half",
+    "slower": "becomes slower: a quarter of its speed",
 }
 #: Of the requests that generate, the first to be hit: in the middle of the sustained load.
 FAULT_AT = 150
@@ -187,7 +187,7 @@ class Server:
         prompt = ids_of(said["prompt"])
         tokens = int(said.get("max_tokens", 16))
         answer = self.spoiled(answer_of(prompt, tokens), number)
-        step_s = STEP_S * (2.2 if state.fault == "slower" and number > FAULT_AT else 1.0)
+        step_s = STEP_S * (4.0 if state.fault == "slower" and number > FAULT_AT else 1.0)
         state.prompted += len(prompt)
         usage = {"prompt_tokens": len(prompt), "completion_tokens": tokens}
         usage["total_tokens"] = len(prompt) + tokens

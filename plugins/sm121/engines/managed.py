@@ -420,6 +420,11 @@ class ManagedServer:
         """Exit status of the main process; None while it runs."""
         return self._exit_status()
 
+    @property
+    def was_stopped(self) -> bool:
+        """Whether it was asked to end: by the suite, or by the suite's own end."""
+        return self._status().get("stopped_by") is not None
+
     def _status(self) -> dict[str, Any]:
         """What the supervisor last wrote; empty before it has."""
         try:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from sm121.engines.stale import OWNER
 from sm121.evidence import cgroup, crash_bundle, kernel_messages, process_snapshot
 from sm121.evidence.crash_bundle import Evidence
 from sm121.evidence.failure import Cause
@@ -26,7 +27,8 @@ def tell(status: Path, names: Mapping[int, str], main_pid: int) -> None:
     directory = status.parent
     secrets = secrets_of(os.environ)
     kernel = kernel_messages.since(time.monotonic() - _LOOK_BACK_S)
-    named = [line for line in kernel.of_note if "Killed process" in line]
+    owner = os.environ.get(OWNER, "").partition(":")[0]
+    named = kernel.killed({int(owner)}) if owner.isdecimal() else []
     cause = Cause(
         kind="suite_killed",
         summary="pytest ended without stopping its server: it was killed, or crashed"

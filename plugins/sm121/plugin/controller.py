@@ -6,6 +6,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from sm121.errors import UsageError
@@ -87,9 +88,10 @@ def pytest_xdist_node_collection_finished(node: Any) -> None:
         taken.lock.close()
         return
     first = next(iter(parts.values()))
-    earlier = sorted((settings.report_dir / "earlier").glob("*"))
-    if earlier:
-        announce(config, "report", f"earlier ones are kept in {earlier[-1].parent}")
+    begun = psutil.Process().create_time()
+    for kept in (settings.report_dir / "earlier").glob("*"):
+        if kept.stat().st_ctime > begun:  # moved there by the first of our workers
+            announce(config, "report", f"the earlier one is kept in {kept}")
     config.stash[RUN] = run = Run(
         config=config,
         settings=settings,
@@ -110,7 +112,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     said = getattr(report, "sm121", None)
     if said is not None:
         _take(run, TestReport.model_validate(said))
-    elif report.failed and not hasattr(report, "user_properties_of_worker"):
+    elif report.failed:
         _crashed(run, report)
 
 

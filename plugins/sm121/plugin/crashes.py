@@ -227,6 +227,8 @@ def _look_at_attached(run: Run) -> None:
 def _is_dying(managed: ManagedServer, error: BaseException | None) -> bool:
     """Whether the server, or a process of it, has ended. What its clients see comes first: a reset
     connection, a 500; so it is given some seconds."""
+    if managed.was_stopped:
+        return False
     asked = isinstance(error, ServerError) or (
         isinstance(error, UnderLoad) and error.kind in ("connection", "http_5xx", "bad_stream")
     )

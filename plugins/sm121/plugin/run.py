@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import pytest
 
@@ -51,9 +51,11 @@ from sm121.report import directory as report_directory
 from sm121.report import summary, verdict_file
 from sm121.report.printable import printable
 from sm121.report.verdict_file import EngineReport, StartReport, TestReport, VerdictFile
-from sm121.stress.client import LoadClient
-from sm121.stress.timeline import Timeline
 from sm121.verdict import NotRun, Verdict
+
+if TYPE_CHECKING:
+    from sm121.stress.client import LoadClient
+    from sm121.stress.timeline import Timeline
 
 
 class Observer(Protocol):
@@ -389,6 +391,7 @@ def _open(config: pytest.Config, chosen: target.Target, items: list[pytest.Item]
         run_id = f"{run_id}-{worker.id}"
         directory = taken.path / report_directory.WORKERS / worker.id
         directory.mkdir(parents=True)
+        settings = dataclasses.replace(settings, report_dir=directory)  # traces are its own too
     elif taken.earlier is not None:
         announce(config, "report", f"the earlier one is kept in {taken.earlier}")
     run = Run(

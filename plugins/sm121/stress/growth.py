@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
-from scipy import stats
 
 from sm121.verdict import Verdict
 
@@ -72,6 +71,8 @@ def judge(
             f"{LEAST_SAMPLES} are needed"
         )
         return growth
+    from scipy import stats  # a second, which those who only read reports need not spend
+
     slope, _, low, high = stats.theilslopes(y, x, alpha=confidence)
     growth.level = float(np.median(y))
     growth.per_request, growth.per_request_low, growth.per_request_high = (
