@@ -82,6 +82,7 @@ def smallest(space: Space, records: Sequence[CellRecord], try_cell: Try) -> list
 def _isolate(known: _Known, record: CellRecord, try_cell: Try, found: list[FailingSet]) -> None:
     """Add the smallest set of one cell's failure, and what else comes to light on the way."""
     differences = known.space.differences(record.values)
+    seen_again = False
     for size in range(1, len(differences) + 1):
         candidates = _ordered(known, _candidates(known, record, differences, size))
         for choice in candidates:
@@ -91,10 +92,13 @@ def _isolate(known: _Known, record: CellRecord, try_cell: Try, found: list[Faili
             if known.space.excluded(cell) is not None:
                 continue
             alone = known.record_of(cell)
-            if alone is record and size > 1:
-                # All of its parts pass: either it takes all of these values, or it was a flake.
-                alone = try_cell(cell) or record
-                known.records.append(alone)
+            if not seen_again and (alone is None or (alone is record and size > 1)):
+                # Nothing is looked for that does not happen a second time.
+                again = try_cell(dict(record.values))
+                if again is not None and not again.outcome.broken:
+                    found.append(_flake(record, differences))
+                    return
+                seen_again = True
             if alone is None:
                 alone = try_cell(cell)
                 if alone is None:
@@ -117,8 +121,13 @@ def _isolate(known: _Known, record: CellRecord, try_cell: Try, found: list[Faili
                 )  # fmt: skip
             if alone.outcome is record.outcome:
                 return
+    found.append(_flake(record, differences))
+
+
+def _flake(record: CellRecord, differences: Choice) -> FailingSet:
+    """A failure that did not come again."""
     reason = f"once, and not again: {record.reason}"
-    found.append(FailingSet(differences, record.outcome, reason, (record.id,), False))
+    return FailingSet(differences, record.outcome, reason, (record.id,), False)
 
 
 def _parts_are_excluded(space: Space, choice: Choice) -> bool:
