@@ -344,3 +344,35 @@ def test_the_history_of_a_run_is_in_its_report(run_pytest, fault_server, tmp_pat
     assert [round(point.value, 2) for point in points] == [55.25, 53.75]
     assert points[-1].run == "this run" and points[0].run.startswith("0001_")
     assert "tg32@d0 over 2 runs" in (runs[-1][1].report / "report.html").read_text()
+
+
+def test_the_test_log_is_the_documents_template_filled_in(runs, tmp_path, capsys):
+    arguments = [
+        "testlog",
+        str(runs["fail"]),
+        "--feature",
+        "MXFP4 lm_head",
+        "--branch",
+        "feature/x",
+    ]
+    assert main([*arguments, "--baseline", str(runs["pass"])]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("# Test Log: MXFP4 lm\\_head\n\nDate: 2026-01-12\nBranch: feature/x\n")
+    for part in (
+        "## Level 1: Smoke Test",
+        "## Level 1.5: Kernel Path Validation",
+        "- Observed kernels:",
+        "## Level 3: Stress Test",
+        "| Metric | Baseline | This Feature | Delta |",
+        "| tg32@d0 | 54.1 \\(53.3 to 54.6\\) | 47.3 \\(46.6 to 47.8\\) | -12.6% |",
+        "## Level 6: Combinatorial Test",
+        "- **NEEDS FIXES**",
+    ):
+        assert part in text, part
+    for _ in range(2):
+        assert main([*arguments, "--output", str(tmp_path)]) == 0
+    results = (tmp_path / "BENCHMARK_RESULTS.md").read_text()
+    assert results.count("MXFP4\\_lm\\_head\\_20260112091403") == 1, "a run is added once"
+    assert (tmp_path / "TEST_LOGS" / "FEATURE_MXFP4-lm_head_2026-01-12.md").is_file()
+    (tmp_path / "BENCHMARK_RESULTS.md").write_text("something else\n")
+    assert main([*arguments, "--output", str(tmp_path)]) == 4, "a file of somebody else stays"
