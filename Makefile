@@ -55,7 +55,6 @@ canary: $(VENV)/.installed ## the canary checkpoint, both twins
 catalogues: canary ## what takes longer than `make test` allows: every table in docs, made anew
 	$(PY) -m sm121 ablation $(CANARY)/bf16 --output docs/ablation.md
 	$(PY) -m pytest meta_tests -m slow --slow
-	$(PY) -m pytest meta_tests/test_measuring_traps.py meta_tests/test_matrix_faults.py meta_tests/test_matrix_shards.py --slow
 	$(PY) meta_tests/accuracy.py --fresh --output docs/accuracy.md
 	$(PY) meta_tests/model_faults.py --state .cache/model-faults-$$(date +%s)
 	$(PY) meta_tests/protocol_faults.py --output docs/protocol-faults.md
