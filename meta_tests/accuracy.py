@@ -1,7 +1,7 @@
 """How far the suite and the clients that people use are from the truth: writes docs/accuracy.md.
 
-``python meta_tests/accuracy.py --parts ours,clean,speed,peers``. A part that is not named is taken
-from its last run (``.cache/accuracy``). Peers live in environments of their own under
+``python meta_tests/accuracy.py --parts ours,clean,gate,speed,peers``. A part that is not named is
+taken from its last run (``.cache/accuracy``). Peers live in environments of their own under
 ``.cache/peers``, made here; of one that cannot be installed the table says so.
 """
 
@@ -17,18 +17,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from sm121.engines.server import Endpoint
-from sm121.measure import metrics, validity
+from sm121.measure import gate, metrics, validity
 from sm121.measure.cells import Cell, Target
 from sm121.measure.client import Patience, completion
 from sm121.measure.load_process import LoadProcess
 from sm121.measure.plan import Measuring, Plan
 from sm121.measure.prompts import Prompts
+from sm121.profile import Gate
+from sm121.verdict import Verdict
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -39,6 +42,10 @@ MODEL = "gpt-oss-120b"
 #: tokens a second of each stream, streams, requests.
 POINTS = ((52.0, 1, 10), (60.0, 1, 10), (200.0, 1, 20), (50.0, 8, 32))
 CLEAN_RUNS = 50
+#: Servers 1 % from the threshold, with 1 % jitter from request to request; so many at a time.
+GATE = Gate(metric="tg32@d0", unit="tok/s", minimum=52.0, source="the documents")
+GATE_RUNS, GATE_BOUND, GATE_TOGETHER = 50, 80, 5
+GATE_RATES = ((51.4, Verdict.FAIL), (52.6, Verdict.PASS))
 RATE = 100.0
 FIRST_MS = 250.0
 TOKENS = 64
@@ -178,6 +185,46 @@ def measure_clean() -> dict[str, Any]:
             worst = max(worst, abs(median(found.samples) / rate - 1))
     print(f"clean: {len(wrong)} of {CLEAN_RUNS}", *wrong, sep="\n", flush=True)
     return {"runs": CLEAN_RUNS, "wrong": wrong, "worst_percent": 100 * worst}
+
+
+def measure_gate() -> list[dict[str, Any]]:
+    """What the gate decides on real servers, 1 % to either side of the threshold."""
+    found = []
+    for rate, right in GATE_RATES:
+        with ThreadPoolExecutor(GATE_TOGETHER) as pool:
+            decided = list(pool.map(lambda _, rate=rate: decide(rate), range(GATE_RUNS)))
+        wrong = [f"{verdict} after {rounds} rounds" for verdict, rounds in decided
+                 if verdict is not right]  # fmt: skip
+        rounds = [count for _, count in decided]
+        found.append({"rate": rate, "right": right.value, "runs": GATE_RUNS, "wrong": wrong,
+                      "median_rounds": median(rounds), "most_rounds": max(rounds)})  # fmt: skip
+        print(found[-1], flush=True)
+    return found
+
+
+def decide(rate: float) -> tuple[Verdict, int]:
+    """What the gate says of one server, and after how many rounds."""
+    measuring = Measuring(rounds=gate.FIRST_LOOK, short_rounds=2, maximum_rounds=GATE_BOUND)
+    plan = Plan(256, (8, 32), (0,), measuring)
+    options = ("--rate", str(rate), "--jitter", "0.01", "--fixed-ms", "30")
+    with (
+        timed_server(*options) as server,
+        LoadProcess(server.url, "none") as sender,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        endpoint = Endpoint(server.url, "none", MODEL)
+        prompts = Prompts(endpoint, plan.measuring.vocabulary)
+        target = Target(endpoint, sender, prompts, plan, Path(folder))
+        target.probe()
+        cell, wanted = Cell(target, 0), gate.FIRST_LOOK
+        while True:
+            found = cell.gather(wanted).decode(32)
+            if found.invalid:
+                return Verdict.INVALID, len(found.samples)
+            decision = gate.decide(found.samples, GATE, maximum_rounds=GATE_BOUND)
+            if decision is not None:
+                return decision.verdict, len(found.samples)
+            wanted = gate.next_look(len(found.samples), GATE_BOUND)
 
 
 def our_cell(url: str, plan: Plan, rounds: int) -> Cell:
@@ -465,6 +512,14 @@ def write(path: Path) -> None:
             *(f"- {line}" for line in clean["wrong"]),
             "",
         ]
+    for row in _stored("gate") or ():
+        lines += [
+            f"{row['runs']} servers of {row['rate']:g} tok/s with 1 % jitter between requests, "
+            f"against the gate of 52: {row['runs'] - len(row['wrong'])} {row['right']}, after "
+            f"{row['median_rounds']:g} rounds (median; {row['most_rounds']} at most).",
+            *(f"- {line}" for line in row["wrong"]),
+            "",
+        ]
     if speed := _stored("speed"):
         lines += [
             "From the command to the verdict on pp2048, tg32 and tg128 of a server of 53 tok/s: "
@@ -539,7 +594,7 @@ def _cell(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--parts", default="ours,clean,speed,peers")
+    parser.add_argument("--parts", default="ours,clean,gate,speed,peers")
     parser.add_argument("--clients", default=";".join(CLIENTS), help="names, separated by ';'")
     parser.add_argument("--traps", default=",".join(TRAPS), help="names, separated by ','")
     parser.add_argument("--fresh", action="store_true", help="peers that were measured too")
@@ -550,6 +605,8 @@ def main() -> None:
         _store("ours", measure_ours())
     if "clean" in parts:
         _store("clean", measure_clean())
+    if "gate" in parts:
+        _store("gate", measure_gate())
     if "speed" in parts:
         _store("speed", measure_speed())
     if "peers" in parts:
