@@ -154,7 +154,6 @@ def _closing(terminal: pytest.TerminalReporter, run: Run) -> None:
     for crash in file.crashes:
         where = run.directory / crash.bundle if crash.bundle else "could not be written"
         terminal.write_line(f"crash: {crash.kind}: {crash.summary}; bundle: {where}")
-    terminal.write_line(f"report: {run.directory / 'verdict.json'}")
     for line in first_finding(run.config):
         terminal.write_line(line)
     page = run.directory / "report.html"
