@@ -18,6 +18,9 @@ import pytest
 
 from sm121.engines.process_tree import marked, reap
 
+#: A project of its own: `test_downstream.py` runs it.
+collect_ignore = ["downstream"]
+
 ROOT = Path(__file__).parent.parent
 HERE = Path(__file__).parent
 MARK = "SM121_META_TEST"
