@@ -44,7 +44,7 @@ POINTS = ((52.0, 1, 10), (60.0, 1, 10), (200.0, 1, 20), (50.0, 8, 32))
 CLEAN_RUNS = 50
 #: Servers 1 % from the threshold, with 1 % jitter from request to request; so many at a time.
 GATE = Gate(metric="tg32@d0", unit="tok/s", minimum=52.0, source="the documents")
-GATE_RUNS, GATE_BOUND, GATE_TOGETHER = 50, 80, 5
+GATE_RUNS, GATE_BOUND, GATE_TOGETHER = 50, 80, 8
 GATE_RATES = ((51.4, Verdict.FAIL), (52.6, Verdict.PASS))
 RATE = 100.0
 FIRST_MS = 250.0
@@ -192,7 +192,7 @@ def measure_gate() -> list[dict[str, Any]]:
     found = []
     for rate, right in GATE_RATES:
         with ThreadPoolExecutor(GATE_TOGETHER) as pool:
-            decided = list(pool.map(lambda _, rate=rate: decide(rate), range(GATE_RUNS)))
+            decided = list(pool.map(lambda seed, rate=rate: decide(rate, seed), range(GATE_RUNS)))
         wrong = [f"{verdict} after {rounds} rounds" for verdict, rounds in decided
                  if verdict is not right]  # fmt: skip
         rounds = [count for _, count in decided]
@@ -202,11 +202,11 @@ def measure_gate() -> list[dict[str, Any]]:
     return found
 
 
-def decide(rate: float) -> tuple[Verdict, int]:
+def decide(rate: float, seed: int) -> tuple[Verdict, int]:
     """What the gate says of one server, and after how many rounds."""
     measuring = Measuring(rounds=gate.FIRST_LOOK, short_rounds=2, maximum_rounds=GATE_BOUND)
     plan = Plan(256, (8, 32), (0,), measuring)
-    options = ("--rate", str(rate), "--jitter", "0.01", "--fixed-ms", "30")
+    options = ("--rate", str(rate), "--jitter", "0.01", "--fixed-ms", "30", "--seed", str(seed))
     with (
         timed_server(*options) as server,
         LoadProcess(server.url, "none") as sender,

@@ -40,6 +40,8 @@ class Pace:
     #: Relative standard deviation of a request's rate, and of each interval.
     jitter: float = 0.0
     interval_jitter: float = 0.0
+    #: Of both.
+    seed: int = 7
     tokens_per_chunk: int = 1
     first_chunk_tokens: int = 1
     #: Events before the first token: at once after the request came.
@@ -142,7 +144,7 @@ class TimedServer:
         self.hits = 0
         self.preempted = 0
         self.drafts = 0
-        self.random = random.Random(7)
+        self.random = random.Random(pace.seed)
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=64 << 20)
