@@ -109,7 +109,9 @@ def start_pytest(tmp_path: Path) -> Iterator[Callable[..., PytestRun]]:
     """Start pytest on the suite, as a user does, and clean up after it whatever happens."""
     runs: list[PytestRun] = []
 
-    def start(*arguments: str, environment: dict[str, str] | None = None) -> PytestRun:
+    def start(
+        *arguments: str, environment: dict[str, str] | None = None, beside_others: bool = True
+    ) -> PytestRun:
         mark = uuid.uuid4().hex
         number = len(runs)
         output = tmp_path / f"output-{number}.txt"
@@ -125,6 +127,8 @@ def start_pytest(tmp_path: Path) -> Iterator[Callable[..., PytestRun]]:
                     "no:cacheprovider",
                     "--report-dir",
                     str(report),
+                    # Our own tests run in parallel, and need not wait for each other.
+                    *(("--beside-others",) if beside_others else ()),
                     *arguments,
                 ],
                 cwd=ROOT,

@@ -5,24 +5,31 @@ None of their numbers was measured: every one says so in its engine's version.
 
 from __future__ import annotations
 
-import json
+import itertools
 import math
 import random
 from pathlib import Path
 
+from sm121.evidence.crash_bundle import BundleIndex
 from sm121.evidence.kernel_path import KernelPath, RequestReport
 from sm121.evidence.kernel_profile import KernelProfile, KernelTime, PartTime
+from sm121.matrix.outcome import CellRecord, Outcome, Rate
+from sm121.matrix.report import CoverageReport, FailingSetReport, MatrixFile
 from sm121.measure.history import StoredMetric, StoredRun
 from sm121.report import details, verdict_file
 from sm121.report.details import Details, FailureDetail
+from sm121.report.memory_file import MemoryFile
 from sm121.report.verdict_file import (
     BoxReport,
+    CrashReport,
     EngineReport,
     MetricReport,
     StartReport,
     TestReport,
     VerdictFile,
 )
+from sm121.stress.growth import Growth
+from sm121.stress.timeline import Sample
 from sm121.verdict import Verdict
 
 HOSTILE = (
@@ -314,10 +321,7 @@ def write(kind: str, directory: Path) -> Path:
                 "kind": "illegal_memory_access",
                 "summary": "an illegal memory access was encountered in the MoE of layer 17",
                 "owner": "FlashInfer, fused_moe for SM12x",
-                "remedy": "run again with --engine-debug: the failing launch is then the one "
-                "that is named",
                 "test": "tests/test_stress.py::test_many_sequential_requests",
-                "at": "2026-01-12T09:31:40+00:00",
                 "bundle": "crashes/1-illegal_memory_access",
             }
         ]
@@ -328,12 +332,22 @@ def write(kind: str, directory: Path) -> Path:
             "RuntimeError: CUDA error: an illegal memory access was encountered",
             "(EngineCore pid=4121) File flashinfer/fused_moe/core.py, line 412",
         ]
-        described = {
-            "class": "illegal_memory_access",
-            "lines": lines,
-            "rerun": "pytest --engine-debug 'tests/test_stress.py::test_many_sequential_requests'",
-        }
-        (bundle / "bundle.json").write_text(json.dumps(described))
+        described = BundleIndex(
+            kind="illegal_memory_access",
+            what="the engine core died",
+            summary=crashes[0]["summary"],
+            owner=crashes[0]["owner"],
+            remedy="run again with --engine-debug: the failing launch is then the named one",
+            lines=lines,
+            test=crashes[0]["test"],
+            at="2026-01-12T09:31:40+00:00",
+            exit_status=-6,
+            exits=[],
+            engine_debug=False,
+            rerun="pytest --engine-debug 'tests/test_stress.py::test_many_sequential_requests'",
+            parts={"server.log": {"file": "server.log"}},
+        )
+        (bundle / "bundle.json").write_text(described.model_dump_json(by_alias=True))
         _settle(run, "the server died (illegal_memory_access) in test_many_sequential_requests")
     elif kind == "hostile":
         run.engine.model = HOSTILE
@@ -351,59 +365,94 @@ def write(kind: str, directory: Path) -> Path:
         known.failures[0].sections = {"Captured stdout": HOSTILE}
         crashes = [{"kind": HOSTILE, "summary": HOSTILE, "owner": HOSTILE, "bundle": HOSTILE}]
         _settle(run, HOSTILE)
+    run.crashes = [CrashReport(**crash) for crash in crashes]
     verdict_file.write(run, directory / "verdict.json")
-    if crashes:
-        raw = json.loads((directory / "verdict.json").read_text())
-        (directory / "verdict.json").write_text(json.dumps(raw | {"crashes": crashes}))
     details.write(known, directory)
     label = HOSTILE if kind == "hostile" else "concurrent requests"
-    (directory / "memory.json").write_text(json.dumps(_memory(label)))
+    (directory / "memory.json").write_text(_memory(label).model_dump_json())
     if kind not in ("crash",):
         (directory / "matrix").mkdir(exist_ok=True)
-        (directory / "matrix" / "matrix.json").write_text(json.dumps(_matrix(label)))
+        (directory / "matrix" / "matrix.json").write_text(_matrix(label).model_dump_json())
     return directory
 
 
-def _memory(label: str) -> dict:
+def _memory(label: str) -> MemoryFile:
     samples = []
     for second in range(0, 900, 5):
         level = 66.0 + 8.0 * (1 - math.exp(-second / 90)) + 0.15 * math.sin(second / 17)
-        phase = "loading" if second < 200 else "sequential requests" if second < 500 else label
+        held = int(level * 2**30 * (second / 200 if second < 200 else 1))
         samples.append(
-            {
-                "at_s": second,
-                "pss_bytes": int(level * 2**30 * (second / 200 if second < 200 else 1)),
-                "available_bytes": int((118 - level) * 2**30),
-                "phase": phase,
-            }
+            Sample(
+                at_s=second,
+                completed=max(0, second - 200),
+                processes=3,
+                rss_bytes=held,
+                pss_bytes=held,
+                handles=210,
+                device_bytes=None,
+                available_bytes=int((118 - level) * 2**30),
+                cache_usage=None if second < 200 else 0.3 + 0.2 * math.sin(second / 40),
+                running=0.0 if second < 200 else 8.0,
+                waiting=0.0,
+            )
         )
-    growth = {
-        "quantity": "bytes of the processes",
-        "verdict": "PASS",
-        "reason": "+19.2 MiB [+0.3 MiB, +37.9 MiB] over 285 requests; allowed +346 MiB in all",
+    growth = Growth(
+        quantity="bytes of the processes",
+        samples=140,
+        requests=285,
+        verdict=Verdict.PASS,
+        reason=f"+19.2 MiB [+0.3 MiB, +37.9 MiB] over 285 {label}; allowed +346 MiB in all",
+    )
+    return MemoryFile(every_s=5.0, device_memory="MemAvailable", samples=samples, growth=[growth])
+
+
+def _matrix(label: str) -> MatrixFile:
+    cells: list[CellRecord] = []
+    outcomes = [Outcome.PASS] * 8 + [
+        Outcome.CRASH, Outcome.FALLBACK, Outcome.NOT_RUN, Outcome.INVALID
+    ]  # fmt: skip
+    values = {
+        "moe": ["marlin", "cutlass", "triton"],
+        "attention": ["flashinfer", "triton"],
+        "kv": ["auto", "fp8"],
     }
-    return {"samples": samples, "growth": [growth]}
-
-
-def _matrix(label: str) -> dict:
-    cells = []
-    statuses = ["PASS"] * 8 + ["CRASH", "FALLBACK", "NOT_RUN", "INVALID"]
-    number = 0
-    for moe in ("marlin", "cutlass", "triton"):
-        for attention in ("flashinfer", "triton"):
-            for kv in ("auto", "fp8"):
-                cells.append(
-                    {
-                        "id": f"c{number + 1}",
-                        "values": {"moe": moe, "attention": attention, "kv": kv,
-                                   "graphs": bool(number % 2), "speculation": None},
-                        "outcome": statuses[number],
-                        "reason": "" if statuses[number] == "PASS" else f"because of {label}",
-                        "rate": {"metric": "tg32@d0", "value": 54.1 - number, "ratio": 1.0},
-                    }
-                )  # fmt: skip
-                number += 1
-    together = {"text": f"moe=triton + kv=fp8 fail together: {label}"}
-    pairs = {"strength": 2, "allowed": 47, "covered": 47, "ran": 45, "incompatible": 3}
-    return {"axes": "sm121", "strength": 2, "cells": cells, "failing_sets": [together],
-            "coverage": [pairs], "not_run": ["c13"]}  # fmt: skip
+    for number, choice in enumerate(itertools.product(*values.values())):
+        outcome = outcomes[number]
+        cells.append(
+            CellRecord(
+                id=f"c{number + 1}",
+                values=dict(zip(values, choice, strict=True)),
+                why=["pairs"],
+                configuration=f"c{number + 1}",
+                arguments=[],
+                outcome=outcome,
+                reason="" if outcome is Outcome.PASS else f"because of {label}",
+                rate=Rate(metric="tg32@d0", samples=[], value=54.1 - number, ratio=1.0),
+                took_s=61.0,
+            )
+        )
+    together = FailingSetReport(
+        values={"moe": "triton", "kv": "fp8"},
+        outcome=Outcome.CRASH,
+        reason=label,
+        cells=["c9"],
+        confirmed=True,
+        text=f"moe=triton + kv=fp8 fail together: {label}",
+    )
+    pairs = CoverageReport(strength=2, allowed=47, covered=47, ran=45, incompatible=3)
+    return MatrixFile(
+        axes="sm121",
+        engine="vllm",
+        version="0.24.0",
+        build=None,
+        strength=2,
+        profile="sm121-gpt-oss-120b",
+        values=values,
+        baseline={axis: names[0] for axis, names in values.items()},
+        product=12,
+        cells=cells,
+        not_run=["c13"],
+        coverage=[pairs],
+        failing_sets=[together],
+        spent={},
+    )

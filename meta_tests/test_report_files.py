@@ -14,6 +14,8 @@ import report_runs
 
 from sm121.cli import main
 from sm121.errors import UsageError
+from sm121.evidence.crash_bundle import BundleIndex
+from sm121.matrix.report import MatrixFile
 from sm121.measure import comparison
 from sm121.report import (
     crash_list,
@@ -21,6 +23,7 @@ from sm121.report import (
     findings,
     github,
     junit,
+    lenient,
     matrix_file,
     memory_file,
     metric_names,
@@ -30,8 +33,10 @@ from sm121.report import (
     summary,
     verdict_file,
 )
+from sm121.report.verdict_file import CrashReport, MemoryReport
 from sm121.verdict import Verdict
 
+ROOT = Path(__file__).parents[1]
 DATA = Path(__file__).parent / "data"
 SCENARIOS = "meta_tests/scenarios/verdicts.py"
 
@@ -105,6 +110,9 @@ def test_what_cannot_be_read_is_not_shown(runs, tmp_path):
         (tmp_path / name).write_text("{]")
     found = stored.read(tmp_path)
     assert found.memory is None and found.matrix is None and found.details == details.Details()
+    assert [line.partition(":")[0] for line in found.run.remarks[-2:]] == [
+        "memory.json cannot be read", "matrix/matrix.json cannot be read"
+    ]  # fmt: skip
     assert "Not run." in page.html(found)
 
 
@@ -210,44 +218,72 @@ def test_references_are_drawn_only_beside_what_they_are_of(runs):
         references.parse('[target]\narch="a"\nmodel="b"\ndescription="c"\nwrong=1\n')
 
 
-def test_memory_is_read_by_any_of_its_names():
-    found = memory_file.of([{"t": 5.0, "rss_bytes": 2**30}, {"t": 9.0, "rss_bytes": 2**31}])
-    assert found.seconds == (0.0, 4.0) and found.levels == {"server's processes": (1.0, 2.0)}
-    assert (
-        memory_file.of([]) is None
-        and memory_file.of([{"t": 1}]) is None
-        and (memory_file.of(["x", None]) is None)
-    )
+def test_memory_is_shown_as_it_was_sampled(runs):
+    found = memory_file.MemoryFile.model_validate_json((runs["pass"] / "memory.json").read_text())
+    shown = memory_file.timeline(found)
+    assert set(shown.levels) == {"server's processes", "host memory available"}, "no GPU, no line"
+    assert shown.seconds[0] == 0.0 and len(shown.seconds) == len(found.samples)
+    assert shown.levels["server's processes"][-1] == found.samples[-1].pss_bytes / 2**30
+    assert max(share for share in shown.cache if share is not None) <= 1
+    many = found.model_copy(update={"samples": found.samples * 50})
+    assert len(memory_file.timeline(many).seconds) <= 1800, "a chart of a soak stays small"
+    assert memory_file.timeline(found.model_copy(update={"samples": []})) is None
 
 
-def test_a_matrix_is_read_for_what_it_has():
-    found = matrix_file.of({"cells": [{"values": {"a": 1, "b": None}, "verdict": "PASS"}, 7]})
-    assert found.axes == {"a": ("1",), "b": ("none",)} and found.cells[0].verdict == "PASS"
-    cell = {"id": "x", "values": {"a": "1"}, "outcome": "SLOWER", "took_s": 61.2, "kind": None,
-            "rate": {"metric": "tg32@d0", "value": 41.0, "ratio": 0.81}}  # fmt: skip
-    sets = [{"text": "a=1 is slow"}]
-    found = matrix_file.of(
-        {"cells": [cell], "failing_sets": sets, "not_run": ["y"], "version": None}
-    )
-    assert found.cells[0].facts == {"took": "61 s", "tg32@d0": "41 (81% of the baseline)"}
-    assert found.failing == ("a=1 is slow",) and found.coverage == (("cells not run yet", "1"),)
-    assert matrix_file.of({"cells": []}) is None and matrix_file.of("x") is None
+def test_the_memory_of_a_worker_is_found_where_verdict_json_says(runs, tmp_path):
+    run = verdict_file.read(runs["pass"] / "verdict.json")
+    run.memory = MemoryReport(file="workers/gw0/memory.json", device_memory="x", samples=1)
+    verdict_file.write(run, tmp_path / "verdict.json")
+    (tmp_path / "workers" / "gw0").mkdir(parents=True)
+    shutil.copy(runs["pass"] / "memory.json", tmp_path / "workers" / "gw0")
+    assert stored.read(tmp_path).memory is not None
+    run.memory.file = str(runs["pass"] / "memory.json")
+    verdict_file.write(run, tmp_path / "verdict.json")
+    outside = stored.read(tmp_path)
+    assert outside.memory is None and "not in the report directory" in outside.run.remarks[-1]
 
 
-def test_a_bundle_that_nobody_listed_is_a_crash(tmp_path):
+def test_a_matrix_is_shown_with_every_declared_value(runs):
+    file = MatrixFile.model_validate_json((runs["pass"] / "matrix" / "matrix.json").read_text())
+    shown = matrix_file.view(file)
+    assert shown.axes == {axis: tuple(values) for axis, values in file.values.items()}
+    assert shown.cells[1].facts == {"took": "61 s", "tg32@d0": "53.1 (100% of the baseline)"}
+    assert ("cells not run yet", "1") in shown.coverage
+    assert ("combinations of 2", "45 ran of 47, 47 planned") in shown.coverage
+    assert shown.failing == ("moe=triton + kv=fp8 fail together: concurrent requests",)
+    assert matrix_file.view(file.model_copy(update={"cells": []})) is None
+
+
+def test_keys_of_a_later_version_are_left_out_and_wrong_ones_are_named(runs):
+    raw = json.loads((runs["pass"] / "matrix" / "matrix.json").read_text())
+    later = {**raw, "pairs": {}, "cells": [{**cell, "new": 1} for cell in raw["cells"]]}
+    assert lenient.validate(MatrixFile, later) == MatrixFile.model_validate(raw)
+    with pytest.raises(ValueError, match=r"at cells\.0\.outcome"):
+        lenient.validate(MatrixFile, {**raw, "cells": [{**raw["cells"][0], "outcome": "GOOD"}]})
+
+
+def test_a_bundle_that_nobody_listed_is_a_crash(runs, tmp_path):
     bundle = tmp_path / "crashes" / "7"
     bundle.mkdir(parents=True)
     (bundle / "server.log").write_text("x")
-    (found,) = crash_list.read({}, tmp_path)
+    (found,) = crash_list.read([], tmp_path)
     assert found.bundle == "crashes/7" and found.files == ("crashes/7/server.log",)
-    assert found.kind == "unknown" and found.summary
-    described = {"class": "oom", "summary": "no memory", "rerun": "pytest x", "lines": ["a"]}
-    (bundle / "bundle.json").write_text(json.dumps(described))
-    listed = {"kind": "oom", "summary": "short", "owner": "us", "bundle": "crashes/7"}
-    (found,) = crash_list.read({"crashes": [listed]}, tmp_path)
-    assert (found.summary, found.reproduce, found.lines) == ("short", "pytest x", ("a",))
-    (outside,) = crash_list.read({"crashes": [{"kind": "oom", "bundle": "../.."}]}, bundle)
-    assert outside.files == (), "nothing outside of the report is listed"
+    assert found.kind == "unknown" and "bundle.json" in found.summary
+    shutil.copy(runs["crash"] / "crashes" / "1-illegal_memory_access" / "bundle.json", bundle)
+    (found,) = crash_list.read([], tmp_path)
+    assert found.kind == "illegal_memory_access" and found.reproduce and found.remedy
+    listed = CrashReport(kind="oom", summary="short", owner="us", bundle="crashes/7")
+    (found,) = crash_list.read([listed], tmp_path)
+    assert (found.kind, found.summary, len(found.lines)) == ("oom", "short", 2)
+    for outside in ("../..", "x" * 5000, "\0"):
+        (found,) = crash_list.read([listed.model_copy(update={"bundle": outside})], bundle)
+        assert found.files == (), "nothing outside of the report is listed"
+
+
+@pytest.mark.parametrize("folder", ["leak", "oom-cgroup", "stopped"])
+def test_the_sample_bundles_of_the_docs_are_of_this_version(folder):
+    text = (ROOT / "docs" / "bundles" / folder / "bundle.json").read_text("utf-8")
+    assert BundleIndex.model_validate_json(text).kind
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+
 from sm121.evidence import process_snapshot
 from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_messages import KernelMessages
@@ -24,11 +26,38 @@ from sm121.evidence.kernel_messages import KernelMessages
 _WHOLE_LOG_BYTES = 24 << 20
 _LOG_HEAD_BYTES = 4 << 20
 _LOG_TAIL_BYTES = 8 << 20
+#: The folder of the report directory that bundles lie in, and the file that describes one.
+FOLDER = "crashes"
+INDEX = "bundle.json"
 Redact = Callable[[str], str]
 
 
 class Unavailable(Exception):
     """A part that is not to be had; the message says why."""
+
+
+class BundleIndex(BaseModel):
+    """The whole of bundle.json."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    schema_version: int = 1
+    kind: str = Field(serialization_alias="class", validation_alias=AliasChoices("class", "kind"))
+    """One of `sm121.evidence.failure.Kind`, or a class of the suite's own such as suite_killed."""
+    what: str
+    summary: str
+    owner: str
+    remedy: str | None
+    lines: list[str]
+    test: str | None
+    at: str
+    exit_status: int | None
+    exits: list[dict[str, Any]]
+    engine_debug: bool
+    rerun: str
+    """How to run again for a better stack; empty where nothing would help."""
+    parts: dict[str, dict[str, str]]
+    """Name of a part -> ``{"file": name}`` or ``{"unavailable": why}``."""
 
 
 @dataclass
@@ -87,24 +116,24 @@ def _fill(folder: Path, evidence: Evidence, redact: Redact) -> None:
             # A reason such as "No space left on device" is what one wants to read then.
             parts[name] = {"unavailable": redact(f"{type(error).__name__}: {error}")}
             (folder / name).unlink(missing_ok=True)
-    index = {
-        "schema_version": 1,
-        "class": evidence.cause.kind,
-        "what": evidence.what,
-        "summary": evidence.cause.summary,
-        "owner": evidence.cause.owner,
-        "remedy": evidence.cause.remedy,
-        "lines": evidence.cause.lines,
-        "test": evidence.test,
-        "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "exit_status": evidence.exit_status,
-        "exits": evidence.exits,
-        "engine_debug": evidence.debug,
-        "rerun": evidence.rerun,
-        "parts": parts,
-    }
+    index = BundleIndex(
+        kind=evidence.cause.kind,
+        what=evidence.what,
+        summary=evidence.cause.summary,
+        owner=evidence.cause.owner,
+        remedy=evidence.cause.remedy,
+        lines=evidence.cause.lines,
+        test=evidence.test,
+        at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        exit_status=evidence.exit_status,
+        exits=evidence.exits,
+        engine_debug=evidence.debug,
+        rerun=evidence.rerun,
+        parts=parts,
+    )
     _write_new(folder / "README.md", redact(_readme(index)))
-    _write_new(folder / "bundle.json", redact(json.dumps(index, indent=2)) + "\n")
+    text = json.dumps(index.model_dump(mode="json", by_alias=True), indent=2)
+    _write_new(folder / INDEX, redact(text) + "\n")
 
 
 def write_somewhere(evidence: Evidence, directory: Path, redact: Redact) -> tuple[Path, str | None]:
@@ -247,19 +276,19 @@ def _flashinfer(evidence: Evidence) -> str:
     return file.read_text("utf-8", "replace")
 
 
-def _readme(index: Mapping[str, Any]) -> str:
-    lines = [f"# {index['class']}: {index['what']}", "", f"**Why**: {index['summary']}", ""]
-    lines += [f"**Ask**: {index['owner']}", ""]
-    if index["remedy"]:
-        lines += [f"**Remedy**: {index['remedy']}", ""]
-    if index["test"]:
-        lines += [f"**During**: `{index['test']}`", ""]
-    if index["rerun"]:
-        lines += [f"**Again, with better stacks**: {index['rerun']}", ""]
-    if index["lines"]:
-        lines += ["The lines that this rests on:", "", *(f"    {x}" for x in index["lines"]), ""]
+def _readme(index: BundleIndex) -> str:
+    lines = [f"# {index.kind}: {index.what}", "", f"**Why**: {index.summary}", ""]
+    lines += [f"**Ask**: {index.owner}", ""]
+    if index.remedy:
+        lines += [f"**Remedy**: {index.remedy}", ""]
+    if index.test:
+        lines += [f"**During**: `{index.test}`", ""]
+    if index.rerun:
+        lines += [f"**Again, with better stacks**: {index.rerun}", ""]
+    if index.lines:
+        lines += ["The lines that this rests on:", "", *(f"    {x}" for x in index.lines), ""]
     lines += ["| part | |", "|---|---|"]
-    for name, part in index["parts"].items():
+    for name, part in index.parts.items():
         lines.append(f"| {name} | {part.get('unavailable', 'here')} |")
     return "\n".join(lines) + "\n"
 

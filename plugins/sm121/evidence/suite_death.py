@@ -54,7 +54,9 @@ def tell(status: Path, names: Mapping[int, str], main_pid: int) -> None:
             "configuration": "the suite is gone; server.log says what was started",
         },
     )
-    bundle = crash_bundle.write(evidence, directory / "crashes", lambda text: redact(text, secrets))
+    bundle = crash_bundle.write(
+        evidence, directory / crash_bundle.FOLDER, lambda text: redact(text, secrets)
+    )
     _note(directory / "verdict.json", cause, bundle)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import Any
 
@@ -64,6 +65,9 @@ class EventClock:
         torch.cuda._sleep(_HOLD_CYCLES)
 
 
+@functools.cache
 def clock_of(device: str) -> HostClock | EventClock:
-    """The clock for a provider's device."""
+    """The clock for a provider's device: one for all tests, for pytest-benchmark keeps the timer
+    of each of them to the end of the session, and a timer holds gigabytes where caches are large.
+    """
     return HostClock() if device == "cpu" else EventClock(device)

@@ -9,6 +9,7 @@ pytest_plugins = (
     "sm121.plugin.slow",
     "sm121.plugin.run",
     "sm121.plugin.workers",
+    "sm121.plugin.turns",
     "sm121.plugin.controller",
     "sm121.plugin.recorder",
     "sm121.plugin.crashes",

@@ -161,7 +161,7 @@ def tell(run: Run, evidence: Evidence) -> None:
     elsewhere: str | None
     try:
         bundle, elsewhere = crash_bundle.write_somewhere(
-            evidence, run.directory / "crashes", run.redact
+            evidence, run.directory / crash_bundle.FOLDER, run.redact
         )
     except OSError as error:
         elsewhere = f"no bundle could be written: {error}"

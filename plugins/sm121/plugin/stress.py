@@ -28,7 +28,8 @@ from sm121.plugin.answers import bound
 from sm121.plugin.run import RUN, Run
 from sm121.plugin.selection import LEVEL
 from sm121.plugin.terminal import announce
-from sm121.report import verdict_file
+from sm121.report import memory_file, verdict_file
+from sm121.report.memory_file import MemoryFile
 from sm121.report.verdict_file import MemoryReport
 from sm121.stress import aftermath, checks, growth, shapes, soak
 from sm121.stress.client import Load, LoadClient, Patience
@@ -428,12 +429,9 @@ class Stress:
         return found
 
     def _keep_memory(self) -> None:
-        record = {
-            **self.timeline.record(),
-            "growth": [g.model_dump(mode="json") for g in self.memory],
-        }
-        target = self._run.directory / "memory.json"
-        verdict_file.write_text(json.dumps(record) + "\n", target)
+        record = MemoryFile(**self.timeline.record(), growth=self.memory)
+        target = self._run.directory / memory_file.NAME
+        verdict_file.write_text(record.model_dump_json() + "\n", target)
         samples = self.timeline.since(0)
         self._run.file.memory = MemoryReport(
             file=target.name,

@@ -353,25 +353,42 @@ def memory(timeline: MemoryTimeline) -> Chart:
         }
         for colour, (what, values) in zip(colours, timeline.levels.items(), strict=False)
     ]
+    if timeline.cache:
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": "KV cache in use (right)",
+                "x": [round(second, 2) for second in timeline.seconds],
+                "y": [None if share is None else round(share * 100, 2) for share in timeline.cache],
+                "yaxis": "y2",
+                "line": {"color": "var(--muted)", "width": 1, "dash": "dot"},
+                "hovertemplate": "KV cache: %{y:.1f} % after %{x:.0f} s<extra></extra>",
+            }
+        )
     figure = _figure(traces, x="seconds", y="GiB")
-    figure["layout"]["shapes"] = [
-        {
-            "type": "line",
-            "x0": second,
-            "x1": second,
-            "yref": "paper",
-            "y0": 0,
-            "y1": 1,
-            "line": {"color": "var(--muted)", "width": 1, "dash": "dot"},
+    if timeline.cache:
+        figure["layout"]["yaxis2"] = {
+            "automargin": True,
+            "title": {"text": "% of the KV cache"},
+            "overlaying": "y",
+            "side": "right",
+            "range": [0, 102],
+            "showgrid": False,
         }
-        for second, _ in timeline.phases[:40]
-    ]
     table = _Table(["level", "at the start", "least", "most", "at the end", "growth"])
     for what, values in timeline.levels.items():
         known = [value for value in values if value is not None]
         table.rows.append(
             [what, *(f"{number(v)} GiB" for v in (known[0], min(known), max(known), known[-1])),
              f"{known[-1] - known[0]:+.3g} GiB"]
+        )  # fmt: skip
+    shares = [share * 100 for share in timeline.cache if share is not None]
+    if shares:
+        ends = (shares[0], min(shares), max(shares), shares[-1])
+        table.rows.append(
+            ["KV cache in use", *(f"{number(v)} %" for v in ends),
+             f"{shares[-1] - shares[0]:+.3g} points"]
         )  # fmt: skip
     header, rows = table.done()
     return Chart(
@@ -382,9 +399,6 @@ def memory(timeline: MemoryTimeline) -> Chart:
         figure=figure,
         header=header,
         rows=rows,
-        note="Phases: " + ", ".join(f"{_label(what)} from {s:.0f} s" for s, what in timeline.phases)
-        if timeline.phases
-        else "",
     )
 
 

@@ -1,21 +1,18 @@
-"""Crashes of a run: the list in verdict.json, and the bundles under ``crashes/``. The one place
-that knows what their fields are called."""
+"""Crashes of a run: the list in verdict.json, and what their bundles say beyond it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-FOLDER = "crashes"
-_BUNDLE_FILES = ("bundle.json", "crash.json", "manifest.json", "cause.json")
-_KIND = ("kind", "class", "cause_kind")
-_SUMMARY = ("summary", "message", "what")
-_WHEN = ("at", "when", "time")
-_WHERE = ("bundle", "path", "directory", "folder")
+from sm121.evidence.crash_bundle import FOLDER, INDEX, BundleIndex
+from sm121.report import lenient
+from sm121.report.verdict_file import CrashReport
+
 _MOST_LINES = 20
+_MOST_FILES = 50
 
 
 @dataclass(frozen=True)
@@ -34,85 +31,82 @@ class Crash:
     files: tuple[str, ...] = ()
 
 
-def read(raw: Mapping[str, Any], directory: Path) -> tuple[Crash, ...]:
+def read(listed: Sequence[CrashReport], directory: Path) -> tuple[Crash, ...]:
     """The crashes that verdict.json lists, and bundles that it does not: the suite itself may have
     ended before it could write them down."""
-    listed = raw.get("crashes")
-    found = [
-        crash
-        for entry in (listed if isinstance(listed, list) else [])
-        if (crash := _crash(entry, directory)) is not None
-    ]
+    found = [_of_report(report, directory) for report in listed]
     seen = {crash.bundle for crash in found}
     folder = directory / FOLDER
     if folder.is_dir():
         for bundle in sorted(item for item in folder.iterdir() if item.is_dir()):
             name = bundle.relative_to(directory).as_posix()
-            crash = _crash({"bundle": name}, directory) if name not in seen else None
-            if crash is not None:
-                found.append(crash)
+            if name not in seen:
+                found.append(_of_bundle(name, directory))
     return tuple(found)
 
 
-def _crash(entry: Any, directory: Path) -> Crash | None:
-    if isinstance(entry, str):
-        entry = {"summary": entry}
-    if not isinstance(entry, dict):
-        return None
-    cause = entry.get("cause")
-    bundle = _first(entry, _WHERE)
-    described = _described(directory, bundle)
-    flat: dict[str, Any] = {**described, **(cause if isinstance(cause, dict) else {})}
-    flat.update({key: value for key, value in entry.items() if value is not None})
-    lines = flat.get("lines") or flat.get("evidence") or ()
-    if isinstance(lines, str):
-        lines = lines.splitlines()
+def _of_report(report: CrashReport, directory: Path) -> Crash:
+    """verdict.json's words stand; the bundle has the lines and how to run again."""
+    index = _index(directory, report.bundle)
     return Crash(
-        kind=_first(flat, _KIND) or "unknown",
-        summary=_first(flat, _SUMMARY) or "the server died; its log says no more",
-        test=_first(flat, ("test", "during", "test_id")),
-        when=_first(flat, _WHEN),
-        owner=_first(flat, ("owner",)),
-        remedy=_first(flat, ("remedy",)),
-        reproduce=_first(flat, ("rerun", "reproduce", "command")),
-        lines=tuple(map(str, lines))[:_MOST_LINES] if isinstance(lines, Iterable) else (),
-        bundle=bundle,
-        files=_files(directory, bundle),
+        kind=report.kind,
+        summary=report.summary,
+        owner=report.owner,
+        test=report.test,
+        bundle=report.bundle,
+        files=_files(directory, report.bundle),
+        when=index.at if index else None,
+        remedy=index.remedy if index else None,
+        reproduce=index.rerun or None if index else None,
+        lines=tuple(index.lines[:_MOST_LINES]) if index else (),
     )
 
 
-def _described(directory: Path, bundle: str | None) -> dict[str, Any]:
-    """What the bundle says of itself beyond what verdict.json has of it."""
-    if bundle is None or not (directory / bundle).resolve().is_relative_to(directory.resolve()):
-        return {}
-    return _bundle_entry(directory / bundle) if (directory / bundle).is_dir() else {}
+def _of_bundle(name: str, directory: Path) -> Crash:
+    index = _index(directory, name)
+    if index is None:
+        summary = f"a crash bundle without a readable {INDEX}: the suite ended while it wrote it"
+        return Crash("unknown", summary, bundle=name, files=_files(directory, name))
+    return Crash(
+        kind=index.kind,
+        summary=index.summary,
+        owner=index.owner,
+        test=index.test,
+        bundle=name,
+        files=_files(directory, name),
+        when=index.at,
+        remedy=index.remedy,
+        reproduce=index.rerun or None,
+        lines=tuple(index.lines[:_MOST_LINES]),
+    )
 
 
-def _bundle_entry(bundle: Path) -> dict[str, Any]:
-    for name in _BUNDLE_FILES:
-        try:
-            raw = json.loads((bundle / name).read_text("utf-8"))
-        except (OSError, ValueError):
-            continue
-        if isinstance(raw, dict):
-            return raw
-    return {"kind": "unknown", "summary": f"a crash bundle without a description: {bundle.name}"}
+def _inside(directory: Path, bundle: str | None) -> Path | None:
+    """The bundle's folder, if it is one of this report: a name may say anything."""
+    if bundle is None:
+        return None
+    try:
+        folder = (directory / bundle).resolve()
+        return folder if folder.is_relative_to(directory.resolve()) and folder.is_dir() else None
+    except (OSError, ValueError):  # too long, or not a name of a file at all
+        return None
+
+
+def _index(directory: Path, bundle: str | None) -> BundleIndex | None:
+    folder = _inside(directory, bundle)
+    if folder is None:
+        return None
+    try:
+        return lenient.validate(BundleIndex, json.loads((folder / INDEX).read_text("utf-8")))
+    except (OSError, ValueError):
+        return None  # the page links the folder whatever is in it
 
 
 def _files(directory: Path, bundle: str | None) -> tuple[str, ...]:
-    if bundle is None:
+    folder = _inside(directory, bundle)
+    if folder is None:
         return ()
-    folder = directory / bundle
-    if not folder.is_dir() or not folder.resolve().is_relative_to(directory.resolve()):
-        return ()
+    root = directory.resolve()
     return tuple(
-        sorted(
-            item.relative_to(directory).as_posix() for item in folder.rglob("*") if item.is_file()
-        )
-    )[:50]
-
-
-def _first(entry: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
-    return next(
-        (str(entry[name]) for name in names if isinstance(entry.get(name), (str, int, float))), None
-    )
+        sorted(item.relative_to(root).as_posix() for item in folder.rglob("*") if item.is_file())
+    )[:_MOST_FILES]

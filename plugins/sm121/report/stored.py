@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel
 
 from sm121.errors import UsageError
-from sm121.report import crash_list, details, matrix_file, memory_file
+from sm121.matrix.report import MatrixFile
+from sm121.report import crash_list, details, lenient, matrix_file, memory_file
 from sm121.report.crash_list import Crash
 from sm121.report.details import Details
 from sm121.report.matrix_file import Matrix
-from sm121.report.memory_file import MemoryTimeline
+from sm121.report.memory_file import MemoryFile, MemoryTimeline
 from sm121.report.verdict_file import SCHEMA_VERSION, VerdictFile
 
-_ROUNDS = 8  # of dropping unknown keys: each can bring others to light
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -60,37 +61,37 @@ def of(raw: Any, directory: Path) -> StoredReport:
     """
     if not isinstance(raw, dict) or "schema_version" not in raw:
         raise UsageError(f"{directory / 'verdict.json'}: expected a verdict.json of this suite")
+    file = directory / "verdict.json"
+    try:
+        run = lenient.validate(VerdictFile, raw)
+    except ValueError as error:
+        raise UsageError(
+            f"{file}: expected a verdict.json of schema version {SCHEMA_VERSION} or older ({error})"
+        ) from error
+    memory_name = run.memory.file if run.memory is not None else memory_file.NAME
+    memory = _beside(MemoryFile, directory, memory_name, run)
+    matrix = _beside(MatrixFile, directory, matrix_file.NAME, run)
     return StoredReport(
-        run=_verdict(raw, directory / "verdict.json"),
+        run=run,
         directory=directory,
         details=details.read(directory),
-        memory=memory_file.read(directory),
-        matrix=matrix_file.read(directory),
-        crashes=crash_list.read(raw, directory),
+        memory=memory_file.timeline(memory) if memory else None,
+        matrix=matrix_file.view(matrix) if matrix else None,
+        crashes=crash_list.read(run.crashes, directory),
         schema_version=int(raw["schema_version"]),
     )
 
 
-def _verdict(raw: dict[str, Any], origin: Path) -> VerdictFile:
-    """The model, without the keys that it does not know: those of another version."""
-    known = json.loads(json.dumps(raw))
-    for _ in range(_ROUNDS):
-        try:
-            return VerdictFile.model_validate(known)
-        except ValidationError as error:
-            unknown = [item["loc"] for item in error.errors() if item["type"] == "extra_forbidden"]
-            if not unknown:
-                raise UsageError(
-                    f"{origin}: expected a verdict.json of schema version {SCHEMA_VERSION} or "
-                    f"older ({error.errors()[0]['msg']} at "
-                    f"{'.'.join(map(str, error.errors()[0]['loc']))})"
-                ) from error
-            for location in unknown:
-                _drop(known, location)
-    raise UsageError(f"{origin}: expected a verdict.json of this suite")
-
-
-def _drop(data: Any, location: tuple[int | str, ...]) -> None:
-    for part in location[:-1]:
-        data = data[part]
-    del data[location[-1]]
+def _beside(model: type[_Model], directory: Path, name: str, run: VerdictFile) -> _Model | None:
+    """A file beside verdict.json; None where it is not. One that cannot be read is remarked."""
+    path = directory / name
+    if not path.resolve().is_relative_to(directory.resolve()):
+        run.remarks.append(f"{name} is not read: it is not in the report directory")
+        return None
+    try:
+        return lenient.validate(model, json.loads(path.read_text("utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        run.remarks.append(f"{name} cannot be read: {error}")
+        return None

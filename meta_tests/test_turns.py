@@ -1,0 +1,134 @@
+"""Several runs on one machine: none measures while another works, and none waits for ever."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from sm121.measure.turns import Share, Turns
+
+SCENARIO = "meta_tests/scenarios/turns.py"
+
+
+def _noted(path):
+    rows = [line.split() for line in path.read_text().splitlines()]
+    return [(float(begin), float(end), "measures" in name) for begin, end, name in rows]
+
+
+def _overlap(one, other):
+    return min(one[1], other[1]) - max(one[0], other[0]) > 0
+
+
+def _two_runs(start_pytest, tmp_path, *arguments, beside_others):
+    notes = [tmp_path / "one.txt", tmp_path / "other.txt"]
+    runs = [
+        start_pytest(
+            SCENARIO, "--arch", "cpu", *arguments,
+            environment={"TURNS": str(note), "TMPDIR": str(tmp_path)}, beside_others=beside_others,
+        )
+        for note in notes
+    ]  # fmt: skip
+    assert [run.wait() for run in runs] == [0, 0], [run.output for run in runs]
+    return [_noted(note) for note in notes], runs
+
+
+def test_two_runs_measure_one_after_the_other(start_pytest, tmp_path):
+    (one, other), _ = _two_runs(start_pytest, tmp_path, beside_others=False)
+    assert len(one) == len(other) == 11
+    for mine, its in itertools.product(one, other):
+        if mine[2] or its[2]:
+            assert not _overlap(mine, its), "measured while the other run worked"
+    for mine, its in ((one, other), (other, one)):
+        first = min(row[0] for row in mine if row[2])
+        last = max(row[1] for row in mine if row[2])
+        assert not [row for row in its if row[0] < last and row[1] > first], (
+            "the measurements of a run belong together: nothing of another in between"
+        )
+    assert any(_overlap(a, b) for a, b in itertools.product(one, other)), "nothing was shared"
+
+
+def test_the_fault_that_this_is_for(start_pytest, tmp_path):
+    (one, other), _ = _two_runs(start_pytest, tmp_path, beside_others=True)
+    pairs = itertools.product(one, other)
+    assert any(_overlap(a, b) for a, b in pairs if a[2] or b[2]), (
+        "without turns these two runs would not have met, so that nothing is shown here"
+    )
+
+
+def test_who_measures_is_not_passed_by_for_ever(tmp_path):
+    """Two that share the machine in turn leave no gap; who wants it alone gets it all the same."""
+    ended = threading.Event()
+
+    def share():
+        turns = Turns(lambda _line: None, tmp_path)
+        while not ended.is_set():
+            turns.take(Share.SHARED)
+            time.sleep(0.15)
+            turns.release()
+        turns.close()
+
+    threads = [threading.Thread(target=share) for _ in range(2)]
+    for number, thread in enumerate(threads):
+        thread.start()
+        time.sleep(0.07 * (number + 1))
+    alone = Turns(lambda _line: None, tmp_path)
+    began = time.monotonic()
+    alone.take(Share.ALONE)
+    waited = time.monotonic() - began
+    ended.set()
+    alone.close()
+    for thread in threads:
+        thread.join()
+    assert waited < 2.0, f"required: at most a test of each, seen: {waited:.1f} s"
+
+
+def test_who_waits_says_for_whom(tmp_path):
+    first, lines = Turns(lambda _line: None, tmp_path), []
+    first.take(Share.ALONE)
+    second = Turns(lines.append, tmp_path)
+    thread = threading.Thread(target=second.take, args=(Share.SHARED,))
+    thread.start()
+    time.sleep(3.6)
+    first.release()
+    thread.join(5.0)
+    assert not thread.is_alive() and len(lines) == 1, lines
+    assert "one of them measures (pid " in lines[0] and "--beside-others" in lines[0]
+    first.close()
+    second.close()
+
+
+def test_a_dead_run_holds_nothing(tmp_path):
+    code = (
+        "import os, sys, pathlib; from sm121.measure.turns import Share, Turns;"
+        "t = Turns(print, pathlib.Path(sys.argv[1])); t.take(Share.ALONE);"
+        "print('has', flush=True);"
+        "sys.stdin.read()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert holder.stdout.readline() == "has\n"
+    holder.kill()
+    holder.communicate()
+    turns = Turns(lambda line: pytest.fail(line), tmp_path)
+    turns.take(Share.ALONE)
+    turns.close()
+
+
+def test_a_link_in_place_of_the_lock_is_not_followed(start_pytest, tmp_path):
+    from getpass import getuser
+
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / f"sm121-{getuser()}-turn.lock").symlink_to(tmp_path / "precious")
+    run = start_pytest(
+        SCENARIO, "--arch", "cpu", environment={"TURNS": "x", "TMPDIR": str(tmp_path)},
+        beside_others=False,
+    )  # fmt: skip
+    assert run.wait() == 4 and "turn.lock" in run.output, run.output
+    assert (tmp_path / "precious").read_text() == "precious"
