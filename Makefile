@@ -18,7 +18,7 @@ help: ## the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
 
 conformance: canary ## judge a real vLLM on this CPU: every level that exists
-	$(PY) -m pytest --arch cpu --report-dir $(REPORT) --benchmark-autosave --matrix 1 $(PYTEST_ARGS)
+	$(PY) -m pytest --arch cpu --report-dir=$(REPORT) --benchmark-autosave --matrix 1 $(PYTEST_ARGS)
 
 test: canary lint ## the suite's own tests: every check is seen failing on its fault
 	$(PY) -m pytest meta_tests -n 2 --dist loadfile $(TIMED:%=--ignore=%) $(PYTEST_ARGS)
@@ -34,7 +34,7 @@ reference: $(VENV)/.installed ## the generated pages of the documentation
 	$(PY) -m sm121.plugin.reference docs/options.md
 
 docs: $(VENV)/.installed ## the documentation as a site, in build/site; a dead link is an error
-	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 env: $(VENV)/.installed ## .venv with the suite and the CPU engine
 

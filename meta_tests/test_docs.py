@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -138,6 +140,30 @@ def test_every_page_is_reached_from_the_site():
     assert [page.name for page in DOCS.glob("*.md") if page.name not in text] == []
 
 
+def test_a_dead_link_breaks_the_build_of_the_site(tmp_path):
+    """With the very flags of `make docs`: warnings that nobody counts are no errors."""
+    flags = re.search(r"mkdocs build(.*)", (ROOT / "Makefile").read_text())[1].split()
+    for name in ("mkdocs.yml", "docs/index.md", "docs/site_hooks.py", "docs/glossary.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    text = (tmp_path / "mkdocs.yml").read_text().partition("nav:\n")
+    (tmp_path / "mkdocs.yml").write_text(text[0] + "nav: [index.md, glossary.md]\n")
+    index = tmp_path / "docs" / "index.md"
+    index.write_text("# Home\n\n[glossary](glossary.md)\n")
+    (tmp_path / "docs" / "glossary.md").write_text("# Glossary\n")
+    built = [_build(tmp_path, flags)]
+    for link in ("folder/", "missing.md", "glossary.md#missing"):
+        index.write_text(f"# Home\n\n[glossary](glossary.md) [dead]({link})\n")
+        built.append(_build(tmp_path, flags))
+    assert [code == 0 for code in built] == [True, False, False, False]
+
+
+def _build(folder: Path, flags: list[str]) -> int:
+    command = [sys.executable, "-m", "mkdocs", "build", *flags]
+    silent = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(command, cwd=folder, env=silent, capture_output=True).returncode
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_no_block_hides_by_being_indented(page):
     text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.S)
@@ -202,6 +228,10 @@ def test_ci_examples_are_sound(name):
     for option in re.findall(r"(?<=pytest )[^\n\"]*", text):
         for flag in re.findall(r"--[a-z-]+", option):
             assert flag in known or flag.startswith("--benchmark-"), flag
+    joined = re.sub(r"\\\n\s*", " ", text)
+    for given in re.findall(r"(?<=pytest )[^\n]*", joined):
+        # pytest takes an existing path after a space for its root directory.
+        assert not re.search(r"--[a-z-]+ [/$.~]", given), f"{given}: write --option=/path"
     if name.startswith("github"):
         assert set(loaded["jobs"]) == {"embedded", "spark"}
         for job in loaded["jobs"].values():

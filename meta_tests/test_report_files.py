@@ -145,6 +145,58 @@ def test_a_run_of_a_later_version_is_read_without_what_is_new(runs):
     assert found.schema_version == verdict_file.SCHEMA_VERSION + 1
 
 
+def _shard(directory, source, index, of=2, **changes):
+    """A constructed run as one of the shards of a whole, with a key of a later version."""
+    shutil.copytree(source, directory, ignore=shutil.ignore_patterns("matrix"))
+    raw = json.loads((directory / "verdict.json").read_text()) | changes
+    whole = [{"id": test["id"], "level": test["level"]} for test in raw["tests"]]
+    raw["shard"] = {"index": index, "of": of, "tests": whole, "new": 1}
+    raw["new"] = raw["engine"]["new"] = 1
+    (directory / "verdict.json").write_text(json.dumps(raw))
+    return directory
+
+
+def test_merged_shards_have_everything_that_a_run_has(runs, tmp_path, capsys):
+    """The crash, the failures and the memory are in the second one, which a later version wrote."""
+    one = _shard(tmp_path / "one", runs["pass"], 1, memory=None, starts=[])
+    memory = {"file": "memory.json", "device_memory": "x", "samples": 180}
+    two = _shard(tmp_path / "two", runs["crash"], 2, memory=memory, environment={"only": "here"})
+    output = tmp_path / "merged"
+    for _ in range(2):  # a second time over the first
+        assert main(["merge", str(one), str(two), "--output", str(output)]) == 1
+    for name in ("verdict.json", "summary.md", "details.json", "junit.xml", "report.html"):
+        assert (output / name).is_file(), name
+    found = stored.read(output)
+    assert found.run.verdict is Verdict.FAIL and found.run.shard is None
+    (crash,) = found.crashes
+    assert crash.bundle.startswith("shards/2/crashes/") and crash.files, crash
+    assert (output / crash.bundle / "bundle.json").is_file()
+    assert found.memory is not None, "its file is where verdict.json says"
+    assert all((output / start.log).is_file() for start in found.run.starts) and found.run.starts
+    assert found.details.failures == details.read(two).failures != []
+    assert found.details.samples and found.details.requirements
+    assert found.run.environment["other_shards"]["2"]["only"] == "here"
+    assert crash.kind in (output / "report.html").read_text()
+    capsys.readouterr()
+    assert main(["merge", str(one), str(two), "--output", str(two)]) == 4
+    assert "another folder than that of a shard" in capsys.readouterr().err
+
+
+def test_an_old_run_is_merged_and_read_by_its_name(tmp_path, capsys):
+    raw = json.loads((DATA / "verdict-first-version.json").read_text())
+    (tmp_path / "old").mkdir()
+    whole = [{"id": test["id"], "level": test["level"]} for test in raw["tests"]]
+    raw |= {"shard": {"index": 1, "of": 1, "tests": whole}, "later": 1}
+    file = tmp_path / "old" / "verdict.json"
+    file.write_text(json.dumps(raw))
+    assert verdict_file.read(file).verdict.value == raw["verdict"]
+    status = main(["merge", str(tmp_path / "old"), "--output", str(tmp_path / "new")])
+    merged = verdict_file.read(tmp_path / "new" / "verdict.json")
+    assert (status, merged.verdict.value) == (raw["exit_status"], raw["verdict"])
+    assert comparison.read(tmp_path / "new").row("tg32@d0").value == 31.6
+    capsys.readouterr()
+
+
 def test_junit_has_levels_as_suites_and_verdicts_as_properties(runs):
     for kind in ("fail", "invalid", "hostile"):
         found = stored.read(runs[kind])
