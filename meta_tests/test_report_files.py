@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import html
 import json
+import shlex
 import shutil
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -401,6 +404,34 @@ def test_the_command_that_runs_one_test_again(run_pytest, fault_server):
     assert failure.reproduce.count(SCENARIOS) == 1
     assert "--base-url" in failure.reproduce and "--report-dir" not in failure.reproduce
     assert "-k" not in failure.reproduce.split() and server.key not in failure.reproduce
+
+
+def test_the_command_runs_from_where_the_run_was_started(tmp_path, fault_server):
+    """From another checkout, as a shard of a run: the command that is printed runs the test."""
+    server = fault_server(key="")
+    (tmp_path / "here").mkdir()
+    shutil.copy(ROOT / SCENARIOS, tmp_path)
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p sm121.plugin\n")
+
+    def run(*command, report):
+        return subprocess.run(
+            [sys.executable, *command, f"--report-dir={tmp_path / report}"],
+            cwd=tmp_path / "here", capture_output=True, text=True,
+        )  # fmt: skip
+
+    first = run(
+        *("-m", "pytest", "-p", "no:cacheprovider", "../verdicts.py", "-k", "fail", "-vv"),
+        *("--arch", "cpu", "--base-url", server.base_url, "--beside-others"),
+        *("--shard", "1/1", "--resume"),
+        report="first",
+    )  # fmt: skip
+    assert first.returncode == 1, first.stdout + first.stderr
+    (failure,) = details.read(tmp_path / "first").failures
+    command = shlex.split(failure.reproduce)
+    assert command[:4] == ["python", "-m", "pytest", "../verdicts.py::test_fail"], first.stdout
+    assert not {"--shard", "1/1", "--resume", "-vv", "-k"} & set(command)
+    again = run(*command[1:], report="again")
+    assert "1 failed" in again.stdout, again.stdout + again.stderr
 
 
 def test_collect_only_says_what_would_run_and_why_the_rest_would_not(run_pytest):

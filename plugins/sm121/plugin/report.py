@@ -15,7 +15,7 @@ from sm121.plugin.benchmarks import RECORDED, extra_info
 from sm121.plugin.options import SETTINGS
 from sm121.plugin.regression import History
 from sm121.plugin.run import RUN, Run
-from sm121.plugin.selection import LEVEL
+from sm121.plugin.selection import ID, LEVEL
 from sm121.plugin.terminal import announce
 from sm121.report import details, findings, github, junit, page, stored, summary, verdict_file
 from sm121.report.details import Details, FailureDetail
@@ -31,6 +31,9 @@ _NOT_REPEATED = {
     "--benchmark-save": 1,
     "--benchmark-autosave": 0,
     "--certify": 0,
+    "--shard": 1,  # another test is in the part
+    "--resume": 0,  # what has ended is not run
+    "--dist": 1,
     "-m": 1,
     "-k": 1,
     "-n": 1,
@@ -81,11 +84,19 @@ def pytest_runtest_makereport(
                 for heading, content in report.sections
             },
             location=f"{file}:{line + 1}" if line is not None else file,
-            reproduce=_line(run, [item.nodeid, *_repeated(item.config)]),
+            reproduce=_line(run, [_named_from_here(item), *_repeated(item.config)]),
         )
     )
     details.write(known, run.directory)
     return report
+
+
+def _named_from_here(item: pytest.Item) -> str:
+    """The test as it is named where pytest was started: its id is relative to the root directory,
+    which is another folder when the suite is run from somebody else's checkout."""
+    _, separator, name = item.stash[ID].partition("::")
+    file = os.path.relpath(item.path, item.config.invocation_params.dir)
+    return f"{file}{separator}{name}"
 
 
 def _arguments(config: pytest.Config) -> list[str]:
@@ -103,9 +114,15 @@ def _repeated(config: pytest.Config) -> list[str]:
             skip -= 1
         elif name in _NOT_REPEATED:
             skip = 0 if separator else _NOT_REPEATED[name]
+        elif _is_short(argument) and argument[:2] in _NOT_REPEATED:
+            continue  # -n2, -vv
         elif argument not in positional:
             kept.append(argument)
     return kept
+
+
+def _is_short(argument: str) -> bool:
+    return argument.startswith("-") and not argument.startswith("--") and len(argument) > 2
 
 
 def _line(run: Run, arguments: list[str]) -> str:
