@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -31,6 +32,7 @@ from sm121.report import (
     memory_file,
     metric_names,
     page,
+    reason,
     references,
     stored,
     summary,
@@ -218,6 +220,37 @@ def test_junit_has_levels_as_suites_and_verdicts_as_properties(runs):
                 assert case.find("properties/property[@name='verdict']") is not None
 
 
+def test_junit_is_not_green_when_the_run_is_not(runs):
+    """A certificate was refused, and every test passed: readers see cases alone."""
+    found = stored.read(runs["pass"])
+    assert "run" not in [suite.get("name") for suite in ElementTree.fromstring(junit.xml(found))]
+    for verdict in (Verdict.NOT_RUN, Verdict.INVALID):
+        found.run.settle(verdict)
+        found.run.reason = "not certified: 3 of regression skipped"
+        root = ElementTree.fromstring(junit.xml(found))
+        suite = root[-1]
+        assert suite.get("name") == "run" and root.get("errors") == suite.get("errors") == "1"
+        error = suite.find("testcase/error")
+        assert error.get("message") == found.run.reason and error.get("type") == verdict.value
+        assert int(root.get("tests")) == len(found.run.tests) + 1
+
+
+def test_a_pass_says_what_did_not_run_and_gates_nothing_that_has_none(runs):
+    found = stored.read(runs["pass"])
+    found.run.tests[0].skipped, found.run.tests[0].verdict = True, Verdict.NOT_RUN
+    held = len(found.run.tests) - 1
+    assert reason.reason(found.run) == f"{held} checks ran and held; 1 did not run"
+    found.run.metrics["tg32@d0"].minimum = found.run.metrics["tg32@d0"].target = None
+    found.run.metrics["tg32@d0"].stretch = None
+    for metric in [
+        name for name in found.run.metrics if name.startswith("tg") and name != "tg32@d0"
+    ]:
+        del found.run.metrics[metric]
+    text = page.html(found)
+    assert "What did not run is listed under Levels." in text
+    assert "no gate · <strong>measured</strong>" in text
+
+
 def test_annotations_cannot_be_broken_out_of(runs, tmp_path):
     found = stored.read(runs["hostile"])
     found.run.tests[0].verdict = Verdict.FAIL
@@ -257,6 +290,30 @@ def test_tests_that_say_the_same_stand_together(runs):
     first = findings.grouped(stored.read(runs["fail"]))[0]
     assert first.required == "tg32@d0 >= 52 tok/s" and first.seen.startswith("47.3 tok/s")
     assert first.requirement and first.reproduce and first.evidence == ("server-cutlass.log",)
+
+
+@pytest.mark.parametrize("kind", ["", "AssertionError: ", "Failed: ", "_pytest.outcomes.Failed: "])
+def test_what_was_required_and_what_was_seen_are_told_apart(runs, kind):
+    report = stored.read(runs["fail"])
+    report.run.tests[0].verdict = Verdict.FAIL
+    report.run.tests[0].message = f"{kind}required: JSON by the schema, seen: None"
+    first = findings.grouped(report)[0]
+    assert (first.required, first.seen) == ("JSON by the schema", "None")
+
+
+def test_evidence_is_of_the_tests_own_server(runs, tmp_path):
+    shutil.copytree(runs["fail"], tmp_path / "run")
+    for name in ("server-other.log", "server-other.status.json", "server-cutlass.status.json"):
+        (tmp_path / "run" / name).write_text("x")
+    report = stored.read(tmp_path / "run")
+    other = {"configuration": "other", "log": "server-other.log"}
+    report.run.starts.append(report.run.starts[0].model_copy(update=other))
+    assert findings.grouped(report)[0].evidence == ("server-cutlass.log",)
+    detail = next(d for d in report.details.failures if d.id == findings.failures(report.run)[0].id)
+    detail.logs = ["server-other.log"]
+    assert findings.grouped(report)[0].evidence == ("server-other.log",)
+    detail.logs = []
+    assert findings.grouped(report)[0].evidence == ()
 
 
 def test_references_are_drawn_only_beside_what_they_are_of(runs):
@@ -439,6 +496,17 @@ def test_collect_only_says_what_would_run_and_why_the_rest_would_not(run_pytest)
     assert status == 0 and not (run.report / "verdict.json").exists()
     assert "would run: 9 checks (correctness 9)" in run.output
     assert "because: applies to sm121; the target is cpu" in run.output
+
+
+def test_collect_only_promises_no_numerics_beside_an_attached_server(run_pytest, fault_server):
+    server = fault_server()
+    arguments = ("--arch", "sm121", "--base-url", server.base_url, "--api-key", server.key,
+                 "--served-model-name", "canary", "tests/test_kernel.py")  # fmt: skip
+    _, run = run_pytest("--collect-only", "-q", *arguments)
+    promised = int(re.search(r"would run: (\d+) checks", run.output)[1])
+    assert "because: kernels are tested where the engine is installed" in run.output
+    _, named = run_pytest("--collect-only", "-q", *arguments, "--kernel-provider", "torch")
+    assert int(re.search(r"would run: (\d+) checks", named.output)[1]) > promised + 50
 
 
 def test_the_history_of_a_run_is_in_its_report(run_pytest, fault_server, tmp_path):

@@ -41,6 +41,11 @@ _NOT_REPEATED = {
     "-v": 0,
 }
 _MOST_SECTION = 4000
+_MOST_EVIDENCE = 3
+_WITH_A_SERVER = frozenset({"server", "servers"})
+_WITHOUT_A_SERVER = frozenset({"kernels", "compilation"})
+#: How many servers had been started when a test began.
+_STARTS = pytest.StashKey[int]()
 
 
 @pytest.hookimpl(trylast=True)  # after the run was opened
@@ -64,6 +69,13 @@ def _requirement(item: pytest.Item) -> str:
     return " ".join(text.split())
 
 
+@pytest.hookimpl(tryfirst=True)  # before a fixture starts a server
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    run = item.config.stash.get(RUN, None)
+    if run is not None and run.pool is not None:
+        item.stash[_STARTS] = len(run.pool.starts)
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # after the recorder has found the verdict
 def pytest_runtest_makereport(
     item: pytest.Item,
@@ -84,6 +96,7 @@ def pytest_runtest_makereport(
                 for heading, content in report.sections
             },
             location=f"{file}:{line + 1}" if line is not None else file,
+            logs=_logs(run, item),
             reproduce=_line(run, [_named_from_here(item), *_repeated(item.config)]),
         )
     )
@@ -97,6 +110,17 @@ def _named_from_here(item: pytest.Item) -> str:
     _, separator, name = item.stash[ID].partition("::")
     file = os.path.relpath(item.path, item.config.invocation_params.dir)
     return f"{file}{separator}{name}"
+
+
+def _logs(run: Run, item: pytest.Item) -> list[str]:
+    """Of the servers that a test used: those started for it, and the one that runs."""
+    names = set(getattr(item, "fixturenames", ()))
+    if run.pool is None or (names & _WITHOUT_A_SERVER and not names & _WITH_A_SERVER):
+        return []
+    logs = [start.log for start in run.pool.starts[item.stash.get(_STARTS, 0) :]]
+    if run.pool.latest is not None:
+        logs.append(run.pool.latest.log.name)
+    return list(dict.fromkeys(logs))
 
 
 def _arguments(config: pytest.Config) -> list[str]:
@@ -226,7 +250,9 @@ def first_finding(config: pytest.Config) -> list[str]:
     lines.append(f"  seen: {first.seen}")
     if first.evidence:
         directory = config.stash[SETTINGS].report_dir
-        lines.append(f"  evidence: {', '.join(str(directory / name) for name in first.evidence)}")
+        shown = [str(directory / name) for name in first.evidence[:_MOST_EVIDENCE]]
+        rest = len(first.evidence) - len(shown)
+        lines.append(f"  evidence: {', '.join(shown)}" + (f" and {rest} more" if rest else ""))
     if first.reproduce:
         lines.append(f"  run again: {first.reproduce}")
     if len(found) > 1:

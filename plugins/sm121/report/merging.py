@@ -28,10 +28,11 @@ _NOT_COPIED = shutil.ignore_patterns("earlier", ".*", "report.html")
 
 @dataclass(frozen=True)
 class Part:
-    """A shard, and where its report lies."""
+    """A shard, where its report lies, and that folder as seen from the merged report."""
 
     directory: Path
     file: VerdictFile
+    prefix: str = ""
 
 
 def read(directories: Sequence[Path]) -> list[Part]:
@@ -156,7 +157,10 @@ def _details(parts: Sequence[Part]) -> Details:
         known = details.read(part.directory)
         commands += [known.command] if known.command else []
         whole.requirements |= known.requirements
-        whole.failures += known.failures
+        for failure in known.failures:
+            if failure.logs is not None:
+                failure.logs = [f"{part.prefix}/{log}" for log in failure.logs]
+            whole.failures.append(failure)
         whole.samples |= known.samples
         whole.history |= known.history
         whole.findings += [line for line in known.findings if line not in whole.findings]
@@ -184,7 +188,7 @@ def _brought_together(parts: Sequence[Part], output: Path) -> list[Part]:
             shutil.copytree(directory, copy, symlinks=True, ignore=_NOT_COPIED)
             directory = copy
         prefix = directory.relative_to(whole).as_posix()
-        moved.append(Part(part.directory, prefixed(part.file, prefix)))
+        moved.append(Part(part.directory, prefixed(part.file, prefix), prefix))
     return moved
 
 
