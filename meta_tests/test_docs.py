@@ -232,17 +232,42 @@ def test_ci_examples_are_sound(name):
     for given in re.findall(r"(?<=pytest )[^\n]*", joined):
         # pytest takes an existing path after a space for its root directory.
         assert not re.search(r"--[a-z-]+ [/$.~]", given), f"{given}: write --option=/path"
+    for flag in re.findall(r"(?:'|: )(--[a-z-]+)", text):  # in a variable
+        assert flag in known or flag.startswith("--benchmark-"), flag
     if name.startswith("github"):
         assert set(loaded["jobs"]) == {"embedded", "spark"}
+        _judges_the_change(loaded["jobs"]["spark"])
         for job in loaded["jobs"].values():
             assert job["runs-on"] and job["timeout-minutes"]
             assert all("uses" in step or "run" in step for step in job["steps"])
             uploads = [s for s in job["steps"] if "upload-artifact" in s.get("uses", "")]
             assert uploads and all(step["if"] == "always()" for step in uploads)
     else:
-        jobs = {k: v for k, v in loaded.items() if k not in ("stages",)}
+        jobs = {k: v for k, v in loaded.items() if k not in ("stages", "variables")}
         assert all(job.get("script") or key.startswith(".") for key, job in jobs.items())
         assert loaded[".report"]["artifacts"]["when"] == "always"
+        ours = {k: v for k, v in loaded.items() if k in ("embedded", "spark", "certificate")}
+        assert ours["spark"]["before_script"][0] == 'eval "$INSTALL"', "the change is installed"
+        assert "pip install" in loaded["variables"]["INSTALL"]
+        for job in (ours["embedded"], ours["spark"]):
+            assert any("merge_request_event" in rule["if"] for rule in job["rules"])
+        assert ours["certificate"]["rules"] == [{"when": "manual", "allow_failure": True}]
+
+
+def _judges_the_change(job: dict) -> None:
+    """Both checkouts are there, the change is installed before the suite looks at it, and what the
+    container's root has written is given back."""
+    checkouts = [step["with"] for step in job["steps"] if "checkout" in step.get("uses", "")]
+    assert [(one["path"], "repository" in one) for one in checkouts] == [
+        ("change", False), ("suite", True)
+    ]  # fmt: skip
+    (judge,) = [step for step in job["steps"] if "docker run" in step.get("run", "")]
+    assert "pip install -q /work/change" in judge["env"]["INSTALL"]
+    run = judge["run"]
+    assert run.index("chown -R $OWNER") < run.index('eval "$INSTALL"') < run.index("pytest -m")
+    for variable in ("INSTALL", "SCOPE", "CERTIFY", "AUTOSAVE"):
+        assert f"-e {variable}" in run and f"${variable}" in run, variable
+    subprocess.run(["bash", "-n", "-c", run], check=True)
 
 
 def test_issue_forms_and_hooks_are_sound():

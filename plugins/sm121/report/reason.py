@@ -19,7 +19,7 @@ def reason(file: VerdictFile) -> str:
         tolerated = f"; {waived} failed and are waived" if waived else ""
         left = len(file.tests) - held - waived
         missing = f"; {left} did not run" if left else ""
-        return f"{held} checks ran and held{tolerated}{missing}"
+        return f"{held} check{'' if held == 1 else 's'} ran and held{tolerated}{missing}"
     first = decisive[0]
     more = f" (and {len(decisive) - 1} more)" if len(decisive) > 1 else ""
     return f"{first.id}: {first.message}{more}"
