@@ -135,6 +135,20 @@ def test_links_lead_somewhere(page):
             assert anchor in slugs, f"{page.name}: {target}"
 
 
+@pytest.mark.parametrize("name", ["profiles.md", "options.md", "verdicts.md", "python-api.md"])
+def test_a_table_says_a_thing_once(name):
+    for table in re.findall(r"(?:^\|.*\n)+", (DOCS / name).read_text(), re.M):
+        firsts = [row.split(" | ")[0] for row in table.splitlines()[2:]]
+        assert len(firsts) == len(set(firsts)), sorted(firsts)
+
+
+def test_make_reference_makes_everything_that_is_generated():
+    rule = (ROOT / "Makefile").read_text().partition("\nreference:")[2].partition("\n\n")[0]
+    for made in ("reference docs", "docs/options.md", *(f"docs/{n}.schema.json" for n in
+                 ("verdict", "profile"))):  # fmt: skip
+        assert made in rule, made
+
+
 def test_every_page_is_reached_from_the_site():
     text = (ROOT / "mkdocs.yml").read_text()
     assert [page.name for page in DOCS.glob("*.md") if page.name not in text] == []
