@@ -316,6 +316,16 @@ def test_evidence_is_of_the_tests_own_server(runs, tmp_path):
     assert findings.grouped(report)[0].evidence == ()
 
 
+def test_a_failure_notes_the_logs_of_its_server(run_matrix):
+    """One cell falls back: its own log is the evidence, not those of all cells."""
+    status, run, _ = run_matrix("--matrix", "1", faults="fallback:triton")
+    assert status == 1 and len(run.verdict["starts"]) > 2
+    noted = [failure.logs for failure in details.read(run.report).failures]
+    cells = [logs for logs in noted if logs]
+    assert cells and all(len(logs) < len(run.verdict["starts"]) for logs in cells)
+    assert all((run.report / log).is_file() for logs in cells for log in logs)
+
+
 def test_references_are_drawn_only_beside_what_they_are_of(runs):
     known = references.load()
     by_name = {item.name: item.values for item in known.reference}
