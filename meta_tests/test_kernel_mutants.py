@@ -119,8 +119,15 @@ def test_a_wrong_provider_name_is_one_line(name, said):
 
 def test_a_provider_of_ones_own():
     assert registry.load("sm121.kernels.torch_provider:TorchProvider") is TorchProvider
-    with pytest.raises(NotRun, match="no kernel provider is built in for sm121"):
-        registry.default("sm121")
+
+
+def test_the_kernels_that_serve_are_those_that_are_tested():
+    assert registry.default("cpu", "vllm") == registry.default("cpu", "llama-cpp") == "torch"
+    assert {registry.default(arch, "vllm") for arch in ("sm121", "sm120", "sm90")} == {"vllm"}
+    with pytest.raises(NotRun, match="no kernel provider is built in for llama-cpp on sm121"):
+        registry.default("sm121", "llama-cpp")
+    with pytest.raises(NotRun, match="provider vllm needs vLLM"):  # here is none for a GPU
+        registry.load("vllm")
 
 
 def test_a_device_fault_on_strides_is_no_refusal():

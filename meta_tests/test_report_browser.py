@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import browser
 import pytest
 import report_runs
 
-from sm121.report import page
+from sm121.report import page, stored
 
 pytestmark = [
     pytest.mark.timeout(120),
     pytest.mark.skipif(browser.missing() is not None, reason=str(browser.missing())),
 ]
+REAL = Path(__file__).parent.parent / "conformance-report" / "verdict.json"
 KINDS = ("pass", "fail", "invalid", "inconclusive", "crash", "hostile")
 
 
@@ -60,7 +62,10 @@ def opened(chromium, reports, loaded):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_wider_than_the_screen(opened, kind):
-    shown = opened(kind, min(browser.WIDTHS))
+    _fits(opened(kind, min(browser.WIDTHS)))
+
+
+def _fits(shown):
     drawn = "[...document.querySelectorAll('[data-chart]')].every(c => c.querySelector('svg'))"
     assert shown.evaluate(drawn), "a chart was not drawn"
     for width, height in browser.WIDTHS.items():
@@ -70,6 +75,18 @@ def test_nothing_is_wider_than_the_screen(opened, kind):
             "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
         )
         assert needed <= there, f"at {width} pixels"
+
+
+@pytest.mark.skipif(not REAL.is_file(), reason=f"no {REAL}: `make conformance` writes it")
+def test_the_report_of_the_real_run(opened, reports, tmp_path):
+    """Not made by hand: what a vLLM answered and logged, on the page as it is now."""
+    reports["real"] = tmp_path / "report.html"
+    found = stored.read(REAL.parent)
+    reports["real"].write_text(page.html(found), "utf-8")
+    assert reports["real"].stat().st_size < 3_000_000
+    shown = opened("real", min(browser.WIDTHS))
+    assert shown.locator("#verdict").inner_text() == found.run.verdict.value
+    _fits(shown)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "hostile"])

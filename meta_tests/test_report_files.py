@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import html
 import json
+import re
+import shlex
 import shutil
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -28,6 +32,7 @@ from sm121.report import (
     memory_file,
     metric_names,
     page,
+    reason,
     references,
     stored,
     summary,
@@ -145,6 +150,58 @@ def test_a_run_of_a_later_version_is_read_without_what_is_new(runs):
     assert found.schema_version == verdict_file.SCHEMA_VERSION + 1
 
 
+def _shard(directory, source, index, of=2, **changes):
+    """A constructed run as one of the shards of a whole, with a key of a later version."""
+    shutil.copytree(source, directory, ignore=shutil.ignore_patterns("matrix"))
+    raw = json.loads((directory / "verdict.json").read_text()) | changes
+    whole = [{"id": test["id"], "level": test["level"]} for test in raw["tests"]]
+    raw["shard"] = {"index": index, "of": of, "tests": whole, "new": 1}
+    raw["new"] = raw["engine"]["new"] = 1
+    (directory / "verdict.json").write_text(json.dumps(raw))
+    return directory
+
+
+def test_merged_shards_have_everything_that_a_run_has(runs, tmp_path, capsys):
+    """The crash, the failures and the memory are in the second one, which a later version wrote."""
+    one = _shard(tmp_path / "one", runs["pass"], 1, memory=None, starts=[])
+    memory = {"file": "memory.json", "device_memory": "x", "samples": 180}
+    two = _shard(tmp_path / "two", runs["crash"], 2, memory=memory, environment={"only": "here"})
+    output = tmp_path / "merged"
+    for _ in range(2):  # a second time over the first
+        assert main(["merge", str(one), str(two), "--output", str(output)]) == 1
+    for name in ("verdict.json", "summary.md", "details.json", "junit.xml", "report.html"):
+        assert (output / name).is_file(), name
+    found = stored.read(output)
+    assert found.run.verdict is Verdict.FAIL and found.run.shard is None
+    (crash,) = found.crashes
+    assert crash.bundle.startswith("shards/2/crashes/") and crash.files, crash
+    assert (output / crash.bundle / "bundle.json").is_file()
+    assert found.memory is not None, "its file is where verdict.json says"
+    assert all((output / start.log).is_file() for start in found.run.starts) and found.run.starts
+    assert found.details.failures == details.read(two).failures != []
+    assert found.details.samples and found.details.requirements
+    assert found.run.environment["other_shards"]["2"]["only"] == "here"
+    assert crash.kind in (output / "report.html").read_text()
+    capsys.readouterr()
+    assert main(["merge", str(one), str(two), "--output", str(two)]) == 4
+    assert "another folder than that of a shard" in capsys.readouterr().err
+
+
+def test_an_old_run_is_merged_and_read_by_its_name(tmp_path, capsys):
+    raw = json.loads((DATA / "verdict-first-version.json").read_text())
+    (tmp_path / "old").mkdir()
+    whole = [{"id": test["id"], "level": test["level"]} for test in raw["tests"]]
+    raw |= {"shard": {"index": 1, "of": 1, "tests": whole}, "later": 1}
+    file = tmp_path / "old" / "verdict.json"
+    file.write_text(json.dumps(raw))
+    assert verdict_file.read(file).verdict.value == raw["verdict"]
+    status = main(["merge", str(tmp_path / "old"), "--output", str(tmp_path / "new")])
+    merged = verdict_file.read(tmp_path / "new" / "verdict.json")
+    assert (status, merged.verdict.value) == (raw["exit_status"], raw["verdict"])
+    assert comparison.read(tmp_path / "new").row("tg32@d0").value == 31.6
+    capsys.readouterr()
+
+
 def test_junit_has_levels_as_suites_and_verdicts_as_properties(runs):
     for kind in ("fail", "invalid", "hostile"):
         found = stored.read(runs[kind])
@@ -161,6 +218,37 @@ def test_junit_has_levels_as_suites_and_verdicts_as_properties(runs):
             assert int(suite.get("errors")) == level.invalid + level.inconclusive
             for case in suite.iter("testcase"):
                 assert case.find("properties/property[@name='verdict']") is not None
+
+
+def test_junit_is_not_green_when_the_run_is_not(runs):
+    """A certificate was refused, and every test passed: readers see cases alone."""
+    found = stored.read(runs["pass"])
+    assert "run" not in [suite.get("name") for suite in ElementTree.fromstring(junit.xml(found))]
+    for verdict in (Verdict.NOT_RUN, Verdict.INVALID):
+        found.run.settle(verdict)
+        found.run.reason = "not certified: 3 of regression skipped"
+        root = ElementTree.fromstring(junit.xml(found))
+        suite = root[-1]
+        assert suite.get("name") == "run" and root.get("errors") == suite.get("errors") == "1"
+        error = suite.find("testcase/error")
+        assert error.get("message") == found.run.reason and error.get("type") == verdict.value
+        assert int(root.get("tests")) == len(found.run.tests) + 1
+
+
+def test_a_pass_says_what_did_not_run_and_gates_nothing_that_has_none(runs):
+    found = stored.read(runs["pass"])
+    found.run.tests[0].skipped, found.run.tests[0].verdict = True, Verdict.NOT_RUN
+    held = len(found.run.tests) - 1
+    assert reason.reason(found.run) == f"{held} checks ran and held; 1 did not run"
+    found.run.metrics["tg32@d0"].minimum = found.run.metrics["tg32@d0"].target = None
+    found.run.metrics["tg32@d0"].stretch = None
+    for metric in [
+        name for name in found.run.metrics if name.startswith("tg") and name != "tg32@d0"
+    ]:
+        del found.run.metrics[metric]
+    text = page.html(found)
+    assert "What did not run is listed under Levels." in text
+    assert "no gate · <strong>measured</strong>" in text
 
 
 def test_annotations_cannot_be_broken_out_of(runs, tmp_path):
@@ -202,6 +290,40 @@ def test_tests_that_say_the_same_stand_together(runs):
     first = findings.grouped(stored.read(runs["fail"]))[0]
     assert first.required == "tg32@d0 >= 52 tok/s" and first.seen.startswith("47.3 tok/s")
     assert first.requirement and first.reproduce and first.evidence == ("server-cutlass.log",)
+
+
+@pytest.mark.parametrize("kind", ["", "AssertionError: ", "Failed: ", "_pytest.outcomes.Failed: "])
+def test_what_was_required_and_what_was_seen_are_told_apart(runs, kind):
+    report = stored.read(runs["fail"])
+    report.run.tests[0].verdict = Verdict.FAIL
+    report.run.tests[0].message = f"{kind}required: JSON by the schema, seen: None"
+    first = findings.grouped(report)[0]
+    assert (first.required, first.seen) == ("JSON by the schema", "None")
+
+
+def test_evidence_is_of_the_tests_own_server(runs, tmp_path):
+    shutil.copytree(runs["fail"], tmp_path / "run")
+    for name in ("server-other.log", "server-other.status.json", "server-cutlass.status.json"):
+        (tmp_path / "run" / name).write_text("x")
+    report = stored.read(tmp_path / "run")
+    other = {"configuration": "other", "log": "server-other.log"}
+    report.run.starts.append(report.run.starts[0].model_copy(update=other))
+    assert findings.grouped(report)[0].evidence == ("server-cutlass.log",)
+    detail = next(d for d in report.details.failures if d.id == findings.failures(report.run)[0].id)
+    detail.logs = ["server-other.log"]
+    assert findings.grouped(report)[0].evidence == ("server-other.log",)
+    detail.logs = []
+    assert findings.grouped(report)[0].evidence == ()
+
+
+def test_a_failure_notes_the_logs_of_its_server(run_matrix):
+    """One cell falls back: its own log is the evidence, not those of all cells."""
+    status, run, _ = run_matrix("--matrix", "1", faults="fallback:triton")
+    assert status == 1 and len(run.verdict["starts"]) > 2
+    noted = [failure.logs for failure in details.read(run.report).failures]
+    cells = [logs for logs in noted if logs]
+    assert cells and all(len(logs) < len(run.verdict["starts"]) for logs in cells)
+    assert all((run.report / log).is_file() for logs in cells for log in logs)
 
 
 def test_references_are_drawn_only_beside_what_they_are_of(runs):
@@ -351,11 +473,50 @@ def test_the_command_that_runs_one_test_again(run_pytest, fault_server):
     assert "-k" not in failure.reproduce.split() and server.key not in failure.reproduce
 
 
+def test_the_command_runs_from_where_the_run_was_started(tmp_path, fault_server):
+    """From another checkout, as a shard of a run: the command that is printed runs the test."""
+    server = fault_server(key="")
+    (tmp_path / "here").mkdir()
+    shutil.copy(ROOT / SCENARIOS, tmp_path)
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p sm121.plugin\n")
+
+    def run(*command, report):
+        return subprocess.run(
+            [sys.executable, *command, f"--report-dir={tmp_path / report}"],
+            cwd=tmp_path / "here", capture_output=True, text=True,
+        )  # fmt: skip
+
+    first = run(
+        *("-m", "pytest", "-p", "no:cacheprovider", "../verdicts.py", "-k", "fail", "-vv"),
+        *("--arch", "cpu", "--base-url", server.base_url, "--beside-others"),
+        *("--shard", "1/1", "--resume"),
+        report="first",
+    )  # fmt: skip
+    assert first.returncode == 1, first.stdout + first.stderr
+    (failure,) = details.read(tmp_path / "first").failures
+    command = shlex.split(failure.reproduce)
+    assert command[:4] == ["python", "-m", "pytest", "../verdicts.py::test_fail"], first.stdout
+    assert not {"--shard", "1/1", "--resume", "-vv", "-k"} & set(command)
+    again = run(*command[1:], report="again")
+    assert "1 failed" in again.stdout, again.stdout + again.stderr
+
+
 def test_collect_only_says_what_would_run_and_why_the_rest_would_not(run_pytest):
     status, run = run_pytest("--collect-only", "-q", "--arch", "cpu", SCENARIOS)
     assert status == 0 and not (run.report / "verdict.json").exists()
     assert "would run: 9 checks (correctness 9)" in run.output
     assert "because: applies to sm121; the target is cpu" in run.output
+
+
+def test_collect_only_promises_no_numerics_beside_an_attached_server(run_pytest, fault_server):
+    server = fault_server()
+    arguments = ("--arch", "sm121", "--base-url", server.base_url, "--api-key", server.key,
+                 "--served-model-name", "canary", "tests/test_kernel.py")  # fmt: skip
+    _, run = run_pytest("--collect-only", "-q", *arguments)
+    promised = int(re.search(r"would run: (\d+) checks", run.output)[1])
+    assert "because: kernels are tested where the engine is installed" in run.output
+    _, named = run_pytest("--collect-only", "-q", *arguments, "--kernel-provider", "torch")
+    assert int(re.search(r"would run: (\d+) checks", named.output)[1]) > promised + 50
 
 
 def test_the_history_of_a_run_is_in_its_report(run_pytest, fault_server, tmp_path):

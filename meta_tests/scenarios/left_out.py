@@ -2,6 +2,8 @@
 
 import pytest
 
+from sm121.verdict import Inapplicable
+
 pytestmark = [pytest.mark.correctness, pytest.mark.applies_to("cpu", "gpu")]
 
 
@@ -12,6 +14,10 @@ def test_pass(server):
 @pytest.mark.applies_to("sm121")
 def test_of_another_architecture():
     raise AssertionError("must not run here")
+
+
+def test_of_what_is_not_claimed():
+    raise Inapplicable("the provider does not declare it")
 
 
 @pytest.mark.slow("a meta test")

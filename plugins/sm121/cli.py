@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from sm121 import __version__, profile
 from sm121.errors import Sm121Error, UsageError
@@ -17,11 +18,26 @@ from sm121.report import commands as report_commands
 _EXIT_USAGE = 4
 
 
+class _WrongArgumentsError(UsageError):
+    """What argparse has to say."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse would print its usage and end with 2, which is pytest's status of an interrupt."""
+
+    def error(self, message: str) -> NoReturn:
+        one_line = " ".join(message.split())
+        raise _WrongArgumentsError(f"{self.prog}: {one_line} (see {self.prog} --help)")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a subcommand; exit status 0, 1 when what it computed breaks a promise, or 4 with one line
-    on what was wrong with the request."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
+    """Run a subcommand; exit status 0, 1 when what it computed breaks a promise, 4 with one line on
+    what was wrong with the request; ``merge`` has the status of the merged run."""
+    try:
+        options = _parser().parse_args(arguments)
+    except _WrongArgumentsError as error:
+        print(error, file=sys.stderr)
+        return _EXIT_USAGE
     try:
         status: int = options.run(options)
     except (Sm121Error, OSError, ValueError) as error:
@@ -37,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="sm121", description=__doc__)
+    parser = _Parser(prog="sm121", description=__doc__)
     parser.add_argument("--version", action="version", version=f"sm121-conformance {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -393,7 +409,26 @@ def _compare(options: argparse.Namespace) -> int:
     return 0
 
 
+#: pytest's options, in the messages of what both have in common, and what they are called here.
+_MATRIX_OPTIONS = {
+    "--matrix-axis": "--axis",
+    "--matrix-axes": "--axes",
+    "--matrix-build": "--build",
+    "--matrix": "--strength",
+}
+
+
 def _matrix(options: argparse.Namespace) -> int:
+    try:
+        print(_shown_matrix(options), end="")
+    except UsageError as error:
+        option, separator, rest = str(error).partition(" ")
+        here = _MATRIX_OPTIONS.get(option, option)
+        raise UsageError(f"{here}{separator}{rest}") from error
+    return 0
+
+
+def _shown_matrix(options: argparse.Namespace) -> str:
     from sm121 import architecture
     from sm121.matrix import outlook
 
@@ -409,10 +444,8 @@ def _matrix(options: argparse.Namespace) -> int:
         build=options.build,
     )
     if options.strength is None:
-        print(outlook.sizes(chosen, space), end="")
-    else:
-        print(outlook.cells(chosen, space, options.strength, focus=options.axis), end="")
-    return 0
+        return outlook.sizes(chosen, space)
+    return outlook.cells(chosen, space, options.strength, focus=options.axis)
 
 
 def _side_by_side(options: argparse.Namespace) -> int:

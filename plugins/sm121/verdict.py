@@ -61,3 +61,8 @@ class NotRun(Undecided):
     """The check could not run here. The message names what is missing and how to get it."""
 
     verdict = Verdict.NOT_RUN
+
+
+class Inapplicable(NotRun):
+    """The check is about something that the target does not claim to have: no certificate asks for
+    it."""

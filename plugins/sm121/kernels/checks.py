@@ -12,7 +12,7 @@ from sm121.kernels import poison, problems
 from sm121.kernels.cases import Case
 from sm121.kernels.problems import Problem
 from sm121.kernels.protocol import ACTIVATIONS, Declaration, declaration, prepared
-from sm121.verdict import NotRun
+from sm121.verdict import Inapplicable, NotRun
 
 # What a provider may say "not these strides" with. Anything else is an error of its own.
 _REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError)
@@ -82,7 +82,9 @@ def check_replay(provider: Any, problem: Problem, record: Recorder) -> list[str]
     if getattr(provider, problem.operation, None) is None:
         raise NotRun(f"provider {declared.name} has no {problem.operation}")
     if problem.operation not in declared.graphs:
-        raise NotRun(f"provider {declared.name} does not declare {problem.operation} capturable")
+        raise Inapplicable(
+            f"provider {declared.name} does not declare {problem.operation} capturable"
+        )
     arguments = list(_on(problem.arguments, declared))
     keywords = _on(problem.keywords, declared)
     read_anew = ACTIVATIONS[problem.operation]

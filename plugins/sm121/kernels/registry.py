@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 from typing import Any
 
+from sm121.architecture import CPU
 from sm121.errors import UsageError
 from sm121.verdict import NotRun
 
@@ -22,21 +23,25 @@ _MODULES = {
 }
 NAMES: tuple[str, ...] = tuple(_MODULES)
 
-_BY_ARCHITECTURE = {"cpu": "torch"}
+_ON_A_CPU = "torch"
+#: On a GPU the kernels are tested that the engine serves with.
+_BY_ENGINE = {"vllm": "vllm"}
 
 
-def default(arch: str) -> str:
-    """The provider for an architecture when none was named.
+def default(arch: str, engine: str) -> str:
+    """The provider for an architecture and an engine when none was named.
 
     Raises:
         NotRun: there is none: what PyTorch computes says nothing about a GPU engine's kernels.
     """
-    if arch not in _BY_ARCHITECTURE:
+    if arch == CPU:
+        return _ON_A_CPU
+    if engine not in _BY_ENGINE:
         raise NotRun(
-            f"no kernel provider is built in for {arch}; "
+            f"no kernel provider is built in for {engine} on {arch}; "
             f"give --kernel-provider {'|'.join(NAMES)}|MODULE:ATTR"
         )
-    return _BY_ARCHITECTURE[arch]
+    return _BY_ENGINE[engine]
 
 
 def check_name(name: str) -> None:

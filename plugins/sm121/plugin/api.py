@@ -65,7 +65,7 @@ def api(server: Server, capabilities: Capabilities) -> Api:
 
 @dataclass(frozen=True)
 class Judge:
-    """Holds the server against a case. Notes are printed and kept in the report."""
+    """Holds the server against a case. Notes are kept in the report."""
 
     _run: Run
     _api: Api
@@ -80,9 +80,10 @@ class Judge:
         if judged.problem is not None and judged.problem.fails:
             return judged.problem.text
         if judged.problem is not None:
-            self._run.remark(f"{case.id}: {judged.problem.text}")
+            self._run.remark(f"{case.id}: {judged.problem.text}", at_once=False)
         elif case.tier == "unspecified":
-            self._run.remark(f"{case.id}: unspecified ({case.why}); seen: {judged.seen[:100]}")
+            text = f"{case.id}: unspecified ({case.why}); seen: {judged.seen[:100]}"
+            self._run.remark(text, at_once=False)
         return None
 
     def known(self, case: str, kind: str, text: str) -> bool:
@@ -90,7 +91,8 @@ class Judge:
         deviation = self._api.capabilities.deviation(case, kind)
         if deviation is not None:
             title = self._api.capabilities.file.title
-            self._run.remark(f"{case}: known of {title} {deviation.versions}: {text}")
+            said = f"{case}: known of {title} {deviation.versions}: {text}"
+            self._run.remark(said, at_once=False)
         return deviation is not None
 
 

@@ -25,6 +25,7 @@ from sm121.measure.measurement import Measurement
 from sm121.measure.statistics import Estimate
 from sm121.plugin.box import Box, ceilings
 from sm121.plugin.run import RUN, Run
+from sm121.plugin.selection import LEVEL
 from sm121.profile import Gate
 from sm121.report.verdict_file import MetricReport, TestReport
 from sm121.verdict import Inconclusive, Invalid, Verdict
@@ -265,7 +266,8 @@ def _against_roofline(
     if (higher := own.broken_by(estimate.value)) and not highest.broken_by(estimate.value):
         run.remark(
             f"{measurement.name}: more than the checkpoint's own formats allow, so the engine "
-            f"quantises what they leave in BF16 ({higher})"
+            f"quantises what they leave in BF16 ({higher})",
+            at_once=False,
         )
     return round(own.share(estimate.value), 4), highest.broken_by(estimate.value)
 
@@ -393,6 +395,26 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
         if "sm121" in info and info["metric"] in run.file.metrics:
             info["box"] = run.file.box.model_dump(mode="json")
             info["verdict"] = run.file.metrics[info["metric"]].verdict.value
+
+
+@pytest.hookimpl(trylast=True)  # after the run was opened
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """pytest-benchmark's tables are for ``-v`` and for comparing: the report has the numbers.
+
+    Those of somebody else's benchmarks, in the same run, stay.
+    """
+    config = session.config
+    benchmarks = getattr(config, "_benchmarksession", None)
+    if benchmarks is None or RUN not in config.stash or config.option.verbose > 0:
+        return
+    asked = config.getoption("benchmark_compare", None), config.getoption("benchmark_verbose", None)
+    theirs = [item for item in session.items if LEVEL not in item.stash]
+    if not any(asked) and not any("benchmark" in _fixtures(item) for item in theirs):
+        benchmarks.quiet = True
+
+
+def _fixtures(item: pytest.Item) -> list[str]:
+    return list(getattr(item, "fixturenames", ()))
 
 
 @pytest.hookimpl(tryfirst=True)  # before the run is closed and its file written

@@ -19,6 +19,7 @@ from sm121.kernels.benchmark_cases import BenchmarkCase
 from sm121.kernels.cases import Case
 from sm121.plugin.options import SETTINGS, Settings
 from sm121.plugin.run import Run
+from sm121.plugin.selection import LEVEL
 from sm121.verdict import NotRun
 
 if TYPE_CHECKING:
@@ -185,15 +186,37 @@ class Kernels:
 
 @pytest.fixture(scope="session")
 def kernels(conformance: Run) -> Kernels:
-    """The provider of ``--kernel-provider``, or the architecture's."""
-    if importlib.util.find_spec("torch") is None:
-        raise NotRun("the numerics need torch, which is not installed in this environment")
-    name = conformance.settings.kernel_provider
+    """The provider of ``--kernel-provider``, or the one of the architecture and the engine."""
+    settings = conformance.settings
+    if (obstacle := _obstacle(settings)) is not None:
+        raise NotRun(obstacle)
+    name = settings.kernel_provider
     if name is None:
-        if conformance.attached is not None:
-            raise NotRun(
-                "kernels are tested where the engine is installed, this run is attached by URL; "
-                "give --kernel-provider to test some here"
-            )
-        name = registry.default(conformance.target.arch)
+        name = registry.default(conformance.target.arch, settings.engine)
     return Kernels(name, registry.load(name))
+
+
+def _obstacle(settings: Settings) -> str | None:
+    """Why no kernels can be tested, as far as that is known before any are loaded."""
+    if importlib.util.find_spec("torch") is None:
+        return "the numerics need torch, which is not installed in this environment"
+    if settings.kernel_provider is None and settings.base_url is not None:
+        return (
+            "kernels are tested where the engine is installed, this run is attached by URL; "
+            "give --kernel-provider to test some here"
+        )
+    return None
+
+
+@pytest.hookimpl(trylast=True)  # what does not apply to the target has been marked
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """``--collect-only`` promises no numerics that cannot run."""
+    items = [item for item in session.items if LEVEL in item.stash and _has_kernels(item)]
+    obstacle = _obstacle(session.config.stash[SETTINGS]) if items else None
+    for item in items:
+        if obstacle is not None and item.get_closest_marker("skip") is None:
+            item.add_marker(pytest.mark.skip(reason=f"NOT_RUN: {obstacle}"))
+
+
+def _has_kernels(item: pytest.Item) -> bool:
+    return "kernels" in getattr(item, "fixturenames", ())

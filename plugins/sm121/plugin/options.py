@@ -126,7 +126,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--kernel-provider",
         metavar="NAME|MODULE:ATTR",
         help="whose kernels the kernel level tests: "
-        f"{', '.join(kernel_providers.NAMES)} or an object of yours (default: by arch)",
+        f"{', '.join(kernel_providers.NAMES)} or an object of yours (default: torch on a CPU, vllm "
+        "for that engine on a GPU)",
     )
     group.addoption(
         "--full-shapes",

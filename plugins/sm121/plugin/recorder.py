@@ -12,7 +12,7 @@ from sm121.plugin.selection import ID, LEVEL
 from sm121.profile import LEVELS
 from sm121.report.printable import printable
 from sm121.report.verdict_file import TestReport
-from sm121.verdict import NotRun, Undecided, Verdict
+from sm121.verdict import Inapplicable, NotRun, Undecided, Verdict
 
 _MESSAGE_LENGTH = 600
 _FINDING = pytest.StashKey[TestReport]()
@@ -40,6 +40,8 @@ def pytest_runtest_makereport(
     if run is None or LEVEL not in item.stash:
         return report
     error = call.excinfo.value if call.excinfo is not None else None
+    if isinstance(error, Inapplicable):
+        run.inapplicable |= {item.stash[ID]}
     if isinstance(error, NotRun):
         path, line, _ = item.location
         report.outcome = "skipped"

@@ -109,7 +109,7 @@ class History:
         current, runs = self.current, self.runs
         findings = regression.compare(current, runs, self._run.profile.regression)
         for finding in findings:
-            self._run.remark(f"regression {finding.verdict.value}: {finding.text}")
+            self._run.remark(f"regression {finding.verdict.value}: {finding.text}", at_once=False)
         _conclude(findings)
 
     def levels_held(self) -> None:

@@ -15,7 +15,7 @@ from sm121.plugin.benchmarks import RECORDED, extra_info
 from sm121.plugin.options import SETTINGS
 from sm121.plugin.regression import History
 from sm121.plugin.run import RUN, Run
-from sm121.plugin.selection import LEVEL
+from sm121.plugin.selection import ID, LEVEL
 from sm121.plugin.terminal import announce
 from sm121.report import details, findings, github, junit, page, stored, summary, verdict_file
 from sm121.report.details import Details, FailureDetail
@@ -31,6 +31,9 @@ _NOT_REPEATED = {
     "--benchmark-save": 1,
     "--benchmark-autosave": 0,
     "--certify": 0,
+    "--shard": 1,  # another test is in the part
+    "--resume": 0,  # what has ended is not run
+    "--dist": 1,
     "-m": 1,
     "-k": 1,
     "-n": 1,
@@ -38,6 +41,11 @@ _NOT_REPEATED = {
     "-v": 0,
 }
 _MOST_SECTION = 4000
+_MOST_EVIDENCE = 3
+_WITH_A_SERVER = frozenset({"server", "servers"})
+_WITHOUT_A_SERVER = frozenset({"kernels", "compilation"})
+#: How many servers had been started when a test began.
+_STARTS = pytest.StashKey[int]()
 
 
 @pytest.hookimpl(trylast=True)  # after the run was opened
@@ -61,6 +69,13 @@ def _requirement(item: pytest.Item) -> str:
     return " ".join(text.split())
 
 
+@pytest.hookimpl(tryfirst=True)  # before a fixture starts a server
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    run = item.config.stash.get(RUN, None)
+    if run is not None and run.pool is not None:
+        item.stash[_STARTS] = len(run.pool.starts)
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # after the recorder has found the verdict
 def pytest_runtest_makereport(
     item: pytest.Item,
@@ -81,11 +96,31 @@ def pytest_runtest_makereport(
                 for heading, content in report.sections
             },
             location=f"{file}:{line + 1}" if line is not None else file,
-            reproduce=_line(run, [item.nodeid, *_repeated(item.config)]),
+            logs=_logs(run, item),
+            reproduce=_line(run, [_named_from_here(item), *_repeated(item.config)]),
         )
     )
     details.write(known, run.directory)
     return report
+
+
+def _named_from_here(item: pytest.Item) -> str:
+    """The test as it is named where pytest was started: its id is relative to the root directory,
+    which is another folder when the suite is run from somebody else's checkout."""
+    _, separator, name = item.stash[ID].partition("::")
+    file = os.path.relpath(item.path, item.config.invocation_params.dir)
+    return f"{file}{separator}{name}"
+
+
+def _logs(run: Run, item: pytest.Item) -> list[str]:
+    """Of the servers that a test used: those started for it, and the one that runs."""
+    names = set(getattr(item, "fixturenames", ()))
+    if run.pool is None or (names & _WITHOUT_A_SERVER and not names & _WITH_A_SERVER):
+        return []
+    logs = [start.log for start in run.pool.starts[item.stash.get(_STARTS, 0) :]]
+    if run.pool.latest is not None:
+        logs.append(run.pool.latest.log.name)
+    return list(dict.fromkeys(logs))
 
 
 def _arguments(config: pytest.Config) -> list[str]:
@@ -103,9 +138,15 @@ def _repeated(config: pytest.Config) -> list[str]:
             skip -= 1
         elif name in _NOT_REPEATED:
             skip = 0 if separator else _NOT_REPEATED[name]
+        elif _is_short(argument) and argument[:2] in _NOT_REPEATED:
+            continue  # -n2, -vv
         elif argument not in positional:
             kept.append(argument)
     return kept
+
+
+def _is_short(argument: str) -> bool:
+    return argument.startswith("-") and not argument.startswith("--") and len(argument) > 2
 
 
 def _line(run: Run, arguments: list[str]) -> str:
@@ -209,7 +250,9 @@ def first_finding(config: pytest.Config) -> list[str]:
     lines.append(f"  seen: {first.seen}")
     if first.evidence:
         directory = config.stash[SETTINGS].report_dir
-        lines.append(f"  evidence: {', '.join(str(directory / name) for name in first.evidence)}")
+        shown = [str(directory / name) for name in first.evidence[:_MOST_EVIDENCE]]
+        rest = len(first.evidence) - len(shown)
+        lines.append(f"  evidence: {', '.join(shown)}" + (f" and {rest} more" if rest else ""))
     if first.reproduce:
         lines.append(f"  run again: {first.reproduce}")
     if len(found) > 1:

@@ -45,6 +45,7 @@ from sm121.plugin.selection import (
     selects,
 )
 from sm121.plugin.slow import is_left_out
+from sm121.plugin.start_progress import StartProgress
 from sm121.plugin.terminal import announce
 from sm121.profile import Profile
 from sm121.report import directory as report_directory
@@ -141,7 +142,9 @@ class Run:
                 if finding not in found:
                     found.append(finding)
         for finding in found:
-            self.remark(f"{finding.severity}: {finding.message}")
+            self.remark(
+                f"{finding.severity}: {finding.message}", at_once=finding.severity != "note"
+            )
         return found
 
     def server(self, configuration: str | None = None) -> Server:
@@ -195,11 +198,16 @@ class Run:
         """The environment in which the engine of a configuration runs."""
         return registry.engine(configuration.engine).environment(configuration, api_key="")
 
-    def remark(self, line: str) -> None:
-        """Something that a person should see and that decides nothing."""
+    def remark(self, line: str, *, at_once: bool = True) -> None:
+        """Something that a person should know and that decides nothing.
+
+        Args:
+            at_once: it is also said in the terminal, now. What is not is only counted at the end.
+        """
         line = printable(self.redact(line))
         self.file.remarks.append(line)
-        announce(self.config, "note", line)
+        if at_once or self.config.option.verbose > 0:
+            announce(self.config, "note", line)
 
     def kernel_path(self, server: Server) -> KernelPath:
         """What log and metrics prove at this moment, and what was asked for."""
@@ -453,7 +461,10 @@ def _prepare_engine(run: Run, chosen: Profile) -> None:
             ),
             directory=run.directory,
             run_id=run.run_id,
-            notify=lambda name, line: announce(run.config, f"server {name}", line),
+            notify=StartProgress(
+                lambda name, line: announce(run.config, f"server {name}", line),
+                everything=run.config.option.verbose > 0,
+            ),
             on_stop=run.stops.__setitem__,
             device=devices.lock(os.environ.get("PYTEST_XDIST_WORKER"), architecture.gpu_count()),
         )

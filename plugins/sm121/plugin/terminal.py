@@ -154,6 +154,9 @@ def _closing(terminal: pytest.TerminalReporter, run: Run) -> None:
     for crash in file.crashes:
         where = run.directory / crash.bundle if crash.bundle else "could not be written"
         terminal.write_line(f"crash: {crash.kind}: {crash.summary}; bundle: {where}")
+    if file.remarks:
+        many = f"{len(file.remarks)} remarks are" if len(file.remarks) > 1 else "a remark is"
+        terminal.write_line(f"{many} in the report")
     for line in first_finding(run.config):
         terminal.write_line(line)
     page = run.directory / "report.html"

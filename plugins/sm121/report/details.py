@@ -44,6 +44,8 @@ class FailureDetail(_Part):
     """File and line, relative to the root."""
     reproduce: str | None = None
     """A command that runs this test alone, in the same way."""
+    logs: list[str] | None = None
+    """Logs of the servers that it used, in the report directory; null where that was not noted."""
 
 
 class Samples(_Part):

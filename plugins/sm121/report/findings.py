@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from sm121.verdict import Verdict
 
 BAD = (Verdict.FAIL, Verdict.INVALID, Verdict.INCONCLUSIVE)
 _REQUIRED_SEEN = re.compile(
-    r"^(?:AssertionError: )?required: (?P<required>.*?)[,;] (?:seen|missing): (?P<seen>.*)$",
+    r"^(?:[\w.]+: )?required: (?P<required>.*?)[,;] (?:seen|missing): (?P<seen>.*)$",
     re.DOTALL,
 )
 #: Characters of pytest's own output on one page, all failures together; details.json has them all.
@@ -92,7 +92,7 @@ def _finding(
         requirement=report.details.requirements.get(first.id, ""),
         required=match["required"] if match else None,
         seen=match["seen"] if match else said,
-        evidence=tuple(_evidence(report, first.level)),
+        evidence=tuple(_evidence(report, first.level, detail.logs)),
         text=detail.text,
         sections=detail.sections,
         reproduce=detail.reproduce,
@@ -101,12 +101,12 @@ def _finding(
     )
 
 
-def _evidence(report: StoredReport, level: str) -> Iterable[str]:
-    """Files of the report directory that speak of a level."""
-    seen = []
-    for start in report.run.starts:
-        log = Path(start.log)
-        seen += [start.log, log.with_suffix(".status.json").as_posix()]
+def _evidence(report: StoredReport, level: str, logs: Sequence[str] | None) -> Iterable[str]:
+    """Files of the report directory that speak of a test: the logs of its own server first."""
+    if logs is None:  # written by a version that did not note them
+        under_test = report.run.engine.configuration
+        logs = [start.log for start in report.run.starts if start.configuration == under_test]
+    seen = list(logs)
     if level == "performance":
         seen.append("records")
     if level == "stress":

@@ -1,7 +1,8 @@
 """junit.xml: a suite for each level, the verdicts as properties.
 
 FAIL is a ``failure``; INVALID and INCONCLUSIVE are an ``error`` with the verdict as its type, since
-readers of this format know no third thing; what did not run is ``skipped``.
+readers of this format know no third thing; what did not run is ``skipped``. A run that is not PASS
+though no test failed has a suite ``run`` with an ``error``.
 """
 
 from __future__ import annotations
@@ -34,9 +35,26 @@ def xml(report: StoredReport) -> str:
         _count(suite, counts)
         suite.set("time", f"{sum(test.seconds for test in tests):.3f}")
         totals = [one + other for one, other in zip(totals, counts, strict=True)]
+    if run.verdict is not Verdict.PASS and not totals[1] + totals[2]:
+        counts = _of_the_run(root, run)
+        totals = [one + other for one, other in zip(totals, counts, strict=True)]
     _count(root, totals)
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, "unicode") + "\n"
+
+
+def _of_the_run(root: ElementTree.Element, run: VerdictFile) -> list[int]:
+    """A run is not green and no test failed: a certificate was refused, or nothing was executed.
+
+    Readers of this format look at cases alone, and would show it as green.
+    """
+    suite = ElementTree.SubElement(root, "testsuite", name="run", timestamp=run.started)
+    _properties(suite, {"verdict": run.verdict.value, "run.reason": run.reason})
+    counts = [1, 0, 0, 0]
+    judged = TestReport(id="run::verdict", level="run", verdict=run.verdict, message=run.reason)
+    _case(suite, judged, run.reason, counts, always=True)
+    _count(suite, counts)
+    return counts
 
 
 def _of_level(run: VerdictFile, level: str) -> dict[str, object]:
@@ -57,7 +75,15 @@ def _of_level(run: VerdictFile, level: str) -> dict[str, object]:
     }
 
 
-def _case(suite: ElementTree.Element, test: TestReport, text: str, counts: list[int]) -> None:
+def _case(
+    suite: ElementTree.Element,
+    test: TestReport,
+    text: str,
+    counts: list[int],
+    *,
+    always: bool = False,
+) -> None:
+    """Add a test. ``always``: NOT_RUN is an error, too, and not skipped."""
     file, _, name = test.id.partition("::")
     case = ElementTree.SubElement(
         suite,
@@ -69,7 +95,7 @@ def _case(suite: ElementTree.Element, test: TestReport, text: str, counts: list[
     if file.endswith(".py"):
         case.set("file", _clean(file))
     _properties(case, {"verdict": test.verdict.value, **({"waived": True} if test.waived else {})})
-    if test.skipped or test.waived or test.verdict is Verdict.NOT_RUN:
+    if test.skipped or test.waived or (test.verdict is Verdict.NOT_RUN and not always):
         counts[3] += 1
         ElementTree.SubElement(case, "skipped", message=_clean(test.message))
     elif test.verdict is not Verdict.PASS:

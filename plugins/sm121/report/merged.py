@@ -21,14 +21,10 @@ def merge(whole: VerdictFile, parts: Mapping[str, VerdictFile]) -> None:
         if part.engine.base_url is not None and whole.engine.base_url is None:
             whole.engine = part.engine
         whole.metrics.update(part.metrics)
-        for start in part.starts:
-            whole.starts.append(start.model_copy(update={"log": f"{prefix}/{start.log}"}))
-        for crash in part.crashes:
-            where = f"{prefix}/{crash.bundle}" if crash.bundle else None
-            whole.crashes.append(crash.model_copy(update={"bundle": where}))
-        if part.memory is not None:
-            file = f"{prefix}/{part.memory.file}"
-            whole.memory = part.memory.model_copy(update={"file": file})
+        moved = prefixed(part, prefix)
+        whole.starts += moved.starts
+        whole.crashes += moved.crashes
+        whole.memory = moved.memory or whole.memory
         whole.box = _worse(whole.box, part.box)
         for line in part.unproven:
             if line not in whole.unproven:
@@ -43,6 +39,19 @@ def merge(whole: VerdictFile, parts: Mapping[str, VerdictFile]) -> None:
             if test.id.startswith(_BESIDE) and test.id not in known:
                 known.add(test.id)
                 whole.tests.append(test)
+
+
+def prefixed(part: VerdictFile, prefix: str) -> VerdictFile:
+    """A copy whose files are named as they are seen from a report directory in which the part's
+    own is ``prefix``."""
+    moved = part.model_copy(deep=True)
+    for start in moved.starts:
+        start.log = f"{prefix}/{start.log}"
+    for crash in moved.crashes:
+        crash.bundle = f"{prefix}/{crash.bundle}" if crash.bundle else None
+    if moved.memory is not None:
+        moved.memory.file = f"{prefix}/{moved.memory.file}"
+    return moved
 
 
 def beside(whole: VerdictFile) -> set[str]:

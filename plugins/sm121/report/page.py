@@ -30,7 +30,7 @@ from sm121.verdict import Verdict
 
 NAME = "report.html"
 _MEANING = {
-    Verdict.PASS: "Everything that was selected ran and held.",
+    Verdict.PASS: "Everything that ran held. What did not run is listed under Levels.",
     Verdict.FAIL: "Something that ran did not hold. The first finding below says what.",
     Verdict.INVALID: "Numbers were measured that count neither way: on another kernel path, from a "
     "warm cache, or with a clock that cannot be trusted. Mend that, and measure again.",

@@ -17,7 +17,9 @@ def reason(file: VerdictFile) -> str:
         held = sum(test.verdict is Verdict.PASS for test in file.tests)
         waived = sum(test.waived for test in file.tests)
         tolerated = f"; {waived} failed and are waived" if waived else ""
-        return f"{held} of {len(file.tests)} checks were executed and held{tolerated}"
+        left = len(file.tests) - held - waived
+        missing = f"; {left} did not run" if left else ""
+        return f"{held} check{'' if held == 1 else 's'} ran and held{tolerated}{missing}"
     first = decisive[0]
     more = f" (and {len(decisive) - 1} more)" if len(decisive) > 1 else ""
     return f"{first.id}: {first.message}{more}"

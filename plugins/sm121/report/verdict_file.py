@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.kernel_profile import KernelProfile
 from sm121.measure.box import Reading
+from sm121.report import lenient
 from sm121.stress.growth import Growth
 from sm121.verdict import Verdict, worst
 
@@ -254,9 +255,10 @@ def write_text(text: str, path: Path) -> None:
 
 
 def read(path: Path) -> VerdictFile:
-    """Read a verdict.json.
+    """Read a verdict.json of any version: what came later has its default, unknown keys are left
+    out.
 
     Raises:
         OSError, ValueError: it is not there, or not one.
     """
-    return VerdictFile.model_validate_json(path.read_text("utf-8"))
+    return lenient.validate(VerdictFile, json.loads(path.read_text("utf-8")))

@@ -1,0 +1,62 @@
+"""What is said of a server that starts: little when it starts quickly, enough when it does not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+#: What takes longer is worth a line.
+_LONG_S = 10.0
+
+
+@dataclass
+class _Start:
+    """A start that has not ended: what it is doing since when, and when that was last said."""
+
+    phase: str
+    since: float
+    shown: float
+    began: float
+
+
+class StartProgress:
+    """Called with a configuration's name and a line on each change of progress.
+
+    At most one line in ten seconds is shown, and one at the end.
+
+    Args:
+        show: shows a line of that configuration's server.
+        everything: show every line.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        show: Callable[[str, str], None],
+        *,
+        everything: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._show = show
+        self._everything = everything
+        self._clock = clock
+        self._starts: dict[str, _Start] = {}
+
+    def __call__(self, name: str, line: str) -> None:
+        if self._everything:
+            self._show(name, line)
+            return
+        if line.startswith("ready after "):
+            self._starts.pop(name, None)
+            self._show(name, line)
+            return
+        now = self._clock()
+        start = self._starts.setdefault(name, _Start(line, now, now, now))
+        if now - start.shown > _LONG_S:
+            took = now - start.since
+            before = f"{start.phase} took {took:.0f} s, now " if took > _LONG_S else ""
+            self._show(name, f"{before}{line}, {now - start.began:.0f} s since the start")
+            start.shown = now
+        if line != start.phase:
+            start.phase, start.since = line, now
