@@ -129,6 +129,85 @@ def test_a_wrong_axes_file_is_one_line(text, why):
     assert "\n" not in str(seen.value)
 
 
+_ONLY_ONE = """
+[axes.only]
+title = "without a choice"
+baseline = "here"
+[axes.only.values.here]
+settings = [{ engine = "vllm", source = "the test" }]
+[axes.only.values.there]
+settings = [{ engine = "sglang", source = "the test" }]
+unproven = "the test"
+
+[[incompatible]]
+when = { only = "here", dtype = "bfloat16", seqs = "1" }
+reason = "why"
+source = "the test"
+
+[[incompatible]]
+when = { only = "there", graphs = "compiled" }
+reason = "why"
+source = "the test"
+"""
+
+
+def test_a_rule_about_an_axis_without_a_choice_counts():
+    """The axis is at its baseline; what is ruled out with that is ruled out."""
+    space = Space(axes.load_text(axes.shipped()["cpu"] + _ONLY_ONE, "mine.toml"), "vllm", "0.32.0")
+    assert "only" not in space.axes and space.fixed == {"only": "here"}
+    assert not space.allowed((("dtype", "bfloat16"), ("seqs", "1")))
+    assert space.allowed((("graphs", "compiled"),))
+    cells = [planned.cell for planned in covering.build(space, 2).cells]
+    assert not any(cell["dtype"] == "bfloat16" and cell["seqs"] == "1" for cell in cells)
+
+
+def test_one_axis_alone_has_each_value():
+    text = "".join(axes.shipped()["cpu"].partition("[axes.graphs]")[0])
+    space = Space(axes.load_text(text, "mine.toml"), "vllm", "0.32.0")
+    cells = [planned.cell["dtype"] for planned in covering.build(space, 1).cells]
+    assert cells == ["float32", "bfloat16"]
+
+
+def test_what_is_switched_is_seen_or_said_to_be_unseen():
+    text = (
+        axes.shipped()["cpu"]
+        + """
+[axes.mine]
+title = "of the test"
+baseline = "off"
+[axes.mine.values.off]
+settings = [{ engine = "vllm", source = "the test" }]
+[axes.mine.values.on]
+settings = [{ engine = "vllm", arguments = ["--mine"], source = "the test" }]
+expected = { must_not_see = ["falling back"] }
+"""
+    )
+    with pytest.raises(UsageError, match=r"axes\.mine.*values\.on: vllm: expected evidence"):
+        axes.load_text(text, "mine.toml")
+    reason = "no line of the log names it"
+    space = Space(axes.load_text(f'{text}unproven = "{reason}"\n', "mine.toml"), "vllm", "0.32.0")
+    assert space.unproven() == {"mine=on": reason}
+    file = report.build(space, covering.build(space, 1), [], [], profile="p")
+    assert f"- `mine=on`: {reason}" in report.markdown(space, file)
+
+
+def test_an_axes_file_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
+    file = tmp_path / "mine.toml"
+    file.write_bytes(b"\xff\xfe\x00axes")
+    with pytest.raises(UsageError, match="expected a text file in UTF-8") as seen:
+        axes.load(str(file))
+    assert "\n" not in str(seen.value)
+
+    def refuse(*_args: object, **_options: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    shipped = axes.shipped()
+    monkeypatch.setattr(axes, "shipped", lambda: shipped)
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(UsageError, match="Permission denied"):
+        axes.load(str(file))
+
+
 def test_contradicting_incompatibilities_are_named():
     rules = "".join(
         f"\n[[incompatible]]\nwhen = {{ dtype = 'bfloat16', graphs = '{value}' }}\n"
@@ -239,14 +318,79 @@ def test_a_broken_baseline_explains_everything():
     assert found.choice == () and str(found).startswith("baseline: CRASH")
 
 
-def test_a_failure_that_does_not_come_again_is_no_set():
+@pytest.mark.parametrize("changed", [{"graphs": "compiled"}, {"graphs": "compiled", "seqs": "1"}])
+def test_a_failure_that_does_not_come_again_is_no_set(changed):
     space = SPACES[0]
-    cell = {**space.baseline, "graphs": "compiled"}
+    cell = {**space.baseline, **changed}
     broken = [record(space, space.baseline, Outcome.PASS), record(space, cell, Outcome.FAIL)]
-    other = {**cell, "seqs": "1", "load": "eager"}
-    broken.append(record(space, other, Outcome.CRASH))
-    found = isolation.smallest(space, broken, lambda c: record(space, c, Outcome.PASS, True))
-    assert [one.confirmed for one in found] == [True, False]
+    (found,) = isolation.smallest(space, broken, lambda c: record(space, c, Outcome.PASS, True))
+    assert not found.confirmed and "once, and not again" in str(found)
+    (found,) = isolation.smallest(space, broken, lambda c: record(space, c, Outcome.NOT_RUN, True))
+    assert not found.confirmed and "started again, it came to NOT_RUN" in str(found)
+    (found,) = isolation.smallest(space, broken, lambda _cell: None)
+    assert not found.confirmed and "not isolated" in str(found)
+
+
+def test_a_part_that_ends_otherwise_is_named():
+    """INVALID alone is no sign that it passes alone; neither is another failure."""
+    space = SPACES[0]
+    part, pair = (("load", "eager"),), (("spec", "ngram"), ("load", "eager"))
+    engine = Engine(space, {part: Outcome.INVALID, pair: Outcome.SLOWER})
+    cell = {**space.baseline, **dict(pair)}
+    records = [engine.run(space.baseline), engine.run({**space.baseline, "spec": "ngram"}),
+               engine.run(cell)]  # fmt: skip
+    (found,) = isolation.smallest(space, records, lambda c: engine.run(c, True))
+    assert found.confirmed and found.choice == pair
+    assert str(found) == "spec=ngram + load=eager: SLOWER; load=eager alone: INVALID (planted)"
+    engine = Engine(space, {part: Outcome.FAIL, pair: Outcome.CRASH})
+    sets = isolation.smallest(
+        space, [engine.run(space.baseline), engine.run(cell)], lambda c: engine.run(c, True)
+    )
+    assert [str(one) for one in sets] == [
+        "load=eager: FAIL (planted)",
+        "spec=ngram + load=eager: CRASH; load=eager alone: FAIL (planted)",
+    ]
+
+
+def test_sets_are_told_as_they_are_found():
+    space = SPACES[0]
+    engine = Engine(space, {(("graphs", "compiled"),): Outcome.FAIL,
+                            (("seqs", "1"),): Outcome.CRASH})  # fmt: skip
+    records = [engine.run({**space.baseline, **c})
+               for c in ({}, {"graphs": "compiled"}, {"seqs": "1"})]  # fmt: skip
+    told: list[list[str]] = []
+    isolation.smallest(
+        space, records, lambda c: engine.run(c, True),
+        lambda sets: told.append([axes.label(one.choice) for one in sets]),
+    )  # fmt: skip
+    assert told == [["graphs=compiled"], ["graphs=compiled", "seqs=1"]]
+
+
+def invalid(space: Space, cell: dict[str, str], step: str) -> CellRecord:
+    one = record(space, cell, Outcome.INVALID)
+    names = ("start", "path", "answers", "equivalence", "stress", "alive", "performance")
+    one.steps = [
+        Step(name=name, outcome=Outcome.INVALID if name == step else Outcome.PASS) for name in names
+    ]
+    return one
+
+
+@pytest.mark.parametrize(("step", "works"), [("performance", True), ("equivalence", False)])
+def test_without_a_decision_values_are_not_known_to_work(step, works):
+    space = SPACES[0]
+    cell = {**space.baseline, "graphs": "compiled", "seqs": "1"}
+    records = [record(space, space.baseline, Outcome.PASS), invalid(space, cell, step)]
+    file = report.build(space, covering.build(space, 1), records, [], profile="p")
+    state = report.pairs(space, file)[("graphs", "compiled"), ("seqs", "1")]
+    assert state == ("works" if works else "unknown")
+    # Nor are they innocent of a failure elsewhere.
+    failing = {**cell, "load": "eager"}
+    sets = isolation.smallest(
+        space, [*records, record(space, failing, Outcome.FAIL)], lambda _cell: None
+    )
+    others = {sets[0].choice, *sets[0].others}
+    assert ((("seqs", "1"),) in others) is not works
+    assert "of which all but the rate was judged" in report.markdown(space, file)
 
 
 # ----------------------------------------------------------------------- order, cost, state, report
