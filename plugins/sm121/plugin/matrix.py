@@ -298,6 +298,8 @@ class MatrixRun:
             redact=self.run.redact,
             died=self._died,
         )
+        if self.records:
+            self.write()
 
     def judge(self, planned: Planned | None) -> None:
         """The cell works.
