@@ -15,11 +15,12 @@ from sm121 import cli
 from sm121.matrix import axes, covering, report, state
 from sm121.matrix.axes import Space
 from sm121.matrix.outcome import CellRecord, Outcome
-from sm121.plugin import matrix_workers
+from sm121.plugin import matrix_workers, resume
 from sm121.plugin.matrix import MatrixRun
 from sm121.plugin.options import SETTINGS
-from sm121.report.verdict_file import TestReport
-from sm121.verdict import Verdict
+from sm121.report import verdict_file
+from sm121.report.verdict_file import EngineReport, TestReport, VerdictFile
+from sm121.verdict import NotRun, Verdict
 
 
 def shape(verdict: dict) -> dict:
@@ -264,3 +265,76 @@ def test_the_newest_earlier_run_that_was_the_same_is_taken_over(tmp_path):
     assert ids == ["baseline", "graphs=compiled"] and not remarks
     ids, remarks = taken_over(tmp_path, {"profile": "third"})
     assert not ids and "no cell is taken over: the earlier run was another one" in remarks[0]
+
+
+def matrix_run(tmp_path: Path, *, limit_s: float = 100.0, **changes) -> MatrixRun:
+    """A matrix whose cells with compiled graphs fail, with the baseline ended and one of them."""
+    run = object.__new__(MatrixRun)
+    settings = {"aborted": None, "distrusted": None, "config": SimpleNamespace()}
+    run.run = SimpleNamespace(**{**settings, **changes})
+    profile = SimpleNamespace(test_timeout_s={"matrix": limit_s})
+    run.plan = SimpleNamespace(plan=SimpleNamespace(isolation_boots=9), profile=profile)
+    run.space, run.directory = SPACE, tmp_path
+    run.records = [BASELINE, ended({**COMPILED, "seqs": "1"}, Outcome.FAIL)]
+    run.sets, run.started, run.written = [], [], []
+    run.write = lambda: run.written.append(list(run.sets))
+
+    def examine(planned, *, isolating):
+        run.started.append(axes.identity(SPACE, planned.cell))
+        broken = planned.cell["graphs"] == "compiled"
+        return ended(planned.cell, Outcome.FAIL if broken else Outcome.PASS, isolating=isolating)
+
+    run._examine = examine
+    return run
+
+
+@pytest.fixture
+def quiet(monkeypatch):
+    monkeypatch.setattr("sm121.plugin.matrix.announce", lambda *_words: None)
+
+
+def test_isolating_ends_before_the_tests_time_does(tmp_path, quiet):
+    run = matrix_run(tmp_path)
+    with pytest.raises(AssertionError, match="graphs=compiled: FAIL"):
+        run.isolate()
+    assert run.started == ["graphs=compiled,seqs=1", "graphs=compiled"]
+    assert run.written and all(sets for sets in run.written)
+    run = matrix_run(tmp_path, limit_s=17.0)  # 15 s are kept, and a cell takes 3 s
+    with pytest.raises(AssertionError, match="not isolated"):
+        run.isolate()
+    assert not run.started
+
+
+@pytest.mark.parametrize("why", [{"distrusted": "the GPU fell"}, {"aborted": ("floor", "memory")}])
+def test_nothing_is_started_where_nothing_can_be_trusted(tmp_path, quiet, why):
+    run = matrix_run(tmp_path, **why)
+    with pytest.raises(AssertionError, match="not isolated"):
+        run.isolate()
+    assert not run.started
+    del run._examine
+    run._bench = SimpleNamespace(reference=object())
+    with pytest.raises(NotRun, match=r"the GPU fell|memory"):
+        run._examine(covering.Planned(COMPILED, ("array",)))
+
+
+def verdict_of(folder: Path, profile: str, verdict: str) -> None:
+    folder.mkdir(parents=True)
+    file = VerdictFile(arch="cpu", profile=profile, started="2026-01-01T00:00:00+00:00",
+                       engine=EngineReport(name="vllm", managed=True, model="m"),
+                       tests=[TestReport(id="t", level="kernel", verdict=verdict)])  # fmt: skip
+    verdict_file.write(file, folder / "verdict.json")
+
+
+def test_the_newest_earlier_run_with_kernel_tests_is_taken_over(tmp_path):
+    earlier = tmp_path / "earlier"
+    for stamp, own, verdict in (("1", "mine", "FAIL"), ("2", "mine", "PASS"),
+                                ("3", "mine", "NOT_RUN"), ("4", "other", "PASS")):  # fmt: skip
+        verdict_of(earlier / stamp, own, verdict)
+    remarks: list[str] = []
+    now = verdict_file.read(earlier / "1" / "verdict.json")
+    run = SimpleNamespace(directory=tmp_path, file=now, remark=remarks.append)
+    found = resume._earlier(run)
+    assert found is not None and found.tests[0].verdict is Verdict.PASS and not remarks
+    now.profile = "third"
+    assert resume._earlier(run) is None
+    assert remarks == ["--resume: nothing is taken over: another profile (other, now third)"]
