@@ -11,7 +11,8 @@ import pytest
 
 from sm121 import cli, profile
 from sm121.errors import UsageError
-from sm121.matrix import axes, cost, covering, isolation, order, outlook, report, state
+from sm121.evidence.kernel_path import KernelPath
+from sm121.matrix import axes, cost, covering, examine, isolation, order, outlook, report, state
 from sm121.matrix.axes import Space
 from sm121.matrix.outcome import CellRecord, Outcome, Rate, Step, worst
 
@@ -535,3 +536,32 @@ def test_no_matrix_is_no_gap(run_matrix):
 def test_cells_are_collected_for_a_machine_that_is_not_here(run_pytest):
     status, run = run_pytest("--arch", "sm121", "tests/test_matrix.py", "--collect-only", "-q")
     assert status == 0 and "test_cell[moe=cutlass,activation=mxfp8]" in run.output
+
+
+#: Of vLLM 0.32 on a CPU: what it was given, and how it read the weights.
+_VLLM_LOG = """\
+(APIServer pid=26616) INFO 11-21 19:58:56 [api_utils.py:286] non-default args: {'host': \
+'127.0.0.1', 'dtype': 'bfloat16', 'safetensors_load_strategy': 'eager', 'max_num_seqs': %s, \
+'async_scheduling': False}
+Loading safetensors checkpoint shards (eager): 100%% Completed | 1/1 [00:00<00:00,  2.31it/s]
+"""
+
+
+@pytest.mark.parametrize("value", [("scheduling", "sync"), ("seqs", "1"), ("load", "eager")])
+def test_a_value_that_the_log_does_not_show_is_a_fallback(value):
+    expected = SPACES[0].value(*value).expected
+    said, where = _VLLM_LOG % "1", "=".join(value)
+    assert examine._unmet(expected, where, KernelPath(), said) == []
+    silent = (
+        said.replace(": False", ": True").replace("(eager)", "").replace("seqs': 1", "seqs': 16")
+    )
+    (wrong,) = examine._unmet(expected, where, KernelPath(), silent)
+    assert wrong.startswith(f"{where}: must see")
+
+
+def test_a_setting_has_evidence_of_its_own():
+    """The same value on another engine shows itself in another line."""
+    vllm, sglang = SPACES[2], SPACES[4]
+    assert vllm.settings["prefix"]["off"].expected.path == {"prefix_caching": "False"}
+    assert sglang.settings["prefix"]["off"].expected.must_see == ("disable_radix_cache=True",)
+    assert "activation=mxfp8" in SPACES[3].unproven() and not vllm.unproven()
