@@ -6,15 +6,23 @@ import functools
 import itertools
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from sm121 import cli, profile
-from sm121.errors import UsageError
+from sm121.answers import prompts
+from sm121.engines import pool
+from sm121.engines.configuration import ServerConfiguration
+from sm121.engines.managed import Patience, ServerDied, StartError
+from sm121.engines.server import Endpoint, Server
+from sm121.errors import Sm121Error, UsageError
+from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_path import KernelPath
 from sm121.matrix import axes, cost, covering, examine, isolation, order, outlook, report, state
 from sm121.matrix.axes import Space
 from sm121.matrix.outcome import CellRecord, Outcome, Rate, Step, worst
+from sm121.measure.measurement import Invalidity
 
 SM121 = axes.load("sm121")
 CPU = axes.load("cpu")
@@ -565,3 +573,96 @@ def test_a_setting_has_evidence_of_its_own():
     assert vllm.settings["prefix"]["off"].expected.path == {"prefix_caching": "False"}
     assert sglang.settings["prefix"]["off"].expected.must_see == ("disable_radix_cache=True",)
     assert "activation=mxfp8" in SPACES[3].unproven() and not vllm.unproven()
+
+
+# ---------------------------------------------------------------------------------- the performance
+
+
+def bench(tmp_path: Path, alive) -> examine.Bench:
+    """A bench whose checks pass up to the performance sample."""
+    own = profile.load("cpu-tiny-gpt-oss")
+    assert own.matrix is not None
+    server = Server(
+        Endpoint("http://127.0.0.1:1", "", "canary"), True, "vllm", None, None, None, 1.0
+    )
+    made = examine.Bench(
+        space=SPACES[0], profile=own, plan=own.matrix,
+        prompts=prompts.continuations(), directory=tmp_path / "matrix",
+        start=lambda _configuration: server, alive=alive, path_of=lambda _server: KernelPath(),
+        dying_s=0.0,
+    )  # fmt: skip
+    for check in ("_path", "_known_answers", "_equivalence", "_stress"):
+        setattr(made, check, lambda _record, _server: None)
+    return made
+
+
+def failed(_record, _server):
+    return "tg64@d0", [], [Invalidity(reason="request_failed", evidence="5 of 5 requests: reset")]
+
+
+def no_client(_record, _server):
+    raise Sm121Error("the measuring client ended with 1")
+
+
+@pytest.mark.parametrize("measure", [failed, no_client])
+@pytest.mark.parametrize("dies", [True, False])
+def test_what_a_performance_sample_shows(tmp_path, measure, dies):
+    log = tmp_path / "server.log"
+    log.write_text("torch.OutOfMemoryError: CUDA out of memory\n")
+    cause = Cause(kind="oom", summary="out of memory", owner="the engine")
+    asked: list[int] = []
+
+    def alive() -> None:
+        asked.append(1)
+        if dies and len(asked) > 1:  # before the sample it still lives
+            raise ServerDied("it ended", cause, log)
+
+    made = bench(tmp_path, alive)
+    made._measure = measure
+    configuration = ServerConfiguration("n", "vllm", "python", "m", "canary", (), ())
+    found = made.examine(covering.Planned(SPACES[0].baseline, ("baseline",)), configuration)
+    if dies:
+        assert found.outcome is Outcome.CRASH and found.kind == "oom"
+        assert found.reason.startswith("alive: died (checking: performance): oom")
+        assert (tmp_path / str(found.bundle) / "server.log").read_text() == log.read_text()
+    elif measure is failed:
+        assert found.outcome is Outcome.FAIL and "5 of 5 requests" in found.reason
+    else:
+        assert found.outcome is Outcome.INVALID and found.works
+        assert found.reason == "performance: the measuring client ended with 1"
+
+
+def test_a_start_that_failed_can_be_made_again(tmp_path, monkeypatch):
+    starts: list[str] = []
+
+    class Once:
+        """Does not start the first time."""
+
+        def __init__(self, configuration, *_more) -> None:
+            self.configuration, self.secrets, self.running = configuration, (), True
+            self.log = tmp_path / "server.log"
+            self.log.write_text("")
+
+        def start(self):
+            starts.append("start")
+            if len(starts) == 1:
+                raise StartError("no", Cause(kind="oom", summary="s", owner="o"), self.log)
+            return SimpleNamespace(startup_s=1.0)
+
+        def stop(self):
+            starts.append("stop")
+            return SimpleNamespace(clean=True)
+
+    monkeypatch.setattr(pool, "ManagedServer", Once)
+    own = ServerConfiguration("n", "vllm", "python", "m", "canary", (), ())
+    servers = pool.ServerPool(patience=Patience(1, 1, 1), directory=tmp_path, run_id="r",
+                              notify=lambda *_words: None)  # fmt: skip
+    for _ in range(2):
+        with pytest.raises(StartError):
+            servers.get(own)
+    assert starts == ["start"]
+    servers.forget(own)
+    assert servers.get(own) is servers.get(own)
+    servers.forget(own)  # what runs is stopped, so that the next one is a start of its own
+    servers.get(own)
+    assert starts == ["start", "start", "stop", "start"]

@@ -386,9 +386,10 @@ class MatrixRun:
         if self.run.pool is None or error.log in self._told:
             return error.cause
         self._told.add(error.log)
-        own = f"[{record.id}]"
-        test = next((t.id for t in self.run.file.tests if t.id.endswith(own)), "")
+        known = {test.id.rpartition("[")[2]: test.id for test in self.run.file.tests}
+        test = known.get(f"{record.id}]", "")
         evidence = crashes.gather(self.run, test, error, self.run.pool.latest)
+        evidence.test = test or None  # a cell that is run to find a set is no test's
         crashes.tell(self.run, evidence)
         crashes._replace(self.run, evidence)
         return evidence.cause
@@ -484,15 +485,15 @@ class MatrixRun:
 
     def _examine(self, planned: Planned, *, isolating: bool = False) -> CellRecord:
         baseline = planned.cell == self.space.baseline
-        if self._bench.reference is None and not baseline:
-            self._be_given_a_reference()
-        if self._bench.reference is None and not baseline:
-            raise NotRun("the baseline came to no answers; nothing can be compared with it")
         if (why := self._untrusted()) is not None:
             raise NotRun(why)
         unfit = [finding for finding in self.run.findings if finding.severity == "error"]
         if unfit:
             raise NotRun(f"no server is started on a machine that is not fit: {unfit[0].message}")
+        if self._bench.reference is None and not baseline:
+            self._be_given_a_reference()
+        if self._bench.reference is None and not baseline:
+            raise NotRun("the baseline came to no answers; nothing can be compared with it")
         name = identity(self.space, planned.cell)
         announce(self.run.config, "matrix", f"{name} ({len(self.records) + 1})")
         configuration = self.configuration(planned.cell)
