@@ -2,8 +2,9 @@
 
 As a pytest plugin (``-p matrix_engine``) it takes vLLM's place; as a program it is the server. Its
 flags and its log are vLLM's, as far as the matrix level looks at them. Faults are planted with
-``MATRIX_FAULTS``, words of the form ``KIND:flag+flag``: fallback, crash, refuse, die, corrupt,
-corrupt-together, slow.
+``MATRIX_FAULTS``, words of the form ``KIND:flag+flag``: fallback, crash, crash-once (at the first
+start of its arguments alone), refuse, die, die-streaming and fail-streaming (the requests of the
+performance sample), corrupt, corrupt-together, slow.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from typing import Any
 
 HERE = Path(__file__).parent
 FAULTS = "MATRIX_FAULTS"
-KINDS = ("fallback", "crash", "refuse", "die", "corrupt", "corrupt-together", "slow")
+KINDS = ("fallback", "crash", "crash-once", "refuse", "die", "die-streaming", "fail-streaming",
+         "corrupt", "corrupt-together", "slow")  # fmt: skip
 _BOOTS = "MATRIX_BOOTS"
 
 
@@ -113,11 +115,18 @@ def main() -> None:
         corrupt = False
         corrupt_together = False
         deadly = False
+        deadly_streams = False
+        failing_streams = False
 
         async def complete(self, request: web.Request) -> web.StreamResponse:
             said = json.loads(await request.read())
             if request.headers.get("Authorization") != f"Bearer {os.environ['MATRIX_KEY']}":
                 return web.json_response({"error": "Unauthorized"}, status=401)
+            if said.get("stream") and self.deadly_streams:
+                print("torch.OutOfMemoryError: CUDA out of memory.", flush=True)
+                os._exit(1)
+            if said.get("stream") and self.failing_streams:
+                return web.json_response({"error": "KeyError: 'block'"}, status=500)
             if said.get("stream") or ("logprobs" not in said and "return_token_ids" not in said):
                 return await super().complete(request)
             if self.deadly and "logprobs" in said:
@@ -164,9 +173,14 @@ def main() -> None:
     parser.add_argument("--window", default="whole")
     options = parser.parse_args()
     faults = active(sys.argv)
+    own = " ".join(sys.argv[3:])
+    earlier: list[str] = []
     if counted := os.environ.get(_BOOTS):
+        earlier = Path(counted).read_text().splitlines() if Path(counted).exists() else []
         with Path(counted).open("a") as stream:
-            stream.write(" ".join(sys.argv[3:]) + "\n")
+            stream.write(own + "\n")
+    if "crash-once" in faults and own not in earlier:
+        faults["crash"] = faults["crash-once"]
     say = lambda text: print(f"INFO 11-20 10:00:00 [core.py:133] {text}", flush=True)  # noqa: E731
     say("Initializing a V1 LLM engine (v0.33.0) with config: model='canary', "
         f"speculative_config=None, dtype=torch.float32, load_format={options.load_format}, "
@@ -194,6 +208,8 @@ def main() -> None:
     server.corrupt = "corrupt" in faults
     server.corrupt_together = "corrupt-together" in faults
     server.deadly = "die" in faults
+    server.deadly_streams = "die-streaming" in faults
+    server.failing_streams = "fail-streaming" in faults
     asyncio.run(timed_server.serve(server, options.port))
 
 

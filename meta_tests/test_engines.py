@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import stat
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -142,6 +143,58 @@ def test_side_by_side_says_what_is_wrong(tmp_path):
         side_by_side.run([one], **options)
     with pytest.raises(UsageError, match="the folder of the levels"):
         side_by_side.run([one, other], **options)
+
+
+def measured(tmp_path, monkeypatch, statuses, *, writes=True):
+    """`side_by_side.run` of two engines whose runs end so, over the reports of earlier ones."""
+    (tmp_path / side_by_side._LEVEL).write_text("")
+    waiting, told = list(statuses), []
+
+    def run(command, **_options):
+        report = Path(command[command.index("--report-dir") + 1])
+        if writes:
+            report.mkdir(exist_ok=True)
+            (report / "new.json").write_text("{}")
+            (report / "new.json").rename(report / "verdict.json")
+        return subprocess.CompletedProcess(command, waiting.pop(0))
+
+    for name in ("vllm", "llama-cpp"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "verdict.json").write_text("{}")
+    monkeypatch.setattr(side_by_side.subprocess, "run", run)
+    monkeypatch.setattr(side_by_side, "check", lambda _one: None)
+    monkeypatch.setattr(side_by_side.comparison, "read", lambda report: report.name)
+    monkeypatch.setattr(side_by_side.comparison, "distinct", list)
+    monkeypatch.setattr(side_by_side.comparison, "markdown", "|".join)
+    both = [side_by_side.Contestant(name, ()) for name in ("vllm", "llama-cpp")]
+    return side_by_side.run(both, arch="cpu", tests=tmp_path, directory=tmp_path, extra=(),
+                            progress=told.append)  # fmt: skip
+
+
+@pytest.mark.parametrize(("statuses", "worst"), [((0, 0), 0), ((0, 5), 5), ((1, 5), 1)])
+def test_side_by_side_ends_with_the_worst(tmp_path, monkeypatch, statuses, worst):
+    assert measured(tmp_path, monkeypatch, statuses) == ("vllm|llama-cpp", worst)
+
+
+def test_side_by_side_takes_no_earlier_run_for_its_own(tmp_path, monkeypatch):
+    for status in (2, 3, 4, -9):
+        with pytest.raises(UsageError, match=f"llama-cpp: pytest ended with {status}"):
+            measured(tmp_path, monkeypatch, (0, status))
+    with pytest.raises(UsageError, match="vllm: this run has written no"):
+        measured(tmp_path, monkeypatch, (0, 0), writes=False)
+
+
+def test_side_by_side_asks_every_program_first(tmp_path, monkeypatch):
+    fake = program(tmp_path / "llama-server", "exit 1")
+    (tmp_path / side_by_side._LEVEL).write_text("")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(UsageError):
+        side_by_side.check(side_by_side.Contestant("sglang", (), fake))
+    monkeypatch.setattr(side_by_side.subprocess, "run", lambda *_a, **_o: pytest.fail("a run"))
+    both = [side_by_side.parse("llama-cpp"), side_by_side.parse("vllm")]
+    with pytest.raises(UsageError, match="expected llama-server on the PATH"):
+        side_by_side.run(both, arch="cpu", tests=tmp_path, directory=tmp_path, extra=(),
+                         progress=print)  # fmt: skip
 
 
 @pytest.mark.parametrize(

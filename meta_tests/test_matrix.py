@@ -6,14 +6,23 @@ import functools
 import itertools
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from sm121 import cli, profile
-from sm121.errors import UsageError
-from sm121.matrix import axes, cost, covering, isolation, order, outlook, report, state
+from sm121.answers import prompts
+from sm121.engines import pool
+from sm121.engines.configuration import ServerConfiguration
+from sm121.engines.managed import Patience, ServerDied, StartError
+from sm121.engines.server import Endpoint, Server
+from sm121.errors import Sm121Error, UsageError
+from sm121.evidence.failure import Cause
+from sm121.evidence.kernel_path import KernelPath
+from sm121.matrix import axes, cost, covering, examine, isolation, order, outlook, report, state
 from sm121.matrix.axes import Space
 from sm121.matrix.outcome import CellRecord, Outcome, Rate, Step, worst
+from sm121.measure.measurement import Invalidity
 
 SM121 = axes.load("sm121")
 CPU = axes.load("cpu")
@@ -129,6 +138,85 @@ def test_a_wrong_axes_file_is_one_line(text, why):
     assert "\n" not in str(seen.value)
 
 
+_ONLY_ONE = """
+[axes.only]
+title = "without a choice"
+baseline = "here"
+[axes.only.values.here]
+settings = [{ engine = "vllm", source = "the test" }]
+[axes.only.values.there]
+settings = [{ engine = "sglang", source = "the test" }]
+unproven = "the test"
+
+[[incompatible]]
+when = { only = "here", dtype = "bfloat16", seqs = "1" }
+reason = "why"
+source = "the test"
+
+[[incompatible]]
+when = { only = "there", graphs = "compiled" }
+reason = "why"
+source = "the test"
+"""
+
+
+def test_a_rule_about_an_axis_without_a_choice_counts():
+    """The axis is at its baseline; what is ruled out with that is ruled out."""
+    space = Space(axes.load_text(axes.shipped()["cpu"] + _ONLY_ONE, "mine.toml"), "vllm", "0.32.0")
+    assert "only" not in space.axes and space.fixed == {"only": "here"}
+    assert not space.allowed((("dtype", "bfloat16"), ("seqs", "1")))
+    assert space.allowed((("graphs", "compiled"),))
+    cells = [planned.cell for planned in covering.build(space, 2).cells]
+    assert not any(cell["dtype"] == "bfloat16" and cell["seqs"] == "1" for cell in cells)
+
+
+def test_one_axis_alone_has_each_value():
+    text = "".join(axes.shipped()["cpu"].partition("[axes.graphs]")[0])
+    space = Space(axes.load_text(text, "mine.toml"), "vllm", "0.32.0")
+    cells = [planned.cell["dtype"] for planned in covering.build(space, 1).cells]
+    assert cells == ["float32", "bfloat16"]
+
+
+def test_what_is_switched_is_seen_or_said_to_be_unseen():
+    text = (
+        axes.shipped()["cpu"]
+        + """
+[axes.mine]
+title = "of the test"
+baseline = "off"
+[axes.mine.values.off]
+settings = [{ engine = "vllm", source = "the test" }]
+[axes.mine.values.on]
+settings = [{ engine = "vllm", arguments = ["--mine"], source = "the test" }]
+expected = { must_not_see = ["falling back"] }
+"""
+    )
+    with pytest.raises(UsageError, match=r"axes\.mine.*values\.on: vllm: expected evidence"):
+        axes.load_text(text, "mine.toml")
+    reason = "no line of the log names it"
+    space = Space(axes.load_text(f'{text}unproven = "{reason}"\n', "mine.toml"), "vllm", "0.32.0")
+    assert space.unproven() == {"mine=on": reason}
+    file = report.build(space, covering.build(space, 1), [], [], profile="p")
+    assert f"- `mine=on`: {reason}" in report.markdown(space, file)
+
+
+def test_an_axes_file_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
+    file = tmp_path / "mine.toml"
+    file.write_bytes(b"\xff\xfe\x00axes")
+    with pytest.raises(UsageError, match="expected a text file in UTF-8") as seen:
+        axes.load(str(file))
+    assert "\n" not in str(seen.value)
+
+    def refuse(*_args: object, **_options: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    shipped = axes.shipped()
+    monkeypatch.setattr(axes, "shipped", lambda: shipped)
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(UsageError, match="Permission denied"):
+        axes.load(str(file))
+
+
 def test_contradicting_incompatibilities_are_named():
     rules = "".join(
         f"\n[[incompatible]]\nwhen = {{ dtype = 'bfloat16', graphs = '{value}' }}\n"
@@ -239,14 +327,79 @@ def test_a_broken_baseline_explains_everything():
     assert found.choice == () and str(found).startswith("baseline: CRASH")
 
 
-def test_a_failure_that_does_not_come_again_is_no_set():
+@pytest.mark.parametrize("changed", [{"graphs": "compiled"}, {"graphs": "compiled", "seqs": "1"}])
+def test_a_failure_that_does_not_come_again_is_no_set(changed):
     space = SPACES[0]
-    cell = {**space.baseline, "graphs": "compiled"}
+    cell = {**space.baseline, **changed}
     broken = [record(space, space.baseline, Outcome.PASS), record(space, cell, Outcome.FAIL)]
-    other = {**cell, "seqs": "1", "load": "eager"}
-    broken.append(record(space, other, Outcome.CRASH))
-    found = isolation.smallest(space, broken, lambda c: record(space, c, Outcome.PASS, True))
-    assert [one.confirmed for one in found] == [True, False]
+    (found,) = isolation.smallest(space, broken, lambda c: record(space, c, Outcome.PASS, True))
+    assert not found.confirmed and "once, and not again" in str(found)
+    (found,) = isolation.smallest(space, broken, lambda c: record(space, c, Outcome.NOT_RUN, True))
+    assert not found.confirmed and "started again, it came to NOT_RUN" in str(found)
+    (found,) = isolation.smallest(space, broken, lambda _cell: None)
+    assert not found.confirmed and "not isolated" in str(found)
+
+
+def test_a_part_that_ends_otherwise_is_named():
+    """INVALID alone is no sign that it passes alone; neither is another failure."""
+    space = SPACES[0]
+    part, pair = (("load", "eager"),), (("spec", "ngram"), ("load", "eager"))
+    engine = Engine(space, {part: Outcome.INVALID, pair: Outcome.SLOWER})
+    cell = {**space.baseline, **dict(pair)}
+    records = [engine.run(space.baseline), engine.run({**space.baseline, "spec": "ngram"}),
+               engine.run(cell)]  # fmt: skip
+    (found,) = isolation.smallest(space, records, lambda c: engine.run(c, True))
+    assert found.confirmed and found.choice == pair
+    assert str(found) == "spec=ngram + load=eager: SLOWER; load=eager alone: INVALID (planted)"
+    engine = Engine(space, {part: Outcome.FAIL, pair: Outcome.CRASH})
+    sets = isolation.smallest(
+        space, [engine.run(space.baseline), engine.run(cell)], lambda c: engine.run(c, True)
+    )
+    assert [str(one) for one in sets] == [
+        "load=eager: FAIL (planted)",
+        "spec=ngram + load=eager: CRASH; load=eager alone: FAIL (planted)",
+    ]
+
+
+def test_sets_are_told_as_they_are_found():
+    space = SPACES[0]
+    engine = Engine(space, {(("graphs", "compiled"),): Outcome.FAIL,
+                            (("seqs", "1"),): Outcome.CRASH})  # fmt: skip
+    records = [engine.run({**space.baseline, **c})
+               for c in ({}, {"graphs": "compiled"}, {"seqs": "1"})]  # fmt: skip
+    told: list[list[str]] = []
+    isolation.smallest(
+        space, records, lambda c: engine.run(c, True),
+        lambda sets: told.append([axes.label(one.choice) for one in sets]),
+    )  # fmt: skip
+    assert told == [["graphs=compiled"], ["graphs=compiled", "seqs=1"]]
+
+
+def invalid(space: Space, cell: dict[str, str], step: str) -> CellRecord:
+    one = record(space, cell, Outcome.INVALID)
+    names = ("start", "path", "answers", "equivalence", "stress", "alive", "performance")
+    one.steps = [
+        Step(name=name, outcome=Outcome.INVALID if name == step else Outcome.PASS) for name in names
+    ]
+    return one
+
+
+@pytest.mark.parametrize(("step", "works"), [("performance", True), ("equivalence", False)])
+def test_without_a_decision_values_are_not_known_to_work(step, works):
+    space = SPACES[0]
+    cell = {**space.baseline, "graphs": "compiled", "seqs": "1"}
+    records = [record(space, space.baseline, Outcome.PASS), invalid(space, cell, step)]
+    file = report.build(space, covering.build(space, 1), records, [], profile="p")
+    state = report.pairs(space, file)[("graphs", "compiled"), ("seqs", "1")]
+    assert state == ("works" if works else "unknown")
+    # Nor are they innocent of a failure elsewhere.
+    failing = {**cell, "load": "eager"}
+    sets = isolation.smallest(
+        space, [*records, record(space, failing, Outcome.FAIL)], lambda _cell: None
+    )
+    others = {sets[0].choice, *sets[0].others}
+    assert ((("seqs", "1"),) in others) is not works
+    assert "of which all but the rate was judged" in report.markdown(space, file)
 
 
 # ----------------------------------------------------------------------- order, cost, state, report
@@ -391,3 +544,125 @@ def test_no_matrix_is_no_gap(run_matrix):
 def test_cells_are_collected_for_a_machine_that_is_not_here(run_pytest):
     status, run = run_pytest("--arch", "sm121", "tests/test_matrix.py", "--collect-only", "-q")
     assert status == 0 and "test_cell[moe=cutlass,activation=mxfp8]" in run.output
+
+
+#: Of vLLM 0.32 on a CPU: what it was given, and how it read the weights.
+_VLLM_LOG = """\
+(APIServer pid=26616) INFO 11-21 19:58:56 [api_utils.py:286] non-default args: {'host': \
+'127.0.0.1', 'dtype': 'bfloat16', 'safetensors_load_strategy': 'eager', 'max_num_seqs': %s, \
+'async_scheduling': False}
+Loading safetensors checkpoint shards (eager): 100%% Completed | 1/1 [00:00<00:00,  2.31it/s]
+"""
+
+
+@pytest.mark.parametrize("value", [("scheduling", "sync"), ("seqs", "1"), ("load", "eager")])
+def test_a_value_that_the_log_does_not_show_is_a_fallback(value):
+    expected = SPACES[0].value(*value).expected
+    said, where = _VLLM_LOG % "1", "=".join(value)
+    assert examine._unmet(expected, where, KernelPath(), said) == []
+    silent = (
+        said.replace(": False", ": True").replace("(eager)", "").replace("seqs': 1", "seqs': 16")
+    )
+    (wrong,) = examine._unmet(expected, where, KernelPath(), silent)
+    assert wrong.startswith(f"{where}: must see")
+
+
+def test_a_setting_has_evidence_of_its_own():
+    """The same value on another engine shows itself in another line."""
+    vllm, sglang = SPACES[2], SPACES[4]
+    assert vllm.settings["prefix"]["off"].expected.path == {"prefix_caching": "False"}
+    assert sglang.settings["prefix"]["off"].expected.must_see == ("disable_radix_cache=True",)
+    assert "activation=mxfp8" in SPACES[3].unproven() and not vllm.unproven()
+
+
+# ---------------------------------------------------------------------------------- the performance
+
+
+def bench(tmp_path: Path, alive) -> examine.Bench:
+    """A bench whose checks pass up to the performance sample."""
+    own = profile.load("cpu-tiny-gpt-oss")
+    assert own.matrix is not None
+    server = Server(
+        Endpoint("http://127.0.0.1:1", "", "canary"), True, "vllm", None, None, None, 1.0
+    )
+    made = examine.Bench(
+        space=SPACES[0], profile=own, plan=own.matrix,
+        prompts=prompts.continuations(), directory=tmp_path / "matrix",
+        start=lambda _configuration: server, alive=alive, path_of=lambda _server: KernelPath(),
+        dying_s=0.0,
+    )  # fmt: skip
+    for check in ("_path", "_known_answers", "_equivalence", "_stress"):
+        setattr(made, check, lambda _record, _server: None)
+    return made
+
+
+def failed(_record, _server):
+    return "tg64@d0", [], [Invalidity(reason="request_failed", evidence="5 of 5 requests: reset")]
+
+
+def no_client(_record, _server):
+    raise Sm121Error("the measuring client ended with 1")
+
+
+@pytest.mark.parametrize("measure", [failed, no_client])
+@pytest.mark.parametrize("dies", [True, False])
+def test_what_a_performance_sample_shows(tmp_path, measure, dies):
+    log = tmp_path / "server.log"
+    log.write_text("torch.OutOfMemoryError: CUDA out of memory\n")
+    cause = Cause(kind="oom", summary="out of memory", owner="the engine")
+    asked: list[int] = []
+
+    def alive() -> None:
+        asked.append(1)
+        if dies and len(asked) > 1:  # before the sample it still lives
+            raise ServerDied("it ended", cause, log)
+
+    made = bench(tmp_path, alive)
+    made._measure = measure
+    configuration = ServerConfiguration("n", "vllm", "python", "m", "canary", (), ())
+    found = made.examine(covering.Planned(SPACES[0].baseline, ("baseline",)), configuration)
+    if dies:
+        assert found.outcome is Outcome.CRASH and found.kind == "oom"
+        assert found.reason.startswith("alive: died (checking: performance): oom")
+        assert (tmp_path / str(found.bundle) / "server.log").read_text() == log.read_text()
+    elif measure is failed:
+        assert found.outcome is Outcome.FAIL and "5 of 5 requests" in found.reason
+    else:
+        assert found.outcome is Outcome.INVALID and found.works
+        assert found.reason == "performance: the measuring client ended with 1"
+
+
+def test_a_start_that_failed_can_be_made_again(tmp_path, monkeypatch):
+    starts: list[str] = []
+
+    class Once:
+        """Does not start the first time."""
+
+        def __init__(self, configuration, *_more) -> None:
+            self.configuration, self.secrets, self.running = configuration, (), True
+            self.log = tmp_path / "server.log"
+            self.log.write_text("")
+
+        def start(self):
+            starts.append("start")
+            if len(starts) == 1:
+                raise StartError("no", Cause(kind="oom", summary="s", owner="o"), self.log)
+            return SimpleNamespace(startup_s=1.0)
+
+        def stop(self):
+            starts.append("stop")
+            return SimpleNamespace(clean=True)
+
+    monkeypatch.setattr(pool, "ManagedServer", Once)
+    own = ServerConfiguration("n", "vllm", "python", "m", "canary", (), ())
+    servers = pool.ServerPool(patience=Patience(1, 1, 1), directory=tmp_path, run_id="r",
+                              notify=lambda *_words: None)  # fmt: skip
+    for _ in range(2):
+        with pytest.raises(StartError):
+            servers.get(own)
+    assert starts == ["start"]
+    servers.forget(own)
+    assert servers.get(own) is servers.get(own)
+    servers.forget(own)  # what runs is stopped, so that the next one is a start of its own
+    servers.get(own)
+    assert starts == ["start", "start", "stop", "start"]

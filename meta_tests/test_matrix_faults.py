@@ -2,7 +2,33 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
+
+_HEAD = """schema_version = 1
+name = "one"
+description = "one axis, a fault in each value"
+
+[axes.way]
+title = "way"
+baseline = "usual"
+"""
+
+
+def one_axis(folder: Path, **values: str) -> Path:
+    """Axes with one axis, whose values have these arguments."""
+    text = _HEAD
+    for name, arguments in {"usual": "", **values}.items():
+        text += f"""
+[axes.way.values.{name}]
+settings = [{{ engine = "vllm", arguments = {json.dumps(arguments.split())}, source = "the test" }}]
+unproven = "the server says nothing of it"
+"""
+    file = folder / "axes.toml"
+    file.write_text(text)
+    return file
 
 
 def sets_of(matrix: dict) -> set[tuple[str, tuple[str, ...]]]:
@@ -43,6 +69,33 @@ def test_all_faults_at_once_are_told_apart(run_matrix):
     assert {item.name for item in bundle.iterdir()} == {"server.log", "cell.json", "cause.json"}
     assert "each alone passes" in run.output
     assert matrix["pairs"]["moe=cutlass + graphs=eager"] == "broken"
+
+
+def test_what_happens_in_the_performance_sample_or_only_once(run_matrix, tmp_path):
+    """A server that dies or fails requests while it is measured has no disturbed rate; a start that
+    fails once is started again, and is no set."""
+    file = one_axis(tmp_path, dies="--window half", fails="--spec ngram", once="--enforce-eager")
+    faults = "die-streaming:half fail-streaming:ngram crash-once:enforce-eager"
+    status, run, matrix = run_matrix("--matrix-axes", str(file), "--matrix", "1", faults=faults)
+    assert status == 1, run.output
+    first = {c["id"]: c for c in matrix["cells"] if not c["isolating"]}
+    assert {name: cell["outcome"] for name, cell in first.items()} == {
+        "baseline": "PASS", "way=dies": "CRASH", "way=fails": "FAIL", "way=once": "CRASH",
+    }, run.output  # fmt: skip
+    assert first["way=dies"]["reason"].startswith("alive: died (checking: performance): oom")
+    assert "request_failed" in first["way=fails"]["reason"]
+    assert sets_of(matrix) == {("CRASH", ("way=dies",)), ("FAIL", ("way=fails",))}
+    assert "way=once: CRASH, not isolated (once, and not again" in run.output
+    again = next(c for c in matrix["cells"] if c["isolating"] and c["id"] == "way=once")
+    assert again["outcome"] == "PASS"
+    boots = (tmp_path / "boots.txt").read_text().splitlines()
+    assert sum("--enforce-eager" in line for line in boots) == 2
+    # What other levels do after an abnormal end is done here too: a bundle, a line, a class.
+    crashes = run.verdict["crashes"]
+    assert {c["kind"] for c in crashes} == {"oom"} and len(crashes) == 3
+    assert {c["test"].rpartition("[")[2] for c in crashes} == {"way=dies]", "way=once]"}
+    bundle = run.report / crashes[0]["bundle"]
+    assert {"bundle.json", "configuration.json", "server.log"} <= {f.name for f in bundle.iterdir()}
 
 
 @pytest.mark.slow(why="a run for each fault")

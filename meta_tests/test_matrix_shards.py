@@ -6,10 +6,21 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from sm121 import cli
+from sm121.matrix import axes, covering, report, state
+from sm121.matrix.axes import Space
+from sm121.matrix.outcome import CellRecord, Outcome
+from sm121.plugin import matrix_workers, resume
+from sm121.plugin.matrix import MatrixRun
+from sm121.plugin.options import SETTINGS
+from sm121.report import verdict_file
+from sm121.report.verdict_file import EngineReport, TestReport, VerdictFile
+from sm121.verdict import NotRun, Verdict
 
 
 def shape(verdict: dict) -> dict:
@@ -118,3 +129,212 @@ def test_kernel_tests_that_ended_are_taken_over(run_pytest, tmp_path):
     assert [test["verdict"] for test in verdict["tests"]] == ["PASS", "FAIL", "PASS"]
     assert verdict["finished"] and verdict["verdict"] == "FAIL" and status == 1
     assert "2 kernel tests are taken over" in run.output
+
+
+@pytest.mark.slow(why="two runs with workers")
+def test_workers_make_one_matrix_and_are_taken_over(run_matrix, tmp_path):
+    """No worker has all cells: the sets are judged by the controller, from those of all."""
+    report = tmp_path / "r"
+    faults = "fallback:triton fallback:flashinfer_cutlass"
+    status, run, matrix = run_matrix("-n", "2", "--matrix", "1", faults=faults, report=report)
+    assert status == 1, run.output
+    workers = {log.partition("/server")[0] for c in matrix["cells"] if (log := c["log"])}
+    assert workers <= {"workers/gw0", "workers/gw1"}
+    assert all((report / cell["log"]).is_file() for cell in matrix["cells"])
+    assert {c["values"]["moe"]: c["outcome"] for c in matrix["cells"]} == {
+        "marlin": "PASS", "triton": "FALLBACK", "cutlass": "FALLBACK",
+    }, run.output  # fmt: skip
+    assert matrix["failing_sets"] and not any(one["confirmed"] for one in matrix["failing_sets"])
+    assert (report / "matrix" / "FEATURE_MATRIX.md").is_file()
+    (about_all,) = [t for t in run.verdict["tests"] if t["id"].endswith("failing_sets")]
+    assert about_all["verdict"] == "FAIL" and "not isolated" in about_all["message"]
+
+    boots = tmp_path / "boots.txt"
+    before = len(boots.read_text().splitlines())
+    status, run, again = run_matrix("-n", "2", "--matrix", "1", "--resume", report=report)
+    assert all(cell["resumed"] for cell in again["cells"]), run.output
+    assert len(again["cells"]) == len(matrix["cells"])
+    assert len(boots.read_text().splitlines()) == before
+
+
+SPACE = Space(axes.load("cpu"), "vllm", "0.32.0")
+
+
+def ended(cell: dict[str, str], outcome: Outcome, *, isolating: bool = False) -> CellRecord:
+    return CellRecord(
+        id=axes.identity(SPACE, cell), values=dict(cell), why=[], configuration="c", arguments=[],
+        outcome=outcome, reason="planted" if outcome.broken else "", isolating=isolating,
+        log="server-matrix.log", boot_s=2.0, took_s=3.0,
+    )  # fmt: skip
+
+
+def matrix_of(*records: CellRecord, references: tuple[CellRecord, ...] = ()) -> dict:
+    array = covering.build(SPACE, 1)
+    file = report.build(SPACE, array, records, [], profile="p", references=references)
+    return report.as_json(SPACE, file)
+
+
+BASELINE = ended(SPACE.baseline, Outcome.PASS)
+COMPILED = {**SPACE.baseline, "graphs": "compiled"}
+
+
+def test_a_failure_that_did_not_come_again_is_told_apart_after_merging():
+    once = matrix_of(ended(COMPILED, Outcome.FAIL), ended(COMPILED, Outcome.PASS, isolating=True))
+    _, whole = report.merged([matrix_of(BASELINE), once])
+    assert [(c.id, c.isolating) for c in whole.cells] == [
+        ("baseline", False), ("graphs=compiled", False), ("graphs=compiled", True),
+    ]  # fmt: skip
+    assert [one.confirmed for one in whole.failing_sets] == [False]
+    assert "once, and not again" in whole.failing_sets[0].text
+    twice = matrix_of(ended(COMPILED, Outcome.FAIL), ended(COMPILED, Outcome.FAIL, isolating=True))
+    assert report.merged([matrix_of(BASELINE), twice])[1].failing_sets[0].confirmed
+
+
+def test_starts_to_compare_with_are_counted():
+    file = matrix_of(ended(COMPILED, Outcome.PASS), references=(BASELINE,))
+    assert file["spent"] == {"cells": 1.0, "boots": 2.0, "boot_s": 4.0, "seconds": 6.0}
+
+
+class Controller:
+    """As much of a run as its conclusion needs."""
+
+    def __init__(self, directory: Path) -> None:
+        test = TestReport(id="tests/test_matrix.py::test_smallest_failing_sets", level="matrix",
+                          verdict=Verdict.NOT_RUN, skipped=True)  # fmt: skip
+        self.directory, self.decided = directory, set()
+        self.file = SimpleNamespace(tests=[test])
+        self.remarks: list[str] = []
+        self.remark = self.remarks.append
+
+
+def worker_wrote(directory: Path, name: str, content: str) -> None:
+    folder = directory / "workers" / name / "matrix"
+    folder.mkdir(parents=True)
+    (folder / "matrix.json").write_text(content)
+
+
+@pytest.mark.parametrize(("outcome", "verdict"), [(Outcome.PASS, "PASS"), (Outcome.CRASH, "FAIL")])
+def test_the_controller_judges_the_cells_of_all_workers(tmp_path, outcome, verdict):
+    worker_wrote(tmp_path, "gw0", json.dumps(matrix_of(BASELINE)))
+    worker_wrote(tmp_path, "gw1", json.dumps(matrix_of(ended(COMPILED, outcome))))
+    worker_wrote(tmp_path, "gw2", "{ half")
+    run = Controller(tmp_path)
+    matrix_workers.conclude(run, ["gw0", "gw1", "gw2", "gw3"])
+    (test,) = run.file.tests
+    assert test.verdict.value == verdict and not test.skipped
+    assert ("graphs=compiled: CRASH, not isolated" in test.message) is (verdict == "FAIL")
+    whole = json.loads((tmp_path / "matrix" / "matrix.json").read_text())
+    assert [c["log"] for c in whole["cells"]] == [
+        "workers/gw0/server-matrix.log", "workers/gw1/server-matrix.log",
+    ]  # fmt: skip
+    assert "worker gw2 cannot be read" in run.remarks[0]
+    assert test.id in run.decided
+
+
+def test_with_no_matrix_nothing_is_concluded(tmp_path):
+    run = Controller(tmp_path)
+    matrix_workers.conclude(run, ["gw0"])
+    assert run.file.tests[0].verdict is Verdict.NOT_RUN and not (tmp_path / "matrix").exists()
+
+
+def taken_over(root: Path, fingerprint: dict) -> tuple[list[str], list[str]]:
+    """Ids that are taken over below a report directory, and what is remarked."""
+    remarks: list[str] = []
+    run = object.__new__(MatrixRun)
+    settings = SimpleNamespace(report_dir=root)
+    run.run = SimpleNamespace(config=SimpleNamespace(stash={SETTINGS: settings}),
+                              remark=remarks.append)  # fmt: skip
+    run.records, run.resumed_from, run._fingerprint = [], None, fingerprint
+    run.directory = root / "matrix"
+    run._state = state.State(run.directory, fingerprint)
+    run._take_over()
+    return [record.id for record in run.records], remarks
+
+
+def test_the_newest_earlier_run_that_was_the_same_is_taken_over(tmp_path):
+    mine, other = {"profile": "mine"}, {"profile": "other"}
+    assert taken_over(tmp_path, mine)[1] == [
+        "--resume: there is no earlier matrix in the report directory"
+    ]
+    earlier = tmp_path / "earlier"
+    for name, record in (("gw0", BASELINE), ("gw1", ended(COMPILED, Outcome.PASS))):
+        state.State(earlier / "20260101-000000" / "workers" / name / "matrix", mine).add(record)
+    state.State(earlier / "20260102-000000" / "matrix", other).add(BASELINE)
+    (earlier / "20260103-000000").mkdir()
+    ids, remarks = taken_over(tmp_path, mine)
+    assert ids == ["baseline", "graphs=compiled"] and not remarks
+    ids, remarks = taken_over(tmp_path, {"profile": "third"})
+    assert not ids and "no cell is taken over: the earlier run was another one" in remarks[0]
+
+
+def matrix_run(tmp_path: Path, *, limit_s: float = 100.0, **changes) -> MatrixRun:
+    """A matrix whose cells with compiled graphs fail, with the baseline ended and one of them."""
+    run = object.__new__(MatrixRun)
+    settings = {"aborted": None, "distrusted": None, "config": SimpleNamespace()}
+    run.run = SimpleNamespace(**{**settings, **changes})
+    profile = SimpleNamespace(test_timeout_s={"matrix": limit_s})
+    run.plan = SimpleNamespace(plan=SimpleNamespace(isolation_boots=9), profile=profile)
+    run.space, run.directory = SPACE, tmp_path
+    run.records = [BASELINE, ended({**COMPILED, "seqs": "1"}, Outcome.FAIL)]
+    run.sets, run.started, run.written = [], [], []
+    run.write = lambda: run.written.append(list(run.sets))
+
+    def examine(planned, *, isolating):
+        run.started.append(axes.identity(SPACE, planned.cell))
+        broken = planned.cell["graphs"] == "compiled"
+        return ended(planned.cell, Outcome.FAIL if broken else Outcome.PASS, isolating=isolating)
+
+    run._examine = examine
+    return run
+
+
+@pytest.fixture
+def quiet(monkeypatch):
+    monkeypatch.setattr("sm121.plugin.matrix.announce", lambda *_words: None)
+
+
+def test_isolating_ends_before_the_tests_time_does(tmp_path, quiet):
+    run = matrix_run(tmp_path)
+    with pytest.raises(AssertionError, match="graphs=compiled: FAIL"):
+        run.isolate()
+    assert run.started == ["graphs=compiled,seqs=1", "graphs=compiled"]
+    assert run.written and all(sets for sets in run.written)
+    run = matrix_run(tmp_path, limit_s=17.0)  # 15 s are kept, and a cell takes 3 s
+    with pytest.raises(AssertionError, match="not isolated"):
+        run.isolate()
+    assert not run.started
+
+
+@pytest.mark.parametrize("why", [{"distrusted": "the GPU fell"}, {"aborted": ("floor", "memory")}])
+def test_nothing_is_started_where_nothing_can_be_trusted(tmp_path, quiet, why):
+    run = matrix_run(tmp_path, **why)
+    with pytest.raises(AssertionError, match="not isolated"):
+        run.isolate()
+    assert not run.started
+    del run._examine
+    run._bench = SimpleNamespace(reference=object())
+    with pytest.raises(NotRun, match=r"the GPU fell|memory"):
+        run._examine(covering.Planned(COMPILED, ("array",)))
+
+
+def verdict_of(folder: Path, profile: str, verdict: str) -> None:
+    folder.mkdir(parents=True)
+    file = VerdictFile(arch="cpu", profile=profile, started="2026-01-01T00:00:00+00:00",
+                       engine=EngineReport(name="vllm", managed=True, model="m"),
+                       tests=[TestReport(id="t", level="kernel", verdict=verdict)])  # fmt: skip
+    verdict_file.write(file, folder / "verdict.json")
+
+
+def test_the_newest_earlier_run_with_kernel_tests_is_taken_over(tmp_path):
+    earlier = tmp_path / "earlier"
+    for stamp, own, verdict in (("1", "mine", "FAIL"), ("2", "mine", "PASS"),
+                                ("3", "mine", "NOT_RUN"), ("4", "other", "PASS")):  # fmt: skip
+        verdict_of(earlier / stamp, own, verdict)
+    remarks: list[str] = []
+    now = verdict_file.read(earlier / "1" / "verdict.json")
+    run = SimpleNamespace(directory=tmp_path, file=now, remark=remarks.append)
+    found = resume._earlier(run)
+    assert found is not None and found.tests[0].verdict is Verdict.PASS and not remarks
+    now.profile = "third"
+    assert resume._earlier(run) is None
+    assert remarks == ["--resume: nothing is taken over: another profile (other, now third)"]

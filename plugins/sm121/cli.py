@@ -455,7 +455,7 @@ def _side_by_side(options: argparse.Namespace) -> int:
     arch = options.arch or architecture.detect().name
     if arch is None:
         raise UsageError("the suite has no name for this GPU's architecture; give --arch")
-    table = side_by_side.run(
+    table, status = side_by_side.run(
         [side_by_side.parse(text) for text in options.engines],
         arch=arch,
         tests=options.tests,
@@ -467,7 +467,7 @@ def _side_by_side(options: argparse.Namespace) -> int:
         print(table, end="")
     else:
         options.output.write_text(table, "utf-8")
-    return 0
+    return status
 
 
 def _merge(options: argparse.Namespace) -> int:

@@ -64,7 +64,8 @@ class ServerPool:
         """The running server of that configuration; starts it, and replaces a dead one.
 
         Raises:
-            StartError: it does not start. A second request gets the same error, at once.
+            StartError: it does not start. A second request gets the same error, at once, until
+                `forget`.
         """
         if self._current is not None:
             managed, server = self._current
@@ -98,6 +99,13 @@ class ServerPool:
             Start(configuration.name, configuration.key, server.startup_s, managed.log.name)
         )
         return server
+
+    def forget(self, configuration: ServerConfiguration) -> None:
+        """Start it anew when it is next asked for: a start that failed is tried again, and a server
+        of it that runs is stopped."""
+        self._failures.pop(configuration.key, None)
+        if self._current is not None and self._current[0].configuration.key == configuration.key:
+            self.stop()
 
     @property
     def current(self) -> ManagedServer | None:

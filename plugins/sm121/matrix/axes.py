@@ -60,19 +60,6 @@ class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Setting(_Table):
-    """What one engine is given for a value. Nothing at all where it is the engine's default."""
-
-    engine: str
-    #: Versions (PEP 440) that this is for; a version that is not known is in every range.
-    versions: Versions = ""
-    #: A build with knobs of its own, as ``--matrix-build`` names it; null: any build.
-    build: str | None = None
-    arguments: tuple[str, ...] = ()
-    environment: dict[str, str] = {}
-    source: str = Field(min_length=3)
-
-
 class Expected(_Table):
     """What the evidence must show when the value is in force."""
 
@@ -89,6 +76,26 @@ class Expected(_Table):
                 raise ValueError(f"path: expected one of {known}; got {name!r}")
         return self
 
+    @property
+    def proves(self) -> bool:
+        """Whether something must be seen; that something is not seen proves nothing."""
+        return bool(self.path or self.must_see)
+
+
+class Setting(_Table):
+    """What one engine is given for a value. Nothing at all where it is the engine's default."""
+
+    engine: str
+    #: Versions (PEP 440) that this is for; a version that is not known is in every range.
+    versions: Versions = ""
+    #: A build with knobs of its own, as ``--matrix-build`` names it; null: any build.
+    build: str | None = None
+    arguments: tuple[str, ...] = ()
+    environment: dict[str, str] = {}
+    #: What this engine's log must show, beside what the value's own ``expected`` says.
+    expected: Expected = Expected()
+    source: str = Field(min_length=3)
+
 
 class Value(_Table):
     """One value of an axis."""
@@ -97,6 +104,8 @@ class Value(_Table):
     #: Where no setting fits: why, and what to do instead.
     not_applicable: str | None = None
     expected: Expected = Expected()
+    #: Why nothing can show that it is in force, where nothing can: it may silently fall back.
+    unproven: Annotated[str, Field(min_length=3)] | None = None
     #: Fallbacks of the log (ids of ``fixtures/signatures``) that belong to the value.
     fallbacks: tuple[str, ...] = ()
     #: Answers of this value are other numbers; null: those of the baseline's dtype.
@@ -125,6 +134,20 @@ class Axis(_Table):
         if self.baseline not in self.values:
             known = ", ".join(self.values)
             raise ValueError(f"baseline: expected one of {known}; got {self.baseline!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _is_proven(self) -> Axis:
+        """What is switched must be seen, or the file says that it cannot be."""
+        for name, value in self.values.items():
+            if name == self.baseline or value.unproven is not None or value.expected.proves:
+                continue
+            for setting in value.settings:
+                if not setting.expected.proves:
+                    raise ValueError(
+                        f"values.{name}: {setting.engine}: expected evidence (path or must_see of "
+                        "expected), or unproven with the reason why nothing shows it"
+                    )
         return self
 
 
@@ -238,7 +261,11 @@ def load(name_or_path: str) -> AxesFile:
         raise UsageError(
             f"matrix axes {name_or_path}: expected a file or one of {', '.join(known)}"
         )
-    return load_text(path.read_text("utf-8"), str(path))
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"matrix axes {path}: expected a text file in UTF-8 ({error})") from error
+    return load_text(text, str(path))
 
 
 def load_text(text: str, origin: str) -> AxesFile:
@@ -353,6 +380,30 @@ class Space:
         """The baseline cell."""
         return {axis: self.file.axes[axis].baseline for axis in self.axes}
 
+    @functools.cached_property
+    def fixed(self) -> dict[str, str]:
+        """Axes without a choice here: they are as in the baseline."""
+        return {
+            name: self.file.axes[name].baseline
+            for name, values in self.settings.items()
+            if name not in self.axes and self.file.axes[name].baseline in values
+        }
+
+    def unproven(self) -> dict[str, str]:
+        """Values of this engine that may silently fall back: ``axis=value`` -> why."""
+        found: dict[str, str] = {}
+        for axis in self.axes:
+            for name in self.values(axis):
+                value, setting = self.value(axis, name), self.settings[axis][name]
+                if (
+                    name != self.baseline[axis]
+                    and value.unproven is not None
+                    and not value.expected.proves
+                    and not setting.expected.proves
+                ):
+                    found[f"{axis}={name}"] = value.unproven
+        return found
+
     def values(self, axis: str) -> tuple[str, ...]:
         """The values of an axis."""
         return tuple(self.settings[axis])
@@ -363,7 +414,8 @@ class Space:
 
     def excluded(self, cell: Cell) -> Incompatible | None:
         """The incompatibility that rules a cell out, whole or in part; None if it is allowed."""
-        return next((rule for rule in self.rules if rule.covers(cell)), None)
+        whole = {**self.fixed, **cell}
+        return next((rule for rule in self.rules if rule.covers(whole)), None)
 
     def allowed(self, choice: Choice) -> bool:
         """Whether some whole cell has these values."""

@@ -119,12 +119,19 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def spent(records: Sequence[CellRecord]) -> Mapping[str, float]:
-    """What the cells of this run took: boots, seconds of boots, seconds in all."""
+def spent(
+    records: Sequence[CellRecord], references: Sequence[CellRecord] = ()
+) -> Mapping[str, float]:
+    """What the cells of this run took: boots, seconds of boots, seconds in all.
+
+    Args:
+        references: the baseline where it was started to compare with and is no cell of the run.
+    """
     own = [record for record in records if not record.resumed]
+    both = [*own, *references]
     return {
         "cells": len(own),
-        "boots": sum(record.boot_s is not None for record in own),
-        "boot_s": round(sum(record.boot_s or 0.0 for record in own), 1),
-        "seconds": round(sum(record.took_s for record in own), 1),
+        "boots": sum(record.boot_s is not None for record in both),
+        "boot_s": round(sum(record.boot_s or 0.0 for record in both), 1),
+        "seconds": round(sum(record.took_s for record in both), 1),
     }

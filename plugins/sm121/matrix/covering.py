@@ -175,10 +175,10 @@ def lower_bound(space: Space, strength: int) -> int:
 def _array(
     space: Space, strength: Strength, focus: str | None, fixed: Sequence[Cell]
 ) -> Sequence[Cell]:
-    if strength == "full":
-        return list(space.full())
-    if strength == "none" or len(space.axes) < 2:
+    if strength == "none":
         return []
+    if strength == "full" or len(space.axes) < 2:  # of one axis, every value is all of it
+        return list(space.full())
     options: dict[str, Any] = {"strength": strength}
     if focus is not None:
         others = [axis for axis in space.axes if axis != focus]
@@ -210,8 +210,8 @@ def _condition(space: Space, rule: Incompatible) -> dict[str, Any] | None:
         listed = [values] if isinstance(values, str) else list(values)
         if axis in space.axes:
             parts.append({"operator": "in", "left": axis, "values": listed})
-        else:
-            return None  # an axis that this engine does not have
+        elif space.fixed.get(axis) not in listed:
+            return None  # an axis that this engine does not have, or has at another value
     return {"operator": "not", "condition": {"operator": "and", "conditions": parts}}
 
 

@@ -25,15 +25,17 @@ from sm121.engines.configuration import ServerConfiguration
 from sm121.engines.managed import ServerError
 from sm121.engines.server import Server
 from sm121.errors import Sm121Error
+from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_path import KernelPath, mistaken_environment
 from sm121.evidence.log_probabilities import dtype_of
-from sm121.matrix.axes import Space, identity
+from sm121.matrix.axes import Expected, Space, identity
 from sm121.matrix.covering import Planned
 from sm121.matrix.outcome import Agreement, CellRecord, Outcome, Rate, Step, worst
 from sm121.measure import statistics
 from sm121.measure.cells import Cell as MeasuredCell
 from sm121.measure.cells import Target
 from sm121.measure.load_process import LoadProcess
+from sm121.measure.measurement import Invalidity
 from sm121.measure.plan import Plan
 from sm121.measure.prompts import Prompts
 from sm121.profile import GoldenBound, MatrixPlan, Profile
@@ -45,6 +47,9 @@ _SHOWN = ("attention", "moe", "cuda_graphs", "kv_layout", "speculative", "dtype"
           "prefix_caching")  # fmt: skip
 #: Wrong in a cell that still answers; the rest of the checks says nothing then.
 _ENDS = (Outcome.CRASH, Outcome.FALLBACK, Outcome.FAIL, Outcome.NOT_RUN)
+#: The reason (`sm121.measure.validity`) that is no disturbance: the server did not answer.
+_FAILED = "request_failed"
+_LOOK_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,15 @@ class Reference:
 
     golden: GoldenFile
     rate: Rate | None
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """A rate, what speaks against it (else empty), and whether that is requests that failed."""
+
+    rate: Rate
+    invalid: str
+    failed: bool
 
 
 @dataclass
@@ -70,16 +84,24 @@ class Bench:
     alive: Callable[[], None]
     path_of: Callable[[Server], KernelPath]
     redact: Callable[[str], str] = lambda text: text
+    #: Told of a server that did not start or died, while what is left of it is there; the cause,
+    #: which may say more than the log.
+    died: Callable[[CellRecord, ServerError], Cause] = lambda _record, error: error.cause
     reference: Reference | None = None
     clock: Callable[[], float] = time.monotonic
+    #: Seconds in which a server that failed a request may turn out to be dying: its engine ends
+    #: first, the server that answers for it some seconds later.
+    dying_s: float = 6.0
     _steps: list[Step] = field(default_factory=list)
+    #: The check that is under way.
+    _step: str = "start"
 
     def examine(
         self, planned: Planned, configuration: ServerConfiguration, *, isolating: bool = False
     ) -> CellRecord:
         """Run a cell to its end; nothing that an engine does wrong raises."""
         began = self.clock()
-        self._steps = []
+        self._steps, self._step = [], "start"
         record = CellRecord(
             id=identity(self.space, planned.cell),
             values=dict(planned.cell),
@@ -97,9 +119,8 @@ class Bench:
         except ServerError as error:
             self._died(record, error, started=server is not None)
         except Sm121Error as error:
-            name = self._steps[-1].name if self._steps else "start"
             outcome = Outcome.NOT_RUN if isinstance(error, NotRun) else Outcome.INVALID
-            self._steps.append(Step(name=name, outcome=outcome, message=self._said(error)))
+            self._done(self._step, self.clock(), outcome, self._said(error))
         record.steps = self._steps
         decisive = worst(self._steps)
         record.outcome = decisive.outcome if decisive else Outcome.PASS
@@ -127,11 +148,11 @@ class Bench:
             ("stress", self._stress, Outcome.FAIL),
         ]
         for name, check, outcome in checks:
-            began = self.clock()
+            began, self._step = self.clock(), name
             try:
                 wrong = check(record, server)
             except (Refused, httpx.HTTPError, AssertionError, ValueError) as error:
-                self.alive()  # a dead server is a crash, whatever it answered last
+                self._alive_after_failure()
                 wrong = f"{type(error).__name__}: {error}"
             except Undecided as error:
                 kind = Outcome.INVALID if isinstance(error, Invalid) else Outcome.NOT_RUN
@@ -144,10 +165,20 @@ class Bench:
                     return
             else:
                 self._done(name, began)
-        began = self.clock()
+        began, self._step = self.clock(), "alive"
         self.alive()
         self._done("alive", began)
+        self._step = "performance"
         self._performance(record, server)
+
+    def _alive_after_failure(self) -> None:
+        """Raises when the server is dead, or dies of it: that is a crash, whatever it answered
+        last."""
+        deadline = time.monotonic() + self.dying_s
+        self.alive()
+        while time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+            self.alive()
 
     # ------------------------------------------------------------------------------------- checks
 
@@ -161,22 +192,10 @@ class Bench:
         for axis in self.space.axes:
             value = self.space.value(axis, record.values[axis])
             accepted.update(value.fallbacks)
+            setting = self.space.settings[axis][record.values[axis]]
             where = f"{axis}={record.values[axis]}"
-            for name, pattern in value.expected.path.items():
-                seen = getattr(path, name)
-                if not re.fullmatch(pattern, str(seen), re.I):
-                    line = path.evidence.get(name, "no line of the log shows it")
-                    wrong.append(f"{where}: required {name} {pattern}, seen {seen} ({line})")
-            if server.log is None:
-                continue
-            for pattern in value.expected.must_see:
-                if not re.search(pattern, text):
-                    wrong.append(f"{where}: must see {pattern!r}, no line of the log matches")
-            for pattern in value.expected.must_not_see:
-                if found := re.search(f".*{pattern}.*", text):
-                    wrong.append(
-                        f"{where}: must not see {pattern!r}, seen: {found[0].strip()[:200]}"
-                    )
+            for expected in (value.expected, setting.expected):
+                wrong += _unmet(expected, where, path, text if server.log is not None else None)
         for name in path.fallbacks:
             if name not in accepted:
                 wrong.append(
@@ -261,23 +280,33 @@ class Bench:
         return None
 
     def _performance(self, record: CellRecord, server: Server) -> None:
+        """The cell's rate against the baseline's, from a server that stands the sample."""
         began = self.clock()
-        record.rate, invalid = self._rate(record, server)
-        if invalid:  # once more: a disturbed sample says nothing of the values
-            record.rate, invalid = self._rate(record, server)
+        sample = self._rate(server, record)
+        if sample.invalid and not sample.failed:
+            # Once more: a disturbed sample says nothing of the values.
+            sample = self._rate(server, record)
+        record.rate = sample.rate
+        if sample.failed:
+            self._done("performance", began, Outcome.FAIL, sample.invalid, record.log)
+            return
+        invalid = sample.invalid
         if record.id == "baseline" and self.reference is not None and self.reference.rate is None:
             if not invalid:
                 self.reference = Reference(self.reference.golden, record.rate)
-            self._done("performance", began, _verdict(invalid), invalid or "")
+            self._done("performance", began, _verdict(invalid), invalid)
             return
         if self.reference is None or self.reference.rate is None:
             invalid = invalid or "the baseline has no rate"
         slower = not invalid and self._compare(record.rate, record.values)
         if slower:  # a busy moment is no property of the values: it must be seen twice
-            again, unsound = self._rate(record, server)
-            if not unsound:
-                slower = self._compare(again, record.values)
-                record.rate = max((record.rate, again), key=lambda rate: rate.ratio or 0.0)
+            again = self._rate(server, record)
+            if again.failed:
+                self._done("performance", began, Outcome.FAIL, again.invalid, record.log)
+                return
+            if not again.invalid:
+                slower = self._compare(again.rate, record.values)
+                record.rate = max((record.rate, again.rate), key=lambda rate: rate.ratio or 0.0)
         if invalid:
             self._done("performance", began, Outcome.INVALID, invalid)
             return
@@ -290,11 +319,24 @@ class Bench:
         )
         self._done("performance", began, Outcome.SLOWER if slower else Outcome.PASS, text)
 
-    def _rate(self, record: CellRecord, server: Server) -> tuple[Rate, str | None]:
-        """A sample of the cell's rate, and what speaks against it."""
-        metric, samples, invalid = self._measure(record, server)
+    def _rate(self, server: Server, record: CellRecord) -> _Sample:
+        """A sample of the cell's rate, and what speaks against it. The server outlives it, else
+        what it died of is raised: a dead server has no disturbed rate."""
+        try:
+            metric, samples, against = self._measure(record, server)
+        except Sm121Error:
+            self._alive_after_failure()
+            raise
+        failed = any(item.reason == _FAILED for item in against)
+        if failed:
+            self._alive_after_failure()
+        else:
+            self.alive()
+        invalid = "; ".join(str(item) for item in against)
+        if not against and len(samples) < 2:
+            invalid = f"{len(samples)} rounds of {self.plan.rounds} have a rate"
         value = statistics.estimate(samples).value if samples else None
-        return Rate(metric=metric, samples=samples, value=value), invalid
+        return _Sample(Rate(metric=metric, samples=samples, value=value), invalid, failed)
 
     def _compare(self, rate: Rate, values: Mapping[str, str]) -> bool:
         """Put the comparison with the baseline into the rate; whether it is slower."""
@@ -306,7 +348,9 @@ class Bench:
         rate.allowed = self._may_be_slower(values)
         return rate.ci_high < 1.0 - rate.allowed
 
-    def _measure(self, record: CellRecord, server: Server) -> tuple[str, list[float], str | None]:
+    def _measure(
+        self, record: CellRecord, server: Server
+    ) -> tuple[str, list[float], list[Invalidity]]:
         """A few rates of one stream: name, samples, and what speaks against them."""
         own = self.plan
         measuring = self.profile.performance.measuring.model_copy(
@@ -332,11 +376,7 @@ class Bench:
             target.probe()
             measured = MeasuredCell(target, 0).gather(own.rounds).decode(own.generated_tokens)
         good = [s for s in measured.samples if math.isfinite(s) and s > 0]
-        if measured.invalid:
-            return name, good, "; ".join(str(item) for item in measured.invalid)
-        if len(good) < 2:
-            return name, good, f"{len(good)} rounds of {own.rounds} have a rate"
-        return name, good, None
+        return name, good, measured.invalid
 
     # -------------------------------------------------------------------------------------- rules
 
@@ -388,13 +428,16 @@ class Bench:
 
     def _died(self, record: CellRecord, error: ServerError, *, started: bool) -> None:
         """A start that fails with a reason of the engine's own is FAIL; everything else CRASH."""
-        record.kind = error.cause.kind
         record.log = error.log.name
         refused = not started and error.cause.kind == "config"
+        cause = error.cause if refused else self.died(record, error)
+        record.kind = cause.kind
         outcome = Outcome.FAIL if refused else Outcome.CRASH
-        what = "refused" if refused else "died" if started else "did not start"
-        message = self.redact(f"{what}: {error.cause.kind}: {error.cause.summary}")
-        record.bundle = self._bundle(record, error)
+        what = "refused" if refused else "did not start"
+        if started:
+            what = f"died (checking: {self._step})"
+        message = self.redact(f"{what}: {cause.kind}: {cause.summary}")
+        record.bundle = self._bundle(record, error.log, cause)
         name = "alive" if started else "start"
         self._steps.append(
             Step.model_validate(
@@ -402,18 +445,18 @@ class Bench:
             )
         )
 
-    def _bundle(self, record: CellRecord, error: ServerError) -> str:
+    def _bundle(self, record: CellRecord, log: Path, cause: Cause) -> str:
         """What somebody needs who is to look into it: log, command, environment, cause."""
         safe = re.sub(r"[^A-Za-z0-9=,._+-]", "_", record.id)[:120]
         folder = self.directory / "bundles" / safe
         folder.mkdir(parents=True, exist_ok=True)
-        if error.log.is_file():
-            shutil.copy(error.log, folder / "server.log")
+        if log.is_file():
+            shutil.copy(log, folder / "server.log")
         verdict_file.write_text(
             self.redact(record.model_dump_json(indent=2)) + "\n", folder / "cell.json"
         )
         verdict_file.write_text(
-            self.redact(error.cause.model_dump_json(indent=2)) + "\n", folder / "cause.json"
+            self.redact(cause.model_dump_json(indent=2)) + "\n", folder / "cause.json"
         )
         return str(folder.relative_to(self.directory.parent))
 
@@ -421,7 +464,26 @@ class Bench:
         return self.redact(str(error).splitlines()[0] if str(error) else type(error).__name__)
 
 
-def _verdict(invalid: str | None) -> Outcome:
+def _unmet(expected: Expected, where: str, path: KernelPath, text: str | None) -> list[str]:
+    """What of the expectation the evidence does not show. ``text`` is the log, None without one."""
+    wrong = []
+    for name, pattern in expected.path.items():
+        seen = getattr(path, name)
+        if not re.fullmatch(pattern, str(seen), re.I):
+            line = path.evidence.get(name, "no line of the log shows it")
+            wrong.append(f"{where}: required {name} {pattern}, seen {seen} ({line})")
+    if text is None:
+        return wrong
+    for pattern in expected.must_see:
+        if not re.search(pattern, text):
+            wrong.append(f"{where}: must see {pattern!r}, no line of the log matches")
+    for pattern in expected.must_not_see:
+        if found := re.search(f".*{pattern}.*", text):
+            wrong.append(f"{where}: must not see {pattern!r}, seen: {found[0].strip()[:200]}")
+    return wrong
+
+
+def _verdict(invalid: str) -> Outcome:
     return Outcome.INVALID if invalid else Outcome.PASS
 
 

@@ -21,24 +21,27 @@ Try = Callable[[dict[str, str]], CellRecord | None]
 
 @dataclass(frozen=True)
 class FailingSet:
-    """Values that fail together, and no part of them does."""
+    """Values that fail together, and no part of them is known to."""
 
     choice: Choice
     outcome: Outcome
     reason: str
     #: Cells that show it.
     cells: tuple[str, ...]
-    #: True when it was run alone, False when it is what the outcomes leave.
+    #: True when it was run alone and its failure was seen twice, False when it is what the
+    #: outcomes leave.
     confirmed: bool
     #: Other sets that the outcomes leave as well, where it is not confirmed.
     others: tuple[Choice, ...] = ()
-    #: A part of it is known not to go with the baseline, so that it could not be tried alone.
-    untried: bool = False
+    #: Parts of it that are not known to pass alone, each with what is known: ``a=b alone: FAIL``.
+    parts: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        alone = "; each alone passes" if len(self.choice) > 1 and self.confirmed else ""
-        if self.untried:
-            alone = "; a part of it cannot be tried alone"
+        alone = ""
+        if len(self.choice) > 1 and self.confirmed:
+            more = f" and {len(self.parts) - 3} parts more" if len(self.parts) > 3 else ""
+            known = f"{', '.join(self.parts[:3])}{more}"
+            alone = f"; {known}" if self.parts else "; each alone passes"
         text = f"{label(self.choice)}: {self.outcome}{alone} ({self.reason})"
         if not self.confirmed and self.choice:
             also = "".join(f", or {label(other)}" for other in self.others[:3])
@@ -64,25 +67,41 @@ class _Known:
     def record_of(self, cell: Cell) -> CellRecord | None:
         return next((r for r in self.records if r.values == dict(cell)), None)
 
+    def second_of(self, record: CellRecord) -> CellRecord | None:
+        """Another start of the same cell; one that does not fail, where there is one."""
+        others = [r for r in self.records if r is not record and r.values == record.values]
+        return min(others, key=lambda r: r.outcome.broken, default=None)
 
-def smallest(space: Space, records: Sequence[CellRecord], try_cell: Try) -> list[FailingSet]:
-    """The smallest failing sets of all broken cells, in the order of the cells."""
+
+def smallest(
+    space: Space,
+    records: Sequence[CellRecord],
+    try_cell: Try,
+    tell: Callable[[Sequence[FailingSet]], None] = lambda _found: None,
+) -> list[FailingSet]:
+    """The smallest failing sets of all broken cells, in the order of the cells.
+
+    Args:
+        tell: called with all that were found, each time that there are more.
+    """
     known = _Known(space, list(records))
     found: list[FailingSet] = []
     baseline = known.record_of(space.baseline)
     if baseline is not None and baseline.outcome.broken:
         return [FailingSet((), baseline.outcome, baseline.reason, (baseline.id,), True)]
-    for record in [r for r in records if r.outcome.broken]:
+    for record in [r for r in records if r.outcome.broken and not r.isolating]:
         if any(_explains(one, record) for one in found):
             continue
         _isolate(known, record, try_cell, found)
+        tell([_with_cells(one, known.records) for one in found])
     return [_with_cells(one, known.records) for one in found]
 
 
 def _isolate(known: _Known, record: CellRecord, try_cell: Try, found: list[FailingSet]) -> None:
     """Add the smallest set of one cell's failure, and what else comes to light on the way."""
     differences = known.space.differences(record.values)
-    seen_again = False
+    # Nothing is looked for that does not happen a second time.
+    again = known.second_of(record)
     for size in range(1, len(differences) + 1):
         candidates = _ordered(known, _candidates(known, record, differences, size))
         for choice in candidates:
@@ -92,51 +111,70 @@ def _isolate(known: _Known, record: CellRecord, try_cell: Try, found: list[Faili
             if known.space.excluded(cell) is not None:
                 continue
             alone = known.record_of(cell)
-            if not seen_again and (alone is None or (alone is record and size > 1)):
-                # Nothing is looked for that does not happen a second time.
+            if again is None and (alone is None or alone is record):
                 again = try_cell(dict(record.values))
-                if again is not None and not again.outcome.broken:
-                    found.append(_flake(record, differences))
+                if again is None:
+                    found.append(_unconfirmed(known, record, differences, size, choice))
                     return
-                seen_again = True
+                known.records.append(again)
+            if again is not None and not again.outcome.broken:
+                found.append(_flake(record, differences, again))
+                return
             if alone is None:
                 alone = try_cell(cell)
                 if alone is None:
-                    left = _left(known, record, differences, size)
-                    first = left[0] if left else choice
-                    found.append(
-                        FailingSet(
-                            first, record.outcome, record.reason, (record.id,), False,
-                            tuple(c for c in left[1:] if len(c) == len(first)),
-                        )
-                    )  # fmt: skip
+                    found.append(_unconfirmed(known, record, differences, size, choice))
                     return
                 known.records.append(alone)
             if alone.outcome.broken and not any(_explains(one, alone) for one in found):
+                parts, tried = _parts(known, choice, alone.outcome)
                 found.append(
                     FailingSet(
-                        choice, alone.outcome, alone.reason, (record.id,), True,
-                        untried=_parts_are_excluded(known.space, choice),
+                        choice, alone.outcome, alone.reason, (record.id,), tried, parts=parts
                     )
-                )  # fmt: skip
+                )
             if alone.outcome is record.outcome:
                 return
-    found.append(_flake(record, differences))
+    found.append(_flake(record, differences, again))
 
 
-def _flake(record: CellRecord, differences: Choice) -> FailingSet:
+def _flake(record: CellRecord, differences: Choice, again: CellRecord | None) -> FailingSet:
     """A failure that did not come again."""
     reason = f"once, and not again: {record.reason}"
+    if again is not None and not again.outcome.broken and not _clears(again, record.outcome):
+        reason = f"once; started again, it came to {again.outcome}: {record.reason}"
     return FailingSet(differences, record.outcome, reason, (record.id,), False)
 
 
-def _parts_are_excluded(space: Space, choice: Choice) -> bool:
-    """Whether a smaller part of the values could not be tried by itself."""
-    return any(
-        space.excluded({**space.baseline, **dict(part)}) is not None
-        for size in range(1, len(choice))
-        for part in itertools.combinations(choice, size)
-    )
+def _unconfirmed(
+    known: _Known, record: CellRecord, differences: Choice, size: int, choice: Choice
+) -> FailingSet:
+    """What the outcomes leave when nothing more may be started."""
+    left = _left(known, record, differences, size)
+    first = left[0] if left else choice
+    others = tuple(c for c in left[1:] if len(c) == len(first))
+    return FailingSet(first, record.outcome, record.reason, (record.id,), False, others)
+
+
+def _parts(known: _Known, choice: Choice, outcome: Outcome) -> tuple[tuple[str, ...], bool]:
+    """The smaller parts of a set that are not known to pass, and whether all that can be tried
+    alone were."""
+    found: list[str] = []
+    tried = True
+    for size in range(1, len(choice)):
+        for part in itertools.combinations(choice, size):
+            if known.innocent(part, outcome):
+                continue
+            cell = {**known.space.baseline, **dict(part)}
+            alone = known.record_of(cell)
+            if known.space.excluded(cell) is not None:
+                found.append(f"{label(part)} cannot be tried alone")
+            elif alone is not None:
+                found.append(f"{label(part)} alone: {alone.outcome}")
+            else:
+                found.append(f"{label(part)} was not tried alone")
+                tried = False
+    return tuple(found), tried
 
 
 def _candidates(known: _Known, record: CellRecord, differences: Choice, size: int) -> list[Choice]:
@@ -172,8 +210,8 @@ def _clears(record: CellRecord, outcome: Outcome) -> bool:
     """Whether a cell shows that its values do not fail so: it got to that check, and passed it."""
     if record.outcome is Outcome.PASS:
         return True
-    if record.outcome is Outcome.INVALID:  # everything else had passed before
-        return outcome is not Outcome.SLOWER
+    if record.outcome is Outcome.INVALID:
+        return record.works and outcome is not Outcome.SLOWER
     return record.outcome is Outcome.SLOWER and outcome is not Outcome.SLOWER
 
 

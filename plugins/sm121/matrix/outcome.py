@@ -23,7 +23,7 @@ class Outcome(StrEnum):
     SLOWER = "SLOWER"
     """The whole interval of its rate is below what is allowed against the baseline."""
     INVALID = "INVALID"
-    """Its rate counts neither way."""
+    """Its rate counts neither way; or another check came to no decision."""
     NOT_RUN = "NOT_RUN"
     INCOMPATIBLE = "INCOMPATIBLE"
     """Known not to go together, with the reason."""
@@ -107,6 +107,15 @@ class CellRecord(_Part):
     isolating: bool = False
     """It was run to find a smallest set, not as part of the array."""
     resumed: bool = False
+
+    @property
+    def works(self) -> bool:
+        """Whether its values are known to work together: all of it passed, but for a rate that
+        counts neither way."""
+        if self.outcome is Outcome.INVALID:
+            wrong = [step.name for step in self.steps if step.outcome is not Outcome.PASS]
+            return bool(wrong) and set(wrong) == {"performance"}
+        return self.outcome is Outcome.PASS
 
 
 def worst(steps: Sequence[Step]) -> Step | None:

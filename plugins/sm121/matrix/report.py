@@ -70,6 +70,8 @@ class MatrixFile(_Part):
     """axis=value -> why this engine does not have it."""
     incompatible: dict[str, str] = Field(default_factory=dict)
     """Known not to go together: values -> reason."""
+    unproven: dict[str, str] = Field(default_factory=dict)
+    """axis=value -> why nothing shows that it was in force."""
     left_out: dict[str, str] = Field(default_factory=dict)
     """Named cells that could not be in: name -> why."""
     product: int
@@ -94,8 +96,13 @@ def build(
     profile: str,
     predicted: str | None = None,
     focus: str | None = None,
+    references: Sequence[CellRecord] = (),
 ) -> MatrixFile:
-    """What is known of the matrix now."""
+    """What is known of the matrix now.
+
+    Args:
+        references: starts of the baseline that are no cells; what they took is counted.
+    """
     done = {record.id for record in records if record.outcome is not Outcome.NOT_RUN}
     return MatrixFile(
         axes=space.file.name,
@@ -108,6 +115,7 @@ def build(
         baseline=dict(space.baseline),
         absent={f"{axis}={value}": why for (axis, value), why in space.absent.items()},
         incompatible={rule.values: rule.reason for rule in space.rules},
+        unproven=space.unproven(),
         left_out={
             **{name: f"{Outcome.INCOMPATIBLE}: {rule.reason}"
                for name, (_, rule) in array.incompatible.items()},
@@ -127,7 +135,7 @@ def build(
         predicted=predicted,
         focus=focus,
         axes_file=space.file.model_dump(mode="json"),
-        spent=dict(cost.spent(records)),
+        spent=dict(cost.spent(records, references)),
     )  # fmt: skip
 
 
@@ -152,9 +160,10 @@ def _coverage(
 
 
 def pairs(space: Space, file: MatrixFile) -> dict[Choice, PairState]:
-    """What is known of each pair of values. It works when it is in a cell that passes; it is broken
-    when it has a failing set in it; in failing cells alone it is unknown."""
-    passing = [r.values for r in file.cells if r.outcome in (Outcome.PASS, Outcome.INVALID)]
+    """What is known of each pair of values. It works when it is in a cell that passes, but perhaps
+    for its rate; it is broken when it has a failing set in it; in other cells alone it is
+    unknown."""
+    passing = [r.values for r in file.cells if r.works]
     broken = [one.values for one in file.failing_sets if one.confirmed]
     states: dict[Choice, PairState] = {}
     for choice in space.choices(2) if len(space.axes) > 1 else ():
@@ -203,8 +212,8 @@ def markdown(space: Space, file: MatrixFile, *, command: str | None = None) -> s
         "",
         "## Pairs",
         "",
-        "ok: in a cell that passes; **X**: has a failing set in it; -: known not to go together; "
-        "?: not known.",
+        "ok: in a cell that passes, or of which all but the rate was judged and passed (INVALID); "
+        "**X**: has a failing set in it; -: known not to go together; ?: not known.",
         "",
         *_table_of_pairs(space, file),
         "",
@@ -274,6 +283,7 @@ def _lists(file: MatrixFile) -> list[str]:
     tables: Sequence[tuple[str, Mapping[str, str]]] = (
         ("Not applicable here", file.absent),
         ("Known not to go together", file.incompatible),
+        ("Not proven: nothing shows that it was in force", file.unproven),
     )
     for title, table in tables:
         if table:
@@ -317,13 +327,18 @@ def merged(matrices: Sequence[Mapping[str, Any]]) -> tuple[Space, MatrixFile]:
     )
     array = build_array(space, strength, focus=first.focus)
     order = [identity(space, planned.cell) for planned in array.cells]
-    records: dict[str, CellRecord] = {}
+    # A cell and its second start are both kept: what did not come again is told apart by it.
+    records: dict[tuple[str, bool], CellRecord] = {}
     for record in (record for part in parts for record in part.cells):
-        if record.id not in records or records[record.id].isolating:
-            records[record.id] = record
+        key = (record.id, record.isolating)
+        if key not in records or (record.outcome.broken and not records[key].outcome.broken):
+            records[key] = record
     kept = sorted(
         records.values(),
-        key=lambda record: order.index(record.id) if record.id in order else len(order),
+        key=lambda record: (
+            record.isolating,
+            order.index(record.id) if record.id in order else len(order),
+        ),
     )
     sets = smallest(space, kept, lambda _cell: None)
     whole = build(space, array, kept, sets, profile=first.profile, focus=first.focus)

@@ -3,6 +3,8 @@ other (``sm121 side-by-side``)."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -13,6 +15,8 @@ from sm121.errors import UsageError
 from sm121.measure import comparison
 
 _LEVEL = "test_performance.py"
+#: Exit statuses of runs that came to a verdict, the worst first: FAIL and the like, NOT_RUN, PASS.
+_VERDICTS = (1, 5, 0)
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,8 @@ class Contestant:
 
     name: str
     options: tuple[str, ...]
+    #: Its program or interpreter; None: the one that is found.
+    path: str | None = None
 
 
 def parse(text: str) -> Contestant:
@@ -37,7 +43,28 @@ def parse(text: str) -> Contestant:
     if path and not Path(path).is_file():
         raise UsageError(f"{text}: there is no file {path}")
     option = "--engine-binary" if isinstance(engine, Program) else "--engine-python"
-    return Contestant(name, ("--engine", name, *((option, path) if path else ())))
+    return Contestant(name, ("--engine", name, *((option, path) if path else ())), path or None)
+
+
+def check(contestant: Contestant) -> None:
+    """Ask the engine's program, or the interpreter that has it, for its version.
+
+    Raises:
+        UsageError: it is not there, or has no such engine.
+    """
+    from sm121.engines import registry
+    from sm121.engines.protocol import Program
+
+    engine = registry.engine(contestant.name)
+    path = contestant.path
+    if path is None and isinstance(engine, Program):
+        path = shutil.which(engine.program)
+        if path is None:
+            raise UsageError(
+                f"{contestant.name}: expected {engine.program} on the PATH, or "
+                f"{contestant.name}=PROGRAM"
+            )
+    engine.check_interpreter(path or sys.executable, os.environ)
 
 
 def run(
@@ -48,28 +75,47 @@ def run(
     directory: Path,
     extra: Sequence[str],
     progress: Callable[[str], None],
-) -> str:
-    """Measure each, with nothing beside it; a Markdown table of all.
+) -> tuple[str, int]:
+    """Measure each, with nothing beside it; a Markdown table of all, and the worst exit status.
 
     Raises:
-        UsageError: fewer than two engines, one twice, no tests, or one whose run has no result.
+        UsageError: fewer than two engines, one twice, one that is not there, no tests, or a run
+            that came to no verdict of its own; what an earlier run left is no result.
     """
     names = [one.name for one in contestants]
     if len(names) < 2 or len(set(names)) < len(names):
         raise UsageError("expected two or more engines, each once: vllm llama-cpp=PROGRAM")
     if not (tests / _LEVEL).is_file():
         raise UsageError(f"--tests {tests}: expected the folder of the levels, with {_LEVEL}")
-    sources = []
+    for one in contestants:  # all of them, before the first has taken its time
+        check(one)
+    sources, statuses = [], []
     for one in contestants:
         report = directory / one.name
+        before = _written(report)
         progress(f"{one.name}: {report}")
-        done = subprocess.run(
+        status = subprocess.run(
             [
                 sys.executable, "-m", "pytest", str(tests / _LEVEL), "--arch", arch,
                 "--report-dir", str(report), *one.options, *extra,
             ],
             stdout=sys.stderr,
-        )  # fmt: skip
-        progress(f"{one.name}: pytest ended with {done.returncode}")
+        ).returncode  # fmt: skip
+        progress(f"{one.name}: pytest ended with {status}")
+        if status not in _VERDICTS:
+            raise UsageError(f"{one.name}: pytest ended with {status}: it came to no verdict")
+        if _written(report) in (None, before):
+            raise UsageError(f"{one.name}: this run has written no {report / 'verdict.json'}")
+        statuses.append(status)
         sources.append(comparison.read(report))
-    return comparison.markdown(comparison.distinct(sources))
+    table = comparison.markdown(comparison.distinct(sources))
+    return table, min(statuses, key=_VERDICTS.index)
+
+
+def _written(report: Path) -> tuple[int, int] | None:
+    """What tells one writing of a report from another; None where there is none."""
+    try:
+        seen = (report / "verdict.json").stat()
+    except OSError:
+        return None
+    return seen.st_ino, seen.st_mtime_ns

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from sm121.errors import UsageError
-from sm121.plugin import certification, target, workers
+from sm121.plugin import certification, matrix_workers, target, workers
 from sm121.plugin.options import SETTINGS
 from sm121.plugin.run import RUN, Run
 from sm121.plugin.selection import architectures_asked_for
@@ -177,7 +177,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     if config is not _config:
         return
-    merged.merge(run.file, _parts(run.directory))
+    parts = _parts(run.directory)
+    merged.merge(run.file, parts)
+    matrix_workers.conclude(run, parts)
     run.decided.update(merged.beside(run.file))
     said = config.stash.get(_SAID, [])
     run.deselected = list(dict.fromkeys(name for part in said for name in part["deselected"]))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,24 +16,29 @@ from sm121 import architecture, profile
 from sm121.answers import prompts
 from sm121.engines import registry
 from sm121.engines.configuration import ServerConfiguration, environment_items
+from sm121.engines.managed import ServerError
 from sm121.engines.protocol import ChecksArguments
 from sm121.errors import UsageError
+from sm121.evidence.failure import Cause
 from sm121.matrix import axes, cost, covering, isolation, order, report, state
 from sm121.matrix.axes import Space, identity, label
 from sm121.matrix.covering import Array, Planned, Strength
 from sm121.matrix.examine import Bench, chosen
 from sm121.matrix.isolation import FailingSet
 from sm121.matrix.outcome import CellRecord, Outcome
-from sm121.plugin import target
+from sm121.plugin import crashes, target, workers
 from sm121.plugin.options import SETTINGS, Settings
 from sm121.plugin.run import RUN, Run
 from sm121.plugin.selection import LEVEL
 from sm121.plugin.terminal import announce
 from sm121.profile import MatrixPlan, Profile
 from sm121.report import verdict_file
+from sm121.report.directory import WORKERS
 from sm121.verdict import Invalid, NotRun
 
 _FOLDER = "matrix"
+#: Of a test's time, what is kept for stopping a server and for the reports.
+_SPARE_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -265,6 +270,10 @@ class MatrixRun:
     sets: list[FailingSet] = field(default_factory=list)
     predicted: cost.Prediction | None = None
     resumed_from: str | None = None
+    #: Starts of the baseline that are no cell of this run's: others were compared with them.
+    references: list[CellRecord] = field(default_factory=list)
+    #: Logs of the ends that a bundle was made of: each cell of a start-up gets the same error.
+    _told: set[Path] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.directory = self.run.directory / _FOLDER
@@ -287,7 +296,10 @@ class MatrixRun:
             alive=lambda: self.run.pool.check() if self.run.pool is not None else None,
             path_of=self.run.kernel_path,
             redact=self.run.redact,
+            died=self._died,
         )
+        if self.records:
+            self.write()
 
     def judge(self, planned: Planned | None) -> None:
         """The cell works.
@@ -333,22 +345,54 @@ class MatrixRun:
         Raises:
             AssertionError: names the sets.
         """
+        if workers.of(self.run.config) is not None:
+            raise NotRun("the cells of all workers are judged together, when the run ends")
         if not self.records:
             raise NotRun("no cell came to an outcome")
         left = self.plan.plan.isolation_boots
+        ends = time.monotonic() + self._time_limit() - _SPARE_S
 
         def try_cell(cell: dict[str, str]) -> CellRecord | None:
             nonlocal left
-            if left == 0 or os.environ.get("PYTEST_XDIST_WORKER"):
+            if left == 0 or self._untrusted() or time.monotonic() + self._longest() > ends:
                 return None
             left -= 1
             announce(self.run.config, "matrix", f"isolating: {identity(self.space, cell)}")
             return self._examine(Planned(cell, ("isolating",)), isolating=True)
 
-        self.sets = isolation.smallest(self.space, self.records, try_cell)
-        self.write()
+        self._found(isolation.smallest(self.space, list(self.records), try_cell, self._found))
         file = self.directory / "FEATURE_MATRIX.md"
         assert not self.sets, f"{'; '.join(str(one) for one in self.sets)}. All of it: {file}"
+
+    def _found(self, sets: Sequence[FailingSet]) -> None:
+        """Keep what is known; a test that runs out of time has written it."""
+        self.sets = list(sets)
+        self.write()
+
+    def _time_limit(self) -> float:
+        """Seconds that a test of this level may take."""
+        return float(self.plan.profile.test_timeout_s.get("matrix", float("inf")))
+
+    def _longest(self) -> float:
+        """Seconds that one more cell may take: as many as the longest so far."""
+        return max(record.took_s for record in self.records)
+
+    def _untrusted(self) -> str | None:
+        """Why nothing more is started in this run; None while all is well."""
+        return self.run.aborted[1] if self.run.aborted is not None else self.run.distrusted
+
+    def _died(self, record: CellRecord, error: ServerError) -> Cause:
+        """What the run does after any abnormal end: a bundle, one line, a look at what is left."""
+        if self.run.pool is None or error.log in self._told:
+            return error.cause
+        self._told.add(error.log)
+        known = {test.id.rpartition("[")[2]: test.id for test in self.run.file.tests}
+        test = known.get(f"{record.id}]", "")
+        evidence = crashes.gather(self.run, test, error, self.run.pool.latest)
+        evidence.test = test or None  # a cell that is run to find a set is no test's
+        crashes.tell(self.run, evidence)
+        crashes._replace(self.run, evidence)
+        return evidence.cause
 
     def outlook(self) -> list[str]:
         """What is going to happen, and how long it takes."""
@@ -367,20 +411,24 @@ class MatrixRun:
         if self.resumed_from:
             lines.append(f"{len(cells) - len(waiting)} cells are taken over: {self.resumed_from}")
         current = self.run.pool.current if self.run.pool is not None else None
-        self.predicted = cost.predict(
+        to_run = [p.cell for p in waiting]
+        if to_run and space.baseline not in to_run:
+            to_run.insert(0, space.baseline)  # to compare with
+        predicted = cost.predict(
             space,
-            [p.cell for p in waiting],
-            [self.configuration(p.cell).key for p in waiting],
+            to_run,
+            [self.configuration(cell).key for cell in to_run],
             self.plan.plan,
             self.durations,
             current.configuration.key if current is not None else None,
         )
+        self.predicted = dataclasses.replace(predicted, cells=len(waiting))
         return [*lines, f"predicted: {self.predicted}"]
 
     def account(self) -> list[str]:
         """What came of it, for the terminal."""
         counts = {o: sum(r.outcome is o for r in self.records) for o in Outcome}
-        spent = cost.spent(self.records)
+        spent = cost.spent(self.records, self.references)
         lines = [
             ", ".join(f"{n} {o.value}" for o, n in counts.items() if n),
             f"{spent['cells']:.0f} cells on {spent['boots']:.0f} boots in "
@@ -414,6 +462,7 @@ class MatrixRun:
             profile=self.plan.profile.name,
             predicted=str(self.predicted) if self.predicted else None,
             focus=self.plan.focus,
+            references=self.references,
         )
         self.directory.mkdir(parents=True, exist_ok=True)
         text = json.dumps(report.as_json(self.space, file), indent=2, ensure_ascii=False)
@@ -436,16 +485,21 @@ class MatrixRun:
 
     def _examine(self, planned: Planned, *, isolating: bool = False) -> CellRecord:
         baseline = planned.cell == self.space.baseline
+        if (why := self._untrusted()) is not None:
+            raise NotRun(why)
+        unfit = [finding for finding in self.run.findings if finding.severity == "error"]
+        if unfit:
+            raise NotRun(f"no server is started on a machine that is not fit: {unfit[0].message}")
         if self._bench.reference is None and not baseline:
             self._be_given_a_reference()
         if self._bench.reference is None and not baseline:
             raise NotRun("the baseline came to no answers; nothing can be compared with it")
-        unfit = [finding for finding in self.run.findings if finding.severity == "error"]
-        if unfit:
-            raise NotRun(f"no server is started on a machine that is not fit: {unfit[0].message}")
         name = identity(self.space, planned.cell)
         announce(self.run.config, "matrix", f"{name} ({len(self.records) + 1})")
-        record = self._bench.examine(planned, self.configuration(planned.cell), isolating=isolating)
+        configuration = self.configuration(planned.cell)
+        if isolating and self.run.pool is not None and self._record_of(planned) is not None:
+            self.run.pool.forget(configuration)  # to see it a second time it must start anew
+        record = self._bench.examine(planned, configuration, isolating=isolating)
         announce(self.run.config, "matrix", f"{name}: {record.outcome} {record.reason[:160]}")
         if not baseline or self._is_planned(planned):
             self._keep(record)
@@ -459,6 +513,8 @@ class MatrixRun:
         record = self._bench.examine(
             Planned(self.space.baseline, ("baseline",)), self.configuration(self.space.baseline)
         )
+        self.references.append(record)
+        self.durations.learn([record])
         if record.outcome.broken and kept is None:
             self._bench.reference = None
 
@@ -487,24 +543,36 @@ class MatrixRun:
         }
 
     def _take_over(self) -> None:
-        earlier = sorted((self.run.directory / "earlier").glob(f"*/{_FOLDER}"))
-        if not earlier:
+        """Cells of the newest earlier run that was the same one; with workers, of all of them."""
+        root = self.run.config.stash[SETTINGS].report_dir  # a worker's own is below it
+        earlier = sorted((root / "earlier").glob("*"), reverse=True)
+        reasons: list[str] = []
+        for folder in earlier:
+            parts = [folder / _FOLDER, *sorted((folder / WORKERS).glob(f"*/{_FOLDER}"))]
+            for part in [part for part in parts if part.is_dir()]:
+                found, why = state.read(part, self._fingerprint)
+                if why is not None:
+                    reasons.append(why)
+                    continue
+                self._take(part, found)
+            if self.records:
+                self.resumed_from = str(folder / _FOLDER)
+                return
+        if reasons:
+            self.run.remark(f"--resume: no cell is taken over: {reasons[0]}")
+        else:
             self.run.remark("--resume: there is no earlier matrix in the report directory")
-            return
-        found, why = state.read(earlier[-1], self._fingerprint)
-        if why is not None:
-            self.run.remark(f"--resume: no cell is taken over: {why}")
-            return
-        self.resumed_from = str(earlier[-1])
+
+    def _take(self, part: Path, found: Sequence[CellRecord]) -> None:
         for record in found:
-            if record.outcome is not Outcome.NOT_RUN and not record.isolating:
+            known = any(own.values == record.values for own in self.records)
+            if record.outcome is not Outcome.NOT_RUN and not record.isolating and not known:
                 self.records.append(record)
                 self._state.add(record)
-        bundles = earlier[-1] / "bundles"
+        bundles = part / "bundles"
         if bundles.is_dir():
-            self.directory.mkdir(parents=True, exist_ok=True)
-            for folder in bundles.iterdir():
-                _copy_tree(folder, self.directory / "bundles" / folder.name)
+            for bundle in bundles.iterdir():
+                _copy_tree(bundle, self.directory / "bundles" / bundle.name)
 
 
 def _copy_tree(source: Path, destination: Path) -> None:

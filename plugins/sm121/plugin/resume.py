@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 
+from sm121.plugin import workers
 from sm121.plugin.run import RUN, Run
 from sm121.plugin.selection import LEVEL
 from sm121.report import verdict_file
@@ -32,6 +33,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     config = session.config
     run = config.stash.get(RUN, None)
     if run is None or not config.getoption("--resume"):
+        return
+    if workers.of(config) is not None:
+        # xdist has told its controller what will be run; nothing may be taken out any more.
+        run.remark("--resume: with -n kernel tests are run again; cells are taken over")
         return
     earlier = _earlier(run)
     if earlier is None:
@@ -67,16 +72,29 @@ def _counts(test: TestReport) -> bool:
 
 
 def _earlier(run: Run) -> VerdictFile | None:
-    """The verdict of the run before, which lies where opening this run has moved it."""
-    found = sorted((run.directory / "earlier").glob("*/verdict.json"))
+    """The verdict of the newest earlier run that was the same one and has ended a kernel test; it
+    lies where opening this run has moved it."""
+    found = sorted((run.directory / "earlier").glob("*/verdict.json"), reverse=True)
+    reasons: list[str] = []
+    for file in found:
+        try:
+            earlier = verdict_file.read(file)
+        except (OSError, ValueError) as error:
+            reasons.append(f"{file} cannot be read: {type(error).__name__}")
+            continue
+        if (other := _another(run, earlier)) is not None:
+            reasons.append(other)
+        elif any(_counts(test) for test in earlier.tests):
+            return earlier
     if not found:
         run.remark("--resume: there is no earlier run in the report directory")
-        return None
-    try:
-        earlier = verdict_file.read(found[-1])
-    except (OSError, ValueError) as error:
-        run.remark(f"--resume: {found[-1]} cannot be read: {type(error).__name__}")
-        return None
+    elif reasons:
+        run.remark(f"--resume: nothing is taken over: {reasons[0]}")
+    return None
+
+
+def _another(run: Run, earlier: VerdictFile) -> str | None:
+    """What an earlier run had that this one has not; None where it was the same one."""
     now = run.file
     for what, theirs, ours in (
         ("profile", earlier.profile, now.profile),
@@ -85,6 +103,5 @@ def _earlier(run: Run) -> VerdictFile | None:
         ("engine's version", earlier.engine.version, now.engine.version),
     ):
         if theirs != ours:
-            run.remark(f"--resume: nothing is taken over: another {what} ({theirs}, now {ours})")
-            return None
-    return earlier
+            return f"another {what} ({theirs}, now {ours})"
+    return None
