@@ -434,6 +434,7 @@ def _prepare_engine(run: Run, chosen: Profile) -> None:
     arguments: tuple[str, ...] = ()
     variables: dict[str, str] = dict(os.environ)
     if run.attached is None:
+        worker = workers.of(run.config)
         for of, left in stale.remove():
             shown = "; ".join(str(process) for process in left)
             run.remark(
@@ -455,7 +456,9 @@ def _prepare_engine(run: Run, chosen: Profile) -> None:
             run_id=run.run_id,
             notify=lambda name, line: announce(run.config, f"server {name}", line),
             on_stop=run.stops.__setitem__,
-            device=devices.lock(os.environ.get("PYTEST_XDIST_WORKER"), architecture.gpu_count()),
+            device=None
+            if worker is None
+            else devices.lock(worker.id, worker.run, architecture.gpu_count()),
         )
         run.sampler = ResourceSampler(
             run.pool.processes,

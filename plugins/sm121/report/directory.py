@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import datetime
 import fcntl
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from sm121.errors import UsageError
+from sm121.lock_file import open_lock
 
 _LOCK = ".lock"
 _EARLIER = "earlier"
@@ -62,9 +62,7 @@ def _take(directory: Path, share: str | None) -> ReportDirectory:
                 f"run; seen: {sorted(foreign)[0]}"
             )
     directory.mkdir(parents=True, exist_ok=True)
-    # Never through a link that somebody has put there.
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    lock = os.fdopen(os.open(directory / _LOCK, flags, 0o644), "r+")
+    lock = open_lock(directory / _LOCK, 0o644)
     deadline = time.monotonic() + _SHARED_WITHIN_S
     while not _lock(lock, fcntl.LOCK_EX):
         if share is not None and _lock(lock, fcntl.LOCK_SH):
