@@ -81,6 +81,29 @@ def test_each_wrong_answer_has_its_class(ids, options, kind):
     assert (found.kind if found else None) == kind, found
 
 
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({"ids": None}, "bad_stream"),
+        ({"completion_tokens": None}, "wrong_usage"),
+        ({"prompt_tokens": None}, "wrong_usage"),
+        ({"prompt_tokens": 4711}, "wrong_usage"),
+    ],
+)
+def test_what_an_answer_has_alone_it_has_under_load(change, kind):
+    whole = outcome((1, 2, 3, 4))
+    whole.answer = replace(whole.answer, text="abcd", **change)
+    assert checks.fault(whole, EXACT).kind == kind
+    whole.job = replace(whole.job, alone=replace(ALONE, **dict.fromkeys(change)))
+    assert checks.fault(whole, EXACT) is None, "not sent to who asks alone either"
+
+
+@pytest.mark.parametrize("behaviour", ["disconnect", "cancel", "slow", "bad"])
+def test_no_client_is_answered_with_500(behaviour):
+    job = Job("x", {"prompt": "x"}, 4, behaviour=behaviour)
+    assert checks.fault(Outcome(1, job, status=500), None).kind == "http_5xx"
+
+
 def test_a_bad_request_must_be_refused_and_nothing_else():
     bad = Job("bad", {}, 4, behaviour="bad")
     refused = Outcome(1, bad, status=400, problem=("refused", "status 400"))
