@@ -254,3 +254,12 @@ def test_a_long_temporary_folder_is_no_obstacle(make, monkeypatch, tmp_path):
     assert len(folder) + 1 + 36 <= 107, folder
     server.stop()
     assert not Path(folder).exists(), "and nothing of it is left"
+
+
+def test_a_server_answers_while_it_serves_tokens(make):
+    server = make("none")
+    assert not server.answers()
+    server.start()
+    assert server.answers()
+    server.stop()
+    assert not server.answers()

@@ -223,6 +223,17 @@ class ManagedServer:
             self.log,
         )
 
+    def answers(self, within_s: float = 5.0) -> bool:
+        """Whether it serves a token; /health may be answered by a web server without an engine."""
+        if self._endpoint is None:
+            return False
+        request = {"model": self._endpoint.served_name, "prompt": "Hello", "max_tokens": 1}
+        with self._endpoint.http(timeout_s=within_s) as http:
+            try:
+                return http.post("/v1/completions", json=request).status_code == 200
+            except httpx.HTTPError:
+                return False
+
     def kill(self) -> None:
         """SIGKILL to the engine's processes at once: for a machine that is about to wedge. The
         supervisor stays, and cleans up; `stop` is still to be called."""
@@ -411,7 +422,7 @@ class ManagedServer:
 
     def exits(self) -> list[dict[str, Any]]:
         """How processes of the tree ended so far: pid, name, status (negative: a signal; None:
-        its parent has collected it and does not say)."""
+        its parent has collected it and does not say), monotonic_s (when that was seen)."""
         found: list[dict[str, Any]] = self._status().get("exits") or []
         return found
 

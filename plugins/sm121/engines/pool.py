@@ -54,6 +54,7 @@ class ServerPool:
         self._notify = notify
         self._on_stop = on_stop
         self._current: tuple[ManagedServer, Server] | None = None
+        self._starting: ManagedServer | None = None
         self._failures: dict[str, StartError] = {}
         self.starts: list[Start] = []
         #: The server that was started last, be it running, stopped or never ready.
@@ -85,6 +86,7 @@ class ServerPool:
         self.latest = managed
         if self._device is not None:
             self._device.acquire()
+        self._starting = managed
         try:
             server = managed.start()
         except StartError as error:
@@ -93,6 +95,8 @@ class ServerPool:
             self._failures[configuration.key] = error
             self.starts.append(Start(configuration.name, configuration.key, None, managed.log.name))
             raise
+        finally:
+            self._starting = None
         self._current = (managed, server)
         self.starts.append(
             Start(configuration.name, configuration.key, server.startup_s, managed.log.name)
@@ -105,8 +109,8 @@ class ServerPool:
         return self._current[0] if self._current else None
 
     def processes(self) -> list[psutil.Process]:
-        """The processes of the server that runs now."""
-        current = self.current
+        """The processes of the server that runs now, or is being started."""
+        current = self._starting or self.current
         return current.processes() if current is not None else []
 
     def check(self) -> None:

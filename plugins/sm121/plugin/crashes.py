@@ -3,6 +3,7 @@ is due."""
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Generator, Mapping
 from pathlib import Path
@@ -30,12 +31,15 @@ _DONE = pytest.StashKey[set[str]]()
 _TIMEOUT = "Timeout "
 #: Within which an API server ends after its engine has.
 _DYING_S = 6.0
+#: When the test that runs began, by ``time.monotonic``.
+_BEGAN = pytest.StashKey[float]()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     run = item.config.stash.get(RUN, None)
     if run is None or LEVEL not in item.stash:
         return
+    item.config.stash[_BEGAN] = time.monotonic()
     if run.aborted is not None:
         pytest.skip(f"NOT_RUN: the run was ended: {run.aborted[1]}")
     if run.distrusted is not None:
@@ -98,7 +102,7 @@ def gather(
     run: Run, test: str, error: BaseException | None, managed: ManagedServer | None
 ) -> Evidence:
     """Everything that is known at this moment; nothing is stopped."""
-    dying = managed is not None and _is_dying(managed, error)
+    dying = managed is not None and _is_dying(managed, error, run.config.stash.get(_BEGAN, 0.0))
     since = managed.launched if managed is not None and managed.launched else run.started
     kernel = kernel_messages.since(since)
     after = cgroup.memory_events()
@@ -224,9 +228,10 @@ def _look_at_attached(run: Run) -> None:
         run.distrusted = "the attached server answers no more, and is not the suite's to restart"
 
 
-def _is_dying(managed: ManagedServer, error: BaseException | None) -> bool:
-    """Whether the server, or a process of it, has ended. What its clients see comes first: a reset
-    connection, a 500; so it is given some seconds."""
+def _is_dying(managed: ManagedServer, error: BaseException | None, began: float) -> bool:
+    """Whether the server has ended since the test began, or a process without which it does not
+    serve. What its clients see comes first: a reset connection, a 500; so it is given some seconds.
+    """
     if managed.was_stopped:
         return False
     asked = isinstance(error, ServerError) or (
@@ -235,8 +240,16 @@ def _is_dying(managed: ManagedServer, error: BaseException | None) -> bool:
     deadline = time.monotonic() + (_DYING_S if asked else 0.0)
     while managed.exit_status is None and time.monotonic() < deadline:
         time.sleep(0.2)
-    abnormal = [entry for entry in managed.exits() if (entry.get("status") or 0) < 0]
-    return managed.exit_status is not None or bool(abnormal)
+    if managed.exit_status is not None:
+        return True
+    killed = [
+        entry
+        for entry in managed.exits()
+        if (entry.get("status") or 0) < 0
+        and entry["status"] != -signal.SIGTERM
+        and entry.get("monotonic_s", began) >= began
+    ]
+    return bool(killed) and not managed.answers()
 
 
 def _cause(

@@ -165,6 +165,7 @@ class Run:
         unfit = [finding for finding in self.findings if finding.severity == "error"]
         if unfit:
             raise NotRun(f"no server is started on a machine that is not fit: {unfit[0].message}")
+        self._refuse_when_aborted()
         server = self.pool.get(self.configurations[name])
         if name == self.profile.under_test:
             self._describe(server)
@@ -179,7 +180,12 @@ class Run:
         """
         if self.pool is None:
             raise NotRun(self.target.obstacle or "no server can be started here")
+        self._refuse_when_aborted()
         return self.pool.get(configuration)
+
+    def _refuse_when_aborted(self) -> None:
+        if self.aborted is not None:
+            raise NotRun(f"the run was ended: {self.aborted[1]}")
 
     def managed_configuration(self, name: str) -> ServerConfiguration:
         """A configuration that the suite starts itself.
@@ -282,11 +288,12 @@ class Run:
 
     def abort(self, text: str) -> None:
         """The machine is about to wedge: end the server at once, and run nothing more."""
-        if self.aborted is None:
-            self.aborted = ("memory_floor", text)
+        first = self.aborted is None
+        self.aborted = self.aborted or ("memory_floor", text)
+        if self.pool is not None and self.pool.latest is not None:
+            self.pool.latest.kill()
+        if first:
             self.remark(text)
-            if self.pool is not None and self.pool.latest is not None:
-                self.pool.latest.kill()
 
     def log_of(self, configuration: str) -> Path | None:
         """Log of the latest start of a configuration in this run, None if it was not started."""
@@ -464,6 +471,7 @@ def _prepare_engine(run: Run, chosen: Profile) -> None:
             run.pool.processes,
             floor_bytes=chosen.stress.memory_floor_gib.value * 2**30,
             on_floor=run.abort,
+            on_trouble=run.remark,
         )
         run.sampler.start()
         under_test = run.configurations[chosen.under_test]
