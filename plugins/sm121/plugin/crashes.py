@@ -138,7 +138,7 @@ def gather(
         memory=_memory(observer.timeline.record() if observer else None, history),
         in_flight=None
         if observer is None
-        else [outcome.record() for outcome in observer.client.in_flight.values()],
+        else [outcome.record() for outcome in observer.client.under_way()],
         metrics=_metrics(run, managed),
         configuration=None
         if configuration is None

@@ -77,6 +77,10 @@ class LoadClient:
     #: When anything came last, or a request ended.
     _alive: float = 0.0
 
+    def under_way(self) -> list[Outcome]:
+        """What is in flight at this moment; may be asked while a load runs in another thread."""
+        return list(self.in_flight.copy().values())
+
     def run(
         self,
         jobs: Sequence[Job],
