@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import socket
 import threading
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -41,6 +46,34 @@ def test_what_is_in_flight_can_be_asked_while_it_changes():
     finally:
         ended.set()
         thread.join()
+
+
+def test_the_time_limit_of_a_test_ends_a_load():
+    """What a signal raises is not lost in a callback of the event loop."""
+
+    def on_signal(_number, _frame):
+        pytest.fail("Timeout (>1.0s) from pytest-timeout.")
+
+    looks: list[None] = []
+
+    def stop() -> None:
+        looks.append(None)
+        if len(looks) == 2:  # in the loop, where it has a callback's turn
+            asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, on_signal)
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            endpoint = Endpoint(f"http://127.0.0.1:{silent.getsockname()[1]}", "key", "canary")
+            client = LoadClient(endpoint, Patience(4.0, 4.0), stop=stop)
+            began = time.monotonic()
+            with pytest.raises(pytest.fail.Exception, match="pytest-timeout"):
+                client.run([JOB, JOB])
+            assert time.monotonic() - began < 3.0
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(client.under_way()) == 2, "a bundle shows what was under way"
+    assert not [thread for thread in threading.enumerate() if thread.name == "sm121-load"]
 
 
 @pytest.fixture

@@ -13,13 +13,27 @@ import psutil
 
 from sm121.engines.process_tree import RUN_ID, SERVER_ID, Survivor, describe, end
 
-#: Who started a server: pid and start time of the suite's process.
+#: Who started a server: pid and start time of the suite's process, and the boot it was in.
 OWNER = "SM121_OWNER"
+#: Of /proc/PID/stat, counted from the field after the name: the start in ticks since the boot. A
+#: time of day would change with the clock, and a living run would look dead.
+_START = 19
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def owner() -> str:
     """This process, as an owner."""
-    return f"{os.getpid()}:{psutil.Process().create_time():.2f}"
+    return identity(os.getpid())
+
+
+def identity(pid: int) -> str:
+    """A process, as no other one is named until the end of time: ``pid:ticks:boot``.
+
+    Raises:
+        FileNotFoundError: there is no such process.
+    """
+    fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()
+    return f"{pid}:{fields[_START]}:{_BOOT.read_text('ascii').strip()}"
 
 
 def find() -> dict[str, list[psutil.Process]]:
@@ -65,11 +79,14 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def _lives(text: str) -> bool:
-    pid, _, created = text.partition(":")
+    pid = text.partition(":")[0]
+    if not pid.isdecimal():
+        return True  # no word of ours: its owner is not known to be dead
     try:
-        return abs(psutil.Process(int(pid)).create_time() - float(created)) < 1.0
-    except (psutil.NoSuchProcess, ValueError):
+        now = identity(int(pid))
+    except (FileNotFoundError, ProcessLookupError):
         return False
+    return now == text
 
 
 def _pid_namespace(pid: int) -> str:
