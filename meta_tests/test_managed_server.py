@@ -263,3 +263,12 @@ def test_a_server_answers_while_it_serves_tokens(make):
     assert server.answers()
     server.stop()
     assert not server.answers()
+
+
+def test_the_log_that_is_left_shows_no_secret(make):
+    server = make("none")
+    server.other_secrets = lambda: {"0.32.0"}  # which the server says
+    server.start()
+    assert "version 0.32.0" in server.log.read_text()
+    server.stop()
+    assert "version [redacted]" in server.log.read_text()

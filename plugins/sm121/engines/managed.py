@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -40,6 +40,7 @@ from sm121.errors import Sm121Error
 from sm121.evidence.failure import Cause, classify, relevant_lines
 from sm121.evidence.process_snapshot import snapshot
 from sm121.evidence.progress import startup_progress
+from sm121.evidence.redaction import redact_file, secrets_of
 
 _POLL_S = 0.1
 _HEALTH_EVERY_S = 0.5
@@ -125,6 +126,7 @@ class ManagedServer:
         directory: its log and status are written there.
         run_id: in the environment of each of its processes.
         notify: called with a line on each change of progress.
+        other_secrets: what its log must not show, beside its own key.
     """
 
     configuration: ServerConfiguration
@@ -133,6 +135,7 @@ class ManagedServer:
     directory: Path
     run_id: str
     notify: Callable[[str], None] = lambda _line: None
+    other_secrets: Callable[[], Collection[str]] = tuple
 
     progress: str = field(init=False, default="not started")
     #: When its process was started (``time.monotonic``), and its tree as it was before the stop.
@@ -270,6 +273,7 @@ class ManagedServer:
         end(remaining, polite_s=1.0)
         if self._scratch is not None:  # the supervisor has removed it, unless it was killed
             shutil.rmtree(self._scratch, ignore_errors=True)
+        self._redact_log()
         reap(self._pids)  # orphans of a supervisor that was killed have become our children
         survivors = describe([*remaining(), *self._remembered()])
         missing = self._memory_missing()
@@ -281,6 +285,17 @@ class ManagedServer:
             memory_missing_bytes=missing,
             seconds=time.monotonic() - started,
         )
+
+    def _redact_log(self) -> None:
+        """Nobody writes to it any more; it is part of the report."""
+        if not self.log.is_file():
+            return
+        environment = dict(self.configuration.environment)
+        hidden = {self._api_key, *self.other_secrets(), *secrets_of(environment)}
+        try:
+            redact_file(self.log, hidden)
+        except OSError as error:
+            self.notify(f"{self.log.name} may show secrets: {error.strerror or error}")
 
     def look_at_tree(self) -> list[dict[str, Any]]:
         """The tree as it is now; when nothing of it lives, as it was last."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +34,7 @@ class ServerPool:
         run_id: marks every process.
         notify: called with (configuration name, line) on progress.
         on_stop: called with the report of every stop.
+        hidden: what no log may show.
         device: held while a server runs, where other workers may want the same device.
     """
 
@@ -45,9 +46,11 @@ class ServerPool:
         run_id: str,
         notify: Callable[[str, str], None],
         on_stop: Callable[[str, StopReport], None] = lambda _name, _report: None,
+        hidden: Callable[[], Collection[str]] = tuple,
         device: DeviceLock | None = None,
     ) -> None:
         self._device = device
+        self._hidden = hidden
         self._patience = patience
         self._directory = directory
         self._run_id = run_id
@@ -81,6 +84,7 @@ class ServerPool:
             self._directory,
             self._run_id,
             lambda line: self._notify(configuration.name, line),
+            self._hidden,
         )
         self.secrets.update(managed.secrets)
         self.latest = managed

@@ -14,7 +14,9 @@ import psutil
 from sm121.engines.process_tree import RUN_ID, SERVER_ID, Survivor, describe, end
 
 #: Who started a server: pid and start time of the suite's process, and the boot it was in.
-OWNER = "SM121_OWNER"
+#: Earlier versions of the suite wrote otherwise, to SM121_OWNER: neither ends the servers of the
+#: other.
+OWNER = "SM121_STARTED_BY"
 #: Of /proc/PID/stat, counted from the field after the name: the start in ticks since the boot. A
 #: time of day would change with the clock, and a living run would look dead.
 _START = 19

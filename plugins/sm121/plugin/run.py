@@ -31,7 +31,7 @@ from sm121.engines.server import Server
 from sm121.errors import UsageError
 from sm121.evidence import cgroup, environment, metrics, requested
 from sm121.evidence.kernel_path import KernelPath, read_log
-from sm121.evidence.redaction import redact
+from sm121.evidence.redaction import redact, secrets_of
 from sm121.evidence.resources import ResourceSampler
 from sm121.plugin import certification, target, workers
 from sm121.plugin.abilities import inability
@@ -113,7 +113,12 @@ class Run:
     def secrets(self) -> set[str]:
         """What no report may show."""
         keys = {self.settings.api_key} if self.settings.api_key else set()
-        return keys | (self.pool.secrets if self.pool else set())
+        return keys | self._secrets_given | (self.pool.secrets if self.pool else set())
+
+    @functools.cached_property
+    def _secrets_given(self) -> set[str]:
+        """By the names of their variables: in the suite's environment, and by --engine-env."""
+        return secrets_of(os.environ) | secrets_of(dict(self.settings.engine_environment))
 
     def redact(self, text: str) -> str:
         """Text without secrets."""
@@ -463,6 +468,7 @@ def _prepare_engine(run: Run, chosen: Profile) -> None:
             run_id=run.run_id,
             notify=lambda name, line: announce(run.config, f"server {name}", line),
             on_stop=run.stops.__setitem__,
+            hidden=lambda: run.secrets,
             device=None
             if worker is None
             else devices.lock(worker.id, worker.run, architecture.gpu_count()),
