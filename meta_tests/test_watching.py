@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from sm121 import profile
 from sm121.engines import pool
 from sm121.engines.configuration import ServerConfiguration
 from sm121.evidence.resources import ResourceSampler
@@ -53,6 +55,22 @@ def test_the_floor_is_watched_when_processes_cannot_be_read():
         time.sleep(0.01)
     sampler.stop()
     assert len(troubles) == 1 and "AccessDenied" in troubles[0], "said once"
+
+
+def test_a_run_without_a_server_is_ended_too_and_leaves_a_bundle(run_pytest, tmp_path):
+    text = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
+    file = tmp_path / "mine.toml"
+    file.write_text(re.sub(r"(?m)^(memory_floor_gib = \{ value = )[\d.]+", r"\g<1>100000", text))
+    status, run = run_pytest(
+        "--arch", "cpu", "--profile", str(file), "meta_tests/scenarios/turns.py", "-k", "shares",
+        environment={"TURNS": str(tmp_path / "note.txt"), "SHARES_S": "1"},
+    )  # fmt: skip
+    assert status != 0 and run.verdict["verdict"] == "INCONCLUSIVE", run.output
+    last = run.verdict["tests"][-1]
+    assert last["verdict"] == "NOT_RUN" and "the run was ended" in last["message"], last
+    (crash,) = run.verdict["crashes"]
+    assert crash["kind"] == "memory_floor", crash
+    assert (run.report / crash["bundle"] / "bundle.json").is_file()
 
 
 def test_a_server_that_is_starting_is_watched(monkeypatch, tmp_path):

@@ -70,6 +70,8 @@ class StopReport:
     port_free: bool
     memory_missing_bytes: int
     seconds: float
+    #: What could not be decided about the memory; "" where all is known.
+    remark: str = ""
 
     @property
     def clean(self) -> bool:
@@ -276,7 +278,7 @@ class ManagedServer:
         self._redact_log()
         reap(self._pids)  # orphans of a supervisor that was killed have become our children
         survivors = describe([*remaining(), *self._remembered()])
-        missing = self._memory_missing()
+        missing, remark = self._memory_missing()
         self.progress = "stopped"
         return StopReport(
             exit_status=exit_status,
@@ -284,6 +286,7 @@ class ManagedServer:
             port_free=self._port == 0 or _becomes_free(self._port),
             memory_missing_bytes=missing,
             seconds=time.monotonic() - started,
+            remark=remark,
         )
 
     def _redact_log(self) -> None:
@@ -494,17 +497,18 @@ class ManagedServer:
                 continue
         return alive
 
-    def _memory_missing(self, patience_s: float = 10.0) -> int:
-        """Bytes of system or device memory that did not come back in time."""
+    def _memory_missing(self, patience_s: float = 10.0) -> tuple[int, str]:
+        """Bytes of system or device memory that did not come back in time, and what is not known of
+        that."""
         if self._memory_before is None:
-            return 0
+            return 0, ""
         deadline = time.monotonic() + patience_s
         while True:
-            missing = self._memory_before.missing(Memory.now(), slack=_MEMORY_SLACK_BYTES)
-            if missing == 0:
-                return 0
-            if time.monotonic() >= deadline:
-                return missing
+            now = Memory.now()
+            missing = self._memory_before.missing(now, slack=_MEMORY_SLACK_BYTES)
+            doubt = self._memory_before.doubt(now, slack=_MEMORY_SLACK_BYTES)
+            if (missing == 0 and doubt is None) or time.monotonic() >= deadline:
+                return missing, doubt or ""
             time.sleep(0.2)
 
     def _number_log(self) -> None:

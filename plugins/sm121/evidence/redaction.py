@@ -157,19 +157,39 @@ def redact_file(file: Path, secrets: Collection[str] = ()) -> bool:
     return True
 
 
-#: Without one of these, in small letters, there is nothing that a pattern would find.
-_SIGNS = (
-    *(b"://", b"authorization", b"bearer", b"hf_", b"api_org_", b"sk-", b"nvapi-"),
-    *(b"ghp_", b"gho_", b"github_pat_", b"glpat-", b"token", b"key", b"secret", b"passw"),
-    *(b"credential", b"_auth", b"cookie"),
+#: In small letters, a part of everything that a pattern finds: a log is searched once for it, and
+#: only the lines that have it are looked at again.
+_WORDS = (
+    *(b"token", b"key", b"://", b"auth", b"secret", b"passw", b"hf_", b"sk-", b"earer", b"api"),
+    *(b"gh", b"glpat", b"credential", b"cookie"),
+)
+_SIGN = re.compile(
+    rb"://[^/\s'\"]+@|authorization|bearer\s|hf_[a-z0-9]{16}|api_org_|sk-[a-z0-9_-]{16}|nvapi-|gh[po]_"
+    rb"|github_pat_|glpat-|--[a-z-]*(?:api-key|token|secret|password)[ ='\"]"
+    rb"|(?:token|key|secret|password|passwd|credentials?|_auth|cookie)['\"]?\s*[=:]"
 )
 
 
 def _redacted_piece(piece: bytes, secrets: Collection[str]) -> bytes:
+    """Whole lines, those with a secret in them redacted."""
     small = piece.lower()
-    if not any(sign in small for sign in _SIGNS) and not any(
-        secret.encode(errors="replace") in piece for secret in secrets
-    ):
-        return piece
-    text = piece.decode("utf-8", "surrogateescape")
-    return redact(text, secrets).encode("utf-8", "surrogateescape")
+    # The commonest first: a log without any of them is through with this quickly.
+    known = any(word in small for word in _WORDS)
+    found = {match.start() for match in _SIGN.finditer(small)} if known else set()
+    for secret in secrets:
+        wanted, place = secret.encode(errors="replace"), -1
+        while (place := piece.find(wanted, place + 1)) >= 0:
+            found.add(place)
+    shown, done = [], 0
+    for place in sorted(found):
+        if place < done:
+            continue  # in a line that was redacted as a whole
+        begin = piece.rfind(b"\n", 0, place) + 1
+        end = piece.find(b"\n", place) + 1 or len(piece)
+        text = piece[begin:end].decode("utf-8", "surrogateescape")
+        shown += [
+            piece[done:begin],
+            redact(text, secrets).encode("utf-8", "surrogateescape"),
+        ]
+        done = end
+    return b"".join([*shown, piece[done:]])

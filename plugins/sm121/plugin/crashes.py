@@ -41,6 +41,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         return
     item.config.stash[_BEGAN] = time.monotonic()
     if run.aborted is not None:
+        _tell_of_the_abort(run)
         pytest.skip(f"NOT_RUN: the run was ended: {run.aborted[1]}")
     if run.distrusted is not None:
         pytest.skip(f"NOT_RUN: {run.distrusted}")
@@ -75,6 +76,23 @@ def _after(run: Run, item: pytest.Item, error: BaseException) -> None:
     dead = managed is not None and not managed.running
     if dead or kind in _REPLACE or _timed_out(error) or isinstance(error, ServerError):
         _replace(run, evidence)
+
+
+@pytest.hookimpl(tryfirst=True)  # before the run is closed
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    run = session.config.stash.get(RUN, None)
+    if run is not None and run.aborted is not None:
+        _tell_of_the_abort(run)
+
+
+def _tell_of_the_abort(run: Run) -> None:
+    """Once; where a server was ended by it, the server's death has told."""
+    assert run.aborted is not None
+    kind, _ = run.aborted
+    if all(crash.kind != kind for crash in run.file.crashes):
+        found = gather(run, "", None, run.pool.latest if run.pool is not None else None)
+        found.what, found.test = "the machine, with no server of the suite to blame", None
+        tell(run, found)
 
 
 @pytest.hookimpl(trylast=True)  # after the run was opened

@@ -256,6 +256,11 @@ class Run:
         self.file.judge()
         if self.file.finished:
             certification.conclude(self)
+        ended = next((c for c in self.file.crashes if c.kind == "memory_floor"), None)
+        if ended is not None and self.file.verdict is Verdict.PASS:
+            # What did run held; the machine did not stand the rest of it.
+            self.file.settle(Verdict.INCONCLUSIVE)
+            self.file.reason = f"the run was ended: {ended.summary}"
         try:
             verdict_file.write(self.file, self.directory / "verdict.json")
             verdict_file.write_text(summary.markdown(self.file), self.directory / "summary.md")
@@ -290,6 +295,12 @@ class Run:
             self.file.engine.path = self.kernel_path(self._under_test)
         self.file.finished = selected <= self.decided and not self.interrupted
         self.save()
+
+    def note_stop(self, configuration: str, report: StopReport) -> None:
+        """A server was stopped."""
+        self.stops[configuration] = report
+        if report.remark:
+            self.remark(f"after server {configuration}: {report.remark}")
 
     def abort(self, text: str) -> None:
         """The machine is about to wedge: end the server at once, and run nothing more."""
@@ -467,7 +478,7 @@ def _prepare_engine(run: Run, chosen: Profile) -> None:
             directory=run.directory,
             run_id=run.run_id,
             notify=lambda name, line: announce(run.config, f"server {name}", line),
-            on_stop=run.stops.__setitem__,
+            on_stop=run.note_stop,
             hidden=lambda: run.secrets,
             device=None
             if worker is None
