@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -102,6 +103,19 @@ def test_only_servers_of_dead_runs_are_ended(server_of, monkeypatch):
     assert {"meta-dead", "meta-reused"} <= removed and "meta-alive" not in removed
     assert left.wait(10) != 0 and reused.wait(10) != 0
     assert ours.poll() is None, "a server of a living run is left alone"
+
+
+def test_a_supervisor_that_lives_ends_its_server_itself(monkeypatch):
+    """It still writes the bundle of a run that was killed; only one that hangs is ended."""
+    looks: list[None] = []
+    supervisor = SimpleNamespace(cmdline=lambda: ["python", "-m", "sm121.engines.supervisor"])
+
+    def find():
+        looks.append(None)
+        return {"run": [supervisor]} if len(looks) < 3 else {}
+
+    monkeypatch.setattr(stale, "find", find)
+    assert stale.remove() == [] and len(looks) == 4
 
 
 SCENARIOS = "meta_tests/scenarios/spread.py"

@@ -17,6 +17,7 @@ from sm121.engines import pool
 from sm121.engines.configuration import ServerConfiguration
 from sm121.evidence.resources import ResourceSampler
 from sm121.plugin import crashes
+from sm121.report import directory
 from sm121.stress.fault import Fault, UnderLoad
 
 MORE_THAN_THERE_IS = 1e18
@@ -158,3 +159,31 @@ def test_a_helper_that_was_sent_home_is_no_death(status, at, answers, dying):
         answers=lambda: answers,
     )
     assert crashes._is_dying(managed, LOST, 10.0) is dying
+
+
+def test_the_next_run_waits_until_the_killed_ones_server_is_ended(tmp_path):
+    """Its supervisor still writes a bundle into the directory, which is then moved as a whole."""
+    report = tmp_path / "report"
+    held = directory.take(report)
+    (report / "verdict.json").write_text("{}")
+    slow = (
+        "import signal, time; signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), exit(0)));"
+        "print('ready', flush=True); time.sleep(600)"
+    )
+    log = (report / "server-x.log").open("w+")
+    supervisor = supervised(
+        report / "server-x.status.json", tmp_path / "scratch", slow, stdout=log, stderr=log
+    )
+    while "ready" not in (report / "server-x.log").read_text():
+        assert supervisor.poll() is None
+        time.sleep(0.05)
+    supervisor.stdin.close()
+    held.lock.close()  # as pytest does when it is killed
+    assert supervisor.poll() is None
+    taken = directory.take(report)
+    assert not psutil.pid_exists(supervisor.pid) or supervisor.wait(1) is not None
+    assert [item.name for item in report.iterdir() if not item.name.startswith(".")] == ["earlier"]
+    (kept,) = (report / "earlier").iterdir()
+    assert list(kept.glob("crashes/*-suite_killed/bundle.json")), sorted(kept.rglob("*"))
+    taken.lock.close()
+    log.close()

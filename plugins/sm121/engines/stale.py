@@ -7,6 +7,7 @@ killed too.
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import psutil
@@ -20,6 +21,8 @@ OWNER = "SM121_STARTED_BY"
 #: Of /proc/PID/stat, counted from the field after the name: the start in ticks since the boot. A
 #: time of day would change with the clock, and a living run would look dead.
 _START = 19
+_SUPERVISOR = "sm121.engines.supervisor"
+_SUPERVISED_WITHIN_S = 25.0
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -61,7 +64,13 @@ def find() -> dict[str, list[psutil.Process]]:
 
 
 def remove() -> list[tuple[str, list[Survivor]]]:
-    """End what `find` finds; what it was, by run id."""
+    """End what `find` finds; what it was, by run id. A supervisor that lives is given time to write
+    down what happened, and to end its server itself."""
+    deadline = time.monotonic() + _SUPERVISED_WITHIN_S
+    while any(_is_supervised(found) for found in find().values()):
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(0.5)
     removed = []
     for run, processes in find().items():
         removed.append((run, describe(processes)))
@@ -71,6 +80,16 @@ def remove() -> list[tuple[str, list[Survivor]]]:
 
         end(remaining, polite_s=5.0)
     return removed
+
+
+def _is_supervised(processes: list[psutil.Process]) -> bool:
+    for process in processes:
+        try:
+            if _SUPERVISOR in process.cmdline():
+                return True
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return False
 
 
 def _is_alive(process: psutil.Process) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -22,10 +23,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import IO
 
 import psutil
 
 from sm121.engines.process_tree import become_subreaper, end
+from sm121.lock_file import SERVERS, open_lock, try_lock
 
 _POLL_S = 0.05
 _SEGMENTS_EVERY_S = 2.0
@@ -53,9 +56,14 @@ class _Supervisor:
         #: Descriptors that become readable when a process ends.
         self._watched: dict[int, int] = {}
         self._could_not_write = False
+        #: The next run in this folder waits until it is released, by our end.
+        self._lock: IO[str] | None = None
 
     def run(self) -> int:
         become_subreaper()
+        with contextlib.suppress(OSError):  # it cannot be written: nobody takes it
+            self._lock = open_lock(self._status.parent / SERVERS)
+            try_lock(self._lock, fcntl.LOCK_SH)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the suite, which then stops us
         signal.signal(signal.SIGTERM, self._on_sigterm)
         server = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, start_new_session=True)

@@ -14,9 +14,8 @@ import time
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
-from typing import IO
 
-from sm121.lock_file import open_lock
+from sm121.lock_file import open_lock, try_lock
 
 _POLL_S = 0.1
 #: Shorter waits are not worth a line; longer ones are said again and again.
@@ -59,7 +58,7 @@ class Turns:
         since = time.monotonic()
         told = since + _SAY_AFTER_S - _SAY_EVERY_S
         for lock, kind in ((self._door, fcntl.LOCK_EX), (self._machine, share.value)):
-            while not _try(lock, kind):
+            while not try_lock(lock, kind):
                 if time.monotonic() - told >= _SAY_EVERY_S:
                     told = time.monotonic()
                     self._say(self._waiting(share, told - since))
@@ -98,11 +97,3 @@ class Turns:
     def _measuring(self) -> str:
         self._machine.seek(0)
         return self._machine.read(20) or "unknown"
-
-
-def _try(lock: IO[str], kind: int) -> bool:
-    try:
-        fcntl.flock(lock, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
