@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import getpass
+import os
+import pwd
 import re
 import shutil
 import socket
@@ -39,7 +40,8 @@ def neutral(text: str) -> str:
     text = re.sub(r"/process_api(/[0-9a-f]{8,})?", "/CONTAINER", text)
     text = re.sub(r"(tainted:? )\d+\.\d+\.\S+", r"\1KERNEL", text)
     text = re.sub(rf"(?<![\w-]){re.escape(socket.gethostname())}(?![\w-])", "HOST", text)
-    return text.replace(f"/{getpass.getuser()}/", "/USER/")
+    user = pwd.getpwuid(os.getuid()).pw_name
+    return text.replace(f"/{user}/", "/USER/")
 
 
 def _environments() -> set[str]:

@@ -218,13 +218,17 @@ def test_each_worker_has_its_device_and_each_device_one_server(tmp_path, monkeyp
     assert devices.environment("gw5", 4) == (("CUDA_VISIBLE_DEVICES", "1"),)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     assert devices.of_worker("gw1", 8) == "3" and devices.of_worker("gw2", 8) == "2"
-    assert devices.lock(None, 2) is None
-    first, same = devices.lock("gw0", 8), devices.lock("gw2", 8)
-    other = devices.lock("gw1", 8)
+    assert devices.lock(None, "run", 2) is None
+    first, same = devices.lock("gw0", "run", 8), devices.lock("gw2", "run", 8)
+    other = devices.lock("gw1", "run", 8)
     assert first is not None and same is not None and other is not None
     first.acquire()
     first.acquire()
     other.acquire()
+    # Another run has the machine in its turn, and never waits for a device of this one.
+    of_another_run = devices.lock("gw0", "other", 8)
+    of_another_run.acquire()
+    of_another_run.release()
     taken: list[str] = []
     waiting = threading.Thread(target=lambda: (same.acquire(), taken.append("same")))
     waiting.start()
@@ -235,6 +239,17 @@ def test_each_worker_has_its_device_and_each_device_one_server(tmp_path, monkeyp
     assert taken == ["same"]
     same.release()
     other.release()
+    assert not list(tmp_path.iterdir()), "nothing is left in the temporary folder"
+
+
+def test_a_device_is_not_locked_through_a_planted_link(tmp_path, monkeypatch):
+    monkeypatch.setattr(devices.tempfile, "gettempdir", lambda: str(tmp_path))
+    (tmp_path / "precious").write_text("precious")
+    planted = tmp_path / f"sm121-{os.getuid()}-device-run_cpu.lock"
+    planted.symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError):
+        devices.lock("gw0", "run", 0).acquire()
+    assert (tmp_path / "precious").read_text() == "precious"
 
 
 def test_a_connection_that_the_server_closed_is_opened_again():

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from sm121.evidence import environment
+from sm121.evidence import environment, redaction
 from sm121.evidence.redaction import (
     REDACTED,
     is_secret_name,
     redact,
     redact_arguments,
     redact_environment,
+    secrets_of,
 )
 
 TOKEN = "hf_" + "a1B2" * 8
@@ -195,6 +196,16 @@ def test_no_secret_reaches_the_record() -> None:
         "'api_key': ['hunter2222']",
         "--api-key hunter2222",
         "nvapi-abcdefABCDEF0123456789",
+        "AWS_SECRET_ACCESS_KEY=hunter2222",
+        "OPENAI_KEY=hunter2222",
+        "x-api-key: hunter2222",
+        "['vllm', '--api-key', 'hunter2222', '--port', '1']",
+        "--hf-token=hunter2222",
+        "api_key=['hunter2222', 'hunter2223']",
+        "Authorization: hunter2222",
+        "{'Authorization': 'Digest hunter2222'}",
+        "api_org_abcdefABCDEF0123456789",
+        "https://user:pass@hunter22@example.org/x",
     ],
 )
 def test_what_looks_like_a_secret_is_blanked(text: str) -> None:
@@ -212,11 +223,43 @@ def test_what_looks_like_a_secret_is_blanked(text: str) -> None:
         "api_key=None",
         "tokenizer='openai/gpt-oss-120b'",
         "http://127.0.0.1:8000/v1/chat/completions",
+        "AWS_SECRET_ACCESS_KEY=[redacted] api_key=[redacted] Authorization: Bearer [redacted]",
+        "['--tokenizer', 'openai/gpt-oss-120b', '--max-tokens', '128']",
+        "cache_key='abcdef', key=abcdef, token_ids=[1, 2, 3]",
+        "http://127.0.0.1:8000/v1/models, user@example.org",
         "Using 'MARLIN' Mxfp4 MoE backend.",
     ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:
     assert redact(text) == text
+
+
+def test_a_short_value_is_no_secret() -> None:
+    assert secrets_of({"MY_KEY": "1", "HF_TOKEN": "true", "API_KEY": "hunter2222"}) == {
+        "hunter2222"
+    }
+
+
+def test_a_log_is_redacted_in_place_and_else_left_alone(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(redaction, "_CHUNK_BYTES", 1000)
+    log, other = tmp_path / "server.log", tmp_path / "linked.log"
+    lines = [b"step %d of the engine, \xff\n" % n for n in range(2000)]
+    log.write_bytes(b"".join(lines))
+    stamp = log.stat().st_mtime_ns
+    other.hardlink_to(log)
+    assert not redaction.redact_file(log, {"hunter2222"}) and log.stat().st_mtime_ns == stamp
+    lines[1500] = b"non-default args: {'api_key': ['first-of-them', 'second-of-them']}\n"
+    lines[1700] = b"said hunter2222 to whoever asked\n"
+    log.write_bytes(b"".join(lines))
+    assert redaction.redact_file(log, {"hunter2222"})
+    shown = other.read_bytes().splitlines(keepends=True)
+    assert shown[1500] == b"non-default args: {'api_key': [redacted]}\n"
+    assert shown[1700] == b"said [redacted] to whoever asked\n"
+    lines[1500], lines[1700] = shown[1500], shown[1700]
+    assert shown == lines and sorted(p.name for p in tmp_path.iterdir()) == [
+        "linked.log",
+        "server.log",
+    ]
 
 
 def test_known_secrets_are_blanked_longest_first() -> None:

@@ -254,3 +254,21 @@ def test_a_long_temporary_folder_is_no_obstacle(make, monkeypatch, tmp_path):
     assert len(folder) + 1 + 36 <= 107, folder
     server.stop()
     assert not Path(folder).exists(), "and nothing of it is left"
+
+
+def test_a_server_answers_while_it_serves_tokens(make):
+    server = make("none")
+    assert not server.answers()
+    server.start()
+    assert server.answers()
+    server.stop()
+    assert not server.answers()
+
+
+def test_the_log_that_is_left_shows_no_secret(make):
+    server = make("none")
+    server.other_secrets = lambda: {"0.32.0"}  # which the server says
+    server.start()
+    assert "version 0.32.0" in server.log.read_text()
+    server.stop()
+    assert "version [redacted]" in server.log.read_text()

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -87,18 +88,34 @@ def server_of():
         process.wait()
 
 
-def test_only_servers_of_dead_runs_are_ended(server_of):
+def test_only_servers_of_dead_runs_are_ended(server_of, monkeypatch):
     dead = subprocess.Popen(["/bin/true"])
-    created = psutil.Process(dead.pid).create_time()
+    was = stale.identity(dead.pid)
     dead.wait()
-    left = server_of(f"{dead.pid}:{created:.2f}", "meta-dead")
+    left = server_of(was, "meta-dead")
     # A pid that was given again to somebody else is another owner.
-    reused = server_of(f"{os.getpid()}:12345.00", "meta-reused")
+    reused = server_of(f"{os.getpid()}:12345:{stale.owner().split(':')[2]}", "meta-reused")
     ours = server_of(stale.owner(), "meta-alive")
+    # The clock was set meanwhile: start times of day are other ones now.
+    monkeypatch.setattr(psutil, "boot_time", lambda: 1.0)
+    monkeypatch.setattr(psutil.Process, "create_time", lambda _self: 2.0)
     removed = {run for run, _ in stale.remove()}
     assert {"meta-dead", "meta-reused"} <= removed and "meta-alive" not in removed
     assert left.wait(10) != 0 and reused.wait(10) != 0
     assert ours.poll() is None, "a server of a living run is left alone"
+
+
+def test_a_supervisor_that_lives_ends_its_server_itself(monkeypatch):
+    """It still writes the bundle of a run that was killed; only one that hangs is ended."""
+    looks: list[None] = []
+    supervisor = SimpleNamespace(cmdline=lambda: ["python", "-m", "sm121.engines.supervisor"])
+
+    def find():
+        looks.append(None)
+        return {"run": [supervisor]} if len(looks) < 3 else {}
+
+    monkeypatch.setattr(stale, "find", find)
+    assert stale.remove() == [] and len(looks) == 4
 
 
 SCENARIOS = "meta_tests/scenarios/spread.py"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from dataclasses import replace
 
 import pytest
@@ -16,9 +17,10 @@ from sm121.evidence.crash_bundle import Evidence
 from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_messages import KernelMessages
 from sm121.evidence.redaction import redact
-from sm121.stress import checks, growth, shapes, soak
+from sm121.stress import checks, growth, kept, shapes, soak
 from sm121.stress.client import Load
 from sm121.stress.job import Job, Outcome
+from sm121.stress.timeline import Sample
 from sm121.verdict import Verdict
 
 EXACT = Bound(1e-3, 1e-4, 0.0)
@@ -57,6 +59,68 @@ def test_one_step_is_no_leak():
     assert found.verdict is Verdict.PASS, found
 
 
+def sampled(count: int = 60, *, device=None, taken: int = 0) -> list[Sample]:
+    """A second each, ten requests in each of them; the processes stay as they are."""
+    return [
+        Sample(
+            at_s=float(n), completed=10 * n, processes=1, rss_bytes=2 * GIB, pss_bytes=2 * GIB,
+            handles=50, device_bytes=device(n) if device is not None else None,
+            available_bytes=100 * GIB - n * taken, cache_usage=None, running=None, waiting=None,
+        )
+        for n in range(count)
+    ]  # fmt: skip
+
+
+GIB = 2**30
+LIMITS = kept.Limits(0.1, 5e9, 512 * 1024, 0.1)
+
+
+def verdicts(samples: list[Sample], machine: int | None) -> dict[str, Verdict]:
+    found = kept.judged(samples, LIMITS, machine_bytes=machine)
+    return {item.quantity.removeprefix("bytes of the "): item.verdict for item in found}
+
+
+def test_a_leak_on_a_device_of_which_nobody_speaks_is_seen_in_the_machines_memory():
+    """GB10: NVML answers N/A, and device memory is in no process."""
+    leak = verdicts(sampled(taken=GIB), 128 * GIB)
+    assert leak["machine"] is Verdict.FAIL and leak["processes"] is Verdict.PASS
+    assert verdicts(sampled(), 128 * GIB)["machine"] is Verdict.PASS
+    assert "machine" not in verdicts(sampled(taken=GIB), None), "on a CPU it is others' too"
+    known = verdicts(sampled(device=lambda _n: 8 * GIB, taken=GIB), 128 * GIB)
+    assert known["device"] is Verdict.PASS and "machine" not in known
+
+
+def test_a_sample_without_a_value_is_left_out_and_silence_decides_nothing():
+    leak = sampled(device=lambda n: None if n % 5 == 0 else (8 + n) * GIB)
+    assert verdicts(leak, 128 * GIB)["device"] is Verdict.FAIL
+    silent = sampled(device=lambda n: 8 * GIB if n < 25 else None)
+    (device,) = [
+        item for item in kept.judged(silent, LIMITS, machine_bytes=128 * GIB)
+        if item.quantity == "bytes of the device"
+    ]  # fmt: skip
+    assert device.verdict is Verdict.INCONCLUSIVE and "fell silent" in device.reason
+    assert verdicts(silent, 128 * GIB)["machine"] is Verdict.PASS
+
+
+def test_a_soak_of_a_day_is_judged_in_seconds():
+    began = time.monotonic()
+    assert judged(MIB, noise=20 * MIB, samples=86_400).verdict is Verdict.FAIL
+    assert time.monotonic() - began < 20.0
+
+
+def test_a_soak_that_fails_says_in_which_round_and_of_what():
+    written: list[dict] = []
+
+    def play(number: int) -> soak.Round:
+        faults = ["token_lost: request 7"] if number == 3 else []
+        return soak.Round(number, 0.0, 24, 100, 1.0, faults)
+
+    soak.Soak(60.0, play, written.append).run()
+    assert written[-1]["state"] == "a fault" and written[-1]["faults"] == ["token_lost: request 7"]
+    assert written[-1]["last_rounds"][-1]["number"] == 3
+    assert written[-1]["last_rounds"][-1]["faults"] == ["token_lost: request 7"]
+
+
 def outcome(ids, *, completion=None, finish="length", **options) -> Outcome:
     answer = Answer("", finish, ids, (9,), None, None, completion or len(ids), 1)
     job = Job("a prompt", {"prompt": "x"}, 4, ALONE)
@@ -79,6 +143,29 @@ def outcome(ids, *, completion=None, finish="length", **options) -> Outcome:
 def test_each_wrong_answer_has_its_class(ids, options, kind):
     found = checks.fault(outcome(ids, **options), EXACT)
     assert (found.kind if found else None) == kind, found
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({"ids": None}, "bad_stream"),
+        ({"completion_tokens": None}, "wrong_usage"),
+        ({"prompt_tokens": None}, "wrong_usage"),
+        ({"prompt_tokens": 4711}, "wrong_usage"),
+    ],
+)
+def test_what_an_answer_has_alone_it_has_under_load(change, kind):
+    whole = outcome((1, 2, 3, 4))
+    whole.answer = replace(whole.answer, text="abcd", **change)
+    assert checks.fault(whole, EXACT).kind == kind
+    whole.job = replace(whole.job, alone=replace(ALONE, **dict.fromkeys(change)))
+    assert checks.fault(whole, EXACT) is None, "not sent to who asks alone either"
+
+
+@pytest.mark.parametrize("behaviour", ["disconnect", "cancel", "slow", "bad"])
+def test_no_client_is_answered_with_500(behaviour):
+    job = Job("x", {"prompt": "x"}, 4, behaviour=behaviour)
+    assert checks.fault(Outcome(1, job, status=500), None).kind == "http_5xx"
 
 
 def test_a_bad_request_must_be_refused_and_nothing_else():
@@ -187,3 +274,17 @@ def test_a_huge_log_keeps_its_beginning_and_its_end(tmp_path, monkeypatch):
     folder = crash_bundle.write(evidence, tmp_path / "crashes", lambda text: text)
     text = (folder / "server.log").read_text()
     assert text.startswith("first") and text.endswith("last\n") and "bytes left out" in text
+
+
+def test_flashinfers_log_is_one_for_each_process(tmp_path):
+    (tmp_path / "api-7.log").write_text("of the worker\n")
+    (tmp_path / "api-8.log").write_text("of somebody else\n")
+    evidence = Evidence(
+        cause=SIGKILL_GUESS,
+        what="x",
+        exits=[{"pid": 7, "name": "worker", "status": -9}, {"pid": 9, "status": 0}],
+        environment={"FLASHINFER_LOGLEVEL": "3", "FLASHINFER_LOGDEST": f"{tmp_path}/api-%i.log"},
+    )
+    folder = crash_bundle.write(evidence, tmp_path / "crashes", lambda text: text)
+    text = (folder / "flashinfer-api.log").read_text()
+    assert "of the worker" in text and "somebody else" not in text

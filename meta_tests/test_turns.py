@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
+import os
 import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from sm121.measure.turns import Share, Turns
+from sm121.plugin import turns
+from sm121.plugin.run import RUN
+from sm121.plugin.selection import LEVEL
 
 SCENARIO = "meta_tests/scenarios/turns.py"
 
@@ -87,6 +93,59 @@ def test_who_measures_is_not_passed_by_for_ever(tmp_path):
     assert waited < 2.0, f"required: at most a test of each, seen: {waited:.1f} s"
 
 
+@pytest.mark.parametrize(
+    ("arch", "base_url", "obstacle", "share"),
+    [
+        ("sm121", None, None, Share.ALONE),
+        ("sm121", None, "no such GPU here", Share.SHARED),
+        ("sm121", "http://127.0.0.1:8000", None, Share.SHARED),
+        ("cpu", None, None, Share.SHARED),
+    ],
+)
+def test_a_run_with_servers_on_a_gpu_has_the_machine(arch, base_url, obstacle, share):
+    run = SimpleNamespace(
+        target=SimpleNamespace(arch=arch, obstacle=obstacle),
+        settings=SimpleNamespace(base_url=base_url),
+    )
+    item = SimpleNamespace(
+        config=SimpleNamespace(stash={RUN: run}), stash={LEVEL: "smoke"}, fixturenames=()
+    )
+    assert turns.needs(item) is share
+    item.stash[LEVEL] = "performance"
+    assert turns.needs(item) is Share.ALONE, "what is timed is timed alone everywhere"
+
+
+def test_workers_wait_with_their_controller_and_time_nothing(start_pytest, tmp_path):
+    alone = Turns(lambda _line: None, tmp_path)
+    alone.take(Share.ALONE)
+    note = tmp_path / "note.txt"
+    run = start_pytest(
+        SCENARIO, "-n", "2", "--arch", "cpu",
+        environment={"TURNS": str(note), "TMPDIR": str(tmp_path)}, beside_others=False,
+    )  # fmt: skip
+    run.wait_for("one of them measures", 60)
+    assert not note.exists(), "no worker was given a test"
+    alone.release()
+    while not note.exists():
+        assert run.process.poll() is None, run.output
+        time.sleep(0.05)
+    with (
+        (tmp_path / f"sm121-{os.getuid()}-turn.lock").open() as lock,
+        pytest.raises(BlockingIOError),
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    run.wait()
+    found = {test["id"].partition("::")[2]: test for test in run.verdict["tests"]}
+    assert {name: test["verdict"] for name, test in found.items()} == {
+        **{f"test_shares[{n}]": "PASS" for n in range(8)},
+        **{f"test_measures[{n}]": "NOT_RUN" for n in range(2)},
+        "test_measures_too": "NOT_RUN",
+    }, run.output
+    assert "run this one without -n" in found["test_measures_too"]["message"]
+    alone.take(Share.ALONE)
+    alone.close()
+
+
 def test_who_waits_says_for_whom(tmp_path):
     first, lines = Turns(lambda _line: None, tmp_path), []
     first.take(Share.ALONE)
@@ -122,10 +181,8 @@ def test_a_dead_run_holds_nothing(tmp_path):
 
 
 def test_a_link_in_place_of_the_lock_is_not_followed(start_pytest, tmp_path):
-    from getpass import getuser
-
     (tmp_path / "precious").write_text("precious")
-    (tmp_path / f"sm121-{getuser()}-turn.lock").symlink_to(tmp_path / "precious")
+    (tmp_path / f"sm121-{os.getuid()}-turn.lock").symlink_to(tmp_path / "precious")
     run = start_pytest(
         SCENARIO, "--arch", "cpu", environment={"TURNS": "x", "TMPDIR": str(tmp_path)},
         beside_others=False,

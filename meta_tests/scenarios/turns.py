@@ -20,7 +20,7 @@ def noted(request):
 @pytest.mark.correctness
 @pytest.mark.parametrize("number", range(8))
 def test_shares(noted, number):
-    time.sleep(0.25)
+    time.sleep(float(os.environ.get("SHARES_S", "0.25")))
 
 
 @pytest.mark.stress

@@ -3,37 +3,60 @@
 from __future__ import annotations
 
 import fcntl
-import getpass
 import os
 import re
 import tempfile
 from pathlib import Path
 from typing import IO
 
+from sm121.lock_file import open_lock
+
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 class DeviceLock:
-    """Held from a server's start to its end: no other worker's server runs on the device then, so
-    that none of them is measured beside another."""
+    """Held from a server's start to its end: no other worker's server runs on the device then.
 
-    def __init__(self, name: str) -> None:
-        safe = re.sub(r"[^A-Za-z0-9]", "_", name)
-        self._path = Path(tempfile.gettempdir()) / f"sm121-{getpass.getuser()}-device-{safe}.lock"
+    It is between the workers of one run alone. With other runs whole runs take turns
+    (`sm121.measure.turns`), and who waited for both could wait for ever.
+
+    Args:
+        device: its name.
+        run: of which the workers are.
+    """
+
+    def __init__(self, device: str, run: str) -> None:
+        safe = re.sub(r"[^A-Za-z0-9]", "_", f"{run}-{device}")
+        name = f"sm121-{os.getuid()}-device-{safe}.lock"
+        self._path = Path(tempfile.gettempdir()) / name
         self._file: IO[str] | None = None
 
     def acquire(self) -> None:
-        """Wait until the device is ours; it may be already."""
-        if self._file is None:
-            file = self._path.open("w")
+        """Wait until the device is ours; it may be already.
+
+        Raises:
+            OSError: the lock file cannot be opened, or somebody has put a link in its place.
+        """
+        while self._file is None:
+            file = open_lock(self._path)
             fcntl.flock(file, fcntl.LOCK_EX)
-            self._file = file
+            if self._is_there(file):
+                self._file = file
+            else:
+                file.close()  # who had it removed it while we waited
 
     def release(self) -> None:
-        """Let others have it."""
+        """Let others have it; nothing is left of the file."""
         if self._file is not None:
+            self._path.unlink(missing_ok=True)
             self._file.close()
             self._file = None
+
+    def _is_there(self, file: IO[str]) -> bool:
+        try:
+            return os.path.samestat(os.fstat(file.fileno()), self._path.stat())
+        except FileNotFoundError:
+            return False
 
 
 def of_worker(worker: str | None, count: int) -> str | None:
@@ -55,8 +78,8 @@ def environment(worker: str | None, count: int) -> tuple[tuple[str, str], ...]:
     return () if device is None else ((_VARIABLE, device),)
 
 
-def lock(worker: str | None, count: int) -> DeviceLock | None:
-    """What a worker's servers hold; None where nobody else runs."""
+def lock(worker: str | None, run: str, count: int) -> DeviceLock | None:
+    """What the servers of a run's worker hold; None where nobody else runs."""
     if worker is None:
         return None
-    return DeviceLock(of_worker(worker, count) or "cpu")
+    return DeviceLock(of_worker(worker, count) or "cpu", run)

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -40,6 +40,7 @@ from sm121.errors import Sm121Error
 from sm121.evidence.failure import Cause, classify, relevant_lines
 from sm121.evidence.process_snapshot import snapshot
 from sm121.evidence.progress import startup_progress
+from sm121.evidence.redaction import redact_file, secrets_of
 
 _POLL_S = 0.1
 _HEALTH_EVERY_S = 0.5
@@ -69,6 +70,8 @@ class StopReport:
     port_free: bool
     memory_missing_bytes: int
     seconds: float
+    #: What could not be decided about the memory; "" where all is known.
+    remark: str = ""
 
     @property
     def clean(self) -> bool:
@@ -125,6 +128,7 @@ class ManagedServer:
         directory: its log and status are written there.
         run_id: in the environment of each of its processes.
         notify: called with a line on each change of progress.
+        other_secrets: what its log must not show, beside its own key.
     """
 
     configuration: ServerConfiguration
@@ -133,6 +137,7 @@ class ManagedServer:
     directory: Path
     run_id: str
     notify: Callable[[str], None] = lambda _line: None
+    other_secrets: Callable[[], Collection[str]] = tuple
 
     progress: str = field(init=False, default="not started")
     #: When its process was started (``time.monotonic``), and its tree as it was before the stop.
@@ -223,6 +228,17 @@ class ManagedServer:
             self.log,
         )
 
+    def answers(self, within_s: float = 5.0) -> bool:
+        """Whether it serves a token; /health may be answered by a web server without an engine."""
+        if self._endpoint is None:
+            return False
+        request = {"model": self._endpoint.served_name, "prompt": "Hello", "max_tokens": 1}
+        with self._endpoint.http(timeout_s=within_s) as http:
+            try:
+                return http.post("/v1/completions", json=request).status_code == 200
+            except httpx.HTTPError:
+                return False
+
     def kill(self) -> None:
         """SIGKILL to the engine's processes at once: for a machine that is about to wedge. The
         supervisor stays, and cleans up; `stop` is still to be called."""
@@ -259,9 +275,10 @@ class ManagedServer:
         end(remaining, polite_s=1.0)
         if self._scratch is not None:  # the supervisor has removed it, unless it was killed
             shutil.rmtree(self._scratch, ignore_errors=True)
+        self._redact_log()
         reap(self._pids)  # orphans of a supervisor that was killed have become our children
         survivors = describe([*remaining(), *self._remembered()])
-        missing = self._memory_missing()
+        missing, remark = self._memory_missing()
         self.progress = "stopped"
         return StopReport(
             exit_status=exit_status,
@@ -269,7 +286,19 @@ class ManagedServer:
             port_free=self._port == 0 or _becomes_free(self._port),
             memory_missing_bytes=missing,
             seconds=time.monotonic() - started,
+            remark=remark,
         )
+
+    def _redact_log(self) -> None:
+        """Nobody writes to it any more; it is part of the report."""
+        if not self.log.is_file():
+            return
+        environment = dict(self.configuration.environment)
+        hidden = {self._api_key, *self.other_secrets(), *secrets_of(environment)}
+        try:
+            redact_file(self.log, hidden)
+        except OSError as error:
+            self.notify(f"{self.log.name} may show secrets: {error.strerror or error}")
 
     def look_at_tree(self) -> list[dict[str, Any]]:
         """The tree as it is now; when nothing of it lives, as it was last."""
@@ -411,7 +440,7 @@ class ManagedServer:
 
     def exits(self) -> list[dict[str, Any]]:
         """How processes of the tree ended so far: pid, name, status (negative: a signal; None:
-        its parent has collected it and does not say)."""
+        its parent has collected it and does not say), monotonic_s (when that was seen)."""
         found: list[dict[str, Any]] = self._status().get("exits") or []
         return found
 
@@ -468,17 +497,18 @@ class ManagedServer:
                 continue
         return alive
 
-    def _memory_missing(self, patience_s: float = 10.0) -> int:
-        """Bytes of system or device memory that did not come back in time."""
+    def _memory_missing(self, patience_s: float = 10.0) -> tuple[int, str]:
+        """Bytes of system or device memory that did not come back in time, and what is not known of
+        that."""
         if self._memory_before is None:
-            return 0
+            return 0, ""
         deadline = time.monotonic() + patience_s
         while True:
-            missing = self._memory_before.missing(Memory.now(), slack=_MEMORY_SLACK_BYTES)
-            if missing == 0:
-                return 0
-            if time.monotonic() >= deadline:
-                return missing
+            now = Memory.now()
+            missing = self._memory_before.missing(now, slack=_MEMORY_SLACK_BYTES)
+            doubt = self._memory_before.doubt(now, slack=_MEMORY_SLACK_BYTES)
+            if (missing == 0 and doubt is None) or time.monotonic() >= deadline:
+                return missing, doubt or ""
             time.sleep(0.2)
 
     def _number_log(self) -> None:

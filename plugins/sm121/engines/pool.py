@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +34,7 @@ class ServerPool:
         run_id: marks every process.
         notify: called with (configuration name, line) on progress.
         on_stop: called with the report of every stop.
+        hidden: what no log may show.
         device: held while a server runs, where other workers may want the same device.
     """
 
@@ -45,15 +46,18 @@ class ServerPool:
         run_id: str,
         notify: Callable[[str, str], None],
         on_stop: Callable[[str, StopReport], None] = lambda _name, _report: None,
+        hidden: Callable[[], Collection[str]] = tuple,
         device: DeviceLock | None = None,
     ) -> None:
         self._device = device
+        self._hidden = hidden
         self._patience = patience
         self._directory = directory
         self._run_id = run_id
         self._notify = notify
         self._on_stop = on_stop
         self._current: tuple[ManagedServer, Server] | None = None
+        self._starting: ManagedServer | None = None
         self._failures: dict[str, StartError] = {}
         self.starts: list[Start] = []
         #: The server that was started last, be it running, stopped or never ready.
@@ -81,11 +85,13 @@ class ServerPool:
             self._directory,
             self._run_id,
             lambda line: self._notify(configuration.name, line),
+            self._hidden,
         )
         self.secrets.update(managed.secrets)
         self.latest = managed
         if self._device is not None:
             self._device.acquire()
+        self._starting = managed
         try:
             server = managed.start()
         except StartError as error:
@@ -94,6 +100,8 @@ class ServerPool:
             self._failures[configuration.key] = error
             self.starts.append(Start(configuration.name, configuration.key, None, managed.log.name))
             raise
+        finally:
+            self._starting = None
         self._current = (managed, server)
         self.starts.append(
             Start(configuration.name, configuration.key, server.startup_s, managed.log.name)
@@ -113,8 +121,8 @@ class ServerPool:
         return self._current[0] if self._current else None
 
     def processes(self) -> list[psutil.Process]:
-        """The processes of the server that runs now."""
-        current = self.current
+        """The processes of the server that runs now, or is being started."""
+        current = self._starting or self.current
         return current.processes() if current is not None else []
 
     def check(self) -> None:

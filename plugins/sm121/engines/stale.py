@@ -7,19 +7,38 @@ killed too.
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import psutil
 
 from sm121.engines.process_tree import RUN_ID, SERVER_ID, Survivor, describe, end
 
-#: Who started a server: pid and start time of the suite's process.
-OWNER = "SM121_OWNER"
+#: Who started a server: pid and start time of the suite's process, and the boot it was in.
+#: Earlier versions of the suite wrote otherwise, to SM121_OWNER: neither ends the servers of the
+#: other.
+OWNER = "SM121_STARTED_BY"
+#: Of /proc/PID/stat, counted from the field after the name: the start in ticks since the boot. A
+#: time of day would change with the clock, and a living run would look dead.
+_START = 19
+_SUPERVISOR = "sm121.engines.supervisor"
+_SUPERVISED_WITHIN_S = 25.0
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def owner() -> str:
     """This process, as an owner."""
-    return f"{os.getpid()}:{psutil.Process().create_time():.2f}"
+    return identity(os.getpid())
+
+
+def identity(pid: int) -> str:
+    """A process, as no other one is named until the end of time: ``pid:ticks:boot``.
+
+    Raises:
+        FileNotFoundError: there is no such process.
+    """
+    fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()
+    return f"{pid}:{fields[_START]}:{_BOOT.read_text('ascii').strip()}"
 
 
 def find() -> dict[str, list[psutil.Process]]:
@@ -45,7 +64,13 @@ def find() -> dict[str, list[psutil.Process]]:
 
 
 def remove() -> list[tuple[str, list[Survivor]]]:
-    """End what `find` finds; what it was, by run id."""
+    """End what `find` finds; what it was, by run id. A supervisor that lives is given time to write
+    down what happened, and to end its server itself."""
+    deadline = time.monotonic() + _SUPERVISED_WITHIN_S
+    while any(_is_supervised(found) for found in find().values()):
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(0.5)
     removed = []
     for run, processes in find().items():
         removed.append((run, describe(processes)))
@@ -57,6 +82,16 @@ def remove() -> list[tuple[str, list[Survivor]]]:
     return removed
 
 
+def _is_supervised(processes: list[psutil.Process]) -> bool:
+    for process in processes:
+        try:
+            if _SUPERVISOR in process.cmdline():
+                return True
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return False
+
+
 def _is_alive(process: psutil.Process) -> bool:
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
@@ -65,11 +100,14 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def _lives(text: str) -> bool:
-    pid, _, created = text.partition(":")
+    pid = text.partition(":")[0]
+    if not pid.isdecimal():
+        return True  # no word of ours: its owner is not known to be dead
     try:
-        return abs(psutil.Process(int(pid)).create_time() - float(created)) < 1.0
-    except (psutil.NoSuchProcess, ValueError):
+        now = identity(int(pid))
+    except (FileNotFoundError, ProcessLookupError):
         return False
+    return now == text
 
 
 def _pid_namespace(pid: int) -> str:

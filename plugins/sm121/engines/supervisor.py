@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -22,10 +23,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import IO
 
 import psutil
 
 from sm121.engines.process_tree import become_subreaper, end
+from sm121.lock_file import SERVERS, open_lock, try_lock
 
 _POLL_S = 0.05
 _SEGMENTS_EVERY_S = 2.0
@@ -49,15 +52,37 @@ class _Supervisor:
         #: Names of the processes seen, and how those that have ended did.
         self._names: dict[int, str] = {}
         self._exits: dict[int, int | None] = {}
+        self._ended_at: dict[int, float] = {}
         #: Descriptors that become readable when a process ends.
         self._watched: dict[int, int] = {}
+        self._could_not_write = False
+        #: The next run in this folder waits until it is released, by our end.
+        self._lock: IO[str] | None = None
 
     def run(self) -> int:
         become_subreaper()
+        with contextlib.suppress(OSError):  # it cannot be written: nobody takes it
+            self._lock = open_lock(self._status.parent / SERVERS)
+            try_lock(self._lock, fcntl.LOCK_SH)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the suite, which then stops us
         signal.signal(signal.SIGTERM, self._on_sigterm)
         server = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, start_new_session=True)
         self._main_pid = server.pid
+        try:
+            self._watch_over_it()
+        finally:  # whatever went wrong here: nothing of it may be left
+            killed = end(self._tree, polite_s=2.0 if self._stop_requested else 0.5)
+            self._reap()
+            self._remove_what_is_left()
+        if killed:
+            _say(f"killed {killed} processes that were left")
+        if self._stop_requested == _END_OF_THE_SUITE:
+            self._redact_log()
+        status = self._main_status or 0
+        return status if status >= 0 else 128 - status
+
+    def _watch_over_it(self) -> None:
+        """Until the server has ended, or was asked to."""
         self._report()
         while self._main_status is None and self._stop_requested is None:
             self._note_segments()
@@ -69,18 +94,10 @@ class _Supervisor:
         if self._main_status is None:
             self._stop()
         self._report()
-        killed = end(self._tree, polite_s=2.0 if self._stop_requested else 0.5)
-        self._reap()
-        self._remove_what_is_left()
-        if killed:
-            sys.stderr.write(f"[sm121 supervisor] killed {killed} processes that were left\n")
-        status = self._main_status or 0
-        return status if status >= 0 else 128 - status
 
     def _stop(self) -> None:
         """Ask the main process alone, so that it can end its own children in order."""
-        sys.stderr.write(f"[sm121 supervisor] stopping the server: {self._stop_requested}\n")
-        sys.stderr.flush()
+        _say(f"stopping the server: {self._stop_requested}")
         for number, patience_s in ((signal.SIGTERM, self._grace_s), (signal.SIGKILL, 10.0)):
             with contextlib.suppress(ProcessLookupError):  # it has just ended: reaped below
                 os.kill(self._main_pid, number)
@@ -119,7 +136,8 @@ class _Supervisor:
         """Temporary files and shared memory of a tree that has ended."""
         shutil.rmtree(self._scratch, ignore_errors=True)
         for segment in self._segments:
-            segment.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                segment.unlink(missing_ok=True)
 
     def _reap(self) -> None:
         """Collect every child that has ended: the server's and the orphans that came to us."""
@@ -130,7 +148,7 @@ class _Supervisor:
                 return
             if pid == 0:
                 return
-            self._exits[pid] = os.waitstatus_to_exitcode(status)
+            self._ended(pid, os.waitstatus_to_exitcode(status))
             if pid == self._main_pid:
                 self._main_status = os.waitstatus_to_exitcode(status)
 
@@ -146,15 +164,20 @@ class _Supervisor:
         try:
             fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2]
         except OSError:
-            self._exits.setdefault(pid, None)  # its parent was faster, and does not say
+            self._ended(pid, None)  # its parent was faster, and does not say
         else:
             state, *others = fields.split()
             if state == "Z":
-                self._exits[pid] = os.waitstatus_to_exitcode(int(others[_EXIT_CODE]))
+                self._ended(pid, os.waitstatus_to_exitcode(int(others[_EXIT_CODE])))
             else:
-                self._exits.setdefault(pid, None)
+                self._ended(pid, None)
         if self._main_status is None:
             self._report()
+
+    def _ended(self, pid: int, status: int | None) -> None:
+        self._ended_at.setdefault(pid, time.monotonic())
+        if status is not None or pid not in self._exits:
+            self._exits[pid] = status
 
     def _tell_of_the_suite(self) -> None:
         """The suite has died: nobody else is left to say so."""
@@ -162,8 +185,19 @@ class _Supervisor:
 
         try:
             suite_death.tell(self._status, self._names, self._main_pid)
-        except (OSError, ValueError) as error:  # what is left must be ended all the same
-            sys.stderr.write(f"[sm121 supervisor] no crash bundle could be written: {error}\n")
+        except Exception as error:  # noqa: BLE001 - the server must be ended all the same
+            _say(f"no crash bundle could be written: {type(error).__name__}: {error}")
+
+    def _redact_log(self) -> None:
+        """The suite would have: what the server says goes where we say it."""
+        from sm121.evidence import redaction
+
+        try:
+            log = Path("/proc/self/fd/1").resolve()
+            if log.is_file():
+                redaction.redact_file(log, redaction.secrets_of(os.environ))
+        except OSError as error:
+            _say(f"the log may show secrets: {error}")
 
     def _input_ended(self) -> bool:
         ready, _, _ = select.select([0, *self._watched], [], [], _POLL_S)
@@ -178,7 +212,12 @@ class _Supervisor:
 
     def _report(self) -> None:
         exits = [
-            {"pid": pid, "name": self._names.get(pid), "status": status}
+            {
+                "pid": pid,
+                "name": self._names.get(pid),
+                "status": status,
+                "monotonic_s": round(self._ended_at[pid], 3),
+            }
             for pid, status in sorted(self._exits.items())
         ]
         self._write(
@@ -192,8 +231,21 @@ class _Supervisor:
 
     def _write(self, content: dict[str, object]) -> None:
         draft = self._status.with_suffix(".draft")
-        draft.write_text(json.dumps(content), "utf-8")
-        draft.replace(self._status)
+        try:
+            draft.write_text(json.dumps(content), "utf-8")
+            draft.replace(self._status)
+        except OSError as error:  # a full disk: the server is watched, and ended, all the same
+            if not self._could_not_write:
+                _say(f"{self._status}: cannot be written: {error.strerror or error}")
+            self._could_not_write = True
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+
+
+def _say(line: str) -> None:
+    """In the server's log; where that cannot be written, nobody is there to be told."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"[sm121 supervisor] {line}\n".encode(errors="replace"))
 
 
 def main(arguments: list[str]) -> int:

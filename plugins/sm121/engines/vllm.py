@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import subprocess
@@ -127,7 +126,7 @@ class Vllm:
             }
         )
         # A server's temporary files are removed with it; compiled kernels are to be kept.
-        compiled = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
+        compiled = Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}"
         environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
         if Path(configuration.model).is_dir():
             environment["HF_HUB_OFFLINE"] = "1"

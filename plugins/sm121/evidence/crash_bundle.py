@@ -169,8 +169,13 @@ def _log(evidence: Evidence) -> str | None:
         raise Unavailable(evidence.missing.get("log", "the server's log is not known"))
     if not evidence.log.is_file():
         raise Unavailable(f"{evidence.log.name} is not there")
-    size = evidence.log.stat().st_size
-    with evidence.log.open("rb") as source:
+    return _whole_or_ends(evidence.log)
+
+
+def _whole_or_ends(file: Path) -> str:
+    """A file, or the beginning and the end of one that is too long."""
+    size = file.stat().st_size
+    with file.open("rb") as source:
         if size <= _WHOLE_LOG_BYTES:
             return source.read().decode("utf-8", "replace")
         head = source.read(_LOG_HEAD_BYTES)
@@ -179,7 +184,7 @@ def _log(evidence: Evidence) -> str | None:
     left_out = size - len(head) - len(tail)
     return (
         head.decode("utf-8", "replace")
-        + f"\n[sm121: {left_out} bytes left out here; the whole log is {evidence.log}]\n"
+        + f"\n[sm121: {left_out} bytes left out here; the whole log is {file}]\n"
         + tail.decode("utf-8", "replace")
     )
 
@@ -270,10 +275,13 @@ def _flashinfer(evidence: Evidence) -> str:
     target = evidence.environment.get("FLASHINFER_LOGDEST", "stdout")
     if target in ("stdout", "stderr"):
         raise Unavailable(f"FlashInfer's API log went to {target}: it is in server.log")
-    file = Path(target)
-    if not file.is_file():
+    # %i is the pid of the process that logs: each of the tree has a file of its own.
+    pids = sorted({entry["pid"] for entry in [*evidence.tree, *evidence.exits]})
+    names = [target.replace("%i", str(pid)) for pid in pids] if "%i" in target else [target]
+    files = [file for file in map(Path, names) if file.is_file()]
+    if not files:
         raise Unavailable(f"FlashInfer's API log was to be {target}, which is not there")
-    return file.read_text("utf-8", "replace")
+    return "".join(f"# {file.name}\n{_whole_or_ends(file)}\n" for file in files)
 
 
 def _readme(index: BundleIndex) -> str:

@@ -75,8 +75,9 @@ def cause_of(
             remedy="look for who did: systemd-oomd, earlyoom, docker stop, a scheduler's limit",
             lines=logged.lines,
         )
-    first = ended[0] if ended else None
-    if first is not None and logged.kind in VAGUE and first["status"] != -signal.SIGTERM:
+    # SIGTERM is how helpers are sent home, also by an engine that is well.
+    first = next((entry for entry in ended if entry["status"] != -signal.SIGTERM), None)
+    if first is not None and logged.kind in VAGUE:
         name = signal.Signals(-first["status"]).name
         who = f"{first.get('name') or 'process'} ({first['pid']})"
         return logged.model_copy(

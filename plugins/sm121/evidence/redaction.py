@@ -3,36 +3,68 @@
 from __future__ import annotations
 
 import re
+import shutil
+import tempfile
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 REDACTED = "[redacted]"
 
 _SECRET_NAME = re.compile(
     r"(?i)(?:^|[_-])(?:token|tokens_file|api_?key|key|secret|password|passwd|credentials?|cookie|auth)$"
 )
+_NAMED = (
+    r"(?:\w+[_-])?(?:token|api[_-]?key|access[_-]?key|secret|password|passwd|credentials?)['\"]?"
+)
+_NO_VALUE = r"(?!(?:none|None|null|true|True|false|False|redacted)\b|\[redacted\])"
 _PATTERNS = (
-    # scheme://user:password@host, and a bare token in the place of the user
-    (re.compile(r"(?<=://)[^/\s@'\"]+@"), f"{REDACTED}@"),
+    # scheme://user:password@host, and a bare token in the place of the user; @ in a password too
+    (re.compile(r"(?<=://)[^/\s'\"]+@"), f"{REDACTED}@"),
     (
         re.compile(
             r"(?i)\b(authorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic|token)\s+)[^\s'\",]+"
         ),
         rf"\1{REDACTED}",
     ),
-    (re.compile(r"\b([Bb]earer\s+)[A-Za-z0-9._~+/=-]{8,}"), rf"\1{REDACTED}"),
-    (re.compile(r"\bhf_[A-Za-z0-9]{16,}"), REDACTED),
-    (re.compile(r"\bsk-[A-Za-z0-9_-]{16,}"), REDACTED),
-    (re.compile(r"\b(?:nvapi-|ghp_|gho_|github_pat_|glpat-)[A-Za-z0-9_-]{16,}"), REDACTED),
-    # NAME=value and 'name': 'value', for names that end in a secret's word (max_tokens does not)
+    # Any other scheme, or none: the whole value.
     (
         re.compile(
-            r"(?i)\b((?:\w+[_-])?(?:token|api_?key|secret|password|passwd)['\"]?\s*[=:]\s*\[?['\"]?)"
-            r"(?!none\b|null\b|true\b|false\b|\[redacted\])[^\s'\",\])}]{3,}"
+            r"(?i)\b(authorization['\"]?\s*[:=]\s*['\"]?)"
+            r"(?!(?:(?:bearer|basic|token)\s+)?\[redacted\])[^'\"\n,}\s][^'\"\n,}]*"
         ),
         rf"\1{REDACTED}",
     ),
-    (re.compile(r"(--api-key[= ])(?!\[redacted\])\S+"), rf"\1{REDACTED}"),
+    (re.compile(r"\b([Bb]earer\s+)[A-Za-z0-9._~+/=-]{8,}"), rf"\1{REDACTED}"),
+    (re.compile(r"\bhf_[A-Za-z0-9]{16,}"), REDACTED),
+    (re.compile(r"\bapi_org_[A-Za-z0-9]{16,}"), REDACTED),
+    (re.compile(r"\bsk-[A-Za-z0-9_-]{16,}"), REDACTED),
+    (re.compile(r"\b(?:nvapi-|ghp_|gho_|github_pat_|glpat-)[A-Za-z0-9_-]{16,}"), REDACTED),
+    # NAME=value and 'name': 'value', for names that end in a secret's word (max_tokens does not)
+    (re.compile(rf"(?i)\b({_NAMED}\s*[=:]\s*)\[['\"][^\]]*\]"), rf"\1{REDACTED}"),
+    (
+        re.compile(rf"(?i)\b({_NAMED}\s*[=:]\s*\[?['\"]?){_NO_VALUE}[^\s'\",\])}}]{{3,}}"),
+        rf"\1{REDACTED}",
+    ),
+    # Variables: OPENAI_KEY, but not key or cache_key, which name no secret.
+    (
+        re.compile(
+            rf"\b([A-Z][A-Z0-9_]*_(?:KEY|AUTH|COOKIE)['\"]?\s*[=:]\s*['\"]?){_NO_VALUE}"
+            r"[^\s'\",\])}]{3,}"
+        ),
+        rf"\1{REDACTED}",
+    ),
+    # --api-key x, and the same as a list of arguments
+    (
+        re.compile(
+            rf"(--(?:[a-z]+-)*(?:api-key|token|secret|password)(?:[= ]|['\"],\s*)['\"]?)"
+            rf"{_NO_VALUE}(?!-)[^\s'\",\])]+"
+        ),
+        rf"\1{REDACTED}",
+    ),
 )
+#: A shorter value of a variable, such as 1 or true, is in half of all lines.
+_LEAST_OF_A_VARIABLE = 6
+_CHUNK_BYTES = 1 << 20
 _SHORT = 4  # a shorter secret is replaced as a whole word only, or it would eat half of the text
 
 
@@ -87,5 +119,77 @@ def redact_arguments(arguments: Sequence[str], secrets: Collection[str] = ()) ->
 
 
 def secrets_of(environment: Mapping[str, str]) -> set[str]:
-    """The values that are secrets by the names of their variables."""
-    return {value for name, value in environment.items() if value and is_secret_name(name)}
+    """The values that are secrets by the names of their variables, those left out that are too
+    short to be one."""
+    return {
+        value
+        for name, value in environment.items()
+        if len(value) >= _LEAST_OF_A_VARIABLE and is_secret_name(name)
+    }
+
+
+def redact_file(file: Path, secrets: Collection[str] = ()) -> bool:
+    """Blank the secrets of a file that nobody writes to any more; whether there were any.
+
+    It stays the same file to whoever has it open or linked. It is read in pieces, and only what
+    comes after the first secret is written again.
+
+    Raises:
+        OSError: it cannot be read or written.
+    """
+    known = tuple(sorted(filter(None, secrets), key=len, reverse=True))
+    with file.open("r+b") as log, tempfile.TemporaryFile(dir=file.parent) as draft:
+        first: int | None = None
+        position = 0
+        while piece := log.read(_CHUNK_BYTES) + log.readline():
+            shown = _redacted_piece(piece, known)
+            if first is None and shown != piece:
+                first = position
+            if first is not None:
+                draft.write(shown)
+            position += len(piece)
+        if first is None:
+            return False
+        draft.seek(0)
+        log.seek(first)
+        shutil.copyfileobj(draft, log)
+        log.truncate()
+    return True
+
+
+#: In small letters, a part of everything that a pattern finds: a log is searched once for it, and
+#: only the lines that have it are looked at again.
+_WORDS = (
+    *(b"token", b"key", b"://", b"auth", b"secret", b"passw", b"hf_", b"sk-", b"earer", b"api"),
+    *(b"gh", b"glpat", b"credential", b"cookie"),
+)
+_SIGN = re.compile(
+    rb"://[^/\s'\"]+@|authorization|bearer\s|hf_[a-z0-9]{16}|api_org_|sk-[a-z0-9_-]{16}|nvapi-|gh[po]_"
+    rb"|github_pat_|glpat-|--[a-z-]*(?:api-key|token|secret|password)[ ='\"]"
+    rb"|(?:token|key|secret|password|passwd|credentials?|_auth|cookie)['\"]?\s*[=:]"
+)
+
+
+def _redacted_piece(piece: bytes, secrets: Collection[str]) -> bytes:
+    """Whole lines, those with a secret in them redacted."""
+    small = piece.lower()
+    # The commonest first: a log without any of them is through with this quickly.
+    known = any(word in small for word in _WORDS)
+    found = {match.start() for match in _SIGN.finditer(small)} if known else set()
+    for secret in secrets:
+        wanted, place = secret.encode(errors="replace"), -1
+        while (place := piece.find(wanted, place + 1)) >= 0:
+            found.add(place)
+    shown, done = [], 0
+    for place in sorted(found):
+        if place < done:
+            continue  # in a line that was redacted as a whole
+        begin = piece.rfind(b"\n", 0, place) + 1
+        end = piece.find(b"\n", place) + 1 or len(piece)
+        text = piece[begin:end].decode("utf-8", "surrogateescape")
+        shown += [
+            piece[done:begin],
+            redact(text, secrets).encode("utf-8", "surrogateescape"),
+        ]
+        done = end
+    return b"".join([*shown, piece[done:]])

@@ -28,7 +28,9 @@ class ResourceSampler(threading.Thread):
     Args:
         processes: gives the processes to look at, asked anew for every sample.
         interval_s: time between samples.
-        floor_bytes: when less than this is available, ``on_floor`` is called, once.
+        floor_bytes: when less than this is available, ``on_floor`` is called at each sample: what
+            it ends may just be starting.
+        on_trouble: called with a line, once, when a sample could not be taken.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class ResourceSampler(threading.Thread):
         interval_s: float = 2.0,
         floor_bytes: float = 0.0,
         on_floor: Callable[[str], None] = lambda _text: None,
+        on_trouble: Callable[[str], None] = lambda _text: None,
     ) -> None:
         super().__init__(name="sm121-resources", daemon=True)
         self._processes = processes
@@ -46,31 +49,41 @@ class ResourceSampler(threading.Thread):
         self.resources = Resources(interval_s=interval_s)
         self._floor = floor_bytes
         self._on_floor = on_floor
+        self._on_trouble = on_trouble
+        self._told = False
         #: The last ones, as (time.monotonic, resident bytes, bytes available).
         self.history: deque[tuple[float, int, int]] = deque(maxlen=3600)
 
     def run(self) -> None:
         while not self._ended.wait(self.resources.interval_s):
-            self.sample()
+            try:
+                self.sample()
+            except Exception as error:  # noqa: BLE001 - the next sample looks at the floor again
+                if not self._told:
+                    self._told = True
+                    self._on_trouble(
+                        "the memory of the server's processes was not sampled all of the time "
+                        f"({type(error).__name__}: {error})"
+                    )
 
     def sample(self) -> None:
-        """Take one sample."""
+        """Take one sample; the floor counts whether or not a server runs."""
+        available = psutil.virtual_memory().available
+        self._look_at_floor(available)
         rss, used_s, times = 0, 0.0, {}
         for process in self._processes():
             try:
                 with process.oneshot():
                     rss += process.memory_info().rss
                     cpu = process.cpu_times()
-            except psutil.NoSuchProcess:
-                continue
+            except (psutil.Error, OSError):
+                continue  # it has ended, or is not ours to read
             times[process.pid] = cpu.user + cpu.system
             used_s += times[process.pid] - self._previous.get(process.pid, 0.0)
         if not times:
             return
         seen = self.resources
-        available = psutil.virtual_memory().available
         self.history.append((round(time.monotonic(), 2), rss, available))
-        self._look_at_floor(available)
         seen.tree_rss_peak_bytes = max(rss, seen.tree_rss_peak_bytes or 0)
         seen.mem_available_min_bytes = min(available, seen.mem_available_min_bytes or available)
         if self._previous:
@@ -82,10 +95,9 @@ class ResourceSampler(threading.Thread):
 
     def _look_at_floor(self, available: int) -> None:
         if available < self._floor:
-            floor, self._floor = self._floor, 0.0
             self._on_floor(
                 f"MemAvailable is {available / 2**30:.2f} GiB, required at least "
-                f"{floor / 2**30:.2f} GiB: the run is ended before the machine wedges"
+                f"{self._floor / 2**30:.2f} GiB: the run is ended before the machine wedges"
             )
 
     def stop(self) -> None:

@@ -8,14 +8,14 @@ share it cannot pass him by for ever. The locks are the kernel's (flock): they e
 from __future__ import annotations
 
 import fcntl
-import getpass
 import os
 import tempfile
 import time
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
-from typing import IO
+
+from sm121.lock_file import open_lock, try_lock
 
 _POLL_S = 0.1
 #: Shorter waits are not worth a line; longer ones are said again and again.
@@ -44,9 +44,10 @@ class Turns:
     def __init__(self, say: Callable[[str], None], folder: Path | None = None) -> None:
         self._say = say
         folder = folder or Path(tempfile.gettempdir())
-        name = f"sm121-{getpass.getuser()}-turn"
-        self._door = _open(folder / f"{name}-door.lock")
-        self._machine = _open(folder / f"{name}.lock")
+        # By number: in a container a user may have no name, and `sudo -E` keeps the other's.
+        name = f"sm121-{os.getuid()}-turn"
+        self._door = open_lock(folder / f"{name}-door.lock")
+        self._machine = open_lock(folder / f"{name}.lock")
         self.held: Share | None = None
 
     def take(self, share: Share) -> None:
@@ -57,7 +58,7 @@ class Turns:
         since = time.monotonic()
         told = since + _SAY_AFTER_S - _SAY_EVERY_S
         for lock, kind in ((self._door, fcntl.LOCK_EX), (self._machine, share.value)):
-            while not _try(lock, kind):
+            while not try_lock(lock, kind):
                 if time.monotonic() - told >= _SAY_EVERY_S:
                     told = time.monotonic()
                     self._say(self._waiting(share, told - since))
@@ -96,16 +97,3 @@ class Turns:
     def _measuring(self) -> str:
         self._machine.seek(0)
         return self._machine.read(20) or "unknown"
-
-
-def _open(path: Path) -> IO[str]:
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.fdopen(os.open(path, flags, 0o600), "r+")
-
-
-def _try(lock: IO[str], kind: int) -> bool:
-    try:
-        fcntl.flock(lock, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

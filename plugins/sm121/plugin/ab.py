@@ -178,7 +178,7 @@ class AbRun:
             raise NotRun(self._run.target.obstacle or "no server can be started here")
         pool.stop()
         available = psutil.virtual_memory().available
-        return pool.get(self._configuration(name, side)), available
+        return self._run.start(self._configuration(name, side)), available
 
     def _configuration(self, name: str, side: Side) -> ServerConfiguration:
         own = self._run.managed_configuration(self._run.profile.under_test)

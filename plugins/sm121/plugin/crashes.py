@@ -3,6 +3,7 @@ is due."""
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Generator, Mapping
 from pathlib import Path
@@ -30,13 +31,17 @@ _DONE = pytest.StashKey[set[str]]()
 _TIMEOUT = "Timeout "
 #: Within which an API server ends after its engine has.
 _DYING_S = 6.0
+#: When the test that runs began, by ``time.monotonic``.
+_BEGAN = pytest.StashKey[float]()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     run = item.config.stash.get(RUN, None)
     if run is None or LEVEL not in item.stash:
         return
+    item.config.stash[_BEGAN] = time.monotonic()
     if run.aborted is not None:
+        _tell_of_the_abort(run)
         pytest.skip(f"NOT_RUN: the run was ended: {run.aborted[1]}")
     if run.distrusted is not None:
         pytest.skip(f"NOT_RUN: {run.distrusted}")
@@ -73,6 +78,23 @@ def _after(run: Run, item: pytest.Item, error: BaseException) -> None:
         _replace(run, evidence)
 
 
+@pytest.hookimpl(tryfirst=True)  # before the run is closed
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    run = session.config.stash.get(RUN, None)
+    if run is not None and run.aborted is not None:
+        _tell_of_the_abort(run)
+
+
+def _tell_of_the_abort(run: Run) -> None:
+    """Once; where a server was ended by it, the server's death has told."""
+    assert run.aborted is not None
+    kind, _ = run.aborted
+    if all(crash.kind != kind for crash in run.file.crashes):
+        found = gather(run, "", None, run.pool.latest if run.pool is not None else None)
+        found.what, found.test = "the machine, with no server of the suite to blame", None
+        tell(run, found)
+
+
 @pytest.hookimpl(trylast=True)  # after the run was opened
 def pytest_collection_finish(session: pytest.Session) -> None:
     run = session.config.stash.get(RUN, None)
@@ -98,7 +120,7 @@ def gather(
     run: Run, test: str, error: BaseException | None, managed: ManagedServer | None
 ) -> Evidence:
     """Everything that is known at this moment; nothing is stopped."""
-    dying = managed is not None and _is_dying(managed, error)
+    dying = managed is not None and _is_dying(managed, error, run.config.stash.get(_BEGAN, 0.0))
     since = managed.launched if managed is not None and managed.launched else run.started
     kernel = kernel_messages.since(since)
     after = cgroup.memory_events()
@@ -134,7 +156,7 @@ def gather(
         memory=_memory(observer.timeline.record() if observer else None, history),
         in_flight=None
         if observer is None
-        else [outcome.record() for outcome in observer.client.in_flight.values()],
+        else [outcome.record() for outcome in observer.client.under_way()],
         metrics=_metrics(run, managed),
         configuration=None
         if configuration is None
@@ -224,9 +246,10 @@ def _look_at_attached(run: Run) -> None:
         run.distrusted = "the attached server answers no more, and is not the suite's to restart"
 
 
-def _is_dying(managed: ManagedServer, error: BaseException | None) -> bool:
-    """Whether the server, or a process of it, has ended. What its clients see comes first: a reset
-    connection, a 500; so it is given some seconds."""
+def _is_dying(managed: ManagedServer, error: BaseException | None, began: float) -> bool:
+    """Whether the server has ended since the test began, or a process without which it does not
+    serve. What its clients see comes first: a reset connection, a 500; so it is given some seconds.
+    """
     if managed.was_stopped:
         return False
     asked = isinstance(error, ServerError) or (
@@ -235,8 +258,16 @@ def _is_dying(managed: ManagedServer, error: BaseException | None) -> bool:
     deadline = time.monotonic() + (_DYING_S if asked else 0.0)
     while managed.exit_status is None and time.monotonic() < deadline:
         time.sleep(0.2)
-    abnormal = [entry for entry in managed.exits() if (entry.get("status") or 0) < 0]
-    return managed.exit_status is not None or bool(abnormal)
+    if managed.exit_status is not None:
+        return True
+    killed = [
+        entry
+        for entry in managed.exits()
+        if (entry.get("status") or 0) < 0
+        and entry["status"] != -signal.SIGTERM
+        and entry.get("monotonic_s", began) >= began
+    ]
+    return bool(killed) and not managed.answers()
 
 
 def _cause(

@@ -4,8 +4,10 @@ cases that apply here."""
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.util
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +37,26 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         "kernel_benchmarks: run with each case of sm121.kernels.benchmark_cases as `case`",
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
+    """Device memory that the level's tensors had is there for the next server."""
+    try:
+        return (yield)
+    finally:
+        following = nextitem.stash.get(LEVEL, None) if nextitem is not None else None
+        if item.stash.get(LEVEL, None) == "kernel" and following != "kernel":
+            _release_device_memory()
+
+
+def _release_device_memory() -> None:
+    torch = sys.modules.get("torch")  # not imported for this: it may be absent, and takes seconds
+    if torch is not None and torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

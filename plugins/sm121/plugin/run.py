@@ -31,7 +31,7 @@ from sm121.engines.server import Server
 from sm121.errors import UsageError
 from sm121.evidence import cgroup, environment, metrics, requested
 from sm121.evidence.kernel_path import KernelPath, read_log
-from sm121.evidence.redaction import redact
+from sm121.evidence.redaction import redact, secrets_of
 from sm121.evidence.resources import ResourceSampler
 from sm121.plugin import certification, target, workers
 from sm121.plugin.abilities import inability
@@ -114,7 +114,12 @@ class Run:
     def secrets(self) -> set[str]:
         """What no report may show."""
         keys = {self.settings.api_key} if self.settings.api_key else set()
-        return keys | (self.pool.secrets if self.pool else set())
+        return keys | self._secrets_given | (self.pool.secrets if self.pool else set())
+
+    @functools.cached_property
+    def _secrets_given(self) -> set[str]:
+        """By the names of their variables: in the suite's environment, and by --engine-env."""
+        return secrets_of(os.environ) | secrets_of(dict(self.settings.engine_environment))
 
     def redact(self, text: str) -> str:
         """Text without secrets."""
@@ -168,6 +173,7 @@ class Run:
         unfit = [finding for finding in self.findings if finding.severity == "error"]
         if unfit:
             raise NotRun(f"no server is started on a machine that is not fit: {unfit[0].message}")
+        self._refuse_when_aborted()
         server = self.pool.get(self.configurations[name])
         if name == self.profile.under_test:
             self._describe(server)
@@ -182,7 +188,12 @@ class Run:
         """
         if self.pool is None:
             raise NotRun(self.target.obstacle or "no server can be started here")
+        self._refuse_when_aborted()
         return self.pool.get(configuration)
+
+    def _refuse_when_aborted(self) -> None:
+        if self.aborted is not None:
+            raise NotRun(f"the run was ended: {self.aborted[1]}")
 
     def managed_configuration(self, name: str) -> ServerConfiguration:
         """A configuration that the suite starts itself.
@@ -253,6 +264,11 @@ class Run:
         self.file.judge()
         if self.file.finished:
             certification.conclude(self)
+        ended = next((c for c in self.file.crashes if c.kind == "memory_floor"), None)
+        if ended is not None and self.file.verdict is Verdict.PASS:
+            # What did run held; the machine did not stand the rest of it.
+            self.file.settle(Verdict.INCONCLUSIVE)
+            self.file.reason = f"the run was ended: {ended.summary}"
         try:
             verdict_file.write(self.file, self.directory / "verdict.json")
             verdict_file.write_text(summary.markdown(self.file), self.directory / "summary.md")
@@ -288,13 +304,20 @@ class Run:
         self.file.finished = selected <= self.decided and not self.interrupted
         self.save()
 
+    def note_stop(self, configuration: str, report: StopReport) -> None:
+        """A server was stopped."""
+        self.stops[configuration] = report
+        if report.remark:
+            self.remark(f"after server {configuration}: {report.remark}")
+
     def abort(self, text: str) -> None:
         """The machine is about to wedge: end the server at once, and run nothing more."""
-        if self.aborted is None:
-            self.aborted = ("memory_floor", text)
+        first = self.aborted is None
+        self.aborted = self.aborted or ("memory_floor", text)
+        if self.pool is not None and self.pool.latest is not None:
+            self.pool.latest.kill()
+        if first:
             self.remark(text)
-            if self.pool is not None and self.pool.latest is not None:
-                self.pool.latest.kill()
 
     def log_of(self, configuration: str) -> Path | None:
         """Log of the latest start of a configuration in this run, None if it was not started."""
@@ -442,6 +465,7 @@ def _prepare_engine(run: Run, chosen: Profile) -> None:
     arguments: tuple[str, ...] = ()
     variables: dict[str, str] = dict(os.environ)
     if run.attached is None:
+        worker = workers.of(run.config)
         for of, left in stale.remove():
             shown = "; ".join(str(process) for process in left)
             run.remark(
@@ -465,13 +489,17 @@ def _prepare_engine(run: Run, chosen: Profile) -> None:
                 lambda name, line: announce(run.config, f"server {name}", line),
                 everything=run.config.option.verbose > 0,
             ),
-            on_stop=run.stops.__setitem__,
-            device=devices.lock(os.environ.get("PYTEST_XDIST_WORKER"), architecture.gpu_count()),
+            on_stop=run.note_stop,
+            hidden=lambda: run.secrets,
+            device=None
+            if worker is None
+            else devices.lock(worker.id, worker.run, architecture.gpu_count()),
         )
         run.sampler = ResourceSampler(
             run.pool.processes,
             floor_bytes=chosen.stress.memory_floor_gib.value * 2**30,
             on_floor=run.abort,
+            on_trouble=run.remark,
         )
         run.sampler.start()
         under_test = run.configurations[chosen.under_test]

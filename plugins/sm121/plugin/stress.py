@@ -31,7 +31,7 @@ from sm121.plugin.terminal import announce
 from sm121.report import memory_file, verdict_file
 from sm121.report.memory_file import MemoryFile
 from sm121.report.verdict_file import MemoryReport
-from sm121.stress import aftermath, checks, growth, shapes, soak
+from sm121.stress import aftermath, checks, growth, kept, shapes, soak
 from sm121.stress.client import Load, LoadClient, Patience
 from sm121.stress.fault import Fault, Kind, UnderLoad, sorted_faults
 from sm121.stress.growth import Growth
@@ -51,8 +51,9 @@ _CHUNK_TOKENS = 2048
 #: More load where the memory is undecided.
 _MEMORY_ROUNDS = 3
 _MEMORY_WITHIN_S = 180.0
-#: A tenth of a process that is hardly there is no growth to speak of.
-_LEAST_GROWTH_BYTES = 64 << 20
+#: During a soak the samples are written so seldom, and for at most one in so many seconds.
+_KEEP_MEMORY_EVERY_S = 30.0
+_KEEP_MEMORY_COST = 50.0
 _CACHE_TOKENS = re.compile(r'cache_config_info\{[^}]*\bnum_gpu_blocks="(\d+)"')
 _BLOCK_TOKENS = re.compile(r'cache_config_info\{[^}]*\bblock_size="(\d+)"')
 
@@ -87,10 +88,15 @@ class Stress:
             floor_bytes=self._sizes.memory_floor_gib.value * 2**30,
             on_floor=run.abort,
         )
-        self.timeline.start()
-        self._before = self._throughput()
         self.memory: list[Growth] = []
         self._steady_from: int | None = None
+        run.observer = self  # before the first load: also that one may end in a crash
+        self.timeline.start()
+        try:
+            self._before = self._throughput()
+        except BaseException:
+            self.timeline.stop()
+            raise
 
     # The loads, each as the profile says.
 
@@ -195,6 +201,8 @@ class Stress:
         count = int(self._sizes.mixed_requests.value)
         sources = [self.shapes.short, self.shapes.mixed, self.shapes.unruly]
         self._steady_from = len(self.timeline.samples)
+        failed: list[UnderLoad] = []
+        next_memory = 0.0
 
         def play(number: int) -> soak.Round:
             jobs = self._take(sources[number % len(sources)], count)
@@ -203,22 +211,30 @@ class Stress:
             load = self.client.run(jobs, concurrency=streams, arrivals=when)
             found = self._faults(load, tails=False)
             if found:
-                raise UnderLoad(f"soak, round {number}", found, len(jobs))
+                failed.append(UnderLoad(f"soak, round {number}", found, len(jobs)))
             return soak.Round(
                 number,
                 round(load.started - self.timeline.began, 1),
                 len(jobs),
                 load.tokens,
                 round(load.seconds, 3),
-                [],
+                [str(fault) for fault in found],
             )
 
         def write(record: dict[str, Any]) -> None:
-            self._keep_memory()
+            nonlocal next_memory
+            began = time.monotonic()
+            # All samples are written each time: of a long soak seldom enough to cost nothing.
+            if record["state"] != soak.GOING_ON or began >= next_memory:
+                self._keep_memory()
+                now = time.monotonic()
+                next_memory = now + max(_KEEP_MEMORY_EVERY_S, _KEEP_MEMORY_COST * (now - began))
             text = json.dumps(record, indent=2) + "\n"
             verdict_file.write_text(self._run.redact(text), target)
 
         soak.Soak(duration_s, play, write, self._say).run()
+        if failed:
+            raise failed[0]
         if len(self.timeline.since(self._steady_from)) >= 4 * growth.LEAST_SAMPLES:
             self.memory_holds(more=False)
         self.throughput_holds()
@@ -307,16 +323,22 @@ class Stress:
         run = self._run
         if run.pool is None or run.pool.current is None:
             raise NotRun("an attached server is not restarted: it is somebody else's")
-        count = int(self._sizes.load_requests.value)
         streams = int(self._sizes.load_concurrency.value)
-        jobs = self._take(self.shapes.short, count)
+        # More than can have ended when the stop arrives, also of a server that is very fast.
+        jobs = self._take(self.shapes.short, 10 * int(self._sizes.load_requests.value))
         checked = {job.name: job for job in jobs}
+        before = {outcome.number for outcome in self.client.under_way()}
+        ended_before = self.client.completed
         loads: list[Load] = []
         loading = threading.Thread(
             target=lambda: loads.append(self.client.run(jobs, concurrency=streams)), daemon=True
         )
         loading.start()
-        time.sleep(2.0)
+        while loading.is_alive():
+            under_way = {outcome.number for outcome in self.client.under_way()} - before
+            if self.client.completed - ended_before >= streams and under_way:
+                break
+            time.sleep(0.005)
         self.timeline.stop()
         report = run.pool.stop()
         loading.join(timeout=30.0)
@@ -332,13 +354,19 @@ class Stress:
             if fault.kind not in ("connection", "bad_stream", "http_5xx")
         ]
         if faults:
-            raise UnderLoad("stopped under load", sorted_faults(faults), count)
+            raise UnderLoad("stopped under load", sorted_faults(faults), len(jobs))
+        broken_off = sum(outcome.problem is not None for outcome in loads[0].outcomes)
         again = run.server()
         client = LoadClient(again.endpoint, self.client.patience, stop=self.client.stop)
         load = client.run(list(checked.values()), concurrency=streams)
         faults = checks.faults(load, self._bound)
         if faults:
             raise UnderLoad("after the restart", sorted_faults(faults), len(checked))
+        if not 0 < broken_off < len(jobs):
+            raise Inconclusive(
+                "required a server that was stopped while requests were under way, seen: "
+                f"{broken_off} of {len(jobs)} broken off"
+            )
 
     def close(self) -> None:
         """Sample no more, and keep what was sampled."""
@@ -368,8 +396,8 @@ class Stress:
             )
             found += [tail] if tail is not None else []
         if not found:
-            kept = aftermath.not_idle(self._server.endpoint)
-            found += [kept] if kept is not None else []
+            busy = aftermath.not_idle(self._server.endpoint)
+            found += [busy] if busy is not None else []
         return sorted_faults(found)
 
     def _throughput(self) -> _Reading:
@@ -398,35 +426,15 @@ class Stress:
         samples = self.timeline.since(self._steady_from)
         if not samples:
             return []
-        fraction = self._sizes.memory_growth_fraction.value
-        ceiling = self._sizes.memory_growth_gb.value * 1e9
-        each = self._sizes.memory_growth_kib_per_request.value * 1024
-        found = []
-        series: dict[str, Sequence[float | None]] = {
-            "bytes of the processes": [s.pss_bytes or s.rss_bytes for s in samples],
-            "bytes of the device": [s.device_bytes for s in samples],
-        }
-        done = [float(sample.completed) for sample in samples]
-        for name, values in series.items():
-            known: list[float] = [value for value in values if value is not None]
-            if len(known) == len(samples):
-                limit = min(max(fraction * statistics.median(known), _LEAST_GROWTH_BYTES), ceiling)
-                found.append(
-                    growth.judge(name, done, known, limit_total=limit, limit_per_request=each)
-                )
-        handles = [s.handles for s in samples]
-        open_ones = [value for value in handles if value is not None]
-        if len(open_ones) == len(samples):
-            found.append(
-                growth.judge(
-                    "open handles",
-                    done,
-                    open_ones,
-                    limit_total=max(20.0, fraction * statistics.median(open_ones)),
-                    limit_per_request=self._sizes.handles_growth_per_request.value,
-                )
-            )
-        return found
+        limits = kept.Limits(
+            fraction=self._sizes.memory_growth_fraction.value,
+            most_bytes=self._sizes.memory_growth_gb.value * 1e9,
+            bytes_per_request=self._sizes.memory_growth_kib_per_request.value * 1024,
+            handles_per_request=self._sizes.handles_growth_per_request.value,
+        )
+        on_cpu = self._run.target.arch == architecture.CPU
+        machine = None if on_cpu else psutil.virtual_memory().total
+        return kept.judged(samples, limits, machine_bytes=machine)
 
     def _keep_memory(self) -> None:
         record = MemoryFile(**self.timeline.record(), growth=self.memory)
@@ -488,7 +496,7 @@ class Stress:
 
 
 def _growth_fault(item: Growth) -> Fault:
-    kind: Kind = "handle_growth" if item.quantity == "open handles" else "memory_growth"
+    kind: Kind = "handle_growth" if item.quantity == kept.HANDLES else "memory_growth"
     return Fault(kind, item.reason)
 
 
@@ -575,7 +583,6 @@ def stress(conformance: Run, server: Server, capabilities: Capabilities) -> Stre
         known[1].close()
     made = Stress(conformance, server, capabilities)
     stash[_STRESS] = (server, made)
-    conformance.observer = made
     return made
 
 
@@ -588,9 +595,13 @@ def soak_s(pytestconfig: pytest.Config) -> float:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """The other levels are not sampled every second: they measure."""
     stash = item.config.stash
-    if item.stash.get(LEVEL, None) != "stress" and (known := stash.get(_STRESS, None)) is not None:
+    if item.stash.get(LEVEL, None) == "stress":
+        return
+    if (known := stash.get(_STRESS, None)) is not None:
         known[1].close()
         del stash[_STRESS]
+    if (run := stash.get(RUN, None)) is not None:
+        run.observer = None  # what it saw is of this server under load, and of no later one
 
 
 @pytest.hookimpl(tryfirst=True)  # before the server is stopped

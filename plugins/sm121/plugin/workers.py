@@ -1,7 +1,8 @@
 """A worker of pytest-xdist: a run of its own in a folder of its own, with its own server.
 
 What needs a server is given to one worker, in order; kernel numerics and compilations are spread.
-Nothing that measures time runs beside other workers.
+Nothing that measures time runs beside other workers. The cells of a matrix run: what they are for
+is whether they work, and servers of two workers are never on one device.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ _GROUP = "server"
 #: Fixtures of tests that need no server and measure no time: they may run anywhere.
 _ALONE = frozenset({"kernels", "compilation"})
 _SERVERS = frozenset({"server", "servers"})
+#: Levels whose verdicts rest on how long something took.
+_TIMED = frozenset({"stress", "performance", "regression"})
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ def _needs_order(item: pytest.Item) -> bool:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    timing = "benchmark" in getattr(item, "fixturenames", ())
-    if timing and LEVEL in item.stash and of(item.config) is not None:
+    if LEVEL not in item.stash or of(item.config) is None:
+        return
+    if item.stash[LEVEL] in _TIMED or "benchmark" in getattr(item, "fixturenames", ()):
         pytest.skip("NOT_RUN: no time is measured beside other workers; run this one without -n")

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import datetime
 import fcntl
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from sm121.errors import UsageError
+from sm121.lock_file import SERVERS, open_lock, try_lock
 
 _LOCK = ".lock"
 _EARLIER = "earlier"
 WORKERS = "workers"
 _SHARED_WITHIN_S = 20.0
+_SUPERVISED_WITHIN_S = 20.0
 
 
 @dataclass
@@ -62,12 +63,10 @@ def _take(directory: Path, share: str | None) -> ReportDirectory:
                 f"run; seen: {sorted(foreign)[0]}"
             )
     directory.mkdir(parents=True, exist_ok=True)
-    # Never through a link that somebody has put there.
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    lock = os.fdopen(os.open(directory / _LOCK, flags, 0o644), "r+")
+    lock = open_lock(directory / _LOCK, 0o644)
     deadline = time.monotonic() + _SHARED_WITHIN_S
-    while not _lock(lock, fcntl.LOCK_EX):
-        if share is not None and _lock(lock, fcntl.LOCK_SH):
+    while not try_lock(lock, fcntl.LOCK_EX):
+        if share is not None and try_lock(lock, fcntl.LOCK_SH):
             if _name(lock) == share:
                 return ReportDirectory(directory, lock)
         elif share is not None and time.monotonic() < deadline:
@@ -79,6 +78,7 @@ def _take(directory: Path, share: str | None) -> ReportDirectory:
         )
     earlier = None
     if share is None or _name(lock) != share:
+        _wait_for_supervisors(directory)
         earlier = _keep_earlier(directory)
         lock.seek(0)
         lock.truncate()
@@ -93,12 +93,17 @@ def _is_a_reports(directory: Path) -> bool:
     return (directory / "verdict.json").is_file() or (directory / WORKERS).is_dir()
 
 
-def _lock(lock: IO[str], kind: int) -> bool:
-    try:
-        fcntl.flock(lock, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def _wait_for_supervisors(directory: Path) -> None:
+    """Of an earlier run that was killed: they still write down what happened, and end its servers.
+
+    One that takes longer writes to a folder that is no longer its own; nobody waits for ever.
+    """
+    deadline = time.monotonic() + _SUPERVISED_WITHIN_S
+    for file in (directory / SERVERS, *directory.glob(f"{WORKERS}/*/{SERVERS}")):
+        if file.is_file():
+            with open_lock(file) as held:
+                while not try_lock(held, fcntl.LOCK_EX) and time.monotonic() < deadline:
+                    time.sleep(0.05)
 
 
 def _name(lock: IO[str]) -> str:

@@ -34,6 +34,8 @@ def fault(outcome: Outcome, bound: Bound | None) -> Fault | None:
     where = f"request {outcome.number} ({job.name})"
     if outcome.problem is not None and outcome.problem[0] == "stopped":
         return None
+    if outcome.problem is None and outcome.status is not None and outcome.status >= 500:
+        return Fault("http_5xx", f"{where}: status {outcome.status}")  # to whoever went away too
     if job.behaviour == "bad":
         if outcome.status is not None and 400 <= outcome.status < 500:
             return None
@@ -54,6 +56,8 @@ def fault(outcome: Outcome, bound: Bound | None) -> Fault | None:
 
 def _wrong(where: str, outcome: Outcome, answer: Answer, bound: Bound | None) -> Fault | None:
     job = outcome.job
+    if (lacking := _lacking(where, answer, job.alone)) is not None:
+        return lacking
     if answer.ids is not None and len(answer.ids) != job.tokens:
         kind: Kind = "token_lost" if len(answer.ids) < job.tokens else "token_doubled"
         return Fault(kind, f"{where}: required {job.tokens} token ids, seen {len(answer.ids)}")
@@ -63,10 +67,13 @@ def _wrong(where: str, outcome: Outcome, answer: Answer, bound: Bound | None) ->
             f"{where}: required usage of {job.tokens} tokens, seen {answer.completion_tokens}",
         )
     prompt = job.body.get("prompt")
-    if isinstance(prompt, list) and answer.prompt_tokens not in (None, len(prompt)):
+    length = job.alone.prompt_tokens if job.alone is not None else None
+    if isinstance(prompt, list):
+        length = len(prompt)
+    if length is not None and answer.prompt_tokens not in (None, length):
         return Fault(
             "wrong_usage",
-            f"{where}: required usage of {len(prompt)} prompt tokens, seen {answer.prompt_tokens}",
+            f"{where}: required usage of {length} prompt tokens, seen {answer.prompt_tokens}",
         )
     if answer.finish_reason != "length":
         return Fault(
@@ -76,6 +83,18 @@ def _wrong(where: str, outcome: Outcome, answer: Answer, bound: Bound | None) ->
     if job.alone is None or bound is None:
         return None
     return _against_alone(where, answer, job.alone, bound)
+
+
+def _lacking(where: str, answer: Answer, alone: Answer | None) -> Fault | None:
+    """What the server sends with an answer to who asks alone, it sends under load."""
+    if alone is None:
+        return None
+    if alone.ids is not None and answer.ids is None:
+        return Fault("bad_stream", f"{where}: required token ids, as asked alone, seen none")
+    for what in ("completion_tokens", "prompt_tokens"):
+        if getattr(alone, what) is not None and getattr(answer, what) is None:
+            return Fault("wrong_usage", f"{where}: required usage with {what}, seen none")
+    return None
 
 
 def _against_alone(where: str, answer: Answer, alone: Answer, bound: Bound) -> Fault | None:

@@ -6,9 +6,12 @@ What is timed here is coarse (tails of seconds); the timed path for rates is in 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +25,8 @@ from sm121.stress.job import Job, Outcome
 _LOOK_EVERY_S = 0.25
 _KEEP_ALIVE_S = 2.0
 _LONGEST_TEXT = 300
+#: How long a load that was interrupted may take to close its connections.
+_END_WITHIN_S = 10.0
 _SLOW_READ_S = 0.15
 _SLOW_READ_BYTES = 256
 _DONE = b"[DONE]"
@@ -77,6 +82,10 @@ class LoadClient:
     #: When anything came last, or a request ended.
     _alive: float = 0.0
 
+    def under_way(self) -> list[Outcome]:
+        """What is in flight at this moment; may be asked while a load runs in another thread."""
+        return list(self.in_flight.copy().values())
+
     def run(
         self,
         jobs: Sequence[Job],
@@ -85,7 +94,8 @@ class LoadClient:
         arrivals: Sequence[float] | None = None,
     ) -> Load:
         """Send the jobs: so many at a time (closed loop), or each at its moment (open loop)."""
-        return asyncio.run(self._run(jobs, concurrency or len(jobs), arrivals))
+        self.in_flight.clear()
+        return _in_a_thread(lambda: self._run(jobs, concurrency or len(jobs), arrivals))
 
     async def _run(
         self, jobs: Sequence[Job], concurrency: int, arrivals: Sequence[float] | None
@@ -134,8 +144,9 @@ class LoadClient:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+                # They stay in `in_flight`: that is what they were when something ended the load.
                 for outcome in tasks.values():
-                    self._finish(outcome)
+                    outcome.ended = outcome.ended or time.monotonic()
         return Load(outcomes, started, time.monotonic())
 
     def _may_start(
@@ -265,6 +276,39 @@ class LoadClient:
         if not ended:
             raise ValueError(f"the stream ended after {outcome.received} tokens without [DONE]")
         outcome.answer = assembled(parts)
+
+
+def _in_a_thread(work: Callable[[], Coroutine[Any, Any, Load]]) -> Load:
+    """Run it beside the calling thread, and end it when that is interrupted.
+
+    The time limit of a test and Ctrl-C are exceptions that a signal raises in the main thread. In a
+    callback of an event loop they would only be logged, and the load would go on.
+    """
+    result: Future[Load] = Future()
+    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
+
+    async def main() -> Load:
+        task = asyncio.current_task()
+        assert task is not None
+        running.append((asyncio.get_running_loop(), task))
+        return await work()
+
+    def run() -> None:
+        try:
+            result.set_result(asyncio.run(main()))
+        except BaseException as error:  # noqa: BLE001 - raised again by who waits for the result
+            result.set_exception(error)
+
+    thread = threading.Thread(target=run, name="sm121-load", daemon=True)
+    thread.start()
+    try:
+        return result.result()
+    finally:
+        if not result.done():
+            for loop, task in running:
+                with contextlib.suppress(RuntimeError):  # the loop has just ended
+                    loop.call_soon_threadsafe(task.cancel)
+            thread.join(_END_WITHIN_S)
 
 
 def _tokens(event: dict[str, Any]) -> int:

@@ -13,6 +13,10 @@ from sm121.verdict import Verdict
 LEAST_SAMPLES = 10
 #: The first part of a load fills caches and pools: it is no steady state.
 _WARM_UP = 0.25
+#: Each pair of points has a slope: of the samples of a day there would be billions.
+_MOST_POINTS = 1500
+#: A source that has a value at fewer of the samples than this has fallen silent.
+_LEAST_KNOWN = 0.5
 
 
 class Growth(BaseModel):
@@ -39,10 +43,15 @@ class Growth(BaseModel):
     reason: str = ""
 
 
+def is_silent(values: Sequence[float | None]) -> bool:
+    """Whether most of the samples have no value."""
+    return sum(value is not None for value in values) < _LEAST_KNOWN * len(values)
+
+
 def judge(
     quantity: str,
     requests: Sequence[float],
-    values: Sequence[float],
+    values: Sequence[float | None],
     *,
     limit_total: float,
     limit_per_request: float,
@@ -52,11 +61,14 @@ def judge(
 
     Args:
         requests: how many had ended at each sample.
-        values: the quantity at each sample.
+        values: the quantity at each sample; None where it could not be had. Where most are None
+            nothing is decided.
     """
     first = int(len(values) * _WARM_UP)
-    x = np.asarray(requests[first:], dtype=float)
-    y = np.asarray(values[first:], dtype=float)
+    steady = values[first:]
+    known = [(x, y) for x, y in zip(requests[first:], steady, strict=True) if y is not None]
+    x = np.asarray([point[0] for point in known], dtype=float)
+    y = np.asarray([point[1] for point in known], dtype=float)
     growth = Growth(
         quantity=quantity,
         samples=len(y),
@@ -65,6 +77,12 @@ def judge(
         limit_total=limit_total,
         limit_per_request=limit_per_request,
     )
+    if is_silent(steady):
+        growth.reason = (
+            f"{quantity}: {len(y)} of {len(steady)} samples have a value, the others none: its "
+            "source fell silent"
+        )
+        return growth
     if len(y) < LEAST_SAMPLES or growth.requests <= 0:
         growth.reason = (
             f"{len(y)} samples over {growth.requests:g} requests decide nothing; at least "
@@ -73,6 +91,9 @@ def judge(
         return growth
     from scipy import stats  # a second, which those who only read reports need not spend
 
+    if len(y) > _MOST_POINTS:
+        chosen = np.linspace(0, len(y) - 1, _MOST_POINTS).round().astype(int)
+        x, y = x[chosen], y[chosen]
     slope, _, low, high = stats.theilslopes(y, x, alpha=confidence)
     growth.level = float(np.median(y))
     growth.per_request, growth.per_request_low, growth.per_request_high = (

@@ -10,6 +10,8 @@ from typing import Any
 
 from sm121.errors import UsageError
 
+#: State of a soak that has not ended.
+GOING_ON = "going on"
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|min|m|h|d)")
 
@@ -77,7 +79,7 @@ class Soak:
                         f"{played.tokens / max(played.seconds, 1e-9):.1f} tok/s, "
                         f"{len(self.faults)} faults"
                     )
-                self.write(self.record("going on"))
+                self.write(self.record(GOING_ON))
             self.ended_by = "a fault" if self.faults else "the end of its time"
         except KeyboardInterrupt:
             self.ended_by = "an interrupt"
@@ -86,7 +88,7 @@ class Soak:
             self.write(self.record(self.ended_by))
 
     def record(self, state: str) -> dict[str, Any]:
-        """For JSON; of very long soaks the last rounds."""
+        """For JSON; of very long soaks the last rounds, the one that failed among them."""
         return {
             "state": state,
             "duration_s": self.duration_s,

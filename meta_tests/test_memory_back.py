@@ -1,0 +1,115 @@
+"""What a stopped server has not given back is told from what others took meanwhile."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from sm121.engines import memory
+from sm121.engines.memory import DeviceUse, Memory
+from sm121.plugin import kernels
+from sm121.plugin.selection import LEVEL
+
+GIB = 2**30
+
+
+def at(
+    *, available: int = 100, resident: int = 10, used: int | None = None, held: int | None = None,
+    gpu: bool = True,
+) -> Memory:  # fmt: skip
+    def size(value: int | None) -> int | None:
+        return None if value is None else value * GIB
+
+    device = DeviceUse(size(used), size(held)) if gpu else None
+    return Memory(available * GIB, resident * GIB, device)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "missing", "doubt"),
+    [
+        # Without a GPU: what is resident is somebody's.
+        (at(gpu=False), at(available=95, resident=15, gpu=False), 0, False),
+        (at(gpu=False), at(available=95, gpu=False), 5, False),
+        # A GPU of its own: another process, or pytest itself, took 2 GiB meanwhile.
+        (at(used=4, held=3), at(used=6, held=5), 0, False),
+        (at(used=4, held=3), at(used=6, held=3), 2, False),
+        # In a container the others are not seen.
+        (at(used=4), at(used=6), 0, True),
+        (at(used=4), at(used=4), 0, False),
+        # Unified memory (GB10): what others hold on the device is resident in no process.
+        (at(held=3), at(available=90, held=13), 0, False),
+        (at(held=3), at(available=90, held=3), 10, False),
+        (at(), at(available=90), 0, True),
+    ],
+)
+def test_memory_that_others_hold_is_not_missing(before, after, missing, doubt):
+    assert before.missing(after, slack=GIB) == missing * GIB
+    assert (before.doubt(after, slack=GIB) is not None) is doubt
+
+
+class Failed(Exception):
+    """The driver has no answer."""
+
+
+def nvml(used: int | None, compute: dict[int, int | None]) -> SimpleNamespace:
+    """A driver with one GPU, as far as it is asked."""
+
+    def memory_info(_handle):
+        if used is None:
+            raise Failed("not supported")
+        return SimpleNamespace(used=used)
+
+    def holding(found):
+        return lambda _handle: [SimpleNamespace(pid=p, usedGpuMemory=u) for p, u in found.items()]
+
+    return SimpleNamespace(
+        NVMLError=Failed,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: 1,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetMemoryInfo=memory_info,
+        nvmlDeviceGetComputeRunningProcesses=holding(compute),
+        nvmlDeviceGetGraphicsRunningProcesses=holding({7: 5}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("driver", "namespace", "found"),
+    [
+        (nvml(100, {7: 5, 8: 6}), memory._OF_THE_MACHINE, DeviceUse(100, 11)),
+        (nvml(None, {7: 5, 8: 6}), memory._OF_THE_MACHINE, DeviceUse(None, 11)),
+        (nvml(100, {8: None}), memory._OF_THE_MACHINE, DeviceUse(100, None)),
+        (nvml(100, {}), "pid:[4026532000]", DeviceUse(100, None)),
+    ],
+)
+def test_what_processes_hold_is_known_only_where_all_are_seen(
+    monkeypatch, driver, namespace, found
+):
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    monkeypatch.setattr(memory, "_namespace", lambda: namespace)
+    assert memory._device_use() == found
+
+
+@pytest.mark.parametrize(
+    ("level", "following", "released"),
+    [
+        ("kernel", "kernel", 0),
+        ("kernel", "correctness", 1),
+        ("kernel", None, 1),
+        ("smoke", None, 0),
+    ],
+)
+def test_the_kernel_level_gives_device_memory_back(monkeypatch, level, following, released):
+    emptied: list[None] = []
+    cuda = SimpleNamespace(is_initialized=lambda: True, empty_cache=lambda: emptied.append(None))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    item = SimpleNamespace(stash={LEVEL: level})
+    after = SimpleNamespace(stash={LEVEL: following}) if following else None
+    hook = kernels.pytest_runtest_teardown(item, after)
+    next(hook)
+    with pytest.raises(StopIteration):
+        hook.send(None)
+    assert len(emptied) == released

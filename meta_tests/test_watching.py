@@ -1,0 +1,189 @@
+"""Who watches over a server and its machine goes on watching, whatever goes wrong meanwhile."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from sm121 import profile
+from sm121.engines import pool
+from sm121.engines.configuration import ServerConfiguration
+from sm121.evidence.resources import ResourceSampler
+from sm121.plugin import crashes
+from sm121.report import directory
+from sm121.stress.fault import Fault, UnderLoad
+
+MORE_THAN_THERE_IS = 1e18
+CONFIGURATION = ServerConfiguration(
+    name="x", engine="vllm", python=sys.executable, model="none", served_name="none"
+)
+
+
+def test_the_floor_is_looked_at_where_no_server_runs():
+    said: list[str] = []
+    sampler = ResourceSampler(lambda: [], floor_bytes=MORE_THAN_THERE_IS, on_floor=said.append)
+    sampler.sample()
+    assert len(said) == 1 and "before the machine wedges" in said[0], said
+    sampler.sample()
+    assert len(said) == 2, "what it ended may have been starting: it is ended again"
+
+
+def test_the_floor_is_watched_when_processes_cannot_be_read():
+    said: list[str] = []
+    troubles: list[str] = []
+
+    def refused():
+        raise psutil.AccessDenied(1)
+
+    sampler = ResourceSampler(
+        refused,
+        interval_s=0.01,
+        floor_bytes=MORE_THAN_THERE_IS,
+        on_floor=said.append,
+        on_trouble=troubles.append,
+    )
+    sampler.start()
+    deadline = time.monotonic() + 10
+    while len(said) < 3:
+        assert time.monotonic() < deadline and sampler.is_alive(), (said, troubles)
+        time.sleep(0.01)
+    sampler.stop()
+    assert len(troubles) == 1 and "AccessDenied" in troubles[0], "said once"
+
+
+def test_a_run_without_a_server_is_ended_too_and_leaves_a_bundle(run_pytest, tmp_path):
+    text = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
+    file = tmp_path / "mine.toml"
+    file.write_text(re.sub(r"(?m)^(memory_floor_gib = \{ value = )[\d.]+", r"\g<1>100000", text))
+    status, run = run_pytest(
+        "--arch", "cpu", "--profile", str(file), "meta_tests/scenarios/turns.py", "-k", "shares",
+        environment={"TURNS": str(tmp_path / "note.txt"), "SHARES_S": "1"},
+    )  # fmt: skip
+    assert status != 0 and run.verdict["verdict"] == "INCONCLUSIVE", run.output
+    last = run.verdict["tests"][-1]
+    assert last["verdict"] == "NOT_RUN" and "the run was ended" in last["message"], last
+    (crash,) = run.verdict["crashes"]
+    assert crash["kind"] == "memory_floor", crash
+    assert (run.report / crash["bundle"] / "bundle.json").is_file()
+
+
+def test_a_server_that_is_starting_is_watched(monkeypatch, tmp_path):
+    seen: list[list[str]] = []
+
+    class Starting:
+        configuration, secrets, log = CONFIGURATION, (), tmp_path / "server.log"
+
+        def __init__(self, *_arguments):
+            pass
+
+        def processes(self):
+            return ["its process"]
+
+        def start(self):
+            seen.append(servers.processes())
+            return SimpleNamespace(startup_s=1.0)
+
+    monkeypatch.setattr(pool, "ManagedServer", Starting)
+    servers = pool.ServerPool(
+        patience=pool.Patience(1, 1, 1),
+        directory=tmp_path,
+        run_id="x",
+        notify=lambda _name, _line: None,
+    )
+    assert servers.processes() == []
+    servers.get(CONFIGURATION)
+    assert seen == [["its process"]]
+
+
+def supervised(status: Path, scratch: Path, code: str, **options) -> subprocess.Popen:
+    scratch.mkdir()
+    return subprocess.Popen(
+        [
+            sys.executable, "-m", "sm121.engines.supervisor", "--status", str(status),
+            "--scratch", str(scratch), "--grace", "2", "--", sys.executable, "-c", code,
+        ],
+        stdin=subprocess.PIPE, **options,
+    )  # fmt: skip
+
+
+def test_a_supervisor_that_cannot_write_supervises_all_the_same(tmp_path):
+    """A full disk: neither its file nor the log can be written when a child ends."""
+    scratch, pids = tmp_path / "scratch", tmp_path / "pids"
+    code = (
+        "import os, pathlib, subprocess, sys, time;"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3)']);"
+        f"pathlib.Path({str(pids)!r}).write_text(str(os.getpid()));"
+        "time.sleep(600)"
+    )
+    with Path("/dev/full").open("w") as full:
+        supervisor = supervised(tmp_path / "no" / "x.json", scratch, code, stdout=full, stderr=full)
+    time.sleep(6.0)  # its child has ended, which was to be written down
+    assert supervisor.poll() is None, "it lives, and with it the server's end"
+    server = psutil.Process(int(pids.read_text()))
+    supervisor.stdin.close()  # as when pytest is killed
+    supervisor.wait(30)
+    assert not server.is_running() and not scratch.exists()
+
+
+def test_a_supervisor_gives_the_exit_status_that_it_cannot_write(tmp_path):
+    supervisor = supervised(tmp_path / "no" / "x.json", tmp_path / "scratch", "raise SystemExit(3)")
+    _, _ = supervisor.communicate(timeout=30)
+    assert supervisor.returncode == 3
+
+
+LOST = UnderLoad("a load", [Fault("token_lost", "x")], 1)
+
+
+@pytest.mark.parametrize(
+    ("status", "at", "answers", "dying"),
+    [
+        (-9, 20.0, False, True),
+        (-9, 20.0, True, False),
+        (-9, 5.0, False, False),
+        (-15, 20.0, False, False),
+        (1, 20.0, False, False),
+    ],
+)
+def test_a_helper_that_was_sent_home_is_no_death(status, at, answers, dying):
+    managed = SimpleNamespace(
+        was_stopped=False,
+        exit_status=None,
+        exits=lambda: [{"pid": 7, "name": "helper", "status": status, "monotonic_s": at}],
+        answers=lambda: answers,
+    )
+    assert crashes._is_dying(managed, LOST, 10.0) is dying
+
+
+def test_the_next_run_waits_until_the_killed_ones_server_is_ended(tmp_path):
+    """Its supervisor still writes a bundle into the directory, which is then moved as a whole."""
+    report = tmp_path / "report"
+    held = directory.take(report)
+    (report / "verdict.json").write_text("{}")
+    slow = (
+        "import signal, time; signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), exit(0)));"
+        "print('ready', flush=True); time.sleep(600)"
+    )
+    log = (report / "server-x.log").open("w+")
+    supervisor = supervised(
+        report / "server-x.status.json", tmp_path / "scratch", slow, stdout=log, stderr=log
+    )
+    while "ready" not in (report / "server-x.log").read_text():
+        assert supervisor.poll() is None
+        time.sleep(0.05)
+    supervisor.stdin.close()
+    held.lock.close()  # as pytest does when it is killed
+    assert supervisor.poll() is None
+    taken = directory.take(report)
+    assert not psutil.pid_exists(supervisor.pid) or supervisor.wait(1) is not None
+    assert [item.name for item in report.iterdir() if not item.name.startswith(".")] == ["earlier"]
+    (kept,) = (report / "earlier").iterdir()
+    assert list(kept.glob("crashes/*-suite_killed/bundle.json")), sorted(kept.rglob("*"))
+    taken.lock.close()
+    log.close()
