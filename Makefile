@@ -21,7 +21,7 @@ conformance: canary ## judge a real vLLM on this CPU: every level that exists
 	$(PY) -m pytest --arch cpu --report-dir=$(REPORT) --benchmark-autosave --matrix 1 $(PYTEST_ARGS)
 
 test: canary lint ## the suite's own tests: every check is seen failing on its fault
-	$(PY) -m pytest meta_tests -n 2 --dist loadfile $(TIMED:%=--ignore=%) $(PYTEST_ARGS)
+	$(PY) -m pytest meta_tests -n 2 --dist loadfile --no-loadscope-reorder $(TIMED:%=--ignore=%) $(PYTEST_ARGS)
 	$(PY) -m pytest $(TIMED) $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed docs ## ruff, mypy, the documentation

@@ -24,6 +24,28 @@ collect_ignore = ["downstream"]
 ROOT = Path(__file__).parent.parent
 HERE = Path(__file__).parent
 MARK = "SM121_META_TEST"
+#: Files that take minutes, the longest first: begun last, each would keep one of `make test`'s two
+#: workers busy while the other one has nothing left to do.
+LONG = (
+    "test_run_endings.py",
+    "test_model_faults.py",
+    "test_fault_catalogue.py",
+    "test_kernel_mutants.py",
+    "test_matrix_shards.py",
+    "test_report_files.py",
+    "test_architecture.py",
+    "test_process_hygiene.py",
+    "test_stress_faults.py",
+    "test_recording.py",
+    "test_kernel_path_real.py",
+    "test_canary.py",
+    "test_bad_input.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {name: number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: rank.get(item.path.name, len(LONG)))
 
 
 @pytest.fixture(scope="session")
