@@ -374,6 +374,8 @@ def memory(timeline: MemoryTimeline) -> Chart:
             "overlaying": "y",
             "side": "right",
             "range": [0, 102],
+            "tick0": 0,
+            "dtick": 25,
             "showgrid": False,
         }
     table = _Table(["level", "at the start", "least", "most", "at the end", "growth"])
