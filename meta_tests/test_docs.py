@@ -276,7 +276,7 @@ def _judges_the_change(job: dict) -> None:
         ("change", False), ("suite", True)
     ]  # fmt: skip
     (judge,) = [step for step in job["steps"] if "docker run" in step.get("run", "")]
-    assert "pip install -q /work/change" in judge["env"]["INSTALL"]
+    assert "pip install -q /ws/change" in judge["env"]["INSTALL"]
     run = judge["run"]
     assert run.index("chown -R $OWNER") < run.index('eval "$INSTALL"') < run.index("pytest -m")
     for variable in ("INSTALL", "SCOPE", "CERTIFY", "AUTOSAVE"):
