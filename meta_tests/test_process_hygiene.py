@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -134,15 +135,22 @@ def test_workers_make_one_report(run_pytest):
         "test_kills_its_worker": "FAIL",
         "test_is_not_for_this": "NOT_RUN",
         **{f"test_spread[{n}]": "PASS" for n in range(6)},
+        **{f"test_in_order[{n}]": "PASS" for n in range(6)},
     }, run.output
     assert "run this one without -n" in found["test_is_timed"]["message"]
     assert "died" in found["test_kills_its_worker"]["message"]
+    assert run.output.count("crashed while running") == 1, "a test that kills is not tried again"
     assert verdict["verdict"] == "FAIL" and verdict["finished"], verdict["reason"]
     assert "PytestBenchmarkWarning" not in run.output
     assert "@server" not in str(verdict["tests"])
 
 
 def test_a_green_run_of_workers_is_green(run_pytest):
-    status, run = run_pytest("-n", "2", "--arch", "cpu", f"{SCENARIOS}::test_spread", timeout_s=120)
+    """What needs a server is in one worker, also where xdist itself groups nothing any more."""
+    chosen = [f"{SCENARIOS}::{name}" for name in ("test_spread", "test_in_order")]
+    status, run = run_pytest("-v", "-n", "2", "--arch", "cpu", *chosen, timeout_s=120)
     assert status == 0 and run.verdict["verdict"] == "PASS", run.output
-    assert run.verdict["levels"]["kernel"]["passed"] == 6
+    assert run.verdict["levels"]["kernel"]["passed"] == 12
+    ran = re.findall(r"\[(gw\d)\].* PASSED \S+::(\w+)", run.output)
+    assert len({worker for worker, name in ran if name == "test_in_order"}) == 1, run.output
+    assert len({worker for worker, _ in ran}) == 2, run.output

@@ -35,5 +35,10 @@ def test_spread(kernels, n):
     pass
 
 
+@pytest.mark.parametrize("n", range(6))
+def test_in_order(conformance, n):
+    pass
+
+
 def test_kills_its_worker(kernels):
     os.kill(os.getpid(), signal.SIGKILL)

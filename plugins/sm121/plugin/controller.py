@@ -21,6 +21,7 @@ from sm121.report.verdict_file import TestReport, VerdictFile
 from sm121.verdict import Verdict
 
 _NAME = pytest.StashKey[str]()
+_GROUPS = pytest.StashKey[dict[str, str]]()
 _SAID = pytest.StashKey[list[dict[str, Any]]]()
 
 
@@ -33,7 +34,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """xdist's own scheduling by groups, which does not hang after a worker has died.
+    """xdist's own scheduling by groups, which are read from the workers' folders, and which does
+    not hang after a worker has died.
 
     A worker runs a test when it knows the next one or that there is none. One that takes the place
     of a dead worker is given a single test by xdist 3.8, and both wait for ever.
@@ -43,6 +45,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadGroupScheduling
 
     class Scheduling(LoadGroupScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return str(_groups(config).get(nodeid) or super()._split_scope(nodeid))
+
+        def remove_node(self, node: Any) -> str | None:
+            killer: str | None = super().remove_node(node)
+            if (
+                killer is not None
+            ):  # it has its verdict; xdist would let it kill worker after worker
+                scope = self._split_scope(killer)
+                self.workqueue[scope][killer] = True
+                if all(self.workqueue[scope].values()):
+                    del self.workqueue[scope]
+            return killer
+
         def schedule(self) -> None:
             super().schedule()
             for node in self.nodes:
@@ -184,6 +200,20 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     said = config.stash.get(_SAID, [])
     run.deselected = list(dict.fromkeys(name for part in said for name in part["deselected"]))
     run.inapplicable = frozenset(name for part in said for name in part["inapplicable"])
+
+
+def _groups(config: pytest.Config) -> dict[str, str]:
+    """What must be in one worker, by node id; each worker has collected the same."""
+    if _GROUPS not in config.stash:
+        config.stash[_GROUPS] = {}
+        run = config.stash.get(RUN, None)
+        for folder in sorted((run.directory / report_directory.WORKERS).glob("*")) if run else []:
+            try:
+                config.stash[_GROUPS] = workers.read_groups(folder)
+                break
+            except (OSError, ValueError):
+                continue  # it died before it had written them; another has
+    return config.stash[_GROUPS]
 
 
 def _parts(directory: Path) -> dict[str, VerdictFile]:

@@ -19,6 +19,7 @@ from sm121.errors import UsageError
 from sm121.kernels import benchmark_cases, cases, registry
 from sm121.kernels.benchmark_cases import BenchmarkCase
 from sm121.kernels.cases import Case
+from sm121.plugin import workers
 from sm121.plugin.options import SETTINGS, Settings
 from sm121.plugin.run import Run
 from sm121.plugin.selection import LEVEL
@@ -215,7 +216,17 @@ def kernels(conformance: Run) -> Kernels:
     name = settings.kernel_provider
     if name is None:
         name = registry.default(conformance.target.arch, settings.engine)
-    return Kernels(name, registry.load(name))
+    provider = registry.load(name)
+    if (worker := workers.of(conformance.config)) is not None:
+        _share_the_cores(worker)
+    return Kernels(name, provider)
+
+
+def _share_the_cores(worker: workers.Worker) -> None:
+    """Threads of several workers on one core wait for each other more than they compute."""
+    import torch
+
+    torch.set_num_threads(max(1, torch.get_num_threads() // worker.count))
 
 
 def _obstacle(settings: Settings) -> str | None:

@@ -377,6 +377,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if not config.option.collectonly:
             config.stash[RUN] = run = _open(config, chosen, items)
             run.deselected = deselected
+            if workers.of(config) is not None:
+                workers.write_groups(run.directory, session.items)
             run.save()
     except UsageError as error:
         raise pytest.UsageError(str(error)) from error

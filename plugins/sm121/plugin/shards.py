@@ -1,7 +1,7 @@
 """``--shard I/N`` and pytest-xdist: tests of one server configuration stay together.
 
 A group is what shares a server. Shards get whole groups, in turns, in the order of the tests; so do
-xdist's workers with ``--dist loadgroup``.
+xdist's workers.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from sm121.plugin.matrix import plan_of_items
 from sm121.plugin.options import SETTINGS
 from sm121.plugin.run import RUN
 from sm121.plugin.selection import LEVEL
+from sm121.plugin.workers import GROUP, UNDER_TEST
 from sm121.report.verdict_file import ShardReport, ShardTest
 
-#: What all other levels' servers are: the configuration under test, and what is started around it.
-_UNDER_TEST = "under-test"
 _KERNEL = "kernel"
 #: Tests about all that ran: each shard has them, about its own part.
 _EVERYWHERE = "everywhere"
@@ -78,8 +77,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     tests = [item for item in items if LEVEL in item.stash]
     for item in tests:
         item.stash[_GROUP] = _group(config, item)
-        if item.stash[_GROUP] != _EVERYWHERE:
-            item.add_marker(pytest.mark.xdist_group(item.stash[_GROUP]))
+        if item.stash[_GROUP] not in (_KERNEL, _EVERYWHERE):
+            item.stash[GROUP] = item.stash[_GROUP]
     shard = parse(config.getoption("--shard"))
     if shard is None:
         return
@@ -116,7 +115,7 @@ def _group(config: pytest.Config, item: pytest.Item) -> str:
     if level == "kernel":
         return _KERNEL
     if level != "matrix":
-        return _UNDER_TEST
+        return UNDER_TEST
     callspec = getattr(item, "callspec", None)
     planned = callspec.params.get("cell") if callspec is not None else None
     plan = plan_of_items(config)
@@ -126,6 +125,6 @@ def _group(config: pytest.Config, item: pytest.Item) -> str:
     arguments = plan.arguments(planned.cell, settings)
     environment = plan.environment(planned.cell, settings)
     if (arguments, environment) == plan.under_test(settings):
-        return _UNDER_TEST
+        return UNDER_TEST
     made_of = json.dumps([arguments, environment])
     return f"server-{hashlib.sha256(made_of.encode()).hexdigest()[:10]}"

@@ -3,19 +3,29 @@
 What needs a server is given to one worker, in order; kernel numerics and compilations are spread.
 Nothing that measures time runs beside other workers. The cells of a matrix run: what they are for
 is whether they work, and servers of two workers are never on one device.
+
+What belongs together is written to a file of the worker's folder, which the controller reads. xdist
+3.8 appends the names of groups to node ids, which pytest 9.2 ignores without a word
+(pytest-dev/pytest-xdist#1386).
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from sm121.plugin.selection import LEVEL
 from sm121.profile import LEVELS
 
-_GROUP = "server"
+#: What shares a server with an item: `UNDER_TEST`, or the name of a configuration of a matrix.
+GROUP = pytest.StashKey[str]()
+#: All levels' servers but a matrix's: the configuration under test, and what is started around it.
+UNDER_TEST = "under-test"
+_FILE = "groups.json"
 #: Fixtures of tests that need no server and measure no time: they may run anywhere.
 _ALONE = frozenset({"kernels", "compilation"})
 _SERVERS = frozenset({"server", "servers"})
@@ -25,10 +35,11 @@ _TIMED = frozenset({"stress", "performance", "regression"})
 
 @dataclass(frozen=True)
 class Worker:
-    """This process, as one of several. ``run`` names the run that they are all part of."""
+    """This process, as one of ``count``. ``run`` names the run that they are all part of."""
 
     id: str
     run: str
+    count: int
 
 
 def of(config: pytest.Config) -> Worker | None:
@@ -36,7 +47,7 @@ def of(config: pytest.Config) -> Worker | None:
     given = getattr(config, "workerinput", None)
     if given is None or "sm121_run" not in given:
         return None
-    return Worker(str(given["workerid"]), str(given["sm121_run"]))
+    return Worker(str(given["workerid"]), str(given["sm121_run"]), int(given["workercount"]))
 
 
 def is_parallel(config: pytest.Config) -> bool:
@@ -47,22 +58,37 @@ def is_parallel(config: pytest.Config) -> bool:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", "xdist_group(name): with --dist loadgroup, tests of one name share a worker"
+        "markers", "xdist_group(name): with pytest-xdist, tests of one name share a worker"
     )
     # pytest-benchmark would do so itself, with a warning that says less than our own reason.
     if is_parallel(config) and hasattr(config.option, "benchmark_disable"):
         config.option.benchmark_disable = True
 
 
-@pytest.hookimpl(wrapper=True)  # outside `selection`, which finds the levels, inside xdist
-def pytest_collection_modifyitems(
-    config: pytest.Config, items: list[pytest.Item]
-) -> Generator[None, None, None]:
-    if of(config) is not None:
-        for item in items:
-            if _needs_order(item) and item.get_closest_marker("xdist_group") is None:
-                item.add_marker(pytest.mark.xdist_group(_GROUP))
-    return (yield)
+def write_groups(folder: Path, items: Iterable[pytest.Item]) -> None:
+    """Write what of a worker's items must be in one worker, for its controller."""
+    groups = {item.nodeid: group for item in items if (group := _group(item)) is not None}
+    (folder / _FILE).write_text(json.dumps(groups, indent=1), "utf-8")
+
+
+def read_groups(folder: Path) -> dict[str, str]:
+    """What a worker has said: the group of a node id, where it has one.
+
+    Raises:
+        OSError: it has written nothing: it died, or has no test of a level.
+        ValueError: it died while it wrote.
+    """
+    groups: dict[str, str] = json.loads((folder / _FILE).read_text("utf-8"))
+    return groups
+
+
+def _group(item: pytest.Item) -> str | None:
+    marks = [mark.args or (mark.kwargs["name"],) for mark in item.iter_markers("xdist_group")]
+    if marks:
+        return "_".join(sorted({str(names[0]) for names in marks}))
+    if not _needs_order(item):
+        return None
+    return item.stash.get(GROUP, UNDER_TEST)
 
 
 def _needs_order(item: pytest.Item) -> bool:
