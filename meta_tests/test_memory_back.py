@@ -11,6 +11,7 @@ from sm121.engines import memory
 from sm121.engines.memory import DeviceUse, Memory
 from sm121.plugin import kernels
 from sm121.plugin.selection import LEVEL
+from sm121.stress.timeline import HeldByTree
 
 GIB = 2**30
 
@@ -91,6 +92,25 @@ def test_what_processes_hold_is_known_only_where_all_are_seen(
     monkeypatch.setitem(sys.modules, "pynvml", driver)
     monkeypatch.setattr(memory, "_namespace", lambda: namespace)
     assert memory._device_use() == found
+
+
+@pytest.mark.parametrize(
+    ("driver", "held", "source"),
+    [
+        (nvml(100, {7: 5, 8: 6}), 11, "NVML, by process"),
+        (nvml(100, {8: 6}), 11, "NVML, by process"),  # 7 draws
+        (nvml(None, {7: 5, 9: 50}), 5, "NVML, by process"),
+        (nvml(100, {7: None, 8: None}), 100, "whole GPUs"),
+        (nvml(None, {7: None}), None, "MemAvailable"),
+    ],
+)
+def test_what_a_tree_holds_of_the_device(monkeypatch, driver, held, source):
+    if held in (100, None):
+        driver.nvmlDeviceGetGraphicsRunningProcesses = lambda _handle: []
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    monkeypatch.setenv("PATH", "")  # no nvidia-smi
+    tree = HeldByTree()
+    assert tree.used({7, 8}) == held and source in tree.source
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
+
+from sm121.engines import device_memory
+from sm121.engines.device_memory import DeviceMemory
 
 #: The first of all namespaces (PROC_PID_INIT_INO of linux/proc_ns.h): from inside another one the
 #: processes that hold a GPU's memory are not all to be seen.
@@ -75,48 +77,16 @@ class Memory:
 
 
 def _device_use() -> DeviceUse | None:
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:  # no driver: no device memory to speak of
+    seen = device_memory.read()
+    if seen is None:
         return None
-    try:
-        handles = [
-            pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
-        ]
-        return DeviceUse(_used(pynvml, handles), _held(pynvml, handles)) if handles else None
-    except pynvml.NVMLError:
-        return DeviceUse(None, None)
-    finally:
-        pynvml.nvmlShutdown()
+    return DeviceUse(sum(seen.used) if seen.used is not None else None, _held(seen))
 
 
-def _used(pynvml: Any, handles: list[Any]) -> int | None:
-    try:
-        return sum(int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in handles)
-    except pynvml.NVMLError:  # GB10 answers "not supported"
+def _held(seen: DeviceMemory) -> int | None:
+    if not seen.complete or _namespace() != _OF_THE_MACHINE:
         return None
-
-
-def _held(pynvml: Any, handles: list[Any]) -> int | None:
-    if _namespace() != _OF_THE_MACHINE:
-        return None
-    held: dict[tuple[int, int], int] = {}  # a process may draw and compute: it is counted once
-    for index, handle in enumerate(handles):
-        for ask in (
-            pynvml.nvmlDeviceGetComputeRunningProcesses,
-            pynvml.nvmlDeviceGetGraphicsRunningProcesses,
-        ):
-            try:
-                found = ask(handle)
-            except pynvml.NVMLError:
-                return None
-            for process in found:
-                if process.usedGpuMemory is None:
-                    return None
-                held[index, process.pid] = int(process.usedGpuMemory)
-    return sum(held.values())
+    return sum(seen.by_process.values())
 
 
 def _namespace() -> str:

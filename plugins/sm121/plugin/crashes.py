@@ -75,7 +75,7 @@ def _after(run: Run, item: pytest.Item, error: BaseException) -> None:
     tell(run, evidence)
     dead = managed is not None and not managed.running
     if dead or kind in _REPLACE or _timed_out(error) or isinstance(error, ServerError):
-        _replace(run, evidence)
+        replace_server(run, evidence)
 
 
 @pytest.hookimpl(tryfirst=True)  # before the run is closed
@@ -212,7 +212,7 @@ def tell(run: Run, evidence: Evidence) -> None:
     )
 
 
-def _replace(run: Run, evidence: Evidence) -> None:
+def replace_server(run: Run, evidence: Evidence) -> None:
     """Stop the server, so that the next test gets another, and see whether the machine is well."""
     if xids := [line for line in evidence.kernel.lines if "NVRM: Xid" in line]:
         run.distrusted = (

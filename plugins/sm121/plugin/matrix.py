@@ -391,7 +391,7 @@ class MatrixRun:
         evidence = crashes.gather(self.run, test, error, self.run.pool.latest)
         evidence.test = test or None  # a cell that is run to find a set is no test's
         crashes.tell(self.run, evidence)
-        crashes._replace(self.run, evidence)
+        crashes.replace_server(self.run, evidence)
         return evidence.cause
 
     def outlook(self) -> list[str]:

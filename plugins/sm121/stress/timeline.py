@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import psutil
 
+from sm121.engines import device_memory
 from sm121.engines.server import Endpoint
 from sm121.measure import counters
 
@@ -40,7 +41,7 @@ class Sample:
 
 
 @dataclass
-class DeviceMemory:
+class HeldByTree:
     """Memory of the device that a tree holds, and how that is known."""
 
     source: str = "not asked yet"
@@ -48,42 +49,26 @@ class DeviceMemory:
     def used(self, pids: set[int]) -> int | None:
         """Bytes; None where nothing says so. GB10's NVML answers N/A: then its memory is the
         system's, and MemAvailable covers it."""
-        import pynvml
-
-        try:
-            pynvml.nvmlInit()
-        except pynvml.NVMLError:
+        seen = device_memory.read()
+        if seen is None:
             self.source = "no NVIDIA driver: the memory of the processes is all there is"
             return None
-        try:
-            return self._ask(pynvml, pids)
-        finally:
-            pynvml.nvmlShutdown()
-
-    def _ask(self, pynvml: Any, pids: set[int]) -> int | None:
-        total, known = 0, False
-        try:
-            for index in range(pynvml.nvmlDeviceGetCount()):
-                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-                for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
-                    if process.pid in pids and process.usedGpuMemory is not None:
-                        total, known = total + int(process.usedGpuMemory), True
-        except pynvml.NVMLError as error:
-            self.source = f"NVML: {error}"
-        if known:
+        own = [size for (_gpu, pid), size in seen.by_process.items() if pid in pids]
+        if own:
             self.source = "NVML, by process"
-            return total
+            return sum(own)
         by_tool = self._from_tool(pids)
         if by_tool is not None:
             self.source = "nvidia-smi --query-compute-apps"
             return by_tool
-        try:  # in a container the pids are other ones
-            used = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).used
-        except pynvml.NVMLError:
-            self.source = "MemAvailable: NVML has no answer, so device memory is the system's"
+        if seen.used is None:
+            self.source = (
+                "MemAvailable: NVML has no answer, so device memory is the system's "
+                f"({seen.refused})"
+            )
             return None
-        self.source = "NVML, of the whole first GPU"
-        return int(used)
+        self.source = "NVML, of whole GPUs"  # in a container the pids are other ones
+        return sum(seen.used)
 
     @staticmethod
     def _from_tool(pids: set[int]) -> int | None:
@@ -134,7 +119,7 @@ class Timeline(threading.Thread):
         self._every_s = every_s
         self._ended = threading.Event()
         self.began = time.monotonic()
-        self.device = DeviceMemory()
+        self.device = HeldByTree()
         self.samples: list[Sample] = []
         #: The server's own metrics as they were last.
         self.metrics: str | None = None
