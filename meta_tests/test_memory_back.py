@@ -8,8 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from sm121.engines import memory
+from sm121.engines.managed import StopReport
 from sm121.engines.memory import DeviceUse, Memory
 from sm121.plugin import kernels
+from sm121.plugin.run import Run
 from sm121.plugin.selection import LEVEL
 from sm121.stress.timeline import HeldByTree
 
@@ -111,6 +113,23 @@ def test_what_a_tree_holds_of_the_device(monkeypatch, driver, held, source):
     monkeypatch.setenv("PATH", "")  # no nvidia-smi
     tree = HeldByTree()
     assert tree.used({7, 8}) == held and source in tree.source
+
+
+def test_memory_that_may_be_missing_is_no_pass():
+    """In a container nobody can say who holds it: a leak must not be green, nor is it proven."""
+    before, after = at(used=4), at(used=80)
+    doubt = before.doubt(after, slack=GIB)
+    run = object.__new__(Run)
+    run.stops, run.decided, said = {}, set(), []
+    run.remark = said.append
+    run.file = SimpleNamespace(tests=[])
+    for _ in range(2):  # the matrix stops one of a name again and again
+        run.note_stop("marlin", StopReport(0, (), True, 0, 1.0, remark=doubt))
+    (test,) = run.file.tests
+    assert test.verdict == "INCONCLUSIVE" and "76.0 GiB less device memory" in test.message
+    assert test.id in run.decided and len(said) == 2
+    run.note_stop("triton", StopReport(0, (), True, 0, 1.0))
+    assert run.file.tests == [test]
 
 
 @pytest.mark.parametrize(

@@ -307,8 +307,13 @@ class Run:
     def note_stop(self, configuration: str, report: StopReport) -> None:
         """A server was stopped."""
         self.stops[configuration] = report
-        if report.remark:
-            self.remark(f"after server {configuration}: {report.remark}")
+        if not report.remark:
+            return
+        self.remark(f"after server {configuration}: {report.remark}")
+        doubted = _doubted(configuration, report)
+        if doubted.id not in {test.id for test in self.file.tests}:
+            self.file.tests.append(doubted)
+            self.decided.add(doubted.id)
 
     def abort(self, text: str) -> None:
         """The machine is about to wedge: end the server at once, and run nothing more."""
@@ -546,6 +551,19 @@ def _unclean(name: str, report: StopReport) -> TestReport:
             "required: nothing left after the server was stopped; seen: "
             f"{left}; port free: {report.port_free}; "
             f"memory missing: {report.memory_missing_bytes / 2**30:.1f} GiB"
+        ),
+    )
+
+
+def _doubted(name: str, report: StopReport) -> TestReport:
+    return TestReport(
+        id=f"end of the run::device memory after {name}",
+        level="smoke",
+        verdict=Verdict.INCONCLUSIVE,
+        message=(
+            "required: what a stopped server held of the device is free again; "
+            f"seen: {report.remark}. End what else uses the GPU and run again, or run where all "
+            "processes are seen (docker run --pid=host)"
         ),
     )
 
