@@ -263,6 +263,14 @@ HARMLESS = {
         "INFO:     Application startup complete.",
         "(APIServer pid=1) ERROR 11-20 10:17:56 [serving.py:1] ValueError: prompt is too long",
     ],
+    "request whose role harmony does not know (vLLM 0.24 answers 500)": [
+        "INFO:     Application startup complete.",
+        '(APIServer pid=1)   File "/usr/lib/python3/pydantic/main.py", line 280, in __init__',
+        "(APIServer pid=1)     validated_self = self.__pydantic_validator__.validate_python(data)",
+        "(APIServer pid=1) pydantic_core.ValidationError: 1 validation error for Author",
+        "(APIServer pid=1) role",
+        "(APIServer pid=1)   Input should be 'user', 'assistant', 'system', 'developer' or 'tool'",
+    ],
     "start that went on": [
         ERROR + "RuntimeError: first try",
         "INFO:     Application startup complete.",

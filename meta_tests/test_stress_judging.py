@@ -146,6 +146,25 @@ def test_each_wrong_answer_has_its_class(ids, options, kind):
 
 
 @pytest.mark.parametrize(
+    ("ids", "kind"),
+    [
+        ((), None),
+        ((1, 2), None),
+        ((1, 3), "token_lost"),
+        ((9, 2), "corrupted_answer"),
+        ((1, 2, 3, 4, 4), "token_doubled"),
+    ],
+)
+def test_a_server_that_is_stopped_may_end_a_request_and_say_so(ids, kind):
+    """As vLLM does on a GPU: the stream ends with finish_reason "abort"."""
+    ended = Load([outcome(ids, finish="abort")], 0.0, 1.0)
+    found = checks.faults(ended, EXACT, aborted=True)
+    assert [fault.kind for fault in found] == ([kind] if kind else []), found
+    assert checks.faults(ended, EXACT), "no server that is not stopped may do so"
+    assert checks.faults(Load([outcome(ids)], 0.0, 1.0), EXACT, aborted=True), "nor without a word"
+
+
+@pytest.mark.parametrize(
     ("change", "kind"),
     [
         ({"ids": None}, "bad_stream"),

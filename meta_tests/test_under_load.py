@@ -125,7 +125,7 @@ def test_a_restart_counts_only_under_load(begin, monkeypatch, ends_by_itself, de
     """The server's stop must come while requests are under way, some having ended."""
     monkeypatch.setattr(stress.Stress, "_throughput", lambda _self: None)
     monkeypatch.setattr(stress.Stress, "_take", lambda _self, _source, count: [JOB] * count)
-    monkeypatch.setattr(stress.checks, "faults", lambda *_arguments: [])
+    monkeypatch.setattr(stress.checks, "faults", lambda *_arguments, **_how: [])
     stopped = threading.Event()
 
     def load(client, jobs, **_options) -> Load:

@@ -350,12 +350,15 @@ class Stress:
         )
         faults = [
             fault
-            for fault in checks.faults(loads[0], self._bound)
+            for fault in checks.faults(loads[0], self._bound, aborted=True)
             if fault.kind not in ("connection", "bad_stream", "http_5xx")
         ]
         if faults:
             raise UnderLoad("stopped under load", sorted_faults(faults), len(jobs))
-        broken_off = sum(outcome.problem is not None for outcome in loads[0].outcomes)
+        broken_off = sum(
+            outcome.problem is not None or checks.is_aborted(outcome)
+            for outcome in loads[0].outcomes
+        )
         again = run.server()
         client = LoadClient(again.endpoint, self.client.patience, stop=self.client.stop)
         load = client.run(list(checked.values()), concurrency=streams)

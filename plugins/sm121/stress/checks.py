@@ -18,10 +18,23 @@ from sm121.stress.job import Outcome
 _LEAST_FOR_A_TAIL = 20
 
 
-def faults(load: Load, bound: Bound | None) -> list[Fault]:
-    """Everything that is wrong with the answers of a load."""
-    found = [fault(outcome, bound) for outcome in load.outcomes]
+def faults(load: Load, bound: Bound | None, *, aborted: bool = False) -> list[Fault]:
+    """Everything that is wrong with the answers of a load.
+
+    Args:
+        aborted: the server was stopped meanwhile: it may end what is under way with the
+            finish_reason ``abort``, as vLLM does where it has the time (v1/engine/core.py).
+    """
+    found = [
+        _wrong_before(outcome, bound) if aborted and is_aborted(outcome) else fault(outcome, bound)
+        for outcome in load.outcomes
+    ]
     return [item for item in found if item is not None]
+
+
+def is_aborted(outcome: Outcome) -> bool:
+    """Whether the server has ended a request and said so."""
+    return outcome.answer is not None and outcome.answer.finish_reason == "abort"
 
 
 def fault(outcome: Outcome, bound: Bound | None) -> Fault | None:
@@ -83,6 +96,21 @@ def _wrong(where: str, outcome: Outcome, answer: Answer, bound: Bound | None) ->
     if job.alone is None or bound is None:
         return None
     return _against_alone(where, answer, job.alone, bound)
+
+
+def _wrong_before(outcome: Outcome, bound: Bound | None) -> Fault | None:
+    """What is wrong with the tokens that came before the server ended a request."""
+    answer, alone = outcome.answer, outcome.job.alone
+    if answer is None or answer.ids is None or alone is None or alone.ids is None or bound is None:
+        return None
+    where, count = f"request {outcome.number} ({outcome.job.name}), aborted", len(answer.ids)
+    if count > outcome.job.tokens:
+        return Fault(
+            "token_doubled", f"{where}: {outcome.job.tokens} token ids asked for, {count} seen"
+        )
+    positions = alone.positions[:count] if alone.positions is not None else None
+    begun = replace(alone, ids=alone.ids[:count], positions=positions)
+    return _against_alone(where, answer, begun, bound)
 
 
 def _lacking(where: str, answer: Answer, alone: Answer | None) -> Fault | None:
