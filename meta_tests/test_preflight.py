@@ -104,6 +104,11 @@ def test_rule_hits(rule: str) -> None:
         assert "seen: " in finding.message
 
 
+def test_hopper_has_an_attention_with_sinks_of_its_own() -> None:
+    arguments, environment = HIT["attention_by_network"]
+    assert "attention_by_network" not in checks(found(arguments, environment, arch="sm90"))
+
+
 @pytest.mark.parametrize("rule", sorted(NEAR_MISS))
 def test_rule_does_not_hit_what_is_right(rule: str) -> None:
     assert rule not in checks(found(*NEAR_MISS[rule]))

@@ -147,9 +147,9 @@ class Run:
                 if finding not in found:
                     found.append(finding)
         for finding in found:
-            self.remark(
-                f"{finding.severity}: {finding.message}", at_once=finding.severity != "note"
-            )
+            notable = finding.severity != "note"
+            label = f"{finding.severity}: " if notable else ""
+            self.remark(f"{label}{finding.message}", at_once=notable)
         return found
 
     def server(self, configuration: str | None = None) -> Server:
