@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -104,6 +105,32 @@ def test_only_servers_of_dead_runs_are_ended(server_of, monkeypatch):
     assert {"meta-dead", "meta-reused"} <= removed and "meta-alive" not in removed
     assert left.wait(10) != 0 and reused.wait(10) != 0
     assert ours.poll() is None, "a server of a living run is left alone"
+
+
+@pytest.mark.parametrize("log", ["server-marlin.log", "server-marlin-2.log"])
+def test_a_server_that_has_overwritten_its_environment_is_found(tmp_path, log):
+    """As vLLM's engine core does: it is known by the log that it writes to."""
+    dead = subprocess.Popen(["/bin/true"])
+    was = stale.identity(dead.pid)
+    dead.wait()
+    folders = {"dead": was, "alive": stale.owner(), "not ours": None}
+    processes = {}
+    for name, owner in folders.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        if owner is not None:
+            status = {"started_by": owner, "run": f"meta-{name}", "pid": 1}
+            (folder / "server-marlin.status.json").write_text(json.dumps(status))
+        with (folder / log).open("wb") as output:
+            processes[name] = subprocess.Popen(SLEEP, env={}, stdout=output)
+    try:
+        assert "meta-dead" in {run for run, _ in stale.remove()}
+        assert processes["dead"].wait(10) != 0
+        assert processes["alive"].poll() is None and processes["not ours"].poll() is None
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()
 
 
 def test_a_supervisor_that_lives_ends_its_server_itself(monkeypatch):

@@ -1,12 +1,16 @@
 """Servers of runs that are dead: found by the owner in their environment, and only then ended.
 
 A server's supervisor ends it when the suite dies, so that one is left only where the supervisor was
-killed too.
+killed too. A process that sets its title, as vLLM's engine core does, has overwritten what the
+kernel shows of its environment; its output still goes to the server's log, and beside that lies who
+started the server.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import time
 from pathlib import Path
 
@@ -49,9 +53,13 @@ def find() -> dict[str, list[psutil.Process]]:
         try:
             variables = process.environ()
             if SERVER_ID not in variables or OWNER not in variables:
-                continue
+                variables = _written_beside_the_log(process)
             # Of another container, the owner's pid would be somebody else's here.
-            if _pid_namespace(process.pid) != here or _lives(variables[OWNER]):
+            if (
+                OWNER not in variables
+                or _pid_namespace(process.pid) != here
+                or _lives(variables[OWNER])
+            ):
                 continue
             run = variables.get(RUN_ID, "")
             mine = found.setdefault(run, [])
@@ -61,6 +69,22 @@ def find() -> dict[str, list[psutil.Process]]:
         except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
             continue
     return found
+
+
+def _written_beside_the_log(process: psutil.Process) -> dict[str, str]:
+    """Owner and run of a process whose output goes to a server's log, as the supervisor wrote them
+    down; nothing where it goes elsewhere."""
+    log = Path(f"/proc/{process.pid}/fd/1").readlink()
+    start = re.fullmatch(r"(server-.+?)(?:-\d+)?\.log", log.name)
+    if start is None or process.uids().real != os.getuid():
+        return {}
+    for name in (log.stem, start[1]):  # a later start of a configuration has a log of its own
+        try:
+            status = json.loads((log.parent / f"{name}.status.json").read_text("utf-8"))
+            return {OWNER: str(status["started_by"]), RUN_ID: str(status["run"])}
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # no status of ours, or one of an earlier version of the suite
+    return {}
 
 
 def remove() -> list[tuple[str, list[Survivor]]]:

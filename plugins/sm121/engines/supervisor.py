@@ -27,7 +27,8 @@ from typing import IO
 
 import psutil
 
-from sm121.engines.process_tree import become_subreaper, end
+from sm121.engines.process_tree import RUN_ID, become_subreaper, end
+from sm121.engines.stale import OWNER
 from sm121.lock_file import SERVERS, open_lock, try_lock
 
 _POLL_S = 0.05
@@ -222,6 +223,8 @@ class _Supervisor:
         ]
         self._write(
             {
+                "started_by": os.environ.get(OWNER, ""),
+                "run": os.environ.get(RUN_ID, ""),
                 "pid": self._main_pid,
                 "exit_status": self._main_status,
                 "stopped_by": self._stop_requested,
