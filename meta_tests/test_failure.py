@@ -270,6 +270,7 @@ HARMLESS = {
         "(APIServer pid=1) pydantic_core.ValidationError: 1 validation error for Author",
         "(APIServer pid=1) role",
         "(APIServer pid=1)   Input should be 'user', 'assistant', 'system', 'developer' or 'tool'",
+        "(APIServer pid=1) ValidationError: 1 validation error for ResponseTextConfig",
     ],
     "start that went on": [
         ERROR + "RuntimeError: first try",

@@ -10,6 +10,7 @@ import pytest
 from sm121.engines import memory
 from sm121.engines.managed import StopReport
 from sm121.engines.memory import DeviceUse, Memory
+from sm121.engines.process_tree import Survivor
 from sm121.plugin import kernels
 from sm121.plugin.run import Run
 from sm121.plugin.selection import LEVEL
@@ -102,7 +103,7 @@ def test_what_processes_hold_is_known_only_where_all_are_seen(
         (nvml(100, {7: 5, 8: 6}), 11, "NVML, by process"),
         (nvml(100, {8: 6}), 11, "NVML, by process"),  # 7 draws
         (nvml(None, {7: 5, 9: 50}), 5, "NVML, by process"),
-        (nvml(100, {7: None, 8: None}), 100, "whole GPUs"),
+        (nvml(100, {7: 5, 8: None}), 100, "whole GPU"),
         (nvml(None, {7: None}), None, "MemAvailable"),
     ],
 )
@@ -113,6 +114,27 @@ def test_what_a_tree_holds_of_the_device(monkeypatch, driver, held, source):
     monkeypatch.setenv("PATH", "")  # no nvidia-smi
     tree = HeldByTree()
     assert tree.used({7, 8}) == held and source in tree.source
+
+
+def test_of_several_gpus_nobody_knows_which_are_the_servers(monkeypatch):
+    driver = nvml(100, {9: 50})
+    driver.nvmlDeviceGetCount = lambda: 2
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    monkeypatch.setenv("PATH", "")
+    tree = HeldByTree()
+    assert tree.used({8}) is None and "shows 2 GPUs" in tree.source
+
+
+def test_what_a_server_has_left_fails_the_run_whichever_it_was():
+    """Also one in the middle, and when the next one of its name ended well."""
+    run = object.__new__(Run)
+    run.stops, run.decided, run.file = {}, set(), SimpleNamespace(tests=[])
+    left = (Survivor(4711, "running", "VLLM::EngineCore"),)
+    run.note_stop("marlin", StopReport(0, left, False, 100 * GIB, 1.0))
+    run.note_stop("marlin", StopReport(0, (), True, 0, 1.0))
+    (test,) = run.file.tests
+    assert test.verdict == "FAIL" and "VLLM::EngineCore" in test.message
+    assert "100.0 GiB" in test.message and test.id in run.decided
 
 
 def test_memory_that_may_be_missing_is_no_pass():

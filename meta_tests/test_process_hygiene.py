@@ -160,24 +160,43 @@ def test_workers_make_one_report(run_pytest):
         "test_fails": "FAIL",
         "test_is_timed": "NOT_RUN",
         "test_kills_its_worker": "FAIL",
+        "test_kills_among_others": "FAIL",
+        "test_runs_all_the_same": "PASS",
         "test_is_not_for_this": "NOT_RUN",
         **{f"test_spread[{n}]": "PASS" for n in range(6)},
         **{f"test_in_order[{n}]": "PASS" for n in range(6)},
     }, run.output
     assert "run this one without -n" in found["test_is_timed"]["message"]
     assert "died" in found["test_kills_its_worker"]["message"]
-    assert run.output.count("crashed while running") == 1, "a test that kills is not tried again"
+    assert run.output.count("crashed while running") == 2, "what kills is not tried again"
     assert verdict["verdict"] == "FAIL" and verdict["finished"], verdict["reason"]
     assert "PytestBenchmarkWarning" not in run.output
     assert "@server" not in str(verdict["tests"])
 
 
-def test_a_green_run_of_workers_is_green(run_pytest):
+@pytest.mark.parametrize("loaded", [(), ("-p", "sm121.plugin")], ids=["by conftest", "by -p"])
+def test_a_green_run_of_workers_is_green(run_pytest, loaded):
     """What needs a server is in one worker, also where xdist itself groups nothing any more."""
     chosen = [f"{SCENARIOS}::{name}" for name in ("test_spread", "test_in_order")]
-    status, run = run_pytest("-v", "-n", "2", "--arch", "cpu", *chosen, timeout_s=120)
+    status, run = run_pytest(*loaded, "-v", "-n", "2", "--arch", "cpu", *chosen, timeout_s=120)
     assert status == 0 and run.verdict["verdict"] == "PASS", run.output
     assert run.verdict["levels"]["kernel"]["passed"] == 12
     ran = re.findall(r"\[(gw\d)\].* PASSED \S+::(\w+)", run.output)
     assert len({worker for worker, name in ran if name == "test_in_order"}) == 1, run.output
     assert len({worker for worker, _ in ran}) == 2, run.output
+
+
+def test_a_worker_that_dies_beside_its_tests_is_told_of(run_pytest):
+    """It may have been stopping its server; its tests had all passed."""
+    plugin = ("-p", "meta_tests.scenarios.dies_at_its_end")
+    chosen = ("-n", "2", "--arch", "cpu", f"{SCENARIOS}::test_spread")
+    status, run = run_pytest(*plugin, *chosen, timeout_s=120)
+    assert status == 1 and run.verdict["verdict"] == "FAIL", run.output
+    (told,) = [t for t in run.verdict["tests"] if t["id"] == "end of the run::worker gw0"]
+    assert told["verdict"] == "FAIL" and "gw0 died beside its tests" in told["message"]
+
+
+def test_another_distribution_is_refused(run_pytest):
+    status, run = run_pytest("-n", "2", "--dist", "loadfile", "--arch", "cpu", SCENARIOS,
+                             timeout_s=120)  # fmt: skip
+    assert status == 4 and "--dist loadfile: expected -n N alone" in run.output, run.output

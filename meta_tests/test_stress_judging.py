@@ -146,22 +146,33 @@ def test_each_wrong_answer_has_its_class(ids, options, kind):
 
 
 @pytest.mark.parametrize(
-    ("ids", "kind"),
+    ("ids", "options", "kind"),
     [
-        ((), None),
-        ((1, 2), None),
-        ((1, 3), "token_lost"),
-        ((9, 2), "corrupted_answer"),
-        ((1, 2, 3, 4, 4), "token_doubled"),
+        ((), {}, None),
+        ((1, 2), {}, None),
+        ((1, 3), {}, "token_lost"),
+        ((9, 2), {}, "corrupted_answer"),
+        ((1, 2, 3, 4, 4), {}, "token_doubled"),
+        ((1, 2), {"completion": 4}, "wrong_usage"),
+        (None, {"completion": 4}, "bad_stream"),
+        ((1, 2), {"problem": ("stuck_request", "no token for 30 s")}, "stuck_request"),
+        ((1, 2), {"ended": 4.0}, "token_lost"),  # before the stop
+        ((1, 2), {"finish": "length"}, "token_lost"),  # and without a word
     ],
 )
-def test_a_server_that_is_stopped_may_end_a_request_and_say_so(ids, kind):
+def test_a_server_that_is_stopped_may_end_a_request_and_say_so(ids, options, kind):
     """As vLLM does on a GPU: the stream ends with finish_reason "abort"."""
-    ended = Load([outcome(ids, finish="abort")], 0.0, 1.0)
-    found = checks.faults(ended, EXACT, aborted=True)
+    ended = outcome(ids, **{"finish": "abort", "ended": 6.0, **options})
+    found = checks.faults(Load([ended], 0.0, 9.0), EXACT, stopped_at=5.0)
     assert [fault.kind for fault in found] == ([kind] if kind else []), found
-    assert checks.faults(ended, EXACT), "no server that is not stopped may do so"
-    assert checks.faults(Load([outcome(ids)], 0.0, 1.0), EXACT, aborted=True), "nor without a word"
+    assert checks.faults(Load([ended], 0.0, 9.0), EXACT), "no server that is not stopped may do so"
+
+
+def test_a_bad_request_is_not_excused_by_a_stop():
+    bad = outcome((1, 2), finish="abort", ended=6.0)
+    bad.job = replace(bad.job, behaviour="bad")
+    (found,) = checks.faults(Load([bad], 0.0, 9.0), EXACT, stopped_at=5.0)
+    assert found.kind == "bad_request_accepted"
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,10 @@ def test_is_not_for_this(kernels):
     raise AssertionError("must not run here")
 
 
+def test_kills_its_worker(kernels):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 @pytest.mark.parametrize("n", range(6))
 def test_spread(kernels, n):
     pass
@@ -40,5 +44,9 @@ def test_in_order(conformance, n):
     pass
 
 
-def test_kills_its_worker(kernels):
+def test_kills_among_others(conformance):
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_runs_all_the_same(conformance):
+    pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +13,24 @@ class DeviceMemory:
 
     #: Of each GPU, whoever holds it.
     used: tuple[int, ...] | None
-    #: What a process is shown to hold of a GPU, by GPU and pid.
-    by_process: dict[tuple[int, int], int]
-    #: Whether that is all that processes hold, as far as they are seen from here.
-    complete: bool
+    #: What a process holds of a GPU, by GPU and pid; None where that is not shown.
+    by_process: dict[tuple[int, int], int | None]
+    #: Whether all kinds of processes were shown, as far as they are seen from here.
+    all_kinds: bool
     #: What NVML said where it did not answer.
     refused: str | None = None
+
+    def held(self, pids: Collection[int] | None = None) -> int | None:
+        """What processes hold together: of those pids, or all. None where not all of it is shown,
+        or none of those pids is there."""
+        sizes = [
+            size for (_gpu, pid), size in self.by_process.items() if pids is None or pid in pids
+        ]
+        if pids is None and not self.all_kinds:
+            return None
+        if None in sizes or (pids is not None and not sizes):
+            return None
+        return sum(size for size in sizes if size is not None)
 
 
 def read() -> DeviceMemory | None:
@@ -41,8 +54,8 @@ def read() -> DeviceMemory | None:
 
 def _of(pynvml: Any, handles: list[Any]) -> DeviceMemory:
     used: tuple[int, ...] | None = None
-    by_process: dict[tuple[int, int], int] = {}  # who draws and computes is counted once
-    complete, refused = True, None
+    by_process: dict[tuple[int, int], int | None] = {}  # who draws and computes is counted once
+    all_kinds, refused = True, None
     try:
         used = tuple(int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in handles)
     except pynvml.NVMLError as error:
@@ -55,11 +68,9 @@ def _of(pynvml: Any, handles: list[Any]) -> DeviceMemory:
             try:
                 found = ask(handle)
             except pynvml.NVMLError as error:
-                complete, refused = False, str(error)
+                all_kinds, refused = False, str(error)
                 continue
             for process in found:
-                if process.usedGpuMemory is None:
-                    complete = False
-                else:
-                    by_process[index, process.pid] = int(process.usedGpuMemory)
-    return DeviceMemory(used, by_process, complete, refused)
+                shown = process.usedGpuMemory
+                by_process[index, process.pid] = None if shown is None else int(shown)
+    return DeviceMemory(used, by_process, all_kinds, refused)

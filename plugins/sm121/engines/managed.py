@@ -153,6 +153,8 @@ class ManagedServer:
     _port: int = field(init=False, default=0)
     _scratch: Path | None = field(init=False, default=None)
     _pids: dict[int, float] = field(init=False, default_factory=dict)
+    #: What was left of a start that failed.
+    stopped: StopReport | None = field(init=False, default=None)
     _memory_before: Memory | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -185,7 +187,7 @@ class ManagedServer:
                     raise
                 self.notify(f"port {taken} was taken by somebody else; trying another")
             except BaseException:  # Ctrl-C too: nothing may be left behind
-                self.stop()
+                self.stopped = self.stop()
                 raise
         raise AssertionError("unreachable")
 

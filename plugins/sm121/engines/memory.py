@@ -84,9 +84,7 @@ def _device_use() -> DeviceUse | None:
 
 
 def _held(seen: DeviceMemory) -> int | None:
-    if not seen.complete or _namespace() != _OF_THE_MACHINE:
-        return None
-    return sum(seen.by_process.values())
+    return seen.held() if _namespace() == _OF_THE_MACHINE else None
 
 
 def _namespace() -> str:

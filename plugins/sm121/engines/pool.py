@@ -98,6 +98,8 @@ class ServerPool:
             if self._device is not None:
                 self._device.release()
             self._failures[configuration.key] = error
+            if managed.stopped is not None:
+                self._on_stop(configuration.name, managed.stopped)
             self.starts.append(Start(configuration.name, configuration.key, None, managed.log.name))
             raise
         finally:

@@ -81,6 +81,8 @@ class FailureSignature(LinePattern):
     levels: Literal["error", "any"] = "error"
     weak: bool = False
     """True when the line counts only if nothing but the like of it came after it."""
+    at_start_only: bool = False
+    """True when the like of it is of a request once the server has served."""
     summary: str | None = None
     """Template of the summary: groups of `regex`, and ``{line}``. The line itself without one."""
     owner: str
@@ -235,6 +237,8 @@ class FailureReader:
         text = line.text
         for hint, entry in self._hints:
             if hint not in text or (entry.levels == "error" and line.level in _QUIET_LEVELS):
+                continue
+            if entry.at_start_only and self.ready:
                 continue
             match = entry.search(line)
             if match is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import psutil
 import pytest
 
 from sm121.errors import UsageError
-from sm121.plugin import certification, matrix_workers, target, workers
+from sm121.plugin import certification, matrix_workers, scheduling, target, workers
 from sm121.plugin.options import SETTINGS
 from sm121.plugin.run import RUN, Run
 from sm121.plugin.selection import architectures_asked_for
@@ -22,57 +23,25 @@ from sm121.verdict import Verdict
 
 _NAME = pytest.StashKey[str]()
 _GROUPS = pytest.StashKey[dict[str, str]]()
+#: Workers that died while they had no test, and what is known of that.
+_DIED = pytest.StashKey[dict[str, str]]()
 _SAID = pytest.StashKey[list[dict[str, Any]]]()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_cmdline_main(config: pytest.Config) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before xdist decides, also with -p sm121.plugin
+def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object]:
     """``-n`` alone means that what needs a server goes to one worker."""
     if getattr(config.option, "numprocesses", None) and config.option.dist == "no":
         config.option.dist = "loadgroup"
+    return (yield)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """xdist's own scheduling by groups, which are read from the workers' folders, and which does
-    not hang after a worker has died.
-
-    A worker runs a test when it knows the next one or that there is none. One that takes the place
-    of a dead worker is given a single test by xdist 3.8, and both wait for ever.
-    """
+    """What belongs together is read from the workers' folders."""
     if config.getoption("dist") != "loadgroup":
         return None
-    from xdist.scheduler import LoadGroupScheduling
-
-    class Scheduling(LoadGroupScheduling):  # type: ignore[misc]
-        def _split_scope(self, nodeid: str) -> str:
-            return str(_groups(config).get(nodeid) or super()._split_scope(nodeid))
-
-        def remove_node(self, node: Any) -> str | None:
-            killer: str | None = super().remove_node(node)
-            if (
-                killer is not None
-            ):  # it has its verdict; xdist would let it kill worker after worker
-                scope = self._split_scope(killer)
-                self.workqueue[scope][killer] = True
-                if all(self.workqueue[scope].values()):
-                    del self.workqueue[scope]
-            return killer
-
-        def schedule(self) -> None:
-            super().schedule()
-            for node in self.nodes:
-                while (
-                    self.workqueue
-                    and not node.shutting_down
-                    and self._pending_of(self.assigned_work[node]) < 2
-                ):
-                    self._assign_work_unit(node)
-            if not self.workqueue:
-                for node in self.nodes:
-                    node.shutdown()
-
-    return Scheduling(config, log)
+    return scheduling.by_groups(config, log, lambda: _groups(config))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -103,6 +72,11 @@ def pytest_xdist_node_collection_finished(node: Any) -> None:
     if not parts:
         taken.lock.close()
         return
+    if config.option.dist != "loadgroup":
+        raise pytest.UsageError(
+            f"--dist {config.option.dist}: expected -n N alone: what needs a server is for one "
+            "worker, and a test that kills its worker is not tried again"
+        )
     first = next(iter(parts.values()))
     begun = psutil.Process().create_time()
     for kept in (settings.report_dir / "earlier").glob("*"):
@@ -152,7 +126,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def _take(run: Run, finding: TestReport) -> None:
     for index, test in enumerate(run.file.tests):
-        if test.id == finding.id:
+        if test.id == finding.id and test.verdict is not Verdict.FAIL:
             run.file.tests[index] = finding
             run.decided.add(finding.id)
             run.save()
@@ -163,6 +137,8 @@ def _crashed(run: Run, report: pytest.TestReport) -> None:
     """A worker died in the middle of a test: xdist reports that, with no word of ours."""
     if report.when in ("setup", "call", "teardown"):
         return
+    if (node := getattr(report, "node", None)) is not None:
+        run.config.stash.setdefault(_DIED, {}).pop(node.gateway.id, None)  # the test tells of it
     identity = merged.plain_id(report.nodeid, {test.id for test in run.file.tests})
     level = next((test.level for test in run.file.tests if test.id == identity), None)
     if level is not None:
@@ -170,9 +146,20 @@ def _crashed(run: Run, report: pytest.TestReport) -> None:
         _take(run, TestReport(id=identity, level=level, verdict=Verdict.FAIL, message=message))
 
 
+def _died(name: str, error: str) -> TestReport:
+    return TestReport(
+        id=f"end of the run::worker {name}",
+        level="smoke",
+        verdict=Verdict.FAIL,
+        message=f"required: each worker ends its part, seen: {name} died beside its tests: {error}",
+    )
+
+
 @pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
+def pytest_testnodedown(node: Any, error: object | None) -> None:
     """A worker has ended: what it knew and did not write."""
+    if error is not None:
+        node.config.stash.setdefault(_DIED, {})[node.gateway.id] = str(error)
     said = (getattr(node, "workeroutput", None) or {}).get("sm121")
     if said is not None:
         node.config.stash.setdefault(_SAID, []).append(said)
@@ -195,6 +182,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     parts = _parts(run.directory)
     merged.merge(run.file, parts)
+    for name, error in config.stash.get(_DIED, {}).items():
+        run.add(_died(name, error))
     matrix_workers.conclude(run, parts)
     run.decided.update(merged.beside(run.file))
     said = config.stash.get(_SAID, [])

@@ -51,7 +51,13 @@ from sm121.profile import Profile
 from sm121.report import directory as report_directory
 from sm121.report import summary, verdict_file
 from sm121.report.printable import printable
-from sm121.report.verdict_file import EngineReport, StartReport, TestReport, VerdictFile
+from sm121.report.verdict_file import (
+    EngineReport,
+    ShardReport,
+    StartReport,
+    TestReport,
+    VerdictFile,
+)
 from sm121.verdict import NotRun, Verdict
 
 if TYPE_CHECKING:
@@ -275,6 +281,13 @@ class Run:
         except OSError as error:
             self._cannot_write(error)
 
+    def write_groups(self, items: list[pytest.Item]) -> None:
+        """Tell the controller what of this worker belongs together."""
+        try:
+            workers.write_groups(self.directory, items)
+        except OSError as error:
+            self._cannot_write(error)
+
     def _cannot_write(self, error: OSError) -> None:
         """A report that cannot be written is no verdict: said once, and never green."""
         if self.unwritten is None:
@@ -295,10 +308,7 @@ class Run:
         if self.sampler is not None:
             self.sampler.stop()
         if self.pool is not None and self.pool.current is not None:
-            name = self.pool.current.configuration.name
-            report = self.pool.stop()
-            if report is not None and not report.clean:
-                self.file.tests.append(_unclean(name, report))
+            self.pool.stop()
         if self._under_test is not None:  # the whole log now, with what came while it served
             self.file.engine.path = self.kernel_path(self._under_test)
         self.file.finished = selected <= self.decided and not self.interrupted
@@ -307,13 +317,17 @@ class Run:
     def note_stop(self, configuration: str, report: StopReport) -> None:
         """A server was stopped."""
         self.stops[configuration] = report
-        if not report.remark:
-            return
-        self.remark(f"after server {configuration}: {report.remark}")
-        doubted = _doubted(configuration, report)
-        if doubted.id not in {test.id for test in self.file.tests}:
-            self.file.tests.append(doubted)
-            self.decided.add(doubted.id)
+        if not report.clean:
+            self.add(_unclean(configuration, report))
+        if report.remark:
+            self.remark(f"after server {configuration}: {report.remark}")
+            self.add(_doubted(configuration, report))
+
+    def add(self, finding: TestReport) -> None:
+        """Something that is no test of the levels; the first of a name stands."""
+        if finding.id not in {test.id for test in self.file.tests}:
+            self.file.tests.append(finding)
+            self.decided.add(finding.id)
 
     def abort(self, text: str) -> None:
         """The machine is about to wedge: end the server at once, and run nothing more."""
@@ -343,6 +357,8 @@ class Run:
             self.file.engine.version = said
 
 
+#: Which part of a run this is, with --shard.
+SHARD = pytest.StashKey[ShardReport]()
 RUN = pytest.StashKey[Run]()
 _OLD_HANDLERS = pytest.StashKey[dict[signal.Signals, Any]]()
 
@@ -382,8 +398,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if not config.option.collectonly:
             config.stash[RUN] = run = _open(config, chosen, items)
             run.deselected = deselected
+            run.file.shard = config.stash.get(SHARD, None)
             if workers.of(config) is not None:
-                workers.write_groups(run.directory, session.items)
+                run.write_groups(session.items)
             run.save()
     except UsageError as error:
         raise pytest.UsageError(str(error)) from error

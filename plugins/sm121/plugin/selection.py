@@ -15,7 +15,7 @@ from sm121.profile import LEVELS
 _MOST_WORDS = 10
 
 LEVEL = pytest.StashKey[str]()
-#: The test's id as it is in every report; xdist adds the name of a group to the node id.
+#: The test's id as it is in every report; before pytest 9.2 xdist adds the name of a group.
 ID = pytest.StashKey[str]()
 APPLIES_TO = pytest.StashKey[frozenset[str]]()
 #: Set when every collected test of a level was found in order.

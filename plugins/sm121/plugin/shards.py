@@ -1,7 +1,7 @@
 """``--shard I/N`` and pytest-xdist: tests of one server configuration stay together.
 
-A group is what shares a server. Shards get whole groups, in turns, in the order of the tests; so do
-xdist's workers.
+A group is what shares a server. Shards get whole groups, in turns, in the order of the tests;
+xdist's workers get those that need a server as they have time.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import pytest
 from sm121.errors import UsageError
 from sm121.plugin.matrix import plan_of_items
 from sm121.plugin.options import SETTINGS
-from sm121.plugin.run import RUN
+from sm121.plugin.run import SHARD
 from sm121.plugin.selection import LEVEL
-from sm121.plugin.workers import GROUP, UNDER_TEST
+from sm121.plugin.workers import CONFIGURATION, GROUP, UNDER_TEST
 from sm121.report.verdict_file import ShardReport, ShardTest
 
 _KERNEL = "kernel"
@@ -34,10 +34,6 @@ class Shard:
 
     def __str__(self) -> str:
         return f"{self.index}/{self.of}"
-
-
-_WHOLE = pytest.StashKey[list[ShardTest]]()
-_GROUP = pytest.StashKey[str]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -76,38 +72,26 @@ def parse(text: str | None) -> Shard | None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     tests = [item for item in items if LEVEL in item.stash]
     for item in tests:
-        item.stash[_GROUP] = _group(config, item)
-        if item.stash[_GROUP] not in (_KERNEL, _EVERYWHERE):
-            item.stash[GROUP] = item.stash[_GROUP]
+        item.stash[GROUP] = _group(config, item)
     shard = parse(config.getoption("--shard"))
     if shard is None:
         return
-    config.stash[_WHOLE] = [ShardTest(id=t.nodeid, level=t.stash[LEVEL]) for t in tests]
-    groups = list(dict.fromkeys(item.stash[_GROUP] for item in tests))
+    whole = [ShardTest(id=t.nodeid, level=t.stash[LEVEL]) for t in tests]
+    config.stash[SHARD] = ShardReport(index=shard.index, of=shard.of, tests=whole)
+    groups = list(dict.fromkeys(item.stash[GROUP] for item in tests))
     if _EVERYWHERE in groups:
         groups.remove(_EVERYWHERE)
     own = {_EVERYWHERE, *groups[shard.index - 1 :: shard.of]}
-    items[:] = [item for item in items if item.stash.get(_GROUP, _EVERYWHERE) in own]
-
-
-@pytest.hookimpl(trylast=True)  # after the run was opened
-def pytest_collection_finish(session: pytest.Session) -> None:
-    config = session.config
-    run, shard = config.stash.get(RUN, None), parse(config.getoption("--shard"))
-    if run is None or shard is None:
-        return
-    run.file.shard = ShardReport(index=shard.index, of=shard.of, tests=config.stash[_WHOLE])
-    run.save()
+    items[:] = [item for item in items if item.stash.get(GROUP, _EVERYWHERE) in own]
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
     """Nothing is left out without a word."""
-    shard = parse(config.getoption("--shard"))
+    shard = config.stash.get(SHARD, None)
     if shard is None:
         return []
-    whole = config.stash.get(_WHOLE, [])
     own = sum(LEVEL in item.stash for item in items)
-    return [f"shard {shard}: {own} of {len(whole)} tests are run here"]
+    return [f"shard {shard.index}/{shard.of}: {own} of {len(shard.tests)} tests are run here"]
 
 
 def _group(config: pytest.Config, item: pytest.Item) -> str:
@@ -127,4 +111,4 @@ def _group(config: pytest.Config, item: pytest.Item) -> str:
     if (arguments, environment) == plan.under_test(settings):
         return UNDER_TEST
     made_of = json.dumps([arguments, environment])
-    return f"server-{hashlib.sha256(made_of.encode()).hexdigest()[:10]}"
+    return f"{CONFIGURATION}{hashlib.sha256(made_of.encode()).hexdigest()[:10]}"

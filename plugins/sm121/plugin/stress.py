@@ -340,6 +340,7 @@ class Stress:
                 break
             time.sleep(0.005)
         self.timeline.stop()
+        stopped_at = time.monotonic()
         report = run.pool.stop()
         loading.join(timeout=30.0)
         assert not loading.is_alive(), (
@@ -350,13 +351,13 @@ class Stress:
         )
         faults = [
             fault
-            for fault in checks.faults(loads[0], self._bound, aborted=True)
+            for fault in checks.faults(loads[0], self._bound, stopped_at=stopped_at)
             if fault.kind not in ("connection", "bad_stream", "http_5xx")
         ]
         if faults:
             raise UnderLoad("stopped under load", sorted_faults(faults), len(jobs))
         broken_off = sum(
-            outcome.problem is not None or checks.is_aborted(outcome)
+            outcome.problem is not None or checks.is_aborted(outcome, stopped_at)
             for outcome in loads[0].outcomes
         )
         again = run.server()

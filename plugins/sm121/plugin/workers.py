@@ -20,11 +20,15 @@ import pytest
 
 from sm121.plugin.selection import LEVEL
 from sm121.profile import LEVELS
+from sm121.report import verdict_file
 
-#: What shares a server with an item: `UNDER_TEST`, or the name of a configuration of a matrix.
+#: What an item shares a server with, as `shards` has found: `UNDER_TEST`, a name that begins with
+#: `CONFIGURATION`, or none of both.
 GROUP = pytest.StashKey[str]()
 #: All levels' servers but a matrix's: the configuration under test, and what is started around it.
 UNDER_TEST = "under-test"
+#: Before the name of a server configuration of a matrix.
+CONFIGURATION = "server-"
 _FILE = "groups.json"
 #: Fixtures of tests that need no server and measure no time: they may run anywhere.
 _ALONE = frozenset({"kernels", "compilation"})
@@ -66,9 +70,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def write_groups(folder: Path, items: Iterable[pytest.Item]) -> None:
-    """Write what of a worker's items must be in one worker, for its controller."""
+    """Write what of a worker's items must be in one worker, for its controller.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
     groups = {item.nodeid: group for item in items if (group := _group(item)) is not None}
-    (folder / _FILE).write_text(json.dumps(groups, indent=1), "utf-8")
+    verdict_file.write_text(json.dumps(groups, indent=1), folder / _FILE)
 
 
 def read_groups(folder: Path) -> dict[str, str]:
@@ -83,12 +91,16 @@ def read_groups(folder: Path) -> dict[str, str]:
 
 
 def _group(item: pytest.Item) -> str | None:
-    marks = [mark.args or (mark.kwargs["name"],) for mark in item.iter_markers("xdist_group")]
-    if marks:
-        return "_".join(sorted({str(names[0]) for names in marks}))
+    names = {
+        str(mark.args[0] if mark.args else mark.kwargs.get("name", "default"))
+        for mark in item.iter_markers("xdist_group")
+    }
+    if names:
+        return "_".join(sorted(names))
     if not _needs_order(item):
         return None
-    return item.stash.get(GROUP, UNDER_TEST)
+    group = item.stash.get(GROUP, UNDER_TEST)
+    return group if group.startswith(CONFIGURATION) else UNDER_TEST
 
 
 def _needs_order(item: pytest.Item) -> bool:

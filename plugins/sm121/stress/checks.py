@@ -18,30 +18,37 @@ from sm121.stress.job import Outcome
 _LEAST_FOR_A_TAIL = 20
 
 
-def faults(load: Load, bound: Bound | None, *, aborted: bool = False) -> list[Fault]:
+def faults(load: Load, bound: Bound | None, *, stopped_at: float | None = None) -> list[Fault]:
     """Everything that is wrong with the answers of a load.
 
     Args:
-        aborted: the server was stopped meanwhile: it may end what is under way with the
-            finish_reason ``abort``, as vLLM does where it has the time (v1/engine/core.py).
+        stopped_at: of ``time.monotonic``: when the server was told to stop. From then on it may end
+            what is under way with the finish_reason ``abort``, as vLLM does where it has the time
+            (v1/engine/core.py).
     """
     found = [
-        _wrong_before(outcome, bound) if aborted and is_aborted(outcome) else fault(outcome, bound)
-        for outcome in load.outcomes
+        fault(outcome, bound, aborted=is_aborted(outcome, stopped_at)) for outcome in load.outcomes
     ]
     return [item for item in found if item is not None]
 
 
-def is_aborted(outcome: Outcome) -> bool:
-    """Whether the server has ended a request and said so."""
-    return outcome.answer is not None and outcome.answer.finish_reason == "abort"
+def is_aborted(outcome: Outcome, stopped_at: float | None) -> bool:
+    """Whether a server that was stopped has ended a request and said so."""
+    return (
+        stopped_at is not None
+        and outcome.ended is not None
+        and outcome.ended >= stopped_at
+        and outcome.answer is not None
+        and outcome.answer.finish_reason == "abort"
+    )
 
 
-def fault(outcome: Outcome, bound: Bound | None) -> Fault | None:
+def fault(outcome: Outcome, bound: Bound | None, *, aborted: bool = False) -> Fault | None:
     """What is wrong with one answer; None if it holds.
 
     Args:
         bound: how far it may be from the answer that the prompt has alone. None: not compared.
+        aborted: it may be shorter than asked for; what came must be right.
     """
     job = outcome.job
     where = f"request {outcome.number} ({job.name})"
@@ -64,6 +71,8 @@ def fault(outcome: Outcome, bound: Bound | None) -> Fault | None:
         return None
     if outcome.answer is None:
         return Fault("bad_stream", f"{where}: required an answer, seen none")
+    if aborted:
+        return _wrong_before_the_abort(f"{where}, aborted", outcome, outcome.answer, bound)
     return _wrong(where, outcome, outcome.answer, bound)
 
 
@@ -98,16 +107,22 @@ def _wrong(where: str, outcome: Outcome, answer: Answer, bound: Bound | None) ->
     return _against_alone(where, answer, job.alone, bound)
 
 
-def _wrong_before(outcome: Outcome, bound: Bound | None) -> Fault | None:
-    """What is wrong with the tokens that came before the server ended a request."""
-    answer, alone = outcome.answer, outcome.job.alone
-    if answer is None or answer.ids is None or alone is None or alone.ids is None or bound is None:
-        return None
-    where, count = f"request {outcome.number} ({outcome.job.name}), aborted", len(answer.ids)
-    if count > outcome.job.tokens:
+def _wrong_before_the_abort(
+    where: str, outcome: Outcome, answer: Answer, bound: Bound | None
+) -> Fault | None:
+    job, alone = outcome.job, outcome.job.alone
+    if answer.ids is None:
+        return None if alone is None or alone.ids is None else _lacking(where, answer, alone)
+    count = len(answer.ids)
+    if count > job.tokens:
+        return Fault("token_doubled", f"{where}: required at most {job.tokens} ids, seen {count}")
+    if answer.completion_tokens not in (None, count):
         return Fault(
-            "token_doubled", f"{where}: {outcome.job.tokens} token ids asked for, {count} seen"
+            "wrong_usage",
+            f"{where}: required usage of {count} tokens, seen {answer.completion_tokens}",
         )
+    if alone is None or alone.ids is None or bound is None:
+        return None
     positions = alone.positions[:count] if alone.positions is not None else None
     begun = replace(alone, ids=alone.ids[:count], positions=positions)
     return _against_alone(where, answer, begun, bound)

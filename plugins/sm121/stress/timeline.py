@@ -18,6 +18,8 @@ from sm121.engines.server import Endpoint
 from sm121.measure import counters
 
 _EVERY_S = 1.0
+#: Others may hold some of it.
+OF_THE_WHOLE_GPU = "NVML, of the whole GPU"
 _LONGEST = 24 * 3600
 
 
@@ -53,10 +55,10 @@ class HeldByTree:
         if seen is None:
             self.source = "no NVIDIA driver: the memory of the processes is all there is"
             return None
-        own = [size for (_gpu, pid), size in seen.by_process.items() if pid in pids]
-        if own:
+        own = seen.held(pids)
+        if own is not None:
             self.source = "NVML, by process"
-            return sum(own)
+            return own
         by_tool = self._from_tool(pids)
         if by_tool is not None:
             self.source = "nvidia-smi --query-compute-apps"
@@ -67,8 +69,13 @@ class HeldByTree:
                 f"({seen.refused})"
             )
             return None
-        self.source = "NVML, of whole GPUs"  # in a container the pids are other ones
-        return sum(seen.used)
+        if len(seen.used) > 1:
+            self.source = (
+                f"NVML shows {len(seen.used)} GPUs, and not which of their memory is the server's"
+            )
+            return None
+        self.source = OF_THE_WHOLE_GPU  # in a container the pids are other ones
+        return seen.used[0]
 
     @staticmethod
     def _from_tool(pids: set[int]) -> int | None:

@@ -1,0 +1,127 @@
+"""xdist's workers die in every order: each test runs once, each killer is told of, none waits."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import pytest
+from xdist.scheduler import loadscope
+
+from sm121.plugin.scheduling import by_groups
+
+KERNELS = [f"kernel{n}" for n in range(10)]
+SERVER = [f"server{n}" for n in range(6)]
+ORDERS = 150
+#: A worker that takes the place of another needs longer to start than a test to run.
+_STARTING = 0.15
+
+
+class Worker:
+    """A worker of xdist as its scheduler sees it."""
+
+    def __init__(self, number: int) -> None:
+        self.gateway = SimpleNamespace(id=f"gw{number}")
+        self.shutting_down = False
+        self.queue: list[int] = []
+
+    def send_runtest_some(self, indices: list[int]) -> None:
+        self.queue.extend(indices)
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+    @property
+    def runs(self) -> bool:
+        """It runs a test when it knows the next one, or that there is none (xdist/remote.py)."""
+        return bool(self.queue) and (len(self.queue) > 1 or self.shutting_down)
+
+
+class Session:
+    """What xdist's controller does, in an order of events drawn at random."""
+
+    def __init__(self, order: int, workers: int, tests: list[str], killers: list[str]) -> None:
+        config = SimpleNamespace(option=SimpleNamespace(loadscopereorder=True))
+        groups = dict.fromkeys(SERVER, "under-test")
+        self.random = random.Random(order)
+        self.tests, self.killers = tests, killers
+        self.scheduler = by_groups(config, None, lambda: groups)
+        self.scheduler.log = lambda *_words: None
+        self.ran: list[str] = []
+        self.told: list[str | None] = []
+        self.died: list[str] = []
+        self.starting: list[Worker] = []
+        self.ready: list[Worker] = []
+        self.workers = [Worker(number) for number in range(workers)]
+        for worker in self.workers:
+            self.scheduler.add_node(worker)
+        for worker in self.workers:
+            self.scheduler.add_node_collection(worker, tests)
+        self.scheduler.schedule()
+
+    def run(self) -> None:
+        while events := self._events():
+            happens, worker = self.random.choices(
+                events, [1.0 if name == "test" else _STARTING for name, _ in events]
+            )[0]
+            getattr(self, f"_{happens}")(worker)
+            if self.scheduler.tests_finished:
+                for each in self.workers:
+                    each.shutdown()
+
+    def _events(self) -> list[tuple[str, Worker]]:
+        events = [("test", worker) for worker in self.workers if worker.runs]
+        events += [("is_ready", worker) for worker in self.starting[:1]]
+        return events + [("has_collected", worker) for worker in self.ready[:1]]
+
+    def _test(self, worker: Worker) -> None:
+        index = worker.queue[0]
+        test = self.tests[index]
+        if test in self.killers:
+            self.died.append(test)
+            worker.queue.clear()
+            self.workers.remove(worker)
+            self.starting.append(Worker(len(self.died) + 10))
+            self.told.append(self.scheduler.remove_node(worker))
+        else:
+            worker.queue.pop(0)
+            self.ran.append(test)
+            self.scheduler.mark_test_complete(worker, index)
+
+    def _is_ready(self, worker: Worker) -> None:
+        self.starting.remove(worker)
+        self.ready.append(worker)
+        self.workers.append(worker)
+        self.scheduler.add_node(worker)
+
+    def _has_collected(self, worker: Worker) -> None:
+        self.ready.remove(worker)
+        self.scheduler.add_node_collection(worker, self.tests)
+        self.scheduler.schedule()
+
+
+@pytest.mark.parametrize(
+    ("workers", "tests", "killers"),
+    [
+        (2, SERVER + KERNELS, []),
+        (2, SERVER + KERNELS, ["kernel4"]),
+        (2, SERVER + KERNELS, ["server2"]),
+        (4, SERVER + KERNELS, ["kernel4"]),
+        (4, SERVER + KERNELS, ["server2"]),
+        (2, SERVER + KERNELS, ["kernel2", "kernel3"]),
+        (4, SERVER + KERNELS, ["kernel2", "kernel3", "server0"]),
+        (2, SERVER + KERNELS[:3], ["server5"]),
+        (2, KERNELS, ["kernel0"]),
+        (2, KERNELS, KERNELS),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) and len(value) < 4 else None,
+)
+def test_each_test_runs_once_whoever_dies(monkeypatch, workers, tests, killers):
+    monkeypatch.setattr(loadscope, "parse_tx_spec_config", lambda _config: range(workers))
+    for order in range(ORDERS):
+        session = Session(order, workers, tests, killers)
+        session.run()
+        seen = f"order {order}: ran {session.ran}, died {session.died}, told {session.told}"
+        assert sorted(session.ran + session.died) == sorted(tests), seen
+        assert session.told == session.died, seen
+        assert not any(worker.queue for worker in session.workers), seen
