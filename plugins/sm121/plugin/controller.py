@@ -23,6 +23,8 @@ from sm121.verdict import Verdict
 
 _NAME = pytest.StashKey[str]()
 _GROUPS = pytest.StashKey[dict[str, str]]()
+#: What xdist says of a worker that ended by Ctrl-C.
+_INTERRUPTED = "keyboard-interrupt"
 #: Workers that died while they had no test, and what is known of that.
 _DIED = pytest.StashKey[dict[str, str]]()
 _SAID = pytest.StashKey[list[dict[str, Any]]]()
@@ -158,7 +160,7 @@ def _died(name: str, error: str) -> TestReport:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object | None) -> None:
     """A worker has ended: what it knew and did not write."""
-    if error is not None:
+    if error not in (None, _INTERRUPTED):
         node.config.stash.setdefault(_DIED, {})[node.gateway.id] = str(error)
     said = (getattr(node, "workeroutput", None) or {}).get("sm121")
     if said is not None:
