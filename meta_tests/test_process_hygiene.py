@@ -113,20 +113,22 @@ def test_a_server_that_has_overwritten_its_environment_is_found(tmp_path, log):
     dead = subprocess.Popen(["/bin/true"])
     was = stale.identity(dead.pid)
     dead.wait()
-    folders = {"dead": was, "alive": stale.owner(), "not ours": None}
+    folders = {"dead": was, "alive": stale.owner(), "not ours": None, "another's": was}
     processes = {}
     for name, owner in folders.items():
         folder = tmp_path / name
         folder.mkdir()
-        if owner is not None:
-            status = {"started_by": owner, "run": f"meta-{name}", "pid": 1}
-            (folder / "server-marlin.status.json").write_text(json.dumps(status))
         with (folder / log).open("wb") as output:
-            processes[name] = subprocess.Popen(SLEEP, env={}, stdout=output)
+            process = subprocess.Popen(SLEEP, env={}, stdout=output, start_new_session=True)
+        processes[name] = process
+        if owner is not None:  # somebody may use the log of a server that is long gone
+            session = 1 if name == "another's" else process.pid
+            status = {"started_by": owner, "run": f"meta-{name}", "pid": session}
+            (folder / "server-marlin.status.json").write_text(json.dumps(status))
     try:
         assert "meta-dead" in {run for run, _ in stale.remove()}
         assert processes["dead"].wait(10) != 0
-        assert processes["alive"].poll() is None and processes["not ours"].poll() is None
+        assert all(process.poll() is None for name, process in processes.items() if name != "dead")
     finally:
         for process in processes.values():
             process.kill()

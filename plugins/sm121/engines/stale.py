@@ -72,8 +72,8 @@ def find() -> dict[str, list[psutil.Process]]:
 
 
 def _written_beside_the_log(process: psutil.Process) -> dict[str, str]:
-    """Owner and run of a process whose output goes to a server's log, as the supervisor wrote them
-    down; nothing where it goes elsewhere."""
+    """Owner and run of a process of a server's session whose output goes to that server's log, as
+    the supervisor wrote them down; nothing of any other process."""
     log = Path(f"/proc/{process.pid}/fd/1").readlink()
     start = re.fullmatch(r"(server-.+?)(?:-\d+)?\.log", log.name)
     if start is None or process.uids().real != os.getuid():
@@ -81,7 +81,8 @@ def _written_beside_the_log(process: psutil.Process) -> dict[str, str]:
     for name in (log.stem, start[1]):  # a later start of a configuration has a log of its own
         try:
             status = json.loads((log.parent / f"{name}.status.json").read_text("utf-8"))
-            return {OWNER: str(status["started_by"]), RUN_ID: str(status["run"])}
+            if status["pid"] == os.getsid(process.pid):
+                return {OWNER: str(status["started_by"]), RUN_ID: str(status["run"])}
         except (OSError, ValueError, KeyError, TypeError):
             continue  # no status of ours, or one of an earlier version of the suite
     return {}
