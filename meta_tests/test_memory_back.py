@@ -11,10 +11,11 @@ from sm121.engines import memory
 from sm121.engines.managed import StopReport
 from sm121.engines.memory import DeviceUse, Memory
 from sm121.engines.process_tree import Survivor
-from sm121.plugin import kernels
-from sm121.plugin.run import Run
+from sm121.plugin import kernels, recorder
+from sm121.plugin.run import RUN, Run
 from sm121.plugin.selection import LEVEL
 from sm121.stress.timeline import HeldByTree
+from sm121.verdict import Verdict
 
 GIB = 2**30
 
@@ -130,11 +131,27 @@ def test_what_a_server_has_left_fails_the_run_whichever_it_was():
     run = object.__new__(Run)
     run.stops, run.decided, run.file = {}, set(), SimpleNamespace(tests=[])
     left = (Survivor(4711, "running", "VLLM::EngineCore"),)
-    run.note_stop("marlin", StopReport(0, left, False, 100 * GIB, 1.0))
-    run.note_stop("marlin", StopReport(0, (), True, 0, 1.0))
+    run.note_stop("marlin", StopReport(0, left, False, 100 * GIB, 1.0, log="server-marlin.log"))
+    run.note_stop("marlin", StopReport(0, (), True, 0, 1.0, log="server-marlin-2.log"))
+    assert not run.stops["server-marlin.log"].clean and run.stops["server-marlin-2.log"].clean
     (test,) = run.file.tests
     assert test.verdict == "FAIL" and "VLLM::EngineCore" in test.message
     assert "100.0 GiB" in test.message and test.id in run.decided
+
+
+@pytest.mark.parametrize(
+    ("identity", "gated"),
+    [("tests/test_smoke.py::test_health", True), ("end of the run::server-marlin", False)],
+)
+def test_what_a_server_has_left_does_not_keep_later_levels_from_running(identity, gated):
+    failed = SimpleNamespace(id=identity, level="smoke", verdict=Verdict.FAIL, waived=None)
+    run = SimpleNamespace(file=SimpleNamespace(tests=[failed]))
+    item = SimpleNamespace(config=SimpleNamespace(stash={RUN: run}), stash={LEVEL: "matrix"})
+    if gated:
+        with pytest.raises(pytest.skip.Exception, match="the smoke level failed"):
+            recorder.pytest_runtest_setup(item)
+    else:
+        recorder.pytest_runtest_setup(item)
 
 
 def test_memory_that_may_be_missing_is_no_pass():

@@ -188,14 +188,16 @@ def test_a_green_run_of_workers_is_green(run_pytest, loaded):
     assert len({worker for worker, _ in ran}) == 2, run.output
 
 
-def test_a_worker_that_dies_beside_its_tests_is_told_of(run_pytest):
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "an exception"])
+def test_a_worker_that_dies_beside_its_tests_is_told_of(run_pytest, monkeypatch, how):
     """It may have been stopping its server; its tests had all passed."""
+    monkeypatch.setenv("SM121_META_ENDS_BY", how)
     plugin = ("-p", "meta_tests.scenarios.dies_at_its_end")
     chosen = ("-n", "2", "--arch", "cpu", f"{SCENARIOS}::test_spread")
     status, run = run_pytest(*plugin, *chosen, timeout_s=120)
     assert status == 1 and run.verdict["verdict"] == "FAIL", run.output
     (told,) = [t for t in run.verdict["tests"] if t["id"] == "end of the run::worker gw0"]
-    assert told["verdict"] == "FAIL" and "gw0 died beside its tests" in told["message"]
+    assert told["verdict"] == "FAIL" and "seen of gw0, beside its tests" in told["message"]
 
 
 def test_another_distribution_is_refused(run_pytest):

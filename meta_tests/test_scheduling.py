@@ -125,3 +125,39 @@ def test_each_test_runs_once_whoever_dies(monkeypatch, workers, tests, killers):
         assert sorted(session.ran + session.died) == sorted(tests), seen
         assert session.told == session.died, seen
         assert not any(worker.queue for worker in session.workers), seen
+
+
+@pytest.fixture
+def two_workers(monkeypatch):
+    """A scheduler, two workers of it, and one that takes the place of another."""
+    monkeypatch.setattr(loadscope, "parse_tx_spec_config", lambda _config: range(2))
+    config = SimpleNamespace(option=SimpleNamespace(loadscopereorder=True))
+    scheduler = by_groups(config, None, dict)
+    scheduler.log = lambda *_words: None
+    workers = [Worker(number) for number in range(3)]
+    for worker in workers[:2]:
+        scheduler.add_node(worker)
+    return scheduler, workers
+
+
+def test_a_worker_may_die_before_the_others_have_collected(two_workers):
+    scheduler, (first, second, instead) = two_workers
+    scheduler.add_node_collection(first, KERNELS)
+    assert scheduler.remove_node(first) is None
+    scheduler.add_node(instead)
+    scheduler.add_node_collection(second, KERNELS)
+    assert not scheduler.collection_is_completed, "work is handed out when both have collected"
+    scheduler.add_node_collection(instead, KERNELS)
+    scheduler.schedule()
+    assert second.queue and instead.queue
+
+
+def test_a_worker_that_has_collected_something_else_is_ended(two_workers):
+    scheduler, (first, second, instead) = two_workers
+    for worker in (first, second):
+        scheduler.add_node_collection(worker, KERNELS)
+    scheduler.schedule()
+    assert scheduler.remove_node(first) == KERNELS[first.queue[0]]
+    scheduler.add_node(instead)
+    scheduler.add_node_collection(instead, [*KERNELS, "new"])
+    assert instead.shutting_down and not instead.queue

@@ -72,5 +72,8 @@ def _of(pynvml: Any, handles: list[Any]) -> DeviceMemory:
                 continue
             for process in found:
                 shown = process.usedGpuMemory
-                by_process[index, process.pid] = None if shown is None else int(shown)
+                if shown is None:
+                    by_process.setdefault((index, process.pid), None)
+                else:
+                    by_process[index, process.pid] = int(shown)
     return DeviceMemory(used, by_process, all_kinds, refused)

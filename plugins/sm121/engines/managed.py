@@ -72,6 +72,8 @@ class StopReport:
     seconds: float
     #: What could not be decided about the memory; "" where all is known.
     remark: str = ""
+    #: The log of that start, by name.
+    log: str = ""
 
     @property
     def clean(self) -> bool:
@@ -153,6 +155,8 @@ class ManagedServer:
     _port: int = field(init=False, default=0)
     _scratch: Path | None = field(init=False, default=None)
     _pids: dict[int, float] = field(init=False, default_factory=dict)
+    #: Whether our own tree was seen to listen: else somebody else may have the port.
+    _has_listened: bool = field(init=False, default=False)
     #: What was left of a start that failed.
     stopped: StopReport | None = field(init=False, default=None)
     _memory_before: Memory | None = field(init=False, default=None)
@@ -181,8 +185,8 @@ class ManagedServer:
             try:
                 return self._start_once()
             except PortTaken:
-                taken, self._port = self._port, 0  # it never was ours: nobody waits for it
-                self.stop()
+                taken = self._port
+                self.stopped = self.stop()
                 if attempt == _PORT_ATTEMPTS:
                     raise
                 self.notify(f"port {taken} was taken by somebody else; trying another")
@@ -285,10 +289,11 @@ class ManagedServer:
         return StopReport(
             exit_status=exit_status,
             survivors=tuple(survivors),
-            port_free=self._port == 0 or _becomes_free(self._port),
+            port_free=not self._has_listened or _becomes_free(self._port),
             memory_missing_bytes=missing,
             seconds=time.monotonic() - started,
             remark=remark,
+            log=self.log.name,
         )
 
     def _redact_log(self) -> None:
@@ -322,7 +327,7 @@ class ManagedServer:
 
     def _start_once(self) -> Server:
         started = time.monotonic()
-        self._port = ports.free_port()
+        self._port, self._has_listened = ports.free_port(), False
         self._number_log()  # each attempt has its own: the cause is read from one attempt alone
         self._launch()
         endpoint = Endpoint(
@@ -392,6 +397,7 @@ class ManagedServer:
                     self._note_progress(startup_progress(line))
                 self._note_progress(probe.progress)
                 if probe.ready and self._owns_port():
+                    self._has_listened = True
                     return
                 if time.monotonic() >= deadline:
                     raise ServerTimedOut(

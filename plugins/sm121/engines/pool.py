@@ -94,16 +94,20 @@ class ServerPool:
         self._starting = managed
         try:
             server = managed.start()
-        except StartError as error:
+        except BaseException as error:  # pytest-timeout's, and Ctrl-C, too
             if self._device is not None:
                 self._device.release()
-            self._failures[configuration.key] = error
             if managed.stopped is not None:
                 self._on_stop(configuration.name, managed.stopped)
-            self.starts.append(Start(configuration.name, configuration.key, None, managed.log.name))
+            if isinstance(error, StartError):
+                self._failures[configuration.key] = error
+                started = Start(configuration.name, configuration.key, None, managed.log.name)
+                self.starts.append(started)
             raise
         finally:
             self._starting = None
+        if managed.stopped is not None and not managed.stopped.clean:  # of an attempt before it
+            self._on_stop(configuration.name, managed.stopped)
         self._current = (managed, server)
         self.starts.append(
             Start(configuration.name, configuration.key, server.startup_s, managed.log.name)

@@ -13,11 +13,12 @@ import pytest
 from sm121.errors import UsageError
 from sm121.plugin import certification, matrix_workers, scheduling, target, workers
 from sm121.plugin.options import SETTINGS
-from sm121.plugin.run import RUN, Run
+from sm121.plugin.run import RUN, Run, end_on_signals
 from sm121.plugin.selection import architectures_asked_for
 from sm121.plugin.terminal import announce
 from sm121.report import directory as report_directory
 from sm121.report import merged, verdict_file
+from sm121.report.printable import printable
 from sm121.report.verdict_file import TestReport, VerdictFile
 from sm121.verdict import Verdict
 
@@ -94,6 +95,7 @@ def pytest_xdist_node_collection_finished(node: Any) -> None:
         run_id=name,
     )
     run.save()
+    end_on_signals(run)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -153,16 +155,18 @@ def _died(name: str, error: str) -> TestReport:
         id=f"end of the run::worker {name}",
         level="smoke",
         verdict=Verdict.FAIL,
-        message=f"required: each worker ends its part, seen: {name} died beside its tests: {error}",
+        message=f"required: each worker ends its part, seen of {name}, beside its tests: {error}",
     )
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object | None) -> None:
     """A worker has ended: what it knew and did not write."""
+    said = (getattr(node, "workeroutput", None) or {}).get("sm121")
+    if error is None and RUN in node.config.stash and not (said or {}).get("closed"):
+        error = "it could not end its part, see its output"
     if error not in (None, _INTERRUPTED):
         node.config.stash.setdefault(_DIED, {})[node.gateway.id] = str(error)
-    said = (getattr(node, "workeroutput", None) or {}).get("sm121")
     if said is not None:
         node.config.stash.setdefault(_SAID, []).append(said)
 
@@ -185,7 +189,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     parts = _parts(run.directory)
     merged.merge(run.file, parts)
     for name, error in config.stash.get(_DIED, {}).items():
-        run.add(_died(name, error))
+        first = (error.splitlines() or [""])[0]
+        run.add(_died(name, printable(run.redact(first))[:600]))
     matrix_workers.conclude(run, parts)
     run.decided.update(merged.beside(run.file))
     said = config.stash.get(_SAID, [])

@@ -11,7 +11,7 @@ from sm121.plugin.run import RUN, Run
 from sm121.plugin.selection import ID, LEVEL
 from sm121.profile import LEVELS
 from sm121.report.printable import printable
-from sm121.report.verdict_file import TestReport
+from sm121.report.verdict_file import BESIDE, TestReport
 from sm121.verdict import Inapplicable, NotRun, Undecided, Verdict
 
 _MESSAGE_LENGTH = 600
@@ -25,7 +25,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     failed = [
         test
         for test in run.file.tests
-        if test.level == LEVELS[0] and test.verdict is Verdict.FAIL and not test.waived
+        if test.level == LEVELS[0]
+        and test.verdict is Verdict.FAIL
+        and not test.waived
+        and not test.id.startswith(BESIDE)
     ]
     if failed:
         pytest.skip(f"NOT_RUN: the smoke level failed ({failed[0].id}); what it needs comes first")

@@ -88,6 +88,7 @@ class Run:
     configurations: dict[str, ServerConfiguration] = field(default_factory=dict)
     attached: Server | None = None
     pool: ServerPool | None = None
+    #: By the log of the start.
     stops: dict[str, StopReport] = field(default_factory=dict)
     deselected: list[str] = field(default_factory=list)
     #: Tests for other architectures, or beyond the model: no certificate needs them.
@@ -261,7 +262,7 @@ class Run:
                     key=start.key,
                     startup_s=start.startup_s,
                     log=start.log,
-                    clean_stop=_clean(self.stops.get(start.configuration)),
+                    clean_stop=_clean(self.stops.get(start.log)),
                 )
                 for start in self.pool.starts
             ]
@@ -316,9 +317,9 @@ class Run:
 
     def note_stop(self, configuration: str, report: StopReport) -> None:
         """A server was stopped."""
-        self.stops[configuration] = report
+        self.stops[report.log] = report
         if not report.clean:
-            self.add(_unclean(configuration, report))
+            self.add(_unclean(report.log.removesuffix(".log") or configuration, report))
         if report.remark:
             self.remark(f"after server {configuration}: {report.remark}")
             self.add(_doubted(configuration, report))
@@ -481,7 +482,7 @@ def _open(config: pytest.Config, chosen: target.Target, items: list[pytest.Item]
     if chosen.obstacle is None and chosen.profile is not None:
         _prepare_engine(run, chosen.profile)
     os.environ[RUN_ID] = run_id
-    _end_on_signals(run)
+    end_on_signals(run)
     return run
 
 
@@ -585,7 +586,7 @@ def _doubted(name: str, report: StopReport) -> TestReport:
     )
 
 
-def _end_on_signals(run: Run) -> None:
+def end_on_signals(run: Run) -> None:
     """SIGTERM ends the run as Ctrl-C does: fixtures are torn down, the server is stopped.
 
     The first signal counts. A second one must not break off the stopping that the first began.
@@ -611,6 +612,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitC
         return
     run.interrupted = run.interrupted or exitstatus == pytest.ExitCode.INTERRUPTED
     run.close()
+    if workers.of(session.config) is not None:
+        session.config.workeroutput["sm121"]["closed"] = True  # type: ignore[attr-defined]
     if run.interrupted or exitstatus == pytest.ExitCode.INTERNAL_ERROR:
         return
     own = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
@@ -621,8 +624,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitC
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     run = config.stash.get(RUN, None)
-    if run is not None and run.pool is not None:
-        run.pool.stop()
+    if run is not None and run.pool is not None and run.pool.stop() is not None:
+        run.save()
     if run is not None:
         run.lock.close()
     for number, handler in config.stash.get(_OLD_HANDLERS, {}).items():

@@ -2,12 +2,13 @@
 
 xdist 3.8 gives a test that killed its worker to the next one (and where that one takes it before
 the crash is noted, the crash is forgotten); it hands out groups of which nothing is left, and work
-to a worker that has not collected yet; and a worker with a single test waits for the next for ever.
+to a worker that has not collected yet, or in the place of one that died before the others had; and
+a worker with a single test waits for the next for ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
@@ -24,7 +25,14 @@ def by_groups(config: Any, log: Any, groups: Callable[[], Mapping[str, str]]) ->
         def _split_scope(self, nodeid: str) -> str:
             return str(groups().get(nodeid) or super()._split_scope(nodeid))
 
+        def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
+            super().add_node_collection(node, collection)
+            if node not in self.registered_collections:
+                node.shutdown()  # it has collected something else: a file has changed meanwhile
+
         def remove_node(self, node: Any) -> str | None:
+            if self.collection is None:  # nothing was handed out yet: it is not counted any more
+                self.registered_collections.pop(node, None)
             work = self.assigned_work[node]
             killer = next(
                 (test for unit in work.values() for test, done in unit.items() if not done), None

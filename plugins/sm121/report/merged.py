@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from sm121.report.directory import WORKERS
-from sm121.report.verdict_file import BoxReport, VerdictFile
-
-_BESIDE = "end of the run::"
+from sm121.report.verdict_file import BESIDE, BoxReport, VerdictFile
 
 
 def merge(whole: VerdictFile, parts: Mapping[str, VerdictFile]) -> None:
@@ -36,7 +34,7 @@ def merge(whole: VerdictFile, parts: Mapping[str, VerdictFile]) -> None:
         if used.get("samples"):
             whole.environment["resources"] = used
         for test in part.tests:
-            if test.id.startswith(_BESIDE) and test.id not in known:
+            if test.id.startswith(BESIDE) and test.id not in known:
                 known.add(test.id)
                 whole.tests.append(test)
 
@@ -56,7 +54,7 @@ def prefixed(part: VerdictFile, prefix: str) -> VerdictFile:
 
 def beside(whole: VerdictFile) -> set[str]:
     """What is reported beside the tests; it has happened when it is there."""
-    return {test.id for test in whole.tests if test.id.startswith(_BESIDE)}
+    return {test.id for test in whole.tests if test.id.startswith(BESIDE)}
 
 
 def plain_id(nodeid: str, known: Collection[str]) -> str:

@@ -62,6 +62,10 @@ class LevelReport(_Part):
     not_run: int = 0
 
 
+#: Before the ids of what is reported beside the tests.
+BESIDE = "end of the run::"
+
+
 class TestReport(_Part):
     """One test. ``message`` is one line for people; the whole text is in pytest's output."""
 
