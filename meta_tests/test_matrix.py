@@ -638,6 +638,8 @@ def test_a_start_that_failed_can_be_made_again(tmp_path, monkeypatch):
     class Once:
         """Does not start the first time."""
 
+        stopped = None
+
         def __init__(self, configuration, *_more) -> None:
             self.configuration, self.secrets, self.running = configuration, (), True
             self.log = tmp_path / "server.log"

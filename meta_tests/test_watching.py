@@ -79,6 +79,7 @@ def test_a_server_that_is_starting_is_watched(monkeypatch, tmp_path):
 
     class Starting:
         configuration, secrets, log = CONFIGURATION, (), tmp_path / "server.log"
+        stopped = None
 
         def __init__(self, *_arguments):
             pass
