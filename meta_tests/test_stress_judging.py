@@ -168,6 +168,13 @@ def test_a_server_that_is_stopped_may_end_a_request_and_say_so(ids, options, kin
     assert checks.faults(Load([ended], 0.0, 9.0), EXACT), "no server that is not stopped may do so"
 
 
+def test_the_prompt_of_an_aborted_answer_is_counted_right():
+    ended = outcome((1, 2), finish="abort", ended=6.0)
+    ended.answer = replace(ended.answer, prompt_tokens=4711)
+    (found,) = checks.faults(Load([ended], 0.0, 9.0), EXACT, stopped_at=5.0)
+    assert found.kind == "wrong_usage" and "prompt tokens" in found.text
+
+
 def test_a_bad_request_is_not_excused_by_a_stop():
     bad = outcome((1, 2), finish="abort", ended=6.0)
     bad.job = replace(bad.job, behaviour="bad")

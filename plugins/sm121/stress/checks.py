@@ -116,6 +116,12 @@ def _wrong_before_the_abort(
     count = len(answer.ids)
     if count > job.tokens:
         return Fault("token_doubled", f"{where}: required at most {job.tokens} ids, seen {count}")
+    length = alone.prompt_tokens if alone is not None else None
+    if length is not None and answer.prompt_tokens not in (None, length):
+        return Fault(
+            "wrong_usage",
+            f"{where}: required usage of {length} prompt tokens, seen {answer.prompt_tokens}",
+        )
     if answer.completion_tokens not in (None, count):
         return Fault(
             "wrong_usage",

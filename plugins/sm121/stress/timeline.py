@@ -19,7 +19,7 @@ from sm121.measure import counters
 
 _EVERY_S = 1.0
 #: Others may hold some of it.
-OF_THE_WHOLE_GPU = "NVML, of the whole GPU"
+_OF_THE_WHOLE_GPU = "NVML, of the whole GPU"
 _LONGEST = 24 * 3600
 
 
@@ -74,7 +74,7 @@ class HeldByTree:
                 f"NVML shows {len(seen.used)} GPUs, and not which of their memory is the server's"
             )
             return None
-        self.source = OF_THE_WHOLE_GPU  # in a container the pids are other ones
+        self.source = _OF_THE_WHOLE_GPU  # in a container the pids are other ones
         return seen.used[0]
 
     @staticmethod
