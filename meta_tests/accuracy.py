@@ -23,15 +23,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from sm121.engines.server import Endpoint
+from sm121.core.profile import Gate, Measuring
+from sm121.core.server import Endpoint
+from sm121.core.verdict import Verdict
 from sm121.measure import gate, metrics, validity
 from sm121.measure.cells import Cell, Target
 from sm121.measure.client import Patience, completion
 from sm121.measure.load_process import LoadProcess
-from sm121.measure.plan import Measuring, Plan
+from sm121.measure.plan import Plan
 from sm121.measure.prompts import Prompts
-from sm121.profile import Gate
-from sm121.verdict import Verdict
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent

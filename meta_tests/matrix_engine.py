@@ -41,8 +41,8 @@ def active(arguments: Sequence[str]) -> dict[str, str]:
 # ------------------------------------------------------------------------------------- the plugin
 
 if __name__ != "__main__":
+    from sm121.core.configuration import ServerConfiguration
     from sm121.engines import registry
-    from sm121.engines.configuration import ServerConfiguration
     from sm121.engines.vllm import Vllm
 
     class MatrixEngine(Vllm):

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from sm121 import profile
-from sm121.engines.configuration import ServerConfiguration, environment_items
+from sm121.core import profile
+from sm121.core.configuration import ServerConfiguration, environment_items
+from sm121.core.server import Server
 from sm121.engines.managed import ManagedServer, Patience
-from sm121.engines.server import Server
 from sm121.engines.vllm import Vllm
 
 HERE = Path(__file__).parent

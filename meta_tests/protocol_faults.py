@@ -27,8 +27,8 @@ if __name__ == "__main__":
 
 from fault_proxy import FAULTS, Fault, FaultProxy  # noqa: E402
 
-from sm121 import profile  # noqa: E402
-from sm121.engines.configuration import ServerConfiguration, environment_items  # noqa: E402
+from sm121.core import profile  # noqa: E402
+from sm121.core.configuration import ServerConfiguration, environment_items  # noqa: E402
 from sm121.engines.managed import ManagedServer, Patience  # noqa: E402
 from sm121.engines.vllm import Vllm  # noqa: E402
 from sm121.evidence import environment  # noqa: E402

@@ -10,16 +10,19 @@ import math
 import random
 from pathlib import Path
 
+from sm121.core.verdict import Verdict
 from sm121.evidence.crash_bundle import BundleIndex
 from sm121.evidence.kernel_path import KernelPath, RequestReport
 from sm121.evidence.kernel_profile import KernelProfile, KernelTime, PartTime
 from sm121.matrix.outcome import CellRecord, Outcome, Rate
 from sm121.matrix.report import CoverageReport, FailingSetReport, MatrixFile
-from sm121.measure.history import StoredMetric, StoredRun
-from sm121.report import details, verdict_file
+from sm121.measure.growth import Growth
+from sm121.regression.history import StoredMetric, StoredRun
+from sm121.report import details
 from sm121.report.details import Details, FailureDetail
 from sm121.report.memory_file import MemoryFile
-from sm121.report.verdict_file import (
+from sm121.run import verdict_file
+from sm121.run.verdict_file import (
     BoxReport,
     CrashReport,
     EngineReport,
@@ -28,9 +31,7 @@ from sm121.report.verdict_file import (
     TestReport,
     VerdictFile,
 )
-from sm121.stress.growth import Growth
 from sm121.stress.timeline import Sample
-from sm121.verdict import Verdict
 
 HOSTILE = (
     "</script><script>window.owned=1</script><img src=x onerror='window.owned=2'>"

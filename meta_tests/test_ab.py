@@ -8,12 +8,12 @@ import sys
 import numpy as np
 import pytest
 
-from sm121 import profile
-from sm121.errors import UsageError
-from sm121.measure import ab, hypothesis
-from sm121.measure.ab import Value, Visit
-from sm121.measure.hypothesis import Criterion
-from sm121.verdict import Verdict
+from sm121.core import profile
+from sm121.core.errors import UsageError
+from sm121.core.verdict import Verdict
+from sm121.regression import ab, hypothesis
+from sm121.regression.ab import Value, Visit
+from sm121.regression.hypothesis import Criterion
 
 
 def visits(b_factor: float, *, pairs: int = 3, boot: float = 0.005, drift: float = 0.0, seed: int):

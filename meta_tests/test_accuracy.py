@@ -8,8 +8,8 @@ import pytest
 
 from sm121.answers import accuracy
 from sm121.answers.accuracy import Output, Question
-from sm121.errors import UsageError
-from sm121.verdict import Verdict
+from sm121.core.errors import UsageError
+from sm121.core.verdict import Verdict
 
 
 def outputs(marks: str) -> list[Output]:

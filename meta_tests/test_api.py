@@ -10,9 +10,9 @@ import pytest
 from sm121.api import cases, conversation, invariants, schema, stream
 from sm121.api.cases import Case
 from sm121.api.client import Api, Exchange, Wrong
+from sm121.core.errors import UsageError
+from sm121.core.server import Endpoint
 from sm121.engines import capabilities
-from sm121.engines.server import Endpoint
-from sm121.errors import UsageError
 
 REQUEST = {"model": "canary", "prompt": "The capital of France is"}
 USAGE = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sm121 import architecture
+from sm121.core import architecture
 from sm121.plugin.selection import architectures_asked_for
 
 

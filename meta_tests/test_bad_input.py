@@ -89,7 +89,7 @@ def test_a_model_folder_without_config(run_pytest, tmp_path):
 
 
 def test_an_unknown_profile_key_is_named_with_its_file(run_pytest, tmp_path):
-    from sm121.profile import shipped
+    from sm121.core.profile import shipped
 
     text = shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
     file = tmp_path / "mine.toml"
@@ -118,7 +118,7 @@ def test_collecting_starts_and_needs_nothing(run_pytest):
 
 def test_nothing_is_started_on_a_machine_that_is_not_fit(run_pytest, tmp_path, canary_bf16):
     """The first smoke test says why; the tests that need a server are NOT_RUN, none is started."""
-    from sm121.profile import shipped
+    from sm121.core.profile import shipped
 
     text = shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
     file = tmp_path / "greedy.toml"
@@ -160,7 +160,7 @@ def test_the_version_is_of_the_checkout_that_is_imported(tmp_path, version_file,
 
 def test_the_rules_of_each_configuration_are_looked_at(tmp_path):
     """A signature that no log has is missed, for the baseline as for the configuration judged."""
-    from sm121 import profile
+    from sm121.core import profile
     from sm121.evidence import requirement
     from sm121.evidence.kernel_path import KernelPath
 

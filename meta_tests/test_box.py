@@ -12,7 +12,7 @@ import time
 import psutil
 import pytest
 
-from sm121 import profile
+from sm121.core import profile
 from sm121.measure import box
 from sm121.measure.box import BoxState, Device, Reading
 

@@ -11,10 +11,10 @@ import pytest
 
 from sm121.api.client import Api
 from sm121.api.guarded import GuardedClient
+from sm121.core.errors import UsageError
+from sm121.core.server import Endpoint, Server
+from sm121.core.verdict import NotRun
 from sm121.engines import capabilities, detection
-from sm121.engines.server import Endpoint, Server
-from sm121.errors import UsageError
-from sm121.verdict import NotRun
 
 VLLM = next(  # the text of a good file, to be broken
     item.read_text("utf-8")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sm121.cli import main
-from sm121.errors import UsageError
+from sm121.core.errors import UsageError
 from sm121.measure import comparison
 
 #: The documents' figures of llama.cpp, as llama-bench -o json writes them.

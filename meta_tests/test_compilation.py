@@ -36,9 +36,9 @@ from sm121.compilation.build import Outcome, without_architectures
 from sm121.compilation.device_code import Image
 from sm121.compilation.libraries import State
 from sm121.compilation.sass import UnreadableSass
-from sm121.data_file import DataFileError
-from sm121.errors import Sm121Error, UsageError
-from sm121.verdict import NotRun
+from sm121.core.data_file import DataFileError
+from sm121.core.errors import Sm121Error, UsageError
+from sm121.core.verdict import NotRun
 
 DATA = Path(__file__).parent / "data"
 TRAPPED_MOE = DATA / "moe-mxfp8-mxfp4-plain-sm121"

@@ -19,10 +19,10 @@ import pytest
 import yaml
 
 from sm121 import cli
+from sm121.core.profile import Profile
 from sm121.plugin import reference
-from sm121.profile import Profile
 from sm121.reference import commands, crash_classes, requirements, schema
-from sm121.report import verdict_file
+from sm121.run import verdict_file
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

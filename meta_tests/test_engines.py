@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from sm121.answers.request import parse
+from sm121.core.configuration import ServerConfiguration
+from sm121.core.errors import UsageError
 from sm121.engines import argument_probe, devices, registry
-from sm121.engines.configuration import ServerConfiguration
 from sm121.engines.llama_cpp import LlamaCpp
 from sm121.engines.protocol import ChecksArguments, Engine, Program
 from sm121.engines.sglang import SGLang
 from sm121.engines.vllm import Vllm
-from sm121.errors import UsageError
 from sm121.matrix import axes
 from sm121.measure import side_by_side
 from sm121.measure.client import Client, Patience, completion

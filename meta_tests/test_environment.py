@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from sm121.evidence import environment, redaction
-from sm121.evidence.redaction import (
+from sm121.core import redaction
+from sm121.core.redaction import (
     REDACTED,
     is_secret_name,
     redact,
@@ -20,6 +20,7 @@ from sm121.evidence.redaction import (
     redact_environment,
     secrets_of,
 )
+from sm121.evidence import environment
 
 TOKEN = "hf_" + "a1B2" * 8
 

@@ -10,8 +10,8 @@ import pytest
 from sm121.answers import agreement
 from sm121.answers.agreement import Bound
 from sm121.answers.request import Answer, Asker, Position, Request, parse, prefix_cache_hits
-from sm121.engines.server import Endpoint, Server
-from sm121.verdict import NotRun
+from sm121.core.server import Endpoint, Server
+from sm121.core.verdict import NotRun
 
 EXACT = Bound(max_abs=1e-3, mean_abs=1e-4, fork=0)
 NOISY = Bound(max_abs=0.2, mean_abs=0.1, fork=0.1)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sm121.data_file import DataFileError
+from sm121.core.data_file import DataFileError
 from sm121.evidence.failure import (
     Cause,
     classify,

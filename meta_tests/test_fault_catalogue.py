@@ -15,7 +15,7 @@ import psutil
 import pytest
 from protocol_faults import vllm_serving
 
-from sm121 import profile
+from sm121.core import profile
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from sm121.core.profile import Gate
+from sm121.core.verdict import Verdict
 from sm121.measure import gate, statistics
-from sm121.profile import Gate
-from sm121.verdict import Verdict
 
 RATE = Gate(metric="tg32@d0", unit="tok/s", minimum=52, target=58, stretch=61, source="the plan")
 TIME = Gate(metric="ttft_p99", unit="ms", at_most=1000, source="the plan")

@@ -12,8 +12,8 @@ import pytest
 from sm121.answers import golden
 from sm121.answers.prompts import Prompt, PromptSet
 from sm121.answers.request import Answer, Position, Request, ids_of
-from sm121.errors import UsageError
-from sm121.profile import GoldenBound
+from sm121.core.errors import UsageError
+from sm121.core.profile import GoldenBound
 
 PROMPTS = PromptSet(
     schema_version=1,

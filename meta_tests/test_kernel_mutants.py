@@ -8,10 +8,10 @@ import kernel_mutants
 import pytest
 import torch
 
-from sm121.errors import UsageError
+from sm121.core.errors import UsageError
+from sm121.core.verdict import NotRun
 from sm121.kernels import cases, checks, registry
 from sm121.kernels.torch_provider import TorchProvider
-from sm121.verdict import NotRun
 
 SEEDS, SAMPLE = 50, 10
 TABLE = Path(__file__).parent.parent / "docs" / "kernel-mutants.md"

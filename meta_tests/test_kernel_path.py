@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sm121.data_file import DataFileError
+from sm121.core.data_file import DataFileError
 from sm121.evidence.kernel_path import KernelPath, mistaken_environment, read_lines, read_log
 from sm121.evidence.log_lines import LINE_LIMIT, clean, read_physical_lines
 from sm121.evidence.progress import startup_progress

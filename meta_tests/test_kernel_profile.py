@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from sm121 import cli, profile
-from sm121.data_file import DataFileError
-from sm121.errors import UsageError
+from sm121 import cli
+from sm121.core import profile
+from sm121.core.data_file import DataFileError
+from sm121.core.errors import UsageError
+from sm121.core.verdict import NotRun
 from sm121.evidence import kernel_profile, profiler
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.kernel_profile import (
@@ -29,7 +31,6 @@ from sm121.evidence.kernel_profile import (
 )
 from sm121.evidence.profiler import profile_decode
 from sm121.evidence.requirement import kernel_contradictions
-from sm121.verdict import NotRun
 
 GB10 = profile.load("sm121-gpt-oss-120b").kernel_path
 CPU = profile.load("cpu-tiny-gpt-oss").kernel_path
@@ -429,7 +430,7 @@ def test_wrong_file_of_names_is_refused(text: str, expected: str) -> None:
 def test_server_without_a_profiler_is_not_run(
     fault_server: Callable[..., object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sm121.engines.server import Endpoint
+    from sm121.core.server import Endpoint
 
     monkeypatch.setattr(profiler, "_WRITTEN_WITHIN_S", 0.5)
     server = fault_server()

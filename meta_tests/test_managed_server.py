@@ -13,8 +13,8 @@ import httpx
 import psutil
 import pytest
 
+from sm121.core.configuration import ServerConfiguration
 from sm121.engines import managed, ports
-from sm121.engines.configuration import ServerConfiguration
 from sm121.engines.managed import (
     ManagedServer,
     Patience,
@@ -50,9 +50,6 @@ class FaultEngine:
 
     def environment(self, configuration: ServerConfiguration, *, api_key: str) -> Mapping[str, str]:
         return {**os.environ, "VLLM_API_KEY": api_key}
-
-    def read_path(self, log: Path) -> object:
-        return None
 
 
 @pytest.fixture

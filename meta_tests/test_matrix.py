@@ -10,13 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from sm121 import cli, profile
+from sm121 import cli
 from sm121.answers import prompts
+from sm121.core import profile
+from sm121.core.configuration import ServerConfiguration
+from sm121.core.errors import Sm121Error, UsageError
+from sm121.core.server import Endpoint, Server
 from sm121.engines import pool
-from sm121.engines.configuration import ServerConfiguration
 from sm121.engines.managed import Patience, ServerDied, StartError
-from sm121.engines.server import Endpoint, Server
-from sm121.errors import Sm121Error, UsageError
 from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_path import KernelPath
 from sm121.matrix import axes, cost, covering, examine, isolation, order, outlook, report, state

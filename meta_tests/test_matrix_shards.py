@@ -12,15 +12,15 @@ from types import SimpleNamespace
 import pytest
 
 from sm121 import cli
+from sm121.core.verdict import NotRun, Verdict
 from sm121.matrix import axes, covering, report, state
 from sm121.matrix.axes import Space
 from sm121.matrix.outcome import CellRecord, Outcome
 from sm121.plugin import matrix_workers, resume
 from sm121.plugin.matrix import MatrixRun
 from sm121.plugin.options import SETTINGS
-from sm121.report import verdict_file
-from sm121.report.verdict_file import EngineReport, TestReport, VerdictFile
-from sm121.verdict import NotRun, Verdict
+from sm121.run import verdict_file
+from sm121.run.verdict_file import EngineReport, TestReport, VerdictFile
 
 
 def shape(verdict: dict) -> dict:

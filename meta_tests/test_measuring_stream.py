@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sm121.core.profile import Measuring
 from sm121.measure import counters, metrics, validity
 from sm121.measure.client import Batch, LagWatch, steps
-from sm121.measure.plan import Measuring
 from sm121.measure.stream import Answer, EventParser, read_answer
 from sm121.measure.validity import Findings
 from sm121.measure.warmup import is_flat

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from timed_server import TRAPS
 
-from sm121.engines.server import Endpoint
+from sm121.core.profile import Measuring
+from sm121.core.server import Endpoint
 from sm121.measure.cells import Cell, Target
 from sm121.measure.load_process import LoadProcess
-from sm121.measure.plan import Measuring, Plan
+from sm121.measure.plan import Plan
 from sm121.measure.prompts import Prompts
 
 #: Half of the real lengths, so that a sample of the traps fits into `make test`.

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from sm121.core.verdict import Verdict
 from sm121.engines import memory
 from sm121.engines.managed import StopReport
 from sm121.engines.memory import DeviceUse, Memory
@@ -15,7 +16,6 @@ from sm121.plugin import kernels, recorder
 from sm121.plugin.run import RUN, Run
 from sm121.plugin.selection import LEVEL
 from sm121.stress.timeline import HeldByTree
-from sm121.verdict import Verdict
 
 GIB = 2**30
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sm121.data_file import DataFileError
+from sm121.core.data_file import DataFileError
 from sm121.engines import preflight
 from sm121.engines.preflight import Finding, Needs, inspect, load_preflight
 

@@ -13,10 +13,11 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from sm121.core.errors import UsageError
+from sm121.core.files import write_text
 from sm121.engines import stale
 from sm121.engines.process_tree import RUN_ID, SERVER_ID
-from sm121.errors import UsageError
-from sm121.report import directory, verdict_file
+from sm121.run import directory
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
@@ -64,7 +65,7 @@ def test_files_are_never_written_through_a_link(tmp_path):
     report = tmp_path / "report"
     report.mkdir()
     (report / ".verdict.json.draft").symlink_to(victim)
-    verdict_file.write_text("theirs", report / "verdict.json")
+    write_text("theirs", report / "verdict.json")
     assert victim.read_text() == "mine" and (report / "verdict.json").read_text() == "theirs"
     (report / ".lock").symlink_to(victim)
     with pytest.raises(UsageError):

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from sm121 import profile
-from sm121.errors import UsageError
+from sm121.core import profile
+from sm121.core.errors import UsageError
 
 CPU = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
 
@@ -116,7 +116,7 @@ def test_the_numbers_of_the_original_documents():
     ],
 )
 def test_a_wrong_waiver_file_is_named_the_same_way(tmp_path, text, expected):
-    from sm121 import waivers
+    from sm121.core import waivers
 
     file = tmp_path / "waivers.toml"
     file.write_text(text)

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from sm121 import profile
-from sm121.engines.configuration import ServerConfiguration
+from sm121.core import profile
+from sm121.core.configuration import ServerConfiguration
+from sm121.core.verdict import NotRun
 from sm121.engines.vllm import Vllm
 from sm121.evidence.kernel_profile import KernelProfile, _profile, _Sum
 from sm121.plugin import profiling, target
-from sm121.verdict import NotRun
 
 CPU = profile.load("cpu-tiny-gpt-oss")
 GB10 = profile.load("sm121-gpt-oss-120b")

@@ -10,7 +10,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from sm121.report import verdict_file
+from sm121.run import verdict_file
 
 ROOT = Path(__file__).parent.parent
 SCENARIOS = "meta_tests/scenarios/verdicts.py"
@@ -111,7 +111,7 @@ def test_every_file_validates_against_the_published_schema(attached):
 
 
 def test_the_published_schemas_are_current():
-    from sm121.profile import Profile
+    from sm121.core.profile import Profile
 
     docs = ROOT / "docs"
     hint = "regenerate: `sm121 schema verdict` and `sm121 schema profile`"

@@ -8,11 +8,12 @@ import json
 import numpy as np
 import pytest
 
-from sm121.errors import UsageError
-from sm121.measure import history, regression
-from sm121.measure.history import StoredMetric, StoredRun
-from sm121.profile import Regression
-from sm121.verdict import Verdict
+from sm121.core.errors import UsageError
+from sm121.core.profile import Regression
+from sm121.core.verdict import Verdict
+from sm121.regression import history
+from sm121.regression import trend as regression
+from sm121.regression.history import StoredMetric, StoredRun
 
 LIMITS = Regression(metrics={"startup_s": 0.2})
 CONTEXT = {

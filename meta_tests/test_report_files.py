@@ -17,7 +17,9 @@ import pytest
 import report_runs
 
 from sm121.cli import main
-from sm121.errors import UsageError
+from sm121.core import lenient
+from sm121.core.errors import UsageError
+from sm121.core.verdict import Verdict
 from sm121.evidence.crash_bundle import BundleIndex
 from sm121.matrix.report import MatrixFile
 from sm121.measure import comparison
@@ -27,19 +29,16 @@ from sm121.report import (
     findings,
     github,
     junit,
-    lenient,
     matrix_file,
     memory_file,
     metric_names,
     page,
-    reason,
     references,
     stored,
     summary,
-    verdict_file,
 )
-from sm121.report.verdict_file import CrashReport, MemoryReport
-from sm121.verdict import Verdict
+from sm121.run import reason, verdict_file
+from sm121.run.verdict_file import CrashReport, MemoryReport
 
 ROOT = Path(__file__).parents[1]
 DATA = Path(__file__).parent / "data"

@@ -7,13 +7,14 @@ import sys
 
 import pytest
 
-from sm121.data_file import DataFileError
-from sm121.engines.configuration import ServerConfiguration
-from sm121.evidence import requested, variables
+from sm121.core.configuration import ServerConfiguration
+from sm121.core.data_file import DataFileError
+from sm121.core.profile import load, shipped
+from sm121.engines import requested
+from sm121.engines.requested import compare, differences, load_requests, parse_requests
+from sm121.evidence import variables
 from sm121.evidence.kernel_path import KernelPath, read_lines
 from sm121.evidence.metrics import with_metrics
-from sm121.evidence.requested import compare, differences, load_requests, parse_requests
-from sm121.profile import load, shipped
 
 CORE = "(EngineCore pid=7) INFO 10-05 02:13:33 "
 RESOLVED = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sm121.errors import Sm121Error
+from sm121.core.errors import Sm121Error
 from sm121.measure import roofline
 
 GPT_OSS = roofline.read_config("openai/gpt-oss-120b")

@@ -11,17 +11,18 @@ import pytest
 
 from sm121.answers.agreement import Bound
 from sm121.answers.request import Answer
-from sm121.errors import UsageError
+from sm121.core.errors import UsageError
+from sm121.core.redaction import redact
+from sm121.core.verdict import Verdict
 from sm121.evidence import crash_bundle, death, kernel_messages
 from sm121.evidence.crash_bundle import Evidence
 from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_messages import KernelMessages
-from sm121.evidence.redaction import redact
-from sm121.stress import checks, growth, kept, shapes, soak
+from sm121.measure import growth
+from sm121.stress import checks, kept, shapes, soak
 from sm121.stress.client import Load
 from sm121.stress.job import Job, Outcome
 from sm121.stress.timeline import Sample
-from sm121.verdict import Verdict
 
 EXACT = Bound(1e-3, 1e-4, 0.0)
 ALONE = Answer("abcd", "length", (1, 2, 3, 4), (9,), None, None, 4, 1)

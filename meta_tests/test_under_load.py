@@ -13,15 +13,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from sm121 import profile
 from sm121.answers.agreement import Bound
-from sm121.engines.server import Endpoint
+from sm121.core import profile
+from sm121.core.server import Endpoint
+from sm121.core.verdict import Inconclusive
 from sm121.plugin import stress
 from sm121.plugin.run import RUN
 from sm121.plugin.selection import LEVEL
 from sm121.stress.client import Load, LoadClient, Patience
 from sm121.stress.job import Job, Outcome
-from sm121.verdict import Inconclusive
 
 ENDPOINT = Endpoint("http://127.0.0.1:9", "key", "canary")
 JOB = Job("x", {"prompt": "x"}, 4)

@@ -8,10 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sm121.engines.configuration import ServerConfiguration
+from sm121.core.configuration import ServerConfiguration
+from sm121.engines.requested import compare, differences, load_requests
 from sm121.evidence import variables
 from sm121.evidence.kernel_path import KernelPath, read_log
-from sm121.evidence.requested import compare, differences, load_requests
 from sm121.evidence.variables import Registry
 
 DATA = Path(__file__).parent / "data"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sm121.report import summary, verdict_file
-from sm121.report.verdict_file import EngineReport, TestReport, VerdictFile
-from sm121.verdict import Verdict, worst
+from sm121.core.verdict import Verdict, worst
+from sm121.report import summary
+from sm121.run import verdict_file
+from sm121.run.verdict_file import EngineReport, TestReport, VerdictFile
 
 
 @pytest.mark.parametrize(

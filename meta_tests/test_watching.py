@@ -12,12 +12,12 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from sm121 import profile
+from sm121.core import profile
+from sm121.core.configuration import ServerConfiguration
 from sm121.engines import pool
-from sm121.engines.configuration import ServerConfiguration
 from sm121.evidence.resources import ResourceSampler
 from sm121.plugin import crashes
-from sm121.report import directory
+from sm121.run import directory
 from sm121.stress.fault import Fault, UnderLoad
 
 MORE_THAN_THERE_IS = 1e18

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from sm121.compilation import libraries, modules, probes
 from sm121.compilation.architecture import CodeArchitecture
-from sm121.engines import interpreter
-from sm121.evidence import requested, requirement
+from sm121.core import interpreter
+from sm121.engines import requested
+from sm121.evidence import requirement
 from sm121.evidence.kernel_path import read_log
 from sm121.kernels.cases import BytesCase
 

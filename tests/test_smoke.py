@@ -9,7 +9,7 @@ import dataclasses
 
 import pytest
 
-from sm121.engines import interpreter
+from sm121.core import interpreter
 from sm121.evidence.kernel_path import mistaken_environment
 
 pytestmark = [pytest.mark.smoke, pytest.mark.applies_to("cpu", "gpu")]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sm121.verdict import Inapplicable
+from sm121.core.verdict import Inapplicable
 
 pytestmark = [pytest.mark.correctness, pytest.mark.applies_to("cpu", "gpu")]
 

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from sm121.verdict import Inconclusive, Invalid, NotRun
+from sm121.core.verdict import Inconclusive, Invalid, NotRun
 
 pytestmark = [pytest.mark.correctness, pytest.mark.applies_to("cpu", "gpu")]
 

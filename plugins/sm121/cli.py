@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from sm121 import __version__, profile
-from sm121.errors import Sm121Error, UsageError
+from sm121 import __version__
+from sm121.core import profile
+from sm121.core.errors import Sm121Error, UsageError
 from sm121.report import commands as report_commands
 
 _EXIT_USAGE = 4
@@ -374,7 +375,7 @@ def _libraries(options: argparse.Namespace) -> int:
 
 
 def _box(options: argparse.Namespace) -> int:
-    from sm121 import architecture
+    from sm121.core import architecture
     from sm121.measure import box
 
     if options.device_only:
@@ -429,7 +430,7 @@ def _matrix(options: argparse.Namespace) -> int:
 
 
 def _shown_matrix(options: argparse.Namespace) -> str:
-    from sm121 import architecture
+    from sm121.core import architecture
     from sm121.matrix import outlook
 
     name = options.profile
@@ -449,7 +450,7 @@ def _shown_matrix(options: argparse.Namespace) -> str:
 
 
 def _side_by_side(options: argparse.Namespace) -> int:
-    from sm121 import architecture
+    from sm121.core import architecture
     from sm121.measure import side_by_side
 
     arch = options.arch or architecture.detect().name
@@ -480,7 +481,7 @@ def _merge(options: argparse.Namespace) -> int:
 
 
 def _schema(options: argparse.Namespace) -> int:
-    from sm121.report import verdict_file
+    from sm121.run import verdict_file
 
     if options.what == "verdict":
         schema = verdict_file.json_schema()

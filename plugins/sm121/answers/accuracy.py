@@ -13,8 +13,8 @@ from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from sm121.errors import UsageError
-from sm121.verdict import Verdict
+from sm121.core.errors import UsageError
+from sm121.core.verdict import Verdict
 
 Kind = Literal["begins", "exact", "contains", "number", "letter"]
 #: Two-sided 95 %.

@@ -22,8 +22,8 @@ from sm121.answers import agreement
 from sm121.answers.agreement import Agreement, Bound
 from sm121.answers.prompts import Prompt, PromptSet
 from sm121.answers.request import Answer, Asker, Position, Request, ids_of
-from sm121.errors import UsageError
-from sm121.profile import GoldenBound
+from sm121.core.errors import UsageError
+from sm121.core.profile import GoldenBound
 
 TOP = 20
 #: An engine that refuses so many log-probabilities is asked for fewer (vLLM's default allows 20).

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from sm121 import data_file
+from sm121.core import data_file
 
 
 class _Table(BaseModel):

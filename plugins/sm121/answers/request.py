@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import httpx
 
-from sm121.engines.server import Server
-from sm121.errors import Sm121Error
-from sm121.verdict import NotRun
+from sm121.core.errors import Sm121Error
+from sm121.core.server import Server
+from sm121.core.verdict import NotRun
 
 Prompt = str | tuple[int, ...]
 _ID = "token_id:"

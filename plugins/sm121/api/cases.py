@@ -15,11 +15,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from sm121 import data_file
 from sm121.api import schema
 from sm121.api.client import CHAT, COMPLETIONS, RESPONSES, Api, Exchange, Wrong
+from sm121.core import data_file
+from sm121.core.verdict import NotRun
 from sm121.engines.capabilities import Name, needed
-from sm121.verdict import NotRun
 
 Json = dict[str, Any]
 Tier = Literal["specified", "implied", "unspecified"]

@@ -13,9 +13,9 @@ import httpx
 
 from sm121.api import invariants, schema, stream
 from sm121.api.stream import Stream
+from sm121.core.errors import Sm121Error
+from sm121.core.server import Endpoint
 from sm121.engines.capabilities import Capabilities, needed
-from sm121.engines.server import Endpoint
-from sm121.errors import Sm121Error
 
 Json = dict[str, Any]
 _Item = TypeVar("_Item")

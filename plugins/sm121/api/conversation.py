@@ -8,7 +8,7 @@ import json
 from importlib.resources import files
 from typing import Any
 
-from sm121.profile import ToolCall
+from sm121.core.profile import ToolCall
 
 Json = dict[str, Any]
 

@@ -7,8 +7,8 @@ from typing import Any
 import openai
 from openai._models import FinalRequestOptions
 
+from sm121.core.server import Endpoint
 from sm121.engines.capabilities import Capabilities, needed
-from sm121.engines.server import Endpoint
 
 
 class GuardedClient(openai.OpenAI):

@@ -20,10 +20,10 @@ from typing import Literal
 
 import torch
 
-from sm121.evidence.log_probabilities import SMALL_MISTAKES, from_oracle, share_of
+from sm121.answers.log_probabilities import SMALL_MISTAKES, from_oracle, share_of
+from sm121.core.profile import Tolerance
 from sm121.oracles import gpt_oss
 from sm121.oracles.gpt_oss import BlockFault, Variant
-from sm121.profile import Tolerance
 
 TOLERANCE = 1e-3
 """The suite's float32 tolerance: largest absolute difference of a log-probability, in nats."""

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from sm121.errors import Sm121Error, UsageError
+from sm121.core.errors import Sm121Error, UsageError
 
 NAME = "canary.gguf"
 _CONVERTER = "convert_hf_to_gguf.py"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from sm121.errors import UsageError
+from sm121.core.errors import UsageError
 
 GB10 = 121
 """Compute capability of GB10, without the point."""

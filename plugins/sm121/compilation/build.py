@@ -12,7 +12,7 @@ from sm121.compilation import child, device_code, sass
 from sm121.compilation.architecture import CodeArchitecture
 from sm121.compilation.rules import Finding, SassRule, examine
 from sm121.compilation.toolchain import Compiler, Disassembler
-from sm121.errors import Sm121Error
+from sm121.core.errors import Sm121Error
 
 
 class Outcome(StrEnum):

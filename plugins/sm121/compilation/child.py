@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from sm121.errors import Sm121Error
+from sm121.core.errors import Sm121Error
 
 OUTPUT_LIMIT = 64_000
 """Bytes kept of what a child prints; ptxas can print a line for each of 18,000 instructions."""

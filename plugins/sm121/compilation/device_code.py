@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from sm121.compilation.architecture import CodeArchitecture
-from sm121.errors import Sm121Error
+from sm121.core.errors import Sm121Error
 
 FATBIN_MAGIC = b"\x50\xed\x55\xba"
 ELF_MAGIC = b"\x7fELF"

@@ -16,12 +16,12 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from sm121 import data_file
 from sm121.compilation import child
 from sm121.compilation.rules import Table
 from sm121.compilation.toolchain import Compiler
-from sm121.engines.interpreter import imports
-from sm121.verdict import NotRun
+from sm121.core import data_file
+from sm121.core.interpreter import imports
+from sm121.core.verdict import NotRun
 
 REMEDY = (
     "pip install --no-deps flashinfer-python==0.7.2.post1, and beside torch "

@@ -14,15 +14,15 @@ from typing import IO
 
 from pydantic import Field
 
-from sm121 import data_file
 from sm121.compilation import device_code, sass
 from sm121.compilation.architecture import GB10, CodeArchitecture
 from sm121.compilation.device_code import Image, UnreadableCode
 from sm121.compilation.rules import Table
 from sm121.compilation.sass import UnreadableSass
 from sm121.compilation.toolchain import Disassembler
-from sm121.engines.interpreter import imports
-from sm121.errors import UsageError
+from sm121.core import data_file
+from sm121.core.errors import UsageError
+from sm121.core.interpreter import imports
 
 PACKAGES = ("vllm", "flashinfer", "flashinfer_jit_cache", "flashinfer_cubin", "sgl_kernel", "torch")
 """What of an engine's environment is looked through when no path is given."""
@@ -204,7 +204,7 @@ def engine_places(python: str, environment: Mapping[str, str] | None = None) -> 
     """Folders of an engine's libraries and of the caches that it compiles into; those that exist.
 
     Raises:
-        sm121.errors.Sm121Error: the interpreter does not answer.
+        sm121.core.errors.Sm121Error: the interpreter does not answer.
     """
     variables = os.environ if environment is None else environment
     places = []

@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 from pydantic import Field
 
-from sm121 import data_file
 from sm121.compilation import device_code
 from sm121.compilation.architecture import GB10, CodeArchitecture
 from sm121.compilation.build import Built, build
@@ -20,8 +19,9 @@ from sm121.compilation.flashinfer import FlashInfer, Unit
 from sm121.compilation.probes import load_probes
 from sm121.compilation.rules import Finding, SassRule, Table, unacceptable_images
 from sm121.compilation.toolchain import Compiler, Disassembler
-from sm121.errors import UsageError
-from sm121.verdict import NotRun
+from sm121.core import data_file
+from sm121.core.errors import UsageError
+from sm121.core.verdict import NotRun
 
 
 class Module(SassRule):

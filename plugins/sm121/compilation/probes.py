@@ -11,12 +11,12 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from sm121 import data_file
 from sm121.compilation.architecture import CodeArchitecture
 from sm121.compilation.build import Built, Outcome, build
 from sm121.compilation.rules import SassRule, Table
 from sm121.compilation.toolchain import Compiler, Disassembler
-from sm121.errors import UsageError
+from sm121.core import data_file
+from sm121.core.errors import UsageError
 
 Tier = Literal["probes", "headers"]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sm121.compilation.architecture import CodeArchitecture
 from sm121.compilation.toolchain import Disassembler
-from sm121.errors import Sm121Error
+from sm121.core.errors import Sm121Error
 
 _LINE_LIMIT = 4096
 _ERROR_BYTES = 4096

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm121.errors import Sm121Error
-from sm121.verdict import NotRun
+from sm121.core.errors import Sm121Error
+from sm121.core.verdict import NotRun
 
 WHEELS = (
     "nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 "

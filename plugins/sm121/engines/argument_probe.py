@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sm121.errors import UsageError
+from sm121.core.errors import UsageError
 
 _IN_ENGINE = Path(__file__).parent / "in_engine"
 _WITHIN_S = 180.0

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from sm121.engines.server import Endpoint, Server
-from sm121.errors import UsageError
+from sm121.core.errors import UsageError
+from sm121.core.server import Endpoint, Server
 
 _NO_KEY = "none"
 _ANSWER_WITHIN_S = 15.0

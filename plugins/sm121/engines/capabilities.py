@@ -15,9 +15,9 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from sm121 import data_file
-from sm121.errors import UsageError
-from sm121.verdict import NotRun
+from sm121.core import data_file
+from sm121.core.errors import UsageError
+from sm121.core.verdict import NotRun
 
 #: Everything a test may ask for. A new one must be answered in the file of every engine.
 Name = Literal[

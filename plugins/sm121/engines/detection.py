@@ -6,8 +6,8 @@ from typing import Any
 
 import httpx
 
+from sm121.core.server import Server
 from sm121.engines.capabilities import Capabilities, EngineFile, of, shipped
-from sm121.engines.server import Server
 
 #: A server that no file recognises is held to what every OpenAI-compatible server has.
 FALLBACK = "openai"

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import IO
 
-from sm121.lock_file import open_lock
+from sm121.core.lock_file import open_lock
 
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
 

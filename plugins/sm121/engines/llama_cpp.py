@@ -6,11 +6,9 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from sm121.engines.configuration import ServerConfiguration
-from sm121.errors import UsageError
-from sm121.evidence.kernel_path import KernelPath, read_log
+from sm121.core.configuration import ServerConfiguration
+from sm121.core.errors import UsageError
 
 _WITHIN_S = 60.0
 
@@ -78,10 +76,6 @@ class LlamaCpp:
                 wrong or (lines[-1] if lines else "refused") if done.returncode else None
             )
         return answers
-
-    def read_path(self, log: Path) -> KernelPath:
-        """The kernel path that the log proves; null where it is silent."""
-        return read_log(log, self.name)
 
 
 def _run(

@@ -21,8 +21,11 @@ import psutil
 from mirakuru import SimpleExecutor
 from mirakuru.exceptions import ProcessFinishedWithError
 
+from sm121.core.configuration import ServerConfiguration
+from sm121.core.errors import Sm121Error
+from sm121.core.redaction import redact_file, secrets_of
+from sm121.core.server import Endpoint, Server
 from sm121.engines import ports, stale
-from sm121.engines.configuration import ServerConfiguration
 from sm121.engines.memory import Memory
 from sm121.engines.process_tree import (
     RUN_ID,
@@ -35,12 +38,9 @@ from sm121.engines.process_tree import (
     tree,
 )
 from sm121.engines.protocol import Engine
-from sm121.engines.server import Endpoint, Server
-from sm121.errors import Sm121Error
 from sm121.evidence.failure import Cause, classify, relevant_lines
 from sm121.evidence.process_snapshot import snapshot
 from sm121.evidence.progress import startup_progress
-from sm121.evidence.redaction import redact_file, secrets_of
 
 _POLL_S = 0.1
 _HEALTH_EVERY_S = 0.5

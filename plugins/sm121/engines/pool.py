@@ -8,11 +8,11 @@ from pathlib import Path
 
 import psutil
 
-from sm121.engines.configuration import ServerConfiguration
+from sm121.core.configuration import ServerConfiguration
+from sm121.core.server import Server
 from sm121.engines.devices import DeviceLock
 from sm121.engines.managed import ManagedServer, Patience, StartError, StopReport
 from sm121.engines.registry import engine
-from sm121.engines.server import Server
 
 
 @dataclass(frozen=True)

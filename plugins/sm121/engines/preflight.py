@@ -21,7 +21,7 @@ from typing import Literal
 import psutil
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from sm121 import data_file
+from sm121.core import data_file
 
 Severity = Literal["error", "warning", "note"]
 

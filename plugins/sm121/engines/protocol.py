@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from sm121.engines.configuration import ServerConfiguration
+from sm121.core.configuration import ServerConfiguration
 
 
 class Engine(Protocol):
@@ -31,10 +30,6 @@ class Engine(Protocol):
 
     def environment(self, configuration: ServerConfiguration, *, api_key: str) -> Mapping[str, str]:
         """The whole environment of the engine's process."""
-        ...
-
-    def read_path(self, log: Path) -> object:
-        """The kernel path that the log proves (:class:`sm121.evidence.kernel_path.KernelPath`)."""
         ...
 
 

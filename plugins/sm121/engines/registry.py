@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from sm121.core.errors import UsageError
 from sm121.engines.llama_cpp import LlamaCpp
 from sm121.engines.protocol import Engine
 from sm121.engines.sglang import SGLang
 from sm121.engines.vllm import Vllm
-from sm121.errors import UsageError
 
 _ENGINES: dict[str, Engine] = {engine.name: engine for engine in (Vllm(), SGLang(), LlamaCpp())}
 

@@ -7,10 +7,9 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from sm121.core.configuration import ServerConfiguration
+from sm121.core.errors import UsageError
 from sm121.engines import argument_probe
-from sm121.engines.configuration import ServerConfiguration
-from sm121.errors import UsageError
-from sm121.evidence.kernel_path import KernelPath, read_log
 
 _IN_ENGINE = Path(__file__).parent / "in_engine"
 _NONE = 3
@@ -116,7 +115,3 @@ class SGLang:
         """SGLang's own message where its parser refuses a list of arguments, else None."""
         whole = [["--model-path", "model", *arguments] for arguments in lists]
         return argument_probe.ask("sm121_sglang_arguments.py", python, whole, environment)
-
-    def read_path(self, log: Path) -> KernelPath:
-        """The kernel path that the log proves; null where it is silent."""
-        return read_log(log, self.name)

@@ -27,9 +27,9 @@ from typing import IO
 
 import psutil
 
+from sm121.core.lock_file import SERVERS, open_lock, try_lock
 from sm121.engines.process_tree import RUN_ID, become_subreaper, end
 from sm121.engines.stale import OWNER
-from sm121.lock_file import SERVERS, open_lock, try_lock
 
 _POLL_S = 0.05
 _SEGMENTS_EVERY_S = 2.0
@@ -185,13 +185,14 @@ class _Supervisor:
         from sm121.evidence import suite_death
 
         try:
-            suite_death.tell(self._status, self._names, self._main_pid)
+            suite = os.environ.get(OWNER, "").partition(":")[0]
+            suite_death.tell(self._status, self._names, self._main_pid, suite=suite)
         except Exception as error:  # noqa: BLE001 - the server must be ended all the same
             _say(f"no crash bundle could be written: {type(error).__name__}: {error}")
 
     def _redact_log(self) -> None:
         """The suite would have: what the server says goes where we say it."""
-        from sm121.evidence import redaction
+        from sm121.core import redaction
 
         try:
             log = Path("/proc/self/fd/1").resolve()

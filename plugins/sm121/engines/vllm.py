@@ -9,11 +9,10 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from sm121.core.configuration import ServerConfiguration
+from sm121.core.errors import UsageError
+from sm121.core.interpreter import imports
 from sm121.engines import argument_probe
-from sm121.engines.configuration import ServerConfiguration
-from sm121.engines.interpreter import imports
-from sm121.errors import UsageError
-from sm121.evidence.kernel_path import KernelPath, read_log
 
 _PROFILER_ARGUMENT = "--profiler-config"
 _IN_ENGINE = Path(__file__).parent / "in_engine"
@@ -159,10 +158,6 @@ class Vllm:
         """Whether the vLLM of an interpreter takes ``--profiler-config`` (0.13 and later)."""
         origin = imports(python, ("vllm",), environment).origins["vllm"]
         return origin is not None and (Path(origin).parent / "config" / "profiler.py").is_file()
-
-    def read_path(self, log: Path) -> KernelPath:
-        """The kernel path that the log proves; null where it is silent."""
-        return read_log(log, self.name)
 
 
 def _profiler(traces: str) -> str:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import psutil
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
-from sm121.evidence.redaction import redact, redact_arguments, redact_environment, secrets_of
+from sm121.core.redaction import redact, redact_arguments, redact_environment, secrets_of
 
 PROBE_TIMEOUT_S = 60.0
 GIT_TIMEOUT_S = 20.0

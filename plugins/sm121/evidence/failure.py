@@ -18,7 +18,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
-from sm121 import data_file
+from sm121.core import data_file
 from sm121.evidence.log_lines import (
     LogLine,
     cut,

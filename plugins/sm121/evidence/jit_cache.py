@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from sm121.compilation import libraries
 from sm121.compilation.architecture import GB10
-from sm121.errors import UsageError
+from sm121.core.errors import UsageError
 from sm121.evidence.kernel_profile import Part, part_of
 
 _FOLDERS_OF_ALL = ("cached_ops", "cache", "generated")

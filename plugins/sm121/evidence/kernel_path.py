@@ -50,7 +50,7 @@ _OF_TARGET_ONLY = frozenset({"attention", "moe", "native_fp4"})
 
 
 class RequestReport(BaseModel):
-    """Something that was asked for, and what became of it (`sm121.evidence.requested`)."""
+    """Something that was asked for, and what became of it (`sm121.engines.requested`)."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -25,9 +25,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
-from sm121 import data_file
-from sm121.errors import UsageError
-from sm121.verdict import NotRun
+from sm121.core import data_file
+from sm121.core.errors import UsageError
+from sm121.core.verdict import NotRun
 
 Part = Literal["attention", "moe", "dense", "quantise", "other"]
 PARTS: tuple[Part, ...] = ("attention", "moe", "dense", "quantise", "other")

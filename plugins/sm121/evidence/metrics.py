@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 
-from sm121.engines.server import Endpoint
+from sm121.core.server import Endpoint
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.log_lines import cut
 from sm121.evidence.signatures import MetricSignature, load_signatures

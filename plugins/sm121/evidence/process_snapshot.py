@@ -8,7 +8,7 @@ from typing import Any
 
 import psutil
 
-from sm121.evidence.redaction import redact_arguments
+from sm121.core.redaction import redact_arguments
 
 
 def snapshot(processes: Iterable[psutil.Process]) -> list[dict[str, Any]]:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import httpx
 
-from sm121.engines.server import Endpoint
+from sm121.core.server import Endpoint
+from sm121.core.verdict import NotRun
 from sm121.evidence.kernel_profile import KernelProfile, read_nsys_report
-from sm121.verdict import NotRun
 
 _TRACES = ("*.pt.trace.json", "*.pt.trace.json.gz")
 _WRITTEN_WITHIN_S = 30.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from sm121.core.profile import KernelPathRequirement, PathRule
 from sm121.evidence.kernel_path import KernelPath, mistaken_environment
 from sm121.evidence.kernel_profile import KernelProfile, broken_rules
-from sm121.profile import KernelPathRequirement, PathRule
 
 
 def contradictions(

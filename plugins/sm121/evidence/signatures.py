@@ -13,8 +13,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
-from sm121 import data_file
-from sm121.data_file import DataFileError
+from sm121.core import data_file
+from sm121.core.data_file import DataFileError
 from sm121.evidence.log_lines import LogLine
 
 SignatureField = Literal[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Mapping
@@ -9,17 +10,23 @@ from pathlib import Path
 
 import psutil
 
-from sm121.engines.stale import OWNER
+from sm121.core.files import write_text
+from sm121.core.redaction import redact, secrets_of
 from sm121.evidence import cgroup, crash_bundle, kernel_messages, process_snapshot
 from sm121.evidence.crash_bundle import Evidence
 from sm121.evidence.failure import Cause
-from sm121.evidence.redaction import redact, secrets_of
 
 _LOOK_BACK_S = 600.0
 
 
-def tell(status: Path, names: Mapping[int, str], main_pid: int) -> None:
+def tell(status: Path, names: Mapping[int, str], main_pid: int, *, suite: str) -> None:
     """Write a bundle beside the server's status file, and name it in the run's verdict.json.
+
+    Args:
+        status: the server's status file, in the report directory.
+        names: of the processes of the server's tree, by pid.
+        main_pid: of the server itself.
+        suite: pid of the suite's process, empty where it is not known.
 
     Raises:
         OSError: it cannot be written.
@@ -27,8 +34,7 @@ def tell(status: Path, names: Mapping[int, str], main_pid: int) -> None:
     directory = status.parent
     secrets = secrets_of(os.environ)
     kernel = kernel_messages.since(time.monotonic() - _LOOK_BACK_S)
-    owner = os.environ.get(OWNER, "").partition(":")[0]
-    named = kernel.killed({int(owner)}) if owner.isdecimal() else []
+    named = kernel.killed({int(suite)}) if suite.isdecimal() else []
     cause = Cause(
         kind="suite_killed",
         summary="pytest ended without stopping its server: it was killed, or crashed"
@@ -61,18 +67,18 @@ def tell(status: Path, names: Mapping[int, str], main_pid: int) -> None:
 
 
 def _note(file: Path, cause: Cause, bundle: Path) -> None:
-    from sm121.report import verdict_file
-
+    """Add the crash to verdict.json as it is: the run that wrote it has the same version."""
     if not file.is_file():
         return
-    report = verdict_file.read(file)
-    report.crashes.append(
-        verdict_file.CrashReport(
-            kind=cause.kind,
-            summary=cause.summary,
-            owner=cause.owner,
-            bundle=str(bundle.relative_to(file.parent)),
-        )
+    report = json.loads(file.read_text("utf-8"))
+    report["crashes"].append(
+        {
+            "kind": cause.kind,
+            "summary": cause.summary,
+            "owner": cause.owner,
+            "test": None,
+            "bundle": str(bundle.relative_to(file.parent)),
+        }
     )
-    report.reason = f"the run has not finished: {cause.summary}"
-    verdict_file.write(report, file)
+    report["reason"] = f"the run has not finished: {cause.summary}"
+    write_text(json.dumps(report, indent=2) + "\n", file)

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sm121.core.verdict import Invalid, NotRun
 from sm121.kernels import comparison, problems
 from sm121.kernels.benchmark_cases import BenchmarkCase
 from sm121.kernels.protocol import Declaration, declaration, prepared
 from sm121.measure import stream_bandwidth
 from sm121.measure.stream_bandwidth import Bandwidth
 from sm121.oracles import attention, moe
-from sm121.verdict import Invalid, NotRun
 
 _MARGIN = 1.1
 """A share up to this counts as one: the measured bandwidth and a few microseconds both scatter."""

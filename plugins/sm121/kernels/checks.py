@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sm121.core.verdict import Inapplicable, NotRun
 from sm121.kernels import poison, problems
 from sm121.kernels.cases import Case
 from sm121.kernels.problems import Problem
 from sm121.kernels.protocol import ACTIVATIONS, Declaration, declaration, prepared
-from sm121.verdict import Inapplicable, NotRun
 
 # What a provider may say "not these strides" with. Anything else is an error of its own.
 _REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError)

@@ -17,7 +17,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, PositiveFloat
 from torch import Tensor
 
-from sm121 import data_file
+from sm121.core import data_file
 
 _FILE = "kernels/tolerances.toml"
 Measure = Literal["max", "rms", "slope", "bias"]

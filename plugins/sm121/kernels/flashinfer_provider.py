@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from sm121.core.verdict import NotRun
 from sm121.kernels.paging import Paging
 from sm121.kernels.protocol import Operation, Packed
-from sm121.verdict import NotRun
 
 _PAGE = 32
 _ALIGNED = 128

@@ -9,9 +9,9 @@ import importlib
 import importlib.util
 from typing import Any
 
-from sm121.architecture import CPU
-from sm121.errors import UsageError
-from sm121.verdict import NotRun
+from sm121.core.architecture import CPU
+from sm121.core.errors import UsageError
+from sm121.core.verdict import NotRun
 
 _MODULES = {
     "torch": ("sm121.kernels.torch_provider", "provider"),

@@ -12,10 +12,10 @@ import subprocess
 import sys
 from typing import Any
 
+from sm121.core.verdict import NotRun
 from sm121.kernels import cases, registry
 from sm121.kernels.cases import Case
 from sm121.kernels.protocol import Operation, declaration
-from sm121.verdict import NotRun
 
 _LIMIT_S = 180.0
 _GROUP = "tactics"

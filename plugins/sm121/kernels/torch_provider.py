@@ -13,8 +13,8 @@ import math
 import torch
 from torch import Tensor
 
+from sm121.core.verdict import NotRun
 from sm121.kernels.protocol import Packed
-from sm121.verdict import NotRun
 
 _BLOCK = 32
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sm121.core.verdict import NotRun
 from sm121.kernels.protocol import Packed
 from sm121.kernels.torch_provider import TorchProvider
-from sm121.verdict import NotRun
 
 _ALPHA, _LIMIT = 1.702, 7.0
 _BLOCK = 32

@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from sm121.core.verdict import NotRun
 from sm121.kernels.paging import Paging
 from sm121.kernels.protocol import Operation, Packed
-from sm121.verdict import NotRun
 
 _ALPHA, _LIMIT = 1.702, 7.0
 _PAGE = 32

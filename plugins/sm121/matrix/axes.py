@@ -20,10 +20,10 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from sm121 import data_file
-from sm121.errors import UsageError
+from sm121.core import data_file
+from sm121.core.errors import UsageError
+from sm121.core.profile import GoldenBound
 from sm121.evidence.kernel_path import KernelPath
-from sm121.profile import GoldenBound
 
 #: A cell: a value for each axis, by name.
 Cell = Mapping[str, str]

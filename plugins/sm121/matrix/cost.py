@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from sm121.core.files import write_text
+from sm121.core.profile import MatrixPlan
 from sm121.matrix.axes import Cell, Space
 from sm121.matrix.outcome import CellRecord
-from sm121.profile import MatrixPlan
-from sm121.report import verdict_file
 
 _KEPT = 500
 
@@ -73,7 +73,7 @@ class Durations:
         self._known = dict(list(self._known.items())[-_KEPT:])
         with contextlib.suppress(OSError):  # a folder that cannot be written costs a prediction
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            verdict_file.write_text(json.dumps(self._known, indent=1) + "\n", self._file)
+            write_text(json.dumps(self._known, indent=1) + "\n", self._file)
 
 
 def predict(

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import covertable
 
-from sm121.errors import Sm121Error, UsageError
+from sm121.core.errors import Sm121Error, UsageError
 from sm121.matrix.axes import Cell, Choice, Incompatible, Space
 
 Strength = int | Literal["full", "none"]

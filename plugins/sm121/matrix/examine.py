@@ -19,15 +19,18 @@ import httpx
 from sm121.answers import agreement, golden, sanity
 from sm121.answers.agreement import Bound
 from sm121.answers.golden import GoldenFile
+from sm121.answers.log_probabilities import dtype_of
 from sm121.answers.prompts import PromptSet
 from sm121.answers.request import Asker, Position, Refused, Request
-from sm121.engines.configuration import ServerConfiguration
+from sm121.core.configuration import ServerConfiguration
+from sm121.core.errors import Sm121Error
+from sm121.core.files import write_text
+from sm121.core.profile import GoldenBound, MatrixPlan, Profile
+from sm121.core.server import Server
+from sm121.core.verdict import Invalid, NotRun, Undecided
 from sm121.engines.managed import ServerError
-from sm121.engines.server import Server
-from sm121.errors import Sm121Error
 from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_path import KernelPath, mistaken_environment
-from sm121.evidence.log_probabilities import dtype_of
 from sm121.matrix.axes import Expected, Space, identity
 from sm121.matrix.covering import Planned
 from sm121.matrix.outcome import Agreement, CellRecord, Outcome, Rate, Step, worst
@@ -38,9 +41,6 @@ from sm121.measure.load_process import LoadProcess
 from sm121.measure.measurement import Invalidity
 from sm121.measure.plan import Plan
 from sm121.measure.prompts import Prompts
-from sm121.profile import GoldenBound, MatrixPlan, Profile
-from sm121.report import verdict_file
-from sm121.verdict import Invalid, NotRun, Undecided
 
 #: Fields of the path that a report of a cell shows.
 _SHOWN = ("attention", "moe", "cuda_graphs", "kv_layout", "speculative", "dtype", "load_format",
@@ -452,12 +452,8 @@ class Bench:
         folder.mkdir(parents=True, exist_ok=True)
         if log.is_file():
             shutil.copy(log, folder / "server.log")
-        verdict_file.write_text(
-            self.redact(record.model_dump_json(indent=2)) + "\n", folder / "cell.json"
-        )
-        verdict_file.write_text(
-            self.redact(cause.model_dump_json(indent=2)) + "\n", folder / "cause.json"
-        )
+        write_text(self.redact(record.model_dump_json(indent=2)) + "\n", folder / "cell.json")
+        write_text(self.redact(cause.model_dump_json(indent=2)) + "\n", folder / "cause.json")
         return str(folder.relative_to(self.directory.parent))
 
     def _said(self, error: Exception) -> str:

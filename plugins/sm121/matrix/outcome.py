@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sm121.verdict import Verdict
+from sm121.core.verdict import Verdict
 
 
 class Outcome(StrEnum):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sm121.errors import UsageError
+from sm121.core.errors import UsageError
+from sm121.core.profile import MatrixPlan, Profile
 from sm121.matrix import axes, cost, covering
 from sm121.matrix.axes import Space, identity
 from sm121.matrix.covering import Array
-from sm121.profile import MatrixPlan, Profile
 
 _MOST_STRENGTH = 3
 

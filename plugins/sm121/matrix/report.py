@@ -8,14 +8,14 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sm121.errors import UsageError
+from sm121.core.errors import UsageError
+from sm121.core.printable import printable
 from sm121.matrix import cost
 from sm121.matrix.axes import AxesFile, Choice, Space, identity, label
 from sm121.matrix.covering import Array, Coverage, Strength, coverage, parse_strength
 from sm121.matrix.covering import build as build_array
 from sm121.matrix.isolation import FailingSet, smallest
 from sm121.matrix.outcome import CellRecord, Outcome
-from sm121.report.printable import printable
 
 PairState = Literal["works", "broken", "incompatible", "unknown"]
 _SIGN: dict[PairState, str] = {

@@ -20,7 +20,8 @@ import numpy as np
 import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from sm121.errors import Sm121Error
+from sm121.core.errors import Sm121Error
+from sm121.core.profile import Box
 from sm121.measure.matrix_rate import matrix_rate
 from sm121.measure.stream_bandwidth import (
     gpu_seconds,
@@ -28,7 +29,6 @@ from sm121.measure.stream_bandwidth import (
     last_level_cache_bytes,
     read_bandwidth,
 )
-from sm121.profile import Box
 
 #: An engine that uses less than this many cores, over this long, is idle.
 _IDLE_CORES = 0.3

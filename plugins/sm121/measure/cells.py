@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
-from sm121.engines.server import Endpoint
-from sm121.errors import Sm121Error
+from sm121.core.errors import Sm121Error
+from sm121.core.server import Endpoint
 from sm121.measure import counters, metrics, validity
 from sm121.measure.client import Batch, Patience, Request, completion
 from sm121.measure.clock import Clock

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sm121.errors import UsageError
+from sm121.core.errors import UsageError
 from sm121.measure import statistics
 
 _RATE = re.compile(r"(?P<kind>pp|tg)(?P<tokens>\d+)(?:_c(?P<streams>\d+))?(?:@d(?P<depth>\d+))?$")

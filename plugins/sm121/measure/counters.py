@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from sm121.engines.server import Endpoint
+from sm121.core.server import Endpoint
 
 #: By our name: the names of engines, without prefix.
 _NAMES = {

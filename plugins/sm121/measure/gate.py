@@ -20,10 +20,10 @@ from typing import Literal
 import numpy as np
 from scipy import special, stats
 
+from sm121.core.profile import Gate
+from sm121.core.verdict import Verdict
 from sm121.measure import statistics
 from sm121.measure.statistics import Estimate, Floats
-from sm121.profile import Gate
-from sm121.verdict import Verdict
 
 Grade = Literal["minimum", "target", "stretch"]
 

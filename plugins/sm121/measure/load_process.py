@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import uvloop
 
-from sm121.errors import Sm121Error
+from sm121.core.errors import Sm121Error
 from sm121.measure.client import Batch, Client, Patience, Request
 from sm121.measure.stream import Answer
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from sm121.engines.server import Endpoint
-from sm121.errors import Sm121Error
+from sm121.core.errors import Sm121Error
+from sm121.core.server import Endpoint
 
 _WORDS = 4000
 _ATTEMPTS = 4

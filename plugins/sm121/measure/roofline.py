@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from sm121.errors import Sm121Error
+from sm121.core.errors import Sm121Error
 
 #: An element of MXFP4: 4 bits, and a scale of 8 bits for each 32 of them.
 MXFP4_BITS = 4.25

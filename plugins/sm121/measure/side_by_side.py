@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm121.errors import UsageError
+from sm121.core.errors import UsageError
 from sm121.measure import comparison
 
 _LEVEL = "test_performance.py"

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from sm121.errors import Sm121Error
+from sm121.core.errors import Sm121Error
 from sm121.measure.statistics import Floats
 
 #: One timing takes at least so long: small buffers are read several times for it.

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 
-from sm121.lock_file import open_lock, try_lock
+from sm121.core.lock_file import open_lock, try_lock
 
 _POLL_S = 0.1
 #: Shorter waits are not worth a line; longer ones are said again and again.

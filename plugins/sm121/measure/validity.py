@@ -12,11 +12,11 @@ from statistics import median
 import numpy as np
 from scipy import stats
 
+from sm121.core.profile import Measuring
 from sm121.measure.client import Batch
 from sm121.measure.clock import Clock
 from sm121.measure.measurement import Invalidity
 from sm121.measure.metrics import arrivals, decode_rate, ttft_ms
-from sm121.measure.plan import Measuring
 from sm121.measure.stream import Answer
 
 #: Between clocks that do not step, in seconds; NTP slews by 500 ppm at most.

@@ -13,17 +13,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sm121 import architecture
+from sm121.core import architecture
+from sm121.core.configuration import ServerConfiguration, environment_items
+from sm121.core.files import write_text
+from sm121.core.server import Server
+from sm121.core.verdict import Inconclusive, Invalid, NotRun, Verdict
 from sm121.engines.attached import attach
-from sm121.engines.configuration import ServerConfiguration, environment_items
 from sm121.engines.managed import ServerError
 from sm121.engines.pool import ServerPool
-from sm121.engines.server import Server
-from sm121.measure import ab, hypothesis, statistics
-from sm121.measure.ab import Outcome, Side, Value, Visit
+from sm121.measure import statistics
 from sm121.measure.box import BoxState
 from sm121.measure.cells import Cell, Target
-from sm121.measure.hypothesis import Answer
 from sm121.measure.load_process import LoadProcess
 from sm121.measure.prompts import Prompts
 from sm121.plugin.benchmarks import kernel_path
@@ -32,9 +32,11 @@ from sm121.plugin.options import SETTINGS
 from sm121.plugin.performance import plan_of
 from sm121.plugin.run import Run
 from sm121.plugin.terminal import announce
-from sm121.report import verdict_file
-from sm121.report.verdict_file import MetricReport
-from sm121.verdict import Inconclusive, Invalid, NotRun, Verdict
+from sm121.regression import ab, hypothesis
+from sm121.regression.ab import Outcome, Side, Value, Visit
+from sm121.regression.hypothesis import Answer
+from sm121.run import verdict_file
+from sm121.run.verdict_file import MetricReport
 
 #: How much worse B may be in what varies from start to start on any machine.
 _ALLOWED = {"startup_s": 0.25, "memory_gib": 0.10}
@@ -113,7 +115,7 @@ class AbRun:
         gate = hypothesis.evaluate(criteria, outcomes, self.visits, levels)
         file = self._run.directory / "review.md"
         engine = self._run.file.engine
-        verdict_file.write_text(
+        write_text(
             hypothesis.review(
                 chosen,
                 answers,
@@ -255,7 +257,7 @@ class AbRun:
             ],
         }
         text = self._run.redact(json.dumps(record, indent=2))
-        verdict_file.write_text(text + "\n", self._run.directory / "ab.json")
+        write_text(text + "\n", self._run.directory / "ab.json")
         self._run.save()
 
 

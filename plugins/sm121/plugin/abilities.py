@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from sm121.profile import Ability, Profile
+from sm121.core.profile import Ability, Profile
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -10,19 +10,18 @@ from typing import Any, TypeVar
 
 import pytest
 
-from sm121.answers import accuracy, agreement, golden, prompts, request
+from sm121.answers import accuracy, agreement, golden, log_probabilities, prompts, request
 from sm121.answers.agreement import Bound
 from sm121.answers.golden import GoldenFile, Identity
+from sm121.answers.log_probabilities import Reference
 from sm121.answers.prompts import Prompt, PromptSet
 from sm121.answers.request import Answer, Asker, Request
-from sm121.engines.server import Server
-from sm121.errors import UsageError
-from sm121.evidence import log_probabilities
-from sm121.evidence.log_probabilities import Reference
+from sm121.core.errors import UsageError
+from sm121.core.profile import AgreementBound, GoldenBound, Profile
+from sm121.core.server import Server
+from sm121.core.verdict import NotRun
 from sm121.plugin.options import SETTINGS
 from sm121.plugin.run import RUN, Run
-from sm121.profile import AgreementBound, GoldenBound, Profile
-from sm121.verdict import NotRun
 
 _Bound = TypeVar("_Bound", bound=AgreementBound)
 _WAITING = pytest.StashKey[int]()

@@ -10,10 +10,10 @@ import pytest
 from sm121.api import cases
 from sm121.api.cases import Case
 from sm121.api.client import Api
+from sm121.core.server import Server
 from sm121.engines import capabilities as engine_capabilities
 from sm121.engines.capabilities import Capabilities
 from sm121.engines.detection import detect
-from sm121.engines.server import Server
 from sm121.plugin.run import Run
 
 

@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from sm121.core.profile import Gate
+from sm121.core.verdict import Inconclusive, Invalid, Verdict
 from sm121.evidence.kernel_path import KernelPath
 from sm121.measure import gate, machine, statistics
 from sm121.measure.box import BoxState
@@ -26,9 +28,7 @@ from sm121.measure.statistics import Estimate
 from sm121.plugin.box import Box, ceilings
 from sm121.plugin.run import RUN, Run
 from sm121.plugin.selection import LEVEL
-from sm121.profile import Gate
-from sm121.report.verdict_file import MetricReport, TestReport
-from sm121.verdict import Inconclusive, Invalid, Verdict
+from sm121.run.verdict_file import MetricReport, TestReport
 
 #: Gathers until there are so many rounds (or requests) in all, and gives the whole measurement.
 More = Callable[[int], Measurement]

@@ -11,8 +11,10 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from sm121 import architecture
-from sm121.errors import Sm121Error
+from sm121.core import architecture
+from sm121.core.errors import Sm121Error
+from sm121.core.profile import Profile
+from sm121.core.verdict import Inconclusive, NotRun, Verdict
 from sm121.measure import box as measure
 from sm121.measure import roofline
 from sm121.measure.box import BoxState, Load, Reading
@@ -20,9 +22,7 @@ from sm121.measure.roofline import Ceiling
 from sm121.measure.stream_bandwidth import read_bandwidth
 from sm121.plugin.run import RUN, Run
 from sm121.plugin.terminal import announce
-from sm121.profile import Profile
-from sm121.report.verdict_file import TestReport
-from sm121.verdict import Inconclusive, NotRun, Verdict
+from sm121.run.verdict_file import TestReport
 
 _ATTEMPTS = 3
 _SETTLED_WITHIN_S = 10.0

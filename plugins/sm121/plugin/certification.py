@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sm121.errors import UsageError
-from sm121.report.reason import reason
-from sm121.verdict import Verdict, worst
+from sm121.core.errors import UsageError
+from sm121.core.verdict import Verdict, worst
+from sm121.run.reason import reason
 
 if TYPE_CHECKING:
     from sm121.plugin.run import Run

@@ -10,17 +10,18 @@ from typing import Any
 import psutil
 import pytest
 
-from sm121.errors import UsageError
+from sm121.core.errors import UsageError
+from sm121.core.printable import printable
+from sm121.core.verdict import Verdict
 from sm121.plugin import certification, matrix_workers, scheduling, target, workers
 from sm121.plugin.options import SETTINGS
 from sm121.plugin.run import RUN, Run, end_on_signals
 from sm121.plugin.selection import architectures_asked_for
 from sm121.plugin.terminal import announce
-from sm121.report import directory as report_directory
-from sm121.report import merged, verdict_file
-from sm121.report.printable import printable
-from sm121.report.verdict_file import TestReport, VerdictFile
-from sm121.verdict import Verdict
+from sm121.run import directory as report_directory
+from sm121.run import merge as merged
+from sm121.run import verdict_file
+from sm121.run.verdict_file import TestReport, VerdictFile
 
 _NAME = pytest.StashKey[str]()
 _GROUPS = pytest.StashKey[dict[str, str]]()

@@ -12,17 +12,17 @@ from typing import Any
 import httpx
 import pytest
 
+from sm121.core.printable import printable
+from sm121.core.redaction import redact_arguments, redact_environment
 from sm121.engines.managed import ManagedServer, ServerError, ServerStalled, ServerTimedOut
 from sm121.evidence import cgroup, crash_bundle, death, kernel_messages
 from sm121.evidence.crash_bundle import Evidence
 from sm121.evidence.failure import Cause, classify
-from sm121.evidence.redaction import redact_arguments, redact_environment
 from sm121.plugin.box import BOX
 from sm121.plugin.run import RUN, Run
 from sm121.plugin.selection import ID, LEVEL
 from sm121.plugin.terminal import announce
-from sm121.report.printable import printable
-from sm121.report.verdict_file import CrashReport
+from sm121.run.verdict_file import CrashReport
 from sm121.stress.fault import OWNERS, UnderLoad
 
 #: After these the server is good for nothing, or not known to be.
@@ -153,10 +153,8 @@ def gather(
         kernel=kernel,
         cgroup_before=run.cgroup_before,
         cgroup_after=after,
-        memory=_memory(observer.timeline.record() if observer else None, history),
-        in_flight=None
-        if observer is None
-        else [outcome.record() for outcome in observer.client.under_way()],
+        memory=_memory(observer.memory_record() if observer else None, history),
+        in_flight=None if observer is None else observer.under_way(),
         metrics=_metrics(run, managed),
         configuration=None
         if configuration is None
@@ -332,8 +330,8 @@ def _memory(
 
 
 def _metrics(run: Run, managed: ManagedServer | None) -> str | None:
-    if run.observer is not None and run.observer.timeline.metrics is not None:
-        return run.observer.timeline.metrics
+    if run.observer is not None and run.observer.metrics is not None:
+        return run.observer.metrics
     name = managed.log.stem if managed is not None else "attached"
     kept = run.directory / f"metrics-{name}.txt"
     return kept.read_text("utf-8", "replace") if kept.is_file() else None

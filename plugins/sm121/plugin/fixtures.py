@@ -10,13 +10,13 @@ import httpx
 import pytest
 
 from sm121.api.guarded import GuardedClient
+from sm121.core.profile import Profile
+from sm121.core.server import Server
+from sm121.core.verdict import NotRun
 from sm121.engines.capabilities import Capabilities
 from sm121.engines.managed import StopReport
-from sm121.engines.server import Server
 from sm121.evidence.kernel_path import KernelPath
 from sm121.plugin.run import RUN, Run
-from sm121.profile import Profile
-from sm121.verdict import NotRun
 
 if TYPE_CHECKING:
     import openai

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm121 import architecture
-from sm121 import profile as profiles
-from sm121.errors import UsageError
+from sm121.core import architecture
+from sm121.core import profile as profiles
+from sm121.core.errors import UsageError
+from sm121.core.verdict import NotRun
 from sm121.kernels import benchmark_cases, cases, registry
 from sm121.kernels.benchmark_cases import BenchmarkCase
 from sm121.kernels.cases import Case
@@ -23,7 +24,6 @@ from sm121.plugin import workers
 from sm121.plugin.options import SETTINGS, Settings
 from sm121.plugin.run import Run
 from sm121.plugin.selection import LEVEL
-from sm121.verdict import NotRun
 
 if TYPE_CHECKING:
     from sm121.kernels.problems import Problem

@@ -12,13 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from sm121 import architecture, profile
 from sm121.answers import prompts
+from sm121.core import architecture, profile
+from sm121.core.configuration import ServerConfiguration, environment_items
+from sm121.core.errors import UsageError
+from sm121.core.files import write_text
+from sm121.core.profile import MatrixPlan, Profile
+from sm121.core.verdict import Invalid, NotRun
 from sm121.engines import registry
-from sm121.engines.configuration import ServerConfiguration, environment_items
 from sm121.engines.managed import ServerError
 from sm121.engines.protocol import ChecksArguments
-from sm121.errors import UsageError
 from sm121.evidence.failure import Cause
 from sm121.matrix import axes, cost, covering, isolation, order, report, state
 from sm121.matrix.axes import Space, identity, label
@@ -31,10 +34,7 @@ from sm121.plugin.options import SETTINGS, Settings
 from sm121.plugin.run import RUN, Run
 from sm121.plugin.selection import LEVEL
 from sm121.plugin.terminal import announce
-from sm121.profile import MatrixPlan, Profile
-from sm121.report import verdict_file
-from sm121.report.directory import WORKERS
-from sm121.verdict import Invalid, NotRun
+from sm121.run.directory import WORKERS
 
 _FOLDER = "matrix"
 #: Of a test's time, what is kept for stopping a server and for the reports.
@@ -466,8 +466,8 @@ class MatrixRun:
         )
         self.directory.mkdir(parents=True, exist_ok=True)
         text = json.dumps(report.as_json(self.space, file), indent=2, ensure_ascii=False)
-        verdict_file.write_text(self.run.redact(text) + "\n", self.directory / "matrix.json")
-        verdict_file.write_text(
+        write_text(self.run.redact(text) + "\n", self.directory / "matrix.json")
+        write_text(
             self.run.redact(report.markdown(self.space, file, command=self._command())),
             self.directory / "FEATURE_MATRIX.md",
         )

@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from sm121.errors import UsageError
+from sm121.core.errors import UsageError
+from sm121.core.files import write_text
+from sm121.core.verdict import Verdict
 from sm121.matrix import report
 from sm121.plugin.run import Run
-from sm121.report import verdict_file
-from sm121.report.directory import WORKERS
-from sm121.verdict import Verdict
+from sm121.run.directory import WORKERS
 
 _FOLDER = "matrix"
 #: The test that is about all cells, which no worker has.
@@ -47,8 +47,8 @@ def conclude(run: Run, names: Iterable[str]) -> None:
     folder = run.directory / _FOLDER
     folder.mkdir(exist_ok=True)
     text = json.dumps(report.as_json(space, whole), indent=2, ensure_ascii=False)
-    verdict_file.write_text(text + "\n", folder / "matrix.json")
-    verdict_file.write_text(report.markdown(space, whole), folder / "FEATURE_MATRIX.md")
+    write_text(text + "\n", folder / "matrix.json")
+    write_text(report.markdown(space, whole), folder / "FEATURE_MATRIX.md")
     sets = "; ".join(one.text for one in whole.failing_sets)
     for index, test in enumerate(run.file.tests):
         if test.id.endswith(_ABOUT_ALL):

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from sm121 import architecture, profile, waivers
+from sm121.core import architecture, profile, waivers
+from sm121.core.errors import UsageError
+from sm121.core.profile import Profile
+from sm121.core.waivers import Waiver
 from sm121.engines import capabilities, devices, registry
 from sm121.engines.protocol import Program
-from sm121.errors import UsageError
 from sm121.kernels import registry as kernel_providers
-from sm121.measure import hypothesis
-from sm121.measure.ab import Side, parse_sides
-from sm121.measure.hypothesis import Hypothesis
-from sm121.profile import Profile
+from sm121.regression import hypothesis
+from sm121.regression.ab import Side, parse_sides
+from sm121.regression.hypothesis import Hypothesis
 from sm121.stress import soak
-from sm121.waivers import Waiver
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,11 @@ import pytest
 from rich.console import Console
 from rich.status import Status
 
-from sm121 import architecture, profile
-from sm121.engines.server import Server
-from sm121.errors import UsageError
+from sm121.core import architecture, profile
+from sm121.core.errors import UsageError
+from sm121.core.profile import Profile
+from sm121.core.server import Server
+from sm121.core.verdict import Invalid, NotRun
 from sm121.evidence.requirement import contradictions
 from sm121.measure import metrics, validity, visible
 from sm121.measure.cells import Cell, Target, prefill_slope
@@ -26,8 +28,6 @@ from sm121.plugin.benchmarks import MetricRecorder
 from sm121.plugin.options import SETTINGS, Settings
 from sm121.plugin.run import Run
 from sm121.plugin.terminal import announce
-from sm121.profile import Profile
-from sm121.verdict import Invalid, NotRun
 
 #: Requests of the last look at the rate, when everything else has been measured.
 _LAST_LOOK = 3

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from sm121.engines.server import Server
+from sm121.core.files import write_text
+from sm121.core.server import Server
+from sm121.core.verdict import NotRun
 from sm121.evidence import kernel_profile
 from sm121.evidence.kernel_profile import KernelProfile
 from sm121.evidence.profiler import profile_decode, profile_with_nsys
 from sm121.plugin import target
 from sm121.plugin.run import Run
-from sm121.report import verdict_file
-from sm121.verdict import NotRun
 
 
 @pytest.fixture
@@ -35,11 +35,11 @@ def profiled(conformance: Run, server: Server) -> KernelProfile:
     seen = _take(conformance, server)
     name = server.configuration.name if server.configuration else "attached"
     report = conformance.directory / f"kernels-{name}"
-    verdict_file.write_text(
+    write_text(
         f"# Kernels of decode, configuration {name}\n\n{kernel_profile.table(seen)}",
         report.with_suffix(".md"),
     )
-    verdict_file.write_text(seen.model_dump_json(indent=2) + "\n", report.with_suffix(".json"))
+    write_text(seen.model_dump_json(indent=2) + "\n", report.with_suffix(".json"))
     conformance.file.engine.kernels = kernel_profile.shortened(seen)
     if (
         conformance.pool is not None

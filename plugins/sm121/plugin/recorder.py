@@ -7,12 +7,12 @@ from collections.abc import Generator
 
 import pytest
 
+from sm121.core.printable import printable
+from sm121.core.profile import LEVELS
+from sm121.core.verdict import Inapplicable, NotRun, Undecided, Verdict
 from sm121.plugin.run import RUN, Run
 from sm121.plugin.selection import ID, LEVEL
-from sm121.profile import LEVELS
-from sm121.report.printable import printable
-from sm121.report.verdict_file import BESIDE, TestReport
-from sm121.verdict import Inapplicable, NotRun, Undecided, Verdict
+from sm121.run.verdict_file import BESIDE, TestReport
 
 _MESSAGE_LENGTH = 600
 _FINDING = pytest.StashKey[TestReport]()

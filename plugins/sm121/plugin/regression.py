@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from sm121.errors import UsageError
-from sm121.measure import history, regression
+from sm121.core.errors import UsageError
+from sm121.core.verdict import Inconclusive, Invalid, NotRun, Verdict
 from sm121.measure.box import BoxState
-from sm121.measure.history import StoredMetric, StoredRun
-from sm121.measure.regression import Finding
 from sm121.plugin.benchmarks import RECORDED, context, extra_info
 from sm121.plugin.run import Run
-from sm121.verdict import Inconclusive, Invalid, NotRun, Verdict
+from sm121.regression import history
+from sm121.regression import trend as regression
+from sm121.regression.history import StoredMetric, StoredRun
+from sm121.regression.trend import Finding
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from sm121.errors import Sm121Error
+from sm121.core.errors import Sm121Error
+from sm121.core.files import write_text
+from sm121.core.printable import printable
 from sm121.plugin.benchmarks import RECORDED, extra_info
 from sm121.plugin.options import SETTINGS
 from sm121.plugin.regression import History
 from sm121.plugin.run import RUN, Run
 from sm121.plugin.selection import ID, LEVEL
 from sm121.plugin.terminal import announce
-from sm121.report import details, findings, github, junit, page, stored, summary, verdict_file
+from sm121.report import details, findings, github, junit, page, stored, summary
 from sm121.report.details import Details, FailureDetail
-from sm121.report.printable import printable
 from sm121.report.stored import StoredReport
 
 DETAILS = pytest.StashKey[Details]()
@@ -200,7 +201,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, obj
     }
     details.write(known, run.directory)
     report = stored.read(run.directory)
-    verdict_file.write_text(junit.xml(report), run.directory / junit.NAME)
+    write_text(junit.xml(report), run.directory / junit.NAME)
     page.write(report)
     session.config.stash[_REPORT] = report
     _to_github(run)

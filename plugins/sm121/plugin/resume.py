@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import pytest
 
+from sm121.core.verdict import Verdict
 from sm121.plugin import workers
 from sm121.plugin.run import RUN, Run
 from sm121.plugin.selection import LEVEL
-from sm121.report import verdict_file
-from sm121.report.verdict_file import TestReport, VerdictFile
-from sm121.verdict import Verdict
+from sm121.run import verdict_file
+from sm121.run.verdict_file import TestReport, VerdictFile
 
 _LEVELS = ("kernel",)
 _UNFINISHED = ("not reached", "not finished")

@@ -15,23 +15,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 
-from sm121 import architecture
-from sm121.engines import devices, preflight, registry, stale
-from sm121.engines.configuration import ServerConfiguration
+from sm121.core import architecture
+from sm121.core.configuration import ServerConfiguration
+from sm121.core.errors import UsageError
+from sm121.core.files import write_text
+from sm121.core.printable import printable
+from sm121.core.profile import Profile
+from sm121.core.redaction import redact, secrets_of
+from sm121.core.server import Server
+from sm121.core.verdict import NotRun, Verdict
+from sm121.engines import devices, preflight, registry, requested, stale
 from sm121.engines.managed import Patience, StopReport
 from sm121.engines.pool import ServerPool
 from sm121.engines.preflight import Finding
 from sm121.engines.process_tree import RUN_ID
 from sm121.engines.protocol import Program
-from sm121.engines.server import Server
-from sm121.errors import UsageError
-from sm121.evidence import cgroup, environment, metrics, requested
+from sm121.evidence import cgroup, environment, metrics
 from sm121.evidence.kernel_path import KernelPath, read_log
-from sm121.evidence.redaction import redact, secrets_of
 from sm121.evidence.resources import ResourceSampler
 from sm121.plugin import certification, target, workers
 from sm121.plugin.abilities import inability
@@ -47,29 +51,21 @@ from sm121.plugin.selection import (
 from sm121.plugin.slow import is_left_out
 from sm121.plugin.start_progress import StartProgress
 from sm121.plugin.terminal import announce
-from sm121.profile import Profile
-from sm121.report import directory as report_directory
-from sm121.report import summary, verdict_file
-from sm121.report.printable import printable
-from sm121.report.verdict_file import (
+from sm121.report import summary
+from sm121.run import directory as report_directory
+from sm121.run import verdict_file
+from sm121.run.harness import Observer
+from sm121.run.verdict_file import (
     EngineReport,
     ShardReport,
     StartReport,
     TestReport,
     VerdictFile,
 )
-from sm121.verdict import NotRun, Verdict
 
 if TYPE_CHECKING:
-    from sm121.stress.client import LoadClient
-    from sm121.stress.timeline import Timeline
-
-
-class Observer(Protocol):
-    """What is known of a server under load."""
-
-    client: LoadClient
-    timeline: Timeline
+    from sm121.engines.managed import ServerError
+    from sm121.evidence.failure import Cause
 
 
 @dataclass
@@ -116,6 +112,11 @@ class Run:
         if self.target.profile is None:
             raise NotRun(self.target.obstacle or "no profile")
         return self.target.profile
+
+    @property
+    def arch(self) -> str:
+        """The architecture of the target."""
+        return self.target.arch
 
     @property
     def secrets(self) -> set[str]:
@@ -198,6 +199,36 @@ class Run:
         self._refuse_when_aborted()
         return self.pool.get(configuration)
 
+    def stop(self) -> StopReport | None:
+        """Stop the server that runs; None when none does, or it is attached."""
+        return self.pool.stop() if self.pool is not None else None
+
+    def obstacle(self) -> str | None:
+        """Why no server is started any more; None while all is well."""
+        if self.aborted is not None:
+            return self.aborted[1]
+        if self.distrusted is not None:
+            return self.distrusted
+        unfit = [finding for finding in self.findings if finding.severity == "error"]
+        if unfit:
+            return f"no server is started on a machine that is not fit: {unfit[0].message}"
+        return None
+
+    def crashed(self, error: ServerError, test: str | None) -> Cause:
+        """After an abnormal end: a bundle, one line, and a look at what is left of the server."""
+        from sm121.plugin import crashes
+
+        managed = self.pool.latest if self.pool is not None else None
+        evidence = crashes.gather(self, test or "", error, managed)
+        evidence.test = test
+        crashes.tell(self, evidence)
+        crashes.replace_server(self, evidence)
+        return evidence.cause
+
+    def say(self, what: str, line: str) -> None:
+        """Show progress of long work at once."""
+        announce(self.config, what, line)
+
     def _refuse_when_aborted(self) -> None:
         if self.aborted is not None:
             raise NotRun(f"the run was ended: {self.aborted[1]}")
@@ -246,7 +277,7 @@ class Run:
             if text is None:
                 return None
             try:
-                verdict_file.write_text(self.redact(text), kept)
+                write_text(self.redact(text), kept)
             except OSError as error:
                 self._cannot_write(error)
                 return text
@@ -278,7 +309,7 @@ class Run:
             self.file.reason = f"the run was ended: {ended.summary}"
         try:
             verdict_file.write(self.file, self.directory / "verdict.json")
-            verdict_file.write_text(summary.markdown(self.file), self.directory / "summary.md")
+            write_text(summary.markdown(self.file), self.directory / "summary.md")
         except OSError as error:
             self._cannot_write(error)
 

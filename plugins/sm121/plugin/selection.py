@@ -8,8 +8,8 @@ import re
 import pytest
 from _pytest.mark.expression import Expression
 
-from sm121.architecture import CAPABILITIES, CPU, NAMES
-from sm121.profile import LEVELS
+from sm121.core.architecture import CAPABILITIES, CPU, NAMES
+from sm121.core.profile import LEVELS
 
 #: More names than anybody writes; an expression of so many is looked at in part.
 _MOST_WORDS = 10

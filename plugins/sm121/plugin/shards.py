@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from sm121.errors import UsageError
+from sm121.core.errors import UsageError
 from sm121.plugin.matrix import plan_of_items
 from sm121.plugin.options import SETTINGS
 from sm121.plugin.run import SHARD
 from sm121.plugin.selection import LEVEL
 from sm121.plugin.workers import CONFIGURATION, GROUP, UNDER_TEST
-from sm121.report.verdict_file import ShardReport, ShardTest
+from sm121.run.verdict_file import ShardReport, ShardTest
 
 _KERNEL = "kernel"
 #: Tests about all that ran: each shard has them, about its own part.

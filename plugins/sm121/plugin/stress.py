@@ -17,28 +17,29 @@ from typing import Any
 import psutil
 import pytest
 
-from sm121 import architecture
 from sm121.answers.agreement import Bound
 from sm121.answers.prompts import continuations
 from sm121.answers.request import Asker
+from sm121.core import architecture
+from sm121.core.files import write_text
+from sm121.core.server import Server
+from sm121.core.verdict import Inconclusive, NotRun, Verdict, worst
 from sm121.engines.capabilities import Capabilities, Name
-from sm121.engines.server import Server
-from sm121.measure import counters
+from sm121.measure import counters, growth
+from sm121.measure.growth import Growth
 from sm121.plugin.answers import bound
 from sm121.plugin.run import RUN, Run
 from sm121.plugin.selection import LEVEL
 from sm121.plugin.terminal import announce
-from sm121.report import memory_file, verdict_file
+from sm121.report import memory_file
 from sm121.report.memory_file import MemoryFile
-from sm121.report.verdict_file import MemoryReport
-from sm121.stress import aftermath, checks, growth, kept, shapes, soak
+from sm121.run.verdict_file import MemoryReport
+from sm121.stress import aftermath, checks, kept, shapes, soak
 from sm121.stress.client import Load, LoadClient, Patience
 from sm121.stress.fault import Fault, Kind, UnderLoad, sorted_faults
-from sm121.stress.growth import Growth
 from sm121.stress.job import Job
 from sm121.stress.shapes import Arrival, Shapes
 from sm121.stress.timeline import Sample, Timeline
-from sm121.verdict import Inconclusive, NotRun, Verdict, worst
 
 _NEEDED: tuple[Name, ...] = ("completions", "token_ids", "ignore_eos")
 #: Requests of a reading of the throughput, and tokens of each.
@@ -97,6 +98,19 @@ class Stress:
         except BaseException:
             self.timeline.stop()
             raise
+
+    def under_way(self) -> list[dict[str, Any]]:
+        """The requests that are under way at this moment."""
+        return [outcome.record() for outcome in self.client.under_way()]
+
+    def memory_record(self) -> dict[str, Any]:
+        """The samples of memory so far."""
+        return self.timeline.record()
+
+    @property
+    def metrics(self) -> str | None:
+        """The server's /metrics as they were last read; None before."""
+        return self.timeline.metrics
 
     # The loads, each as the profile says.
 
@@ -230,7 +244,7 @@ class Stress:
                 now = time.monotonic()
                 next_memory = now + max(_KEEP_MEMORY_EVERY_S, _KEEP_MEMORY_COST * (now - began))
             text = json.dumps(record, indent=2) + "\n"
-            verdict_file.write_text(self._run.redact(text), target)
+            write_text(self._run.redact(text), target)
 
         soak.Soak(duration_s, play, write, self._say).run()
         if failed:
@@ -443,7 +457,7 @@ class Stress:
     def _keep_memory(self) -> None:
         record = MemoryFile(**self.timeline.record(), growth=self.memory)
         target = self._run.directory / memory_file.NAME
-        verdict_file.write_text(record.model_dump_json() + "\n", target)
+        write_text(record.model_dump_json() + "\n", target)
         samples = self.timeline.since(0)
         self._run.file.memory = MemoryReport(
             file=target.name,

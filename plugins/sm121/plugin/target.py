@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast, get_args
 
-from sm121 import architecture, profile
+from sm121.core import architecture, profile
+from sm121.core.configuration import ServerConfiguration, environment_items
+from sm121.core.errors import UsageError
+from sm121.core.profile import Profile
+from sm121.core.server import Server
 from sm121.engines import registry
 from sm121.engines.attached import attach
-from sm121.engines.configuration import ServerConfiguration, environment_items
 from sm121.engines.protocol import Profiling
-from sm121.engines.server import Server
-from sm121.errors import UsageError
 from sm121.plugin.options import Settings
-from sm121.profile import Profile
 
 _CANARY = "canary:"
 

@@ -11,12 +11,13 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from sm121 import __version__, architecture
-from sm121.evidence.redaction import redact_arguments, redact_environment
+from sm121 import __version__
+from sm121.core import architecture
+from sm121.core.redaction import redact_arguments, redact_environment
+from sm121.core.verdict import Verdict
 from sm121.plugin.certification import DESELECTED
 from sm121.plugin.options import SETTINGS
 from sm121.plugin.selection import LEVEL
-from sm121.verdict import Verdict
 
 if TYPE_CHECKING:
     from sm121.plugin.run import Run

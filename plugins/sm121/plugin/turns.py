@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sm121 import architecture
+from sm121.core import architecture
 from sm121.measure.turns import Share, Turns
 from sm121.plugin import workers
 from sm121.plugin.run import RUN, Run

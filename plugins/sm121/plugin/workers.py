@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from sm121.core.files import write_text
+from sm121.core.profile import LEVELS
 from sm121.plugin.selection import LEVEL
-from sm121.profile import LEVELS
-from sm121.report import verdict_file
 
 #: What an item shares a server with, as `shards` has found: `UNDER_TEST`, a name that begins with
 #: `CONFIGURATION`, or none of both.
@@ -76,7 +76,7 @@ def write_groups(folder: Path, items: Iterable[pytest.Item]) -> None:
         OSError: the folder cannot be written.
     """
     groups = {item.nodeid: group for item in items if (group := _group(item)) is not None}
-    verdict_file.write_text(json.dumps(groups, indent=1), folder / _FILE)
+    write_text(json.dumps(groups, indent=1), folder / _FILE)
 
 
 def read_groups(folder: Path) -> dict[str, str]:

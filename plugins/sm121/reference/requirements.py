@@ -6,8 +6,8 @@ import ast
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm121.errors import UsageError
-from sm121.profile import LEVELS
+from sm121.core.errors import UsageError
+from sm121.core.profile import LEVELS
 from sm121.reference.markdown import MADE_BY, cell
 
 _SHOWN_MARKS = ("slow", "ab_run")

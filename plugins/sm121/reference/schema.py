@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sm121.profile import Profile
+from sm121.core.profile import Profile
 from sm121.reference.markdown import MADE_BY, cell, table
-from sm121.report import verdict_file
+from sm121.run import verdict_file
 
 
 def page() -> str:

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from sm121.core.printable import printable
 from sm121.report import metric_names
 from sm121.report.details import Details, Samples, Series
 from sm121.report.memory_file import MemoryTimeline
-from sm121.report.printable import printable
 from sm121.report.references import References
-from sm121.report.verdict_file import MetricReport, VerdictFile
+from sm121.run.verdict_file import MetricReport, VerdictFile
 
 _OWN = ("var(--series-1)", "var(--series-2)", "var(--series-3)")
 _OTHERS = ("var(--series-4)", "var(--series-5)", "var(--series-6)", "var(--series-7)",

@@ -39,10 +39,11 @@ def add(commands: Any) -> None:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from sm121.report import junit, page, stored, verdict_file
+    from sm121.core.files import write_text
+    from sm121.report import junit, page, stored
 
     found = stored.read(options.directory)
-    verdict_file.write_text(junit.xml(found), found.directory / junit.NAME)
+    write_text(junit.xml(found), found.directory / junit.NAME)
     print(page.write(found))
     return 0
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sm121.core import lenient
 from sm121.evidence.crash_bundle import FOLDER, INDEX, BundleIndex
-from sm121.report import lenient
-from sm121.report.verdict_file import CrashReport
+from sm121.run.verdict_file import CrashReport
 
 _MOST_LINES = 20
 _MOST_FILES = 50

@@ -16,9 +16,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from sm121.measure import regression
-from sm121.measure.history import StoredMetric, StoredRun
-from sm121.report import verdict_file
+from sm121.core.files import write_text
+from sm121.regression import trend as regression
+from sm121.regression.history import StoredMetric, StoredRun
 
 NAME = "details.json"
 #: A tail of all gaps between chunks can have very many; these many show its shape.
@@ -149,7 +149,7 @@ def shortened(text: str) -> str:
 
 def write(details: Details, directory: Path) -> None:
     """Write details.json of a report directory."""
-    verdict_file.write_text(json.dumps(details.model_dump(mode="json")) + "\n", directory / NAME)
+    write_text(json.dumps(details.model_dump(mode="json")) + "\n", directory / NAME)
 
 
 def read(directory: Path) -> Details:

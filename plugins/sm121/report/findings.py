@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sm121.core.verdict import Verdict
 from sm121.report.details import FailureDetail
 from sm121.report.stored import StoredReport
-from sm121.report.verdict_file import TestReport, VerdictFile
-from sm121.verdict import Verdict
+from sm121.run.verdict_file import TestReport, VerdictFile
 
 BAD = (Verdict.FAIL, Verdict.INVALID, Verdict.INCONCLUSIVE)
 _REQUIRED_SEEN = re.compile(

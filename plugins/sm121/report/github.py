@@ -9,10 +9,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from sm121.core.printable import printable
+from sm121.core.verdict import Verdict
 from sm121.report import findings
-from sm121.report.printable import printable
 from sm121.report.stored import StoredReport
-from sm121.verdict import Verdict
 
 #: GitHub shows ten annotations of a kind for each step.
 _MOST = 10

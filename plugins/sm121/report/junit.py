@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
-from sm121.report.printable import printable
+from sm121.core.printable import printable
+from sm121.core.verdict import Verdict
 from sm121.report.stored import StoredReport
-from sm121.report.verdict_file import TestReport, VerdictFile
-from sm121.verdict import Verdict
+from sm121.run.verdict_file import TestReport, VerdictFile
 
 NAME = "junit.xml"
 _FORBIDDEN = re.compile("[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sm121.stress.growth import Growth
+from sm121.measure.growth import Growth
 from sm121.stress.timeline import Sample
 
 NAME = "memory.json"

@@ -12,13 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm121.errors import UsageError
-from sm121.report import details, junit, lenient, page, stored, summary, verdict_file
+from sm121.core import lenient
+from sm121.core.errors import UsageError
+from sm121.core.files import write_text
+from sm121.core.verdict import Verdict, worst
+from sm121.report import details, junit, page, stored, summary
 from sm121.report.details import Details
-from sm121.report.merged import prefixed
-from sm121.report.reason import reason
-from sm121.report.verdict_file import MemoryReport, TestReport, VerdictFile
-from sm121.verdict import Verdict, worst
+from sm121.run import verdict_file
+from sm121.run.merge import prefixed
+from sm121.run.reason import reason
+from sm121.run.verdict_file import MemoryReport, TestReport, VerdictFile
 
 _BOXES = ("DEGRADED", "UNKNOWN", "QUALIFIED")
 _COPIES = "shards"
@@ -202,7 +205,7 @@ def write(parts: Sequence[Part], output: Path) -> VerdictFile:
     merged = merge(parts)
     output.mkdir(parents=True, exist_ok=True)
     verdict_file.write(merged, output / "verdict.json")
-    verdict_file.write_text(summary.markdown(merged), output / "summary.md")
+    write_text(summary.markdown(merged), output / "summary.md")
     details.write(_details(parts), output)
     files = [part.directory / "matrix" / "matrix.json" for part in parts]
     matrices = [json.loads(file.read_text("utf-8")) for file in files if file.is_file()]
@@ -215,9 +218,9 @@ def write(parts: Sequence[Part], output: Path) -> VerdictFile:
         folder = output / "matrix"
         folder.mkdir(exist_ok=True)
         text = json.dumps(report.as_json(space, matrix), indent=2, ensure_ascii=False)
-        verdict_file.write_text(text + "\n", folder / "matrix.json")
-        verdict_file.write_text(report.markdown(space, matrix), folder / "FEATURE_MATRIX.md")
+        write_text(text + "\n", folder / "matrix.json")
+        write_text(report.markdown(space, matrix), folder / "FEATURE_MATRIX.md")
     found = stored.read(output)
-    verdict_file.write_text(junit.xml(found), output / junit.NAME)
+    write_text(junit.xml(found), output / junit.NAME)
     page.write(found)
     return merged

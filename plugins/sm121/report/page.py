@@ -20,13 +20,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sm121 import __version__
-from sm121.profile import LEVELS
-from sm121.report import charts, findings, metric_names, references, stored, verdict_file
+from sm121.core.files import write_text
+from sm121.core.printable import printable
+from sm121.core.profile import LEVELS
+from sm121.core.verdict import Verdict
+from sm121.report import charts, findings, metric_names, references, stored
 from sm121.report.charts import Chart
-from sm121.report.printable import printable
 from sm121.report.stored import StoredReport
-from sm121.report.verdict_file import MetricReport, VerdictFile
-from sm121.verdict import Verdict
+from sm121.run import verdict_file
+from sm121.run.verdict_file import MetricReport, VerdictFile
 
 NAME = "report.html"
 _MEANING = {
@@ -116,7 +118,7 @@ def html(report: StoredReport) -> str:
 def write(report: StoredReport) -> Path:
     """Write report.html into the report's directory."""
     path = report.directory / NAME
-    verdict_file.write_text(html(report), path)
+    write_text(html(report), path)
     return path
 
 

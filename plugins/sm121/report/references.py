@@ -8,8 +8,8 @@ from importlib.resources import files
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sm121 import data_file
-from sm121.report.verdict_file import VerdictFile
+from sm121.core import data_file
+from sm121.run.verdict_file import VerdictFile
 
 _FILE = "references.toml"
 

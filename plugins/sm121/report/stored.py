@@ -9,14 +9,15 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from sm121.errors import UsageError
+from sm121.core import lenient
+from sm121.core.errors import UsageError
 from sm121.matrix.report import MatrixFile
-from sm121.report import crash_list, details, lenient, matrix_file, memory_file
+from sm121.report import crash_list, details, matrix_file, memory_file
 from sm121.report.crash_list import Crash
 from sm121.report.details import Details
 from sm121.report.matrix_file import Matrix
 from sm121.report.memory_file import MemoryFile, MemoryTimeline
-from sm121.report.verdict_file import SCHEMA_VERSION, VerdictFile
+from sm121.run.verdict_file import SCHEMA_VERSION, VerdictFile
 
 _Model = TypeVar("_Model", bound=BaseModel)
 

@@ -6,9 +6,9 @@ import re
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from sm121.core.printable import printable
 from sm121.report import charts, findings, metric_names
-from sm121.report.printable import printable
-from sm121.report.verdict_file import MetricReport, VerdictFile
+from sm121.run.verdict_file import MetricReport, VerdictFile
 
 _MARKDOWN_SPECIAL = str.maketrans(
     {character: f"\\{character}" for character in "\\`*_[]()!#|~"}

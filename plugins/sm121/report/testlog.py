@@ -9,12 +9,12 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from sm121.errors import UsageError
+from sm121.core.errors import UsageError
+from sm121.core.verdict import Verdict
 from sm121.report import charts, findings, metric_names
 from sm121.report.stored import StoredReport
 from sm121.report.summary import plain
-from sm121.report.verdict_file import LevelReport, MetricReport, VerdictFile
-from sm121.verdict import Verdict
+from sm121.run.verdict_file import LevelReport, MetricReport, VerdictFile
 
 RESULTS = "BENCHMARK_RESULTS.md"
 _LEVELS = (

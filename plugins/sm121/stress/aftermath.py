@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import psutil
 
-from sm121.engines.server import Endpoint
+from sm121.core.server import Endpoint
 from sm121.measure import counters
 from sm121.stress.fault import Fault
 

@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 
 from sm121.answers.request import assembled, parse
-from sm121.engines.server import Endpoint
+from sm121.core.server import Endpoint
 from sm121.measure.stream import EventParser
 from sm121.stress.job import Job, Outcome
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from sm121.errors import Sm121Error
+from sm121.core.errors import Sm121Error
 
 Kind = Literal[
     "http_5xx",

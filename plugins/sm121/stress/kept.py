@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sm121.stress import growth
-from sm121.stress.growth import Growth
+from sm121.measure import growth
+from sm121.measure.growth import Growth
 from sm121.stress.timeline import Sample
 
 HANDLES = "open handles"

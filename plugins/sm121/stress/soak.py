@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sm121.errors import UsageError
+from sm121.core.errors import UsageError
 
 #: State of a soak that has not ended.
 GOING_ON = "going on"

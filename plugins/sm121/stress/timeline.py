@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import psutil
 
+from sm121.core.server import Endpoint
 from sm121.engines import device_memory
-from sm121.engines.server import Endpoint
 from sm121.measure import counters
 
 _EVERY_S = 1.0

@@ -15,11 +15,11 @@ from math import comb
 import numpy as np
 from scipy import stats
 
+from sm121.core.profile import Regression
+from sm121.core.verdict import Verdict
 from sm121.measure import statistics
-from sm121.measure.history import StoredMetric, StoredRun
 from sm121.measure.statistics import Floats
-from sm121.profile import Regression
-from sm121.verdict import Verdict
+from sm121.regression.history import StoredMetric, StoredRun
 
 #: Runs that make the level to compare with.
 _RECENT = 5

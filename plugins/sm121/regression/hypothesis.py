@@ -16,11 +16,11 @@ from typing import Annotated, Any, Literal
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from sm121 import data_file
-from sm121.errors import UsageError
-from sm121.measure.ab import Outcome, Visit, difference_of_pairs
-from sm121.profile import Level, Pattern
-from sm121.verdict import Verdict, worst
+from sm121.core import data_file
+from sm121.core.errors import UsageError
+from sm121.core.profile import Level, Pattern
+from sm121.core.verdict import Verdict, worst
+from sm121.regression.ab import Outcome, Visit, difference_of_pairs
 
 Phase = Literal["P1", "P2", "P3", "P4", "P5", "P6"]
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm121.errors import Sm121Error
+from sm121.core.errors import Sm121Error
 
 _PROBE = """
 import importlib.util as u, json, site, sys, sysconfig

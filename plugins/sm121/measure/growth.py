@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from sm121.verdict import Verdict
+from sm121.core.verdict import Verdict
 
 #: Fewer samples than this decide nothing.
 LEAST_SAMPLES = 10

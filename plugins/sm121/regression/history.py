@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sm121.errors import UsageError
+from sm121.core.errors import UsageError
 from sm121.measure import machine
 
 #: What two runs must share to be compared, and how it is called.

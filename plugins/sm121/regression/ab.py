@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from sm121.errors import UsageError
-from sm121.verdict import Verdict
+from sm121.core.errors import UsageError
+from sm121.core.verdict import Verdict
 
 CONFIDENCE = 0.95
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")

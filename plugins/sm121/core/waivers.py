@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sm121 import data_file
-from sm121.errors import UsageError
+from sm121.core import data_file
+from sm121.core.errors import UsageError
 
 
 class Waiver(BaseModel):

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm121.errors import UsageError
+from sm121.core.errors import UsageError
 
 CPU = "cpu"
 

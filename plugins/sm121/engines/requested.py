@@ -17,16 +17,16 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
-from sm121 import data_file
-from sm121.data_file import DataFileError
+from sm121.core import data_file
+from sm121.core.configuration import ServerConfiguration
+from sm121.core.data_file import DataFileError
+from sm121.core.redaction import is_secret_name, redact
+from sm121.core.verdict import Invalid
 from sm121.engines import registry as engines
-from sm121.engines.configuration import ServerConfiguration
 from sm121.evidence import variables
 from sm121.evidence.kernel_path import KernelPath, RequestReport
-from sm121.evidence.redaction import is_secret_name, redact
 from sm121.evidence.signatures import load_signatures
 from sm121.evidence.variables import Registry
-from sm121.verdict import Invalid
 
 
 class State(StrEnum):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sm121.report.verdict_file import VerdictFile
-from sm121.verdict import Verdict
+from sm121.core.verdict import Verdict
+from sm121.run.verdict_file import VerdictFile
 
 
 def reason(file: VerdictFile) -> str:

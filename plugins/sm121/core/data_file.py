@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from sm121.errors import UsageError
+from sm121.core.errors import UsageError
 
 _Model = TypeVar("_Model", bound=BaseModel)
 #: Keys by which people know an entry of an array of tables.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from sm121.report.directory import WORKERS
-from sm121.report.verdict_file import BESIDE, BoxReport, VerdictFile
+from sm121.run.directory import WORKERS
+from sm121.run.verdict_file import BESIDE, BoxReport, VerdictFile
 
 
 def merge(whole: VerdictFile, parts: Mapping[str, VerdictFile]) -> None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from sm121.errors import UsageError
-from sm121.lock_file import SERVERS, open_lock, try_lock
+from sm121.core.errors import UsageError
+from sm121.core.lock_file import SERVERS, open_lock, try_lock
 
 _LOCK = ".lock"
 _EARLIER = "earlier"

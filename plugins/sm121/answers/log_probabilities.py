@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm121.answers.request import Position, ids_of, name_of
-from sm121.engines.server import Server
-from sm121.profile import Profile, Tolerance
-from sm121.verdict import NotRun
+from sm121.core.profile import Profile, Tolerance
+from sm121.core.server import Server
+from sm121.core.verdict import NotRun
 
 if TYPE_CHECKING:
     from sm121.oracles.gpt_oss import Variant

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from sm121.engines.configuration import ServerConfiguration
+from sm121.core.configuration import ServerConfiguration
 
 if TYPE_CHECKING:
     import openai

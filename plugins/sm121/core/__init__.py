@@ -1,0 +1,1 @@
+"""What everything stands on: verdicts, errors, the profile, servers, files, redaction."""

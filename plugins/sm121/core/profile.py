@@ -1,0 +1,528 @@
+"""Profiles: what a target must be and reach, as data.
+
+A profile is one TOML file. It is validated whole when it is loaded; a mistake is reported as one
+line that names the file, the key and what was expected.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from sm121.core import data_file
+from sm121.core.architecture import NAMES
+from sm121.core.errors import UsageError
+
+SCHEMA_VERSION = 1
+
+LEVELS: tuple[str, ...] = (
+    "smoke",
+    "kernel",
+    "correctness",
+    "stress",
+    "performance",
+    "regression",
+    "matrix",
+)
+
+Level = Literal["smoke", "kernel", "correctness", "stress", "performance", "regression", "matrix"]
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+
+
+def _compiles(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"expected a regular expression ({error}), got {pattern!r}") from error
+    return pattern
+
+
+Pattern = Annotated[str, AfterValidator(_compiles)]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+ConfigurationName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Sourced(_Table):
+    """A number and where it comes from. A number without a source is not accepted."""
+
+    value: Positive
+    source: str = Field(min_length=3)
+
+
+class Gate(_Table):
+    """Thresholds of one metric. Higher is better for rates, lower for times (``at_most``)."""
+
+    metric: str = Field(pattern=r"^[a-z0-9_]+(@d\d+)?$")
+    unit: Literal["tok/s", "ms", "s", "GiB"]
+    minimum: float | None = None
+    target: float | None = None
+    stretch: float | None = None
+    at_most: float | None = None
+    source: str = Field(min_length=3)
+
+    @model_validator(mode="after")
+    def _one_direction(self) -> Gate:
+        if (self.minimum is None) == (self.at_most is None):
+            raise ValueError("expected either minimum (a rate) or at_most (a time), not both")
+        grades = [g for g in (self.minimum, self.target, self.stretch) if g is not None]
+        if grades != sorted(grades):
+            raise ValueError("expected minimum <= target <= stretch")
+        return self
+
+
+class Measuring(_Table):
+    """The part of a profile's ``[performance]`` that says how it is measured."""
+
+    #: Rounds of each cell, before a gate asks for more, and the most that it may ask for.
+    rounds: Count = 5
+    maximum_rounds: Count = 40
+    #: Requests of the shortest length beside the long ones: the second clock needs both.
+    short_rounds: Count = 3
+    #: Streams at the same time, measured at the first depth.
+    concurrency: tuple[Count, ...] = (2, 4, 8)
+    concurrency_rounds: Count = 3
+    #: Requests that ``--tails`` gathers at most for a percentile.
+    tail_requests: Count = 473
+    #: Ids below this one are plain tokens: o200k_harmony has its special tokens from there on.
+    vocabulary: Count = 199_998
+    #: How far the second clock may be from the first.
+    second_clock_bound: Fraction = 0.02
+    #: How much of a measured time may be delays of the client itself.
+    client_lag_bound: Fraction = 0.01
+    #: How far the rate may move while it is measured.
+    drift_bound: Fraction = 0.05
+    #: How far the last warm-up requests may be apart.
+    warm_bound: Fraction = 0.10
+    warm_up_requests: Count = 6
+    request_within_s: Positive = 600.0
+    silent_within_s: Positive = 60.0
+
+
+class Model(_Table):
+    """The checkpoint. ``id`` is a path, a hub id, or ``canary:bf16`` / ``canary:mxfp4``."""
+
+    id: str = Field(min_length=1)
+    served_name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
+    source: str = Field(min_length=3)
+
+
+class Needs(_Table):
+    """What the machine must have before a start is worth its time."""
+
+    memory_gib: Positive | None = None
+    disk_gib: Positive | None = None
+    #: Accepted entries of FLASHINFER_CUDA_ARCH_LIST; empty means that it is not looked at.
+    arch_list: tuple[str, ...] = ()
+    #: FlashInfer modules that are compiled at the first start when the cache is cold.
+    jit_modules: tuple[str, ...] = ()
+
+
+class Engine(_Table):
+    """How the engine is started and watched. Times in seconds."""
+
+    name: str = Field(default="vllm", pattern=r"^[a-z0-9][a-z0-9-]*$")
+    arguments: tuple[str, ...] = ()
+    environment: dict[str, str] = {}
+    ready_within_s: Sourced
+    #: No log line and no CPU time for so long during start-up means that it hangs.
+    stalled_after_s: Positive = 120.0
+    #: Time between the polite request to stop and SIGKILL.
+    stop_within_s: Positive = 20.0
+    #: Start vLLM's own worker with one more log line: what attention resolved to, layer by layer.
+    speaking_worker: bool = False
+    #: Whether decode steps of the server under test are profiled for their kernel names, and what
+    #: becomes of that server: ``keep`` goes on with it; ``restart`` stops it, because what a GPU
+    #: profiler leaves behind slows the host's launches and would spoil what is measured later.
+    profiler: Literal["off", "keep", "restart"] = "off"
+    #: Distribution -> directory. Where that directory exists, the import must come from it.
+    checkouts: dict[Literal["vllm", "flashinfer"], str] = {}
+    needs: Needs = Needs()
+
+
+class Configuration(_Table):
+    """One named server configuration, on top of ``[engine]``."""
+
+    description: str
+    arguments: tuple[str, ...] = ()
+    environment: dict[str, str] = {}
+
+
+class PathRule(_Table):
+    """Kernel signatures of one choice: what must be seen, and what must not."""
+
+    #: ``configuration`` for rules on the log; ``moe`` for rules on kernel names: a pattern on the
+    #: whole name of the MoE backend that the log resolved, upper and lower case alike.
+    when: dict[Literal["configuration", "moe"], str] = Field(min_length=1, max_length=1)
+    must_see: tuple[Pattern, ...] = ()
+    must_not_see: tuple[Pattern, ...] = ()
+    #: Where the names are looked for: the start-up log, or kernel names of a profile.
+    where: Literal["log", "profile"]
+    source: str = Field(min_length=3)
+
+
+class KernelPathRequirement(_Table):
+    """The resolved path that every configuration of this profile must show. None: any."""
+
+    attention: tuple[str, ...] | None = None
+    moe: tuple[str, ...] | None = None
+    kv_layout: tuple[str, ...] | None = None
+    #: Fallbacks that change no kernel, by their id in the signatures, each with the reason.
+    accepted_fallbacks: dict[str, str] = {}
+    source: str = Field(min_length=3)
+    rules: tuple[PathRule, ...] = ()
+
+
+class KnownAnswer(_Table):
+    """A prompt and the text with which its greedy continuation must begin (case-sensitive)."""
+
+    prompt: str = Field(min_length=1)
+    begins: str = Field(min_length=1)
+
+
+class Chat(_Table):
+    """A chat question and what the final answer must contain."""
+
+    question: str = Field(min_length=1)
+    contains: str = Field(min_length=1)
+
+
+class ToolCall(_Table):
+    """A chat question that must be answered by a call of one of the tools in
+    ``fixtures/api/tools.json``, and what the answer says when it is told the result."""
+
+    question: str = Field(min_length=1)
+    tool: str = Field(min_length=1)
+    arguments: dict[str, str]
+    result: str = Field(min_length=1)
+    answer_contains: str = Field(min_length=1)
+
+
+#: What a model may be too small for. A profile says so, with a reason; such tests are NOT_RUN.
+Ability = Literal["parallel_tool_calls"]
+
+
+class Tolerance(_Table):
+    """Bounds on |log-probability of the server - of the oracle|, in nats, over prompt tokens."""
+
+    max_abs: Positive
+    mean_abs: Positive
+    #: The same over the tokens that the oracle holds for more likely than not. Rounding moves those
+    #: least, so that coarse dtypes have a sharp bound too.
+    likely_max_abs: Positive | None = None
+    likely_mean_abs: Positive | None = None
+    source: str = Field(min_length=3)
+
+
+class AgreementBound(_Table):
+    """Bounds on what two greedy runs of one prompt may differ by, in nats."""
+
+    max_abs: Positive
+    mean_abs: Positive
+    #: Up to this two tokens are equally likely: either may be chosen. 0: the tokens are equal.
+    fork: Annotated[float, Field(ge=0)]
+    source: str = Field(min_length=3)
+
+
+class GoldenBound(AgreementBound):
+    """The same against a golden file, which another build or configuration may have made."""
+
+    #: Mean KL divergence of the most likely tokens, in nats.
+    mean_divergence: Positive
+    #: Share of the tokens that the run under test chooses too.
+    top1_at_least: Annotated[float, Field(gt=0, le=1)]
+
+
+class Share(_Table):
+    """A share of answers that must be right."""
+
+    at_least: Annotated[float, Field(gt=0, lt=1)]
+    source: str = Field(min_length=3)
+
+
+class Band(_Table):
+    """Where a mean must lie."""
+
+    low: Positive
+    high: Positive
+    source: str = Field(min_length=3)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Band:
+        if self.low > self.high:
+            raise ValueError(f"expected low <= high, got {self.low:g} and {self.high:g}")
+        return self
+
+
+class Correctness(_Table):
+    """What the correctness level asks and accepts."""
+
+    known_answers: tuple[KnownAnswer, ...] = Field(min_length=1)
+    chats: tuple[Chat, ...] = Field(min_length=1)
+    max_answer_tokens: Count = 512
+    tool_calls: tuple[ToolCall, ...] = ()
+    #: Two calls in one turn: a question and the cities that are asked for.
+    parallel_question: str = "What is the weather in Paris and in Tokyo?"
+    parallel_calls: Annotated[int, Field(ge=2)] = 2
+    #: pass^k: each chat and tool call is asked so often, and every answer must hold.
+    repeats: Count = 3
+    #: What the model of this profile cannot do, each with the reason.
+    cannot: dict[Ability, str] = {}
+    #: By dtype of the engine; a dtype that is absent is not compared with the oracle.
+    log_probability_tolerance: dict[Dtype, Tolerance] = {}
+    #: By dtype: one server, asked the same in another way.
+    agreement: dict[Dtype, AgreementBound] = {}
+    #: By dtype: against a golden file.
+    golden: dict[Dtype, GoldenBound] = {}
+    #: Configurations that must answer as the one under test does (``--slow``: a start for each).
+    same_answers: tuple[ConfigurationName, ...] = ()
+    #: Of the questions of ``--accuracy``.
+    accuracy: Share | None = None
+    #: Mean number of tokens of the answers to fixtures/answers/questions.toml.
+    mean_answer_tokens: Band | None = None
+
+
+def _chosen(value: float, why: str) -> Sourced:
+    return Sourced(value=value, source=f"chosen: {why}")
+
+
+class Stress(_Table):
+    """Sizes of the stress level, and what is allowed under load."""
+
+    sequential_requests: Sourced
+    concurrent_requests: Sourced
+    load_requests: Sourced
+    load_concurrency: Sourced
+    long_generation_tokens: Sourced
+    #: Of the whole, and in GB (10**9 bytes): the smaller of the two is the limit.
+    memory_growth_fraction: Sourced
+    memory_growth_gb: Sourced
+    #: Tokens of each answer of the loads.
+    answer_tokens: Sourced = _chosen(32, "short answers, so that requests come and go")
+    #: Requests of each process of arrival, and how many come in a second.
+    mixed_requests: Sourced = _chosen(40, "enough to have some of each kind")
+    arrivals_per_s: Sourced = _chosen(4, "more than are served at once, fewer than wait for ever")
+    #: A server whose running requests get no token for so long hangs.
+    stalled_after_s: Sourced = _chosen(60, "longer than the prefill of a batch")
+    request_within_s: Sourced = _chosen(600, "no answer of a load takes ten minutes")
+    #: The slowest request of a load over its median.
+    tail_factor: Sourced = _chosen(10, "a queue makes some slower, not ten times")
+    #: A request that took no longer than so many seconds is no slow one.
+    tail_floor_s: Sourced = _chosen(2, "what a garbage collection or another process takes away")
+    #: How much of the throughput may be lost after the load.
+    throughput_drop: Sourced = _chosen(0.1, "twice the noise of a quiet machine")
+    memory_growth_kib_per_request: Sourced = _chosen(
+        512, "half of a leak of 1 MiB for each request, which must be noticed"
+    )
+    handles_growth_per_request: Sourced = _chosen(0.1, "a tenth of one leaked for each request")
+    #: Less than this available ends the run.
+    memory_floor_gib: Sourced = _chosen(2, "with less, a machine of unified memory wedges")
+
+
+class Performance(_Table):
+    """The measuring plan and its gates."""
+
+    prompt_tokens: Count
+    generated_tokens: tuple[Count, ...] = Field(min_length=1)
+    depths: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
+    measuring: Measuring = Measuring()
+    gates: tuple[Gate, ...] = ()
+
+
+class Regression(_Table):
+    """How much worse than the history a metric may be, as a fraction of it."""
+
+    threshold: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    #: By name of the metric, where it is not ``threshold``.
+    metrics: dict[str, Annotated[float, Field(gt=0, lt=1)]] = {}
+    source: str = Field(min_length=3, default="MXFP4 v2 benchmark plan, level 5: 5 %")
+
+    def allowed(self, metric: str) -> float:
+        """How much worse this metric may be."""
+        return self.metrics.get(metric, self.threshold)
+
+
+class Box(_Table):
+    """What a healthy machine of this architecture shows. None: nothing is known to compare with,
+    and the machine is judged by how steady it is."""
+
+    bandwidth_gb_s: Sourced | None = None
+    matrix_tflop_s: Sourced | None = None
+    #: Of the SM clock under load.
+    sm_clock_mhz: Sourced | None = None
+    memory_available_gib: Sourced | None = None
+    #: (third quartile - first quartile) / median of repeated readings.
+    max_spread: Annotated[float, Field(gt=0)] = 0.25
+    #: Between the readings before and after the measurements.
+    max_drift: Annotated[float, Field(gt=0)] = 0.25
+    #: Share of the CPU that other processes take.
+    max_other_load: Annotated[float, Field(gt=0, le=1)] = 0.25
+    #: How far above bandwidth / bytes per token a rate may be before it is called impossible.
+    roofline_tolerance: Annotated[float, Field(ge=1)] = 1.15
+
+
+class MatrixPlan(_Table):
+    """How the matrix level goes about it; the axes themselves are a file of ``fixtures/matrix``."""
+
+    #: Name of a shipped file, or a path.
+    axes: str = Field(min_length=1)
+    #: Values of how many axes are combined in every way.
+    strength: Count = 2
+    #: The build whose own knobs are used (``--matrix-build``).
+    build: str | None = None
+    #: Of fixtures/answers/prompts.toml, by name; empty: all of them. And how much of each answer.
+    prompts: tuple[str, ...] = ()
+    answer_tokens: Count = 24
+    stress_requests: Count = 8
+    #: The performance sample of a cell: one stream, so many rounds.
+    prompt_tokens: Count = 128
+    generated_tokens: Count = 32
+    rounds: Annotated[int, Field(ge=2)] = 6
+    short_rounds: Annotated[int, Field(ge=0)] = 3
+    warm_up_requests: Count = 4
+    drift_bound: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    second_clock_bound: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    #: How much less than the baseline's a rate may be, where the axes say nothing else.
+    may_be_slower: Sourced
+    #: A start and the checks after it, before any was timed on this machine.
+    boot_s: Sourced
+    cell_s: Sourced
+    #: Starts that may be spent on finding the smallest failing sets.
+    isolation_boots: Annotated[int, Field(ge=0)] = 8
+
+
+class Certify(_Table):
+    """What ``--certify`` insists on: levels of which no test may be skipped or deselected."""
+
+    levels: tuple[Level, ...] = Field(min_length=1)
+    box: Literal["QUALIFIED", "any"] = "QUALIFIED"
+    path: tuple[Literal["attention", "moe", "kv_layout"], ...] = ("attention", "moe")
+
+
+class Profile(_Table):
+    """What a target must be and reach."""
+
+    schema_version: Literal[1]
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
+    description: str
+    arch: str
+    model: Model
+    engine: Engine
+    #: The configuration that is judged, and the one that must still work beside it.
+    under_test: str
+    baseline: str
+    configurations: dict[ConfigurationName, Configuration] = Field(min_length=1)
+    kernel_path: KernelPathRequirement
+    correctness: Correctness
+    stress: Stress
+    performance: Performance
+    regression: Regression = Regression()
+    box: Box | None = None
+    matrix: MatrixPlan | None = None
+    certify: Certify
+    #: Seconds that a single test of a level may take before pytest-timeout ends it.
+    test_timeout_s: dict[Level, Positive]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Profile:
+        if self.arch not in NAMES:
+            raise ValueError(f"arch: expected one of {', '.join(NAMES)}, got {self.arch!r}")
+        for key, role in (("under_test", self.under_test), ("baseline", self.baseline)):
+            if role not in self.configurations:
+                known = ", ".join(self.configurations)
+                raise ValueError(f"{key}: expected one of [configurations] ({known}), got {role!r}")
+        unknown = [n for n in self.correctness.same_answers if n not in self.configurations]
+        if unknown:
+            known = ", ".join(self.configurations)
+            raise ValueError(
+                f"correctness.same_answers: expected some of {known}, got {unknown[0]!r}"
+            )
+        for rule in self.kernel_path.rules:
+            known = {"log": "configuration", "profile": "moe"}[rule.where]
+            if known not in rule.when:
+                raise ValueError(
+                    f"kernel_path.rules: a rule on the {rule.where} is chosen by "
+                    f"when.{known}, got {rule.when}"
+                )
+            _compiles(rule.when.get("moe", ""))
+            name = rule.when.get("configuration")
+            if name is not None and name not in self.configurations:
+                names = ", ".join(self.configurations)
+                raise ValueError(
+                    f"kernel_path.rules: when.configuration: expected one of {names}, got {name!r}"
+                )
+        missing = [level for level in LEVELS if level not in self.test_timeout_s]
+        if missing:
+            raise ValueError(f"test_timeout_s: expected every level, {missing[0]} is missing")
+        metrics = [gate.metric for gate in self.performance.gates]
+        doubled = {metric for metric in metrics if metrics.count(metric) > 1}
+        if doubled:
+            raise ValueError(f"performance.gates: {', '.join(sorted(doubled))} given twice")
+        return self
+
+    def gate(self, metric: str) -> Gate | None:
+        """The gate of a metric, or None where the profile sets none."""
+        return next((g for g in self.performance.gates if g.metric == metric), None)
+
+
+def shipped() -> dict[str, Traversable]:
+    """The profiles that come with the suite, by name."""
+    folder = files("sm121.fixtures") / "profiles"
+    found = (item for item in folder.iterdir() if item.name.endswith(".toml"))
+    return {item.name.removesuffix(".toml"): item for item in sorted(found, key=lambda i: i.name)}
+
+
+def for_architecture(arch: str, engine: str = "vllm") -> str:
+    """Name of the shipped profile for an architecture and an engine.
+
+    Raises:
+        UsageError: the suite ships none for it.
+    """
+    for name, source in shipped().items():
+        found = load_text(source.read_text("utf-8"), name)
+        if found.arch == arch and found.engine.name == engine:
+            return name
+    raise UsageError(
+        f"no profile is shipped for {arch} and {engine}; give one with --profile NAME|PATH "
+        f"(shipped: {', '.join(shipped())})"
+    )
+
+
+def load(name_or_path: str) -> Profile:
+    """Load a profile by the name of a shipped one or by path.
+
+    Raises:
+        UsageError: there is no such profile, or it is not valid.
+    """
+    sources = shipped()
+    if name_or_path in sources:
+        return load_text(sources[name_or_path].read_text("utf-8"), f"{name_or_path}.toml")
+    path = Path(name_or_path)
+    if not path.is_file():
+        raise UsageError(
+            f"--profile {name_or_path}: expected a file or one of {', '.join(sources)}"
+        )
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--profile {path}: cannot be read ({error})") from error
+    return load_text(text, str(path))
+
+
+def load_text(text: str, origin: str) -> Profile:
+    """Parse and validate a profile; ``origin`` names it in errors.
+
+    Raises:
+        UsageError: one line, with the file, the key and what was expected.
+    """
+    return data_file.parse(text, Profile, f"profile {origin}")

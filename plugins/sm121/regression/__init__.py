@@ -1,0 +1,1 @@
+"""Regression: this run against the stored ones, and one side against another."""

@@ -1,0 +1,1 @@
+"""What a run writes down: its verdict file, its folder, one verdict of several parts."""

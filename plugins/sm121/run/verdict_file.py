@@ -1,0 +1,252 @@
+"""verdict.json: its model, its schema, and writing it while the run goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from sm121.core import lenient
+from sm121.core.files import write_text
+from sm121.core.verdict import Verdict, worst
+from sm121.evidence.kernel_path import KernelPath
+from sm121.evidence.kernel_profile import KernelProfile
+from sm121.measure.box import Reading
+from sm121.measure.growth import Growth
+
+SCHEMA_VERSION = 1
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class EngineReport(_Part):
+    """The engine under test. Null where the evidence does not show a value."""
+
+    name: str
+    version: str | None = None
+    managed: bool
+    base_url: str | None = None
+    model: str
+    configuration: str | None = None
+    startup_s: float | None = None
+    path: KernelPath = Field(default_factory=KernelPath)
+    kernels: KernelProfile | None = None
+    """Kernels of some decode steps, those of the longest time; null where none were profiled."""
+
+
+class BoxReport(_Part):
+    """State of the machine. UNKNOWN until it was measured."""
+
+    state: str = "UNKNOWN"
+    reason: str | None = "the box was not measured"
+    before: Reading | None = None
+    after: Reading | None = None
+    load_during: float | None = None
+    """Share of the CPU that others took in between."""
+
+
+class LevelReport(_Part):
+    """A level: its verdict, and how many of its tests ended how."""
+
+    verdict: Verdict = Verdict.NOT_RUN
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    waived: int = 0
+    invalid: int = 0
+    inconclusive: int = 0
+    not_run: int = 0
+
+
+#: Before the ids of what is reported beside the tests.
+BESIDE = "end of the run::"
+
+
+class TestReport(_Part):
+    """One test. ``message`` is one line for people; the whole text is in pytest's output."""
+
+    __test__ = False  # a report, not a test: pytest would collect the name
+
+    id: str
+    level: str
+    verdict: Verdict
+    message: str = ""
+    seconds: float = 0.0
+    skipped: bool = False
+    waived: bool = False
+
+
+class StartReport(_Part):
+    """One start of a managed server."""
+
+    configuration: str
+    key: str
+    startup_s: float | None
+    log: str
+    clean_stop: bool | None = None
+
+
+class MetricReport(_Part):
+    """One measured quantity and its gate. Null where nothing was measured or demanded."""
+
+    value: float | None
+    unit: str
+    ci_low: float | None = None
+    ci_high: float | None = None
+    confidence: float | None = None
+    rounds: int = 0
+    minimum: float | None = None
+    target: float | None = None
+    stretch: float | None = None
+    at_most: float | None = None
+    grade: str | None = None
+    clock: str | None = None
+    roofline: float | None = None
+    verdict: Verdict = Verdict.NOT_RUN
+
+
+class MemoryReport(_Part):
+    """Memory under load: how it grew, and what a graph of it needs. ``file`` has every sample."""
+
+    file: str
+    device_memory: str
+    """Where the device's memory is read, or why it is not."""
+    samples: int
+    peak_bytes: int | None = None
+    available_min_bytes: int | None = None
+    growth: list[Growth] = Field(default_factory=list)
+    curve: list[tuple[float, int, int, float | None]] = Field(default_factory=list)
+    """(seconds, bytes of the server's processes, bytes available, share of the KV cache used)."""
+    verdict: Verdict = Verdict.NOT_RUN
+
+
+class CrashReport(_Part):
+    """An abnormal end, and where its bundle is."""
+
+    kind: str
+    summary: str
+    owner: str
+    test: str | None = None
+    bundle: str | None = None
+    """Folder of the bundle, in the report directory; null where it could not be written."""
+
+
+class ShardTest(_Part):
+    """A test of the whole run, whichever shard has it."""
+
+    id: str
+    level: str
+
+
+class ShardReport(_Part):
+    """Which part of a run this is (``--shard``)."""
+
+    index: int
+    of: int
+    tests: list[ShardTest]
+    """All of the whole run, in its order."""
+
+
+class VerdictFile(_Part):
+    """The whole of verdict.json."""
+
+    schema_version: int = SCHEMA_VERSION
+    verdict: Verdict = Verdict.NOT_RUN
+    exit_status: int = Verdict.NOT_RUN.exit_status
+    reason: str = "the run has not finished"
+    finished: bool = False
+    certified: bool | None = None
+    arch: str | None
+    profile: str
+    started: str
+    duration_s: float = 0.0
+    engine: EngineReport
+    box: BoxReport = Field(default_factory=BoxReport)
+    levels: dict[str, LevelReport] = Field(default_factory=dict)
+    metrics: dict[str, MetricReport] = Field(default_factory=dict)
+    tests: list[TestReport] = Field(default_factory=list)
+    starts: list[StartReport] = Field(default_factory=list)
+    unproven: list[str] = Field(default_factory=list)
+    remarks: list[str] = Field(default_factory=list)
+    memory: MemoryReport | None = None
+    crashes: list[CrashReport] = Field(default_factory=list)
+    environment: dict[str, Any] = Field(default_factory=dict)
+    shard: ShardReport | None = None
+
+    def judge(self) -> None:
+        """Set the levels' verdicts and the run's from the tests.
+
+        A test that did not execute decides nothing, except that a level or run without any
+        executed test, or one that has not finished, is NOT_RUN.
+        """
+        for level in dict.fromkeys(test.level for test in self.tests):
+            self.levels[level] = _level([test for test in self.tests if test.level == level])
+        executed = [level.verdict for level in self.levels.values() if _executed(level)]
+        if not self.finished:
+            executed.append(Verdict.NOT_RUN)
+        self.settle(worst(executed))
+
+    def settle(self, verdict: Verdict) -> None:
+        """Set the run's verdict together with its exit status."""
+        self.verdict = verdict
+        self.exit_status = verdict.exit_status
+
+
+def _executed(level: LevelReport) -> bool:
+    return bool(level.passed or level.failed or level.waived or level.invalid or level.inconclusive)
+
+
+def _level(tests: list[TestReport]) -> LevelReport:
+    report = LevelReport()
+    for test in tests:
+        if test.waived:
+            report.waived += 1
+        elif test.skipped:
+            report.skipped += 1
+        elif test.verdict is Verdict.PASS:
+            report.passed += 1
+        elif test.verdict is Verdict.FAIL:
+            report.failed += 1
+        elif test.verdict is Verdict.INVALID:
+            report.invalid += 1
+        elif test.verdict is Verdict.INCONCLUSIVE:
+            report.inconclusive += 1
+        else:
+            report.not_run += 1
+    executed = [test for test in tests if not test.skipped and test.verdict is not Verdict.NOT_RUN]
+    report.verdict = worst(Verdict.PASS if test.waived else test.verdict for test in executed)
+    return report
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of verdict.json, as published in docs/."""
+    schema = VerdictFile.model_json_schema(mode="serialization")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def write(file: VerdictFile, path: Path) -> None:
+    """Write atomically: a reader, or a crash, sees the old file or the new one."""
+    write_text(json.dumps(_readable(file.model_dump(mode="json")), indent=2) + "\n", path)
+
+
+def _readable(value: Any) -> Any:
+    """Half a surrogate pair, from a model or a path, would make a file that no parser reads."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, dict):
+        return {_readable(key): _readable(item) for key, item in value.items()}
+    return [_readable(item) for item in value] if isinstance(value, list) else value
+
+
+def read(path: Path) -> VerdictFile:
+    """Read a verdict.json of any version: what came later has its default, unknown keys are left
+    out.
+
+    Raises:
+        OSError, ValueError: it is not there, or not one.
+    """
+    return lenient.validate(VerdictFile, json.loads(path.read_text("utf-8")))
