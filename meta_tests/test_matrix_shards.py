@@ -20,6 +20,7 @@ from sm121.plugin import matrix_workers, resume
 from sm121.plugin.matrix import MatrixRun
 from sm121.plugin.options import SETTINGS
 from sm121.run import verdict_file
+from sm121.run.ledger import Ledger
 from sm121.run.verdict_file import EngineReport, TestReport, VerdictFile
 
 
@@ -201,8 +202,8 @@ class Controller:
     def __init__(self, directory: Path) -> None:
         test = TestReport(id="tests/test_matrix.py::test_smallest_failing_sets", level="matrix",
                           verdict=Verdict.NOT_RUN, skipped=True)  # fmt: skip
-        self.directory, self.decided = directory, set()
-        self.file = SimpleNamespace(tests=[test])
+        self.directory, self.file = directory, SimpleNamespace(tests=[test])
+        self.ledger = Ledger(self.file)
         self.remarks: list[str] = []
         self.remark = self.remarks.append
 
@@ -228,7 +229,7 @@ def test_the_controller_judges_the_cells_of_all_workers(tmp_path, outcome, verdi
         "workers/gw0/server-matrix.log", "workers/gw1/server-matrix.log",
     ]  # fmt: skip
     assert "worker gw2 cannot be read" in run.remarks[0]
-    assert test.id in run.decided
+    assert run.ledger.complete
 
 
 def test_with_no_matrix_nothing_is_concluded(tmp_path):

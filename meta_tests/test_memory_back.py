@@ -129,14 +129,14 @@ def test_of_several_gpus_nobody_knows_which_are_the_servers(monkeypatch):
 def test_what_a_server_has_left_fails_the_run_whichever_it_was():
     """Also one in the middle, and when the next one of its name ended well."""
     run = object.__new__(Run)
-    run.stops, run.decided, run.file = {}, set(), SimpleNamespace(tests=[])
+    run.stops, run.file = {}, SimpleNamespace(tests=[])
     left = (Survivor(4711, "running", "VLLM::EngineCore"),)
     run.note_stop("marlin", StopReport(0, left, False, 100 * GIB, 1.0, log="server-marlin.log"))
     run.note_stop("marlin", StopReport(0, (), True, 0, 1.0, log="server-marlin-2.log"))
     assert not run.stops["server-marlin.log"].clean and run.stops["server-marlin-2.log"].clean
     (test,) = run.file.tests
     assert test.verdict == "FAIL" and "VLLM::EngineCore" in test.message
-    assert "100.0 GiB" in test.message and test.id in run.decided
+    assert "100.0 GiB" in test.message and run.ledger.complete
 
 
 @pytest.mark.parametrize(
@@ -159,14 +159,14 @@ def test_memory_that_may_be_missing_is_no_pass():
     before, after = at(used=4), at(used=80)
     doubt = before.doubt(after, slack=GIB)
     run = object.__new__(Run)
-    run.stops, run.decided, said = {}, set(), []
+    run.stops, said = {}, []
     run.remark = said.append
     run.file = SimpleNamespace(tests=[])
     for _ in range(2):  # the matrix stops one of a name again and again
         run.note_stop("marlin", StopReport(0, (), True, 0, 1.0, remark=doubt))
     (test,) = run.file.tests
     assert test.verdict == "INCONCLUSIVE" and "76.0 GiB less device memory" in test.message
-    assert test.id in run.decided and len(said) == 2
+    assert run.ledger.complete and len(said) == 2
     run.note_stop("triton", StopReport(0, (), True, 0, 1.0))
     assert run.file.tests == [test]
 

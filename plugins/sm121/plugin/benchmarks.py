@@ -433,5 +433,4 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     for line in lines:
         name = f"--benchmark-compare-fail::{line.split(':')[0][:80]}"
         report = TestReport(id=name, level="regression", verdict=Verdict.FAIL, message=line)
-        run.file.tests.append(report)
-        run.decided.add(name)
+        run.ledger.decide(report)

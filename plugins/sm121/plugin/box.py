@@ -224,11 +224,10 @@ def _read_again(session: pytest.Session) -> None:
             metric.verdict, metric.grade = Verdict.INCONCLUSIVE, None
     name = "end of the run::box"
     message = f"the box is DEGRADED: {run.file.box.reason}"
-    for test in run.file.tests:  # each of them was decided on a machine that was not fit
+    for test in run.ledger:  # each of them was decided on a machine that was not fit
         decided = test.verdict in (Verdict.PASS, Verdict.FAIL) and not test.waived
         if test.level == "performance" and decided and not test.skipped:
-            test.verdict, test.message = Verdict.INCONCLUSIVE, message
-    run.file.tests.append(
+            run.ledger.overrule(test.id, Verdict.INCONCLUSIVE, message)
+    run.ledger.decide(
         TestReport(id=name, level="performance", verdict=Verdict.INCONCLUSIVE, message=message)
     )
-    run.decided.add(name)

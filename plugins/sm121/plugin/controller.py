@@ -130,12 +130,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def _take(run: Run, finding: TestReport) -> None:
-    for index, test in enumerate(run.file.tests):
-        if test.id == finding.id and test.verdict is not Verdict.FAIL:
-            run.file.tests[index] = finding
-            run.decided.add(finding.id)
-            run.save()
-            return
+    if finding.id in run.ledger:
+        run.ledger.decide(finding)
+        run.save()
 
 
 def _crashed(run: Run, report: pytest.TestReport) -> None:
@@ -188,12 +185,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if config is not _config:
         return
     parts = _parts(run.directory)
-    merged.merge(run.file, parts)
+    merged.merge(run.file, run.ledger, parts)
     for name, error in config.stash.get(_DIED, {}).items():
         first = (error.splitlines() or [""])[0]
-        run.add(_died(name, printable(run.redact(first))[:600]))
+        run.ledger.decide(_died(name, printable(run.redact(first))[:600]))
     matrix_workers.conclude(run, parts)
-    run.decided.update(merged.beside(run.file))
     said = config.stash.get(_SAID, [])
     run.deselected = list(dict.fromkeys(name for part in said for name in part["deselected"]))
     run.inapplicable = frozenset(name for part in said for name in part["inapplicable"])

@@ -50,16 +50,16 @@ def conclude(run: Run, names: Iterable[str]) -> None:
     write_text(text + "\n", folder / "matrix.json")
     write_text(report.markdown(space, whole), folder / "FEATURE_MATRIX.md")
     sets = "; ".join(one.text for one in whole.failing_sets)
-    for index, test in enumerate(run.file.tests):
-        if test.id.endswith(_ABOUT_ALL):
-            run.file.tests[index] = test.model_copy(
+    for test in [test for test in run.ledger if test.id.endswith(_ABOUT_ALL)]:
+        run.ledger.decide(
+            test.model_copy(
                 update={
                     "verdict": Verdict.FAIL if sets else Verdict.PASS,
                     "message": f"{sets}. All of it: {folder / 'FEATURE_MATRIX.md'}" if sets else "",
                     "skipped": False,
                 }
             )
-            run.decided.add(test.id)
+        )
 
 
 def _of_the_whole(matrix: dict[str, Any], name: str) -> dict[str, Any]:

@@ -116,9 +116,5 @@ def _waive(run: Run, finding: TestReport, report: pytest.TestReport) -> None:
 
 
 def _store(run: Run, finding: TestReport) -> None:
-    for index, test in enumerate(run.file.tests):
-        if test.id == finding.id:
-            run.file.tests[index] = finding
-            run.decided.add(finding.id)
-            break
+    run.ledger.decide(finding)
     run.save()

@@ -49,10 +49,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     ]
     if not taken:
         return
-    for index, test in enumerate(run.file.tests):
-        if any(item.nodeid == test.id for item in taken):
-            run.file.tests[index] = ended[test.id]
-            run.decided.add(test.id)
+    for item in taken:
+        run.ledger.decide(ended[item.nodeid])
     for name, metric in earlier.metrics.items():
         run.file.metrics.setdefault(name, metric)
     gone = set(taken)

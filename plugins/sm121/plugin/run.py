@@ -55,6 +55,7 @@ from sm121.report import summary
 from sm121.run import directory as report_directory
 from sm121.run import verdict_file
 from sm121.run.harness import Observer
+from sm121.run.ledger import Ledger
 from sm121.run.verdict_file import (
     EngineReport,
     ShardReport,
@@ -90,8 +91,6 @@ class Run:
     #: Tests for other architectures, or beyond the model: no certificate needs them.
     inapplicable: frozenset[str] = frozenset()
     sampler: ResourceSampler | None = None
-    #: Ids of the tests that had their turn, teardown included.
-    decided: set[str] = field(default_factory=set)
     interrupted: bool = False
     #: Why nothing more is run, as (class, text): the machine would not survive it.
     aborted: tuple[str, str] | None = None
@@ -105,6 +104,11 @@ class Run:
     #: The control group's account of memory when the run began.
     cgroup_before: Mapping[str, int] | str = field(default_factory=cgroup.memory_events)
     _under_test: Server | None = None
+
+    @functools.cached_property
+    def ledger(self) -> Ledger:
+        """What was decided of each test."""
+        return Ledger(self.file)
 
     @property
     def profile(self) -> Profile:
@@ -336,30 +340,23 @@ class Run:
     def close(self) -> None:
         """Stop what runs and write the last word. The run has finished when every selected test
         had its turn and nobody interrupted it, whatever pytest says of its end."""
-        selected = {test.id for test in self.file.tests}
         if self.sampler is not None:
             self.sampler.stop()
         if self.pool is not None and self.pool.current is not None:
             self.pool.stop()
         if self._under_test is not None:  # the whole log now, with what came while it served
             self.file.engine.path = self.kernel_path(self._under_test)
-        self.file.finished = selected <= self.decided and not self.interrupted
+        self.file.finished = self.ledger.complete and not self.interrupted
         self.save()
 
     def note_stop(self, configuration: str, report: StopReport) -> None:
         """A server was stopped."""
         self.stops[report.log] = report
         if not report.clean:
-            self.add(_unclean(report.log.removesuffix(".log") or configuration, report))
+            self.ledger.decide(_unclean(report.log.removesuffix(".log") or configuration, report))
         if report.remark:
             self.remark(f"after server {configuration}: {report.remark}")
-            self.add(_doubted(configuration, report))
-
-    def add(self, finding: TestReport) -> None:
-        """Something that is no test of the levels; the first of a name stands."""
-        if finding.id not in {test.id for test in self.file.tests}:
-            self.file.tests.append(finding)
-            self.decided.add(finding.id)
+            self.ledger.decide(_doubted(configuration, report))
 
     def abort(self, text: str) -> None:
         """The machine is about to wedge: end the server at once, and run nothing more."""

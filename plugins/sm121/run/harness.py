@@ -13,6 +13,7 @@ from sm121.engines.managed import ServerError, StopReport
 from sm121.engines.pool import ServerPool
 from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_path import KernelPath
+from sm121.run.ledger import Ledger
 from sm121.run.verdict_file import VerdictFile
 
 
@@ -57,6 +58,11 @@ class Harness(Protocol):
     @property
     def file(self) -> VerdictFile:
         """What is known of the run so far; metrics, memory and remarks are written into it."""
+        ...
+
+    @property
+    def ledger(self) -> Ledger:
+        """What was decided of each test."""
         ...
 
     @property

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from sm121.run.directory import WORKERS
+from sm121.run.ledger import Ledger
 from sm121.run.verdict_file import BESIDE, BoxReport, VerdictFile
 
 
-def merge(whole: VerdictFile, parts: Mapping[str, VerdictFile]) -> None:
+def merge(whole: VerdictFile, ledger: Ledger, parts: Mapping[str, VerdictFile]) -> None:
     """Take into the whole what only the workers know: their engines, starts, metrics, crashes.
 
     The tests of the whole stand; those beside them (``end of the run::...``) are added.
     """
-    known = {test.id for test in whole.tests}
     for name, part in parts.items():
         prefix = f"{WORKERS}/{name}"
         if part.engine.base_url is not None and whole.engine.base_url is None:
@@ -34,9 +34,8 @@ def merge(whole: VerdictFile, parts: Mapping[str, VerdictFile]) -> None:
         if used.get("samples"):
             whole.environment["resources"] = used
         for test in part.tests:
-            if test.id.startswith(BESIDE) and test.id not in known:
-                known.add(test.id)
-                whole.tests.append(test)
+            if test.id.startswith(BESIDE):
+                ledger.decide(test)
 
 
 def prefixed(part: VerdictFile, prefix: str) -> VerdictFile:
@@ -50,11 +49,6 @@ def prefixed(part: VerdictFile, prefix: str) -> VerdictFile:
     if moved.memory is not None:
         moved.memory.file = f"{prefix}/{moved.memory.file}"
     return moved
-
-
-def beside(whole: VerdictFile) -> set[str]:
-    """What is reported beside the tests; it has happened when it is there."""
-    return {test.id for test in whole.tests if test.id.startswith(BESIDE)}
 
 
 def plain_id(nodeid: str, known: Collection[str]) -> str:
