@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Iterable, Sequence
+from typing import get_args
 
 import pytest
 from _pytest.mark.expression import Expression
 
 from sm121.core.architecture import CAPABILITIES, CPU, NAMES
-from sm121.core.profile import LEVELS
+from sm121.core.profile import LEVELS, Ability, Profile
+from sm121.plugin.stash import APPLIES_TO, ID, LEVEL
+from sm121.run.verdict_file import NOT_RUN
+from sm121.session.target import Target
 
 #: More names than anybody writes; an expression of so many is looked at in part.
 _MOST_WORDS = 10
-
-LEVEL = pytest.StashKey[str]()
-#: The test's id as it is in every report; before pytest 9.2 xdist adds the name of a group.
-ID = pytest.StashKey[str]()
-APPLIES_TO = pytest.StashKey[frozenset[str]]()
+#: Why a test of a level will not run; None for one that will.
+WHY_NOT = pytest.StashKey[str]()
 #: Set when every collected test of a level was found in order.
 SELECTED = pytest.StashKey[bool]()
+#: Ids of level tests that -m, -k or --deselect removed.
+DESELECTED = pytest.StashKey[list[str]]()
+#: How many tests were left out by the level's own choice, and what to say of them.
+_LEFT_OUT = pytest.StashKey[list[str]]()
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m is applied to the markers
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def by_level(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Find the level of each test and the architectures that it is for; put them in order.
+
+    Raises:
+        UsageError: a test of a level does not say what it applies to.
+    """
     for item in items:
         level = next((name for name in LEVELS if item.get_closest_marker(name)), None)
         if level is None:
@@ -38,6 +48,89 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     # Stable: within a level the order of the file stands. Tests of no level keep their place.
     items.sort(key=lambda item: LEVELS.index(item.stash.get(LEVEL, LEVELS[0])))
     config.stash[SELECTED] = True
+
+
+def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what waits for an option of its own; that is no gap in a certificate."""
+    slow = [item for item in items if is_left_out(item)]
+    waiting = [item for item in items if _waits(item)]
+    without_ab = [item for item in items if item.get_closest_marker("ab_run")]
+    without_matrix = [item for item in items if item.stash.get(LEVEL, "") == "matrix"]
+    gone = {*slow, *waiting}
+    if config.getoption("--ab") is None:
+        gone.update(without_ab)
+    if config.getoption("--matrix") == "none":
+        gone.update(without_matrix)
+    items[:] = [item for item in items if item not in gone]
+    lines = config.stash.setdefault(_LEFT_OUT, [])
+    if slow:
+        config.hook.pytest_deselected(items=slow)
+        lines.append(f"{len(slow)} slow tests are left out; --slow runs them")
+    if waiting:
+        options = "--golden, --record-golden, --accuracy, --soak"
+        lines.append(f"{len(waiting)} tests wait for an option of theirs ({options})")
+
+
+def left_out(config: pytest.Config) -> list[str]:
+    """What was left out, a line each: nothing is without a word."""
+    return config.stash.get(_LEFT_OUT, [])
+
+
+def is_left_out(item: pytest.Item) -> bool:
+    """True for a slow test when ``--slow`` was not given."""
+    return item.get_closest_marker("slow") is not None and not item.config.getoption("--slow")
+
+
+def _waits(item: pytest.Item) -> bool:
+    mark = item.get_closest_marker("asked_for")
+    return mark is not None and not item.config.getoption(str(mark.args[0]))
+
+
+def note_deselected(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
+    """Keep which tests of levels pytest took out."""
+    names = [item.stash[ID] for item in items if LEVEL in item.stash and not is_left_out(item)]
+    config.stash.setdefault(DESELECTED, []).extend(names)
+
+
+def mark(item: pytest.Item, chosen: Target) -> None:
+    """Say at a test why it does not run, or how long it may take."""
+    names = item.stash[APPLIES_TO]
+    if chosen.obstacle is not None:
+        skip(item, chosen.obstacle)
+    elif chosen.arch not in names:
+        reason = f"applies to {', '.join(sorted(names))}; the target is {chosen.arch}"
+        item.stash[WHY_NOT] = reason
+        item.add_marker(pytest.mark.skip(reason=reason))
+    elif cannot := inability(item, chosen.profile):
+        skip(item, cannot)
+    elif chosen.profile is not None and item.get_closest_marker("timeout") is None:
+        limit = chosen.profile.test_timeout_s.get(item.stash[LEVEL])  # type: ignore[call-overload]
+        if limit is not None:
+            item.add_marker(pytest.mark.timeout(limit))
+
+
+def skip(item: pytest.Item, why: str) -> None:
+    """Mark a test that cannot run, unless another reason was found before."""
+    if item.get_closest_marker("skip") is None:
+        item.stash[WHY_NOT] = why
+        item.add_marker(pytest.mark.skip(reason=f"{NOT_RUN}{why}"))
+
+
+def is_inapplicable(item: pytest.Item, chosen: Target) -> bool:
+    """Whether no certificate of the target needs a test."""
+    return chosen.arch not in item.stash[APPLIES_TO] or bool(inability(item, chosen.profile))
+
+
+def inability(item: pytest.Item, profile: Profile | None) -> str | None:
+    """Why the profile's model cannot pass a test; None if it is to."""
+    marker = item.get_closest_marker("ability")
+    if marker is None or profile is None:
+        return None
+    (name,) = marker.args
+    if name not in get_args(Ability):
+        raise pytest.UsageError(f"{item.nodeid}: ability({name!r}): expected {get_args(Ability)}")
+    reason = profile.correctness.cannot.get(name)
+    return f"profile {profile.name}: {name}: {reason}" if reason else None
 
 
 def _applies_to(item: pytest.Item) -> frozenset[str]:
@@ -81,14 +174,13 @@ def architectures_asked_for(expression: str) -> tuple[str, ...]:
     return tuple(name for name in named if asked(name))
 
 
-def selects(expression: str, item: pytest.Item, arch: str) -> bool:
-    """Whether ``-m`` would select a test if it were for ``arch`` alone."""
-    names = {marker.name for marker in item.iter_markers()} - {*NAMES, "gpu"}
-    return not expression or _evaluate(expression, names | _names_of(arch))
-
-
-def _names_of(arch: str) -> set[str]:
-    return {arch} if arch == CPU else {arch, "gpu"}
+def selects_any(expression: str, items: Sequence[pytest.Item], arch: str) -> bool:
+    """Whether ``-m`` would select one of the tests if they were for ``arch`` alone."""
+    of_arch = {arch} if arch == CPU else {arch, "gpu"}
+    return not expression or any(
+        _evaluate(expression, {m.name for m in item.iter_markers()} - {*NAMES, "gpu"} | of_arch)
+        for item in items
+    )
 
 
 def _evaluate(expression: str, names: set[str]) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Generator
 from io import StringIO
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -15,16 +15,15 @@ from sm121 import __version__
 from sm121.core import architecture
 from sm121.core.redaction import redact_arguments, redact_environment
 from sm121.core.verdict import Verdict
-from sm121.plugin.certification import DESELECTED
-from sm121.plugin.options import SETTINGS
-from sm121.plugin.selection import LEVEL
-
-if TYPE_CHECKING:
-    from sm121.plugin.run import Run
+from sm121.plugin.selection import DESELECTED, WHY_NOT
+from sm121.plugin.stash import LEVEL, REPORT, SETTINGS
+from sm121.report import findings, github
+from sm121.report.stored import StoredReport
+from sm121.session.session import Session
 
 #: The tests of levels that were collected, where nothing but that was asked for.
 COLLECTED = pytest.StashKey[list[pytest.Item]]()
-
+_MOST_EVIDENCE = 3
 _COLOURS = {
     Verdict.PASS: {"green": True},
     Verdict.FAIL: {"red": True},
@@ -34,7 +33,8 @@ _COLOURS = {
 }
 
 
-def pytest_report_header(config: pytest.Config) -> list[str]:
+def header(config: pytest.Config) -> list[str]:
+    """What was asked for."""
     settings = config.stash[SETTINGS]
     detected = architecture.detect()
     profile = settings.profile.name if settings.profile else "by architecture"
@@ -62,19 +62,12 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return lines
 
 
-def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
+def target(session: Session) -> list[str]:
     """The settings in force, now that they are resolved."""
-    from sm121.plugin.run import RUN
-
-    if config.option.collectonly:
-        config.stash[COLLECTED] = [item for item in items if LEVEL in item.stash]
-    run = config.stash.get(RUN, None)
-    if run is None:
-        return []
-    engine = run.file.engine
+    engine = session.file.engine
     how = "started by the suite" if engine.managed else "attached"
     return [
-        f"target: arch {run.file.arch}, profile {run.file.profile}, configuration "
+        f"target: arch {session.file.arch}, profile {session.file.profile}, configuration "
         f"{engine.configuration or 'none'}",
         f"engine: {engine.name} {engine.version or '(version unknown)'}, {how}, "
         f"model {engine.model or 'unknown'}",
@@ -96,21 +89,15 @@ def announce(config: pytest.Config, what: str, line: str) -> None:
         reporter.write_line(text)
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # after pytest's own summary, which may be long
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> Generator[None, None, None]:
-    from sm121.plugin.run import RUN
-
-    yield
-    run = config.stash.get(RUN, None)
-    if run is not None:
-        _closing(terminalreporter, run)
-    elif config.option.collectonly:
-        _would_run(terminalreporter, config)
+def for_github(terminal: pytest.TerminalReporter, report: StoredReport, root: Path) -> None:
+    """Annotations, where this is a job of GitHub Actions."""
+    if github.active(os.environ):
+        workspace = os.environ.get("GITHUB_WORKSPACE")
+        for line in github.commands(report, root, Path(workspace) if workspace else None):
+            terminal.write_line(line)
 
 
-def _would_run(terminal: pytest.TerminalReporter, config: pytest.Config) -> None:
+def would_run(terminal: pytest.TerminalReporter, config: pytest.Config) -> None:
     """``--collect-only``: what would run, and why the rest would not."""
     reasons: dict[str, list[str]] = {}
     levels: dict[str, int] = {}
@@ -119,7 +106,7 @@ def _would_run(terminal: pytest.TerminalReporter, config: pytest.Config) -> None
         if marker is None:
             levels[item.stash[LEVEL]] = levels.get(item.stash[LEVEL], 0) + 1
         else:
-            reason = str(marker.kwargs.get("reason", "")).removeprefix("NOT_RUN: ")
+            reason = item.stash.get(WHY_NOT, str(marker.kwargs.get("reason", "")))
             reasons.setdefault(reason, []).append(item.nodeid)
     if not levels and not reasons:
         return
@@ -136,12 +123,11 @@ def _would_run(terminal: pytest.TerminalReporter, config: pytest.Config) -> None
         terminal.write_line(f"would not run: {len(removed)} deselected ({removed[0]} ...)")
 
 
-def _closing(terminal: pytest.TerminalReporter, run: Run) -> None:
-    from sm121.plugin.report import first_finding
-
-    file = run.file
+def closing(terminal: pytest.TerminalReporter, session: Session) -> None:
+    """The table of levels, what needs attention, and the verdict as the last line."""
+    file = session.file
     terminal.section("sm121 conformance")
-    terminal.write(_levels_table(run, terminal._tw.fullwidth))
+    terminal.write(_levels_table(session, terminal._tw.fullwidth))
     engine = file.engine
     terminal.write_line(
         f"engine {engine.name} {engine.version or '(version unknown)'}, model {engine.model}, "
@@ -149,37 +135,58 @@ def _closing(terminal: pytest.TerminalReporter, run: Run) -> None:
     )
     for item in file.unproven:
         terminal.write_line(f"not proven: {item}")
-    unused = [waiver.test for waiver in run.settings.waivers if not _used(run, waiver.test)]
-    for name in unused:
-        terminal.write_line(f"waiver without a failure to waive: {name}")
+    for waiver in session.settings.waivers:
+        if not any(test.waived and waiver.applies_to(test.id) for test in session.ledger):
+            terminal.write_line(f"waiver without a failure to waive: {waiver.test}")
     for crash in file.crashes:
-        where = run.directory / crash.bundle if crash.bundle else "could not be written"
+        where = session.directory / crash.bundle if crash.bundle else "could not be written"
         terminal.write_line(f"crash: {crash.kind}: {crash.summary}; bundle: {where}")
     if file.remarks:
         many = f"{len(file.remarks)} remarks are" if len(file.remarks) > 1 else "a remark is"
         terminal.write_line(f"{many} in the report")
-    for line in first_finding(run.config):
+    for line in _first_finding(terminal.config):
         terminal.write_line(line)
-    page = run.directory / "report.html"
-    terminal.write_line(f"report: {page if page.is_file() else run.directory / 'verdict.json'}")
+    page = session.directory / "report.html"
+    terminal.write_line(f"report: {page if page.is_file() else session.directory / 'verdict.json'}")
     terminal.write_line(f"{file.verdict.value}: {file.reason}", bold=True, **_COLOURS[file.verdict])
 
 
-def _used(run: Run, pattern: str) -> bool:
-    waivers = [waiver for waiver in run.settings.waivers if waiver.test == pattern]
-    return any(test.waived and waivers[0].applies_to(test.id) for test in run.file.tests)
-
-
-def _levels_table(run: Run, width: int) -> str:
+def _levels_table(session: Session, width: int) -> str:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("level", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     columns = ("passed", "failed", "invalid", "inconclusive", "waived", "skipped", "not_run")
     for name in columns:
         table.add_column(name.replace("_", " "), justify="right", no_wrap=True)
-    for name, level in run.file.levels.items():
+    for name, level in session.file.levels.items():
         counts = [str(getattr(level, column)) for column in columns]
         table.add_row(name, level.verdict.value, *counts)
     buffer = StringIO()
     Console(file=buffer, width=max(width, 80), color_system=None).print(table)
     return buffer.getvalue()
+
+
+def _first_finding(config: pytest.Config) -> list[str]:
+    """The gravest thing that did not hold, in a few lines; nothing when all is well."""
+    report = config.stash.get(REPORT, None)
+    found = findings.grouped(report) if report is not None else []
+    if not found:
+        return []
+    first = found[0]
+    more = f" and {len(first.ids) - 1} more for the same reason" if len(first.ids) > 1 else ""
+    lines = [f"{first.verdict.value}: {first.ids[0]}{more}"]
+    if first.requirement:
+        lines.append(f"  requirement: {first.requirement}")
+    if first.required:
+        lines.append(f"  required: {first.required}")
+    lines.append(f"  seen: {first.seen}")
+    if first.evidence:
+        directory = config.stash[SETTINGS].report_dir
+        shown = [str(directory / name) for name in first.evidence[:_MOST_EVIDENCE]]
+        rest = len(first.evidence) - len(shown)
+        lines.append(f"  evidence: {', '.join(shown)}" + (f" and {rest} more" if rest else ""))
+    if first.reproduce:
+        lines.append(f"  run again: {first.reproduce}")
+    if len(found) > 1:
+        lines.append(f"  {len(found) - 1} more findings are in the report")
+    return lines

@@ -1,11 +1,12 @@
-"""A worker of pytest-xdist: a run of its own in a folder of its own, with its own server.
+"""What belongs together in a run of several workers (pytest-xdist).
 
-What needs a server is given to one worker, in order; kernel numerics and compilations are spread.
-Nothing that measures time runs beside other workers. The cells of a matrix run: what they are for
-is whether they work, and servers of two workers are never on one device.
+A worker has a run of its own in a folder of its own, with its own server. What needs a server is
+given to one worker, in order; kernel numerics and compilations are spread. Nothing that measures
+time runs beside other workers. The cells of a matrix run: what they are for is whether they work,
+and servers of two workers are never on one device.
 
-What belongs together is written to a file of the worker's folder, which the controller reads. xdist
-3.8 appends the names of groups to node ids, which pytest 9.2 ignores without a word
+Which tests belong together is written to a file of the worker's folder, which the controller
+reads. xdist 3.8 appends the names of groups to node ids, which pytest 9.2 ignores without a word
 (pytest-dev/pytest-xdist#1386).
 """
 
@@ -13,14 +14,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from sm121.core.files import write_text
 from sm121.core.profile import LEVELS
-from sm121.plugin.selection import LEVEL
+from sm121.plugin.stash import LEVEL, SETTINGS
+from sm121.session.session import Session
 
 #: What an item shares a server with, as `shards` has found: `UNDER_TEST`, a name that begins with
 #: `CONFIGURATION`, or none of both.
@@ -37,46 +38,34 @@ _SERVERS = frozenset({"server", "servers"})
 _TIMED = frozenset({"stress", "performance", "regression"})
 
 
-@dataclass(frozen=True)
-class Worker:
-    """This process, as one of ``count``. ``run`` names the run that they are all part of."""
-
-    id: str
-    run: str
-    count: int
-
-
-def of(config: pytest.Config) -> Worker | None:
-    """What this process is; None where it is no worker."""
-    given = getattr(config, "workerinput", None)
-    if given is None or "sm121_run" not in given:
-        return None
-    return Worker(str(given["workerid"]), str(given["sm121_run"]), int(given["workercount"]))
-
-
 def is_parallel(config: pytest.Config) -> bool:
     """Whether tests run in several processes: in a worker, and in their controller."""
-    return of(config) is not None or bool(config.getoption("numprocesses", None))
+    worker = getattr(config, "workerinput", None) is not None
+    return worker or bool(config.getoption("numprocesses", None))
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "xdist_group(name): with pytest-xdist, tests of one name share a worker"
-    )
-    # pytest-benchmark would do so itself, with a warning that says less than our own reason.
+def disable_timing(config: pytest.Config) -> None:
+    """Beside other workers no benchmark is timed; pytest-benchmark would only warn."""
     if is_parallel(config) and hasattr(config.option, "benchmark_disable"):
         config.option.benchmark_disable = True
 
 
-def write_groups(folder: Path, items: Iterable[pytest.Item]) -> None:
-    """Write what of a worker's items must be in one worker, for its controller.
+def why_not(item: pytest.Item) -> str | None:
+    """Why a test is not begun in this worker; None if it is."""
+    if item.config.stash[SETTINGS].worker is None:
+        return None
+    if item.stash[LEVEL] in _TIMED or "benchmark" in getattr(item, "fixturenames", ()):
+        return "no time is measured beside other workers; run this one without -n"
+    return None
 
-    Raises:
-        OSError: the folder cannot be written.
-    """
+
+def write_groups(session: Session, items: Iterable[pytest.Item]) -> None:
+    """Write what of a worker's items must be in one worker, for its controller."""
     groups = {item.nodeid: group for item in items if (group := _group(item)) is not None}
-    write_text(json.dumps(groups, indent=1), folder / _FILE)
+    try:
+        write_text(json.dumps(groups, indent=1), session.directory / _FILE)
+    except OSError as error:
+        session.cannot_write(error)
 
 
 def read_groups(folder: Path) -> dict[str, str]:
@@ -109,10 +98,3 @@ def _needs_order(item: pytest.Item) -> bool:
         return False
     names = set(getattr(item, "fixturenames", ()))
     return bool(names & _SERVERS) or not names & _ALONE
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if LEVEL not in item.stash or of(item.config) is None:
-        return
-    if item.stash[LEVEL] in _TIMED or "benchmark" in getattr(item, "fixturenames", ()):
-        pytest.skip("NOT_RUN: no time is measured beside other workers; run this one without -n")

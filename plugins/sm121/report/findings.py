@@ -132,6 +132,6 @@ def not_run(run: VerdictFile) -> list[NotRunGroup]:
     groups: dict[str, list[str]] = {}
     for test in run.tests:
         if (test.skipped or test.verdict is Verdict.NOT_RUN) and not test.waived:
-            reason = test.message.removeprefix("NOT_RUN: ") or "no reason was given"
+            reason = test.why_not_run or "no reason was given"
             groups.setdefault(reason, []).append(test.id)
     return [NotRunGroup(reason, tuple(ids)) for reason, ids in groups.items()]

@@ -176,7 +176,7 @@ def _notes(report: StoredReport, level: str) -> list[str]:
     bad = [test for test in findings.failures(report.run) if test.level == level]
     notes = [f"{test.verdict.value} {test.id.rpartition('::')[2]}: {test.message}" for test in bad]
     reasons = {
-        test.message.removeprefix("NOT_RUN: ")
+        test.why_not_run
         for test in report.run.tests
         if test.level == level and test.skipped and not test.waived
     }

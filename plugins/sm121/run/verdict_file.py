@@ -62,6 +62,8 @@ class LevelReport(_Part):
     not_run: int = 0
 
 
+#: Before the reason of a test that could not run, as pytest and this file show it.
+NOT_RUN = "NOT_RUN: "
 #: Before the ids of what is reported beside the tests.
 BESIDE = "end of the run::"
 
@@ -78,6 +80,11 @@ class TestReport(_Part):
     seconds: float = 0.0
     skipped: bool = False
     waived: bool = False
+
+    @property
+    def why_not_run(self) -> str:
+        """The reason of a test that could not run, without the word."""
+        return self.message.removeprefix(NOT_RUN)
 
 
 class StartReport(_Part):

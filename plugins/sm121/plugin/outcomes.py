@@ -1,55 +1,73 @@
-"""From what pytest reports of each test to its verdict, written as soon as it is known."""
+"""From what pytest reports of each phase of a test to its verdict."""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Generator
 
 import pytest
 
 from sm121.core.printable import printable
 from sm121.core.profile import LEVELS
 from sm121.core.verdict import Inapplicable, NotRun, Undecided, Verdict
-from sm121.plugin.run import RUN, Run
-from sm121.plugin.selection import ID, LEVEL
-from sm121.run.verdict_file import BESIDE, TestReport
+from sm121.engines.managed import ServerError
+from sm121.plugin.stash import FINDING, ID, LEVEL
+from sm121.run.verdict_file import BESIDE, NOT_RUN, TestReport
+from sm121.session.crashes import RanOutOfTime
+from sm121.session.session import Session
+from sm121.stress.fault import UnderLoad
 
 _MESSAGE_LENGTH = 600
-_FINDING = pytest.StashKey[TestReport]()
+#: How pytest-timeout begins what it fails a test with.
+_TIMEOUT = "Timeout "
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    run = item.config.stash.get(RUN, None)
-    if run is None or LEVEL not in item.stash or item.stash[LEVEL] == LEVELS[0]:
-        return
+def why_not(session: Session, item: pytest.Item) -> str | None:
+    """Why a test of a level is not begun; None if it is."""
+    if session.aborted is not None:
+        return f"the run was ended: {session.aborted[1]}"
+    if session.distrusted is not None:
+        return session.distrusted
+    if item.stash[LEVEL] == LEVELS[0]:
+        return None
     failed = [
         test
-        for test in run.file.tests
+        for test in session.ledger
         if test.level == LEVELS[0]
         and test.verdict is Verdict.FAIL
         and not test.waived
         and not test.id.startswith(BESIDE)
     ]
     if failed:
-        pytest.skip(f"NOT_RUN: the smoke level failed ({failed[0].id}); what it needs comes first")
+        return f"the smoke level failed ({failed[0].id}); what it needs comes first"
+    return None
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    run = item.config.stash.get(RUN, None)
-    if run is None or LEVEL not in item.stash:
-        return report
+def crash(error: BaseException) -> ServerError | UnderLoad | RanOutOfTime | None:
+    """An error that says that the server may not be well; None for any other."""
+    if isinstance(error, ServerError | UnderLoad):
+        return error
+    if isinstance(error, pytest.fail.Exception) and str(error).startswith(_TIMEOUT):
+        return RanOutOfTime(str(error).splitlines()[0])
+    return None
+
+
+def not_run(item: pytest.Item, error: NotRun, report: pytest.TestReport) -> None:
+    """Make pytest report a check that could not run as skipped, with its reason."""
+    path, line, _ = item.location
+    report.outcome = "skipped"
+    report.longrepr = (path, (line or 0) + 1, f"{NOT_RUN}{error}")
+
+
+def take(
+    session: Session, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
+) -> None:
+    """Take a phase of a test into its verdict; after the last one the ledger has it."""
     error = call.excinfo.value if call.excinfo is not None else None
     if isinstance(error, Inapplicable):
-        run.inapplicable |= {item.stash[ID]}
+        session.inapplicable.add(item.stash[ID])
     if isinstance(error, NotRun):
-        path, line, _ = item.location
-        report.outcome = "skipped"
-        report.longrepr = (path, (line or 0) + 1, f"NOT_RUN: {error}")
-    finding = item.stash.setdefault(_FINDING, _unfinished(item))
+        not_run(item, error, report)
+    finding = item.stash.setdefault(FINDING, _unfinished(item))
     finding.seconds = round(finding.seconds + report.duration, 3)
     if report.skipped:
         finding.skipped = True
@@ -58,17 +76,17 @@ def pytest_runtest_makereport(
     elif report.failed:
         finding.skipped = False  # what was skipped and then failed in its teardown has failed
         finding.verdict = error.verdict if isinstance(error, Undecided) else Verdict.FAIL
-        finding.message = _message(run, call, report)
-        _waive(run, finding, report)
+        finding.message = _message(session, call, report)
+        _waive(session, finding, report)
     elif report.when == "call" and finding.verdict is Verdict.NOT_RUN:
         finding.verdict = Verdict.PASS
         finding.message = ""
     if report.when == "teardown":
-        _store(run, finding)
+        session.ledger.decide(finding)
+        session.save()
         # Goes with the report to where the workers' results are put together.
         report.sm121 = finding.model_dump(mode="json")  # type: ignore[attr-defined]
     report.user_properties.append(("verdict", finding.verdict.value))
-    return report
 
 
 def _unfinished(item: pytest.Item) -> TestReport:
@@ -80,7 +98,7 @@ def _unfinished(item: pytest.Item) -> TestReport:
     )
 
 
-def _message(run: Run, call: pytest.CallInfo[None], report: pytest.TestReport) -> str:
+def _message(session: Session, call: pytest.CallInfo[None], report: pytest.TestReport) -> str:
     if call.excinfo is None:  # a strict xfail that passed
         text = str(report.longrepr)
     elif isinstance(call.excinfo.value, (AssertionError, Undecided)):
@@ -89,7 +107,7 @@ def _message(run: Run, call: pytest.CallInfo[None], report: pytest.TestReport) -
         text = call.excinfo.exconly()
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     first = lines[0] if lines else "failed without a message"
-    return printable(run.redact(first))[:_MESSAGE_LENGTH]
+    return printable(session.redact(first))[:_MESSAGE_LENGTH]
 
 
 def _skip_reason(report: pytest.TestReport) -> str:
@@ -97,10 +115,10 @@ def _skip_reason(report: pytest.TestReport) -> str:
     return printable(str(reason).removeprefix("Skipped: "))[:_MESSAGE_LENGTH]
 
 
-def _waive(run: Run, finding: TestReport, report: pytest.TestReport) -> None:
+def _waive(session: Session, finding: TestReport, report: pytest.TestReport) -> None:
     """Tolerate a failure that is named in the waiver file, until its day has passed."""
     today = datetime.date.today()
-    for waiver in run.settings.waivers:
+    for waiver in session.settings.waivers:
         if not waiver.applies_to(finding.id):
             continue
         if waiver.expired(today):
@@ -113,8 +131,3 @@ def _waive(run: Run, finding: TestReport, report: pytest.TestReport) -> None:
         report.outcome = "skipped"
         report.wasxfail = f"waived: {waiver.reason} ({waiver.issue})"
         return
-
-
-def _store(run: Run, finding: TestReport) -> None:
-    run.ledger.decide(finding)
-    run.save()

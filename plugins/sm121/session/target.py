@@ -18,7 +18,7 @@ from sm121.core.server import Server
 from sm121.engines import registry
 from sm121.engines.attached import attach
 from sm121.engines.protocol import Profiling
-from sm121.plugin.options import Settings
+from sm121.session.settings import Settings
 
 _CANARY = "canary:"
 
@@ -105,7 +105,7 @@ def attached_server(settings: Settings, chosen: Profile) -> Server | None:
 
 
 def configurations(
-    settings: Settings, chosen: Profile, *, root: Path, notify: Callable[[str], None]
+    settings: Settings, chosen: Profile, *, notify: Callable[[str], None]
 ) -> dict[str, ServerConfiguration]:
     """The profile's server configurations with the user's arguments on top.
 
@@ -116,7 +116,7 @@ def configurations(
     """
     model = settings.model or chosen.model.id
     if model.startswith(_CANARY):
-        model = str(_canary(model.removeprefix(_CANARY), root, notify))
+        model = str(_canary(model.removeprefix(_CANARY), settings.root, notify))
     elif Path(model).exists():
         model = str(Path(model).absolute())
     traces = _traces(settings, chosen)

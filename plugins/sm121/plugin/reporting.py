@@ -1,0 +1,126 @@
+"""What the report shows of each test beyond its verdict: its requirement, the text of its failure,
+and a command that runs it again."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import shlex
+
+import pytest
+
+from sm121.core.printable import printable
+from sm121.plugin.stash import ID, LEVEL, STARTS
+from sm121.report import details
+from sm121.report.details import Details, FailureDetail
+from sm121.session.session import Session
+
+#: Options that say what else a run is or where it goes: running one test again needs none of them.
+_NOT_REPEATED = {
+    "--report-dir": 1,
+    "--junitxml": 1,
+    "--junit-xml": 1,
+    "--benchmark-save": 1,
+    "--benchmark-autosave": 0,
+    "--certify": 0,
+    "--shard": 1,  # another test is in the part
+    "--resume": 0,  # what has ended is not run
+    "--dist": 1,
+    "-m": 1,
+    "-k": 1,
+    "-n": 1,
+    "-q": 0,
+    "-v": 0,
+}
+_MOST_SECTION = 4000
+_WITH_A_SERVER = frozenset({"server", "servers"})
+_WITHOUT_A_SERVER = frozenset({"kernels", "compilation"})
+
+
+def begun(config: pytest.Config, session: Session, items: list[pytest.Item]) -> Details:
+    """What is known before the first test: the command, and what each test requires."""
+    return Details(
+        command=_line(session, _arguments(config)),
+        requirements={
+            item.nodeid: text
+            for item in items
+            if LEVEL in item.stash and (text := _requirement(item))
+        },
+    )
+
+
+def _requirement(item: pytest.Item) -> str:
+    """What a test requires: its docstring, on one line."""
+    text = inspect.getdoc(getattr(item, "function", None)) or ""
+    return " ".join(text.split())
+
+
+def note_failure(
+    session: Session, known: Details, item: pytest.Item, report: pytest.TestReport
+) -> None:
+    """Keep the text of a failure, and write it at once."""
+    file, line, _ = item.location
+    known.failures = [failure for failure in known.failures if failure.id != item.nodeid]
+    known.failures.append(
+        FailureDetail(
+            id=item.nodeid,
+            text=details.shortened(session.redact(report.longreprtext)),
+            sections={
+                heading: session.redact(content)[-_MOST_SECTION:]
+                for heading, content in report.sections
+            },
+            location=f"{file}:{line + 1}" if line is not None else file,
+            logs=_logs(session, item),
+            reproduce=_line(session, [_named_from_here(item), *_repeated(item.config)]),
+        )
+    )
+    details.write(known, session.directory)
+
+
+def _named_from_here(item: pytest.Item) -> str:
+    """The test as it is named where pytest was started: its id is relative to the root directory,
+    which is another folder when the suite is run from somebody else's checkout."""
+    _, separator, name = item.stash[ID].partition("::")
+    file = os.path.relpath(item.path, item.config.invocation_params.dir)
+    return f"{file}{separator}{name}"
+
+
+def _logs(session: Session, item: pytest.Item) -> list[str]:
+    """Of the servers that a test used: those started for it, and the one that runs."""
+    names = set(getattr(item, "fixturenames", ()))
+    if session.pool is None or (names & _WITHOUT_A_SERVER and not names & _WITH_A_SERVER):
+        return []
+    logs = [start.log for start in session.pool.starts[item.stash.get(STARTS, 0) :]]
+    if session.pool.latest is not None:
+        logs.append(session.pool.latest.log.name)
+    return list(dict.fromkeys(logs))
+
+
+def _arguments(config: pytest.Config) -> list[str]:
+    return [str(argument) for argument in config.invocation_params.args]
+
+
+def _repeated(config: pytest.Config) -> list[str]:
+    """The run's own arguments, as far as they matter to one of its tests."""
+    positional = set(config.option.file_or_dir or ())
+    kept: list[str] = []
+    skip = 0
+    for argument in _arguments(config):
+        name, separator, _ = argument.partition("=")
+        if skip:
+            skip -= 1
+        elif name in _NOT_REPEATED:
+            skip = 0 if separator else _NOT_REPEATED[name]
+        elif _is_short(argument) and argument[:2] in _NOT_REPEATED:
+            continue  # -n2, -vv
+        elif argument not in positional:
+            kept.append(argument)
+    return kept
+
+
+def _is_short(argument: str) -> bool:
+    return argument.startswith("-") and not argument.startswith("--") and len(argument) > 2
+
+
+def _line(session: Session, arguments: list[str]) -> str:
+    return printable(session.redact(shlex.join(["python", "-m", "pytest", *arguments])))

@@ -1,0 +1,443 @@
+"""What happens in a run, in the order in which it happens.
+
+pytest calls these hooks from top to bottom. Each body is the sequence of what is done then: an
+order that matters is the order of the lines here, and of nothing else. Every step is logged to the
+logger ``sm121.plugin.spine``, at the level DEBUG.
+
+How the hooks stand to those of other plugins is said at each that cares: first of all, around the
+others, last of all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from sm121.core.errors import UsageError
+from sm121.plugin import (
+    answers,
+    api,
+    benchmarks,
+    box,
+    kernels,
+    matrix,
+    options,
+    outcomes,
+    performance,
+    reporting,
+    resume,
+    scheduling,
+    selection,
+    shards,
+    stress,
+    terminal,
+    turns,
+    workers,
+)
+from sm121.plugin.controller import Controller, handed_over
+from sm121.plugin.stash import (
+    CRASHES,
+    DETAILS,
+    FINDING,
+    ID,
+    LEVEL,
+    REPORT,
+    SESSION,
+    SETTINGS,
+    SHARD,
+    STARTS,
+)
+from sm121.report import details
+from sm121.run.verdict_file import NOT_RUN
+from sm121.session import last_word, target
+from sm121.session.crashes import CrashDesk
+from sm121.session.opening import open_session
+from sm121.session.session import Session
+from sm121.session.settings import Settings
+from sm121.session.signals import Signals
+
+_log = logging.getLogger(__name__)
+_SIGNALS = pytest.StashKey[Signals]()
+#: Only in the process that hands out the tests of several workers.
+_CONTROLLER = pytest.StashKey[Controller]()
+#: pytest gives `pytest_runtest_logreport` no config.
+_controllers: list[Controller] = []
+
+
+# What was asked for.
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options."""
+    options.add(parser)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before xdist decides
+def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object]:
+    """``-n`` alone means that what needs a server goes to one worker."""
+    if getattr(config.option, "numprocesses", None) and config.option.dist == "no":
+        config.option.dist = "loadgroup"
+    return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-benchmark reads its options
+def pytest_configure(config: pytest.Config) -> None:
+    """The markers, and the settings: what contradicts itself is refused here."""
+    for line in options.markers():
+        config.addinivalue_line("markers", line)
+    workers.disable_timing(config)
+    try:
+        config.stash[SETTINGS] = options.read(config)
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from error
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        config.stash[_CONTROLLER] = controller = Controller(config)
+        _controllers.append(controller)
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """What was asked for, for people."""
+    return terminal.header(config)
+
+
+# What is collected.
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test for each case, cell, depth and stream of the plan."""
+    api.parametrize(metafunc)
+    kernels.parametrize(metafunc)
+    performance.parametrize(metafunc)
+    matrix.parametrize(metafunc)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, object, object]:
+    """Levels are found before -m is applied; what is left after it is divided into shards."""
+    selection.by_level(config, items)
+    _step("levels found")
+    result = yield
+    selection.leave_out(config, items)
+    try:
+        matrix.refuse_a_wrong_plan(config)
+        shards.divide(config, items)
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from error
+    _step("tests selected")
+    return result
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    """What -m, -k and --deselect removed is a gap in a certificate."""
+    if items:
+        selection.note_deselected(items[0].config, items)
+
+
+@pytest.hookimpl(wrapper=True)  # before xdist tells its controller that all is collected
+def pytest_collection_finish(session: pytest.Session) -> Generator[None, object, object]:
+    """The run is opened; what is wrong is refused before anything is started."""
+    config = session.config
+    try:
+        run = _open(config, session.items)
+        if run is not None:
+            answers.refuse_wrong_files(config, run)
+            benchmarks.keep_quiet(config, session.items)
+            matrix.refuse_wrong_arguments(config, run, session.items)
+            resume.take_over(config, run, session.items)
+            config.stash[DETAILS] = reporting.begun(config, run, session.items)
+            run.save()
+            _step("opened")
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from error
+    result = yield
+    if run is not None:
+        matrix.show_outlook(config, session.items)
+    return result
+
+
+def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
+    """What will be judged, and what was left out, for people."""
+    if config.option.collectonly:
+        config.stash[terminal.COLLECTED] = [item for item in items if LEVEL in item.stash]
+    session = config.stash.get(SESSION, None)
+    return [
+        *(terminal.target(session) if session is not None else []),
+        *selection.left_out(config),
+        *shards.lines(config, items),
+    ]
+
+
+# Several workers (pytest-xdist): the controller's side.
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """What belongs together is read from the workers' folders."""
+    if config.getoption("dist") != "loadgroup":
+        return None
+    return scheduling.by_groups(config, log, config.stash[_CONTROLLER].groups)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """A worker is about to be started: it is told what it is part of."""
+    node.workerinput["sm121_run"] = node.config.stash[_CONTROLLER].name
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any) -> None:
+    """A worker has opened its part of the run. No worker is given a test before this has returned
+    for each of them."""
+    config = node.config
+    try:
+        session = config.stash[_CONTROLLER].opened_by_a_worker()
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from error
+    if session is None:
+        return
+    config.stash[SESSION] = session
+    config.stash[_SIGNALS] = Signals(session)
+    _step("opened")
+    turns.of_all_workers(config, session)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object | None) -> None:
+    """A worker has ended."""
+    node.config.stash[_CONTROLLER].worker_ended(node, error)
+    _step("a worker ended")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Results come from the workers with pytest's own reports."""
+    for controller in _controllers:
+        controller.take(report)
+
+
+# Each test.
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    """After the last test, and before pytest-benchmark stores the run: the server is still there."""
+    try:
+        return (yield)
+    finally:
+        run = session.config.stash.get(SESSION, None)
+        if run is not None:
+            if not run.interrupted:
+                box.read_again(session.config, run)
+                _step("box read again")
+            benchmarks.keep_history(session.config, run)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # its waiting is no part of a test's time limit
+def pytest_runtest_protocol(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
+    """A test that measures has the machine alone."""
+    if SESSION not in item.config.stash or LEVEL not in item.stash:
+        return (yield)
+    with turns.turn(item, nextitem):
+        return (yield)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test of a level begins, or the reason is told why it does not."""
+    session = item.config.stash.get(SESSION, None)
+    if session is None or LEVEL not in item.stash:
+        return
+    item.stash[STARTS] = len(session.pool.starts) if session.pool is not None else 0
+    item.config.stash[CRASHES].test_begins()
+    stress.end_with_its_level(item, session)
+    if session.aborted is not None:
+        item.config.stash[CRASHES].after_abort()
+    if (why := outcomes.why_not(session, item) or workers.why_not(item)) is not None:
+        pytest.skip(f"{NOT_RUN}{why}")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # after all others have had their say of the report
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A phase of a test has ended: crashes are looked for, then it is decided."""
+    session = item.config.stash.get(SESSION, None)
+    if session is None or LEVEL not in item.stash:
+        return (yield)
+    if call.excinfo is not None and (error := outcomes.crash(call.excinfo.value)) is not None:
+        item.config.stash[CRASHES].after_test(item.stash[ID], error)
+        _step("crash looked for")
+    report = yield
+    outcomes.take(session, item, call, report)
+    if report.failed:
+        reporting.note_failure(session, item.config.stash[DETAILS], item, report)
+    if report.when == "teardown":
+        _step(f"decided {item.stash[FINDING].verdict.value}")
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
+    """Device memory that the kernel level's tensors had is there for the next server."""
+    try:
+        return (yield)
+    finally:
+        kernels.release_memory_after_the_level(item, nextitem)
+
+
+# The end.
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)  # around pytest's teardown, inside the summary
+def pytest_sessionfinish(
+    session: pytest.Session, exitstatus: int | pytest.ExitCode
+) -> Generator[None, object, object]:
+    """The last decisions, the last word, the report, and the exit status."""
+    run = session.config.stash.get(SESSION, None)
+    try:
+        return (yield)
+    finally:
+        if run is not None:
+            _finish(session, run, exitstatus)
+
+
+def _finish(session: pytest.Session, run: Session, exitstatus: int | pytest.ExitCode) -> None:
+    config = session.config
+    is_worker = run.settings.worker is not None
+    if is_worker:
+        config.workeroutput["sm121"] = handed_over(run, closed=False)  # type: ignore[attr-defined]
+    if _CONTROLLER in config.stash:
+        config.stash[_CONTROLLER].conclude()
+        _step("workers' parts merged")
+    if CRASHES in config.stash:
+        config.stash[CRASHES].after_abort()
+    benchmarks.decide_comparison(config, run)
+    stress.end(config)
+    run.interrupted = run.interrupted or exitstatus == pytest.ExitCode.INTERRUPTED
+    run.close()
+    _step(f"closed {run.file.verdict.value}")
+    if is_worker:
+        config.workeroutput["sm121"] = handed_over(run, closed=True)  # type: ignore[attr-defined]
+    known = config.stash.get(DETAILS, details.Details())
+    known.samples = benchmarks.samples(config, run)
+    config.stash[REPORT] = last_word.write_report(run, known)
+    _step("report written")
+    turns.end(config)
+    if run.interrupted or exitstatus == pytest.ExitCode.INTERNAL_ERROR:
+        return
+    own = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+    if run.file.exit_status != 0 or exitstatus in own:
+        session.exitstatus = run.file.exit_status
+    # Else something failed that is no test of a level: pytest's own status stands.
+
+
+def pytest_benchmark_update_machine_info(
+    config: pytest.Config, machine_info: dict[str, Any]
+) -> None:
+    """What two stored runs must have in common of the machine."""
+    benchmarks.describe_machine(config.stash[SETTINGS], machine_info)
+
+
+def pytest_benchmark_update_commit_info(config: pytest.Config, commit_info: dict[str, Any]) -> None:
+    """The commits of the engine's packages."""
+    if (session := config.stash.get(SESSION, None)) is not None:
+        commit_info["git_shas"] = session.file.environment.get("git_shas")
+
+
+def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
+    """What is stored says how the run ended: the machine may have gone bad after a measurement."""
+    if (session := config.stash.get(SESSION, None)) is not None:
+        benchmarks.describe_end(session, output_json)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # after pytest's own summary, which may be long
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> Generator[None, object, object]:
+    """The matrix, the table of levels, and the verdict as the last line."""
+    result = yield
+    session = config.stash.get(SESSION, None)
+    if session is not None:
+        matrix.show_account(terminalreporter, config)
+        if (report := config.stash.get(REPORT, None)) is not None:
+            terminal.for_github(terminalreporter, report, config.rootpath)
+        terminal.closing(terminalreporter, session)
+    elif config.option.collectonly:
+        terminal.would_run(terminalreporter, config)
+    return result
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Nothing is left running, and the report directory is free."""
+    if (session := config.stash.get(SESSION, None)) is not None:
+        session.release()
+        _step("released")
+    if (signals := config.stash.get(_SIGNALS, None)) is not None:
+        signals.restore()
+    if (controller := config.stash.get(_CONTROLLER, None)) is not None:
+        _controllers.remove(controller)
+
+
+def _open(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
+    """Open the run of the collected tests of levels; None where there is none.
+
+    Raises:
+        UsageError: something is wrong with what was asked for.
+    """
+    if not config.stash.get(selection.SELECTED, False):
+        return None  # pytest calls this also after a collection that was refused
+    tests = [item for item in items if LEVEL in item.stash]
+    deselected = config.stash.get(selection.DESELECTED, [])
+    if not tests and not deselected:
+        return None
+    settings = config.stash[SETTINGS]
+    if settings.certify and settings.worker is None:
+        options.refuse_a_selection(config)
+    chosen = _target(config, settings, tests)
+    for item in tests:
+        selection.mark(item, chosen)
+    kernels.mark_what_cannot_run(settings, tests)
+    if config.option.collectonly:
+        return None
+    session = open_session(
+        settings,
+        chosen,
+        [(item.stash[ID], item.stash[LEVEL]) for item in tests],
+        inapplicable=[item.stash[ID] for item in tests if selection.is_inapplicable(item, chosen)],
+        say=lambda what, line: terminal.announce(config, what, line),
+        verbose=config.option.verbose > 0,
+    )
+    config.stash[SESSION] = session
+    config.stash[CRASHES] = CrashDesk(session)
+    config.stash[_SIGNALS] = Signals(session)
+    session.deselected = deselected
+    session.file.shard = config.stash.get(SHARD, None)
+    if settings.worker is not None:
+        workers.write_groups(session, items)
+    return session
+
+
+def _target(config: pytest.Config, settings: Settings, tests: list[pytest.Item]) -> target.Target:
+    expression = config.getoption("markexpr", "") or ""
+    chosen = target.resolve(settings, selection.architectures_asked_for(expression))
+    if (
+        chosen.obstacle is None
+        and tests
+        and not selection.selects_any(expression, tests, chosen.arch)
+    ):
+        # The tests are also for the target, but it was not the target that they were chosen by.
+        obstacle = f"-m {expression!r} selects no test for {chosen.arch}, which is the target"
+        return dataclasses.replace(chosen, obstacle=obstacle)
+    return chosen
+
+
+def _step(what: str) -> None:
+    _log.debug("%s", what)

@@ -1,0 +1,34 @@
+"""What the plugin keeps with pytest's config and items."""
+
+from __future__ import annotations
+
+import pytest
+
+from sm121.report.details import Details
+from sm121.report.stored import StoredReport
+from sm121.run.verdict_file import ShardReport, TestReport
+from sm121.session.crashes import CrashDesk
+from sm121.session.session import Session
+from sm121.session.settings import Settings
+
+# With the config.
+SETTINGS = pytest.StashKey[Settings]()
+#: The run, from the end of the collection on; there is none without tests of a level.
+SESSION = pytest.StashKey[Session]()
+CRASHES = pytest.StashKey[CrashDesk]()
+#: What the report shows beside verdict.json.
+DETAILS = pytest.StashKey[Details]()
+#: The whole report, once it was written.
+REPORT = pytest.StashKey[StoredReport]()
+#: Which part of a run this is, with --shard.
+SHARD = pytest.StashKey[ShardReport]()
+
+# With an item.
+LEVEL = pytest.StashKey[str]()
+#: The test's id as it is in every report; before pytest 9.2 xdist adds the name of a group.
+ID = pytest.StashKey[str]()
+APPLIES_TO = pytest.StashKey[frozenset[str]]()
+#: What became of a test so far.
+FINDING = pytest.StashKey[TestReport]()
+#: How many servers had been started when a test began.
+STARTS = pytest.StashKey[int]()

@@ -1,0 +1,335 @@
+"""What happens after an abnormal end: a bundle, one line, a fresh server, and no trust where none
+is due."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from sm121.core.printable import printable
+from sm121.core.redaction import redact_arguments, redact_environment
+from sm121.engines.managed import ManagedServer, ServerError, ServerStalled, ServerTimedOut
+from sm121.evidence import cgroup, crash_bundle, death, kernel_messages
+from sm121.evidence.crash_bundle import Evidence
+from sm121.evidence.failure import Cause, classify
+from sm121.run.verdict_file import CrashReport
+from sm121.session.session import Session
+from sm121.stress.fault import OWNERS, UnderLoad
+
+#: After these the server is good for nothing, or not known to be.
+_REPLACE = ("hang", "stuck_request", "connection", "memory_floor", "not_idle", "zombie", "http_5xx")
+#: Within which an API server ends after its engine has.
+_DYING_S = 6.0
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class RanOutOfTime(Exception):
+    """A test did not end within its time limit; the message is the first line that says so."""
+
+
+class CrashDesk:
+    """Tells of each abnormal end of a session once, and sees to what is left.
+
+    Args:
+        session: whose servers they are.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        #: Logs of servers of which was told: every test that wants such a server gets its error.
+        self._told: set[Path] = set()
+        #: By ``time.monotonic``.
+        self._test_began = 0.0
+        session.on_crash = self.after_crash
+        session.on_unwritten = self.after_unwritten
+
+    def test_begins(self) -> None:
+        """What ended before now is not this test's."""
+        self._test_began = time.monotonic()
+
+    @property
+    def _managed(self) -> ManagedServer | None:
+        return self._session.pool.latest if self._session.pool is not None else None
+
+    def after_test(self, test: str, error: ServerError | UnderLoad | RanOutOfTime) -> None:
+        """A test ended with an error that says that its server may not be well."""
+        if isinstance(error, ServerError):
+            if error.log in self._told:
+                return
+            self._told.add(error.log)
+        managed = self._managed
+        evidence = self._gather(test, error, managed)
+        self._tell(evidence)
+        dead = managed is not None and not managed.running
+        if dead or not isinstance(error, UnderLoad) or evidence.cause.kind in _REPLACE:
+            self._replace_server(evidence)
+
+    def after_crash(self, error: ServerError, test: str | None) -> Cause:
+        """A server died outside of a test's own requests, as in a cell of the matrix."""
+        evidence = self._gather(test, error, self._managed)
+        self._tell(evidence)
+        self._replace_server(evidence)
+        return evidence.cause
+
+    def after_unwritten(self, error: OSError, why: str) -> None:
+        """A full disk, or a report directory that has gone."""
+        evidence = self._gather(None, None, self._managed)
+        evidence.what = "the report"
+        evidence.cause = Cause(
+            kind="disk_full" if error.errno in _DISK_FULL else "report_unwritable",
+            summary=f"{self._session.directory}: {why}",
+            owner="whoever keeps this disk: what is not written is lost",
+            remedy="make room, or give another --report-dir",
+        )
+        self._tell(evidence)
+
+    def after_abort(self) -> None:
+        """The run was ended because of the machine. Where that ended a server, its death has told."""
+        session = self._session
+        if session.aborted is None:
+            return
+        if all(crash.kind != session.aborted[0] for crash in session.file.crashes):
+            evidence = self._gather(None, None, self._managed)
+            evidence.what = "the machine, with no server of the suite to blame"
+            self._tell(evidence)
+
+    def _gather(
+        self, test: str | None, error: Exception | None, managed: ManagedServer | None
+    ) -> Evidence:
+        """Everything that is known at this moment; nothing is stopped."""
+        session = self._session
+        dying = managed is not None and _is_dying(managed, error, self._test_began)
+        since = managed.launched if managed is not None and managed.launched else session.started
+        kernel = kernel_messages.since(since)
+        after = cgroup.memory_events()
+        exits = managed.exits() if managed is not None else []
+        tree = managed.look_at_tree() if managed is not None else []
+        cause = self._cause(error, managed if dying else None, tree)
+        if isinstance(error, ServerError) or dying:
+            cause = death.cause_of(
+                cause,
+                exits=exits,
+                kernel=kernel,
+                kills=_kills(session.cgroup_before, after),
+                pids=managed.known_pids if managed is not None else set(),
+            )
+        if session.aborted is not None:
+            cause = Cause(
+                kind="memory_floor", summary=session.aborted[1], owner=OWNERS["memory_floor"]
+            )
+        observer = session.observer
+        configuration = managed.configuration if managed is not None else None
+        return Evidence(
+            cause=cause,
+            what=_what(error),
+            test=test,
+            log=managed.log if managed is not None else session.settings.server_log,
+            exit_status=managed.exit_status if managed is not None else None,
+            exits=exits,
+            tree=tree,
+            kernel=kernel,
+            cgroup_before=session.cgroup_before,
+            cgroup_after=after,
+            memory=self._memory(),
+            in_flight=None if observer is None else observer.under_way(),
+            metrics=self._metrics(managed),
+            configuration=None if managed is None else self._record(managed),
+            environment={} if configuration is None else session.engine_environment(configuration),
+            debug=session.settings.engine_debug,
+            rerun=self._rerun(test),
+            missing={} if managed is not None else self._missing(),
+        )
+
+    def _tell(self, evidence: Evidence) -> None:
+        """Write the bundle, note it in verdict.json, and say it in one line."""
+        session, cause = self._session, evidence.cause
+        bundle: Path | None = None
+        elsewhere: str | None
+        try:
+            bundle, elsewhere = crash_bundle.write_somewhere(
+                evidence, session.directory / crash_bundle.FOLDER, session.redact
+            )
+        except OSError as error:
+            elsewhere = f"no bundle could be written: {error}"
+        inside = bundle is not None and bundle.is_relative_to(session.directory)
+        where = str(
+            bundle.relative_to(session.directory) if inside and bundle else bundle or elsewhere
+        )
+        summary = printable(session.redact(cause.summary))
+        session.file.crashes.append(
+            CrashReport(
+                kind=cause.kind,
+                summary=summary,
+                owner=cause.owner,
+                test=evidence.test,
+                bundle=where if bundle is not None else None,
+            )
+        )
+        note = f" ({elsewhere})" if elsewhere and bundle is not None else ""
+        line = (
+            f"{cause.kind}: {summary} ({evidence.what}; ask: {cause.owner}); "
+            f"bundle: {bundle or where}{note}"
+        )
+        session.say("crash", printable(session.redact(line)))
+
+    def _replace_server(self, evidence: Evidence) -> None:
+        """Stop the server, so that the next test gets another, and see whether all is well."""
+        session = self._session
+        if xids := [line for line in evidence.kernel.lines if "NVRM: Xid" in line]:
+            session.distrusted = (
+                f"the driver reported an error of the GPU ({xids[0].strip()[:120]}): nothing "
+                "measured or computed after it can be trusted; reset the GPU or reboot"
+            )
+        if session.pool is None:
+            self._look_at_attached()
+            return
+        report = session.pool.stop()
+        if report is not None and not report.clean:
+            session.distrusted = (
+                "the machine is not as it was before the crash: "
+                f"{len(report.survivors)} processes left, port free: {report.port_free}, "
+                f"{report.memory_missing_bytes / 2**30:.1f} GiB missing"
+            )
+        if session.read_box_again is not None and session.aborted is None:
+            session.read_box_again()  # DEGRADED makes every later measurement INCONCLUSIVE
+
+    def _look_at_attached(self) -> None:
+        session = self._session
+        if session.attached is None:
+            return
+        with session.attached.endpoint.http(timeout_s=10.0) as http:
+            try:
+                healthy = http.get("/v1/models").status_code == 200
+            except httpx.HTTPError:
+                healthy = False
+        if not healthy:
+            session.distrusted = (
+                "the attached server answers no more, and is not the suite's to restart"
+            )
+
+    def _cause(
+        self, error: Exception | None, dead: ManagedServer | None, tree: list[dict[str, Any]]
+    ) -> Cause:
+        if isinstance(error, ServerTimedOut | ServerStalled) and error.cause.kind in death.VAGUE:
+            return Cause(
+                kind="hang",
+                summary=_what(error),
+                owner=OWNERS["hang"],
+                remedy="run again with --engine-debug, and take stacks (py-spy dump) while it "
+                "hangs",
+                lines=error.cause.lines,
+            )
+        if isinstance(error, ServerError):
+            return error.cause
+        if dead is not None:
+            return classify(dead.log, dead.exit_status)
+        stopped = [f"{e['name']} ({e['pid']})" for e in tree if e["status"] == "stopped"]
+        aside = f"; stopped by a signal: {', '.join(stopped)}" if stopped else ""
+        if isinstance(error, UnderLoad):
+            faults = (self._session.redact(str(fault)) for fault in error.faults)
+            return Cause(
+                kind=error.kind,
+                summary=error.faults[0].text + aside,
+                owner=OWNERS[error.kind],
+                lines=list(dict.fromkeys(faults))[:20],
+            )
+        return Cause(
+            kind="timeout",
+            summary=f"the test did not end in its time ({error}){aside}",
+            owner="the engine, if requests were under way (in-flight.json); else the test",
+            remedy="raise [test_timeout_s] of the profile only when the server was making progress",
+        )
+
+    def _memory(self) -> dict[str, Any] | None:
+        session = self._session
+        under_load = session.observer.memory_record() if session.observer is not None else None
+        history = [*session.sampler.history] if session.sampler is not None else []
+        if under_load is None and not history:
+            return None
+        return {
+            "under_load": under_load,
+            "run": {
+                "columns": ["monotonic_s", "rss_bytes", "available_bytes"],
+                "now": round(time.monotonic(), 2),
+                "samples": history,
+            },
+        }
+
+    def _metrics(self, managed: ManagedServer | None) -> str | None:
+        observer = self._session.observer
+        if observer is not None and observer.metrics is not None:
+            return observer.metrics
+        kept = self._session.metrics_file(managed.log if managed is not None else None)
+        return kept.read_text("utf-8", "replace") if kept.is_file() else None
+
+    def _record(self, managed: ManagedServer) -> dict[str, Any]:
+        configuration, secrets = managed.configuration, self._session.secrets
+        return {
+            "name": configuration.name,
+            "engine": configuration.engine,
+            "version": self._session.file.engine.version,
+            "python": configuration.python,
+            "model": configuration.model,
+            "arguments": redact_arguments(configuration.arguments, secrets),
+            "environment": redact_environment(dict(configuration.environment), secrets),
+            "debug": configuration.debug,
+        }
+
+    def _rerun(self, test: str | None) -> str:
+        if self._session.pool is None:
+            return (
+                "start the server with --engine-debug's variables (see the README) and attach again"
+            )
+        if self._session.settings.engine_debug:
+            return ""
+        return f"pytest --engine-debug '{test or ''}'"
+
+    def _missing(self) -> dict[str, str]:
+        why = "the server is attached: its processes are its owner's"
+        given = self._session.settings.server_log is not None
+        log = {} if given else {"log": "not known; give --server-log"}
+        return {"tree": why, "exits": why, **log}
+
+
+def _is_dying(managed: ManagedServer, error: Exception | None, began: float) -> bool:
+    """Whether the server, or a process without which it does not serve, has ended since the test
+    began. Its clients see that first, as a reset connection or a 500: so it is given some seconds.
+    """
+    if managed.was_stopped:
+        return False
+    asked = isinstance(error, ServerError) or (
+        isinstance(error, UnderLoad) and error.kind in ("connection", "http_5xx", "bad_stream")
+    )
+    deadline = time.monotonic() + (_DYING_S if asked else 0.0)
+    while managed.exit_status is None and time.monotonic() < deadline:
+        time.sleep(0.2)
+    if managed.exit_status is not None:
+        return True
+    killed = [
+        entry
+        for entry in managed.exits()
+        if (entry.get("status") or 0) < 0
+        and entry["status"] != -signal.SIGTERM
+        and entry.get("monotonic_s", began) >= began
+    ]
+    return bool(killed) and not managed.answers()
+
+
+def _what(error: Exception | None) -> str:
+    if isinstance(error, UnderLoad):
+        return f"under load ({error.what})"
+    if isinstance(error, ServerError):
+        return str(error).partition(". Cause:")[0]
+    return "a test ran out of time"
+
+
+def _kills(before: Mapping[str, int] | str, after: Mapping[str, int] | str) -> int:
+    if isinstance(before, str) or isinstance(after, str):
+        return 0
+    return after.get("oom_kill", 0) - before.get("oom_kill", 0)

@@ -1,0 +1,172 @@
+"""Opening a session: everything that can be wrong with what was asked for is found before anything
+is started."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import os
+import sys
+import uuid
+from collections.abc import Callable, Collection, Sequence
+
+from sm121.core import architecture
+from sm121.core.profile import Profile
+from sm121.core.verdict import Verdict
+from sm121.engines import devices, registry, stale
+from sm121.engines.managed import Patience
+from sm121.engines.pool import ServerPool
+from sm121.engines.process_tree import RUN_ID
+from sm121.engines.protocol import Program
+from sm121.engines.start_progress import StartProgress
+from sm121.evidence import environment
+from sm121.evidence.resources import ResourceSampler
+from sm121.run import directory as report_directory
+from sm121.run.verdict_file import EngineReport, TestReport, VerdictFile
+from sm121.session import target as targets
+from sm121.session.session import Session
+from sm121.session.settings import Settings
+from sm121.session.target import Target
+
+
+def _print(what: str, line: str) -> None:
+    sys.stderr.write(f"{what}: {line}\n")
+
+
+def open_session(
+    settings: Settings,
+    chosen: Target | None = None,
+    tests: Sequence[tuple[str, str]] = (),
+    *,
+    inapplicable: Collection[str] = (),
+    say: Callable[[str, str], None] = _print,
+    verbose: bool = False,
+) -> Session:
+    """Attach to the server, or prepare to start some; take the report directory.
+
+    Args:
+        settings: what was asked for.
+        chosen: what will be judged; resolved from the settings where it is not given.
+        tests: id and level of each test that will be decided.
+        inapplicable: ids of those that no certificate needs.
+        say: shows a line of progress, under a word that says what it is about.
+        verbose: show more of them.
+
+    Raises:
+        UsageError: the choices contradict each other, no server answers, or the directory is
+            somebody else's.
+    """
+    chosen = chosen or targets.resolve(settings, ())
+    engine = EngineReport(name=settings.engine, managed=True, model=settings.model or "")
+    attached = None
+    if chosen.profile is not None:
+        engine.model = settings.model or chosen.profile.model.id
+        engine.configuration = chosen.profile.under_test
+    if chosen.obstacle is None and chosen.profile is not None:
+        attached = targets.attached_server(settings, chosen.profile)
+        if attached is None:
+            engine.version = targets.engine_version(settings, chosen.profile)
+        else:
+            engine.name, engine.managed = attached.engine, False
+            engine.model = attached.endpoint.served_name
+    worker, run_id = settings.worker, uuid.uuid4().hex[:12]
+    taken = report_directory.take(settings.report_dir, worker.run if worker else None)
+    if worker is not None:
+        run_id = f"{run_id}-{worker.id}"
+        folder = taken.path / report_directory.WORKERS / worker.id
+        folder.mkdir(parents=True)
+        settings = dataclasses.replace(settings, report_dir=folder)  # traces are its own too
+    elif taken.earlier is not None:
+        say("report", f"the earlier one is kept in {taken.earlier}")
+    session = Session(
+        settings=settings,
+        target=chosen,
+        directory=settings.report_dir,
+        lock=taken.lock,
+        run_id=run_id,
+        say=say,
+        verbose=verbose,
+        attached=attached,
+        inapplicable=set(inapplicable),
+        file=VerdictFile(
+            arch=chosen.arch,
+            profile=chosen.profile.name if chosen.profile else "none",
+            started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            engine=engine,
+            tests=[
+                TestReport(id=name, level=level, verdict=Verdict.NOT_RUN, message="not reached")
+                for name, level in tests
+            ],
+        ),
+    )
+    if chosen.obstacle is None and chosen.profile is not None:
+        _prepare_engine(session, chosen.profile)
+    os.environ[RUN_ID] = run_id
+    return session
+
+
+def _prepare_engine(session: Session, profile: Profile) -> None:
+    settings = session.settings
+    arguments: tuple[str, ...] = ()
+    variables: dict[str, str] = dict(os.environ)
+    if session.attached is None:
+        _make_pool(session, profile)
+        under_test = session.configurations[profile.under_test]
+        session.file.engine.model = under_test.model
+        arguments = under_test.arguments
+        variables.update(under_test.environment)
+    elif session.attached.log is None:
+        session.file.unproven.append(
+            "kernel path: the attached server's log is not known; give --server-log"
+        )
+    record = environment.record(
+        # A program has no packages of its own; the record is then of the suite's environment.
+        sys.executable
+        if isinstance(registry.engine(settings.engine), Program)
+        else settings.engine_python,
+        arguments=arguments,
+        environment=variables,
+        workload={
+            "prompt_tokens": profile.performance.prompt_tokens,
+            "generated_tokens": list(profile.performance.generated_tokens),
+            "depths": list(settings.depths or profile.performance.depths),
+        },
+    )
+    session.file.environment = record.model_dump(mode="json")
+
+
+def _make_pool(session: Session, profile: Profile) -> None:
+    """What starts servers and watches the memory while they run."""
+    settings, worker = session.settings, session.settings.worker
+    for run, left in stale.remove():
+        shown = "; ".join(str(process) for process in left)
+        session.remark(
+            f"a server of run {run}, which is dead, was still there and was ended: {shown}"
+        )
+    session.configurations = targets.configurations(
+        settings, profile, notify=lambda line: session.say("canary", line)
+    )
+    session.pool = ServerPool(
+        patience=Patience(
+            ready_s=profile.engine.ready_within_s.value,
+            stalled_s=profile.engine.stalled_after_s,
+            stop_s=profile.engine.stop_within_s,
+        ),
+        directory=session.directory,
+        run_id=session.run_id,
+        notify=StartProgress(
+            lambda name, line: session.say(f"server {name}", line), everything=session.verbose
+        ),
+        on_stop=session.note_stop,
+        hidden=lambda: session.secrets,
+        device=None
+        if worker is None
+        else devices.lock(worker.id, worker.run, architecture.gpu_count()),
+    )
+    session.sampler = ResourceSampler(
+        session.pool.processes,
+        floor_bytes=profile.stress.memory_floor_gib.value * 2**30,
+        on_floor=session.abort,
+        on_trouble=session.remark,
+    )
+    session.sampler.start()

@@ -1,0 +1,413 @@
+"""What a session knows, and what may be asked of it: servers, a folder, a ledger, a last word."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from sm121.core.configuration import ServerConfiguration
+from sm121.core.files import write_text
+from sm121.core.printable import printable
+from sm121.core.profile import Profile
+from sm121.core.redaction import redact, secrets_of
+from sm121.core.server import Server
+from sm121.core.verdict import NotRun, Verdict
+from sm121.engines import preflight, registry, requested
+from sm121.engines.managed import ServerError, StopReport
+from sm121.engines.pool import ServerPool
+from sm121.engines.preflight import Finding
+from sm121.evidence import cgroup, metrics
+from sm121.evidence.failure import Cause
+from sm121.evidence.kernel_path import KernelPath, read_log
+from sm121.evidence.resources import ResourceSampler
+from sm121.report import summary
+from sm121.run import verdict_file
+from sm121.run.harness import Observer
+from sm121.run.ledger import Ledger
+from sm121.run.reason import reason
+from sm121.run.verdict_file import StartReport, TestReport, VerdictFile
+from sm121.session import certification
+from sm121.session.settings import Settings
+from sm121.session.target import Target
+
+
+@dataclass
+class Session:
+    """One run of the suite, with or without pytest. It is the `Harness` of every level."""
+
+    settings: Settings
+    target: Target
+    directory: Path
+    #: Held open as long as the session lives: no second run writes into the same directory.
+    lock: IO[str]
+    file: VerdictFile
+    run_id: str
+    #: Shows a line of progress, under a word that says what it is about.
+    say: Callable[[str, str], None]
+    #: Remarks that decide nothing are shown at once, too.
+    verbose: bool = False
+    started: float = field(default_factory=time.monotonic)
+    configurations: Mapping[str, ServerConfiguration] = field(default_factory=dict)
+    attached: Server | None = None
+    pool: ServerPool | None = None
+    sampler: ResourceSampler | None = None
+    #: How each server was stopped, by the name of its log.
+    stops: dict[str, StopReport] = field(default_factory=dict)
+    #: Ids of tests that -m, -k or --deselect removed.
+    deselected: list[str] = field(default_factory=list)
+    #: Ids of tests that are for other architectures, or beyond the model: no certificate needs them.
+    inapplicable: set[str] = field(default_factory=set)
+    interrupted: bool = False
+    #: Why nothing more is run, as (class, text); None while all is well.
+    aborted: tuple[str, str] | None = None
+    #: Why nothing that follows could be trusted; None while all is well.
+    distrusted: str | None = None
+    observer: Observer | None = None
+    #: The control group's account of memory when the run began.
+    cgroup_before: Mapping[str, int] | str = field(default_factory=cgroup.memory_events)
+    #: What is done after an abnormal end, and when the report cannot be written (`crashes`).
+    on_crash: Callable[[ServerError, str | None], Cause] | None = None
+    on_unwritten: Callable[[OSError, str], None] | None = None
+    #: Looks at the machine again; None before it was looked at for the first time.
+    read_box_again: Callable[[], None] | None = None
+    _unwritten: str | None = None
+    _under_test: Server | None = None
+
+    @functools.cached_property
+    def ledger(self) -> Ledger:
+        """What was decided of each test."""
+        return Ledger(self.file)
+
+    @property
+    def profile(self) -> Profile:
+        """The profile in force.
+
+        Raises:
+            NotRun: the target cannot be judged here, and so has none.
+        """
+        if self.target.profile is None:
+            raise NotRun(self.target.obstacle or "no profile")
+        return self.target.profile
+
+    @property
+    def arch(self) -> str:
+        """The architecture of the target."""
+        return self.target.arch
+
+    @property
+    def secrets(self) -> set[str]:
+        """What no report may show."""
+        keys = {self.settings.api_key} if self.settings.api_key else set()
+        return keys | self._secrets_given | (self.pool.secrets if self.pool else set())
+
+    @functools.cached_property
+    def _secrets_given(self) -> set[str]:
+        """Values of variables whose names say that they are secret."""
+        return secrets_of(os.environ) | secrets_of(dict(self.settings.engine_environment))
+
+    def redact(self, text: str) -> str:
+        """Text without secrets."""
+        return redact(text, self.secrets)
+
+    def remark(self, line: str, *, at_once: bool = True) -> None:
+        """Keep what a person should know and what decides nothing.
+
+        Args:
+            line: kept in the report.
+            at_once: it is also shown now; else it is only counted at the end.
+        """
+        line = printable(self.redact(line))
+        self.file.remarks.append(line)
+        if at_once or self.verbose:
+            self.say("note", line)
+
+    # Servers.
+
+    @functools.cached_property
+    def findings(self) -> list[Finding]:
+        """What speaks for and against a start on this machine; looked at once, before the first."""
+        required = self.profile.engine.needs
+        needs = preflight.Needs(
+            memory_gib=required.memory_gib,
+            disk_gib=required.disk_gib,
+            disk_path=self.directory,
+            port=None,  # the suite chooses a free one, and another if that is taken
+            arch_list=required.arch_list,
+            jit_modules=required.jit_modules,
+        )
+        found: list[Finding] = []
+        for name in (self.profile.under_test, self.profile.baseline):
+            configuration = self.managed_configuration(name)
+            environment = self.engine_environment(configuration)
+            for finding in preflight.inspect(
+                self.arch, configuration.arguments, environment, needs=needs
+            ):
+                if finding not in found:
+                    found.append(finding)
+        for finding in found:
+            notable = finding.severity != "note"
+            label = f"{finding.severity}: " if notable else ""
+            self.remark(f"{label}{finding.message}", at_once=notable)
+        return found
+
+    def obstacle(self) -> str | None:
+        """Why no server is started any more; None while all is well."""
+        if self.aborted is not None:
+            return f"the run was ended: {self.aborted[1]}"
+        if self.distrusted is not None:
+            return self.distrusted
+        unfit = [finding for finding in self.findings if finding.severity == "error"]
+        if unfit:
+            return f"no server is started on a machine that is not fit: {unfit[0].message}"
+        return None
+
+    def server(self, configuration: str | None = None) -> Server:
+        """The attached server, or the managed one of a configuration (default: under test).
+
+        Raises:
+            NotRun: another configuration than the attached server's was asked for, or none can be
+                started here.
+            StartError: it does not start.
+        """
+        name = configuration or self.profile.under_test
+        if self.attached is not None:
+            if name != self.profile.under_test:
+                raise NotRun(
+                    f"configuration {name} cannot be started beside an attached server; "
+                    "run without --base-url"
+                )
+            self._describe(self.attached)
+            return self.attached
+        if self.pool is not None and (why := self.obstacle()) is not None:
+            raise NotRun(why)
+        server = self.start(self.managed_configuration(name))
+        if name == self.profile.under_test:
+            self._describe(server)
+        return server
+
+    def start(self, configuration: ServerConfiguration) -> Server:
+        """The managed server of any configuration, the profile's or one made of an axis.
+
+        Raises:
+            NotRun: nothing is started in this run.
+            StartError: it does not start.
+        """
+        if self.pool is None:
+            raise NotRun(self.target.obstacle or "no server can be started here")
+        if self.aborted is not None:
+            raise NotRun(f"the run was ended: {self.aborted[1]}")
+        return self.pool.get(configuration)
+
+    def stop(self) -> StopReport | None:
+        """Stop the server that runs; None when none does, or it is attached."""
+        return self.pool.stop() if self.pool is not None else None
+
+    def crashed(self, error: ServerError, test: str | None) -> Cause:
+        """After an abnormal end: a bundle, one line, and a look at what is left of the server."""
+        return self.on_crash(error, test) if self.on_crash is not None else error.cause
+
+    def managed_configuration(self, name: str) -> ServerConfiguration:
+        """A configuration that the suite starts itself.
+
+        Raises:
+            NotRun: the server is attached.
+        """
+        if self.target.obstacle is not None:
+            raise NotRun(self.target.obstacle)
+        if name not in self.configurations:
+            raise NotRun("the server is attached: what it was started with is not known")
+        return self.configurations[name]
+
+    def engine_environment(self, configuration: ServerConfiguration) -> Mapping[str, str]:
+        """The environment in which the engine of a configuration runs."""
+        return registry.engine(configuration.engine).environment(configuration, api_key="")
+
+    def log_of(self, configuration: str) -> Path | None:
+        """Log of the latest start of a configuration in this run, None if it was not started."""
+        starts = self.pool.starts if self.pool is not None else []
+        logs = [start.log for start in starts if start.configuration == configuration]
+        return self.directory / logs[-1] if logs else None
+
+    def kernel_path(self, server: Server) -> KernelPath:
+        """What log and metrics prove at this moment, and what was asked for."""
+        reader = server.engine if server.managed else "vllm"
+        path = read_log(server.log, reader) if server.log is not None else KernelPath()
+        if (text := self._metrics_of(server)) is not None:
+            path = metrics.with_metrics(path, text)
+        if server.configuration is None:
+            return path
+        return requested.judged(server.configuration, path)
+
+    def metrics_file(self, log: Path | None) -> Path:
+        """Where the metrics of a server are kept.
+
+        Args:
+            log: of a managed server; None for the attached one.
+        """
+        return self.directory / f"metrics-{log.stem if log is not None else 'attached'}.txt"
+
+    def _metrics_of(self, server: Server) -> str | None:
+        """The metrics as they were when the server was first looked at."""
+        kept = self.metrics_file(server.log if server.managed else None)
+        if not kept.exists():
+            text = metrics.fetch(server.endpoint)
+            if text is None:
+                return None
+            try:
+                write_text(self.redact(text), kept)
+            except OSError as error:
+                self.cannot_write(error)
+                return text
+        return kept.read_text("utf-8", errors="replace")
+
+    def _describe(self, server: Server) -> None:
+        if server is self._under_test:
+            return
+        self._under_test = server
+        self.file.engine.path = self.kernel_path(server)
+        self.file.engine.base_url = server.endpoint.base_url
+        self.file.engine.startup_s = server.startup_s
+        # What the running engine says of itself counts for more than what was installed.
+        said = server.version or self.file.engine.path.version
+        if said is not None:
+            self.file.engine.version = said
+
+    def note_stop(self, configuration: str, report: StopReport) -> None:
+        """A server was stopped: what it left is decided as any test is."""
+        self.stops[report.log] = report
+        if not report.clean:
+            self.ledger.decide(_unclean(report.log.removesuffix(".log") or configuration, report))
+        if report.remark:
+            self.remark(f"after server {configuration}: {report.remark}")
+            self.ledger.decide(_doubted(configuration, report))
+
+    # What is written.
+
+    def save(self) -> None:
+        """Write verdict.json and summary.md as they stand."""
+        self.file.duration_s = round(time.monotonic() - self.started, 3)
+        if self.pool is not None:
+            self.file.starts = [
+                StartReport(
+                    configuration=start.configuration,
+                    key=start.key,
+                    startup_s=start.startup_s,
+                    log=start.log,
+                    clean_stop=self.stops[start.log].clean if start.log in self.stops else None,
+                )
+                for start in self.pool.starts
+            ]
+        if self.sampler is not None:
+            self.file.environment["resources"] = self.sampler.resources.model_dump(mode="json")
+        self._judge()
+        try:
+            verdict_file.write(self.file, self.directory / "verdict.json")
+            write_text(summary.markdown(self.file), self.directory / "summary.md")
+        except OSError as error:
+            self.cannot_write(error)
+
+    def _judge(self) -> None:
+        """The run's verdict and its reason, from the tests to the certificate."""
+        file = self.file
+        file.judge()
+        if file.finished and self.target.obstacle is not None:
+            file.settle(Verdict.NOT_RUN)
+            file.reason = self.target.obstacle
+            file.certified = False if self.settings.certify else None
+        elif file.finished:
+            file.reason = reason(file)
+            if self.settings.certify:
+                certification.certify(
+                    file,
+                    self.profile.certify,
+                    deselected=self.deselected,
+                    inapplicable=self.inapplicable,
+                )
+        ended = next((crash for crash in file.crashes if crash.kind == "memory_floor"), None)
+        if ended is not None and file.verdict is Verdict.PASS:
+            # What did run held; the machine did not stand the rest of it.
+            file.settle(Verdict.INCONCLUSIVE)
+            file.reason = f"the run was ended: {ended.summary}"
+
+    def cannot_write(self, error: OSError) -> None:
+        """A report that cannot be written is no verdict: said once, and never green."""
+        if self._unwritten is None:
+            self._unwritten = f"the report cannot be written: {error.strerror or error}"
+            self.say("report", f"{self.directory}: {self._unwritten}")
+            if self.on_unwritten is not None:
+                self.on_unwritten(error, self._unwritten)
+        if self._unwritten not in self.file.unproven:
+            self.file.unproven.append(self._unwritten)
+        if self.file.verdict is Verdict.PASS:
+            self.file.settle(Verdict.INCONCLUSIVE)
+            self.file.reason = self._unwritten
+
+    # The end.
+
+    def abort(self, reason: str) -> None:
+        """The machine is about to fail: end the server at once, and run nothing more."""
+        first = self.aborted is None
+        if first:
+            self.aborted = ("memory_floor", reason)
+        if self.pool is not None and self.pool.latest is not None:
+            self.pool.latest.kill()
+        if first:
+            self.remark(reason)
+
+    def close(self) -> None:
+        """Stop what runs and write the last word. The run has finished when every selected test
+        had its turn and nobody interrupted it, whatever else is said of its end."""
+        if self.sampler is not None:
+            self.sampler.stop()
+        if self.pool is not None and self.pool.current is not None:
+            self.pool.stop()
+        if self._under_test is not None:  # the whole log now, with what came while it served
+            self.file.engine.path = self.kernel_path(self._under_test)
+        self.file.finished = self.ledger.complete and not self.interrupted
+        self.save()
+
+    def release(self) -> None:
+        """Nothing is left: a server that was started after the end is stopped, the folder is free
+        for another run."""
+        if self.stop() is not None:
+            self.save()
+        self.lock.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self.close()
+        self.release()
+
+
+def _unclean(name: str, report: StopReport) -> TestReport:
+    left = "; ".join(str(survivor) for survivor in report.survivors) or "no process"
+    return TestReport(
+        id=f"end of the run::{name}",
+        level="smoke",
+        verdict=Verdict.FAIL,
+        message=(
+            "required: nothing left after the server was stopped; seen: "
+            f"{left}; port free: {report.port_free}; "
+            f"memory missing: {report.memory_missing_bytes / 2**30:.1f} GiB"
+        ),
+    )
+
+
+def _doubted(name: str, report: StopReport) -> TestReport:
+    return TestReport(
+        id=f"end of the run::device memory after {name}",
+        level="smoke",
+        verdict=Verdict.INCONCLUSIVE,
+        message=(
+            "required: what a stopped server held of the device is free again; "
+            f"seen: {report.remark}. End what else uses the GPU and run again, or run where all "
+            "processes are seen (docker run --pid=host)"
+        ),
+    )

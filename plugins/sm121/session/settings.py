@@ -1,0 +1,323 @@
+"""What the user asked for, validated; every mistake is one line before anything starts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sm121.core import architecture, profile, waivers
+from sm121.core.errors import UsageError
+from sm121.core.profile import Profile
+from sm121.core.waivers import Waiver
+from sm121.engines import capabilities, devices, registry
+from sm121.engines.protocol import Program
+from sm121.kernels import registry as kernel_providers
+from sm121.regression import hypothesis
+from sm121.regression.ab import Side, parse_sides
+from sm121.regression.hypothesis import Hypothesis
+from sm121.stress import soak
+
+_ENGINE = "vllm"
+
+#: Gives the value of an option by its name on the command line, None where it was not given.
+Option = Callable[[str], Any]
+
+
+@dataclass(frozen=True)
+class Worker:
+    """This process, as one of ``count`` that share a run. ``run`` names that run."""
+
+    id: str
+    run: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What was asked for; None where nothing was said."""
+
+    arch: str | None = None
+    profile: Profile | None = None
+    engine: str = _ENGINE
+    #: The engine that listens at --base-url, where the user named it.
+    attached_engine: str | None = None
+    engine_python: str = sys.executable
+    engine_arguments: tuple[str, ...] = ()
+    engine_environment: tuple[tuple[str, str], ...] = ()
+    engine_debug: bool = False
+    base_url: str | None = None
+    api_key: str | None = None
+    server_log: Path | None = None
+    model: str | None = None
+    served_name: str | None = None
+    kernel_provider: str | None = None
+    full_shapes: bool = False
+    profile_kernels: str = "auto"
+    nsys: bool = False
+    depths: tuple[int, ...] | None = None
+    rounds: int | None = None
+    tails: bool = False
+    ab: tuple[Side, Side] | None = None
+    ab_pairs: int = 3
+    hypothesis: Hypothesis | None = None
+    waivers: tuple[Waiver, ...] = ()
+    certify: bool = False
+    report_dir: Path = Path("conformance-report")
+    configuration: str | None = None
+    reference: Path | None = None
+    golden: Path | None = None
+    record_golden: Path | None = None
+    accuracy: Path | None = None
+    accuracy_baseline: Path | None = None
+    #: Where the canary's and the matrix's caches lie.
+    root: Path = Path()
+    #: Which process of several this is; None where it is the only one.
+    worker: Worker | None = None
+
+
+def read(option: Option, *, started_in: Path, root: Path, worker: Worker | None) -> Settings:
+    """The settings that the options of a command line say.
+
+    Args:
+        option: gives the value of an option.
+        started_in: where paths on the command line are relative to.
+        root: where caches lie.
+        worker: which process of several this is.
+
+    Raises:
+        UsageError: an option is wrong, or contradicts another one.
+    """
+    ab, base_url = _sides(option)
+    arch = option("--arch")
+    if arch is not None:
+        architecture.parse(arch)
+    chosen = option("--profile")
+    loaded = profile.load(chosen) if chosen else None
+    if arch and loaded and loaded.arch != arch:
+        raise UsageError(
+            f"--arch {arch} and --profile {chosen}: expected a profile for {arch}, "
+            f"this one is for {loaded.arch}"
+        )
+    if (engine := option("--engine")) and base_url:
+        capabilities.of(engine, None)
+    started = (not base_url and engine) or (loaded.engine.name if loaded else _ENGINE)
+    registry.engine(started)
+    if loaded and started != loaded.engine.name:
+        raise UsageError(
+            f"--engine {started} and --profile {chosen}: expected a profile for {started}, "
+            f"this one is for {loaded.engine.name}"
+        )
+    _refuse_conflicts(option, base_url)
+    server_log = option("--server-log")
+    if server_log and not Path(server_log).is_file():
+        raise UsageError(f"--server-log {server_log}: expected the log file of the server")
+    if (model := option("--model")) is not None and not base_url:
+        _check_model(model)
+    if (provider := option("--kernel-provider")) is not None:
+        kernel_providers.check_name(provider)
+    waiver_file = option("--waivers")
+    if option("--soak") is not None:
+        soak.parse_duration(option("--soak"))
+    return Settings(
+        arch=arch,
+        profile=loaded,
+        engine=started,
+        attached_engine=engine if base_url else None,
+        engine_python=_program(option, started, base_url),
+        engine_arguments=tuple(option("--engine-arg")),
+        engine_environment=(
+            *devices.environment(os.environ.get("PYTEST_XDIST_WORKER"), architecture.gpu_count()),
+            *(_pair(text) for text in option("--engine-env")),
+        ),
+        engine_debug=option("--engine-debug"),
+        base_url=base_url,
+        api_key=option("--api-key"),
+        server_log=Path(server_log) if server_log else None,
+        model=model,
+        served_name=option("--served-model-name"),
+        kernel_provider=provider,
+        full_shapes=option("--full-shapes"),
+        profile_kernels=option("--profile-kernels"),
+        nsys=option("--nsys"),
+        depths=_depths(option("--depths")),
+        rounds=_count("--rounds", option("--rounds")),
+        tails=option("--tails") or option("--certify"),
+        ab=ab,
+        ab_pairs=_count("--ab-pairs", option("--ab-pairs")) or 3,
+        hypothesis=_hypothesis(option, started_in),
+        waivers=waivers.load(Path(waiver_file) if waiver_file else None),
+        certify=option("--certify"),
+        report_dir=(started_in / option("--report-dir")).resolve(),
+        configuration=option("--configuration"),
+        reference=_reference(option("--reference")),
+        golden=_existing(option, "--golden"),
+        record_golden=_new(option, "--record-golden"),
+        accuracy=_existing(option, "--accuracy"),
+        accuracy_baseline=_existing(option, "--accuracy-baseline"),
+        root=root,
+        worker=worker,
+    )
+
+
+def _reference(path: str | None) -> Path | None:
+    if path is None:
+        return None
+    if not (Path(path) / "config.json").is_file():
+        raise UsageError(f"--reference {path}: expected a checkpoint folder with config.json")
+    return Path(path).absolute()
+
+
+def _existing(option: Option, name: str) -> Path | None:
+    path = option(name)
+    if path is None:
+        return None
+    if not Path(path).is_file():
+        raise UsageError(f"{name} {path}: expected a file, there is none")
+    return Path(path).absolute()
+
+
+def _new(option: Option, name: str) -> Path | None:
+    path = option(name)
+    if path is None:
+        return None
+    if Path(path).is_dir() or not Path(path).absolute().parent.is_dir():
+        raise UsageError(f"{name} {path}: expected the name of a file in a folder that exists")
+    return Path(path).absolute()
+
+
+def _refuse_conflicts(option: Option, base_url: str | None) -> None:
+    starting = (
+        "--engine-python",
+        "--engine-binary",
+        "--engine-arg",
+        "--engine-env",
+        "--engine-debug",
+        "--model",
+    )
+    attaching = ("--api-key", "--server-log")
+    if base_url:
+        given = [name for name in starting if option(name)]
+        why = "an attached server is never started"
+    else:
+        given = [name for name in attaching if option(name)]
+        why = "these describe an attached server: give --base-url too"
+    engine = registry.engine((not base_url and option("--engine")) or _ENGINE)
+    for argument in option("--engine-arg"):
+        flag = argument.partition("=")[0]
+        if flag in engine.reserved_arguments:
+            raise UsageError(
+                f"--engine-arg {argument}: {flag} is set by the suite itself "
+                "(--model and --served-model-name are options of their own; what a --config "
+                "file says, say with --engine-arg)"
+            )
+    for text in option("--engine-env"):
+        if _pair(text)[0] in engine.reserved_variables:
+            raise UsageError(f"--engine-env {_pair(text)[0]}: it is set by the suite itself")
+    if given:
+        attached = "--base-url" if base_url else "no --base-url"
+        raise UsageError(f"{', '.join(given)} with {attached}: {why}")
+
+
+def _depths(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise UsageError(f"--depths {text}: expected numbers of tokens, as in --depths 0,4096")
+    return tuple(dict.fromkeys(int(part) for part in parts))
+
+
+def _count(name: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"{name} {text}: expected a number, 1 or more")
+    return int(text)
+
+
+def _sides(option: Option) -> tuple[tuple[Side, Side] | None, str | None]:
+    """What ``--ab`` compares, and the URL that the run is attached to: of two URLs the first one,
+    unless another was given."""
+    base_url = option("--base-url")
+    texts = option("--ab")
+    if texts is None:
+        if option("--ab-pairs"):
+            raise UsageError("--ab-pairs: expected together with --ab A B")
+        return None, base_url
+    sides = parse_sides(texts)
+    if sides[0].url is not None:
+        return sides, base_url or sides[0].url
+    if base_url:
+        raise UsageError("--ab with --base-url: expected two URLs, as nothing is started")
+    engine = registry.engine(option("--engine") or _ENGINE)
+    for side in sides:
+        for argument in side.arguments:
+            if argument.partition("=")[0] in engine.reserved_arguments:
+                raise UsageError(f"--ab {side.text!r}: {argument} is set by the suite itself")
+        for name, _ in side.environment:
+            if name in engine.reserved_variables:
+                raise UsageError(f"--ab {side.text!r}: {name} is set by the suite itself")
+    return sides, None
+
+
+def _hypothesis(option: Option, started_in: Path) -> Hypothesis | None:
+    path = option("--hypothesis")
+    if path is None:
+        return None
+    if option("--ab") is None:
+        raise UsageError("--hypothesis: expected together with --ab A B, which it is judged from")
+    return hypothesis.load(started_in / path)
+
+
+def _program(option: Option, engine: str, base_url: str | None) -> str:
+    """What starts the engine: an interpreter, or the engine's own program."""
+    given, own = option("--engine-binary"), registry.engine(engine)
+    if not isinstance(own, Program):
+        if given:
+            raise UsageError(f"--engine-binary: {engine} is started by --engine-python")
+        return _interpreter(option("--engine-python"))
+    if base_url:
+        return sys.executable
+    path = given or shutil.which(own.program)
+    if path is None or not Path(path).is_file():
+        raise UsageError(
+            f"--engine {engine}: expected {own.program} on the PATH, or --engine-binary PATH"
+            + (f"; there is no file {given}" if given else "")
+        )
+    return str(Path(path).absolute())
+
+
+def _interpreter(path: str | None) -> str:
+    if path is None:
+        return sys.executable
+    if not Path(path).is_file():
+        raise UsageError(
+            f"--engine-python {path}: expected a Python interpreter, there is no such file"
+        )
+    # Not resolved: the path of a virtual environment's link is what makes it that environment.
+    return str(Path(path).absolute())
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not separator or not key.isidentifier():
+        raise UsageError(f"--engine-env {text}: expected KEY=VALUE")
+    return key, value
+
+
+def _check_model(model: str) -> None:
+    path = Path(model)
+    if path.is_file() and path.suffix == ".gguf":
+        return
+    if path.exists():
+        if not (path / "config.json").is_file():
+            raise UsageError(f"--model {model}: expected a checkpoint folder with config.json")
+    elif model.count("/") != 1 or model.startswith(("/", ".", "~")):
+        raise UsageError(
+            f"--model {model}: expected an existing checkpoint folder or a hub id (owner/name)"
+        )

@@ -1,0 +1,36 @@
+"""SIGTERM ends a session as Ctrl-C does."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+from sm121.session.session import Session
+
+
+class Signals:
+    """Turns SIGINT and SIGTERM into one KeyboardInterrupt, until `restore`.
+
+    The first signal counts. A second one must not break off the stopping that the first began.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._before: dict[signal.Signals, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            self._before = {
+                number: signal.signal(number, self._interrupt)
+                for number in (signal.SIGINT, signal.SIGTERM)
+            }
+
+    def _interrupt(self, number: int, _frame: FrameType | None) -> None:
+        if not self._session.interrupted:
+            self._session.interrupted = True
+            raise KeyboardInterrupt(signal.Signals(number).name)
+
+    def restore(self) -> None:
+        """Put back what handled the signals before."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
