@@ -1,0 +1,11 @@
+"""A plugin for pytest: the steps of the spine, written to a file for each process."""
+
+import logging
+import os
+
+handler = logging.FileHandler(
+    os.environ["SM121_META_STEPS"] + os.environ.get("PYTEST_XDIST_WORKER", "main")
+)
+steps = logging.getLogger("sm121.plugin.spine")
+steps.addHandler(handler)
+steps.setLevel(logging.DEBUG)

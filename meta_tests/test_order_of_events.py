@@ -1,0 +1,111 @@
+"""The order of events of a run, as the spine logs it, against a written list."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+BEGINNING = ["levels found", "tests selected", "opened"]
+END = ["report written", "released"]
+#: After the last test, in a process that runs tests itself.
+LOOK_AGAIN = "box read again"
+
+
+@pytest.fixture
+def begin(start_pytest, fault_server, tmp_path):
+    """Start a run, attached to a server; gives it and a reader of each process's steps."""
+
+    def start(*arguments):
+        server = fault_server()
+        run = start_pytest(
+            *("-p", "meta_tests.scenarios.log_of_steps", "--arch", "cpu"),
+            *("--base-url", server.base_url, "--api-key", server.key, *arguments),
+            environment={"SM121_META_STEPS": str(tmp_path / "steps-")},
+        )
+
+        def steps(process: str = "main") -> list[str]:
+            file = tmp_path / f"steps-{process}"
+            assert file.is_file(), run.output
+            return file.read_text().splitlines()
+
+        return run, steps
+
+    return start
+
+
+VERDICTS = "meta_tests/scenarios/verdicts.py"
+
+
+def test_a_run_that_passes(begin):
+    run, steps = begin(f"{VERDICTS}::test_pass")
+    assert run.wait() == 0, run.output
+    assert steps() == [*BEGINNING, "decided PASS", LOOK_AGAIN, "closed PASS", *END]
+
+
+def test_a_run_that_fails(begin):
+    run, steps = begin(f"{VERDICTS}::test_fail", f"{VERDICTS}::test_invalid")
+    assert run.wait() == 1, run.output
+    assert steps() == [
+        *(*BEGINNING, "decided FAIL", "decided INVALID", LOOK_AGAIN, "closed FAIL", *END)
+    ]
+
+
+def test_a_run_whose_server_may_not_be_well(begin):
+    """The cause of a time-out is looked for before the test is decided."""
+    run, steps = begin("meta_tests/scenarios/endings.py::test_waits", "--timeout=2")
+    assert run.wait() == 1, run.output
+    assert steps() == [
+        *(*BEGINNING, "crash looked for", "decided FAIL", LOOK_AGAIN, "closed FAIL", *END)
+    ]
+
+
+def test_a_run_that_is_interrupted(begin):
+    """Nothing is measured any more, and the last word is written all the same."""
+    run, steps = begin(f"{VERDICTS}::test_pass", "meta_tests/scenarios/endings.py::test_waits")
+    run.wait_for("endings.py", 60)
+    os.kill(run.process.pid, signal.SIGINT)
+    assert run.wait() == 2, run.output
+    assert steps() == [*BEGINNING, "decided PASS", "closed NOT_RUN", *END]
+
+
+def test_a_shard_of_a_run(begin):
+    run, steps = begin(f"{VERDICTS}::test_pass", "--shard=1/2")
+    assert run.wait() == 0, run.output
+    assert steps() == [*BEGINNING, "decided PASS", LOOK_AGAIN, "closed PASS", *END]
+
+
+def test_a_run_that_loses_a_worker(begin):
+    """The controller opens the run after a worker has, and closes it when the parts are merged."""
+    run, steps = begin("meta_tests/scenarios/spread.py", "-n2", "-k", "kills_its or in_order")
+    assert run.wait() == 1, run.output
+    controller = [step for step in steps() if step != "a worker ended"]
+    assert controller == ["opened", LOOK_AGAIN, "workers' parts merged", "closed FAIL", *END]
+    assert steps().count("a worker ended") >= 2
+    assert steps().index("workers' parts merged") > max(
+        index for index, step in enumerate(steps()) if step == "a worker ended"
+    )
+    lost = [name for name in ("gw0", "gw1") if "released" not in steps(name)]
+    assert len(lost) == 1 and steps(lost[0])[:3] == BEGINNING
+    (other,) = {"gw0", "gw1"} - set(lost)
+    assert steps(other)[:3] == BEGINNING and steps(other)[-4] == LOOK_AGAIN
+    assert steps(other)[-2:] == END
+
+
+def test_every_hook_is_implemented_once_and_in_one_module():
+    """No plugin of the set but the spine has a hook: its order is no one else's."""
+    import importlib
+
+    from sm121.plugin import pytest_plugins
+
+    found = {
+        name: module
+        for module in pytest_plugins
+        for name in vars(importlib.import_module(module))
+        if name.startswith("pytest_")
+    }
+    assert set(found.values()) == {"sm121.plugin.spine"}
+    assert 20 <= len(found) <= 30, sorted(found)
