@@ -9,7 +9,7 @@ import pytest
 
 from sm121.answers import agreement
 from sm121.answers.agreement import Bound
-from sm121.answers.request import Answer, Asker, Position, Request, parse, prefix_cache_hits
+from sm121.client.completions import Asker, Completion, Position, Request, parse, prefix_cache_hits
 from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import NotRun
 
@@ -122,8 +122,8 @@ def test_divergence_is_zero_for_equal_and_grows_with_the_difference():
     assert math.isnan(agreement.divergence(p, {"c": -1.0}))
 
 
-def answer(text: str, ids: tuple[int, ...] | None = None) -> Answer:
-    return Answer(text, "length", ids, None, None, None, None, None)
+def answer(text: str, ids: tuple[int, ...] | None = None) -> Completion:
+    return Completion(text, "length", ids, None, None, None, None, None)
 
 
 def test_tokens_are_compared_by_id_and_else_by_text():

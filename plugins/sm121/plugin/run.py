@@ -29,7 +29,7 @@ from sm121.core.redaction import redact, secrets_of
 from sm121.core.server import Server
 from sm121.core.verdict import NotRun, Verdict
 from sm121.engines import devices, preflight, registry, requested, stale
-from sm121.engines.managed import Patience, StopReport
+from sm121.engines.managed import StartLimits, StopReport
 from sm121.engines.pool import ServerPool
 from sm121.engines.preflight import Finding
 from sm121.engines.process_tree import RUN_ID
@@ -531,7 +531,7 @@ def _prepare_engine(run: Run, chosen: Profile) -> None:
             notify=lambda line: announce(run.config, "canary", line),
         )
         run.pool = ServerPool(
-            patience=Patience(
+            limits=StartLimits(
                 ready_s=chosen.engine.ready_within_s.value,
                 stalled_s=chosen.engine.stalled_after_s,
                 stop_s=chosen.engine.stop_within_s,

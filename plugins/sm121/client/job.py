@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sm121.answers.request import Answer
+from sm121.client.completions import Completion
 
 #: ``complete`` reads to the end; ``cancel`` closes the connection in the middle of the stream;
 #: ``disconnect`` goes away before the first byte; ``slow`` reads, but slowly; ``bad`` is a request
@@ -24,7 +24,7 @@ class Job:
     name: str
     body: dict[str, Any]
     tokens: int
-    alone: Answer | None = None
+    alone: Completion | None = None
     behaviour: Behaviour = "complete"
 
     @property
@@ -34,7 +34,7 @@ class Job:
 
 
 @dataclass
-class Outcome:
+class JobOutcome:
     """What became of a job; also what a crash bundle shows of those in flight. Times are of
     ``time.monotonic``."""
 
@@ -47,7 +47,7 @@ class Outcome:
     status: int | None = None
     #: Tokens so far.
     received: int = 0
-    answer: Answer | None = None
+    answer: Completion | None = None
     #: Why there is no answer, as (kind, text) of a fault.
     problem: tuple[str, str] | None = None
 
