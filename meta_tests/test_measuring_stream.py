@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import subprocess
 import sys
@@ -11,10 +10,7 @@ import time
 import numpy as np
 import psutil
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from sm121.client.sse import EventParser
 from sm121.client.timed import LagWatch, TimedBatch, steps
 from sm121.client.timed_answer import TimedAnswer, read_answer
 from sm121.core.profile import Measuring
@@ -47,20 +43,6 @@ def answer(*events: bytes, asked: int = 8, every_ms: float = 10.0) -> TimedAnswe
 def of_ids(count: int, *, asked: int | None = None, every_ms: float = 10.0) -> TimedAnswer:
     events = [event(ids=[i], counted=i + 1) for i in range(count)]
     return answer(*events, asked=asked or count, every_ms=every_ms)
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    cuts=st.lists(st.integers(0, 400), max_size=12),
-    line=st.sampled_from([b"\n", b"\r\n"]),
-)
-def test_events_are_the_same_however_the_bytes_are_cut(cuts, line):
-    body = b"".join(b"data: {%d}" % i + line * 2 for i in range(20)) + b": a comment" + line * 2
-    parser = EventParser()
-    edges = [0, *sorted(min(cut, len(body)) for cut in cuts), len(body)]
-    pieces = [body[a:b] for a, b in itertools.pairwise(edges)]
-    found = [data for piece in pieces for data in parser.feed(piece)]
-    assert found == [b"{%d}" % i for i in range(20)]
 
 
 def test_a_chunk_has_the_time_of_the_read_that_completed_it():
