@@ -11,8 +11,7 @@ import pytest
 
 from sm121.answers.agreement import Bound
 from sm121.client.completions import Completion
-from sm121.client.job import Job, JobOutcome
-from sm121.client.load import LoadResult
+from sm121.client.load import Job, JobOutcome, LoadResult
 from sm121.core.errors import UsageError
 from sm121.core.redaction import redact
 from sm121.core.verdict import Verdict

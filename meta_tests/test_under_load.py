@@ -15,8 +15,7 @@ import pytest
 
 from sm121.answers.agreement import Bound
 from sm121.client.connection import Patience
-from sm121.client.job import Job, JobOutcome
-from sm121.client.load import LoadClient, LoadResult
+from sm121.client.load import Job, JobOutcome, LoadClient, LoadResult
 from sm121.core import profile
 from sm121.core.server import Endpoint
 from sm121.core.verdict import Inconclusive

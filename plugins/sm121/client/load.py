@@ -14,13 +14,12 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 
-from sm121.client.completions import parse
+from sm121.client.completions import Completion, parse
 from sm121.client.connection import Patience, open_session
-from sm121.client.job import Job, JobOutcome
 from sm121.client.sse import DONE, EventParser
 from sm121.core.server import Endpoint
 
@@ -28,11 +27,89 @@ _LOOK_EVERY_S = 0.25
 _LONGEST_TEXT = 300
 #: How long a load that was interrupted may take to close its connections.
 _END_WITHIN_S = 10.0
+_DISCONNECT_AFTER_S = 0.05
 _SLOW_READ_S = 0.15
 _SLOW_READ_BYTES = 256
 _BROKEN_OFF = ("stopped", "broken off because of another")
 #: Requests that fell silent within so many seconds of the last sign of life did so together.
 _TOGETHER_S = 0.15
+
+
+#: ``complete`` reads to the end; ``cancel`` closes the connection in the middle of the stream;
+#: ``disconnect`` goes away before the first byte; ``slow`` reads, but slowly; ``bad`` is a request
+#: that must be refused.
+Behaviour = Literal["complete", "cancel", "disconnect", "slow", "bad"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request to /v1/completions.
+
+    ``alone`` is the answer to the same prompt, asked alone; None where there is none to compare.
+    """
+
+    name: str
+    body: dict[str, Any]
+    tokens: int
+    alone: Completion | None = None
+    behaviour: Behaviour = "complete"
+
+    @property
+    def streamed(self) -> bool:
+        """Whether the answer comes as a stream."""
+        return bool(self.body.get("stream"))
+
+
+@dataclass
+class JobOutcome:
+    """What became of a job; also what a crash bundle shows of those in flight. Times are of
+    ``time.monotonic``."""
+
+    number: int
+    job: Job
+    started: float = field(default_factory=time.monotonic)
+    first: float | None = None
+    last: float | None = None
+    ended: float | None = None
+    status: int | None = None
+    #: Tokens so far.
+    received: int = 0
+    answer: Completion | None = None
+    #: Why there is no answer, as (kind, text) of a fault.
+    problem: tuple[str, str] | None = None
+
+    def progress(self, tokens: int) -> None:
+        """Something came."""
+        self.last = time.monotonic()
+        if tokens and self.first is None:
+            self.first = self.last
+        self.received += tokens
+
+    @property
+    def seconds(self) -> float | None:
+        """From the request to the end of the answer."""
+        return None if self.ended is None else self.ended - self.started
+
+    def silent_s(self, now: float) -> float:
+        """For how long nothing has come."""
+        return now - (self.last or self.started)
+
+    def record(self) -> dict[str, Any]:
+        """For a file: neither the prompt nor the answer, which may be long."""
+        now = time.monotonic()
+        prompt = self.job.body.get("prompt")
+        return {
+            "number": self.number,
+            "name": self.job.name,
+            "behaviour": self.job.behaviour,
+            "prompt_tokens": len(prompt) if isinstance(prompt, list) else None,
+            "asked_tokens": self.job.tokens,
+            "received_tokens": self.received,
+            "status": self.status,
+            "running_s": round((self.ended or now) - self.started, 3),
+            "silent_s": round(self.silent_s(self.ended or now), 3),
+            "problem": self.problem,
+        }
 
 
 @dataclass
@@ -184,7 +261,12 @@ class LoadClient:
         url = f"{self.endpoint.base_url}/v1/completions"
         try:
             if job.behaviour == "disconnect":
-                await self._disconnect(session, url, outcome)
+                # It goes away while the server works on the prompt.
+                with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+                    async with asyncio.timeout(_DISCONNECT_AFTER_S):
+                        response = await session.post(url, json=job.body)
+                        outcome.status = response.status
+                        response.close()
                 return
             async with session.post(url, json=job.body) as response:
                 outcome.status = response.status
@@ -204,18 +286,6 @@ class LoadClient:
             outcome.problem = "bad_stream", f"{type(error).__name__}: {error}"[:_LONGEST_TEXT]
         finally:
             outcome.ended = time.monotonic()
-
-    async def _disconnect(
-        self, session: aiohttp.ClientSession, url: str, outcome: JobOutcome
-    ) -> None:
-        """Go away while the server works on the prompt."""
-        asking = asyncio.ensure_future(session.post(url, json=outcome.job.body))
-        await asyncio.wait((asking,), timeout=0.05)
-        asking.cancel()
-        (response,) = await asyncio.gather(asking, return_exceptions=True)
-        if isinstance(response, aiohttp.ClientResponse):
-            outcome.status = response.status
-            response.close()
 
     async def _read_stream(self, response: aiohttp.ClientResponse, outcome: JobOutcome) -> None:
         events = EventParser()

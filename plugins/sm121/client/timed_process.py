@@ -71,7 +71,7 @@ class TimedProcess:
         try:
             batch: TimedBatch = pickle.load(self._process.stdout)  # noqa: S301 - our own child's
         except (EOFError, pickle.UnpicklingError) as error:
-            raise ClientDied(f"the timed client ended with {self._process.wait()}") from error
+            raise ClientDied(f"the measuring client ended with {self._process.wait()}") from error
         return batch
 
     def _write(self, message: Any) -> None:
@@ -81,7 +81,7 @@ class TimedProcess:
             self._process.stdin.write(len(content).to_bytes(_SIZE_BYTES) + content)
             self._process.stdin.flush()
         except BrokenPipeError as error:
-            raise ClientDied(f"the timed client ended with {self._process.wait()}") from error
+            raise ClientDied(f"the measuring client ended with {self._process.wait()}") from error
 
 
 async def _read(reader: asyncio.StreamReader) -> Any:

@@ -21,8 +21,7 @@ from sm121.answers.agreement import Bound
 from sm121.answers.prompts import continuations
 from sm121.client.completions import Asker
 from sm121.client.connection import Patience
-from sm121.client.job import Job
-from sm121.client.load import LoadClient, LoadResult
+from sm121.client.load import Job, LoadClient, LoadResult
 from sm121.core import architecture
 from sm121.core.files import write_text
 from sm121.core.server import Server

@@ -10,8 +10,7 @@ from typing import cast
 from sm121.answers import agreement
 from sm121.answers.agreement import Bound
 from sm121.client.completions import Completion
-from sm121.client.job import JobOutcome
-from sm121.client.load import LoadResult
+from sm121.client.load import JobOutcome, LoadResult
 from sm121.stress.fault import Fault, Kind
 
 #: Fewer requests than this have no tail to speak of.

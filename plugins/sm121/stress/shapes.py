@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from sm121.answers.prompts import Prompt
 from sm121.client.completions import Completion, Request
-from sm121.client.job import Behaviour, Job
+from sm121.client.load import Behaviour, Job
 
 Arrival = Literal["closed", "poisson", "burst"]
 ARRIVALS: tuple[Arrival, ...] = ("closed", "poisson", "burst")
