@@ -13,11 +13,12 @@ import pytest
 from sm121.core.errors import UsageError
 from sm121.core.printable import printable
 from sm121.core.verdict import Verdict
-from sm121.plugin import certification, matrix_workers, scheduling, target, workers
+from sm121.plugin import certification, scheduling, target, workers
 from sm121.plugin.options import SETTINGS
 from sm121.plugin.run import RUN, Run, end_on_signals
 from sm121.plugin.selection import architectures_asked_for
 from sm121.plugin.terminal import announce
+from sm121.report import merging
 from sm121.run import directory as report_directory
 from sm121.run import merge as merged
 from sm121.run import verdict_file
@@ -185,11 +186,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if config is not _config:
         return
     parts = _parts(run.directory)
-    merged.merge(run.file, run.ledger, parts)
+    folders = {f"{report_directory.WORKERS}/{name}": part for name, part in parts.items()}
+    merged.merge(run.file, run.ledger, folders)
     for name, error in config.stash.get(_DIED, {}).items():
         first = (error.splitlines() or [""])[0]
         run.ledger.decide(_died(name, printable(run.redact(first))[:600]))
-    matrix_workers.conclude(run, parts)
+    merging.judge_matrix(run.directory, run.ledger, folders, run.remark)
     said = config.stash.get(_SAID, [])
     run.deselected = list(dict.fromkeys(name for part in said for name in part["deselected"]))
     run.inapplicable = frozenset(name for part in said for name in part["inapplicable"])
