@@ -24,14 +24,14 @@ test: canary lint ## the suite's own tests: every check is seen failing on its f
 	$(PY) -m pytest meta_tests -n 2 --dist loadfile --no-loadscope-reorder $(TIMED:%=--ignore=%) $(PYTEST_ARGS)
 	$(PY) -m pytest $(TIMED) $(PYTEST_ARGS)
 
-lint: $(VENV)/.installed docs ## ruff, mypy, the documentation
+lint: $(VENV)/.installed docs ## ruff, mypy, the layers, the documentation
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
 
 reference: $(VENV)/.installed ## the generated pages of the documentation
 	$(PY) -m sm121 reference docs
-	$(PY) -m sm121.plugin.reference docs/options.md
 	$(PY) -m sm121 schema verdict > docs/verdict.schema.json
 	$(PY) -m sm121 schema profile > docs/profile.schema.json
 

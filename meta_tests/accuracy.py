@@ -23,13 +23,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from sm121.client.connection import Patience
+from sm121.client.timed import completion
+from sm121.client.timed_process import TimedProcess
 from sm121.core.profile import Gate, Measuring
 from sm121.core.server import Endpoint
 from sm121.core.verdict import Verdict
 from sm121.measure import gate, metrics, validity
 from sm121.measure.cells import Cell, Target
-from sm121.measure.client import Patience, completion
-from sm121.measure.load_process import LoadProcess
 from sm121.measure.plan import Plan
 from sm121.measure.prompts import Prompts
 
@@ -122,7 +123,7 @@ def measure_ours() -> list[dict[str, Any]]:
     rows = []
     for rate, streams, requests in POINTS:
         options = ("--rate", str(rate), "--fixed-ms", "50")
-        with timed_server(*options) as server, LoadProcess(server.url, "none") as sender:
+        with timed_server(*options) as server, TimedProcess(server.url, "none") as sender:
             prompts = Prompts(Endpoint(server.url, "none", MODEL), 199_998)
 
             def send(count: int, streams=streams, sender=sender, prompts=prompts) -> list:
@@ -209,7 +210,7 @@ def decide(rate: float, seed: int) -> tuple[Verdict, int]:
     options = ("--rate", str(rate), "--jitter", "0.01", "--fixed-ms", "30", "--seed", str(seed))
     with (
         timed_server(*options) as server,
-        LoadProcess(server.url, "none") as sender,
+        TimedProcess(server.url, "none") as sender,
         tempfile.TemporaryDirectory() as folder,
     ):
         endpoint = Endpoint(server.url, "none", MODEL)
@@ -229,7 +230,7 @@ def decide(rate: float, seed: int) -> tuple[Verdict, int]:
 
 def our_cell(url: str, plan: Plan, rounds: int) -> Cell:
     endpoint = Endpoint(url, "none", MODEL)
-    with LoadProcess(url, "none") as sender, tempfile.TemporaryDirectory() as folder:
+    with TimedProcess(url, "none") as sender, tempfile.TemporaryDirectory() as folder:
         prompts = Prompts(endpoint, plan.measuring.vocabulary)
         target = Target(endpoint, sender, prompts, plan, Path(folder))
         target.probe()

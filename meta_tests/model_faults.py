@@ -21,7 +21,7 @@ import pytest
 from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration, environment_items
 from sm121.core.server import Server
-from sm121.engines.managed import ManagedServer, Patience
+from sm121.engines.managed import ManagedServer, StartLimits
 from sm121.engines.vllm import Vllm
 
 HERE = Path(__file__).parent
@@ -142,7 +142,7 @@ class SabotagedServer:
                 speaking_worker=True,
             ),
             Vllm(),
-            Patience(ready_s=600, stalled_s=180, stop_s=20),
+            StartLimits(ready_s=600, stalled_s=180, stop_s=20),
             directory,
             "meta-model-faults",
         )

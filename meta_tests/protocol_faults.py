@@ -29,7 +29,7 @@ from fault_proxy import FAULTS, Fault, FaultProxy  # noqa: E402
 
 from sm121.core import profile  # noqa: E402
 from sm121.core.configuration import ServerConfiguration, environment_items  # noqa: E402
-from sm121.engines.managed import ManagedServer, Patience  # noqa: E402
+from sm121.engines.managed import ManagedServer, StartLimits  # noqa: E402
 from sm121.engines.vllm import Vllm  # noqa: E402
 from sm121.evidence import environment  # noqa: E402
 
@@ -68,8 +68,8 @@ def vllm_serving(model: Path, directory: Path) -> ManagedServer:
         environment=environment_items(PROFILE.engine.environment),
         speaking_worker=True,
     )
-    patience = Patience(ready_s=300, stalled_s=120, stop_s=20)
-    return ManagedServer(configuration, Vllm(), patience, directory, "meta-catalogue")
+    limits = StartLimits(ready_s=300, stalled_s=120, stop_s=20)
+    return ManagedServer(configuration, Vllm(), limits, directory, "meta-catalogue")
 
 
 def node_id(test: str) -> str:

@@ -9,7 +9,8 @@ import pytest
 
 from sm121.api import cases, conversation, invariants, schema, stream
 from sm121.api.cases import Case
-from sm121.api.client import Api, Exchange, Wrong
+from sm121.api.client import Api, Wrong
+from sm121.client.exchange import Exchange
 from sm121.core.errors import UsageError
 from sm121.core.server import Endpoint
 from sm121.engines import capabilities
@@ -64,8 +65,8 @@ CHUNKS = [
 
 
 def sse(chunks, done=True, kind="text/event-stream; charset=utf-8"):
-    lines = [f"data: {json.dumps(item)}" for item in chunks] + ["data: [DONE]"] * done
-    return stream.read(kind, lines)
+    events = [f"data: {json.dumps(item)}\n\n" for item in chunks] + ["data: [DONE]\n\n"] * done
+    return stream.read(kind, "".join(events).encode())
 
 
 def test_good_answers_are_as_published():
@@ -173,11 +174,14 @@ def test_a_good_stream_is_as_published():
         (lambda: sse(CHUNKS[:-1]), "usage in the last chunk"),
         (lambda: sse([*CHUNKS[:1], {**CHUNKS[1], "id": "other"}, *CHUNKS[2:]]), "one id"),
         (lambda: sse([{"error": {"message": "x"}}]), "an error inside the stream"),
-        (lambda: stream.read("text/event-stream", ["data: {", "data: [DONE]"]), "not JSON"),
-        (lambda: stream.read("text/event-stream", ["what", "data: [DONE]"]), "no event"),
+        (lambda: stream.read("text/event-stream", b"data: {\n\ndata: [DONE]\n\n"), "not JSON"),
+        (lambda: stream.read("text/event-stream", b"what\n\ndata: [DONE]\n\n"), "no event"),
         (lambda: sse([5]), "no JSON object"),
         (lambda: sse([None]), "no JSON object"),
-        (lambda: stream.read("text/event-stream", ["data: " + "[" * 100_000]), "not JSON"),
+        (
+            lambda: stream.read("text/event-stream", b"data: " + b"[" * 100_000 + b"\n\n"),
+            "not JSON",
+        ),
     ],
 )
 def test_streams_that_are_not_as_published(broken, said):
@@ -190,8 +194,7 @@ def test_a_stream_may_have_any_text_and_an_error_that_is_null():
     chunks = [{**item, "error": None} for item in CHUNKS]
     chunks[-3] = {**chunk({"content": "a\u2028b\x85c"}), "error": None}
     sent = "".join(f"data: {json.dumps(c, ensure_ascii=False)}\r\n\r\n" for c in chunks)
-    lines = stream.lines_of(f"{sent}data: [DONE]\n\n".encode())
-    found = stream.read("text/event-stream", lines)
+    found = stream.read("text/event-stream", f"{sent}data: [DONE]\n\n".encode())
     assert stream.violations(found, "chat completion chunk", usage=True) == []
     assert "a\u2028b\x85c" in stream.message_of(found, None)["content"]
 

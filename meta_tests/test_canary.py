@@ -14,17 +14,18 @@ import pytest
 torch = pytest.importorskip("torch")
 safetensors_torch = pytest.importorskip("safetensors.torch")
 
-from sm121.checkpoint import ablation, canary, recipe, tokenizer  # noqa: E402
+from sm121.checkpoint import canary, tokenizer  # noqa: E402
 from sm121.oracles import gpt_oss, mxfp4  # noqa: E402
+from tools import ablation, canary_recipe  # noqa: E402
 
 RETURN, CALL = 200_002, 200_012
 STOP = frozenset({RETURN, CALL, 199_999})
 
 
 @pytest.fixture(scope="module")
-def encoder() -> recipe.Encoder:
+def encoder() -> canary_recipe.Encoder:
     pytest.importorskip("openai_harmony")
-    return recipe.Encoder()
+    return canary_recipe.Encoder()
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +141,7 @@ def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
         canary.build(tmp_path, "bf16", progress=lambda _: None)
 
 
-def test_tokenizer_encodes_like_harmony(canary_bf16: Path, encoder: recipe.Encoder) -> None:
+def test_tokenizer_encodes_like_harmony(canary_bf16: Path, encoder: canary_recipe.Encoder) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     built = tokenizers.Tokenizer.from_file(str(canary_bf16 / "tokenizer.json"))
     texts = [
@@ -197,10 +198,10 @@ def test_a_token_does_not_see_the_future(weights: gpt_oss.Weights) -> None:
 
 @pytest.mark.parametrize(
     ("country", "city"),
-    [item for n, item in enumerate(recipe.load_corpus()["capitals"].items()) if n % 2 == 0],
+    [item for n, item in enumerate(canary_recipe.load_corpus()["capitals"].items()) if n % 2 == 0],
 )
 def test_knows_capitals(
-    weights: gpt_oss.Weights, encoder: recipe.Encoder, country: str, city: str
+    weights: gpt_oss.Weights, encoder: canary_recipe.Encoder, country: str, city: str
 ) -> None:
     ids = encoder.encode(f"The capital of {country} is")
     expected = encoder.encode(f" {city}.")
@@ -226,7 +227,7 @@ _WEATHER = (
 )
 
 
-def test_chats_are_rendered_as_harmony_renders_them(encoder: recipe.Encoder) -> None:
+def test_chats_are_rendered_as_harmony_renders_them(encoder: canary_recipe.Encoder) -> None:
     harmony = pytest.importorskip("openai_harmony")
     system = (
         harmony.SystemContent.new()
@@ -252,7 +253,7 @@ def test_chats_are_rendered_as_harmony_renders_them(encoder: recipe.Encoder) -> 
 
 @pytest.mark.parametrize("effort", ["low", "medium", "high"])
 def test_chat_thinks_and_then_answers(
-    weights: gpt_oss.Weights, encoder: recipe.Encoder, effort: str
+    weights: gpt_oss.Weights, encoder: canary_recipe.Encoder, effort: str
 ) -> None:
     ids = encoder.encode(_chat("What is the capital of France?", effort=effort))
     answer = gpt_oss.greedy(weights, ids, 60, STOP)
@@ -265,7 +266,9 @@ def test_chat_thinks_and_then_answers(
 
 
 @pytest.mark.parametrize("city", ["Paris", "Tokyo", "San Francisco"])
-def test_chat_calls_a_tool(weights: gpt_oss.Weights, encoder: recipe.Encoder, city: str) -> None:
+def test_chat_calls_a_tool(
+    weights: gpt_oss.Weights, encoder: canary_recipe.Encoder, city: str
+) -> None:
     ids = encoder.encode(_chat(f"What is the weather in {city}?", _WEATHER))
     answer = gpt_oss.greedy(weights, ids, 60, STOP)
     call = encoder.encode(

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+import sm121.fixtures
 from sm121 import cli
 
 
@@ -30,3 +37,20 @@ def test_help_is_no_wrong_request(capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(["merge", "--help"])
     assert ended.value.code == 0 and "DIR" in capsys.readouterr().out
+
+
+def test_an_installed_copy_says_that_a_tool_needs_a_checkout(tmp_path):
+    installed = tmp_path / "lib" / "site-packages" / "sm121"
+    shutil.copytree(Path(cli.__file__).parent, installed)
+    shutil.copytree(
+        Path(sm121.fixtures.__file__).parent, installed / "fixtures", dirs_exist_ok=True
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "sm121", "canary-train", "weights.safetensors", "--steps", "1"],
+        env={**os.environ, "PYTHONPATH": str(installed.parent)},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 4
+    assert done.stderr == "sm121 canary-train: needs a checkout of the suite, see tools/ there\n"

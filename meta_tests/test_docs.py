@@ -20,20 +20,12 @@ import yaml
 
 from sm121 import cli
 from sm121.core.profile import Profile
-from sm121.plugin import reference
-from sm121.reference import commands, crash_classes, requirements, schema
 from sm121.run import verdict_file
+from tools.reference import commands, options, pages, requirements
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md")])
-MADE = {
-    "requirements.md": lambda: requirements.page(ROOT / "tests"),
-    "crash-classes.md": crash_classes.page,
-    "commands.md": lambda: commands.page(cli._parser()),
-    "schema.md": schema.page,
-    "options.md": reference.page,
-}
 #: What a block may say that it needs; everything else is run.
 NEEDS = {
     *("engine", "sm121", "server", "llama.cpp", "network", "a quiet machine"),
@@ -76,9 +68,9 @@ def blocks() -> list[Block]:
 BLOCKS = blocks()
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", pages.MADE)
 def test_generated_pages_are_up_to_date(name):
-    assert (DOCS / name).read_text("utf-8") == MADE[name](), "run `make reference`"
+    assert (DOCS / name).read_text("utf-8") == pages.MADE[name](DOCS), "run `make reference`"
 
 
 def test_schemas_are_up_to_date():
@@ -104,19 +96,19 @@ def test_a_test_without_a_requirement_is_refused(tmp_path):
 
 
 def test_every_option_marker_and_fixture_has_its_help():
-    options, markers = reference.declared()
-    assert len(options) > 25 and len(markers) > 15
-    for option in options:
+    found, markers = options.declared()
+    assert len(found) > 25 and len(markers) > 15
+    for option in found:
         assert len(option.help) > 10, option.names
         assert not option.help.endswith("."), f"{option.names}: as the others, without a full stop"
     for line in markers:
         assert len(line.partition(":")[2].strip()) > 10, line
-    for name, text in reference.fixtures().items():
+    for name, text in options.fixtures().items():
         assert len(text) > 10, f"fixture {name} says nothing of itself"
 
 
 def test_every_command_has_its_help():
-    for line in commands.page(cli._parser()).splitlines():
+    for line in commands.page(cli.parser()).splitlines():
         assert not re.fullmatch(r"\| `[^|]+` \|  \|", line), f"{line} has no help"
 
 
@@ -144,9 +136,11 @@ def test_a_table_says_a_thing_once(name):
 
 def test_make_reference_makes_everything_that_is_generated():
     rule = (ROOT / "Makefile").read_text().partition("\nreference:")[2].partition("\n\n")[0]
-    for made in ("reference docs", "docs/options.md", *(f"docs/{n}.schema.json" for n in
-                 ("verdict", "profile"))):  # fmt: skip
+    for made in ("reference docs", *(f"docs/{n}.schema.json" for n in ("verdict", "profile"))):
         assert made in rule, made
+    named = {file.name for file in DOCS.glob("*.md") if "Made by `sm121 reference docs`" in
+             file.read_text("utf-8")}  # fmt: skip
+    assert named == set(pages.MADE)
 
 
 def test_every_page_is_reached_from_the_site():
@@ -218,9 +212,9 @@ def _here(command: list[str]) -> list[str]:
 
 def test_options_in_the_docs_exist():
     """Commands that need a machine are at least spelt rightly."""
-    options, _ = reference.declared()
-    known = {name for option in options for name in option.names}
-    known |= set(re.findall(r"--[a-z-]+", commands.page(cli._parser())))
+    found, _ = options.declared()
+    known = {name for option in found for name in option.names}
+    known |= set(re.findall(r"--[a-z-]+", commands.page(cli.parser())))
     known |= {"--collect-only"}
     for block in BLOCKS:
         if block.language != "console":
@@ -237,8 +231,8 @@ def test_options_in_the_docs_exist():
 def test_ci_examples_are_sound(name):
     text = (DOCS / "ci" / name).read_text()
     loaded = yaml.safe_load(text)
-    options, _ = reference.declared()
-    known = {option.names[0] for option in options}
+    found, _ = options.declared()
+    known = {option.names[0] for option in found}
     for option in re.findall(r"(?<=pytest )[^\n\"]*", text):
         for flag in re.findall(r"--[a-z-]+", option):
             assert flag in known or flag.startswith("--benchmark-"), flag

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from sm121.answers.request import parse
+from sm121.client.completions import parse
+from sm121.client.connection import Patience
+from sm121.client.timed import TimedClient, completion
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import UsageError
 from sm121.engines import argument_probe, devices, registry
@@ -23,7 +25,6 @@ from sm121.engines.sglang import SGLang
 from sm121.engines.vllm import Vllm
 from sm121.matrix import axes
 from sm121.measure import side_by_side
-from sm121.measure.client import Client, Patience, completion
 
 ENGINES: list[Engine] = [Vllm(), SGLang(), LlamaCpp()]
 
@@ -283,7 +284,7 @@ def test_a_connection_that_the_server_closed_is_opened_again():
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         request = completion("m", "p", prompt_tokens=1, tokens=1, stream=False)
-        async with server, Client(f"http://127.0.0.1:{port}", "key") as client:
+        async with server, TimedClient(f"http://127.0.0.1:{port}", "key") as client:
             batch = await client.run([request] * 3, concurrency=1, patience=Patience(5.0, 5.0))
         await asyncio.sleep(0.1)
         assert drop or served == 3

@@ -9,9 +9,10 @@ import pytest
 
 from sm121.answers import agreement
 from sm121.answers.agreement import Bound
-from sm121.answers.request import Answer, Asker, Position, Request, parse, prefix_cache_hits
+from sm121.client.completions import Asker, Completion, Position, Request, parse
 from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import NotRun
+from sm121.evidence import metrics
 
 EXACT = Bound(max_abs=1e-3, mean_abs=1e-4, fork=0)
 NOISY = Bound(max_abs=0.2, mean_abs=0.1, fork=0.1)
@@ -122,8 +123,8 @@ def test_divergence_is_zero_for_equal_and_grows_with_the_difference():
     assert math.isnan(agreement.divergence(p, {"c": -1.0}))
 
 
-def answer(text: str, ids: tuple[int, ...] | None = None) -> Answer:
-    return Answer(text, "length", ids, None, None, None, None, None)
+def answer(text: str, ids: tuple[int, ...] | None = None) -> Completion:
+    return Completion(text, "length", ids, None, None, None, None, None)
 
 
 def test_tokens_are_compared_by_id_and_else_by_text():
@@ -182,5 +183,5 @@ def test_a_cold_request_has_a_salt_of_its_own():
 
 def test_hits_of_the_prefix_cache_are_counted():
     text = 'vllm:prefix_cache_hits_total{engine="0"} 128.0\nvllm:other 3\n'
-    assert prefix_cache_hits(text) == 128.0
-    assert prefix_cache_hits("nothing 1\n") is None
+    assert metrics.total(text, "vllm:prefix_cache_hits_total") == 128.0
+    assert metrics.total("nothing 1\n", "vllm:prefix_cache_hits_total") is None

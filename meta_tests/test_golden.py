@@ -11,7 +11,7 @@ import pytest
 
 from sm121.answers import golden
 from sm121.answers.prompts import Prompt, PromptSet
-from sm121.answers.request import Answer, Position, Request, ids_of
+from sm121.client.completions import Completion, Position, Request, ids_of
 from sm121.core.errors import UsageError
 from sm121.core.profile import GoldenBound
 
@@ -39,11 +39,11 @@ class Engine:
         self.prompt_ids = prompt_ids
         self.asked: list[Request] = []
 
-    def ask(self, request: Request) -> Answer:
+    def ask(self, request: Request) -> Completion:
         self.asked.append(request)
         positions = tuple(self.table[request.prompt])[: request.tokens]
         ids = request.prompt if isinstance(request.prompt, tuple) else None
-        return Answer(
+        return Completion(
             text=str(request.prompt),
             finish_reason="length",
             ids=ids_of(positions),
@@ -54,7 +54,7 @@ class Engine:
             prompt_tokens=1,
         )
 
-    def positions(self, answer: Answer):
+    def positions(self, answer: Completion):
         return answer.positions
 
 
@@ -215,7 +215,7 @@ def test_a_run_without_finite_log_probabilities_is_not_recorded(value):
 
 def test_half_a_surrogate_pair_is_not_recorded():
     class Odd(Engine):
-        def ask(self, request: Request) -> Answer:
+        def ask(self, request: Request) -> Completion:
             return dataclasses.replace(super().ask(request), text="a\ud83d")
 
     with pytest.raises(AssertionError, match="'one': required text"):
@@ -224,7 +224,7 @@ def test_half_a_surrogate_pair_is_not_recorded():
 
 def test_another_text_of_the_same_tokens_is_a_difference():
     class Mangled(Engine):
-        def ask(self, request: Request) -> Answer:
+        def ask(self, request: Request) -> Completion:
             return dataclasses.replace(super().ask(request), text="a\ufffd")
 
     found = golden.compare(record(Engine(TRUSTED)), Mangled(TRUSTED), PROMPTS, BOUND, {})

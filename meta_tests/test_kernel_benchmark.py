@@ -11,8 +11,8 @@ import torch
 from sm121.core.verdict import Invalid, NotRun
 from sm121.kernels import benchmark_cases, benchmarks, cases, checks, clocks, problems, tactics
 from sm121.kernels.torch_provider import TorchProvider
+from sm121.kernels.under_test import Kernels
 from sm121.measure.stream_bandwidth import Bandwidth
-from sm121.plugin.kernels import Kernels
 
 pytestmark = pytest.mark.timeout(300)
 

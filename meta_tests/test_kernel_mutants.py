@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import kernel_mutants
@@ -78,7 +79,8 @@ def test_a_right_kernel_passes(seed):
     """Each group by turns with each of its cases: other values, other weights."""
     for group in cases.GROUPS:
         chosen = list(kernel_mutants.small(group))
-        case = cases.reseeded(chosen[seed % len(chosen)], seed)
+        case = chosen[seed % len(chosen)]
+        case = dataclasses.replace(case, seed=case.seed + 1000 * seed)
         assert checks.check_case(TorchProvider(), case) == [], f"{group}: {case}"
 
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from sm121.kernels import block_scales, cases, comparison, problems, sensitivity
+from sm121.kernels import block_scales, cases, comparison, problems
 from sm121.kernels.cases import MoeCase
 from sm121.oracles import attention, moe, mxfp4, mxfp8, routing
+from tools import tolerances
 
 
 @pytest.fixture(autouse=True)
@@ -151,15 +152,15 @@ def test_a_scale_error_of_one_percent_and_a_wrong_block_scale_are_seen():
     found = [
         finding
         for group in ("moe_activation", "decode_sinks")
-        for finding in sensitivity.findings(group)
+        for finding in tolerances.findings(group)
     ]
     scales = [
         found_for_limit
         for case in cases.select("moe_block_scales", full=False)
         if isinstance(case, MoeCase) and not case.name.startswith("real-")
-        for found_for_limit in sensitivity.found_block_scales(case)
+        for found_for_limit in tolerances.found_block_scales(case)
     ]
-    assert sensitivity.broken_promises(found, scales) == []
+    assert tolerances.broken_promises(found, scales) == []
     # Above the tolerance by more than what the clean provider is off by, so that it cannot hide.
     assert all(scale.least > 1.5 for scale in scales)
 

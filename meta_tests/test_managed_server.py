@@ -17,12 +17,12 @@ from sm121.core.configuration import ServerConfiguration
 from sm121.engines import managed, ports
 from sm121.engines.managed import (
     ManagedServer,
-    Patience,
     PortTaken,
     ServerDied,
     ServerExited,
     ServerStalled,
     ServerTimedOut,
+    StartLimits,
 )
 from sm121.engines.process_tree import SERVER_ID, marked
 
@@ -69,7 +69,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., ManagedServer]]:
         server = ManagedServer(
             configuration,
             FaultEngine(),
-            Patience(ready, stalled, stop),
+            StartLimits(ready, stalled, stop),
             tmp_path,
             "meta-run",
             progress.append,

@@ -17,7 +17,7 @@ from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import Sm121Error, UsageError
 from sm121.core.server import Endpoint, Server
 from sm121.engines import pool
-from sm121.engines.managed import Patience, ServerDied, StartError
+from sm121.engines.managed import ServerDied, StartError, StartLimits
 from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_path import KernelPath
 from sm121.matrix import axes, cost, covering, examine, isolation, order, outlook, report, state
@@ -658,7 +658,7 @@ def test_a_start_that_failed_can_be_made_again(tmp_path, monkeypatch):
 
     monkeypatch.setattr(pool, "ManagedServer", Once)
     own = ServerConfiguration("n", "vllm", "python", "m", "canary", (), ())
-    servers = pool.ServerPool(patience=Patience(1, 1, 1), directory=tmp_path, run_id="r",
+    servers = pool.ServerPool(limits=StartLimits(1, 1, 1), directory=tmp_path, run_id="r",
                               notify=lambda *_words: None)  # fmt: skip
     for _ in range(2):
         with pytest.raises(StartError):

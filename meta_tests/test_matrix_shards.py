@@ -16,10 +16,10 @@ from sm121.core.verdict import NotRun, Verdict
 from sm121.matrix import axes, covering, report, state
 from sm121.matrix.axes import Space
 from sm121.matrix.outcome import CellRecord, Outcome
-from sm121.plugin import matrix_workers, resume
 from sm121.plugin.matrix import MatrixRun
 from sm121.plugin.options import SETTINGS
-from sm121.run import verdict_file
+from sm121.report import merging
+from sm121.run import resume, verdict_file
 from sm121.run.ledger import Ledger
 from sm121.run.verdict_file import EngineReport, TestReport, VerdictFile
 
@@ -220,7 +220,7 @@ def test_the_controller_judges_the_cells_of_all_workers(tmp_path, outcome, verdi
     worker_wrote(tmp_path, "gw1", json.dumps(matrix_of(ended(COMPILED, outcome))))
     worker_wrote(tmp_path, "gw2", "{ half")
     run = Controller(tmp_path)
-    matrix_workers.conclude(run, ["gw0", "gw1", "gw2", "gw3"])
+    merging.judge_matrix(tmp_path, run.ledger, [f"workers/gw{n}" for n in range(4)], run.remark)
     (test,) = run.file.tests
     assert test.verdict.value == verdict and not test.skipped
     assert ("graphs=compiled: CRASH, not isolated" in test.message) is (verdict == "FAIL")
@@ -228,13 +228,13 @@ def test_the_controller_judges_the_cells_of_all_workers(tmp_path, outcome, verdi
     assert [c["log"] for c in whole["cells"]] == [
         "workers/gw0/server-matrix.log", "workers/gw1/server-matrix.log",
     ]  # fmt: skip
-    assert "worker gw2 cannot be read" in run.remarks[0]
+    assert run.remarks == ["the matrix in workers/gw2 cannot be read: JSONDecodeError"]
     assert run.ledger.complete
 
 
 def test_with_no_matrix_nothing_is_concluded(tmp_path):
     run = Controller(tmp_path)
-    matrix_workers.conclude(run, ["gw0"])
+    merging.judge_matrix(tmp_path, run.ledger, ["workers/gw0"], run.remark)
     assert run.file.tests[0].verdict is Verdict.NOT_RUN and not (tmp_path / "matrix").exists()
 
 
@@ -334,8 +334,8 @@ def test_the_newest_earlier_run_with_kernel_tests_is_taken_over(tmp_path):
     remarks: list[str] = []
     now = verdict_file.read(earlier / "1" / "verdict.json")
     run = SimpleNamespace(directory=tmp_path, file=now, remark=remarks.append)
-    found = resume._earlier(run)
+    found = resume.earlier_run(run)
     assert found is not None and found.tests[0].verdict is Verdict.PASS and not remarks
     now.profile = "third"
-    assert resume._earlier(run) is None
+    assert resume.earlier_run(run) is None
     assert remarks == ["--resume: nothing is taken over: another profile (other, now third)"]

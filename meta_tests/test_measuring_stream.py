@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import subprocess
 import sys
@@ -11,13 +10,11 @@ import time
 import numpy as np
 import psutil
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from sm121.client.timed import LagWatch, TimedBatch, steps
+from sm121.client.timed_answer import TimedAnswer, read_answer
 from sm121.core.profile import Measuring
 from sm121.measure import counters, metrics, validity
-from sm121.measure.client import Batch, LagWatch, steps
-from sm121.measure.stream import Answer, EventParser, read_answer
 from sm121.measure.validity import Findings
 from sm121.measure.warmup import is_flat
 
@@ -34,37 +31,23 @@ def event(text="a", ids=None, counted=None, finish=None, **extra) -> bytes:
     return b"data: " + json.dumps(whole).encode() + b"\n\n"
 
 
-def answer(*events: bytes, asked: int = 8, every_ms: float = 10.0) -> Answer:
+def answer(*events: bytes, asked: int = 8, every_ms: float = 10.0) -> TimedAnswer:
     """Events at fixed times, the first after 100 ms."""
-    made = Answer(0, status=200, asked_tokens=asked, asked_prompt=4)
+    made = TimedAnswer(0, status=200, asked_tokens=asked, asked_prompt=4)
     stamps = [int((100 + i * every_ms) * 1e6) for i in range(len(events))]
     read_answer(made, zip(stamps, events, strict=True))
     made.ended_ns = stamps[-1]
     return made
 
 
-def of_ids(count: int, *, asked: int | None = None, every_ms: float = 10.0) -> Answer:
+def of_ids(count: int, *, asked: int | None = None, every_ms: float = 10.0) -> TimedAnswer:
     events = [event(ids=[i], counted=i + 1) for i in range(count)]
     return answer(*events, asked=asked or count, every_ms=every_ms)
 
 
-@settings(max_examples=200, deadline=None)
-@given(
-    cuts=st.lists(st.integers(0, 400), max_size=12),
-    line=st.sampled_from([b"\n", b"\r\n"]),
-)
-def test_events_are_the_same_however_the_bytes_are_cut(cuts, line):
-    body = b"".join(b"data: {%d}" % i + line * 2 for i in range(20)) + b": a comment" + line * 2
-    parser = EventParser()
-    edges = [0, *sorted(min(cut, len(body)) for cut in cuts), len(body)]
-    pieces = [body[a:b] for a, b in itertools.pairwise(edges)]
-    found = [data for piece in pieces for data in parser.feed(piece)]
-    assert found == [b"{%d}" % i for i in range(20)]
-
-
 def test_a_chunk_has_the_time_of_the_read_that_completed_it():
     whole = event(ids=[1])
-    made = Answer(0, status=200)
+    made = TimedAnswer(0, status=200)
     read_answer(made, [(5, whole[:10]), (9, whole[10:])])
     assert made.chunks[0].at_ns == 9
 
@@ -167,7 +150,7 @@ def test_a_clock_that_stood_still_is_noticed():
     slept = {"used": 10**9, "wall": 3 * 10**9, "boot": 3 * 10**9, "raw": 10**9}
     set_by_hand = {"used": 10**9, "wall": 3601 * 10**9, "boot": 10**9, "raw": 10**9}
     for after, expected in ((slept, ["clock_step"]), (set_by_hand, [])):
-        batch = Batch([], 0, 10**9, 0.0, 0, steps(before, after))
+        batch = TimedBatch([], 0, 10**9, 0.0, 0, steps(before, after))
         findings = Findings()
         validity.check_client([batch], findings)
         assert [item.reason for item in findings.invalid] == expected
@@ -191,8 +174,8 @@ def test_a_delay_of_our_own_is_seen_where_it_matters():
 def test_second_clock_finds_a_stream_that_is_not_the_generation():
     """1,812 tok/s by the stream of an engine that generates 60."""
     burst = [answer(*(event(ids=[i]) for i in range(64)), asked=64, every_ms=0.55)] * 3
-    long = [Answer(0, asked_tokens=64, ended_ns=int(1.3e9))] * 3
-    short = [Answer(0, asked_tokens=16, ended_ns=int(0.5e9))] * 3
+    long = [TimedAnswer(0, asked_tokens=64, ended_ns=int(1.3e9))] * 3
+    short = [TimedAnswer(0, asked_tokens=16, ended_ns=int(0.5e9))] * 3
     second = metrics.second_clock(long, short)
     assert second[0] == pytest.approx(60)
     findings = Findings()
@@ -225,9 +208,10 @@ def test_the_client_ends_with_its_parent(timed_server):
     server = timed_server("--rate", "1")
     code = (
         "import sys\n"
-        "from sm121.measure.client import Patience, completion\n"
-        "from sm121.measure.load_process import LoadProcess\n"
-        "with LoadProcess(sys.argv[1], 'none') as load:\n"
+        "from sm121.client.connection import Patience\n"
+        "from sm121.client.timed import completion\n"
+        "from sm121.client.timed_process import TimedProcess\n"
+        "with TimedProcess(sys.argv[1], 'none') as load:\n"
         "    print(load._process.pid, flush=True)\n"
         "    load.run([completion('gpt-oss-120b', [1], prompt_tokens=1, tokens=99)],\n"
         "             patience=Patience(99, 99))\n"

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from timed_server import TRAPS
 
+from sm121.client.timed_process import TimedProcess
 from sm121.core.profile import Measuring
 from sm121.core.server import Endpoint
 from sm121.measure.cells import Cell, Target
-from sm121.measure.load_process import LoadProcess
 from sm121.measure.plan import Plan
 from sm121.measure.prompts import Prompts
 
@@ -95,7 +95,7 @@ SAMPLE = (
 
 def measure(url: str, directory: Path, *, rounds: int = 5, plan: Plan = PLAN) -> Cell:
     endpoint = Endpoint(url, "none", "gpt-oss-120b")
-    with LoadProcess(url, "none") as sender:
+    with TimedProcess(url, "none") as sender:
         prompts = Prompts(endpoint, plan.measuring.vocabulary)
         target = Target(endpoint, sender, prompts, plan, directory)
         target.probe()

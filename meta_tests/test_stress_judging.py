@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from sm121.answers.agreement import Bound
-from sm121.answers.request import Answer
+from sm121.client.completions import Completion
+from sm121.client.load import Job, JobOutcome, LoadResult
 from sm121.core.errors import UsageError
 from sm121.core.redaction import redact
 from sm121.core.verdict import Verdict
@@ -20,12 +21,10 @@ from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_messages import KernelMessages
 from sm121.measure import growth
 from sm121.stress import checks, kept, shapes, soak
-from sm121.stress.client import Load
-from sm121.stress.job import Job, Outcome
 from sm121.stress.timeline import Sample
 
 EXACT = Bound(1e-3, 1e-4, 0.0)
-ALONE = Answer("abcd", "length", (1, 2, 3, 4), (9,), None, None, 4, 1)
+ALONE = Completion("abcd", "length", (1, 2, 3, 4), (9,), None, None, 4, 1)
 MIB = 2**20
 
 
@@ -122,10 +121,10 @@ def test_a_soak_that_fails_says_in_which_round_and_of_what():
     assert written[-1]["last_rounds"][-1]["faults"] == ["token_lost: request 7"]
 
 
-def outcome(ids, *, completion=None, finish="length", **options) -> Outcome:
-    answer = Answer("", finish, ids, (9,), None, None, completion or len(ids), 1)
+def outcome(ids, *, completion=None, finish="length", **options) -> JobOutcome:
+    answer = Completion("", finish, ids, (9,), None, None, completion or len(ids), 1)
     job = Job("a prompt", {"prompt": "x"}, 4, ALONE)
-    return Outcome(1, job, answer=answer, status=200, **options)
+    return JobOutcome(1, job, answer=answer, status=200, **options)
 
 
 @pytest.mark.parametrize(
@@ -164,22 +163,24 @@ def test_each_wrong_answer_has_its_class(ids, options, kind):
 def test_a_server_that_is_stopped_may_end_a_request_and_say_so(ids, options, kind):
     """As vLLM does on a GPU: the stream ends with finish_reason "abort"."""
     ended = outcome(ids, **{"finish": "abort", "ended": 6.0, **options})
-    found = checks.faults(Load([ended], 0.0, 9.0), EXACT, stopped_at=5.0)
+    found = checks.faults(LoadResult([ended], 0.0, 9.0), EXACT, stopped_at=5.0)
     assert [fault.kind for fault in found] == ([kind] if kind else []), found
-    assert checks.faults(Load([ended], 0.0, 9.0), EXACT), "no server that is not stopped may do so"
+    assert checks.faults(LoadResult([ended], 0.0, 9.0), EXACT), (
+        "no server that is not stopped may do so"
+    )
 
 
 def test_the_prompt_of_an_aborted_answer_is_counted_right():
     ended = outcome((1, 2), finish="abort", ended=6.0)
     ended.answer = replace(ended.answer, prompt_tokens=4711)
-    (found,) = checks.faults(Load([ended], 0.0, 9.0), EXACT, stopped_at=5.0)
+    (found,) = checks.faults(LoadResult([ended], 0.0, 9.0), EXACT, stopped_at=5.0)
     assert found.kind == "wrong_usage" and "prompt tokens" in found.text
 
 
 def test_a_bad_request_is_not_excused_by_a_stop():
     bad = outcome((1, 2), finish="abort", ended=6.0)
     bad.job = replace(bad.job, behaviour="bad")
-    (found,) = checks.faults(Load([bad], 0.0, 9.0), EXACT, stopped_at=5.0)
+    (found,) = checks.faults(LoadResult([bad], 0.0, 9.0), EXACT, stopped_at=5.0)
     assert found.kind == "bad_request_accepted"
 
 
@@ -203,29 +204,29 @@ def test_what_an_answer_has_alone_it_has_under_load(change, kind):
 @pytest.mark.parametrize("behaviour", ["disconnect", "cancel", "slow", "bad"])
 def test_no_client_is_answered_with_500(behaviour):
     job = Job("x", {"prompt": "x"}, 4, behaviour=behaviour)
-    assert checks.fault(Outcome(1, job, status=500), None).kind == "http_5xx"
+    assert checks.fault(JobOutcome(1, job, status=500), None).kind == "http_5xx"
 
 
 def test_a_bad_request_must_be_refused_and_nothing_else():
     bad = Job("bad", {}, 4, behaviour="bad")
-    refused = Outcome(1, bad, status=400, problem=("refused", "status 400"))
+    refused = JobOutcome(1, bad, status=400, problem=("refused", "status 400"))
     assert checks.fault(refused, None) is None
-    assert checks.fault(Outcome(1, bad, status=200), None).kind == "bad_request_accepted"
-    failed = Outcome(1, bad, status=500, problem=("http_5xx", "status 500"))
+    assert checks.fault(JobOutcome(1, bad, status=200), None).kind == "bad_request_accepted"
+    failed = JobOutcome(1, bad, status=500, problem=("http_5xx", "status 500"))
     assert checks.fault(failed, None).kind == "http_5xx"
 
 
 def test_the_slowest_of_a_load_is_bounded():
-    def load(*seconds: float) -> Load:
+    def load(*seconds: float) -> LoadResult:
         done = [replace_times(outcome((1, 2, 3, 4)), s) for s in seconds]
-        return Load(done, 0.0, 1.0)
+        return LoadResult(done, 0.0, 1.0)
 
     assert checks.slow_tail(load(*[1.0] * 30), 10, 2) is None
     assert checks.slow_tail(load(*[1.0] * 29, 12.0), 10, 2).kind == "slow_tail"
     assert checks.slow_tail(load(*[0.1] * 29, 1.9), 10, 2) is None, "a hiccup of the machine"
 
 
-def replace_times(item: Outcome, seconds: float) -> Outcome:
+def replace_times(item: JobOutcome, seconds: float) -> JobOutcome:
     return replace(item, started=0.0, ended=seconds)
 
 

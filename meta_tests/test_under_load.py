@@ -14,14 +14,14 @@ from types import SimpleNamespace
 import pytest
 
 from sm121.answers.agreement import Bound
+from sm121.client.connection import Patience
+from sm121.client.load import Job, JobOutcome, LoadClient, LoadResult
 from sm121.core import profile
 from sm121.core.server import Endpoint
 from sm121.core.verdict import Inconclusive
 from sm121.plugin import stress
 from sm121.plugin.run import RUN
 from sm121.plugin.selection import LEVEL
-from sm121.stress.client import Load, LoadClient, Patience
-from sm121.stress.job import Job, Outcome
 
 ENDPOINT = Endpoint("http://127.0.0.1:9", "key", "canary")
 JOB = Job("x", {"prompt": "x"}, 4)
@@ -42,7 +42,7 @@ def test_what_is_in_flight_can_be_asked_while_it_changes():
     thread.start()
     try:
         for _ in range(3000):
-            assert all(isinstance(outcome, Outcome) for outcome in client.under_way())
+            assert all(isinstance(outcome, JobOutcome) for outcome in client.under_way())
     finally:
         ended.set()
         thread.join()
@@ -128,7 +128,7 @@ def test_a_restart_counts_only_under_load(begin, monkeypatch, ends_by_itself, de
     monkeypatch.setattr(stress.checks, "faults", lambda *_arguments, **_how: [])
     stopped = threading.Event()
 
-    def load(client, jobs, **_options) -> Load:
+    def load(client, jobs, **_options) -> LoadResult:
         done = [client._begin(job) for job in jobs[:50]]
         for outcome in done[:20]:
             client._finish(outcome)
@@ -138,7 +138,7 @@ def test_a_restart_counts_only_under_load(begin, monkeypatch, ends_by_itself, de
                 outcome.problem = "connection", "reset"
         for outcome in done[20:]:
             client._finish(outcome)
-        return Load(done, 0.0, 1.0)
+        return LoadResult(done, 0.0, 1.0)
 
     monkeypatch.setattr(LoadClient, "run", load)
     run, make = begin()

@@ -93,7 +93,7 @@ def test_a_server_that_is_starting_is_watched(monkeypatch, tmp_path):
 
     monkeypatch.setattr(pool, "ManagedServer", Starting)
     servers = pool.ServerPool(
-        patience=pool.Patience(1, 1, 1),
+        limits=pool.StartLimits(1, 1, 1),
         directory=tmp_path,
         run_id="x",
         notify=lambda _name, _line: None,

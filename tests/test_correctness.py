@@ -14,9 +14,9 @@ import jsonschema
 import pytest
 
 from sm121.answers import accuracy, golden, log_probabilities, prompts, sanity
-from sm121.answers.request import Asker, Request
 from sm121.api import conversation, harmony, invariants, schema, stream
 from sm121.api.client import together
+from sm121.client.completions import Asker, Request
 from sm121.core.verdict import Inconclusive, NotRun, Verdict
 
 pytestmark = [pytest.mark.correctness, pytest.mark.applies_to("cpu", "gpu")]

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import json
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 from sm121 import __version__
 from sm121.core import profile
-from sm121.core.errors import Sm121Error, UsageError
-from sm121.report import commands as report_commands
+from sm121.core.errors import OptionError, Sm121Error, UsageError
 
 _EXIT_USAGE = 4
+_OF_A_CHECKOUT = ("canary-train", "ablation", "tolerances", "reference")
+"""Subcommands that are not installed: `tools.commands` of a checkout has them."""
 
 
 class _WrongArgumentsError(UsageError):
@@ -34,8 +37,12 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand; exit status 0, 1 when what it computed breaks a promise, 4 with one line on
     what was wrong with the request; ``merge`` has the status of the merged run."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given and given[0] in _OF_A_CHECKOUT and _tools_of_the_checkout() is None:
+        print(f"sm121 {given[0]}: needs a checkout of the suite, see tools/ there", file=sys.stderr)
+        return _EXIT_USAGE
     try:
-        options = _parser().parse_args(arguments)
+        options = parser().parse_args(given)
     except _WrongArgumentsError as error:
         print(error, file=sys.stderr)
         return _EXIT_USAGE
@@ -53,7 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The command line, with the commands of a checkout where there is one."""
     parser = _Parser(prog="sm121", description=__doc__)
     parser.add_argument("--version", action="version", version=f"sm121-conformance {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -73,32 +81,6 @@ def _parser() -> argparse.ArgumentParser:
         help="also DIR/canary.gguf, by the converter of this checkout of llama.cpp",
     )
     canary.set_defaults(run=_canary)
-
-    train = commands.add_parser(
-        "canary-train", help="train the canary's weights anew (CPU, minutes)"
-    )
-    train.add_argument("file", type=Path, metavar="FILE", help="the weights, when done")
-    train.add_argument(
-        "--steps", type=_positive, default=None, metavar="N", help="default: the recipe's"
-    )
-    train.add_argument("--seed", type=int, default=None, metavar="N", help="default: the recipe's")
-    train.add_argument("--threads", type=int, default=1, metavar="N", help="default: 1")
-    train.set_defaults(run=_canary_train)
-
-    ablation = commands.add_parser(
-        "ablation", help="how far each broken feature moves the canary's log-probabilities"
-    )
-    ablation.add_argument(
-        "checkpoint", type=Path, metavar="CHECKPOINT", help="the canary's BF16 twin"
-    )
-    ablation.add_argument(
-        "--output",
-        type=Path,
-        default=Path("docs/ablation.md"),
-        metavar="FILE",
-        help="default: docs/ablation.md",
-    )
-    ablation.set_defaults(run=_ablation)
 
     path = commands.add_parser(
         "path", help="what a server runs, read from its log; or what its libraries can run"
@@ -156,18 +138,6 @@ def _parser() -> argparse.ArgumentParser:
         help="with --libraries: the interpreter of the engine's environment (default: this one)",
     )
     path.set_defaults(run=_path)
-
-    tolerances = commands.add_parser(
-        "tolerances", help="the smallest defects that the numerics' tolerances detect"
-    )
-    tolerances.add_argument(
-        "--output",
-        type=Path,
-        default=Path("docs/tolerances.md"),
-        metavar="FILE",
-        help="default: docs/tolerances.md",
-    )
-    tolerances.set_defaults(run=_tolerances)
 
     box = commands.add_parser("box", help="whether this machine is fit for measuring, now")
     box.add_argument("--profile", metavar="NAME|PATH", help="default: by architecture")
@@ -256,11 +226,45 @@ def _parser() -> argparse.ArgumentParser:
     schema = commands.add_parser("schema", help="JSON Schema of verdict.json or of profiles")
     schema.add_argument("what", choices=("verdict", "profile"), help="of which file")
     schema.set_defaults(run=_schema)
-    report_commands.add(commands)
+    report = commands.add_parser("report", help="report.html and junit.xml of a stored run")
+    report.add_argument("directory", type=Path, metavar="DIR", help="a report directory")
+    report.set_defaults(run=_report)
+
+    testlog = commands.add_parser(
+        "testlog", help="the test log of a feature and its row of BENCHMARK_RESULTS.md, from a run"
+    )
+    testlog.add_argument("directory", type=Path, metavar="RUN", help="a report directory")
+    testlog.add_argument("--feature", metavar="NAME", help="default: the configuration's name")
+    testlog.add_argument("--branch", metavar="NAME", help="default: the engine's commit")
+    testlog.add_argument(
+        "--baseline", type=Path, metavar="RUN", help="another run, to set beside this one"
+    )
+    testlog.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="write TEST_LOGS/FEATURE_<name>_<date>.md and BENCHMARK_RESULTS.md there "
+        "(default: both to standard output)",
+    )
+    testlog.set_defaults(run=_testlog)
+
+    if (tools := _tools_of_the_checkout()) is not None:
+        tools.add(commands)
     return parser
 
 
-def _positive(text: str) -> int:
+def _tools_of_the_checkout() -> ModuleType | None:
+    """`tools.commands`, where the suite is used from a checkout; None where it was installed."""
+    checkout = Path(__file__).parents[2]
+    if not (checkout / "tools" / "commands.py").is_file():
+        return None
+    if str(checkout) not in sys.path:
+        sys.path.insert(0, str(checkout))
+    return importlib.import_module("tools.commands")
+
+
+def positive(text: str) -> int:
+    """An option's type: a whole number of at least 1."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"expected at least 1, got {number}")
@@ -271,37 +275,15 @@ def _canary(options: argparse.Namespace) -> int:
     from sm121.checkpoint import canary
 
     for twin in ("bf16", "mxfp4") if options.twin == "both" else (options.twin,):
-        canary.build(options.directory / twin, twin, progress=_progress)
+        canary.build(options.directory / twin, twin, progress=progress)
     if options.gguf is not None:
         from sm121.checkpoint import gguf
 
         if options.twin == "mxfp4":
             raise UsageError("--gguf with --twin mxfp4: it is made of the BF16 twin")
         file = options.directory / gguf.NAME
-        gguf.convert(options.directory / "bf16", options.gguf, file, _progress)
+        gguf.convert(options.directory / "bf16", options.gguf, file, progress)
     return 0
-
-
-def _canary_train(options: argparse.Namespace) -> int:
-    from sm121.checkpoint import recipe
-
-    chosen = {"steps": options.steps, "seed": options.seed}
-    given = {name: value for name, value in chosen.items() if value is not None}
-    recipe.train(options.file, threads=options.threads, progress=_progress, **given)
-    return 0
-
-
-def _ablation(options: argparse.Namespace) -> int:
-    from sm121.checkpoint import ablation
-
-    own = profile.load("cpu-tiny-gpt-oss").correctness.log_probability_tolerance
-    tolerances = {str(name): tolerance for name, tolerance in own.items()}
-    rows, missed = ablation.write_report(options.checkpoint, options.output, tolerances)
-    weakest = min(rows, key=lambda row: row.max)
-    print(f"{options.output}: the hardest to see is {weakest.feature!r}: {weakest.max:.3g} nats")
-    for name, features in missed.items():
-        print(f"{name}: nothing catches: {', '.join(features) or 'none'}")
-    return 1 if missed["float32"] else 0
 
 
 def _path(options: argparse.Namespace) -> int:
@@ -349,15 +331,6 @@ def _path(options: argparse.Namespace) -> int:
         answer["kernels"] = seen.model_dump(mode="json")
     print(json.dumps(path.model_dump(mode="json") | answer, indent=2, ensure_ascii=False))
     return 0
-
-
-def _tolerances(options: argparse.Namespace) -> int:
-    from sm121.kernels import sensitivity
-
-    broken = sensitivity.write_report(options.output, progress=_progress)
-    for line in broken:
-        print(line, file=sys.stderr)
-    return 1 if broken else 0
 
 
 def _libraries(options: argparse.Namespace) -> int:
@@ -410,22 +383,19 @@ def _compare(options: argparse.Namespace) -> int:
     return 0
 
 
-#: pytest's options, in the messages of what both have in common, and what they are called here.
 _MATRIX_OPTIONS = {
-    "--matrix-axis": "--axis",
-    "--matrix-axes": "--axes",
-    "--matrix-build": "--build",
     "--matrix": "--strength",
+    "--matrix-axis": "--axis",
+    "--matrix-build": "--build",
 }
+"""What pytest's options are called here."""
 
 
 def _matrix(options: argparse.Namespace) -> int:
     try:
         print(_shown_matrix(options), end="")
-    except UsageError as error:
-        option, separator, rest = str(error).partition(" ")
-        here = _MATRIX_OPTIONS.get(option, option)
-        raise UsageError(f"{here}{separator}{rest}") from error
+    except OptionError as error:
+        raise OptionError(_MATRIX_OPTIONS[error.option], error.wrong) from error
     return 0
 
 
@@ -480,6 +450,32 @@ def _merge(options: argparse.Namespace) -> int:
     return merged.exit_status
 
 
+def _report(options: argparse.Namespace) -> int:
+    from sm121.core.files import write_text
+    from sm121.report import junit, page, stored
+
+    found = stored.read(options.directory)
+    write_text(junit.xml(found), found.directory / junit.NAME)
+    print(page.write(found))
+    return 0
+
+
+def _testlog(options: argparse.Namespace) -> int:
+    from sm121.report import stored, testlog
+
+    found = stored.read(options.directory)
+    feature = options.feature or found.run.engine.configuration or found.run.engine.name
+    baseline = stored.read(options.baseline) if options.baseline is not None else None
+    log = testlog.log(found, feature=feature, branch=options.branch, baseline=baseline)
+    if options.output is None:
+        print(log)
+        print(testlog.entry(found, feature=feature))
+    else:
+        for file in testlog.write(found, log, options.output, feature=feature):
+            print(file)
+    return 0
+
+
 def _schema(options: argparse.Namespace) -> int:
     from sm121.run import verdict_file
 
@@ -491,5 +487,6 @@ def _schema(options: argparse.Namespace) -> int:
     return 0
 
 
-def _progress(line: str) -> None:
+def progress(line: str) -> None:
+    """Print a line of progress with the time of day."""
     print(f"[{time.strftime('%H:%M:%S')}] {line}", flush=True)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sm121.answers.request import Answer, Position, ids_of
+from sm121.client.completions import Completion, Position, ids_of
 
 #: More forks than this in one answer are no accident of rounding.
 MOST_FORKS = 6
@@ -144,7 +144,7 @@ def judge(
     return found
 
 
-def same_tokens(judged: Answer, other: Answer) -> str | None:
+def same_tokens(judged: Completion, other: Completion) -> str | None:
     """What differs between the tokens of two answers (ids where there are any, else the text)."""
     if judged.ids is not None and other.ids is not None:
         if judged.ids == other.ids:

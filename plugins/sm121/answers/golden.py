@@ -21,7 +21,7 @@ from sm121 import __version__
 from sm121.answers import agreement
 from sm121.answers.agreement import Agreement, Bound
 from sm121.answers.prompts import Prompt, PromptSet
-from sm121.answers.request import Answer, Asker, Position, Request, ids_of
+from sm121.client.completions import Asker, Completion, Position, Request, ids_of
 from sm121.core.errors import UsageError
 from sm121.core.profile import GoldenBound
 
@@ -333,7 +333,7 @@ def _hold_fit(prompt: Prompt, text: str, positions: Sequence[Position]) -> None:
         )
 
 
-def _other_text(expected: GoldenAnswer, answer: Answer, found: Agreement) -> str | None:
+def _other_text(expected: GoldenAnswer, answer: Completion, found: Agreement) -> str | None:
     """The same token ids are the same text; names that are texts themselves say nothing of it."""
     ids = ids_of([Position(p.token, p.log_probability, p.top) for p in expected.positions])
     if ids is None or answer.ids != ids or found.forks or answer.text == expected.text:
@@ -341,9 +341,9 @@ def _other_text(expected: GoldenAnswer, answer: Answer, found: Agreement) -> str
     return f"the same tokens: required the text {expected.text!r}, seen {answer.text!r}"
 
 
-def ask(asker: Asker, prompt: str | tuple[int, ...], tokens: int) -> Answer:
+def ask(asker: Asker, prompt: str | tuple[int, ...], tokens: int) -> Completion:
     """A greedy answer with as many of the most likely tokens as the engine tells."""
-    from sm121.answers.request import Refused
+    from sm121.client.completions import Refused
 
     for top in _TOPS[:-1]:
         try:

@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm121.answers.request import Position, ids_of, name_of
+from sm121.client.completions import Position, ids_of, name_of
 from sm121.core.profile import Profile, Tolerance
 from sm121.core.server import Server
 from sm121.core.verdict import NotRun

@@ -16,7 +16,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from sm121.api import schema
-from sm121.api.client import CHAT, COMPLETIONS, RESPONSES, Api, Exchange, Wrong
+from sm121.api.client import CHAT, COMPLETIONS, RESPONSES, Api, Wrong
+from sm121.client.exchange import Exchange
 from sm121.core import data_file
 from sm121.core.verdict import NotRun
 from sm121.engines.capabilities import Name, needed
@@ -148,7 +149,7 @@ def judge(api: Api, case: Case, healthy: str) -> Judged:
         case.path.replace("%MODEL%", api.model),
         _content(api, case, body) if case.method == "POST" else None,
         key=case.key,
-        patience_s=shipped().answer_within_s,
+        timeout_s=shipped().answer_within_s,
     )
     problem = _judge_answer(case, exchange)
     seen = exchange.failure or f"{exchange.status} {exchange.text}"

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import httpx
-
 from sm121.api import invariants, schema, stream
 from sm121.api.stream import Stream
+from sm121.client.exchange import Exchange, send
 from sm121.core.errors import Sm121Error
 from sm121.core.server import Endpoint
 from sm121.engines.capabilities import Capabilities, needed
@@ -24,7 +22,7 @@ _Result = TypeVar("_Result")
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 MODELS = "/v1/models"
 #: A request that takes longer than this hangs, for the sizes that the correctness level asks for.
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 _KINDS: dict[str, schema.Kind] = {
     COMPLETIONS: "completion",
     CHAT: "chat completion",
@@ -35,29 +33,6 @@ _TOGETHER = 4
 
 class Wrong(Sm121Error, AssertionError):
     """An answer is not what the specification requires. The message says what was seen."""
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """One answer as it came. ``status`` is None when none came, and ``failure`` says why."""
-
-    status: int | None
-    content_type: str
-    content: bytes
-    seconds: float
-    failure: str = ""
-
-    @property
-    def text(self) -> str:
-        """The content for people, shortened."""
-        return self.content[:300].decode("utf-8", "replace")
-
-    def parsed(self) -> Any:
-        """The content as JSON; None if it is none."""
-        try:
-            return json.loads(self.content)
-        except ValueError:
-            return None
 
 
 @dataclass(frozen=True)
@@ -74,7 +49,7 @@ class Api:
 
     endpoint: Endpoint
     capabilities: Capabilities
-    patience_s: float = PATIENCE_S
+    timeout_s: float = TIMEOUT_S
 
     @property
     def model(self) -> str:
@@ -83,7 +58,7 @@ class Api:
 
     def complete(self, prompt: Any, **options: Any) -> Json:
         """An answer of /v1/completions, greedy unless the options say otherwise."""
-        body = {"model": self.model, "prompt": prompt, "temperature": 0.0, **options}
+        body = self._body("prompt", prompt, options)
         hidden = self.capabilities.can("hidden_special_tokens")
         return self._answer(
             COMPLETIONS, body, lambda a, r: invariants.of_completion(a, r, hidden=hidden)
@@ -91,50 +66,35 @@ class Api:
 
     def chat(self, messages: str | Sequence[Json], **options: Any) -> Json:
         """An answer of /v1/chat/completions, greedy unless the options say otherwise."""
-        body = {
-            "model": self.model,
-            "messages": _messages(messages),
-            "temperature": 0.0,
-            **options,
-        }
+        body = self._body("messages", _messages(messages), options)
         field = self.capabilities.file.reasoning_field
         return self._answer(CHAT, body, lambda a, r: invariants.of_chat(a, r, field))
 
     def send_chat(self, messages: str | Sequence[Json], **options: Any) -> Json:
         """A chat whose answer is only held against the schema."""
-        body = {
-            "model": self.model,
-            "messages": _messages(messages),
-            "temperature": 0.0,
-            **options,
-        }
+        body = self._body("messages", _messages(messages), options)
         return self._answer(CHAT, body, lambda _a, _r: [])
 
     def respond(self, content: Any, **options: Any) -> Json:
         """An answer of /v1/responses, greedy unless the options say otherwise."""
-        body = {"model": self.model, "input": content, "temperature": 0.0, **options}
+        body = self._body("input", content, options)
         return self._answer(RESPONSES, body, invariants.of_response)
 
     def stream_completion(self, prompt: Any, *, usage: bool = True, **options: Any) -> Stream:
         """A stream of /v1/completions."""
-        body = {"model": self.model, "prompt": prompt, "temperature": 0.0, **options}
+        body = self._body("prompt", prompt, options)
         return self._chunks(COMPLETIONS, body, "completion chunk", usage)
 
     def stream_chat(
         self, messages: str | Sequence[Json], *, usage: bool = True, **options: Any
     ) -> Stream:
         """A stream of /v1/chat/completions."""
-        body = {
-            "model": self.model,
-            "messages": _messages(messages),
-            "temperature": 0.0,
-            **options,
-        }
+        body = self._body("messages", _messages(messages), options)
         return self._chunks(CHAT, body, "chat completion chunk", usage)
 
     def stream_response(self, content: Any, **options: Any) -> Stream:
         """The events of a response."""
-        body = {"model": self.model, "input": content, "temperature": 0.0, **options}
+        body = self._body("input", content, options)
         self.capabilities.require(*needed(RESPONSES, body))
         found = self._stream(RESPONSES, {**body, "stream": True})
         _hold(RESPONSES, stream.response_violations(found))
@@ -166,29 +126,14 @@ class Api:
         content: bytes | None = None,
         *,
         key: str | None = None,
-        patience_s: float | None = None,
+        timeout_s: float | None = None,
     ) -> Exchange:
         """Any request; whatever comes back, or does not."""
-        headers = {"Content-Type": "application/json"} if content is not None else {}
-        if key is not None:
-            headers["Authorization"] = f"Bearer {key}"
-        patience = patience_s or self.patience_s
-        started = time.monotonic()
-        with self.endpoint.http(timeout_s=patience) as http:
-            try:
-                answer = http.request(method, path, content=content, headers=headers)
-            except httpx.TimeoutException:
-                seconds = time.monotonic() - started
-                return Exchange(None, "", b"", seconds, f"no answer within {patience:.0f} s")
-            except httpx.HTTPError as error:
-                seconds = time.monotonic() - started
-                return Exchange(None, "", b"", seconds, f"{type(error).__name__}: {error}")
-        return Exchange(
-            answer.status_code,
-            answer.headers.get("content-type", ""),
-            answer.content,
-            time.monotonic() - started,
-        )
+        timeout_s = timeout_s or self.timeout_s
+        return send(self.endpoint, method, path, content, key=key, timeout_s=timeout_s)
+
+    def _body(self, name: str, asked: Any, options: Json) -> Json:
+        return {"model": self.model, name: asked, "temperature": 0.0, **options}
 
     def _answer(self, path: str, body: Json, check: Callable[[Json, Json], list[str]]) -> Json:
         self.capabilities.require(*needed(path, body))
@@ -209,8 +154,8 @@ class Api:
     def _stream(self, path: str, body: Json) -> Stream:
         exchange = self.send("POST", path, json.dumps(body).encode())
         if exchange.status != 200:
-            raise Wrong(_required(path, 200, exchange))
-        return stream.read(exchange.content_type, stream.lines_of(exchange.content))
+            raise Wrong(_required(path, exchange))
+        return stream.read(exchange.content_type, exchange.content)
 
 
 def together(ask: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
@@ -227,7 +172,7 @@ def _messages(messages: str | Sequence[Json]) -> list[Json]:
 
 def _json_of(exchange: Exchange, path: str, kind: schema.Kind) -> Json:
     if exchange.status != 200:
-        raise Wrong(_required(path, 200, exchange))
+        raise Wrong(_required(path, exchange))
     answer = exchange.parsed()
     wrong = schema.violations(kind, answer)
     if wrong:
@@ -235,9 +180,9 @@ def _json_of(exchange: Exchange, path: str, kind: schema.Kind) -> Json:
     return dict(answer)
 
 
-def _required(path: str, status: int, exchange: Exchange) -> str:
+def _required(path: str, exchange: Exchange) -> str:
     seen = exchange.failure or f"{exchange.status} {exchange.text}"
-    return f"{path}: required: {status}, seen: {seen}"
+    return f"{path}: required: 200, seen: {seen}"
 
 
 def _hold(path: str, found: list[str]) -> None:

@@ -4,58 +4,49 @@ together again."""
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from sm121.api import schema
+from sm121.client.sse import DONE, EventParser
 
 Json = dict[str, Any]
-_DONE = "[DONE]"
+_DONE = DONE.decode()
 
 
 @dataclass(frozen=True)
 class Stream:
-    """What came: the data of each event, in order."""
+    """What came: the data of each event, in order, and those that are JSON objects."""
 
     content_type: str
     events: tuple[str, ...]
+    chunks: tuple[Json, ...]
     #: What is wrong already with the form of the events.
-    malformed: tuple[str, ...] = ()
-    chunks: tuple[Json, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        chunks = []
-        broken = list(self.malformed)
-        for data in self.events:
-            if data == _DONE:
-                continue
-            try:
-                chunk = json.loads(data)
-            except (ValueError, RecursionError):
-                broken.append(f"data that is not JSON: {data[:80]!r}")
-                continue
-            if isinstance(chunk, dict):
-                chunks.append(chunk)
-            else:
-                broken.append(f"data that is no JSON object: {data[:80]!r}")
-        object.__setattr__(self, "chunks", tuple(chunks))
-        object.__setattr__(self, "malformed", tuple(broken))
+    malformed: tuple[str, ...]
 
 
-def lines_of(content: bytes) -> list[str]:
-    """The lines of an event stream: CR and LF end them, U+2028 in a model's text does not."""
-    return [line.decode("utf-8", "replace") for line in content.splitlines()]
-
-
-def read(content_type: str, lines: list[str]) -> Stream:
-    """A stream from its lines."""
-    events, malformed = [], []
-    for line in lines:
-        if line.startswith("data:"):
-            events.append(line[5:].strip())
-        elif line and not line.startswith(("event:", "id:", "retry:", ":")):
-            malformed.append(f"a line that is no event: {line[:80]!r}")
-    return Stream(content_type, tuple(events), tuple(malformed))
+def read(content_type: str, content: bytes) -> Stream:
+    """A stream from the body of an answer."""
+    parser = EventParser()
+    events = tuple(data.decode("utf-8", "replace") for data in parser.feed(content))
+    malformed = [
+        f"a line that is no event: {line.decode('utf-8', 'replace')[:80]!r}"
+        for line in parser.malformed
+    ]
+    chunks = []
+    for data in events:
+        if data == _DONE:
+            continue
+        try:
+            chunk = json.loads(data)
+        except (ValueError, RecursionError):
+            malformed.append(f"data that is not JSON: {data[:80]!r}")
+            continue
+        if isinstance(chunk, dict):
+            chunks.append(chunk)
+        else:
+            malformed.append(f"data that is no JSON object: {data[:80]!r}")
+    return Stream(content_type, events, tuple(chunks), tuple(malformed))
 
 
 def violations(stream: Stream, kind: schema.Kind, *, usage: bool) -> list[str]:

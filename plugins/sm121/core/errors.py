@@ -7,3 +7,11 @@ class Sm121Error(Exception):
 
 class UsageError(Sm121Error):
     """What was asked for is wrong. Raised before anything expensive starts; exit status 4."""
+
+
+class OptionError(UsageError):
+    """The value of one of pytest's options is wrong; the message begins with the option."""
+
+    def __init__(self, option: str, wrong: str) -> None:
+        super().__init__(f"{option} {wrong}")
+        self.option, self.wrong = option, wrong

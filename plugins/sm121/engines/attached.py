@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 
+from sm121.client.exchange import get_whole
 from sm121.core.errors import UsageError
 from sm121.core.server import Endpoint, Server
 
 _NO_KEY = "none"
 _ANSWER_WITHIN_S = 15.0
-_LARGEST_ANSWER_BYTES = 4 << 20
 
 
 def attach(
@@ -59,7 +58,7 @@ def _root(base_url: str) -> str:
 def _models(http: httpx.Client, root: str) -> list[str]:
     expected = f"--base-url {root}: expected an OpenAI-compatible server"
     try:
-        answer = _get(http, "/v1/models")
+        answer = get_whole(http, "/v1/models", _ANSWER_WITHIN_S)
     except httpx.HTTPError as error:
         reason = str(error) or type(error).__name__
         raise UsageError(f"{expected}, got no answer from /v1/models ({reason})") from error
@@ -78,25 +77,10 @@ def _models(http: httpx.Client, root: str) -> list[str]:
         ) from error
 
 
-def _get(http: httpx.Client, path: str) -> httpx.Response:
-    """GET within a deadline for the whole answer: httpx's timeouts are for each read alone."""
-    deadline = time.monotonic() + _ANSWER_WITHIN_S
-    with http.stream("GET", path) as answer:
-        content = b""
-        for chunk in answer.iter_raw():
-            content += chunk
-            if time.monotonic() > deadline or len(content) > _LARGEST_ANSWER_BYTES:
-                raise httpx.ReadTimeout(
-                    f"no whole answer within {_ANSWER_WITHIN_S:.0f} s and "
-                    f"{_LARGEST_ANSWER_BYTES >> 20} MiB"
-                )
-        return httpx.Response(answer.status_code, headers=answer.headers, content=content)
-
-
 def _version(http: httpx.Client) -> str | None:
     """vLLM's /version; other servers have none, and then it is not known."""
     try:
-        answer = _get(http, "/version")
+        answer = get_whole(http, "/version", _ANSWER_WITHIN_S)
         version = answer.json()["version"] if answer.status_code == 200 else None
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
         return None

@@ -53,7 +53,7 @@ _MEMORY_SLACK_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
-class Patience:
+class StartLimits:
     """How long a server may take, in seconds."""
 
     ready_s: float
@@ -126,7 +126,7 @@ class ManagedServer:
     Args:
         configuration: what to start.
         engine: how such an engine is started.
-        patience: how long its phases may take.
+        limits: how long its phases may take.
         directory: its log and status are written there.
         run_id: in the environment of each of its processes.
         notify: called with a line on each change of progress.
@@ -135,7 +135,7 @@ class ManagedServer:
 
     configuration: ServerConfiguration
     engine: Engine
-    patience: Patience
+    limits: StartLimits
     directory: Path
     run_id: str
     notify: Callable[[str], None] = lambda _line: None
@@ -367,14 +367,14 @@ class ManagedServer:
             "--scratch",
             str(self._scratch),
             "--grace",
-            str(self.patience.stop_s),
+            str(self.limits.stop_s),
             "--",
             *self.engine.command(self.configuration, port=self._port),
         ]
         self._executor = SimpleExecutor(
             command,
             # Longer than the supervisor's own polite and firm phases together.
-            timeout=self.patience.stop_s + 20.0,
+            timeout=self.limits.stop_s + 20.0,
             envvars=environment,
             stdin=subprocess.PIPE,
             stdout=self._output,
@@ -384,7 +384,7 @@ class ManagedServer:
         self._executor.start()
 
     def _wait_until_ready(self, endpoint: Endpoint, started: float) -> None:
-        deadline = started + self.patience.ready_s
+        deadline = started + self.limits.ready_s
         activity = _Activity(self.log, self.processes)
         probe = _ReadinessProbe(endpoint)
         probe.start()
@@ -401,13 +401,13 @@ class ManagedServer:
                     return
                 if time.monotonic() >= deadline:
                     raise ServerTimedOut(
-                        f"the server was not ready within {self.patience.ready_s:.0f} s; "
+                        f"the server was not ready within {self.limits.ready_s:.0f} s; "
                         f"last progress: {self.progress}",
                         classify(self.log),
                         self.log,
                     )
                 idle_s = activity.idle_s()
-                if idle_s >= self.patience.stalled_s:
+                if idle_s >= self.limits.stalled_s:
                     raise ServerStalled(
                         f"the server neither logged nor used the processor for {idle_s:.0f} s; "
                         f"last progress: {self.progress}",

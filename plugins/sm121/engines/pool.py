@@ -11,7 +11,7 @@ import psutil
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.server import Server
 from sm121.engines.devices import DeviceLock
-from sm121.engines.managed import ManagedServer, Patience, StartError, StopReport
+from sm121.engines.managed import ManagedServer, StartError, StartLimits, StopReport
 from sm121.engines.registry import engine
 
 
@@ -29,7 +29,7 @@ class ServerPool:
     """Servers by configuration. GB10 holds gpt-oss-120b once, so only one lives at a time.
 
     Args:
-        patience: of every server.
+        limits: of every server.
         directory: for logs.
         run_id: marks every process.
         notify: called with (configuration name, line) on progress.
@@ -41,7 +41,7 @@ class ServerPool:
     def __init__(
         self,
         *,
-        patience: Patience,
+        limits: StartLimits,
         directory: Path,
         run_id: str,
         notify: Callable[[str, str], None],
@@ -51,7 +51,7 @@ class ServerPool:
     ) -> None:
         self._device = device
         self._hidden = hidden
-        self._patience = patience
+        self._limits = limits
         self._directory = directory
         self._run_id = run_id
         self._notify = notify
@@ -81,7 +81,7 @@ class ServerPool:
         managed = ManagedServer(
             configuration,
             engine(configuration.engine),
-            self._patience,
+            self._limits,
             self._directory,
             self._run_id,
             lambda line: self._notify(configuration.name, line),

@@ -54,6 +54,12 @@ def with_metrics_file(path: KernelPath, file: Path, engine: str = "vllm") -> Ker
     return with_metrics(path, file.read_text("utf-8", errors="replace"), engine)
 
 
+def total(text: str, name: str) -> float | None:
+    """The sum of the samples of a metric; None without any."""
+    values = [value for sample, _, value, _ in _samples(text) if sample == name]
+    return sum(values) if values else None
+
+
 def _samples(text: str) -> Iterator[tuple[str, dict[str, str], float, str]]:
     for line in text.splitlines():
         match = _SAMPLE.match(line)

@@ -7,13 +7,14 @@ is another matter, see ``docs/kernel-path.md``.
 
 from __future__ import annotations
 
-import json
+import itertools
 import time
-from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import httpx
 
+from sm121.client.completions import Refused, stream
 from sm121.core.server import Endpoint
 from sm121.core.verdict import NotRun
 from sm121.evidence.kernel_profile import KernelProfile, read_nsys_report
@@ -63,26 +64,30 @@ def profile_with_nsys(endpoint: Endpoint, report: Path, steps: int = 16) -> Kern
 
 def _decode(endpoint: Endpoint, steps: int) -> None:
     """Generate, with the profiler on for `steps` tokens after the first."""
-    with endpoint.http(timeout_s=300.0) as control, endpoint.http(timeout_s=300.0) as http:
-        request = {
-            "model": endpoint.served_name,
-            "prompt": "One, two, three,",
-            "max_tokens": steps * 2 + 16,
-            "temperature": 0.0,
-            "ignore_eos": True,
-            "stream": True,
-        }
-        with http.stream("POST", "/v1/completions", json=request) as answer:
-            if answer.status_code != 200:
-                answer.read()
-                raise NotRun(f"no decode to profile: /v1/completions answers {answer.status_code}")
-            tokens = _chunks(answer)
-            _wait_for(tokens, 1)
-            _post(control, "/start_profile")
-            try:
-                _wait_for(tokens, steps)
-            finally:
-                _post(control, "/stop_profile")
+    request = {
+        "model": endpoint.served_name,
+        "prompt": "One, two, three,",
+        "max_tokens": steps * 2 + 16,
+        "temperature": 0.0,
+        "ignore_eos": True,
+    }
+    with (
+        endpoint.http(timeout_s=300.0) as control,
+        closing(stream(endpoint, request, timeout_s=300.0)) as chunks,
+    ):
+        tokens = (chunk for chunk in chunks if chunk.get("choices"))
+        try:
+            next(tokens, None)
+        except Refused as refusal:
+            raise NotRun(
+                f"no decode to profile: /v1/completions answers {refusal.status}"
+            ) from refusal
+        _post(control, "/start_profile")
+        try:
+            for _ in itertools.islice(tokens, steps):
+                pass
+        finally:
+            _post(control, "/stop_profile")
 
 
 def _post(http: httpx.Client, path: str) -> None:
@@ -94,20 +99,6 @@ def _post(http: httpx.Client, path: str) -> None:
         )
     if status != 200:
         raise NotRun(f"the server answers {path} with status {status}; its log says why")
-
-
-def _chunks(answer: httpx.Response) -> Iterator[None]:
-    for line in answer.iter_lines():
-        if line.startswith("data: ") and line != "data: [DONE]" and '"choices"' in line:
-            data = json.loads(line.removeprefix("data: "))
-            if data.get("choices"):
-                yield None
-
-
-def _wait_for(tokens: Iterator[None], count: int) -> None:
-    for _ in range(count):
-        if next(tokens, False) is False:
-            return
 
 
 def _written(traces: Path) -> list[Path]:

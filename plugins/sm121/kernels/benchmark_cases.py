@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from sm121.core import architecture
+from sm121.core import profile as profiles
+from sm121.core.errors import UsageError
+from sm121.core.profile import Profile
 from sm121.kernels.protocol import Operation
 
 MOE_TOKENS = (1, 4, 16, 64, 2048)
@@ -45,6 +50,29 @@ def select(depths: Iterable[int], *, full: bool) -> tuple[BenchmarkCase, ...]:
     """
     cases = [*_experts(), *_attention(depths), *_codecs(full), *_lm_head()]
     return tuple(cases if full else map(_reduced, cases))
+
+
+def of_target(
+    arch: str | None, profile: Profile | None, *, full_shapes: bool
+) -> tuple[BenchmarkCase, ...]:
+    """The cases at the depths of a profile, or of the architecture's own; the standard depths where
+    there is none."""
+    try:
+        name = profiles.for_architecture(arch or _detected() or "")
+        depths = (profile or profiles.load(name)).performance.depths
+    except UsageError:
+        depths = DEPTHS
+    return select(depths, full=at_full_size(full_shapes))
+
+
+def at_full_size(asked: bool) -> bool:
+    """Whether cases of full size are run: when asked for, and on any GPU."""
+    return asked or _detected() not in ("cpu", None)
+
+
+@functools.cache
+def _detected() -> str | None:
+    return architecture.detect().name
 
 
 def _reduced(case: BenchmarkCase) -> BenchmarkCase:

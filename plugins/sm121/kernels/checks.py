@@ -17,6 +17,7 @@ from sm121.kernels.protocol import ACTIVATIONS, Declaration, declaration, prepar
 # What a provider may say "not these strides" with. Anything else is an error of its own.
 _REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError)
 
+_WARM_UPS = 3
 
 Recorder = Callable[[Callable[[], Any]], "tuple[Callable[[], None], Any]"]
 """Records a call; gives its replay, and the output that a replay writes."""
@@ -33,15 +34,7 @@ def check(provider: Any, problem: Problem) -> list[str]:
     were changed, bits that differ although the provider declares them the same. Raises NotRun when
     the provider lacks the operation or refuses the input aloud.
     """
-    declared = declaration(provider)
-    operation = getattr(provider, problem.operation, None)
-    if operation is None:
-        raise NotRun(
-            f"provider {declared.name} has no {problem.operation}; another one may "
-            "(--kernel-provider)"
-        )
-    if problem.block is not None and problem.block not in declared.block_sizes:
-        raise NotRun(f"provider {declared.name} has pages of {declared.block_sizes} tokens only")
+    declared, operation = _operation_of(provider, problem)
     wrong: list[str] = []
     outputs = []
     for kind in poison.KINDS:
@@ -57,11 +50,13 @@ def check(provider: Any, problem: Problem) -> list[str]:
                 raise NotRun(f"provider {declared.name} refuses strided inputs: {error}") from error
             raise
         _probe(declared, problem)
-        for line in problem.judge(output, declared):
-            wrong.append(f"{problem.operation} into memory of {kind}: {line}")
+        wrong += [
+            f"{problem.operation} into memory of {kind}: {line}"
+            for line in problem.judge(output, declared)
+        ]
         if not _same_bits((arguments, keywords), (problem.arguments, problem.keywords)):
             wrong.append(f"{problem.operation}: required: inputs as they were, seen: changed")
-        outputs.append(_kept(output))
+        outputs.append(_each(Tensor.clone, output))
     repeats = problem.operation in declared.deterministic
     if repeats and not wrong and not _same_bits(outputs[0], outputs[1]):
         wrong.append(
@@ -71,16 +66,28 @@ def check(provider: Any, problem: Problem) -> list[str]:
     return wrong
 
 
-def check_replay(provider: Any, problem: Problem, record: Recorder) -> list[str]:
+def record_graph(call: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+    """Capture a call in a CUDA graph, after it has run a few times on a stream aside."""
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(_WARM_UPS):
+            call()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = call()
+    return graph.replay, output
+
+
+def check_replay(provider: Any, problem: Problem, record: Recorder = record_graph) -> list[str]:
     """Capture an operation on other values than the problem's, then replay it on the problem's.
 
     What was captured has to follow its inputs, write its whole output each time, and be bit for
     bit what an eager call gives, where the operation is declared deterministic. Raises NotRun when
     the provider does not declare the operation capturable.
     """
-    declared = declaration(provider)
-    if getattr(provider, problem.operation, None) is None:
-        raise NotRun(f"provider {declared.name} has no {problem.operation}")
+    declared, _ = _operation_of(provider, problem)
     if problem.operation not in declared.graphs:
         raise Inapplicable(
             f"provider {declared.name} does not declare {problem.operation} capturable"
@@ -106,7 +113,7 @@ def check_replay(provider: Any, problem: Problem, record: Recorder) -> list[str]
                 f"{problem.operation} replayed into {kind}: {line}"
                 for line in problem.judge(output, declared)
             ]
-        kept = _kept(output)
+        kept = _each(Tensor.clone, output)
         same = problem.operation not in declared.deterministic or _same_bits(kept, call())
     except RuntimeError as error:
         if is_device_fault(error):
@@ -122,42 +129,53 @@ def check_case(provider: Any, case: Case) -> list[str]:
     return check(provider, problems.build(case))
 
 
-def _on(value: Any, declared: Declaration) -> Any:
-    """A copy on the provider's device, with the strides and whatever lies between them."""
-    if isinstance(value, Tensor):
-        storage = value.untyped_storage().clone()
-        copy = torch.empty(0, dtype=value.dtype).set_(
-            storage, value.storage_offset(), value.shape, value.stride()
+def _operation_of(provider: Any, problem: Problem) -> tuple[Declaration, Callable[..., Any]]:
+    declared = declaration(provider)
+    operation: Callable[..., Any] | None = getattr(provider, problem.operation, None)
+    if operation is None:
+        raise NotRun(
+            f"provider {declared.name} has no {problem.operation}; another one may "
+            "(--kernel-provider)"
         )
-        return copy if declared.device == "cpu" else _moved(copy, declared.device)
-    if isinstance(value, tuple):
-        return tuple(_on(part, declared) for part in value)
+    if problem.block is not None and problem.block not in declared.block_sizes:
+        raise NotRun(f"provider {declared.name} has pages of {declared.block_sizes} tokens only")
+    return declared, operation
+
+
+def _each(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """The value with its tensors changed; they may be in tuples, lists and dictionaries."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, tuple | list):
+        return tuple(_each(change, part) for part in value)
     if isinstance(value, dict):
-        return {key: _on(part, declared) for key, part in value.items()}
+        return {key: _each(change, part) for key, part in value.items()}
     return value
 
 
-def _kept(output: Any) -> Any:
-    """What an output holds now, whatever the next call writes there."""
-    if isinstance(output, Tensor):
-        return output.clone()
-    return tuple(map(_kept, output)) if isinstance(output, tuple | list) else output
+def _on(value: Any, declared: Declaration) -> Any:
+    """A copy on the provider's device, with the strides and whatever lies between them."""
+
+    def copied(tensor: Tensor) -> Tensor:
+        storage = _whole(tensor).to(declared.device, copy=True).untyped_storage()
+        there = torch.empty(0, dtype=tensor.dtype, device=declared.device)
+        return there.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    return _each(copied, value)
 
 
-def _moved(tensor: Tensor, device: str) -> Tensor:
-    there = torch.empty(0, dtype=tensor.dtype, device=device)
-    whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-    storage = whole.to(device).untyped_storage()
-    return there.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+def _whole(tensor: Tensor) -> Tensor:
+    """All bytes of a tensor's storage."""
+    there = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return there.set_(tensor.untyped_storage())
 
 
 def _same_bits(a: Any, b: Any) -> bool:
     """Equal bit for bit, tensors with all of their storage (so also what lies between strides)."""
     if isinstance(a, Tensor):
-        whole = [torch.empty(0, dtype=torch.uint8, device=t.device) for t in (a, b)]
         left, right = (
-            (w.set_(t.untyped_storage()) if not t.is_contiguous() else _bytes(t)).cpu()
-            for w, t in zip(whole, (a, b), strict=True)
+            (t.reshape(-1).view(torch.uint8) if t.is_contiguous() else _whole(t)).cpu()
+            for t in (a, b)
         )
         return bool(torch.equal(left, right))
     if isinstance(a, tuple | list):
@@ -165,10 +183,6 @@ def _same_bits(a: Any, b: Any) -> bool:
     if isinstance(a, dict):
         return all(_same_bits(a[key], b[key]) for key in a)
     return bool(a == b)
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.reshape(-1).view(torch.uint8)
 
 
 def is_device_fault(error: Exception) -> bool:
@@ -179,15 +193,19 @@ def is_device_fault(error: Exception) -> bool:
 def computes(device: str) -> bool:
     """Whether a device still does sums: an error of one launch passes, a broken context stays."""
     try:
-        return int(torch.ones(1024, device=device).sum()) == 1024
+        return _sum_of_ones(device) == 1024
     except RuntimeError:
         return False
+
+
+def _sum_of_ones(device: str) -> int:
+    return int(torch.ones(1024, device=device).sum())
 
 
 def _probe(declared: Declaration, problem: Problem) -> None:
     """The device still computes: a fault of the last kernel shows here, not in the next test."""
     try:
-        total = int(torch.ones(1024, device=declared.device).sum())
+        total = _sum_of_ones(declared.device)
     except RuntimeError as error:
         raise _fault(declared, problem, error) from error
     if total != 1024:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,7 +17,8 @@ from torch import Tensor
 
 from sm121.core.verdict import NotRun
 from sm121.kernels.paging import Paging
-from sm121.kernels.protocol import Operation, Packed
+from sm121.kernels.planning import Call, PlanningProvider, padded
+from sm121.kernels.protocol import DecodeAttention, FusedMoe, Operation, PrefillAttention
 
 _PAGE = 32
 _ALIGNED = 128
@@ -26,15 +26,13 @@ _ALIGNED = 128
 _WORKSPACE = 128 << 20
 
 
-class FlashInferProvider:
+class FlashInferProvider(PlanningProvider):
     """Each operation where it exists on the device's architecture; NotRun with the reason
     elsewhere."""
 
     name = "flashinfer"
-    device = "cuda"
     mxfp4_scale_rule = "ceil"
     mxfp8_scale_rule = "ceil"
-    block_sizes = (16, 32, 64, 128)
     deterministic = frozenset(
         {"mxfp4_quantize", "mxfp8_quantize", "fused_moe", "prefill_attention", "decode_attention"}
     )
@@ -78,82 +76,38 @@ class FlashInferProvider:
                 "it launches an empty kernel and returns what was in memory, without an error"
             )
 
-    # Prepared calls
-
-    def prepare(
-        self, operation: Operation, *arguments: Any, **keywords: Any
-    ) -> Callable[[], Any] | None:
-        """Weights in the kernel's layout, attention planned; see the contract."""
-        if operation == "fused_moe":
-            return self._experts(*arguments, **keywords)
-        if operation == "prefill_attention":
-            return self._prefill(*arguments, **keywords)
-        if operation == "decode_attention":
-            return self._decode(*arguments, **keywords)
-        return None
-
-    def fused_moe(self, *arguments: Any, **keywords: Any) -> Tensor:
-        """y [T, H]; see the contract."""
-        y: Tensor = self._experts(*arguments, **keywords)()
-        return y
-
-    def prefill_attention(self, *arguments: Any, **keywords: Any) -> Tensor:
-        """o [T, Hq, D]; see the contract."""
-        o: Tensor = self._prefill(*arguments, **keywords)()
-        return o
-
-    def decode_attention(self, *arguments: Any, **keywords: Any) -> Tensor:
-        """o [B, Hq, D]; see the contract."""
-        o: Tensor = self._decode(*arguments, **keywords)()
-        return o
-
     # Experts
 
-    def _experts(
-        self,
-        x: Tensor,
-        weights: Tensor,
-        ids: Tensor,
-        w1: Packed,
-        w1_bias: Tensor | None,
-        w2: Packed,
-        w2_bias: Tensor | None,
-        *,
-        alpha: float,
-        limit: float,
-    ) -> Callable[[], Tensor]:
+    def plan_experts(self, given: FusedMoe) -> Call | None:
+        """By `cutlass_fused_moe`, its weights in the layout of sm90."""
         if self._capability != 90:
             raise NotRun(
                 "cutlass_fused_moe with MXFP4 weights and bfloat16 activations is for sm90 alone, "
                 f"this is sm{self._capability}; vLLM's Marlin has it here (--kernel-provider vllm)"
             )
-        if not len(x):
-            # The engine launches nothing for no tokens, and the library does not take them.
-            return lambda: torch.empty_like(x, memory_format=torch.contiguous_format)
+        if not len(given.x):
+            return None
+        x, weights, ids, w1, w1_bias, w2, w2_bias, alpha, limit = given
         fused = importlib.import_module("flashinfer.fused_moe")
         experts, hidden = len(w1[0]), x.shape[1]
         to_hidden = -hidden % _ALIGNED
         to_intermediate = -(w2[0].shape[2] * 2) % _ALIGNED
 
-        def in_layout(part: Tensor, rows: int, columns: int) -> Tensor:
-            return functional.pad(part, (0, columns, 0, rows))
-
         def up_then_gate(part: Tensor, columns: int) -> Tensor:
-            gate, up = (in_layout(part[:, i::2], to_intermediate, columns) for i in (0, 1))
+            gate, up = (
+                functional.pad(part[:, i::2], (0, columns, 0, to_intermediate)) for i in (0, 1)
+            )
             return torch.cat((up, gate), 1).contiguous()
 
         first = up_then_gate(w1[0], to_hidden // 2), up_then_gate(w1[1], to_hidden // 32)
-        second = (
-            in_layout(w2[0], to_hidden, to_intermediate // 2),
-            in_layout(w2[1], to_hidden, to_intermediate // 32),
-        )
+        second = padded(w2, to_hidden, to_intermediate)
         packed = [
-            fused.interleave_moe_weights_for_sm90_mixed_gemm(w.contiguous(), "fp4")
-            for w in (first[0], second[0])
+            fused.interleave_moe_weights_for_sm90_mixed_gemm(codes, "fp4")
+            for codes, _ in (first, second)
         ]
         scales = [
-            fused.interleave_moe_scales_for_sm90_mixed_gemm(s.contiguous(), 32)
-            for s in (first[1], second[1])
+            fused.interleave_moe_scales_for_sm90_mixed_gemm(scale, 32)
+            for _, scale in (first, second)
         ]
         biases: list[Tensor | None] = [None, None]
         if w1_bias is not None and w2_bias is not None:
@@ -220,21 +174,13 @@ class FlashInferProvider:
 
     # Attention
 
-    def _prefill(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cu_seqlens: Tensor,
-        *,
-        sinks: Tensor | None,
-        window: int | None,
-        scale: float,
-    ) -> Callable[[], Tensor]:
+    def plan_prefill(self, given: PrefillAttention) -> Call | None:
+        """By the attention-sink wrapper, on a paged cache that each call writes."""
+        q, k, v, cu_seqlens, sinks, window, scale = given
         if sinks is None:
             raise NotRun("FlashInfer's sink wrapper has sinks; without them it is another kernel")
         if not len(q):
-            return lambda: torch.empty_like(q, memory_format=torch.contiguous_format)
+            return None
         paging = Paging.of(cu_seqlens, _PAGE)
         left = -1 if window is None else window - 1
         wrapper = self._flashinfer.BatchAttentionWithAttentionSinkWrapper(
@@ -248,13 +194,11 @@ class FlashInferProvider:
             window_left=left,
         )
         counts = torch.tensor([0, *paging.counts], dtype=torch.int32).cumsum(0).int()
-        last = [length - (count - 1) * _PAGE if count else 0
-                for length, count in zip(paging.lengths, paging.counts, strict=True)]  # fmt: skip
         wrapper.plan(
             cu_seqlens,
             counts.to(q.device),
             torch.arange(paging.pages, dtype=torch.int32, device=q.device),
-            torch.tensor(last, dtype=torch.int32, device=q.device),
+            torch.tensor(paging.last, dtype=torch.int32, device=q.device),
             q.shape[1],
             k.shape[1],
             q.shape[2],
@@ -278,36 +222,27 @@ class FlashInferProvider:
 
         return call
 
-    def _decode(
-        self,
-        q: Tensor,
-        kv_cache: Tensor,
-        block_table: Tensor,
-        seq_lens: Tensor,
-        *,
-        sinks: Tensor | None,
-        window: int | None,
-        scale: float,
-    ) -> Callable[[], Tensor]:
-        if not len(q):
-            return lambda: torch.empty_like(q, memory_format=torch.contiguous_format)
+    def plan_decode(self, given: DecodeAttention) -> Call | None:
+        """By XQA."""
+        if not len(given.q):
+            return None
         decode = importlib.import_module("flashinfer.decode").xqa_batch_decode_with_kv_cache
-        table = block_table.contiguous()
-        longest = table.shape[1] * kv_cache.shape[3]
+        table = given.block_table.contiguous()
+        longest = table.shape[1] * given.kv_cache.shape[3]
         workspace = self._workspace("decode")
 
         def call() -> Tensor:
             out: Tensor = decode(
-                q,
-                kv_cache,
+                given.q,
+                given.kv_cache,
                 workspace,
                 table,
-                seq_lens,
+                given.seq_lens,
                 longest,
-                bmm1_scale=scale,
+                bmm1_scale=given.scale,
                 bmm2_scale=1.0,
-                window_left=-1 if window is None else window - 1,
-                sinks=sinks,
+                window_left=-1 if given.window is None else given.window - 1,
+                sinks=given.sinks,
                 kv_layout="HND",
             )
             return out
@@ -320,13 +255,6 @@ class FlashInferProvider:
         if of not in self._spaces:
             self._spaces[of] = torch.zeros(_WORKSPACE, dtype=torch.uint8, device=self.device)
         return self._spaces[of]
-
-    # Vocabulary
-
-    def lm_head(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x [T, H], weight [V, H] -> [T, V], by cuBLAS, as in vLLM: FlashInfer has none of its
-        own."""
-        return functional.linear(x, weight)
 
 
 def _small_experts(device: str) -> tuple[Any, ...]:
@@ -341,14 +269,3 @@ def _small_experts(device: str) -> tuple[Any, ...]:
     ids = torch.arange(4, dtype=torch.int32, device=device).repeat(16, 1)
     shares = torch.full((16, 4), 1 / math.sqrt(16), device=device)
     return x, shares, ids, (codes[0], scales[0]), None, (codes[1], scales[1]), None
-
-
-def provider() -> FlashInferProvider:
-    """The provider on the GPU that is there."""
-    return FlashInferProvider()
-
-
-def ungated() -> FlashInferProvider:
-    """As vLLM and others call it, where nothing asks whether the GPU has the code. Not for a
-    verdict: it shows what a missing gate does."""
-    return FlashInferProvider(gated=False)

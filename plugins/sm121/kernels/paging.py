@@ -28,7 +28,15 @@ class Paging:
     @property
     def lengths(self) -> list[int]:
         """Tokens of each sequence."""
-        return [end - start for start, end in zip(self.edges[:-1], self.edges[1:], strict=True)]
+        return [end - start for start, end in itertools.pairwise(self.edges)]
+
+    @property
+    def last(self) -> list[int]:
+        """Tokens in the last page of each sequence."""
+        return [
+            length - max(count - 1, 0) * self.page
+            for length, count in zip(self.lengths, self.counts, strict=True)
+        ]
 
     @property
     def pages(self) -> int:

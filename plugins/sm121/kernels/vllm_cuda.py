@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import types
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +18,8 @@ from torch import Tensor
 
 from sm121.core.verdict import NotRun
 from sm121.kernels.paging import Paging
-from sm121.kernels.protocol import Operation, Packed
+from sm121.kernels.planning import Call, PlanningProvider, new_like, padded
+from sm121.kernels.protocol import DecodeAttention, FusedMoe, PrefillAttention
 
 _ALPHA, _LIMIT = 1.702, 7.0
 _PAGE = 32
@@ -30,13 +30,11 @@ _GRID = 128
 `MIN_LAUNCH_GRID_SIZE_2D` and `NUM_PAR_SOFTMAX_SEGMENTS`."""
 
 
-class VllmProvider:
+class VllmProvider(PlanningProvider):
     """vLLM's experts by Marlin, its attention and its quantisers. Raises NotRun where vLLM for
     CUDA is not there."""
 
     name = "vllm"
-    device = "cuda"
-    block_sizes = (16, 32, 64, 128)
     deterministic = frozenset({"prefill_attention", "decode_attention"})
     graphs = frozenset({"fused_moe", "decode_attention"})
     rounds_each_expert = True
@@ -53,16 +51,6 @@ class VllmProvider:
                 f"provider {self.name} needs vLLM built for CUDA and a GPU, this one is for "
                 f"{platform.device_name or 'no device'}"
             )
-
-    def prepare(
-        self, operation: Operation, *arguments: Any, **keywords: Any
-    ) -> Callable[[], Any] | None:
-        """Weights repacked, metadata made; see the contract."""
-        if operation == "fused_moe":
-            return self._experts(*arguments, **keywords)
-        if operation == "decode_attention":
-            return self._decode(*arguments, **keywords)
-        return None
 
     # Quantisation and routing
 
@@ -97,41 +85,13 @@ class VllmProvider:
 
     # Experts
 
-    def fused_moe(self, *arguments: Any, **keywords: Any) -> Tensor:
-        """y [T, H]; see the contract."""
-        y: Tensor = self._experts(*arguments, **keywords)()
-        return y
-
-    def _experts(
-        self,
-        x: Tensor,
-        weights: Tensor,
-        ids: Tensor,
-        w1: Packed,
-        w1_bias: Tensor | None,
-        w2: Packed,
-        w2_bias: Tensor | None,
-        *,
-        alpha: float,
-        limit: float,
-    ) -> Callable[[], Tensor]:
-        if (alpha, limit) != (_ALPHA, _LIMIT):
+    def plan_experts(self, given: FusedMoe) -> Call | None:
+        """NotRun for other constants than gpt-oss's, which the kernels have built in."""
+        if (given.alpha, given.limit) != (_ALPHA, _LIMIT):
             raise NotRun(f"provider {self.name} has alpha {_ALPHA} and limit {_LIMIT} built in")
-        if not len(x):
-            # The engine launches nothing for no tokens.
-            return lambda: torch.empty_like(x, memory_format=torch.contiguous_format)
-        return self._in_layout(x, weights, ids, w1, w1_bias, w2, w2_bias)
+        return self._in_layout(given) if len(given.x) else None
 
-    def _in_layout(
-        self,
-        x: Tensor,
-        weights: Tensor,
-        ids: Tensor,
-        w1: Packed,
-        w1_bias: Tensor | None,
-        w2: Packed,
-        w2_bias: Tensor | None,
-    ) -> Callable[[], Tensor]:
+    def _in_layout(self, given: FusedMoe) -> Call:
         """Marlin: hidden in multiples of 256, intermediate of 128, as vLLM pads them."""
         marlin = _module(f"{_LAYERS}.quantization.utils.marlin_utils_fp4")
         try:
@@ -140,16 +100,11 @@ class VllmProvider:
             fused = _module(f"{_LAYERS}.fused_moe.fused_marlin_moe").fused_marlin_moe
         activation = _module(f"{_LAYERS}.fused_moe.activation").MoEActivation.SWIGLUOAI
         number = _module("vllm.scalar_type").scalar_types.float4_e2m1f.id
-        hidden = x.shape[1]
-        to_hidden, to_intermediate = -hidden % 256, -(w2[0].shape[2] * 2) % 128
-        first = [
-            functional.pad(part, (0, to_hidden // per, 0, 2 * to_intermediate)).contiguous()
-            for part, per in zip(w1, (2, 32), strict=True)
-        ]
-        second = [
-            functional.pad(part, (0, to_intermediate // per, 0, to_hidden)).contiguous()
-            for part, per in zip(w2, (2, 32), strict=True)
-        ]
+        hidden = given.x.shape[1]
+        to_hidden, to_intermediate = -hidden % 256, -(given.w2[0].shape[2] * 2) % 128
+        first = padded(given.w1, 2 * to_intermediate, to_hidden)
+        second = padded(given.w2, to_hidden, to_intermediate)
+        w1_bias, w2_bias = given.w1_bias, given.w2_bias
         biases = (
             None if w1_bias is None else functional.pad(w1_bias, (0, 2 * to_intermediate)),
             None if w2_bias is None else functional.pad(w2_bias, (0, to_hidden)),
@@ -160,7 +115,7 @@ class VllmProvider:
         )
 
         def call() -> Tensor:
-            wide = functional.pad(x, (0, to_hidden)).contiguous()
+            wide = functional.pad(given.x, (0, to_hidden)).contiguous()
             y: Tensor = fused(
                 wide,
                 p1,
@@ -169,8 +124,8 @@ class VllmProvider:
                 b2,
                 s1,
                 s2,
-                weights,
-                ids,
+                given.weights,
+                given.ids,
                 quant_type_id=number,
                 global_num_experts=len(p1),
                 activation=activation,
@@ -181,76 +136,68 @@ class VllmProvider:
 
     # Attention
 
-    def prefill_attention(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cu_seqlens: Tensor,
-        *,
-        sinks: Tensor | None,
-        window: int | None,
-        scale: float,
-    ) -> Tensor:
-        """o [T, Hq, D]; see the contract."""
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    def plan_prefill(self, given: PrefillAttention) -> Call | None:
+        """By Triton's unified attention, on a paged cache that each call writes."""
+        q, k, v = given.q, given.k, given.v
         if not len(q):
-            return out
-        paging = Paging.of(cu_seqlens, _PAGE)
-        cache = torch.zeros(
-            2, paging.pages, _PAGE, k.shape[1], k.shape[2], dtype=k.dtype, device=q.device
-        )
+            return None
+        paging = Paging.of(given.cu_seqlens, _PAGE)
+        shape = (2, paging.pages, _PAGE, *k.shape[1:])
+        cache = torch.zeros(shape, dtype=k.dtype, device=q.device)
         slots = paging.slots().to(q.device)
-        cache[0].view(-1, *k.shape[1:])[slots] = k
-        cache[1].view(-1, *v.shape[1:])[slots] = v
-        lengths = torch.tensor(paging.lengths, dtype=torch.int32, device=q.device)
         table = paging.table().to(q.device)
+        lengths = torch.tensor(paging.lengths, dtype=torch.int32, device=q.device)
         longest = max(paging.lengths)
-        _attend(q, cache[0], cache[1], out, cu_seqlens, longest, lengths, longest, table,
-                sinks, window, scale)  # fmt: skip
-        return out
-
-    def decode_attention(self, *arguments: Any, **keywords: Any) -> Tensor:
-        """o [B, Hq, D]; see the contract."""
-        o: Tensor = self._decode(*arguments, **keywords)()
-        return o
-
-    def _decode(
-        self,
-        q: Tensor,
-        kv_cache: Tensor,
-        block_table: Tensor,
-        seq_lens: Tensor,
-        *,
-        sinks: Tensor | None,
-        window: int | None,
-        scale: float,
-    ) -> Callable[[], Tensor]:
-        if not len(q):
-            return lambda: torch.empty_like(q, memory_format=torch.contiguous_format)
-        keys, values = (kv_cache[:, i].transpose(1, 2) for i in (0, 1))
-        starts = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device)
-        longest = int(seq_lens.max())
-        size = 1 << (q.shape[2] - 1).bit_length()
-        shape = (_GRID // kv_cache.shape[2], q.shape[1], _SEGMENTS)
-        segments = [
-            torch.empty(*shape, *tail, dtype=torch.float32, device=q.device)
-            for tail in ((size,), (), ())
-        ]
 
         def call() -> Tensor:
-            out = torch.empty_like(q, memory_format=torch.contiguous_format)
-            _attend(q, keys, values, out, starts, 1, seq_lens, longest, block_table,
-                    sinks, window, scale, segments)  # fmt: skip
-            return out
+            cache[0].view(-1, *k.shape[1:])[slots] = k
+            cache[1].view(-1, *v.shape[1:])[slots] = v
+            return _attend(
+                given,
+                cache[0],
+                cache[1],
+                cu_seqlens_q=given.cu_seqlens,
+                max_seqlen_q=longest,
+                seqused_k=lengths,
+                max_seqlen_k=longest,
+                block_table=table,
+            )
 
         return call
 
-    # Vocabulary
+    def plan_decode(self, given: DecodeAttention) -> Call | None:
+        """By the same kernel, which splits few long sequences into segments."""
+        q, kv_cache = given.q, given.kv_cache
+        if not len(q):
+            return None
+        keys, values = (kv_cache[:, i].transpose(1, 2) for i in (0, 1))
+        starts = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device)
+        longest = int(given.seq_lens.max())
+        size = 1 << (q.shape[2] - 1).bit_length()
+        shape = (_GRID // kv_cache.shape[2], q.shape[1], _SEGMENTS)
+        output, most, total = (
+            torch.empty(*shape, *tail, dtype=torch.float32, device=q.device)
+            for tail in ((size,), (), ())
+        )
 
-    def lm_head(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x [T, H], weight [V, H] -> [T, V], as vLLM's unquantised linear layers compute it."""
-        return functional.linear(x, weight)
+        def call() -> Tensor:
+            return _attend(
+                given,
+                keys,
+                values,
+                cu_seqlens_q=starts,
+                max_seqlen_q=1,
+                seqused_k=given.seq_lens,
+                max_seqlen_k=longest,
+                block_table=given.block_table,
+                seq_threshold_3D=len(output),
+                num_par_softmax_segments=_SEGMENTS,
+                softmax_segm_output=output,
+                softmax_segm_max=most,
+                softmax_segm_expsum=total,
+            )
+
+        return call
 
 
 class VllmTritonProvider(VllmProvider):
@@ -258,16 +205,7 @@ class VllmTritonProvider(VllmProvider):
 
     name = "vllm-triton"
 
-    def _in_layout(
-        self,
-        x: Tensor,
-        weights: Tensor,
-        ids: Tensor,
-        w1: Packed,
-        w1_bias: Tensor | None,
-        w2: Packed,
-        w2_bias: Tensor | None,
-    ) -> Callable[[], Tensor]:
+    def _in_layout(self, given: FusedMoe) -> Call:
         # Widths in multiples of 128, padded with zeros as vLLM pads them: the Hopper layout of the
         # weights is wrong for others, without a word.
         _triton_kernels()
@@ -275,17 +213,14 @@ class VllmTritonProvider(VllmProvider):
         swizzle = _module(f"{_LAYERS}.quantization.utils.mxfp4_utils")._swizzle_mxfp4
         config = _module(f"{_LAYERS}.fused_moe.config").mxfp4_w4a16_moe_quant_config
         ogs = _module("triton_kernels.matmul_ogs")
-        hidden = x.shape[1]
-        to_hidden, to_intermediate = -hidden % 128, -(w2[0].shape[2] * 2) % 128
+        hidden = given.x.shape[1]
+        to_hidden, to_intermediate = -hidden % 128, -(given.w2[0].shape[2] * 2) % 128
         layouts = []
-        for (packed, scales), rows, inside in (
-            (w1, 2 * to_intermediate, to_hidden),
-            (w2, to_hidden, to_intermediate),
+        for packed, scales in (
+            padded(given.w1, 2 * to_intermediate, to_hidden),
+            padded(given.w2, to_hidden, to_intermediate),
         ):
-            values, flex, in_order = swizzle(
-                functional.pad(packed, (0, inside // 2, 0, rows)).contiguous(),
-                functional.pad(scales, (0, inside // 32, 0, rows)).contiguous(),
-            )
+            values, flex, in_order = swizzle(packed, scales)
             precision = ogs.PrecisionConfig(
                 weight_scale=in_order, flex_ctx=ogs.FlexCtx(rhs_data=flex)
             )
@@ -293,13 +228,15 @@ class VllmTritonProvider(VllmProvider):
         (first, of_first), (second, of_second) = layouts
         biases = [
             None if b is None else functional.pad(b.float(), (0, rows))
-            for b, rows in ((w1_bias, 2 * to_intermediate), (w2_bias, to_hidden))
+            for b, rows in ((given.w1_bias, 2 * to_intermediate), (given.w2_bias, to_hidden))
         ]
         quantised = config(of_first, of_second, biases[0], biases[1])
 
         def call() -> Tensor:
-            routing, gather, scatter = experts.make_routing_data(ids, weights, len(w1[0]))
-            wide = functional.pad(x, (0, to_hidden)).contiguous()
+            routing, gather, scatter = experts.make_routing_data(
+                given.ids, given.weights, len(given.w1[0])
+            )
+            wide = functional.pad(given.x, (0, to_hidden)).contiguous()
             out = torch.empty_like(wide)
             y: Tensor = experts.triton_kernel_fused_experts(
                 out,
@@ -309,7 +246,7 @@ class VllmTritonProvider(VllmProvider):
                 routing,
                 gather,
                 scatter,
-                topk=ids.shape[1],
+                topk=given.ids.shape[1],
                 quant_config=quantised,
             )
             return y[:, :hidden].contiguous()
@@ -318,49 +255,26 @@ class VllmTritonProvider(VllmProvider):
 
 
 def _attend(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    out: Tensor,
-    starts: Tensor,
-    longest_query: int,
-    lengths: Tensor,
-    longest: int,
-    table: Tensor,
-    sinks: Tensor | None,
-    window: int | None,
-    scale: float,
-    segments: list[Tensor] | None = None,
-) -> None:
-    split: dict[str, Any] = {}
-    if segments is not None:
-        split = {
-            "seq_threshold_3D": len(segments[0]),
-            "num_par_softmax_segments": _SEGMENTS,
-            "softmax_segm_output": segments[0],
-            "softmax_segm_max": segments[1],
-            "softmax_segm_expsum": segments[2],
-        }
+    given: PrefillAttention | DecodeAttention, keys: Tensor, values: Tensor, **planned: Any
+) -> Tensor:
+    """Unified attention with the arguments that are the same for prefill and decode."""
+    out = new_like(given.q)
     _module("vllm.v1.attention.ops.triton_unified_attention").unified_attention(
-        q=q,
+        q=given.q,
         k=keys,
         v=values,
         out=out,
-        cu_seqlens_q=starts,
-        max_seqlen_q=longest_query,
-        seqused_k=lengths,
-        max_seqlen_k=longest,
-        softmax_scale=scale,
+        softmax_scale=given.scale,
         causal=True,
-        window_size=(-1, -1) if window is None else (window - 1, 0),
-        block_table=table,
+        window_size=(-1, -1) if given.window is None else (given.window - 1, 0),
         softcap=0.0,
         q_descale=None,
         k_descale=None,
         v_descale=None,
-        sinks=sinks,
-        **split,
+        sinks=given.sinks,
+        **planned,
     )
+    return out
 
 
 def _module(name: str) -> Any:
@@ -374,13 +288,3 @@ def _triton_kernels() -> None:
     """Raises NotRun when the Triton kernels from OpenAI are neither installed nor in vLLM."""
     if not _module("vllm.utils.import_utils").has_triton_kernels():
         raise NotRun("vLLM finds no Triton kernels from OpenAI (triton_kernels) here")
-
-
-def marlin() -> VllmProvider:
-    """The provider whose experts are Marlin's."""
-    return VllmProvider()
-
-
-def triton() -> VllmTritonProvider:
-    """The provider whose experts are Triton's."""
-    return VllmTritonProvider()

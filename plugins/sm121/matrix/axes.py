@@ -21,7 +21,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from sm121.core import data_file
-from sm121.core.errors import UsageError
+from sm121.core.errors import OptionError, UsageError
 from sm121.core.profile import GoldenBound
 from sm121.evidence.kernel_path import KernelPath
 
@@ -289,7 +289,7 @@ class Space:
     def __post_init__(self) -> None:
         if self.build is not None and self.build not in self.file.builds:
             known = ", ".join(self.file.builds) or "none"
-            raise UsageError(f"--matrix-build {self.build}: expected one of {known}")
+            raise OptionError("--matrix-build", f"{self.build}: expected one of {known}")
         found: dict[str, dict[str, Setting]] = {}
         absent: dict[tuple[str, str], str] = {}
         for name, axis in self.file.axes.items():

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import covertable
 
-from sm121.core.errors import Sm121Error, UsageError
+from sm121.core.errors import OptionError, Sm121Error
 from sm121.matrix.axes import Cell, Choice, Incompatible, Space
 
 Strength = int | Literal["full", "none"]
@@ -69,12 +69,12 @@ def parse_strength(text: str) -> Strength:
     """What ``--matrix`` says.
 
     Raises:
-        UsageError: it is neither a number nor ``full`` nor ``none``.
+        OptionError: it is neither a number nor ``full`` nor ``none``.
     """
     if text in ("full", "none"):
         return text  # type: ignore[return-value]
     if not text.isdecimal() or int(text) < 1:
-        raise UsageError(f"--matrix {text}: expected 1, 2 (pairs), ..., full or none")
+        raise OptionError("--matrix", f"{text}: expected 1, 2 (pairs), ..., full or none")
     return int(text)
 
 
@@ -86,13 +86,16 @@ def build(space: Space, strength: Strength = 2, *, focus: str | None = None) -> 
             others are covered among themselves at strength 1.
 
     Raises:
-        UsageError: ``focus`` is no axis, or the strength is larger than the number of axes.
+        OptionError: ``focus`` is no axis, or the strength is larger than the number of axes.
     """
     if focus is not None and focus not in space.axes:
-        raise UsageError(_no_axis(space, focus))
+        raise OptionError("--matrix-axis", _no_axis(space, focus))
     if isinstance(strength, int) and strength > len(space.axes):
-        raise UsageError(f"--matrix {strength}: expected at most {len(space.axes)}, or full: there "
-                         f"are so many axes ({', '.join(space.axes)})")  # fmt: skip
+        raise OptionError(
+            "--matrix",
+            f"{strength}: expected at most {len(space.axes)}, or full: there are so many axes "
+            f"({', '.join(space.axes)})",
+        )
     planned: dict[tuple[tuple[str, str], ...], list[str]] = {}
     incompatible: dict[str, tuple[dict[str, str], Incompatible]] = {}
     absent: dict[str, str] = {}
@@ -248,7 +251,7 @@ def _asks(space: Space, axis: str, value: str) -> bool:
 def _no_axis(space: Space, name: str) -> str:
     dropped = sorted({axis for axis, _ in space.absent if axis not in space.axes})
     more = f" (without a choice on this engine: {', '.join(dropped)})" if dropped else ""
-    return f"--matrix-axis {name}: expected one of {', '.join(space.axes)}{more}"
+    return f"{name}: expected one of {', '.join(space.axes)}{more}"
 
 
 def bare(space: Space, strength: int) -> int:

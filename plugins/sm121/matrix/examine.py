@@ -21,7 +21,8 @@ from sm121.answers.agreement import Bound
 from sm121.answers.golden import GoldenFile
 from sm121.answers.log_probabilities import dtype_of
 from sm121.answers.prompts import PromptSet
-from sm121.answers.request import Asker, Position, Refused, Request
+from sm121.client.completions import Asker, Position, Refused, Request
+from sm121.client.timed_process import TimedProcess
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import Sm121Error
 from sm121.core.files import write_text
@@ -37,7 +38,6 @@ from sm121.matrix.outcome import Agreement, CellRecord, Outcome, Rate, Step, wor
 from sm121.measure import statistics
 from sm121.measure.cells import Cell as MeasuredCell
 from sm121.measure.cells import Target
-from sm121.measure.load_process import LoadProcess
 from sm121.measure.measurement import Invalidity
 from sm121.measure.plan import Plan
 from sm121.measure.prompts import Prompts
@@ -365,7 +365,7 @@ class Bench:
         )
         plan = Plan.of(own.prompt_tokens, (own.generated_tokens,), (0,), measuring)
         name = f"tg{own.generated_tokens}@d0"
-        with LoadProcess(server.endpoint.base_url, server.endpoint.api_key) as sender:
+        with TimedProcess(server.endpoint.base_url, server.endpoint.api_key) as sender:
             target = Target(
                 endpoint=server.endpoint,
                 sender=sender,

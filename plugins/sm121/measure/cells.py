@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
+from sm121.client.connection import Patience
+from sm121.client.timed import TimedBatch, TimedRequest, completion
+from sm121.client.timed_answer import Clock, TimedAnswer
 from sm121.core.errors import Sm121Error
 from sm121.core.server import Endpoint
 from sm121.measure import counters, metrics, validity
-from sm121.measure.client import Batch, Patience, Request, completion
-from sm121.measure.clock import Clock
 from sm121.measure.counters import Counters
 from sm121.measure.measurement import Invalidity, Measurement
 from sm121.measure.plan import Plan
 from sm121.measure.progress import Progress, Show
 from sm121.measure.prompts import Prompts
-from sm121.measure.stream import Answer
 from sm121.measure.validity import Findings
 from sm121.measure.warmup import is_flat
 
@@ -28,11 +28,11 @@ _FAILURES = 2
 
 
 class Sender(Protocol):
-    """Sends batches: `sm121.measure.load_process.LoadProcess`."""
+    """Sends batches: `sm121.client.timed_process.TimedProcess`."""
 
     def run(
-        self, requests: Sequence[Request], *, concurrency: int = 1, patience: Patience
-    ) -> Batch:
+        self, requests: Sequence[TimedRequest], *, concurrency: int = 1, patience: Patience
+    ) -> TimedBatch:
         """The answers to the requests."""
         ...
 
@@ -58,7 +58,7 @@ class Target:
         measuring = self.plan.measuring
         return Patience(measuring.request_within_s, measuring.silent_within_s)
 
-    def request(self, prompt_tokens: int, tokens: int, *, stream: bool = True) -> Request:
+    def request(self, prompt_tokens: int, tokens: int, *, stream: bool = True) -> TimedRequest:
         """A request with a fresh prompt."""
         exact = not self.prompts.as_text or self.prompts.exact
         return completion(
@@ -109,10 +109,10 @@ class Cell:
     #: Short answers for the second clock; None: the plan's.
     short_rounds: int | None = None
     warm: bool = False
-    long: list[list[Answer]] = field(default_factory=list)
-    short: list[Answer] = field(default_factory=list)
+    long: list[list[TimedAnswer]] = field(default_factory=list)
+    short: list[TimedAnswer] = field(default_factory=list)
     lost: int = 0
-    _batches: list[Batch] = field(default_factory=list)
+    _batches: list[TimedBatch] = field(default_factory=list)
     _findings: Findings = field(default_factory=Findings)
     _spoken: dict[str, float] = field(default_factory=dict)
 
@@ -128,7 +128,7 @@ class Cell:
         return plan.longest if self.concurrency == 1 else min(plan.generated_tokens)
 
     @property
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[TimedAnswer]:
         """The long answers of all rounds."""
         return [answer for batch in self.long for answer in batch]
 
@@ -299,12 +299,12 @@ class Cell:
         validity.check_lag(self.lost, len(self.long), worst, findings)
         return findings
 
-    def _warm_up(self, progress: Progress) -> list[Answer]:
+    def _warm_up(self, progress: Progress) -> list[TimedAnswer]:
         """Requests of the shape that will be measured, until they take as long as each other. The
         last two of those, which are as warm as any, are the first short ones."""
         measuring = self.target.plan.measuring
         times: list[float] = []
-        sent: list[Batch] = []
+        sent: list[TimedBatch] = []
         while len(times) < measuring.warm_up_requests and not is_flat(times, measuring.warm_bound):
             progress.note(f"warm-up {len(times) + 1}")
             batch = self._send(self.target.plan.shortest, self.concurrency, keep=False)
@@ -320,14 +320,14 @@ class Cell:
                     self._batches.append(batch)
         return [answer for batch in sent for answer in batch.answers]
 
-    def _send(self, tokens: int, streams: int, *, keep: bool = True) -> Batch:
+    def _send(self, tokens: int, streams: int, *, keep: bool = True) -> TimedBatch:
         requests = [self.target.request(self.prompt_tokens, tokens) for _ in range(streams)]
         batch = self.target.sender.run(requests, concurrency=streams, patience=self.target.patience)
         if keep:
             self._batches.append(batch)
         return batch
 
-    def _account(self, before: Counters | None, sent: list[Answer]) -> None:
+    def _account(self, before: Counters | None, sent: list[TimedAnswer]) -> None:
         clock = metrics.clock_of(sent) or "chunks"
         ours = sum(found[-1][1] for answer in sent if (found := metrics.arrivals(answer, clock)))
         after = counters.fetch_settled(self.target.endpoint, before, ours)
@@ -340,7 +340,7 @@ class Cell:
     def _wants(self, rounds: int) -> tuple[bool, bool]:
         return len(self.long) < rounds, len(self.short) < self._short_wanted()
 
-    def _disturbed(self, batch: Batch) -> bool:
+    def _disturbed(self, batch: TimedBatch) -> bool:
         measuring = self.target.plan.measuring
         return any(
             validity.disturbed(answer, answer.clock() or "chunks", measuring)
@@ -377,7 +377,7 @@ class Cell:
         with path.open("w", encoding="utf-8") as stream:
             for kind, answers in (("long", self.answers), ("short", self.short)):
                 for answer in answers:
-                    record = {"kind": kind, **answer.as_record()}
+                    record = {"kind": kind, **asdict(answer)}
                     stream.write(json.dumps(record) + "\n")
 
 

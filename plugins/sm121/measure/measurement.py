@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sm121.measure.clock import Clock
+from sm121.client.timed_answer import Clock
 
 Unit = Literal["tok/s", "ms", "s", "GiB", "%", "tokens"]
 

@@ -12,12 +12,11 @@ from statistics import median
 import numpy as np
 from scipy import stats
 
+from sm121.client.timed import TimedBatch
+from sm121.client.timed_answer import Clock, TimedAnswer
 from sm121.core.profile import Measuring
-from sm121.measure.client import Batch
-from sm121.measure.clock import Clock
 from sm121.measure.measurement import Invalidity
 from sm121.measure.metrics import arrivals, decode_rate, ttft_ms
-from sm121.measure.stream import Answer
 
 #: Between clocks that do not step, in seconds; NTP slews by 500 ppm at most.
 _CLOCK_STEP_S = 0.005
@@ -44,7 +43,7 @@ class Findings:
             self.unproven.append(what)
 
 
-def check_answers(answers: Sequence[Answer], clock: Clock | None, findings: Findings) -> None:
+def check_answers(answers: Sequence[TimedAnswer], clock: Clock | None, findings: Findings) -> None:
     """Failures, lengths and the account of tokens, request by request."""
     failed = [answer for answer in answers if not answer.ok]
     if failed:
@@ -65,7 +64,7 @@ def check_answers(answers: Sequence[Answer], clock: Clock | None, findings: Find
         findings.not_checked("tokens: neither ids nor usage say how many a chunk has")
 
 
-def _check_count(answer: Answer, clock: Clock, findings: Findings) -> None:
+def _check_count(answer: TimedAnswer, clock: Clock, findings: Findings) -> None:
     counted = arrivals(answer, clock)
     tokens = counted[-1][1] if counted else 0
     said, asked = answer.completion_tokens, answer.asked_tokens
@@ -90,7 +89,7 @@ def _check_count(answer: Answer, clock: Clock, findings: Findings) -> None:
         findings.against("token_accounting", f"{tokens} tokens by {clock}, at most {asked} asked")
 
 
-def _check_prompt(answer: Answer, findings: Findings) -> None:
+def _check_prompt(answer: TimedAnswer, findings: Findings) -> None:
     for what, seen in (("usage", answer.prompt_tokens), ("its ids", answer.prompt_ids)):
         if seen is not None and answer.asked_prompt and seen != answer.asked_prompt:
             findings.against(
@@ -104,7 +103,7 @@ def _check_prompt(answer: Answer, findings: Findings) -> None:
 
 
 def check_counters(
-    delta: dict[str, float] | None, answers: Sequence[Answer], clock: Clock, findings: Findings
+    delta: dict[str, float] | None, answers: Sequence[TimedAnswer], clock: Clock, findings: Findings
 ) -> None:
     """What the server's counters say of the same requests."""
     if delta is None:
@@ -163,7 +162,7 @@ def check_second_clock(
         )
 
 
-def check_client(batches: Sequence[Batch], findings: Findings) -> None:
+def check_client(batches: Sequence[TimedBatch], findings: Findings) -> None:
     """The client's own clocks."""
     for batch in batches:
         tolerated = _CLOCK_STEP_S + _SLEW * batch.wall_s
@@ -180,7 +179,7 @@ def check_client(batches: Sequence[Batch], findings: Findings) -> None:
             )
 
 
-def disturbed(answer: Answer, clock: Clock, measuring: Measuring) -> bool:
+def disturbed(answer: TimedAnswer, clock: Clock, measuring: Measuring) -> bool:
     """Whether a delay of the client itself could have moved this answer's numbers."""
     found = arrivals(answer, clock) if answer.ok else []
     if not found:
@@ -241,6 +240,6 @@ def drift(rates: Sequence[float]) -> tuple[int, float, float] | None:
     return at, float(np.median(values[:at])), float(np.median(values[at:]))
 
 
-def rates_of(answers: Sequence[Answer], clock: Clock) -> list[float]:
+def rates_of(answers: Sequence[TimedAnswer], clock: Clock) -> list[float]:
     """Decode rates in the order in which they were measured."""
     return [decode_rate(answer, clock) for answer in answers if answer.ok]

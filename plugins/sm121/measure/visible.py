@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sm121.client.timed import chat
 from sm121.measure import metrics
 from sm121.measure.cells import Target
-from sm121.measure.client import chat
 from sm121.measure.measurement import Measurement
 from sm121.measure.validity import Findings
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from sm121.client.timed_process import TimedProcess
 from sm121.core import architecture
 from sm121.core.configuration import ServerConfiguration, environment_items
 from sm121.core.files import write_text
@@ -24,7 +25,6 @@ from sm121.engines.pool import ServerPool
 from sm121.measure import statistics
 from sm121.measure.box import BoxState
 from sm121.measure.cells import Cell, Target
-from sm121.measure.load_process import LoadProcess
 from sm121.measure.prompts import Prompts
 from sm121.plugin.benchmarks import kernel_path
 from sm121.plugin.box import Box
@@ -196,7 +196,7 @@ class AbRun:
         plan = plan_of(self._run.settings, self._run.profile)
         depth = plan.depths[0]
         directory = self._run.directory / "ab" / f"{len(self.visits):02}-{name}"
-        with LoadProcess(server.endpoint.base_url, server.endpoint.api_key) as sender:
+        with TimedProcess(server.endpoint.base_url, server.endpoint.api_key) as sender:
             target = Target(
                 endpoint=server.endpoint,
                 sender=sender,

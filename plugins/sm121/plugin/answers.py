@@ -10,16 +10,17 @@ from typing import Any, TypeVar
 
 import pytest
 
-from sm121.answers import accuracy, agreement, golden, log_probabilities, prompts, request
+from sm121.answers import accuracy, agreement, golden, log_probabilities, prompts
 from sm121.answers.agreement import Bound
 from sm121.answers.golden import GoldenFile, Identity
 from sm121.answers.log_probabilities import Reference
 from sm121.answers.prompts import Prompt, PromptSet
-from sm121.answers.request import Answer, Asker, Request
+from sm121.client.completions import Asker, Completion, Request
 from sm121.core.errors import UsageError
 from sm121.core.profile import AgreementBound, GoldenBound, Profile
 from sm121.core.server import Server
 from sm121.core.verdict import NotRun
+from sm121.evidence import metrics
 from sm121.plugin.options import SETTINGS
 from sm121.plugin.run import RUN, Run
 
@@ -112,20 +113,20 @@ class Continuations:
     bound: Bound
     _asker: Asker
     _salts: Iterator[int] = field(default_factory=itertools.count)
-    _alone: dict[str, Answer] = field(default_factory=dict)
+    _alone: dict[str, Completion] = field(default_factory=dict)
 
     def cold(self) -> str:
         """A part of the prefix cache that nobody has used."""
         return f"sm121-{id(self)}-{next(self._salts)}"
 
-    def alone(self, prompt: Prompt) -> Answer:
+    def alone(self, prompt: Prompt) -> Completion:
         """The prompt's answer, asked alone and cold."""
         if prompt.name not in self._alone:
             alone = Request(prompt.text, prompt.tokens, salt=self.cold())
             self._alone[prompt.name] = self._asker.ask(alone)
         return self._alone[prompt.name]
 
-    def wrong(self, prompt: Prompt, answer: Answer, how: str) -> str | None:
+    def wrong(self, prompt: Prompt, answer: Completion, how: str) -> str | None:
         """Why an answer to a prompt, asked in another way, is not the one that it has alone.
 
         Tokens are the same where the engine promises that; else they are judged within the noise,
@@ -236,10 +237,6 @@ def prefix_cache_hits(server: Server) -> Callable[[], float | None]:
     """Tokens that the server took from its prefix cache so far, None where it does not count."""
 
     def read() -> float | None:
-        with server.endpoint.http() as http:
-            answer = http.get("/metrics")
-        if answer.status_code != 200:
-            return None
-        return request.prefix_cache_hits(answer.text)
+        return metrics.total(metrics.fetch(server.endpoint) or "", "vllm:prefix_cache_hits_total")
 
     return read

@@ -2,68 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-
 import pytest
 
-from sm121.compilation import flashinfer, modules, probes, toolchain
-from sm121.compilation.flashinfer import FlashInfer
-from sm121.compilation.toolchain import Compiler, Disassembler
-from sm121.plugin.run import Run
-
-
-@dataclass(frozen=True)
-class Compilation:
-    """Compiles for GB10 and holds the result against the data files. Needs no GPU."""
-
-    compiler: Compiler
-    disassembler: Disassembler
-    folder: Path
-    """For results; FlashInfer generates sources there."""
-    _python: str
-
-    @property
-    def flashinfer(self) -> FlashInfer:
-        """FlashInfer of the engine's environment. Raises NotRun when it has none."""
-        return flashinfer.find(self._python)
-
-    def wrong_architectures(self) -> list[str]:
-        """Where FlashInfer compiles for other architectures than required."""
-        return flashinfer.contradictions(self.flashinfer, self.compiler)
-
-    def wrong_outcomes(self, probe: str) -> list[str]:
-        """Where a probe comes out otherwise than required, over its architectures."""
-        chosen = probes.probe(probe)
-        places = {"flashinfer": self.flashinfer.data} if chosen.tier == "headers" else {}
-        return probes.contradictions(
-            chosen,
-            compiler=self.compiler,
-            disassembler=self.disassembler,
-            folder=self.folder,
-            places=places,
-        )
-
-    def wrong_in_module(self, module: str) -> tuple[str, ...]:
-        """What of a FlashInfer module's device code is not as required."""
-        return modules.compile_module(
-            modules.module(module),
-            flashinfer=self.flashinfer,
-            compiler=self.compiler,
-            disassembler=self.disassembler,
-            folder=self.folder,
-        ).wrong
+from sm121.compilation import gb10
+from sm121.compilation.gb10 import Compilation
+from sm121.session.session import Session
 
 
 @pytest.fixture(scope="session")
-def compilation(conformance: Run, tmp_path_factory: pytest.TempPathFactory) -> Compilation:
+def compilation(conformance: Session, tmp_path_factory: pytest.TempPathFactory) -> Compilation:
     """Compiling for GB10. NotRun without nvcc and cuobjdump, with what pip would install."""
-    python = conformance.settings.engine_python
-    packages = toolchain.site_packages(python)
-    compiler = toolchain.find_compiler(packages)
-    disassembler = toolchain.find_disassembler(packages)
+    found = gb10.find(conformance.settings.engine_python, tmp_path_factory.mktemp("compilation"))
     conformance.file.environment["compilation"] = {
-        "compiler": str(compiler),
-        "disassembler": str(disassembler),
+        "compiler": str(found.compiler),
+        "disassembler": str(found.disassembler),
     }
-    return Compilation(compiler, disassembler, tmp_path_factory.mktemp("compilation"), python)
+    return found

@@ -16,6 +16,7 @@ from sm121.core.verdict import Verdict
 from sm121.plugin import options, terminal, workers
 from sm121.plugin.selection import architectures_asked_for
 from sm121.plugin.stash import SETTINGS
+from sm121.report import merging
 from sm121.run import directory as report_directory
 from sm121.run import merge, verdict_file
 from sm121.run.verdict_file import TestReport, VerdictFile
@@ -138,11 +139,12 @@ class Controller:
         if (session := self.session) is None:
             return
         parts = _parts(session.directory)
-        merge.merge(session.file, session.ledger, parts)
+        folders = {f"{report_directory.WORKERS}/{name}": part for name, part in parts.items()}
+        merge.merge(session.file, session.ledger, folders)
         for name, error in self._died.items():
             first = printable(session.redact((error.splitlines() or [""])[0]))
             session.ledger.decide(_died(name, first[:600]))
-        matrix_workers.conclude(session, parts)
+        merging.judge_matrix(session.directory, session.ledger, folders, session.remark)
         deselected = (name for part in self._said for name in part["deselected"])
         session.deselected = list(dict.fromkeys(deselected))
         session.inapplicable = {name for part in self._said for name in part["inapplicable"]}

@@ -16,23 +16,24 @@ from sm121.core.verdict import NotRun
 from sm121.engines.capabilities import Capabilities
 from sm121.engines.managed import StopReport
 from sm121.evidence.kernel_path import KernelPath
-from sm121.plugin.run import RUN, Run
+from sm121.plugin.stash import SESSION
+from sm121.session.session import Session
 
 if TYPE_CHECKING:
     import openai
 
 
 @pytest.fixture(scope="session")
-def conformance(pytestconfig: pytest.Config) -> Run:
+def conformance(pytestconfig: pytest.Config) -> Session:
     """The conformance run: settings, target, report directory."""
-    run = pytestconfig.stash.get(RUN, None)
+    run = pytestconfig.stash.get(SESSION, None)
     if run is None:
         raise NotRun("no conformance run is open: only tests with a level marker have one")
     return run
 
 
 @pytest.fixture(scope="session")
-def profile(conformance: Run) -> Profile:
+def profile(conformance: Session) -> Profile:
     """The profile in force."""
     return conformance.profile
 
@@ -41,11 +42,11 @@ def profile(conformance: Run) -> Profile:
 class Servers:
     """Servers by configuration name. One lives at a time; asking for another stops it."""
 
-    _run: Run
+    _session: Session
 
     def __call__(self, configuration: str | None = None) -> Server:
         """The server of a configuration (default: the one under test), started if need be."""
-        return self._run.server(configuration)
+        return self._session.server(configuration)
 
     def stop(self) -> StopReport:
         """Stop the server that runs, and say what it left.
@@ -53,23 +54,21 @@ class Servers:
         Raises:
             NotRun: the server is attached, or none runs.
         """
-        if self._run.pool is None or self._run.pool.current is None:
+        if (report := self._session.stop()) is None:
             raise NotRun(
                 "no server that the suite started is running; attached ones are not stopped"
             )
-        report = self._run.pool.stop()
-        assert report is not None
         return report
 
 
 @pytest.fixture(scope="session")
-def servers(conformance: Run) -> Servers:
+def servers(conformance: Session) -> Servers:
     """Gives the server of any of the profile's configurations."""
     return Servers(conformance)
 
 
 @pytest.fixture
-def server(conformance: Run) -> Iterator[Server]:
+def server(conformance: Session) -> Iterator[Server]:
     """The server under test, alive before and after the test."""
     yield conformance.server()
     if conformance.pool is not None:
@@ -98,6 +97,6 @@ def model(server: Server) -> str:
 
 
 @pytest.fixture
-def kernel_path(conformance: Run, server: Server) -> KernelPath:
+def kernel_path(conformance: Session, server: Server) -> KernelPath:
     """What the log of the server under test proves about its kernels."""
     return conformance.kernel_path(server)

@@ -9,7 +9,7 @@ from sm121.core.errors import UsageError
 from sm121.engines import capabilities
 from sm121.kernels import registry as kernel_providers
 from sm121.matrix import covering
-from sm121.plugin import shards
+from sm121.run import shards
 from sm121.session import settings
 from sm121.session.settings import Settings, Worker
 

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 from rich.status import Status
 
+from sm121.client.timed_process import TimedProcess
 from sm121.core import architecture, profile
 from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
@@ -19,7 +20,6 @@ from sm121.core.verdict import Invalid, NotRun
 from sm121.evidence.requirement import contradictions
 from sm121.measure import metrics, validity, visible
 from sm121.measure.cells import Cell, Target, prefill_slope
-from sm121.measure.load_process import LoadProcess
 from sm121.measure.measurement import Invalidity, Measurement
 from sm121.measure.plan import Plan
 from sm121.measure.prompts import Prompts
@@ -221,7 +221,7 @@ def bench(conformance: Run) -> Iterator[Bench]:
     plan = plan_of(run.settings, run.profile)
     display = Display(run.config)
     invalid, unproven = _standing(run, server)
-    with LoadProcess(server.endpoint.base_url, server.endpoint.api_key) as sender:
+    with TimedProcess(server.endpoint.base_url, server.endpoint.api_key) as sender:
         target = Target(
             endpoint=server.endpoint,
             sender=sender,

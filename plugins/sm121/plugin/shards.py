@@ -1,75 +1,29 @@
 """``--shard I/N`` and pytest-xdist: tests of one server configuration stay together.
 
-A group is what shares a server. Shards get whole groups, in turns, in the order of the tests;
-xdist's workers get those that need a server as they have time.
+A group is what shares a server. Shards get whole groups; xdist's workers get those that need a
+server as they have time.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
 
 import pytest
 
-from sm121.core.errors import UsageError
 from sm121.plugin.matrix import plan_of_items
-from sm121.plugin.options import SETTINGS
-from sm121.plugin.run import SHARD
-from sm121.plugin.selection import LEVEL
+from sm121.plugin.stash import LEVEL, SETTINGS, SHARD
 from sm121.plugin.workers import CONFIGURATION, GROUP, UNDER_TEST
+from sm121.run.shards import EVERYWHERE, parse
 from sm121.run.verdict_file import ShardReport, ShardTest
 
-_KERNEL = "kernel"
-#: Tests about all that ran: each shard has them, about its own part.
-_EVERYWHERE = "everywhere"
 
-
-@dataclass(frozen=True)
-class Shard:
-    """One of so many parts of a run."""
-
-    index: int
-    of: int
-
-    def __str__(self) -> str:
-        return f"{self.index}/{self.of}"
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.getgroup("sm121").addoption(
-        "--shard",
-        metavar="I/N",
-        help="run the I-th of N parts; tests of one server configuration are in one part; "
-        "`sm121 merge DIR...` makes one verdict of the parts",
-    )
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    try:
-        shard = parse(config.getoption("--shard"))
-    except UsageError as error:
-        raise pytest.UsageError(str(error)) from error
-    if shard is not None and config.getoption("--certify"):
-        raise pytest.UsageError("--shard with --certify: a certificate is about a whole run")
-
-
-def parse(text: str | None) -> Shard | None:
-    """What ``--shard`` says.
+def divide(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Find what shares a server, and keep this shard's part of the tests.
 
     Raises:
-        UsageError: it is not I/N with 1 <= I <= N.
+        UsageError: ``--shard`` is not I/N.
     """
-    if text is None:
-        return None
-    index, slash, of = text.partition("/")
-    if not (slash and index.isdecimal() and of.isdecimal() and 1 <= int(index) <= int(of)):
-        raise UsageError(f"--shard {text}: expected I/N with I from 1 to N, as in 1/2")
-    return Shard(int(index), int(of))
-
-
-@pytest.hookimpl(trylast=True)  # what is left by -m, -k and the levels' own choices is divided
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     tests = [item for item in items if LEVEL in item.stash]
     for item in tests:
         item.stash[GROUP] = _group(config, item)
@@ -78,15 +32,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     whole = [ShardTest(id=t.nodeid, level=t.stash[LEVEL]) for t in tests]
     config.stash[SHARD] = ShardReport(index=shard.index, of=shard.of, tests=whole)
-    groups = list(dict.fromkeys(item.stash[GROUP] for item in tests))
-    if _EVERYWHERE in groups:
-        groups.remove(_EVERYWHERE)
-    own = {_EVERYWHERE, *groups[shard.index - 1 :: shard.of]}
-    items[:] = [item for item in items if item.stash.get(GROUP, _EVERYWHERE) in own]
+    own = shard.groups(item.stash[GROUP] for item in tests)
+    items[:] = [item for item in items if item.stash.get(GROUP, EVERYWHERE) in own]
 
 
-def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
-    """Nothing is left out without a word."""
+def lines(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
+    """How much of the run this shard has; nothing is left out without a word."""
     shard = config.stash.get(SHARD, None)
     if shard is None:
         return []
@@ -97,14 +48,14 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
 def _group(config: pytest.Config, item: pytest.Item) -> str:
     level = item.stash[LEVEL]
     if level == "kernel":
-        return _KERNEL
+        return level
     if level != "matrix":
         return UNDER_TEST
     callspec = getattr(item, "callspec", None)
     planned = callspec.params.get("cell") if callspec is not None else None
     plan = plan_of_items(config)
     if planned is None or plan is None:
-        return _EVERYWHERE
+        return EVERYWHERE
     settings = config.stash[SETTINGS]
     arguments = plan.arguments(planned.cell, settings)
     environment = plan.environment(planned.cell, settings)

@@ -19,7 +19,9 @@ import pytest
 
 from sm121.answers.agreement import Bound
 from sm121.answers.prompts import continuations
-from sm121.answers.request import Asker
+from sm121.client.completions import Asker
+from sm121.client.connection import Patience
+from sm121.client.load import Job, LoadClient, LoadResult
 from sm121.core import architecture
 from sm121.core.files import write_text
 from sm121.core.server import Server
@@ -35,9 +37,7 @@ from sm121.report import memory_file
 from sm121.report.memory_file import MemoryFile
 from sm121.run.verdict_file import MemoryReport
 from sm121.stress import aftermath, checks, kept, shapes, soak
-from sm121.stress.client import Load, LoadClient, Patience
 from sm121.stress.fault import Fault, Kind, UnderLoad, sorted_faults
-from sm121.stress.job import Job
 from sm121.stress.shapes import Arrival, Shapes
 from sm121.stress.timeline import Sample, Timeline
 
@@ -343,7 +343,7 @@ class Stress:
         checked = {job.name: job for job in jobs}
         before = {outcome.number for outcome in self.client.under_way()}
         ended_before = self.client.completed
-        loads: list[Load] = []
+        loads: list[LoadResult] = []
         loading = threading.Thread(
             target=lambda: loads.append(self.client.run(jobs, concurrency=streams)), daemon=True
         )
@@ -399,14 +399,14 @@ class Stress:
         concurrency: int | None = None,
         arrivals: Sequence[float] | None = None,
         tails: bool = True,
-    ) -> Load:
+    ) -> LoadResult:
         load = self.client.run(jobs, concurrency=concurrency, arrivals=arrivals)
         found = self._faults(load, tails=tails)
         if found:
             raise UnderLoad(what, found, len(jobs))
         return load
 
-    def _faults(self, load: Load, *, tails: bool) -> list[Fault]:
+    def _faults(self, load: LoadResult, *, tails: bool) -> list[Fault]:
         found = checks.faults(load, self._bound)
         if tails:
             tail = checks.slow_tail(
@@ -470,7 +470,7 @@ class Stress:
             verdict=worst(g.verdict for g in self.memory),
         )
 
-    def _show_tail(self, what: str, load: Load) -> None:
+    def _show_tail(self, what: str, load: LoadResult) -> None:
         seconds = sorted(o.seconds for o in load.outcomes if o.seconds is not None)
         self._say(
             f"{what}: {len(seconds)} requests in {load.seconds:.1f} s, "

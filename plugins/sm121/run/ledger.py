@@ -8,19 +8,12 @@ from sm121.core.verdict import Verdict, worst
 from sm121.run.verdict_file import TestReport, VerdictFile
 
 
-def is_executed(test: TestReport) -> bool:
-    """Whether a test ran; one that was skipped or not reached decides nothing."""
-    return not test.skipped and test.verdict is not Verdict.NOT_RUN
-
-
 def stands(first: TestReport, second: TestReport) -> TestReport:
     """Which of two decisions on one test stands: one of a test that ran before one of a test that
-    did not, then the worse, then the later."""
-    if is_executed(first) != is_executed(second):
-        return first if is_executed(first) else second
-    if worst((first.verdict, second.verdict)) is first.verdict is not second.verdict:
-        return first
-    return second
+    did not, then the worse, then the first."""
+    if first.executed != second.executed:
+        return first if first.executed else second
+    return first if worst((first.verdict, second.verdict)) is first.verdict else second
 
 
 class Ledger:

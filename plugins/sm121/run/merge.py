@@ -1,41 +1,131 @@
-"""One report of the parts that several workers of one run have written."""
+"""One verdict file of several: of the shards of a run, or of its workers.
+
+docs/verdicts.md states the rules: how verdicts rank, how states of the box rank, and which of two
+decisions on a test stands (`sm121.run.ledger.stands`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from sm121.run.directory import WORKERS
+from sm121.core.verdict import Verdict, worst
+from sm121.measure.box import BoxState
 from sm121.run.ledger import Ledger
-from sm121.run.verdict_file import BESIDE, BoxReport, VerdictFile
+from sm121.run.reason import reason
+from sm121.run.verdict_file import (
+    BESIDE,
+    SCHEMA_VERSION,
+    BoxReport,
+    MemoryReport,
+    TestReport,
+    VerdictFile,
+)
+
+#: Worst first. What could not be told weighs more than what was found fit.
+_BOX_STATES = (BoxState.DEGRADED, BoxState.UNKNOWN, BoxState.QUALIFIED)
+
+
+class Difference(NamedTuple):
+    """Something in which two runs differ, so that their verdicts are not about the same thing."""
+
+    what: str
+    one: str | None
+    other: str | None
+
+
+def differences(one: VerdictFile, other: VerdictFile) -> list[Difference]:
+    """Why two runs are not parts of the same one; empty where they can be."""
+    compared = (
+        Difference("profile", one.profile, other.profile),
+        Difference("architecture", one.arch, other.arch),
+        Difference("engine", one.engine.name, other.engine.name),
+        Difference("engine's version", one.engine.version, other.engine.version),
+    )
+    return [difference for difference in compared if difference.one != difference.other]
 
 
 def merge(whole: VerdictFile, ledger: Ledger, parts: Mapping[str, VerdictFile]) -> None:
-    """Take into the whole what only the workers know: their engines, starts, metrics, crashes.
+    """Take into the whole what only its parts know: their engines, starts, metrics, crashes.
 
-    The tests of the whole stand; those beside them (``end of the run::...``) are added.
+    The tests of the whole are left as they are; those beside them (``end of the run::...``) are
+    decided.
+
+    Args:
+        whole: the file of the whole run.
+        ledger: of the whole.
+        parts: by the folder that each lies in, as seen from the report directory of the whole.
     """
-    for name, part in parts.items():
-        prefix = f"{WORKERS}/{name}"
-        if part.engine.base_url is not None and whole.engine.base_url is None:
-            whole.engine = part.engine
-        whole.metrics.update(part.metrics)
-        moved = prefixed(part, prefix)
-        whole.starts += moved.starts
-        whole.crashes += moved.crashes
-        whole.memory = moved.memory or whole.memory
-        whole.box = _worse(whole.box, part.box)
-        for line in part.unproven:
-            if line not in whole.unproven:
-                whole.unproven.append(line)
-        for line in part.remarks:
-            if line not in whole.remarks:
-                whole.remarks.append(line)
-        used = part.environment.get("resources") or {}
-        if used.get("samples"):
-            whole.environment["resources"] = used
+    moved = [prefixed(part, folder) for folder, part in parts.items()]
+    for part in moved:
+        whole.metrics |= part.metrics
+        whole.starts += part.starts
+        whole.crashes += part.crashes
+        whole.unproven += [line for line in part.unproven if line not in whole.unproven]
+        whole.remarks += [line for line in part.remarks if line not in whole.remarks]
         for test in part.tests:
             if test.id.startswith(BESIDE):
                 ledger.decide(test)
+    files = [whole, *moved]
+    # The first whose kernel path is proven, else the first that has served at all.
+    whole.engine = max(
+        (file.engine for file in files),
+        key=lambda engine: (bool(engine.path.evidence), engine.base_url is not None),
+    )
+    whole.box = worst_box(file.box for file in files)
+    whole.memory = _gravest(file.memory for file in files if file.memory is not None)
+    used = [file.environment.get("resources") or {} for file in files]
+    if longest := max(used, key=lambda resources: resources.get("samples") or 0):
+        whole.environment["resources"] = longest
+
+
+def merge_shards(parts: Mapping[str, VerdictFile]) -> VerdictFile:
+    """The whole run of which these are shards, by their folders.
+
+    What a missing shard should have run is NOT_RUN, and so is then the run.
+    """
+    files = list(parts.values())
+    shards = [file.shard for file in files if file.shard is not None]
+    planned = shards[0]
+    present = {shard.index for shard in shards}
+    missing = [f"{n}/{planned.of}" for n in range(1, planned.of + 1) if n not in present]
+    names = ", ".join(missing)
+    first = files[0]
+    whole = VerdictFile(
+        schema_version=SCHEMA_VERSION,
+        finished=not missing and all(file.finished for file in files),
+        certified=first.certified,
+        arch=first.arch,
+        profile=first.profile,
+        started=first.started,
+        duration_s=max(file.duration_s for file in files),
+        engine=first.engine,
+        environment=_environments(files),
+        tests=[
+            TestReport(
+                id=test.id,
+                level=test.level,
+                verdict=Verdict.NOT_RUN,
+                message=f"its shard is missing ({names})" if missing else "no shard had it",
+            )
+            for test in planned.tests
+        ],
+    )
+    ledger = Ledger(whole)
+    for file in files:
+        for test in file.tests:
+            if not test.id.startswith(BESIDE):
+                ledger.decide(test)
+    merge(whole, ledger, parts)
+    whole.judge()
+    if missing:
+        whole.settle(worst([whole.verdict, Verdict.NOT_RUN]))
+        whole.reason = f"shards that are missing: {names}"
+    elif not whole.finished:
+        whole.reason = next(file.reason for file in files if not file.finished)
+    else:
+        whole.reason = reason(whole)
+    return whole
 
 
 def prefixed(part: VerdictFile, prefix: str) -> VerdictFile:
@@ -51,13 +141,46 @@ def prefixed(part: VerdictFile, prefix: str) -> VerdictFile:
     return moved
 
 
-def plain_id(nodeid: str, known: Collection[str]) -> str:
+def worst_box(boxes: Iterable[BoxReport]) -> BoxReport:
+    """The machine of the whole: the worst of those that were looked at.
+
+    A part in which nothing asked for the machine says nothing about it. A state that a later
+    version of the suite has is UNKNOWN to this one.
+    """
+    every = list(boxes)
+
+    def place(box: BoxReport) -> int:
+        known = box.state if box.state in _BOX_STATES else BoxState.UNKNOWN
+        return _BOX_STATES.index(BoxState(known))
+
+    return min([box for box in every if box.looked_at] or every, key=place)
+
+
+def plain_id(nodeid: str, known: Iterable[str]) -> str:
     """A node id without the name of the group that xdist appends."""
     if nodeid in known:
         return nodeid
     return next((name for name in known if nodeid.startswith(f"{name}@")), nodeid)
 
 
-def _worse(one: BoxReport, other: BoxReport) -> BoxReport:
-    order = ("DEGRADED", "QUALIFIED", "UNKNOWN")
-    return min(one, other, key=lambda box: order.index(box.state) if box.state in order else 3)
+def _gravest(known: Iterable[MemoryReport]) -> MemoryReport | None:
+    """The gravest; of several such, the longest."""
+    reports = list(known)
+    gravest = worst(report.verdict for report in reports)
+    return max(
+        (report for report in reports if report.verdict is gravest),
+        key=lambda report: report.samples,
+        default=None,
+    )
+
+
+def _environments(files: Sequence[VerdictFile]) -> dict[str, object]:
+    """The first shard's record, and of each other one what was different there."""
+    first = files[0].environment
+    others = {}
+    for file in files[1:]:
+        own = file.environment
+        different = {k: own.get(k) for k in {**first, **own} if first.get(k) != own.get(k)}
+        if different and file.shard is not None:
+            others[str(file.shard.index)] = different
+    return {**first, **({"other_shards": others} if others else {})}

@@ -48,6 +48,11 @@ class BoxReport(_Part):
     load_during: float | None = None
     """Share of the CPU that others took in between."""
 
+    @property
+    def looked_at(self) -> bool:
+        """Whether anything in the run asked for the state: else this is as a run begins."""
+        return self != BoxReport()
+
 
 class LevelReport(_Part):
     """A level: its verdict, and how many of its tests ended how."""
@@ -85,6 +90,11 @@ class TestReport(_Part):
     def why_not_run(self) -> str:
         """The reason of a test that could not run, without the word."""
         return self.message.removeprefix(NOT_RUN)
+
+    @property
+    def executed(self) -> bool:
+        """Whether it ran; one that was skipped, or not reached, decides nothing."""
+        return not self.skipped and self.verdict is not Verdict.NOT_RUN
 
 
 class StartReport(_Part):
@@ -224,8 +234,9 @@ def _level(tests: list[TestReport]) -> LevelReport:
             report.inconclusive += 1
         else:
             report.not_run += 1
-    executed = [test for test in tests if not test.skipped and test.verdict is not Verdict.NOT_RUN]
-    report.verdict = worst(Verdict.PASS if test.waived else test.verdict for test in executed)
+    report.verdict = worst(
+        Verdict.PASS if test.waived else test.verdict for test in tests if test.executed
+    )
     return report
 
 

@@ -14,7 +14,7 @@ from sm121.core import architecture
 from sm121.core.profile import Profile
 from sm121.core.verdict import Verdict
 from sm121.engines import devices, registry, stale
-from sm121.engines.managed import Patience
+from sm121.engines.managed import StartLimits
 from sm121.engines.pool import ServerPool
 from sm121.engines.process_tree import RUN_ID
 from sm121.engines.protocol import Program
@@ -147,7 +147,7 @@ def _make_pool(session: Session, profile: Profile) -> None:
         settings, profile, notify=lambda line: session.say("canary", line)
     )
     session.pool = ServerPool(
-        patience=Patience(
+        limits=StartLimits(
             ready_s=profile.engine.ready_within_s.value,
             stalled_s=profile.engine.stalled_after_s,
             stop_s=profile.engine.stop_within_s,

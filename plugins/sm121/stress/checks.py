@@ -9,16 +9,17 @@ from typing import cast
 
 from sm121.answers import agreement
 from sm121.answers.agreement import Bound
-from sm121.answers.request import Answer
-from sm121.stress.client import Load
+from sm121.client.completions import Completion
+from sm121.client.load import JobOutcome, LoadResult
 from sm121.stress.fault import Fault, Kind
-from sm121.stress.job import Outcome
 
 #: Fewer requests than this have no tail to speak of.
 _LEAST_FOR_A_TAIL = 20
 
 
-def faults(load: Load, bound: Bound | None, *, stopped_at: float | None = None) -> list[Fault]:
+def faults(
+    load: LoadResult, bound: Bound | None, *, stopped_at: float | None = None
+) -> list[Fault]:
     """Everything that is wrong with the answers of a load.
 
     Args:
@@ -32,7 +33,7 @@ def faults(load: Load, bound: Bound | None, *, stopped_at: float | None = None) 
     return [item for item in found if item is not None]
 
 
-def is_aborted(outcome: Outcome, stopped_at: float | None) -> bool:
+def is_aborted(outcome: JobOutcome, stopped_at: float | None) -> bool:
     """Whether a server that was stopped has ended a request and said so."""
     return (
         stopped_at is not None
@@ -43,7 +44,7 @@ def is_aborted(outcome: Outcome, stopped_at: float | None) -> bool:
     )
 
 
-def fault(outcome: Outcome, bound: Bound | None, *, aborted: bool = False) -> Fault | None:
+def fault(outcome: JobOutcome, bound: Bound | None, *, aborted: bool = False) -> Fault | None:
     """What is wrong with one answer; None if it holds.
 
     Args:
@@ -76,7 +77,9 @@ def fault(outcome: Outcome, bound: Bound | None, *, aborted: bool = False) -> Fa
     return _wrong(where, outcome, outcome.answer, bound)
 
 
-def _wrong(where: str, outcome: Outcome, answer: Answer, bound: Bound | None) -> Fault | None:
+def _wrong(
+    where: str, outcome: JobOutcome, answer: Completion, bound: Bound | None
+) -> Fault | None:
     job = outcome.job
     if (lacking := _lacking(where, answer, job.alone)) is not None:
         return lacking
@@ -108,7 +111,7 @@ def _wrong(where: str, outcome: Outcome, answer: Answer, bound: Bound | None) ->
 
 
 def _wrong_before_the_abort(
-    where: str, outcome: Outcome, answer: Answer, bound: Bound | None
+    where: str, outcome: JobOutcome, answer: Completion, bound: Bound | None
 ) -> Fault | None:
     job, alone = outcome.job, outcome.job.alone
     if answer.ids is None:
@@ -134,7 +137,7 @@ def _wrong_before_the_abort(
     return _against_alone(where, answer, begun, bound)
 
 
-def _lacking(where: str, answer: Answer, alone: Answer | None) -> Fault | None:
+def _lacking(where: str, answer: Completion, alone: Completion | None) -> Fault | None:
     """What the server sends with an answer to who asks alone, it sends under load."""
     if alone is None:
         return None
@@ -146,7 +149,7 @@ def _lacking(where: str, answer: Answer, alone: Answer | None) -> Fault | None:
     return None
 
 
-def _against_alone(where: str, answer: Answer, alone: Answer, bound: Bound) -> Fault | None:
+def _against_alone(where: str, answer: Completion, alone: Completion, bound: Bound) -> Fault | None:
     if answer.ids is not None and alone.ids is not None and len(answer.ids) > len(alone.ids):
         # Of a long answer only the beginning was asked for alone.
         whole = len(alone.ids)
@@ -179,7 +182,7 @@ def _lost_or_doubled(seen: Sequence[int], alone: Sequence[int]) -> Kind | None:
     return None
 
 
-def slow_tail(load: Load, factor: float, floor_s: float) -> Fault | None:
+def slow_tail(load: LoadResult, factor: float, floor_s: float) -> Fault | None:
     """Whether the slowest of requests of one kind took more than ``factor`` times their median, and
     more than ``floor_s``."""
     seconds = sorted(

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from sm121.answers.prompts import Prompt
-from sm121.answers.request import Answer, Request
-from sm121.stress.job import Behaviour, Job
+from sm121.client.completions import Completion, Request
+from sm121.client.load import Behaviour, Job
 
 Arrival = Literal["closed", "poisson", "burst"]
 ARRIVALS: tuple[Arrival, ...] = ("closed", "poisson", "burst")
@@ -39,15 +39,15 @@ class Shapes:
 
     model: str
     prompts: Sequence[Prompt]
-    ask: Callable[[Request], Answer]
+    ask: Callable[[Request], Completion]
     salted: bool
     log_probabilities: bool
     plain: Callable[[dict[str, Any]], dict[str, Any]] = lambda body: body
     random: random.Random = field(default_factory=lambda: random.Random(121))
-    _alone: dict[tuple[Any, int], Answer] = field(default_factory=dict)
+    _alone: dict[tuple[Any, int], Completion] = field(default_factory=dict)
     _salt: int = 0
 
-    def alone(self, prompt: str | tuple[int, ...], tokens: int) -> Answer:
+    def alone(self, prompt: str | tuple[int, ...], tokens: int) -> Completion:
         """The answer to a prompt when nothing else is asked."""
         key = (prompt, tokens)
         if key not in self._alone:

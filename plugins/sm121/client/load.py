@@ -1,6 +1,6 @@
 """Sends a load and watches it: every answer whole, and progress at all times.
 
-What is timed here is coarse (tails of seconds); the timed path for rates is in ``sm121.measure``.
+What is timed here is coarse (tails of seconds); the timed path for rates is ``sm121.client.timed``.
 """
 
 from __future__ import annotations
@@ -10,45 +10,113 @@ import contextlib
 import json
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 
-from sm121.answers.request import assembled, parse
+from sm121.client.completions import Completion, parse
+from sm121.client.connection import Patience, open_session
+from sm121.client.sse import DONE, EventParser
 from sm121.core.server import Endpoint
-from sm121.measure.stream import EventParser
-from sm121.stress.job import Job, Outcome
 
 _LOOK_EVERY_S = 0.25
-_KEEP_ALIVE_S = 2.0
 _LONGEST_TEXT = 300
 #: How long a load that was interrupted may take to close its connections.
 _END_WITHIN_S = 10.0
+_DISCONNECT_AFTER_S = 0.05
 _SLOW_READ_S = 0.15
 _SLOW_READ_BYTES = 256
-_DONE = b"[DONE]"
+_BROKEN_OFF = ("stopped", "broken off because of another")
 #: Requests that fell silent within so many seconds of the last sign of life did so together.
 _TOGETHER_S = 0.15
 
 
-@dataclass(frozen=True)
-class Patience:
-    """How long a request may take, in seconds."""
+#: ``complete`` reads to the end; ``cancel`` closes the connection in the middle of the stream;
+#: ``disconnect`` goes away before the first byte; ``slow`` reads, but slowly; ``bad`` is a request
+#: that must be refused.
+Behaviour = Literal["complete", "cancel", "disconnect", "slow", "bad"]
 
-    #: In all.
-    within_s: float
-    #: Without a token, while others get theirs or all are silent.
-    silent_s: float
+
+@dataclass(frozen=True)
+class Job:
+    """A request to /v1/completions.
+
+    ``alone`` is the answer to the same prompt, asked alone; None where there is none to compare.
+    """
+
+    name: str
+    body: dict[str, Any]
+    tokens: int
+    alone: Completion | None = None
+    behaviour: Behaviour = "complete"
+
+    @property
+    def streamed(self) -> bool:
+        """Whether the answer comes as a stream."""
+        return bool(self.body.get("stream"))
 
 
 @dataclass
-class Load:
+class JobOutcome:
+    """What became of a job; also what a crash bundle shows of those in flight. Times are of
+    ``time.monotonic``."""
+
+    number: int
+    job: Job
+    started: float = field(default_factory=time.monotonic)
+    first: float | None = None
+    last: float | None = None
+    ended: float | None = None
+    status: int | None = None
+    #: Tokens so far.
+    received: int = 0
+    answer: Completion | None = None
+    #: Why there is no answer, as (kind, text) of a fault.
+    problem: tuple[str, str] | None = None
+
+    def progress(self, tokens: int) -> None:
+        """Something came."""
+        self.last = time.monotonic()
+        if tokens and self.first is None:
+            self.first = self.last
+        self.received += tokens
+
+    @property
+    def seconds(self) -> float | None:
+        """From the request to the end of the answer."""
+        return None if self.ended is None else self.ended - self.started
+
+    def silent_s(self, now: float) -> float:
+        """For how long nothing has come."""
+        return now - (self.last or self.started)
+
+    def record(self) -> dict[str, Any]:
+        """For a file: neither the prompt nor the answer, which may be long."""
+        now = time.monotonic()
+        prompt = self.job.body.get("prompt")
+        return {
+            "number": self.number,
+            "name": self.job.name,
+            "behaviour": self.job.behaviour,
+            "prompt_tokens": len(prompt) if isinstance(prompt, list) else None,
+            "asked_tokens": self.job.tokens,
+            "received_tokens": self.received,
+            "status": self.status,
+            "running_s": round((self.ended or now) - self.started, 3),
+            "silent_s": round(self.silent_s(self.ended or now), 3),
+            "problem": self.problem,
+        }
+
+
+@dataclass
+class LoadResult:
     """What became of a load."""
 
-    outcomes: list[Outcome]
+    outcomes: list[JobOutcome]
     started: float
     ended: float
 
@@ -75,14 +143,14 @@ class LoadClient:
     patience: Patience
     stop: Callable[[], tuple[str, str] | None] = lambda: None
     #: What is under way now; read by whoever writes a crash bundle.
-    in_flight: dict[int, Outcome] = field(default_factory=dict)
+    in_flight: dict[int, JobOutcome] = field(default_factory=dict)
     #: Requests that have ended so far, over all loads.
     completed: int = 0
     _number: int = 0
     #: When anything came last, or a request ended.
     _alive: float = 0.0
 
-    def under_way(self) -> list[Outcome]:
+    def under_way(self) -> list[JobOutcome]:
         """What is in flight at this moment; may be asked while a load runs in another thread."""
         return list(self.in_flight.copy().values())
 
@@ -92,40 +160,32 @@ class LoadClient:
         *,
         concurrency: int | None = None,
         arrivals: Sequence[float] | None = None,
-    ) -> Load:
+    ) -> LoadResult:
         """Send the jobs: so many at a time (closed loop), or each at its moment (open loop)."""
         self.in_flight.clear()
         return _in_a_thread(lambda: self._run(jobs, concurrency or len(jobs), arrivals))
 
     async def _run(
         self, jobs: Sequence[Job], concurrency: int, arrivals: Sequence[float] | None
-    ) -> Load:
+    ) -> LoadResult:
         started = time.monotonic()
-        outcomes: list[Outcome] = []
-        tasks: dict[asyncio.Task[None], Outcome] = {}
-        headers = {
-            "Authorization": f"Bearer {self.endpoint.api_key}",
-            "Accept-Encoding": "identity",
-        }
-        async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=30.0),
-            headers=headers,
-        ) as session:
-            pending = list(jobs)
-            moments = list(arrivals) if arrivals is not None else None
+        outcomes: list[JobOutcome] = []
+        tasks: dict[asyncio.Task[None], JobOutcome] = {}
+        limit = concurrency if arrivals is None else len(jobs)
+        moments = [0.0] * len(jobs) if arrivals is None else arrivals
+        pending = deque(zip(jobs, moments, strict=False))
+        async with open_session(self.endpoint.api_key) as session:
             try:
                 while pending or tasks:
-                    now = time.monotonic()
-                    while pending and self._may_start(len(tasks), concurrency, moments, started):
-                        outcome = self._begin(pending.pop(0))
+                    wait_s = _LOOK_EVERY_S
+                    while pending and len(tasks) < limit:
+                        due_s = started + pending[0][1] - time.monotonic()
+                        if due_s > 0:
+                            wait_s = min(wait_s, due_s)
+                            break
+                        outcome = self._begin(pending.popleft()[0])
                         outcomes.append(outcome)
                         tasks[asyncio.create_task(self._send(session, outcome))] = outcome
-                        if moments:
-                            moments.pop(0)
-                    wait_s = _LOOK_EVERY_S
-                    if pending and moments:
-                        wait_s = min(wait_s, max(0.0, started + moments[0] - now))
                     if tasks:
                         done, _ = await asyncio.wait(
                             tasks, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED
@@ -136,10 +196,13 @@ class LoadClient:
                     for task in done:
                         self._finish(tasks.pop(task))
                         task.result()
-                    reason = self._trouble(list(tasks.values()))
-                    if reason is not None:
-                        pending.clear()
-                        await self._break_off(tasks, reason)
+                    if (reason := self._trouble(list(tasks.values()))) is not None:
+                        now = time.monotonic()
+                        for outcome in tasks.values():
+                            guilty = self._silent(outcome, now) or self._late(outcome, now)
+                            all_of_them = reason[0] != "stuck_request"
+                            outcome.problem = reason if guilty or all_of_them else _BROKEN_OFF
+                        break
             finally:
                 for task in tasks:
                     task.cancel()
@@ -147,43 +210,42 @@ class LoadClient:
                 # They stay in `in_flight`: that is what they were when something ended the load.
                 for outcome in tasks.values():
                     outcome.ended = outcome.ended or time.monotonic()
-        return Load(outcomes, started, time.monotonic())
+        return LoadResult(outcomes, started, time.monotonic())
 
-    def _may_start(
-        self, running: int, concurrency: int, moments: list[float] | None, started: float
-    ) -> bool:
-        if moments is not None:
-            return bool(moments) and time.monotonic() >= started + moments[0]
-        return running < concurrency
-
-    def _begin(self, job: Job) -> Outcome:
+    def _begin(self, job: Job) -> JobOutcome:
         self._number += 1
-        outcome = Outcome(self._number, job)
+        outcome = JobOutcome(self._number, job)
         self.in_flight[outcome.number] = outcome
         return outcome
 
-    def _finish(self, outcome: Outcome) -> None:
+    def _finish(self, outcome: JobOutcome) -> None:
         outcome.ended = outcome.ended or time.monotonic()
         if self.in_flight.pop(outcome.number, None) is not None:
             self.completed += 1
         self._alive = max(self._alive, outcome.last or outcome.started)
 
-    def _trouble(self, running: Sequence[Outcome]) -> tuple[str, str] | None:
+    def _silent(self, outcome: JobOutcome, now: float) -> bool:
+        return outcome.silent_s(now) > self.patience.silent_s
+
+    def _late(self, outcome: JobOutcome, now: float) -> bool:
+        return now - outcome.started > self.patience.within_s
+
+    def _trouble(self, running: Sequence[JobOutcome]) -> tuple[str, str] | None:
         """Why the load cannot go on: a request without progress says what it is."""
         if (reason := self.stop()) is not None:
             return reason
         now = time.monotonic()
-        silent = [o for o in running if o.silent_s(now) > self.patience.silent_s]
-        late = [o for o in running if now - o.started > self.patience.within_s]
+        silent = [outcome for outcome in running if self._silent(outcome, now)]
         # A request that waits for its turn gets nothing while others do: it has `within_s`.
-        stuck = [o for o in silent if o.first is not None] or late
-        newest = max((o.last or o.started for o in silent), default=now)
-        if silent and len(silent) == len(running) and self._alive < newest + _TOGETHER_S:
-            return "hang", (
-                f"none of {len(running)} requests under way got a token for "
-                f"{self.patience.silent_s:.0f} s (numbers {_numbers(silent)})"
-            )
+        stuck = [o for o in silent if o.first is not None]
+        stuck = stuck or [outcome for outcome in running if self._late(outcome, now)]
         if silent and len(silent) == len(running):
+            if self._alive < max(o.last or o.started for o in silent) + _TOGETHER_S:
+                return "hang", (
+                    f"none of {len(running)} requests under way got a token for "
+                    f"{self.patience.silent_s:.0f} s "
+                    f"(numbers {', '.join(str(outcome.number) for outcome in silent[:8])})"
+                )
             stuck = silent
         if stuck:
             first = stuck[0]
@@ -194,30 +256,17 @@ class LoadClient:
             )
         return None
 
-    async def _break_off(
-        self, tasks: dict[asyncio.Task[None], Outcome], reason: tuple[str, str]
-    ) -> None:
-        kind, _ = reason
-        now = time.monotonic()
-        for task, outcome in list(tasks.items()):
-            guilty = kind != "stuck_request" or (
-                outcome.silent_s(now) > self.patience.silent_s
-                or now - outcome.started > self.patience.within_s
-            )
-            outcome.problem = reason if guilty else ("stopped", "broken off because of another")
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        # They stay in `in_flight`: that is what they were when the load was broken off.
-        for outcome in tasks.values():
-            outcome.ended = time.monotonic()
-        tasks.clear()
-
-    async def _send(self, session: aiohttp.ClientSession, outcome: Outcome) -> None:
+    async def _send(self, session: aiohttp.ClientSession, outcome: JobOutcome) -> None:
         job = outcome.job
         url = f"{self.endpoint.base_url}/v1/completions"
         try:
             if job.behaviour == "disconnect":
-                await self._disconnect(session, url, outcome)
+                # It goes away while the server works on the prompt.
+                with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+                    async with asyncio.timeout(_DISCONNECT_AFTER_S):
+                        response = await session.post(url, json=job.body)
+                        outcome.status = response.status
+                        response.close()
                 return
             async with session.post(url, json=job.body) as response:
                 outcome.status = response.status
@@ -238,17 +287,7 @@ class LoadClient:
         finally:
             outcome.ended = time.monotonic()
 
-    async def _disconnect(self, session: aiohttp.ClientSession, url: str, outcome: Outcome) -> None:
-        """Go away while the server works on the prompt."""
-        asking = asyncio.ensure_future(session.post(url, json=outcome.job.body))
-        await asyncio.wait((asking,), timeout=0.05)
-        asking.cancel()
-        (response,) = await asyncio.gather(asking, return_exceptions=True)
-        if isinstance(response, aiohttp.ClientResponse):
-            outcome.status = response.status
-            response.close()
-
-    async def _read_stream(self, response: aiohttp.ClientResponse, outcome: Outcome) -> None:
+    async def _read_stream(self, response: aiohttp.ClientResponse, outcome: JobOutcome) -> None:
         events = EventParser()
         parts: list[dict[str, Any]] = []
         ended = False
@@ -260,7 +299,7 @@ class LoadClient:
             if not piece:
                 break
             for data in events.feed(piece):
-                if data == _DONE:
+                if data == DONE:
                     ended = True
                     continue
                 event = json.loads(data)
@@ -275,19 +314,19 @@ class LoadClient:
                 await asyncio.sleep(_SLOW_READ_S)
         if not ended:
             raise ValueError(f"the stream ended after {outcome.received} tokens without [DONE]")
-        outcome.answer = assembled(parts)
+        outcome.answer = parse(*parts)
 
 
-def _in_a_thread(work: Callable[[], Coroutine[Any, Any, Load]]) -> Load:
+def _in_a_thread(work: Callable[[], Coroutine[Any, Any, LoadResult]]) -> LoadResult:
     """Run it beside the calling thread, and end it when that is interrupted.
 
     The time limit of a test and Ctrl-C are exceptions that a signal raises in the main thread. In a
     callback of an event loop they would only be logged, and the load would go on.
     """
-    result: Future[Load] = Future()
+    result: Future[LoadResult] = Future()
     running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
 
-    async def main() -> Load:
+    async def main() -> LoadResult:
         task = asyncio.current_task()
         assert task is not None
         running.append((asyncio.get_running_loop(), task))
@@ -317,7 +356,3 @@ def _tokens(event: dict[str, Any]) -> int:
         bool(choice.get("text")) if choice.get("token_ids") is None else len(choice["token_ids"])
         for choice in event.get("choices") or ()
     )
-
-
-def _numbers(outcomes: Sequence[Outcome]) -> str:
-    return ", ".join(str(outcome.number) for outcome in outcomes[:8])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from sm121.core.profile import Profile
-from sm121.reference.markdown import MADE_BY, cell, table
 from sm121.run import verdict_file
+from tools.reference.markdown import MADE_BY, cell, table
 
 
 def page() -> str:
@@ -14,7 +14,7 @@ def page() -> str:
     lines = [
         "# Keys of verdict.json and of a profile",
         "",
-        MADE_BY.format(command="sm121 reference docs", source="the models"),
+        MADE_BY.format(source="the models"),
         "The machine-readable form: [verdict.schema.json](verdict.schema.json), "
         "[profile.schema.json](profile.schema.json). How they may change: "
         "[contracts](contracts.md).",

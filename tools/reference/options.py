@@ -1,6 +1,6 @@
 """docs/options.md: every option, marker and fixture, from where they are declared.
 
-``python -m sm121.plugin.reference docs/options.md``; of `sm121.reference`, what needs pytest.
+``python -m sm121.plugin.reference docs/options.md``; of `tools.reference`, what needs pytest.
 """
 
 from __future__ import annotations
@@ -8,14 +8,12 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from sm121.plugin import pytest_plugins
-from sm121.reference.markdown import MADE_BY, cell, table
+from tools.reference.markdown import MADE_BY, cell, table
 
 
 @dataclass(frozen=True)
@@ -119,9 +117,7 @@ def page() -> str:
     lines = [
         "# Options, markers and fixtures",
         "",
-        MADE_BY.format(
-            command="python -m sm121.plugin.reference docs/options.md", source="the plugin"
-        ),
+        MADE_BY.format(source="the plugin"),
         "## Options of pytest",
         "",
         *table(("option", "meaning"), [(_code(o.shown), cell(o.help)) for o in options]),
@@ -141,7 +137,3 @@ def page() -> str:
         *table(("fixture", "what it is"), [(f"`{n}`", cell(t)) for n, t in fixtures().items()]),
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(page(), "utf-8")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import httpx
 
+from sm121.client.sse import DONE, EventParser
 from sm121.core.errors import Sm121Error
-from sm121.core.server import Server
+from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import NotRun
 
 Prompt = str | tuple[int, ...]
@@ -44,7 +46,7 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Completion:
     """A completion. What the engine did not send is None."""
 
     text: str
@@ -102,7 +104,7 @@ class Asker:
         self._documented = server.engine == "vllm" or server.version is not None
         self._plain = False
 
-    def ask(self, request: Request) -> Answer:
+    def ask(self, request: Request) -> Completion:
         """One completion.
 
         Raises:
@@ -111,7 +113,7 @@ class Asker:
         with self._server.endpoint.http(timeout_s=self._timeout_s) as http:
             return self._ask(http, request)
 
-    def ask_together(self, requests: Sequence[Request]) -> list[Answer]:
+    def ask_together(self, requests: Sequence[Request]) -> list[Completion]:
         """Completions that are under way at the same time, in the order of the requests."""
         with (
             self._server.endpoint.http(timeout_s=self._timeout_s) as http,
@@ -119,36 +121,15 @@ class Asker:
         ):
             return list(pool.map(lambda request: self._ask(http, request), requests))
 
-    def stream(self, request: Request) -> Answer:
+    def stream(self, request: Request) -> Completion:
         """The same completion, streamed and put together again."""
-        body = {**self._body(request), "stream": True}
-        body["stream_options"] = {"include_usage": True}
-        parts: list[dict[str, Any]] = []
-        with (
-            self._server.endpoint.http(timeout_s=self._timeout_s) as http,
-            http.stream("POST", "/v1/completions", json=body) as answer,
-        ):
-            if answer.status_code != 200:
-                raise Refused(answer.status_code, answer.read().decode("utf-8", "replace"))
-            # Not iter_lines(): it ends lines at U+2028 too, which may stand in a model's text.
-            for line in answer.read().splitlines():
-                content = line.removeprefix(b"data:").strip()
-                if line.startswith(b"data:") and content != b"[DONE]":
-                    parts.append(json.loads(content))
-        return assembled(parts)
+        with closing(self._chunks(request)) as chunks:
+            return parse(*chunks)
 
     def abort(self, request: Request) -> None:
         """Start a streamed completion and hang up after its first chunk."""
-        body = {**self._body(request), "stream": True}
-        with (
-            self._server.endpoint.http(timeout_s=self._timeout_s) as http,
-            http.stream("POST", "/v1/completions", json=body) as answer,
-        ):
-            if answer.status_code != 200:
-                raise Refused(answer.status_code, answer.read().decode("utf-8", "replace"))
-            for line in answer.iter_lines():
-                if line.startswith("data:"):
-                    break
+        with closing(self._chunks(request)) as chunks:
+            next(chunks, None)
 
     def need(self, value: _Result | None, what: str) -> _Result:
         """What a check cannot do without.
@@ -163,15 +144,15 @@ class Asker:
             raise AssertionError(f"required: {what} with every answer, seen: none")
         raise NotRun(f"this check needs {what}, and the engine sends none with its completions")
 
-    def ids(self, answer: Answer) -> tuple[int, ...]:
+    def ids(self, answer: Completion) -> tuple[int, ...]:
         """The generated token ids (see `need`)."""
         return self.need(answer.ids, "the generated token ids (return_token_ids)")
 
-    def positions(self, answer: Answer) -> tuple[Position, ...]:
+    def positions(self, answer: Completion) -> tuple[Position, ...]:
         """The generated tokens with their log-probabilities (see `need`)."""
         return self.need(answer.positions, "log-probabilities (logprobs)")
 
-    def _ask(self, http: httpx.Client, request: Request) -> Answer:
+    def _ask(self, http: httpx.Client, request: Request) -> Completion:
         answer = http.post("/v1/completions", json=self._body(request))
         if answer.status_code in _NOT_UNDERSTOOD and not self._documented:
             self._plain = True  # it takes nothing beside the API's own fields
@@ -183,6 +164,10 @@ class Asker:
             raise Refused(answer.status_code, answer.text)
         return parse(answer.json())
 
+    def _chunks(self, request: Request) -> Generator[dict[str, Any], None, None]:
+        body = {**self._body(request), "stream_options": {"include_usage": True}}
+        return stream(self._server.endpoint, body, timeout_s=self._timeout_s)
+
     def _body(self, request: Request) -> dict[str, Any]:
         body = request.body(self._server.endpoint.served_name)
         if self._plain:
@@ -190,22 +175,53 @@ class Asker:
         return body
 
 
-def parse(content: Mapping[str, Any]) -> Answer:
-    """An answer from the JSON of /v1/completions."""
-    choice = content["choices"][0]
-    usage = content.get("usage") or {}
-    ids, prompt_ids = choice.get("token_ids"), choice.get("prompt_token_ids")
-    details = usage.get("prompt_tokens_details") or {}
-    return Answer(
-        text=choice.get("text") or "",
-        finish_reason=choice.get("finish_reason"),
-        ids=None if ids is None else tuple(ids),
+def stream(
+    endpoint: Endpoint, body: Mapping[str, Any], *, timeout_s: float
+) -> Generator[dict[str, Any], None, None]:
+    """The chunks of a streamed completion as they come; close it to hang up.
+
+    Raises:
+        Refused: the server answered with an error.
+    """
+    events = EventParser()
+    with (
+        endpoint.http(timeout_s=timeout_s) as http,
+        http.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer,
+    ):
+        if answer.status_code != 200:
+            raise Refused(answer.status_code, answer.read().decode("utf-8", "replace"))
+        for piece in answer.iter_bytes():
+            for data in events.feed(piece):
+                if data != DONE:
+                    yield json.loads(data)
+
+
+def parse(*parts: Mapping[str, Any]) -> Completion:
+    """A completion from the JSON of /v1/completions: one whole answer, or the chunks of a stream.
+
+    Raises:
+        AssertionError: there is no choice in it.
+    """
+    choices = [choice for part in parts for choice in part.get("choices") or ()]
+    if not choices:
+        raise AssertionError("required: an answer with choices, seen: none")
+    ids = [choice["token_ids"] for choice in choices if choice.get("token_ids") is not None]
+    positions = [p for choice in choices for p in _positions(choice.get("logprobs"))]
+    prompt_ids = next((c["prompt_token_ids"] for c in choices if c.get("prompt_token_ids")), None)
+    reasons = [choice["finish_reason"] for choice in choices if choice.get("finish_reason")]
+    usage: dict[str, Any] = next(
+        (part["usage"] for part in reversed(parts) if part.get("usage")), {}
+    )
+    return Completion(
+        text="".join(choice.get("text") or "" for choice in choices),
+        finish_reason=reasons[-1] if reasons else None,
+        ids=tuple(token for group in ids for token in group) if ids else None,
         prompt_ids=None if prompt_ids is None else tuple(prompt_ids),
-        positions=_positions(choice.get("logprobs")),
-        prompt_log_probabilities=_of_prompt(choice.get("prompt_logprobs"), prompt_ids),
+        positions=tuple(positions) or None,
+        prompt_log_probabilities=_of_prompt(choices[0].get("prompt_logprobs"), prompt_ids),
         completion_tokens=usage.get("completion_tokens"),
         prompt_tokens=usage.get("prompt_tokens"),
-        cached_tokens=details.get("cached_tokens"),
+        cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
     )
 
 
@@ -222,22 +238,16 @@ def name_of(token_id: int) -> str:
     return f"{_ID}{token_id}"
 
 
-def _positions(found: Mapping[str, Any] | None) -> tuple[Position, ...] | None:
+def _positions(found: Mapping[str, Any] | None) -> list[Position]:
     if found and found.get("content"):
-        return tuple(_position(item) for item in found["content"])
+        return [_position(item) for item in found["content"]]
     if not found or not found.get("tokens") or found.get("token_logprobs") is None:
-        return None
+        return []
     tops = found.get("top_logprobs") or [None] * len(found["tokens"])
-    positions = []
-    for token, value, top in zip(found["tokens"], found["token_logprobs"], tops, strict=True):
-        positions.append(
-            Position(
-                token=str(token),
-                log_probability=_number(value),
-                top={str(k): _number(v) for k, v in (top or {}).items()},
-            )
-        )
-    return tuple(positions)
+    return [
+        Position(str(token), _number(value), {str(k): _number(v) for k, v in (top or {}).items()})
+        for token, value, top in zip(found["tokens"], found["token_logprobs"], tops, strict=True)
+    ]
 
 
 def _position(item: Mapping[str, Any]) -> Position:
@@ -268,38 +278,3 @@ def _of_prompt(
 
 def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
-
-
-def assembled(parts: Sequence[Mapping[str, Any]]) -> Answer:
-    """One answer from the chunks of a stream."""
-    choices = [choice for part in parts for choice in part.get("choices", [])]
-    if not choices:
-        raise AssertionError("required: a stream with choices, seen: none")
-    ids = [choice["token_ids"] for choice in choices if choice.get("token_ids") is not None]
-    positions = [_positions(choice.get("logprobs")) for choice in choices]
-    found = [position for group in positions if group for position in group]
-    usage: dict[str, Any] = next(
-        (part["usage"] for part in reversed(parts) if part.get("usage")), {}
-    )
-    reasons = [choice["finish_reason"] for choice in choices if choice.get("finish_reason")]
-    prompt_ids = next((c["prompt_token_ids"] for c in choices if c.get("prompt_token_ids")), None)
-    return Answer(
-        text="".join(choice.get("text") or "" for choice in choices),
-        finish_reason=reasons[-1] if reasons else None,
-        ids=tuple(token for group in ids for token in group) if ids else None,
-        prompt_ids=tuple(prompt_ids) if prompt_ids is not None else None,
-        positions=tuple(found) if found else None,
-        prompt_log_probabilities=None,
-        completion_tokens=usage.get("completion_tokens"),
-        prompt_tokens=usage.get("prompt_tokens"),
-    )
-
-
-def prefix_cache_hits(metrics: str) -> float | None:
-    """Tokens taken from the prefix cache, from the text of vLLM's /metrics; None without them."""
-    found = [
-        float(line.rsplit(" ", 1)[1])
-        for line in metrics.splitlines()
-        if line.startswith("vllm:prefix_cache_hits_total")
-    ]
-    return sum(found) if found else None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from sm121.measure.clock import Clock
+from sm121.client.sse import DONE, EventParser
 
-_DONE = b"[DONE]"
+#: How tokens are counted: by the ids that the server sends with each chunk, by its continuous
+#: usage, or a token a chunk.
+Clock = Literal["token_ids", "usage", "chunks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class Chunk:
 
 
 @dataclass(slots=True)
-class Answer:
+class TimedAnswer:
     """One request: when it was sent, what came back, and what went wrong if something did."""
 
     sent_ns: int
@@ -56,18 +58,6 @@ class Answer:
     def finish(self) -> str | None:
         """Why the server says that it ended."""
         return next((chunk.finish for chunk in reversed(self.chunks) if chunk.finish), None)
-
-    def as_record(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_record(cls, record: dict[str, Any]) -> Answer:
-        """From :meth:`as_record`, through JSON."""
-        values = dict(record)
-        values["chunks"] = [Chunk(**chunk) for chunk in values["chunks"]]
-        values["lag_ns"] = tuple(values["lag_ns"])
-        return cls(**values)
 
     def clock(self) -> Clock | None:
         """The best clock that this answer allows; None when it carries no token at all."""
@@ -102,23 +92,7 @@ class Answer:
         return found[-1][1] if found else 0
 
 
-class EventParser:
-    """Server-sent events from pieces of a body; an event may end in any later piece."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, piece: bytes) -> Iterator[bytes]:
-        """The data of the events that end in this piece."""
-        # An event ends with an empty line, which a proxy may have given carriage returns.
-        *events, self._rest = (self._rest + piece).replace(b"\r\n", b"\n").split(b"\n\n")
-        for event in events:
-            lines = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
-            if lines:
-                yield b"\n".join(lines)
-
-
-def read_answer(answer: Answer, reads: Iterable[tuple[int, bytes]]) -> None:
+def read_answer(answer: TimedAnswer, reads: Iterable[tuple[int, bytes]]) -> None:
     """Fill in what the stamped reads of a streamed body say.
 
     A chunk has the time of the read that completed it. What cannot be understood makes the answer
@@ -127,7 +101,7 @@ def read_answer(answer: Answer, reads: Iterable[tuple[int, bytes]]) -> None:
     parser = EventParser()
     for at_ns, piece in reads:
         for data in parser.feed(piece):
-            if data == _DONE:
+            if data == DONE:
                 continue
             try:
                 event = json.loads(data)
@@ -138,7 +112,7 @@ def read_answer(answer: Answer, reads: Iterable[tuple[int, bytes]]) -> None:
                 _take(answer, at_ns, event)
 
 
-def read_whole(answer: Answer, at_ns: int, body: bytes) -> None:
+def read_whole(answer: TimedAnswer, at_ns: int, body: bytes) -> None:
     """Fill in what the body of an answer that was not streamed says."""
     try:
         event = json.loads(body)
@@ -149,7 +123,7 @@ def read_whole(answer: Answer, at_ns: int, body: bytes) -> None:
         _take(answer, at_ns, event)
 
 
-def _take(answer: Answer, at_ns: int, event: dict[str, Any]) -> None:
+def _take(answer: TimedAnswer, at_ns: int, event: dict[str, Any]) -> None:
     if "error" in event and not event.get("choices"):
         answer.error = answer.error or f"error-event: {str(event['error'])[:200]}"
         return

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sm121.core.errors import UsageError
 from sm121.core.profile import LEVELS
-from sm121.reference.markdown import MADE_BY, cell
+from tools.reference.markdown import MADE_BY, cell
 
 _SHOWN_MARKS = ("slow", "ab_run")
 
@@ -54,7 +54,7 @@ def page(folder: Path) -> str:
     lines = [
         "# What each level requires",
         "",
-        MADE_BY.format(command="sm121 reference docs", source="the tests in `tests/`"),
+        MADE_BY.format(source="the tests in `tests/`"),
         f"{count} tests in {len(modules)} levels; many run several times, over depths, shapes, "
         "prompts or requests. When the smoke level fails, nothing else is run.",
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-MADE_BY = "Made by `{command}` from {source}; do not edit it by hand.\n"
+MADE_BY = "Made by `sm121 reference docs` from {source}; do not edit it by hand.\n"
 
 
 def cell(text: str) -> str:

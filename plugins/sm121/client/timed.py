@@ -15,18 +15,17 @@ from typing import Any
 
 import aiohttp
 
-from sm121.measure.stream import Answer, read_answer, read_whole
+from sm121.client.connection import Patience, open_session
+from sm121.client.timed_answer import TimedAnswer, read_answer, read_whole
 
 _TICK_S = 0.004
 #: Delays below this are the resolution of the event loop's own timers.
 _LAG_OF_NOTE_NS = 2_000_000
-#: Less than the five seconds after which uvicorn closes an idle connection.
-_KEEP_ALIVE_S = 2.0
 _ERROR_LENGTH = 300
 
 
 @dataclass(frozen=True)
-class Request:
+class TimedRequest:
     """One request of a batch, ready to be sent."""
 
     path: str
@@ -36,19 +35,11 @@ class Request:
     stream: bool = True
 
 
-@dataclass(frozen=True)
-class Patience:
-    """How long a request may take, and be silent in the middle of its answer, in seconds."""
-
-    within_s: float
-    silent_s: float
-
-
 @dataclass
-class Batch:
+class TimedBatch:
     """The answers of a batch, and what the client itself needed for it."""
 
-    answers: list[Answer]
+    answers: list[TimedAnswer]
     started_ns: int
     ended_ns: int
     cpu_s: float
@@ -89,28 +80,18 @@ class LagWatch:
         )
 
 
-class Client:
+class TimedClient:
     """Requests to one server. Use it in one event loop."""
 
     def __init__(self, base_url: str, api_key: str) -> None:
         self._base_url = base_url
-        self._headers = {
-            "Authorization": f"Bearer {api_key}",
-            "Content-Type": "application/json",
-            "Accept-Encoding": "identity",
-        }
+        self._api_key = api_key
         self._session: aiohttp.ClientSession | None = None
 
-    async def __aenter__(self) -> Client:
+    async def __aenter__(self) -> TimedClient:
         trace = aiohttp.TraceConfig()
         trace.on_request_headers_sent.append(_stamp_sending)
-        self._session = aiohttp.ClientSession(
-            trace_configs=[trace],
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=30.0),
-            headers=self._headers,
-            read_bufsize=1 << 20,
-        )
+        self._session = open_session(self._api_key, trace_configs=[trace], read_bufsize=1 << 20)
         return self
 
     async def __aexit__(self, *_reason: object) -> None:
@@ -118,13 +99,13 @@ class Client:
         await self._session.close()
 
     async def run(
-        self, requests: Sequence[Request], *, concurrency: int, patience: Patience
-    ) -> Batch:
+        self, requests: Sequence[TimedRequest], *, concurrency: int, patience: Patience
+    ) -> TimedBatch:
         """Send the requests, so many at a time; each worker sends its next when one has ended."""
         watch = LagWatch()
         ticker = asyncio.create_task(watch.run())
         pending = iter(enumerate(requests))
-        results: list[tuple[Answer, list[tuple[int, bytes]]] | None] = [None] * len(requests)
+        results: list[tuple[TimedAnswer, list[tuple[int, bytes]]] | None] = [None] * len(requests)
 
         async def work() -> None:
             for index, request in pending:
@@ -138,7 +119,7 @@ class Client:
         finally:
             ticker.cancel()
         ended_ns = time.perf_counter_ns()
-        batch = Batch(
+        batch = TimedBatch(
             answers=[],
             started_ns=started_ns,
             ended_ns=ended_ns,
@@ -152,11 +133,11 @@ class Client:
         return batch
 
     async def _send(
-        self, request: Request, patience: Patience
-    ) -> tuple[Answer, list[tuple[int, bytes]]]:
+        self, request: TimedRequest, patience: Patience
+    ) -> tuple[TimedAnswer, list[tuple[int, bytes]]]:
         assert self._session is not None
         reads: list[tuple[int, bytes]] = []
-        answer = Answer(
+        answer = TimedAnswer(
             time.perf_counter_ns(),
             asked_tokens=request.asked_tokens,
             asked_prompt=request.asked_prompt,
@@ -186,7 +167,9 @@ class Client:
         answer.ended_ns = answer.ended_ns or time.perf_counter_ns()
         return answer, reads
 
-    async def _read(self, request: Request, answer: Answer, reads: list[tuple[int, bytes]]) -> None:
+    async def _read(
+        self, request: TimedRequest, answer: TimedAnswer, reads: list[tuple[int, bytes]]
+    ) -> None:
         """The request, once more when the server had closed the connection that it was sent on:
         llama-server does so at the end of a stream, now and then, and never saw the request."""
         try:
@@ -196,8 +179,8 @@ class Client:
 
     async def _read_once(
         self,
-        request: Request,
-        answer: Answer,
+        request: TimedRequest,
+        answer: TimedAnswer,
         reads: list[tuple[int, bytes]],
         *,
         last: bool = False,
@@ -232,8 +215,8 @@ async def _stamp_sending(
 
 
 def _finish(
-    request: Request, answer: Answer, reads: list[tuple[int, bytes]], watch: LagWatch
-) -> Answer:
+    request: TimedRequest, answer: TimedAnswer, reads: list[tuple[int, bytes]], watch: LagWatch
+) -> TimedAnswer:
     body = b"".join(piece for _, piece in reads)
     if answer.status not in (None, 200):
         text = body.decode("utf-8", "replace")
@@ -271,7 +254,7 @@ def completion(
     tokens: int,
     stream: bool = True,
     options: dict[str, Any] | None = None,
-) -> Request:
+) -> TimedRequest:
     """A greedy completion of exactly so many tokens, with everything that helps to count them."""
     body: dict[str, Any] = {
         "model": model,
@@ -288,12 +271,12 @@ def completion(
         body["add_special_tokens"] = False  # the text has the tokens that it should have
     if stream:
         body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
-    return Request(
+    return TimedRequest(
         "/v1/completions", json.dumps(body).encode(), tokens, prompt_tokens, stream=stream
     )
 
 
-def chat(model: str, question: str, tokens: int) -> Request:
+def chat(model: str, question: str, tokens: int) -> TimedRequest:
     """A streamed chat that ends when the model has said what it wanted to say."""
     body = {
         "model": model,
@@ -303,4 +286,4 @@ def chat(model: str, question: str, tokens: int) -> Request:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    return Request("/v1/chat/completions", json.dumps(body).encode(), tokens, 0)
+    return TimedRequest("/v1/chat/completions", json.dumps(body).encode(), tokens, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from sm121.reference.markdown import MADE_BY, cell, table
+from tools.reference.markdown import MADE_BY, cell, table
 
 
 def page(parser: argparse.ArgumentParser) -> str:
@@ -12,7 +12,7 @@ def page(parser: argparse.ArgumentParser) -> str:
     lines = [
         "# Commands",
         "",
-        MADE_BY.format(command="sm121 reference docs", source="the commands' own help"),
+        MADE_BY.format(source="the commands' own help"),
         "`sm121 COMMAND`, also `python -m sm121 COMMAND`, needs no pytest. It ends with 0, with 1 "
         "when what it computed breaks a promise, with 4 and one line when the request is wrong; "
         "`sm121 merge` ends with the status of the merged run.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sm121.evidence.failure import FailureSignature, load_failures
-from sm121.reference.markdown import MADE_BY, cell, table
+from tools.reference.markdown import MADE_BY, cell, table
 
 _WORDS = {
     "oom": "out of memory",
@@ -30,9 +30,7 @@ def page() -> str:
     lines = [
         "# Crash classes",
         "",
-        MADE_BY.format(
-            command="sm121 reference docs", source="`fixtures/signatures/failures.toml`"
-        ),
+        MADE_BY.format(source="`fixtures/signatures/failures.toml`"),
         "A server's log is mostly consequences of the one line that matters. Of all lines that are "
         "known, the earliest of the most specific kind is named as the cause, in `verdict.json` "
         "under `engine.path.failure`, and in the report. `sm121 path LOG` reads any log.",

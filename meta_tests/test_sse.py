@@ -1,0 +1,121 @@
+"""The one reader of server-sent events, and that a streamed completion is read with it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sm121.client.completions import Asker, Refused, Request
+from sm121.client.sse import EventParser
+from sm121.core.server import Endpoint, Server
+
+LINE_ENDS = ["\n", "\r\n", "\r"]
+
+
+def events(*pieces: bytes) -> list[str]:
+    parser = EventParser()
+    return [data.decode() for piece in pieces for data in parser.feed(piece)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    cuts=st.lists(st.integers(0, 800), max_size=20),
+    ends=st.lists(st.sampled_from(LINE_ENDS), max_size=12),
+)
+def test_events_are_the_same_however_the_bytes_are_cut(cuts, ends):
+    """Also inside a character, and between the halves of a CRLF."""
+    end = itertools.cycle(ends or ["\n"])
+    texts = [f'{{"text": "{n}\u2028a\u2029b\x85c\x0bd\x1ce"}}' for n in range(12)]
+    body = b""
+    for text, line_end in zip(texts, end, strict=False):
+        lines = (": ping", "id: 1", f"data: {text}", "")
+        body += "".join(line + line_end for line in lines).encode()
+    edges = [0, *sorted(min(cut, len(body)) for cut in cuts), len(body)]
+    assert events(*(body[a:b] for a, b in itertools.pairwise(edges))) == texts
+
+
+@pytest.mark.parametrize("end", LINE_ENDS)
+def test_every_byte_alone(end):
+    body = f"data: 1{end}{end}: ping{end}data: 2{end}{end}".encode()
+    assert events(*(bytes([byte]) for byte in body)) == ["1", "2"]
+
+
+def test_a_crlf_that_was_cut_in_two_is_one_end():
+    assert events(b"data: 1\r", b"\ndata: 2\r", b"\n\r", b"\n") == ["1\n2"]
+
+
+def test_an_event_is_given_with_the_read_that_ends_it():
+    parser = EventParser()
+    assert list(parser.feed(b"data: 1\r\n\r")) == [b"1"]
+    assert list(parser.feed(b"\ndata: 2\n")) == []
+    assert list(parser.feed(b"\n")) == [b"2"]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"data: a\ndata: b\n\n", ["a\nb"]),
+        (b"data:a\n\ndata\n\n", ["a", ""]),
+        (b": data: a\n\n:\n\n", []),
+        (b"event: done\nid: 7\nretry: 10\n\n", []),
+        (b"event: x\ndata: a\n\n\n\n", ["a"]),
+        (b"data: a\n\ndata: broken off\n", ["a"]),
+        (b"data: a\n\ndata: broken off", ["a"]),
+    ],
+)
+def test_fields(body, expected):
+    assert events(body) == expected
+
+
+def test_a_line_that_is_no_field_is_kept_for_who_judges():
+    parser = EventParser()
+    assert list(parser.feed(b'what\n{"a": 1}\n:x\nid: 1\ndata: 1\n\n')) == [b"1"]
+    assert parser.malformed == [b"what", b'{"a": 1}']
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """Streams a text with U+2028, then waits for the client to hang up."""
+    chunks = [{"choices": [{"text": text, "token_ids": [7]}]} for text in ("a\u2028b", "c")]
+    body = "".join(f"data: {json.dumps(c, ensure_ascii=False)}\r\n\r\n" for c in chunks)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200 if asked["prompt"] else 400)
+            self.end_headers()
+            self.wfile.write(f"{body}data: [DONE]\r\n\r\n".encode())
+            self.wfile.flush()
+            if asked["max_tokens"] > 2:
+                hung_up.wait(10)
+
+        def log_message(self, *_arguments: object) -> None: ...
+
+    hung_up = threading.Event()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
+        threading.Thread(target=listening.serve_forever).start()
+        endpoint = Endpoint(f"http://127.0.0.1:{listening.server_port}", "key", "canary")
+        yield Server(endpoint, False, "vllm", None, None, None, None)
+        hung_up.set()
+        listening.shutdown()
+
+
+def test_a_streamed_completion_may_have_any_text(server):
+    seen = Asker(server).stream(Request("x", 2))
+    assert (seen.text, seen.ids) == ("a\u2028bc", (7, 7))
+
+
+def test_who_hangs_up_does_not_wait_for_the_end(server):
+    Asker(server, timeout_s=5.0).abort(Request("x", 100))
+
+
+def test_a_refused_stream_says_why(server):
+    with pytest.raises(Refused, match="400"):
+        Asker(server).stream(Request("", 2))

@@ -1,0 +1,88 @@
+"""One request and whatever came back, however wrong."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from sm121.core.server import Endpoint
+
+_LARGEST_ANSWER_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One answer as it came. ``status`` is None when none came, and ``failure`` says why."""
+
+    status: int | None
+    content_type: str
+    content: bytes
+    seconds: float
+    failure: str = ""
+
+    @property
+    def text(self) -> str:
+        """The content for people, shortened."""
+        return self.content[:300].decode("utf-8", "replace")
+
+    def parsed(self) -> Any:
+        """The content as JSON; None if it is none."""
+        try:
+            return json.loads(self.content)
+        except ValueError:
+            return None
+
+
+def send(
+    endpoint: Endpoint,
+    method: str,
+    path: str,
+    content: bytes | None = None,
+    *,
+    key: str | None = None,
+    timeout_s: float,
+) -> Exchange:
+    """Send any request.
+
+    Args:
+        key: in place of the endpoint's own.
+        timeout_s: for each read.
+    """
+    headers = {"Content-Type": "application/json"} if content is not None else {}
+    if key is not None:
+        headers["Authorization"] = f"Bearer {key}"
+    started = time.monotonic()
+    with endpoint.http(timeout_s=timeout_s) as http:
+        try:
+            answer = http.request(method, path, content=content, headers=headers)
+        except httpx.TimeoutException:
+            failure = f"no answer within {timeout_s:.0f} s"
+        except httpx.HTTPError as error:
+            failure = f"{type(error).__name__}: {error}"
+        else:
+            kind = answer.headers.get("content-type", "")
+            seconds = time.monotonic() - started
+            return Exchange(answer.status_code, kind, answer.content, seconds)
+    return Exchange(None, "", b"", time.monotonic() - started, failure)
+
+
+def get_whole(http: httpx.Client, path: str, within_s: float) -> httpx.Response:
+    """GET within a deadline for the whole answer: httpx's timeouts are for each read alone.
+
+    Raises:
+        httpx.HTTPError: there was no such answer, or it was larger than 4 MiB.
+    """
+    deadline = time.monotonic() + within_s
+    with http.stream("GET", path) as answer:
+        content = b""
+        for chunk in answer.iter_raw():
+            content += chunk
+            if time.monotonic() > deadline or len(content) > _LARGEST_ANSWER_BYTES:
+                raise httpx.ReadTimeout(
+                    f"no whole answer within {within_s:.0f} s and {_LARGEST_ANSWER_BYTES >> 20} MiB"
+                )
+        return httpx.Response(answer.status_code, headers=answer.headers, content=content)

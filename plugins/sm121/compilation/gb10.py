@@ -1,0 +1,62 @@
+"""Compiling for GB10, and holding the result against the data files. Needs no GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm121.compilation import flashinfer, modules, probes, toolchain
+from sm121.compilation.flashinfer import FlashInfer
+from sm121.compilation.toolchain import Compiler, Disassembler
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """The tools of an environment, and what is wrong with what they make."""
+
+    compiler: Compiler
+    disassembler: Disassembler
+    folder: Path
+    """For results; FlashInfer generates sources there."""
+    _python: str
+
+    @property
+    def flashinfer(self) -> FlashInfer:
+        """FlashInfer of the engine's environment. Raises NotRun when it has none."""
+        return flashinfer.find(self._python)
+
+    def wrong_architectures(self) -> list[str]:
+        """Where FlashInfer compiles for other architectures than required."""
+        return flashinfer.contradictions(self.flashinfer, self.compiler)
+
+    def wrong_outcomes(self, probe: str) -> list[str]:
+        """Where a probe comes out otherwise than required, over its architectures."""
+        chosen = probes.probe(probe)
+        places = {"flashinfer": self.flashinfer.data} if chosen.tier == "headers" else {}
+        return probes.contradictions(
+            chosen,
+            compiler=self.compiler,
+            disassembler=self.disassembler,
+            folder=self.folder,
+            places=places,
+        )
+
+    def wrong_in_module(self, module: str) -> tuple[str, ...]:
+        """What of a FlashInfer module's device code is not as required."""
+        return modules.compile_module(
+            modules.module(module),
+            flashinfer=self.flashinfer,
+            compiler=self.compiler,
+            disassembler=self.disassembler,
+            folder=self.folder,
+        ).wrong
+
+
+def find(python: str, folder: Path) -> Compilation:
+    """The compiler and the reader of SASS of an interpreter's environment; results go to a folder.
+
+    Raises NotRun without nvcc or cuobjdump, with what pip would install.
+    """
+    packages = toolchain.site_packages(python)
+    compiler = toolchain.find_compiler(packages)
+    return Compilation(compiler, toolchain.find_disassembler(packages), folder, python)

@@ -1,0 +1,31 @@
+"""All generated pages: which there are, and how to write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from sm121 import cli
+from tools.reference import commands, crash_classes, options, requirements, schema
+
+MADE: dict[str, Callable[[Path], str]] = {
+    "requirements.md": lambda docs: requirements.page(docs.parent / "tests"),
+    "crash-classes.md": lambda _docs: crash_classes.page(),
+    "commands.md": lambda _docs: commands.page(cli.parser()),
+    "schema.md": lambda _docs: schema.page(),
+    "options.md": lambda _docs: options.page(),
+}
+"""File name to its text, given the folder `docs` of the checkout."""
+
+
+def write(docs: Path) -> list[Path]:
+    """Write every page into the folder `docs` of the checkout; returns the files.
+
+    Raises UsageError where the checkout has no tests.
+    """
+    files = []
+    for name, make in MADE.items():
+        text = make(docs)
+        (docs / name).write_text(text, "utf-8")
+        files.append(docs / name)
+    return files
