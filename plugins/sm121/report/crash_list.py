@@ -34,20 +34,18 @@ class Crash:
 def read(listed: Sequence[CrashReport], directory: Path) -> tuple[Crash, ...]:
     """The crashes that verdict.json lists, and bundles that it does not: the suite itself may have
     ended before it could write them down."""
-    found = [_of_report(report, directory) for report in listed]
+    found = [_crash(report, _index(directory, report.bundle), directory) for report in listed]
     seen = {crash.bundle for crash in found}
     folder = directory / FOLDER
-    if folder.is_dir():
-        for bundle in sorted(item for item in folder.iterdir() if item.is_dir()):
-            name = bundle.relative_to(directory).as_posix()
-            if name not in seen:
-                found.append(_of_bundle(name, directory))
+    for bundle in sorted(folder.iterdir()) if folder.is_dir() else ():
+        name = bundle.relative_to(directory).as_posix()
+        if bundle.is_dir() and name not in seen:
+            found.append(_unlisted(name, directory))
     return tuple(found)
 
 
-def _of_report(report: CrashReport, directory: Path) -> Crash:
+def _crash(report: CrashReport, index: BundleIndex | None, directory: Path) -> Crash:
     """verdict.json's words stand; the bundle has the lines and how to run again."""
-    index = _index(directory, report.bundle)
     return Crash(
         kind=report.kind,
         summary=report.summary,
@@ -62,23 +60,15 @@ def _of_report(report: CrashReport, directory: Path) -> Crash:
     )
 
 
-def _of_bundle(name: str, directory: Path) -> Crash:
+def _unlisted(name: str, directory: Path) -> Crash:
     index = _index(directory, name)
     if index is None:
         summary = f"a crash bundle without a readable {INDEX}: the suite ended while it wrote it"
         return Crash("unknown", summary, bundle=name, files=_files(directory, name))
-    return Crash(
-        kind=index.kind,
-        summary=index.summary,
-        owner=index.owner,
-        test=index.test,
-        bundle=name,
-        files=_files(directory, name),
-        when=index.at,
-        remedy=index.remedy,
-        reproduce=index.rerun or None,
-        lines=tuple(index.lines[:_MOST_LINES]),
+    said = CrashReport(
+        kind=index.kind, summary=index.summary, owner=index.owner, test=index.test, bundle=name
     )
+    return _crash(said, index, directory)
 
 
 def _inside(directory: Path, bundle: str | None) -> Path | None:

@@ -26,7 +26,7 @@ _METRIC = re.compile(r"^[\w@:.-]{3,40}: ")
 
 
 @dataclass(frozen=True)
-class Finding:
+class FailureGroup:
     """A test that did not hold, or several for the same reason."""
 
     verdict: Verdict
@@ -55,7 +55,7 @@ def failures(run: VerdictFile) -> list[TestReport]:
     return sorted(bad, key=lambda test: BAD.index(test.verdict))
 
 
-def grouped(report: StoredReport) -> list[Finding]:
+def grouped(report: StoredReport) -> list[FailureGroup]:
     """What did not hold; tests that say the same stand together."""
     groups: dict[tuple[Verdict, str, str], list[TestReport]] = {}
     for test in failures(report.run):
@@ -78,14 +78,14 @@ def grouped(report: StoredReport) -> list[Finding]:
 
 def _finding(
     report: StoredReport, tests: list[TestReport], detail: FailureDetail | None, number: int
-) -> Finding:
+) -> FailureGroup:
     first = tests[0]
     match = _REQUIRED_SEEN.match(first.message)
     detail = detail or FailureDetail(id=first.id)
     said = _EXCEPTION.sub("", first.message) or "no message"
     if len(tests) > 1:  # the others are of other metrics
         said = _METRIC.sub("", said) or said
-    return Finding(
+    return FailureGroup(
         verdict=first.verdict,
         level=first.level,
         ids=tuple(test.id for test in tests),

@@ -24,7 +24,7 @@ from sm121.core.files import write_text
 from sm121.core.printable import printable
 from sm121.core.profile import LEVELS
 from sm121.core.verdict import Verdict
-from sm121.report import charts, findings, metric_names, references, stored
+from sm121.report import charts, findings, matrix_file, metric_names, references
 from sm121.report.charts import Chart
 from sm121.report.stored import StoredReport
 from sm121.run import verdict_file
@@ -111,6 +111,8 @@ def html(report: StoredReport) -> str:
             logs=_logs(report),
             links=_links(report.directory),
             grid=_grid(report),
+            coverage=matrix_file.coverage,
+            facts=matrix_file.facts,
         )
     )
 
@@ -120,15 +122,6 @@ def write(report: StoredReport) -> Path:
     path = report.directory / NAME
     write_text(html(report), path)
     return path
-
-
-def write_for(directory: Path) -> Path:
-    """Read a report directory and write its report.html.
-
-    Raises:
-        UsageError: there is no verdict.json in it.
-    """
-    return write(stored.read(directory))
 
 
 def requirement(metric: MetricReport) -> str:
@@ -236,21 +229,20 @@ def _links(directory: Path) -> list[str]:
 def _grid(report: StoredReport) -> dict[str, Any] | None:
     """The two axes with the most values against each other: the worst verdict of the cells."""
     matrix = report.matrix
-    if matrix is None or len(matrix.axes) < 2:
+    if matrix is None or len(matrix.values) < 2:
         return None
-    rows, columns = sorted(matrix.axes, key=lambda axis: -len(matrix.axes[axis]))[:2]
-    table = []
-    for row in matrix.axes[rows]:
-        line = []
-        for column in matrix.axes[columns]:
-            here = [
-                (cell.verdict, str(number), cell.note)
-                for number, cell in enumerate(matrix.cells, 1)
-                if cell.values.get(rows) == row and cell.values.get(columns) == column
-            ]
-            line.append(here)
-        table.append((row, line))
-    return {"rows": rows, "columns": columns, "names": matrix.axes[columns], "table": table}
+    rows, columns = sorted(matrix.values, key=lambda axis: -len(matrix.values[axis]))[:2]
+
+    def cells(row: str, column: str) -> list[tuple[str, str, str]]:
+        return [
+            (cell.outcome.value, str(number), cell.reason)
+            for number, cell in enumerate(matrix.cells, 1)
+            if cell.values.get(rows) == row and cell.values.get(columns) == column
+        ]
+
+    names = matrix.values[columns]
+    table = [(row, [cells(row, column) for column in names]) for row in matrix.values[rows]]
+    return {"rows": rows, "columns": columns, "names": names, "table": table}
 
 
 @cache
