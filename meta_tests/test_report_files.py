@@ -289,7 +289,8 @@ def test_tests_that_say_the_same_stand_together(runs):
     assert len(found) == 1 and len(found[0].ids) == 3
     first = findings.grouped(stored.read(runs["fail"]))[0]
     assert first.required == "tg32@d0 >= 52 tok/s" and first.seen.startswith("47.3 tok/s")
-    assert first.requirement and first.reproduce and first.evidence == ("server-cutlass.log",)
+    assert first.requirement and first.detail.reproduce
+    assert first.evidence == ("server-cutlass.log",)
 
 
 @pytest.mark.parametrize("kind", ["", "AssertionError: ", "Failed: ", "_pytest.outcomes.Failed: "])

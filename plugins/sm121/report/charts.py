@@ -22,6 +22,8 @@ from sm121.run.verdict_file import MetricReport, VerdictFile
 _OWN = ("var(--series-1)", "var(--series-2)", "var(--series-3)")
 _OTHERS = ("var(--series-4)", "var(--series-5)", "var(--series-6)", "var(--series-7)",
            "var(--series-8)")  # fmt: skip
+_RATE_COLUMNS = ("depth", "metric", "measured", "interval", "minimum", "target", "stretch",
+                 "roofline", "verdict")  # fmt: skip
 _DASHES = ("dot", "dash", "dashdot", "longdash")
 _MOST_POINTS = 201  # of a distribution
 _MOST_HISTORIES = 6
@@ -82,9 +84,13 @@ def rates(run: VerdictFile, references: References, *, decoding: bool) -> Chart 
         if rate is not None and rate.decoding is decoding and rate.streams == 1:
             measured.setdefault(rate.kind, {})[rate.depth] = metric
     # What has a gate comes first: it is what other engines are held beside.
-    kinds = sorted(measured, key=lambda kind: (not _gated(measured[kind]), len(kind), kind))
+    kinds = sorted(
+        measured,
+        key=lambda k: (all(m.minimum is None for m in measured[k].values()), len(k), k),
+    )
     measured = {kind: dict(sorted(measured[kind].items())) for kind in kinds}
-    if not any(metric.value is not None for d in measured.values() for metric in d.values()):
+    values = [m.value for d in measured.values() for m in d.values() if m.value is not None]
+    if not values:
         return None
     others = references.reference if references.comparable(run) is None else ()
     depths = sorted({depth for kind in measured.values() for depth in kind})
@@ -93,54 +99,34 @@ def rates(run: VerdictFile, references: References, *, decoding: bool) -> Chart 
     rows: list[list[str]] = []
     for colour, (kind, by_depth) in zip(_OWN, measured.items(), strict=False):
         traces.append(_measured(kind, by_depth, colour))
-        for depth, metric in by_depth.items():
-            rows.append(
-                [f"{depth}", kind, number(metric.value), interval(metric), number(metric.minimum),
-                 number(metric.target), number(metric.stretch), number(_ceiling(metric)),
-                 metric.verdict.value]
-            )  # fmt: skip
+        rows += [
+            [f"{depth}", kind, number(m.value), interval(m), number(m.minimum), number(m.target),
+             number(m.stretch), number(_ceiling(m)), m.verdict.value]
+            for depth, m in by_depth.items()
+        ]  # fmt: skip
     traces += _required(measured)
     for colour, dash, reference in zip(_OTHERS * 3, _DASHES * 3, others, strict=False):
         trace = _reference(reference.name, reference.values, measured, colour, dash)
         if trace is None:
             continue
         traces.append(trace)
-        for kind in measured:
-            for depth in depths:
-                if (value := reference.values.get(f"{kind}@d{depth}")) is not None:
-                    rows.append(
-                        [f"{depth}", f"{kind}, {reference.name}", number(value), "", "", "", "",
-                         "", "as documented"]
-                    )  # fmt: skip
+        rows += [
+            [f"{depth}", f"{kind}, {reference.name}", number(value), *[""] * 5, "as documented"]
+            for kind in measured
+            for depth in depths
+            if (value := reference.values.get(f"{kind}@d{depth}")) is not None
+        ]
     if decoding and (trace := _roofline(measured)) is not None:
         traces.append(trace)
-    best = max(
-        (m for d in measured.values() for m in d.values() if m.value is not None),
-        key=lambda m: m.value or 0.0,
-    )
     return Chart(
         id="decode" if decoding else "prefill",
         title=f"{what} rate by depth",
         text=f"{what} rate in tokens a second at {len(depths)} depths of context, with intervals; "
-        f"the highest is {number(best.value)}. The table below has every number.",
+        f"the highest is {number(max(values))}. The table below has every number.",
         figure=_figure(traces, x="context before the request, tokens", y="tok/s", category=True),
-        header=(
-            "depth",
-            "metric",
-            "measured",
-            "interval",
-            "minimum",
-            "target",
-            "stretch",
-            "roofline",
-            "verdict",
-        ),
+        header=_RATE_COLUMNS,
         rows=rows,
     )
-
-
-def _gated(by_depth: Mapping[int, MetricReport]) -> bool:
-    return any(metric.minimum is not None for metric in by_depth.values())
 
 
 def _scatter(
@@ -388,8 +374,7 @@ def histories(details: Details, gated: Iterable[str]) -> list[Chart]:
 
     def rank(name: str) -> tuple[bool, bool, bool]:
         rate = metric_names.rate(name)
-        first = rate is not None and rate.depth == 0 and rate.streams == 1
-        return (len(long_enough[name].levels) < 2, name not in gates, not first)
+        return (len(long_enough[name].levels) < 2, name not in gates, not (rate and rate.plain))
 
     chosen = sorted(long_enough, key=rank)[:_MOST_HISTORIES]
     return [_history(name, long_enough[name], place) for place, name in enumerate(chosen, 1)]
@@ -471,6 +456,7 @@ def _figure(
     logarithmic: bool = False,
 ) -> Figure:
     kind = {"type": "category"} if category else {"type": "log"} if logarithmic else {}
+    limits = {"range": list(y_range)} if y_range else {"rangemode": "tozero"} if category else {}
     axis: Figure = {
         "automargin": True,
         "gridcolor": "var(--line)",
@@ -490,13 +476,7 @@ def _figure(
             "yaxis": {
                 **axis,
                 "title": {"text": y},
-                **(
-                    {"range": list(y_range)}
-                    if y_range
-                    else {"rangemode": "tozero"}
-                    if category
-                    else {}
-                ),
+                **limits,
             },
             "showlegend": False,  # the page has its own, which is text and takes no room here
         },

@@ -37,11 +37,8 @@ class FailureGroup:
     seen: str
     evidence: tuple[str, ...]
     """Files of the report directory, relative to it."""
-    text: str
-    sections: dict[str, str]
-    reproduce: str | None
-    location: str | None
-    anchor: str
+    detail: FailureDetail
+    """What is known of the first test."""
 
     @property
     def title(self) -> str:
@@ -65,23 +62,18 @@ def grouped(report: StoredReport) -> list[FailureGroup]:
         groups.setdefault(key, []).append(test)
     known = {detail.id: detail for detail in report.details.failures}
     found, room = [], _MOST_TEXT
-    for number, tests in enumerate(groups.values(), 1):
-        detail = known.get(tests[0].id)
-        if detail is not None:
-            size = len(detail.text) + sum(map(len, detail.sections.values()))
-            room -= size
-            if room < 0:  # everything that fails at once must still be a page that opens
-                detail = detail.model_copy(update={"text": "", "sections": {}})
-        found.append(_finding(report, tests, detail, number))
+    for tests in groups.values():
+        detail = known.get(tests[0].id) or FailureDetail(id=tests[0].id)
+        room -= len(detail.text) + sum(map(len, detail.sections.values()))
+        if room < 0:  # everything that fails at once must still be a page that opens
+            detail = detail.model_copy(update={"text": "", "sections": {}})
+        found.append(_group(report, tests, detail))
     return found
 
 
-def _finding(
-    report: StoredReport, tests: list[TestReport], detail: FailureDetail | None, number: int
-) -> FailureGroup:
+def _group(report: StoredReport, tests: list[TestReport], detail: FailureDetail) -> FailureGroup:
     first = tests[0]
     match = _REQUIRED_SEEN.match(first.message)
-    detail = detail or FailureDetail(id=first.id)
     said = _EXCEPTION.sub("", first.message) or "no message"
     if len(tests) > 1:  # the others are of other metrics
         said = _METRIC.sub("", said) or said
@@ -93,11 +85,7 @@ def _finding(
         required=match["required"] if match else None,
         seen=match["seen"] if match else said,
         evidence=tuple(_evidence(report, first.level, detail.logs)),
-        text=detail.text,
-        sections=detail.sections,
-        reproduce=detail.reproduce,
-        location=detail.location,
-        anchor=f"finding-{number}",
+        detail=detail,
     )
 
 

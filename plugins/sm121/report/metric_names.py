@@ -31,6 +31,11 @@ class RateName:
         """Whether it is of generated tokens."""
         return self.kind.startswith("tg")
 
+    @property
+    def plain(self) -> bool:
+        """Whether it is of one stream in an empty context: the rate that everybody quotes."""
+        return self.depth == 0 and self.streams == 1
+
 
 def rate(name: str) -> RateName | None:
     """What a rate's name says; None for the name of something else."""

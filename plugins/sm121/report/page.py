@@ -126,24 +126,19 @@ def write(report: StoredReport) -> Path:
 
 def requirement(metric: MetricReport) -> str:
     """What a metric is held against, in words; empty where nothing is demanded."""
-    parts = []
-    if metric.minimum is not None:
-        parts.append(f"at least {charts.number(metric.minimum)}")
-    if metric.at_most is not None:
-        parts.append(f"at most {charts.number(metric.at_most)}")
-    if metric.target is not None:
-        parts.append(f"target {charts.number(metric.target)}")
-    if metric.stretch is not None:
-        parts.append(f"stretch {charts.number(metric.stretch)}")
-    return ", ".join(parts)
+    limits = {
+        "at least": metric.minimum,
+        "at most": metric.at_most,
+        "target": metric.target,
+        "stretch": metric.stretch,
+    }
+    return ", ".join(f"{word} {charts.number(v)}" for word, v in limits.items() if v is not None)
 
 
 def _charts(report: StoredReport) -> dict[str, list[Chart]]:
     run, others = report.run, references.load()
     rates = [charts.rates(run, others, decoding=True), charts.rates(run, others, decoding=False)]
-    gated = [
-        name for name, m in run.metrics.items() if m.minimum is not None or m.at_most is not None
-    ]
+    gated = [name for name, metric in run.metrics.items() if metric.gated]
     return {
         "rates": [chart for chart in rates if chart is not None],
         "latency": charts.distributions(report.details),
@@ -172,9 +167,8 @@ def _headline(run: VerdictFile) -> list[tuple[str, MetricReport]]:
         chosen += of_kind[:1]
     times = [name for name in _HEADLINE_TIMES if name in run.metrics]
     times.sort(key=lambda name: run.metrics[name].at_most is None)
-    chosen += times[:1]
-    chosen += [name for name in ("startup_s",) if name in run.metrics]
-    return [(name, run.metrics[name]) for name in chosen]
+    chosen += [*times[:1], "startup_s"]
+    return [(name, run.metrics[name]) for name in chosen if name in run.metrics]
 
 
 def _path(run: VerdictFile) -> list[tuple[str, str, str]]:
@@ -273,8 +267,6 @@ _IN_SCRIPT = {
     "<": "\\u003c",
     ">": "\\u003e",
     "&": "\\u0026",
-    "\u2028": "\\u2028",
-    "\u2029": "\\u2029",
 }
 
 

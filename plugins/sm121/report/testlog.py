@@ -6,13 +6,11 @@ import datetime
 import re
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from sm121.core.errors import UsageError
 from sm121.core.verdict import Verdict
 from sm121.report import charts, findings, metric_names
 from sm121.report.stored import StoredReport
-from sm121.report.summary import plain
+from sm121.report.summary import environment, plain
 from sm121.run.verdict_file import MetricReport, VerdictFile
 
 RESULTS = "BENCHMARK_RESULTS.md"
@@ -50,15 +48,8 @@ def log(
         baseline: another run, for the second column of the numbers.
     """
     run = report.run
-    # Markdown, not HTML: everything that is put in goes through `plain`.
-    environment = Environment(  # noqa: S701
-        loader=PackageLoader("sm121.report"),
-        undefined=StrictUndefined,
-        finalize=plain,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("testlog.md.j2").render(
+    template = environment(trimmed=True).get_template("testlog.md.j2")
+    return template.render(
         feature=feature,
         branch=branch or _branch(run),
         date=run.started[:10],

@@ -56,7 +56,7 @@ def merge(whole: VerdictFile, ledger: Ledger, parts: Mapping[str, VerdictFile]) 
         ledger: of the whole.
         parts: by the folder that each lies in, as seen from the report directory of the whole.
     """
-    moved = [prefixed(part, folder) for folder, part in parts.items()]
+    moved = [_prefixed(part, folder) for folder, part in parts.items()]
     for part in moved:
         whole.metrics |= part.metrics
         whole.starts += part.starts
@@ -128,7 +128,7 @@ def merge_shards(parts: Mapping[str, VerdictFile]) -> VerdictFile:
     return whole
 
 
-def prefixed(part: VerdictFile, prefix: str) -> VerdictFile:
+def _prefixed(part: VerdictFile, prefix: str) -> VerdictFile:
     """A copy whose files are named as they are seen from a report directory in which the part's
     own is ``prefix``."""
     moved = part.model_copy(deep=True)
