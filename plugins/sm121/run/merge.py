@@ -6,7 +6,7 @@ decisions on a test stands (`sm121.run.ledger.stands`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from sm121.core.verdict import Verdict, worst
@@ -156,7 +156,7 @@ def worst_box(boxes: Iterable[BoxReport]) -> BoxReport:
     return min([box for box in every if box.looked_at] or every, key=place)
 
 
-def plain_id(nodeid: str, known: Iterable[str]) -> str:
+def plain_id(nodeid: str, known: Collection[str]) -> str:
     """A node id without the name of the group that xdist appends."""
     if nodeid in known:
         return nodeid
