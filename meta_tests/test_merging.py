@@ -14,7 +14,7 @@ from sm121.measure.box import Reading
 from sm121.report import merging
 from sm121.run import merge, verdict_file
 from sm121.run.ledger import Ledger, stands
-from sm121.run.merge import Difference
+from sm121.run.merge import RunDifference
 from sm121.run.verdict_file import (
     BoxReport,
     CrashReport,
@@ -176,8 +176,8 @@ def test_in_what_two_runs_differ():
     other = part(engine=EngineReport(name="vllm", version="0.33.0", managed=True, model="m"))
     other.arch = "sm121"
     assert merge.differences(one, other) == [
-        Difference("architecture", "cpu", "sm121"),
-        Difference("engine's version", "0.32.0", "0.33.0"),
+        RunDifference("architecture", "cpu", "sm121"),
+        RunDifference("engine's version", "0.32.0", "0.33.0"),
     ]
 
 

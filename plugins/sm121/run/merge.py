@@ -26,7 +26,7 @@ from sm121.run.verdict_file import (
 _BOX_STATES = (BoxState.DEGRADED, BoxState.UNKNOWN, BoxState.QUALIFIED)
 
 
-class Difference(NamedTuple):
+class RunDifference(NamedTuple):
     """Something in which two runs differ, so that their verdicts are not about the same thing."""
 
     what: str
@@ -34,13 +34,13 @@ class Difference(NamedTuple):
     other: str | None
 
 
-def differences(one: VerdictFile, other: VerdictFile) -> list[Difference]:
+def differences(one: VerdictFile, other: VerdictFile) -> list[RunDifference]:
     """Why two runs are not parts of the same one; empty where they can be."""
     compared = (
-        Difference("profile", one.profile, other.profile),
-        Difference("architecture", one.arch, other.arch),
-        Difference("engine", one.engine.name, other.engine.name),
-        Difference("engine's version", one.engine.version, other.engine.version),
+        RunDifference("profile", one.profile, other.profile),
+        RunDifference("architecture", one.arch, other.arch),
+        RunDifference("engine", one.engine.name, other.engine.name),
+        RunDifference("engine's version", one.engine.version, other.engine.version),
     )
     return [difference for difference in compared if difference.one != difference.other]
 
