@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
 
 import pytest
 
-from sm121.answers import accuracy, agreement, golden, log_probabilities, prompts
+from sm121.answers import accuracy, golden, log_probabilities, prompts
 from sm121.answers.agreement import Bound
+from sm121.answers.equivalence import Continuations
 from sm121.answers.golden import GoldenFile, Identity
-from sm121.answers.log_probabilities import Reference
-from sm121.answers.prompts import Prompt, PromptSet
-from sm121.client.completions import Asker, Completion, Request
+from sm121.answers.log_probabilities import OracleReference, bound_for
+from sm121.client.completions import Asker
 from sm121.core.errors import UsageError
-from sm121.core.profile import AgreementBound, GoldenBound, Profile
+from sm121.core.profile import GoldenBound, Profile
 from sm121.core.server import Server
-from sm121.core.verdict import NotRun
 from sm121.evidence import metrics
 from sm121.plugin.options import SETTINGS
 from sm121.plugin.run import RUN, Run
 
-_Bound = TypeVar("_Bound", bound=AgreementBound)
 _WAITING = pytest.StashKey[int]()
 _GOLDEN = pytest.StashKey[GoldenFile]()
 
@@ -97,70 +92,9 @@ def asker(server: Server) -> Asker:
 
 
 @pytest.fixture
-def reference(conformance: Run, server: Server, profile: Profile) -> Reference:
+def reference(conformance: Run, server: Server, profile: Profile) -> OracleReference:
     """What the oracle computes from, and the tolerance for the server's dtype."""
     return log_probabilities.reference_for(server, profile, conformance.settings.reference)
-
-
-@dataclass
-class Continuations:
-    """The prompt set with the answers that the server under test gives to each prompt alone.
-
-    Asked once, when first needed, in a cold part of the prefix cache.
-    """
-
-    prompts: PromptSet
-    bound: Bound
-    _asker: Asker
-    _salts: Iterator[int] = field(default_factory=itertools.count)
-    _alone: dict[str, Completion] = field(default_factory=dict)
-
-    def cold(self) -> str:
-        """A part of the prefix cache that nobody has used."""
-        return f"sm121-{id(self)}-{next(self._salts)}"
-
-    def alone(self, prompt: Prompt) -> Completion:
-        """The prompt's answer, asked alone and cold."""
-        if prompt.name not in self._alone:
-            alone = Request(prompt.text, prompt.tokens, salt=self.cold())
-            self._alone[prompt.name] = self._asker.ask(alone)
-        return self._alone[prompt.name]
-
-    def wrong(self, prompt: Prompt, answer: Completion, how: str) -> str | None:
-        """Why an answer to a prompt, asked in another way, is not the one that it has alone.
-
-        Tokens are the same where the engine promises that; else they are judged within the noise,
-        and the other way's tokens after a fork by the server asked alone.
-        """
-        alone = self.alone(prompt)
-        if answer.ids is not None and answer.ids == alone.ids and answer.text != alone.text:
-            return (
-                f"{prompt.name!r} {how}: the same tokens, required the text {alone.text!r}, "
-                f"seen {answer.text!r}"
-            )
-        if self.bound.fork == 0:
-            different = agreement.same_tokens(alone, answer)
-            if different is not None:
-                return f"{prompt.name!r} {how}: {different}"
-        if answer.positions is None or alone.positions is None:
-            if agreement.same_tokens(alone, answer) is None:
-                return None
-            self._asker.need(None, "log-probabilities, to tell two right choices from a wrong one,")
-        assert answer.positions is not None and alone.positions is not None
-        found = agreement.judge(answer.positions, alone.positions, self.bound, self._again(prompt))
-        if found.disagreement is not None:
-            return f"{prompt.name!r} {how}, against the same alone: {found.disagreement}"
-        return None
-
-    def _again(self, prompt: Prompt) -> agreement.Resume:
-        def resume(taken: tuple[int, ...]) -> agreement.Positions | None:
-            ids = self.alone(prompt).prompt_ids
-            if ids is None:
-                return None
-            rest = Request((*ids, *taken), prompt.tokens - len(taken), salt=self.cold())
-            return self._asker.ask(rest).positions
-
-        return resume
 
 
 _CONTINUATIONS = pytest.StashKey[dict[str, Continuations]]()
@@ -174,7 +108,7 @@ def continuations(
     kept = pytestconfig.stash.setdefault(_CONTINUATIONS, {})
     key = f"{server.endpoint.base_url} {server.startup_s}"
     if key not in kept:
-        own = bound(profile.correctness.agreement, server, profile, "agreement")
+        own = bound_for(profile.correctness.agreement, server, profile, "agreement")
         limits = Bound(own.max_abs, own.mean_abs, own.fork)
         kept[key] = Continuations(prompts.continuations(), limits, asker)
     return kept[key]
@@ -184,13 +118,14 @@ def continuations(
 def attempts(server: Server, profile: Profile) -> int:
     """How often a request may be repeated until it repeats itself: where the engine promises equal
     tokens once, else often enough for two tokens that are equally likely within the noise."""
-    return 1 if bound(profile.correctness.agreement, server, profile, "agreement").fork == 0 else 3
+    own = bound_for(profile.correctness.agreement, server, profile, "agreement")
+    return 1 if own.fork == 0 else 3
 
 
 @pytest.fixture
 def golden_bound(server: Server, profile: Profile) -> GoldenBound:
     """What the profile accepts against a golden file."""
-    return bound(profile.correctness.golden, server, profile, "golden")
+    return bound_for(profile.correctness.golden, server, profile, "golden")
 
 
 @pytest.fixture
@@ -216,27 +151,8 @@ def recorder(
     )
 
 
-def bound(table: Mapping[Any, _Bound], server: Server, profile: Profile, name: str) -> _Bound:
-    """The profile's bound for the dtype of the server.
-
-    Raises:
-        NotRun: it has none.
-    """
-    dtype = log_probabilities.dtype_of(server, profile)
-    found = {str(key): value for key, value in table.items()}.get(dtype)
-    if found is None:
-        known = ", ".join(table) or "none"
-        raise NotRun(
-            f"profile {profile.name} has no correctness.{name} for dtype {dtype} (it has: {known})"
-        )
-    return found
-
-
 @pytest.fixture
 def prefix_cache_hits(server: Server) -> Callable[[], float | None]:
     """Tokens that the server took from its prefix cache so far, None where it does not count."""
-
-    def read() -> float | None:
-        return metrics.total(metrics.fetch(server.endpoint) or "", "vllm:prefix_cache_hits_total")
-
-    return read
+    name = "vllm:prefix_cache_hits_total"
+    return lambda: metrics.total(metrics.fetch(server.endpoint) or "", name)
