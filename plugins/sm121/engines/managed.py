@@ -62,6 +62,15 @@ class StartLimits:
 
 
 @dataclass(frozen=True)
+class StartPhase:
+    """What a server does while it is started."""
+
+    text: str
+    #: True for the last of a start: it serves.
+    ready: bool = False
+
+
+@dataclass(frozen=True)
 class StopReport:
     """What stopping a server left behind; everything empty or true when it was clean."""
 
@@ -82,9 +91,16 @@ class StopReport:
 
 
 class ServerError(Sm121Error):
-    """A managed server failed. ``cause`` is classified from its log, ``log`` is where that lies."""
+    """A managed server failed.
+
+    Attributes:
+        what: what happened, in one sentence without the cause.
+        cause: classified from the server's log.
+        log: where that lies.
+    """
 
     def __init__(self, what: str, cause: Cause, log: Path) -> None:
+        self.what = what
         self.cause = cause
         self.log = log
         lines = "".join(f"\n    {line}" for line in cause.lines[-8:] or relevant_lines(log, 8))
@@ -129,7 +145,7 @@ class ManagedServer:
         limits: how long its phases may take.
         directory: its log and status are written there.
         run_id: in the environment of each of its processes.
-        notify: called with a line on each change of progress.
+        notify: called on each change of progress, and when something is amiss.
         other_secrets: what its log must not show, beside its own key.
     """
 
@@ -138,7 +154,7 @@ class ManagedServer:
     limits: StartLimits
     directory: Path
     run_id: str
-    notify: Callable[[str], None] = lambda _line: None
+    notify: Callable[[StartPhase], None] = lambda _progress: None
     other_secrets: Callable[[], Collection[str]] = tuple
 
     progress: str = field(init=False, default="not started")
@@ -189,7 +205,7 @@ class ManagedServer:
                 self.stopped = self.stop()
                 if attempt == _PORT_ATTEMPTS:
                     raise
-                self.notify(f"port {taken} was taken by somebody else; trying another")
+                self.notify(StartPhase(f"port {taken} was taken by somebody else; trying another"))
             except BaseException:  # Ctrl-C too: nothing may be left behind
                 self.stopped = self.stop()
                 raise
@@ -305,7 +321,8 @@ class ManagedServer:
         try:
             redact_file(self.log, hidden)
         except OSError as error:
-            self.notify(f"{self.log.name} may show secrets: {error.strerror or error}")
+            why = error.strerror or error
+            self.notify(StartPhase(f"{self.log.name} may show secrets: {why}"))
 
     def look_at_tree(self) -> list[dict[str, Any]]:
         """The tree as it is now; when nothing of it lives, as it was last."""
@@ -338,7 +355,7 @@ class ManagedServer:
         self._remember_tree()
         startup_s = time.monotonic() - started
         self.progress = "ready"
-        self.notify(f"ready after {startup_s:.1f} s on port {self._port}")
+        self.notify(StartPhase(f"ready after {startup_s:.1f} s on port {self._port}", ready=True))
         return Server(
             endpoint=endpoint,
             managed=True,
@@ -431,7 +448,7 @@ class ManagedServer:
     def _note_progress(self, progress: str | None) -> None:
         if progress is not None and progress != self.progress:
             self.progress = progress
-            self.notify(progress)
+            self.notify(StartPhase(progress))
 
     def _owns_port(self) -> bool:
         """Whether it is our own tree that listens, and not somebody who took the port."""

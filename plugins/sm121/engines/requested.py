@@ -12,14 +12,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from sm121.core import data_file
 from sm121.core.configuration import ServerConfiguration
-from sm121.core.data_file import DataFileError
+from sm121.core.data_file import DataFileError, DataTable, Entries
 from sm121.core.redaction import is_secret_name, redact
 from sm121.core.verdict import Invalid
 from sm121.engines import registry as engines
@@ -42,10 +41,8 @@ class State(StrEnum):
     """The installed engine has no such variable: the request has no effect."""
 
 
-class RequestRule(BaseModel):
+class RequestRule(DataTable):
     """How an argument or a variable speaks of the kernel path."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: str = Field(pattern=r"^[a-z0-9_]+$")
     argument: str | None = Field(default=None, pattern=r"^-{1,2}[A-Za-z]")
@@ -56,7 +53,7 @@ class RequestRule(BaseModel):
     """Of `KernelPath`: where the evidence has the answer."""
     nothing: tuple[str, ...] = ()
     """Values that ask for nothing in particular, such as ``auto``."""
-    accepts: dict[str, str] = {}
+    accepts: dict[str, str] = Field(default_factory=dict)
     """From a value to a pattern of the resolved values that satisfy it; case does not count."""
     otherwise: str | None = "{value}"
     """Pattern for a value that `accepts` does not list. Null: nothing is known of it."""
@@ -106,37 +103,20 @@ class RequestRule(BaseModel):
         return re.compile(self.otherwise.replace("{value}", plain), re.I)
 
 
-class RequestRules(BaseModel):
+class RequestRules(DataTable):
     """What is known of one engine's arguments and variables."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     engine: str
     registry: tuple[Registry, ...] = ()
-    request: tuple[RequestRule, ...] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _unique(self) -> RequestRules:
-        ids = [entry.id for entry in self.request]
-        if twice := sorted({name for name in ids if ids.count(name) > 1}):
-            raise ValueError(f"ids must be unique, seen twice: {', '.join(twice)}")
-        return self
-
-
-def parse_requests(name: str, text: str) -> RequestRules:
-    """A request file's text, validated. Raises DataFileError naming file and entry."""
-    return data_file.parse(text, RequestRules, name)
+    request: Entries[RequestRule]
 
 
 @cache
 def load_requests(engine: str) -> RequestRules:
     """The rules of an engine. Raises DataFileError when there are none or the file is wrong."""
-    entry = files("sm121.fixtures") / "requests" / f"{engine}.toml"
-    if not entry.is_file():
-        raise DataFileError(f"fixtures/requests/{engine}.toml: no such file")
-    rules = parse_requests(entry.name, entry.read_text("utf-8"))
+    rules = data_file.load(f"requests/{engine}.toml", RequestRules)
     if rules.engine != engine:
-        raise DataFileError(f"{entry.name}: engine must be {engine!r}, seen {rules.engine!r}")
+        raise DataFileError(f"{engine}.toml: engine must be {engine!r}, seen {rules.engine!r}")
     return rules
 
 

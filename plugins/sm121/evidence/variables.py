@@ -10,16 +10,16 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from sm121.core.data_file import DataTable
 
 _TIMEOUT_S = 60.0
 _ASKED_OF = ("PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "HOME", "LD_LIBRARY_PATH")
 
 
-class Registry(BaseModel):
+class Registry(DataTable):
     """Where the variables of one prefix are known."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     prefix: str = Field(pattern=r"^[A-Z][A-Z0-9]*_$")
     package: str
