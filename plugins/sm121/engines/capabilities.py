@@ -58,6 +58,7 @@ Name = Literal[
 ]
 NAMES: tuple[Name, ...] = get_args(Name)
 
+
 def _specifier(text: str) -> str:
     try:
         SpecifierSet(text)
