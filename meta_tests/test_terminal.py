@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from sm121.engines.managed import StartPhase
+from sm121.engines.starting import StartPhase
 from sm121.plugin.start_progress import StartProgress
 
 

@@ -11,8 +11,9 @@ import psutil
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.server import Server
 from sm121.engines.devices import DeviceLock
-from sm121.engines.managed import ManagedServer, StartError, StartLimits, StartPhase, StopReport
+from sm121.engines.managed import ManagedServer, StartError, StartLimits, StopReport
 from sm121.engines.registry import engine
+from sm121.engines.starting import StartPhase
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sm121.engines.managed import StartPhase
+from sm121.engines.starting import StartPhase
 
 #: What takes longer is worth a line.
 _LONG_S = 10.0
