@@ -30,7 +30,7 @@ class DataFileError(UsageError):
 class DataTable(BaseModel):
     """A table of a data file. It is never changed, and an unknown key is a mistake."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Record(BaseModel):
@@ -44,6 +44,16 @@ def _compiled(pattern: Any) -> Any:
         return re.compile(pattern)
     except (re.error, TypeError) as error:
         raise ValueError(f"expected a regular expression, got {pattern!r}: {error}") from error
+
+
+def compiles(pattern: str) -> str:
+    """The pattern itself.
+
+    Raises:
+        ValueError: it is no regular expression.
+    """
+    _compiled(pattern)
+    return pattern
 
 
 class _HasId(Protocol):
@@ -61,6 +71,8 @@ def _unique(entries: tuple[_Entry, ...]) -> tuple[_Entry, ...]:
     return entries
 
 
+#: A regular expression, kept as its text.
+Pattern = Annotated[str, AfterValidator(compiles)]
 #: A regular expression, compiled.
 Regex = Annotated[re.Pattern[str], BeforeValidator(_compiled)]
 #: At least one entry, each with an ``id`` of its own.

@@ -17,10 +17,10 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from sm121.core import data_file
-from sm121.core.data_file import DataTable, Entries, Regex
+from sm121.core.data_file import DataTable, Entries, Record, Regex
 from sm121.evidence.log_lines import (
     LogLine,
     cut,
@@ -67,10 +67,8 @@ class Basis(Enum):
     """Lines that say that something died, and none above them that says why."""
 
 
-class Cause(BaseModel):
+class Cause(Record):
     """Why a server is dead."""
-
-    model_config = ConfigDict(extra="forbid")
 
     kind: str
     """One of `Kind`."""
