@@ -3,6 +3,7 @@ is due."""
 
 from __future__ import annotations
 
+import errno
 import signal
 import time
 from collections.abc import Generator, Mapping
@@ -28,6 +29,7 @@ from sm121.stress.fault import OWNERS, UnderLoad
 #: After these the server is good for nothing, or not known to be.
 _REPLACE = ("hang", "stuck_request", "connection", "memory_floor", "not_idle", "zombie", "http_5xx")
 _DONE = pytest.StashKey[set[str]]()
+#: How pytest-timeout's message begins: it raises pytest's own exception.
 _TIMEOUT = "Timeout "
 #: Within which an API server ends after its engine has.
 _DYING_S = 6.0
@@ -102,11 +104,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         run.on_unwritten = _unwritten
 
 
-def _unwritten(run: Run, why: str) -> None:
+def _unwritten(run: Run, error: OSError) -> None:
     """A full disk, or a report directory that has gone."""
     cause = Cause(
-        kind="disk_full" if "No space left" in why or "quota" in why else "report_unwritable",
-        summary=f"{run.directory}: {why}",
+        kind="disk_full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "report_unwritable",
+        summary=f"{run.directory}: {run.unwritten}",
         owner="whoever keeps this disk: what is not written is lost",
         remedy="make room, or give another --report-dir",
     )
@@ -212,7 +214,7 @@ def tell(run: Run, evidence: Evidence) -> None:
 
 def replace_server(run: Run, evidence: Evidence) -> None:
     """Stop the server, so that the next test gets another, and see whether the machine is well."""
-    if xids := [line for line in evidence.kernel.lines if "NVRM: Xid" in line]:
+    if xids := evidence.kernel.xids:
         run.distrusted = (
             f"the driver reported an error of the GPU ({xids[0].strip()[:120]}): nothing measured "
             "or computed after it can be trusted; reset the GPU or reboot"
@@ -304,7 +306,7 @@ def _what(error: BaseException | None) -> str:
     if isinstance(error, UnderLoad):
         return f"under load ({error.what})"
     if isinstance(error, ServerError):
-        return str(error).partition(". Cause:")[0]
+        return error.what
     return "a test ran out of time"
 
 

@@ -31,7 +31,7 @@ from sm121.core.verdict import NotRun, Verdict
 from sm121.engines import devices, preflight, registry, requested, stale
 from sm121.engines.managed import StartLimits, StopReport
 from sm121.engines.pool import ServerPool
-from sm121.engines.preflight import Finding
+from sm121.engines.preflight import PreflightFinding
 from sm121.engines.process_tree import RUN_ID
 from sm121.engines.protocol import Program
 from sm121.evidence import cgroup, environment, metrics
@@ -100,7 +100,7 @@ class Run:
     distrusted: str | None = None
     #: Why the report directory cannot be written, and who is told of it.
     unwritten: str | None = None
-    on_unwritten: Callable[[Run, str], None] | None = None
+    on_unwritten: Callable[[Run, OSError], None] | None = None
     #: The control group's account of memory when the run began.
     cgroup_before: Mapping[str, int] | str = field(default_factory=cgroup.memory_events)
     _under_test: Server | None = None
@@ -138,23 +138,18 @@ class Run:
         return redact(text, self.secrets)
 
     @functools.cached_property
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[PreflightFinding]:
         """What the machine and the choices promise for a start; looked at once, before it."""
-        required = self.profile.engine.needs
-        needs = preflight.Needs(
-            memory_gib=required.memory_gib,
-            disk_gib=required.disk_gib,
-            disk_path=self.directory,
-            port=None,  # the suite chooses a free one, and another if that is taken
-            arch_list=required.arch_list,
-            jit_modules=required.jit_modules,
-        )
-        found: list[Finding] = []
+        found: list[PreflightFinding] = []
         for name in (self.profile.under_test, self.profile.baseline):
             configuration = self.managed_configuration(name)
             environment = self.engine_environment(configuration)
             for finding in preflight.inspect(
-                self.target.arch, configuration.arguments, environment, needs=needs
+                self.target.arch,
+                configuration.arguments,
+                environment,
+                needs=self.profile.engine.needs,
+                directory=self.directory,
             ):
                 if finding not in found:
                     found.append(finding)
@@ -330,7 +325,7 @@ class Run:
             self.unwritten = f"the report cannot be written: {error.strerror or error}"
             announce(self.config, "report", f"{self.directory}: {self.unwritten}")
             if self.on_unwritten is not None:
-                self.on_unwritten(self, self.unwritten)
+                self.on_unwritten(self, error)
         if self.unwritten not in self.file.unproven:
             self.file.unproven.append(self.unwritten)
         if self.file.verdict is Verdict.PASS:

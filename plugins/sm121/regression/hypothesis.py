@@ -17,8 +17,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from sm121.core import data_file
+from sm121.core.data_file import Pattern
 from sm121.core.errors import UsageError
-from sm121.core.profile import Level, Pattern
+from sm121.core.profile import Level
 from sm121.core.verdict import Verdict, worst
 from sm121.regression.ab import Outcome, Visit, difference_of_pairs
 
