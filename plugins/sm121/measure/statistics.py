@@ -120,6 +120,11 @@ def ratio_interval(
     return _median(above) / _median(below), float(low), float(high)
 
 
+def finite(value: float | None) -> float | None:
+    """The value, None where it is infinite or no number: JSON has neither."""
+    return value if value is not None and np.isfinite(value) else None
+
+
 def _median(values: Floats) -> float:
     middle = len(values) // 2
     if len(values) % 2:

@@ -1,7 +1,8 @@
-"""Memory bandwidth: a plain streaming read, on the CPU (numpy) or a GPU (torch, where it is).
+"""How fast memory is read and matrices are multiplied, on the CPU (numpy) or a GPU (torch).
 
 Decoding reads every active weight once per token, so what bounds it is how fast memory can be read,
-not copied. The read is a reduction: nothing but its result is written.
+not copied. The read is a reduction: nothing but its result is written. The rate of matrices bounds
+prefill.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,13 +24,14 @@ from sm121.measure.statistics import Floats
 _SHORTEST_S = 0.02
 #: Columns of the matrix that a GPU reads: the rows of a layer of gpt-oss are about as long.
 _COLUMNS = 8192
+#: Rows and columns of the matrices that are multiplied.
+_GPU_MATRIX, _CPU_MATRIX = 8192, 1024
 
 
 @dataclass(frozen=True)
 class Bandwidth:
     """How fast a buffer was read."""
 
-    size_bytes: int
     #: Bytes per second / 1e9 of each repetition.
     samples: tuple[float, ...]
     method: str
@@ -43,10 +46,19 @@ class Bandwidth:
         """The fastest repetition: what the memory can do, whatever else went on."""
         return max(self.samples)
 
+
+@dataclass(frozen=True)
+class MatrixRate:
+    """A matrix product's rate."""
+
+    #: Floating point operations per second / 1e12 of each repetition.
+    samples: tuple[float, ...]
+    method: str
+
     @property
-    def spread(self) -> float:
-        """(largest - smallest) / median: how repeatable it is."""
-        return (max(self.samples) - min(self.samples)) / self.gb_s
+    def tflop_s(self) -> float:
+        """The median."""
+        return float(np.median(self.samples))
 
 
 def read_bandwidth(
@@ -74,10 +86,37 @@ def read_bandwidth(
         raise Sm121Error(f"memory bandwidth: no {size_bytes >> 20} MiB for the buffer") from error
 
 
+def matrix_rate(*, device: str = "cpu", repetitions: int = 7) -> MatrixRate:
+    """Multiply square matrices: float32 by numpy's BLAS on the CPU, bfloat16 by torch on a GPU.
+
+    Raises:
+        Sm121Error: no torch or no such device.
+    """
+    if device == "cpu":
+        return _matrix_rate_cpu(repetitions)
+    torch = gpu_torch(device)
+    shape = (_GPU_MATRIX, _GPU_MATRIX)
+    left = torch.randn(shape, dtype=torch.bfloat16, device=device)
+    right = torch.randn(shape, dtype=torch.bfloat16, device=device)
+    seconds = gpu_seconds(torch, lambda: torch.matmul(left, right), repetitions)
+    samples = tuple(2.0 * _GPU_MATRIX**3 / each / 1e12 for each in seconds)
+    return MatrixRate(samples, f"torch bf16 {_GPU_MATRIX}^3")
+
+
+def _matrix_rate_cpu(repetitions: int) -> MatrixRate:
+    generator = np.random.default_rng(0)
+    left = generator.random((_CPU_MATRIX, _CPU_MATRIX), dtype=np.float32)
+    right = generator.random((_CPU_MATRIX, _CPU_MATRIX), dtype=np.float32)
+    samples = []
+    for _ in range(repetitions + 1):
+        start = time.perf_counter()
+        np.matmul(left, right)
+        samples.append(2.0 * _CPU_MATRIX**3 / (time.perf_counter() - start) / 1e12)
+    return MatrixRate(tuple(samples[1:]), f"numpy float32 {_CPU_MATRIX}^3")  # the first one warms
+
+
 def last_level_cache_bytes() -> int:
     """Size of this CPU's largest cache as the kernel tells it; 32 MiB where it does not."""
-    from pathlib import Path
-
     sizes = []
     for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = file.read_text("ascii").strip()
@@ -107,7 +146,7 @@ def _read_cpu(size_bytes: int, repetitions: int, threads: int) -> Bandwidth:
             size_bytes * passes / _seconds(best, passes) / 1e9 for _ in range(repetitions)
         )
     used = threads if best is shared else 1
-    return Bandwidth(size_bytes, samples, f"numpy sum of float64, {used} threads")
+    return Bandwidth(samples, f"numpy sum of float64, {used} threads")
 
 
 def _seconds(read: Callable[[], None], passes: int) -> float:
@@ -135,7 +174,7 @@ def _read_gpu(size_bytes: int, device: str, repetitions: int) -> Bandwidth:
         found = tuple(read / second / 1e9 for second in gpu_seconds(torch, kernel, repetitions))
         if not samples or np.median(found) > np.median(samples):
             samples, method = found, name
-    return Bandwidth(read, samples, method)
+    return Bandwidth(samples, method)
 
 
 def gpu_torch(device: str) -> Any:
