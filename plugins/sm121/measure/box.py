@@ -11,7 +11,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -129,7 +129,7 @@ def measure(device: str) -> Device:
     on_cpu = device == "cpu"
     size = min(4 * last_level_cache_bytes(), _CPU_BUFFER_AT_MOST) if on_cpu else _GPU_BUFFER
     bandwidth = read_bandwidth(size, device=device)
-    rate = matrix_rate(device=device)
+    rates, method = matrix_rate(device)
     clocks: dict[str, Any] = {} if on_cpu else _under_load(device)
     return Device(
         device=device,
@@ -138,9 +138,9 @@ def measure(device: str) -> Device:
         bandwidth_best_gb_s=round(bandwidth.best_gb_s, 3),
         bandwidth_method=bandwidth.method,
         buffer_mib=size / 2**20,
-        matrix_tflop_s=round(rate.tflop_s, 5),
-        matrix_spread=round(_quartile_spread(rate.samples), 4),
-        matrix_method=rate.method,
+        matrix_tflop_s=round(float(np.median(rates)), 5),
+        matrix_spread=round(_quartile_spread(rates), 4),
+        matrix_method=method,
         **clocks,
     )
 
@@ -262,7 +262,7 @@ def _measure_apart(device: str) -> Device:
 
 
 def _under_load(device: str) -> dict[str, Any]:
-    """What NVML says while matrices are multiplied; of what it does not say, nothing."""
+    """Clock, power, temperature and throttling by NVML, while matrices are multiplied."""
     torch = gpu_torch(device)
     matrix = torch.randn((8192, 8192), dtype=torch.bfloat16, device=device)
     each = gpu_seconds(torch, lambda: torch.matmul(matrix, matrix), 1)[0]
@@ -277,8 +277,8 @@ def _under_load(device: str) -> dict[str, Any]:
 
 @contextmanager
 def _nvml(index: int) -> Iterator[Callable[..., Any] | None]:
-    """Asks NVML a question of a device by the name of the function; None where it says nothing.
-    Without NVML there is nobody to ask."""
+    """A function that asks NVML about one device, given the name of NVML's own function. It returns
+    None where NVML gives no answer. Without NVML there is no such function: None."""
     import pynvml
 
     try:
@@ -418,6 +418,6 @@ class CpuUse:
         return min(other / elapsed / cores, 1.0), lines
 
 
-def _quartile_spread(samples: tuple[float, ...]) -> float:
+def _quartile_spread(samples: Sequence[float]) -> float:
     low, middle, high = np.percentile(samples, [25, 50, 75])
     return float((high - low) / middle)

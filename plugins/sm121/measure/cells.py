@@ -81,11 +81,11 @@ class MeasuredServer:
 
     @property
     def patience(self) -> Patience:
-        """Of every request."""
+        """How long a request may take, and how long it may be silent."""
         measuring = self.plan.measuring
         return Patience(measuring.request_within_s, measuring.silent_within_s)
 
-    def request(self, prompt_tokens: int, tokens: int, *, stream: bool = True) -> TimedRequest:
+    def request(self, prompt_tokens: int, tokens: int) -> TimedRequest:
         """A request with a fresh prompt."""
         exact = not self.prompts.as_text or self.prompts.exact
         return completion(
@@ -93,7 +93,6 @@ class MeasuredServer:
             self.prompts.make(prompt_tokens),
             prompt_tokens=prompt_tokens if exact else 0,
             tokens=tokens,
-            stream=stream,
         )
 
     def _probe(self) -> None:
@@ -162,7 +161,7 @@ class MeasuredCell:
 
     @property
     def what(self) -> str:
-        """For people."""
+        """A short name: ``pp2048 tg128 @ d0``."""
         streams = "" if self.concurrency == 1 else f", {self.concurrency} streams"
         plan = self.server.plan
         return f"pp{plan.prompt_tokens} tg{self.tokens} @ d{self.depth}{streams}"

@@ -22,6 +22,7 @@ from sm121.measure.statistics import Floats
 
 #: One timing takes at least so long: small buffers are read several times for it.
 _SHORTEST_S = 0.02
+_REPETITIONS = 7
 #: Columns of the matrix that a GPU reads: the rows of a layer of gpt-oss are about as long.
 _COLUMNS = 8192
 #: Rows and columns of the matrices that are multiplied.
@@ -47,72 +48,52 @@ class Bandwidth:
         return max(self.samples)
 
 
-@dataclass(frozen=True)
-class MatrixRate:
-    """A matrix product's rate."""
-
-    #: Floating point operations per second / 1e12 of each repetition.
-    samples: tuple[float, ...]
-    method: str
-
-    @property
-    def tflop_s(self) -> float:
-        """The median."""
-        return float(np.median(self.samples))
-
-
-def read_bandwidth(
-    size_bytes: int, *, device: str = "cpu", repetitions: int = 7, threads: int | None = None
-) -> Bandwidth:
+def read_bandwidth(size_bytes: int, *, device: str = "cpu") -> Bandwidth:
     """Read a buffer of ``size_bytes`` again and again.
 
     Choose a size of several caches for the memory's own bandwidth, or the size of what an engine
     reads per token for the bandwidth that this engine can have.
 
     Args:
-        device: ``cpu``, or a torch device such as ``cuda:0``.
-        threads: of the CPU; default: as many as there are cores.
+        device: ``cpu``, with a thread for each core, or a torch device such as ``cuda:0``.
 
     Raises:
         Sm121Error: no torch or no such device, or too little memory.
     """
-    if size_bytes < 1 << 16 or repetitions < 1:
-        raise ValueError("expected a buffer of 64 KiB or more, and one repetition or more")
+    if size_bytes < 1 << 16:
+        raise ValueError("expected a buffer of 64 KiB or more")
     try:
         if device == "cpu":
-            return _read_cpu(size_bytes, repetitions, threads or os.cpu_count() or 1)
-        return _read_gpu(size_bytes, device, repetitions)
+            return _read_cpu(size_bytes, os.cpu_count() or 1)
+        return _read_gpu(size_bytes, device)
     except MemoryError as error:
         raise Sm121Error(f"memory bandwidth: no {size_bytes >> 20} MiB for the buffer") from error
 
 
-def matrix_rate(*, device: str = "cpu", repetitions: int = 7) -> MatrixRate:
+def matrix_rate(device: str) -> tuple[list[float], str]:
     """Multiply square matrices: float32 by numpy's BLAS on the CPU, bfloat16 by torch on a GPU.
+
+    Returns:
+        Floating point operations per second / 1e12 of each repetition, and the method.
 
     Raises:
         Sm121Error: no torch or no such device.
     """
     if device == "cpu":
-        return _matrix_rate_cpu(repetitions)
-    torch = gpu_torch(device)
-    shape = (_GPU_MATRIX, _GPU_MATRIX)
-    left = torch.randn(shape, dtype=torch.bfloat16, device=device)
-    right = torch.randn(shape, dtype=torch.bfloat16, device=device)
-    seconds = gpu_seconds(torch, lambda: torch.matmul(left, right), repetitions)
-    samples = tuple(2.0 * _GPU_MATRIX**3 / each / 1e12 for each in seconds)
-    return MatrixRate(samples, f"torch bf16 {_GPU_MATRIX}^3")
-
-
-def _matrix_rate_cpu(repetitions: int) -> MatrixRate:
-    generator = np.random.default_rng(0)
-    left = generator.random((_CPU_MATRIX, _CPU_MATRIX), dtype=np.float32)
-    right = generator.random((_CPU_MATRIX, _CPU_MATRIX), dtype=np.float32)
-    samples = []
-    for _ in range(repetitions + 1):
-        start = time.perf_counter()
-        np.matmul(left, right)
-        samples.append(2.0 * _CPU_MATRIX**3 / (time.perf_counter() - start) / 1e12)
-    return MatrixRate(tuple(samples[1:]), f"numpy float32 {_CPU_MATRIX}^3")  # the first one warms
+        size, method = _CPU_MATRIX, f"numpy float32 {_CPU_MATRIX}^3"
+        generator = np.random.default_rng(0)
+        left = generator.random((size, size), dtype=np.float32)
+        right = generator.random((size, size), dtype=np.float32)
+        timed = [_seconds(lambda: np.matmul(left, right), 1) for _ in range(_REPETITIONS + 1)]
+        seconds = timed[1:]  # the first one warms
+    else:
+        size, method = _GPU_MATRIX, f"torch bf16 {_GPU_MATRIX}^3"
+        torch = gpu_torch(device)
+        left, right = (
+            torch.randn((size, size), dtype=torch.bfloat16, device=device) for _ in range(2)
+        )
+        seconds = gpu_seconds(torch, lambda: torch.matmul(left, right), _REPETITIONS)
+    return [2.0 * size**3 / each / 1e12 for each in seconds], method
 
 
 def last_level_cache_bytes() -> int:
@@ -126,7 +107,7 @@ def last_level_cache_bytes() -> int:
     return max(sizes, default=32 << 20)
 
 
-def _read_cpu(size_bytes: int, repetitions: int, threads: int) -> Bandwidth:
+def _read_cpu(size_bytes: int, threads: int) -> Bandwidth:
     buffer: Floats = np.ones(size_bytes // 8, dtype=np.float64)  # touched: each page is there
     parts = np.array_split(buffer, threads)
 
@@ -143,7 +124,7 @@ def _read_cpu(size_bytes: int, repetitions: int, threads: int) -> Bandwidth:
         best = min((shared, alone), key=lambda read: _seconds(read, 1)) if threads > 1 else alone
         passes = max(1, int(np.ceil(_SHORTEST_S / max(_seconds(best, 1), 1e-7))))
         samples = tuple(
-            size_bytes * passes / _seconds(best, passes) / 1e9 for _ in range(repetitions)
+            size_bytes * passes / _seconds(best, passes) / 1e9 for _ in range(_REPETITIONS)
         )
     used = threads if best is shared else 1
     return Bandwidth(samples, f"numpy sum of float64, {used} threads")
@@ -156,7 +137,7 @@ def _seconds(read: Callable[[], None], passes: int) -> float:
     return time.perf_counter() - start
 
 
-def _read_gpu(size_bytes: int, device: str, repetitions: int) -> Bandwidth:
+def _read_gpu(size_bytes: int, device: str) -> Bandwidth:
     torch = gpu_torch(device)
     rows = max(size_bytes // (2 * _COLUMNS), 1)
     try:
@@ -171,7 +152,7 @@ def _read_gpu(size_bytes: int, device: str, repetitions: int) -> Bandwidth:
         ("torch bf16 matrix-vector product", lambda: torch.mv(matrix, vector)),
         ("torch bf16 maximum", lambda: torch.amax(matrix)),
     ):
-        found = tuple(read / second / 1e9 for second in gpu_seconds(torch, kernel, repetitions))
+        found = tuple(read / second / 1e9 for second in gpu_seconds(torch, kernel, _REPETITIONS))
         if not samples or np.median(found) > np.median(samples):
             samples, method = found, name
     return Bandwidth(samples, method)

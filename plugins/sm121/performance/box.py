@@ -6,7 +6,6 @@ import functools
 import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
@@ -29,7 +28,7 @@ _LOCAL = ("127.0.0.1", "localhost", "::1")
 
 @dataclass
 class RunBox:
-    """The machine that the numbers of a run are of."""
+    """The machine that a run measures on: its readings, and what they mean for the numbers."""
 
     harness: Harness
     #: The folder of the canaries that were built, by name; None: none was.
@@ -121,13 +120,21 @@ class RunBox:
     def ceilings(self, depth: int) -> tuple[Ceiling, Ceiling] | None:
         """The bound on a stream's rate in the checkpoint's own formats, and the one that nothing
         passes, whatever the engine quantised; None where model or machine are not known."""
-        config = self._model_config()
+        profile, model = self.harness.profile, self.harness.profile.model.id
+        if self.canaries is not None and model.startswith(_CANARY):
+            model = str(self.canaries / model.removeprefix(_CANARY))
+        # Of the model that is served, or that the profile says is served.
+        served = roofline.read_config(self.harness.file.engine.model)
+        config = served or roofline.read_config(model)
         if config is None:
             return None
-        reference = self.harness.profile.box
+        under_test = self.harness.configurations.get(profile.under_test)
+        pairs = itertools.pairwise(under_test.arguments if under_test is not None else ())
+        dtype = next((value for name, value in pairs if name == "--dtype"), None)
+        reference = profile.box
         tolerance = reference.roofline_tolerance if reference else 1.0
         bounds = []
-        for formats in (roofline.formats(config, self._dtype()), roofline.SMALLEST):
+        for formats in (roofline.formats(config, dtype), roofline.SMALLEST):
             try:
                 cost = roofline.traffic(config, depth=depth, formats=formats)
             except Sm121Error:
@@ -178,17 +185,3 @@ class RunBox:
 
     def _own(self) -> list[psutil.Process]:
         return self.harness.pool.processes() if self.harness.pool is not None else []
-
-    def _model_config(self) -> dict[str, Any] | None:
-        """Of the model that is served, or that the profile says is served."""
-        model = self.harness.profile.model.id
-        if self.canaries is not None and model.startswith(_CANARY):
-            model = str(self.canaries / model.removeprefix(_CANARY))
-        return roofline.read_config(self.harness.file.engine.model) or roofline.read_config(model)
-
-    def _dtype(self) -> str | None:
-        """``--dtype`` of the configuration under test."""
-        found = self.harness.configurations.get(self.harness.profile.under_test)
-        arguments = found.arguments if found is not None else ()
-        pairs = itertools.pairwise(arguments)
-        return next((value for name, value in pairs if name == "--dtype"), None)

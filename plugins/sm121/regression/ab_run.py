@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from sm121.core import architecture
-from sm121.core.configuration import ServerConfiguration, environment_items
+from sm121.core.configuration import environment_items
 from sm121.core.files import write_text
 from sm121.core.server import Server
 from sm121.core.verdict import Inconclusive, Invalid, NotRun, Verdict
@@ -174,17 +174,15 @@ class AbRun:
             raise NotRun(self.obstacle or "no server can be started here")
         pool.stop()
         available = psutil.virtual_memory().available
-        return self.harness.start(self._configuration(name, side)), available
-
-    def _configuration(self, name: str, side: Side) -> ServerConfiguration:
         own = self.harness.managed_configuration(self.harness.profile.under_test)
-        return dataclasses.replace(
+        configuration = dataclasses.replace(
             own,
             name=name,
             python=side.python or own.python,
             arguments=(*own.arguments, *side.arguments),
             environment=environment_items(dict(own.environment), dict(side.environment)),
         )
+        return self.harness.start(configuration), available
 
     def _measure(self, name: str, server: Server) -> dict[str, MetricOfStart]:
         directory = self.harness.directory / "ab" / f"{len(self.visits):02}-{name}"

@@ -153,7 +153,7 @@ def evaluate(
 
 
 def conclude(answers: Sequence[CriterionResult]) -> Verdict:
-    """Of a feature: nothing that was promised may be open."""
+    """The verdict on a feature: the worst of its criteria."""
     return worst(answer.verdict for answer in answers)
 
 
