@@ -13,7 +13,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from sm121.core import data_file
+from sm121.core import architecture, data_file
 from sm121.core.architecture import NAMES
 from sm121.core.data_file import DataTable, Pattern, compiles
 from sm121.core.errors import UsageError
@@ -472,6 +472,18 @@ def for_architecture(arch: str, engine: str = "vllm") -> str:
         f"no profile is shipped for {arch} and {engine}; give one with --profile NAME|PATH "
         f"(shipped: {', '.join(shipped())})"
     )
+
+
+def expected(given: Profile | None, arch: str | None, engine: str = "vllm") -> Profile:
+    """The profile that a run will have, before its target is resolved: the one that was given, else
+    that of an architecture (default: this machine's), else the CPU's."""
+    if given is not None:
+        return given
+    try:
+        name = for_architecture(arch or architecture.detect().name or architecture.CPU, engine)
+    except UsageError:  # said again, to the user, when the target is resolved
+        name = for_architecture(architecture.CPU)
+    return load(name)
 
 
 def load(name_or_path: str) -> Profile:

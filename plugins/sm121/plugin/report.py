@@ -13,9 +13,9 @@ import pytest
 from sm121.core.errors import Sm121Error
 from sm121.core.files import write_text
 from sm121.core.printable import printable
-from sm121.plugin.benchmarks import RECORDED, extra_info
+from sm121.plugin.benchmarks import recorder_of
 from sm121.plugin.options import SETTINGS
-from sm121.plugin.regression import History
+from sm121.plugin.regression import HISTORY, history_of
 from sm121.plugin.run import RUN, Run
 from sm121.plugin.selection import ID, LEVEL
 from sm121.plugin.terminal import announce
@@ -166,17 +166,15 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
 
 
 def _take_history(run: Run, known: Details) -> None:
-    if not run.config.stash.get(RECORDED, []):
+    if not recorder_of(run).recorded:
         return
-    history = History(run)
+    history = history_of(run)
     try:
         known.history = details.series_of(history.current, history.runs, run.file.started)
     except (Sm121Error, AssertionError):
         return  # nothing to compare with; the regression level says why
-    prefix = "regression "
-    known.findings = [
-        line.removeprefix(prefix) for line in run.file.remarks if line.startswith(prefix)
-    ]
+    if HISTORY in run.config.stash:
+        known.findings = [printable(line) for line in run.config.stash[HISTORY].findings]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -186,18 +184,10 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, obj
     if run is None:
         return result
     known = session.config.stash.get(DETAILS, None) or Details()
+    recorder = recorder_of(run)
     known.samples = {
-        recorded.measurement.name: details.samples_of(
-            extra_info(
-                run,
-                recorded.measurement,
-                recorded.estimate,
-                recorded.verdict,
-                "",
-                len(recorded.measurement.samples),
-            )
-        )
-        for recorded in session.config.stash.get(RECORDED, [])
+        recorded.measurement.name: details.samples_of(recorder.described(recorded))
+        for recorded in recorder.recorded
     }
     details.write(known, run.directory)
     report = stored.read(run.directory)
