@@ -30,7 +30,7 @@ from sm121.core.profile import Gate, Measuring
 from sm121.core.server import Endpoint
 from sm121.core.verdict import Verdict
 from sm121.measure import gate, metrics, validity
-from sm121.measure.cells import Cell, Target
+from sm121.measure.cells import MeasuredCell, MeasuredServer
 from sm121.measure.plan import Plan
 from sm121.measure.prompts import Prompts
 
@@ -210,14 +210,10 @@ def decide(rate: float, seed: int) -> tuple[Verdict, int]:
     options = ("--rate", str(rate), "--jitter", "0.01", "--fixed-ms", "30", "--seed", str(seed))
     with (
         timed_server(*options) as server,
-        TimedProcess(server.url, "none") as sender,
         tempfile.TemporaryDirectory() as folder,
+        MeasuredServer.open(Endpoint(server.url, "none", MODEL), plan, Path(folder)) as measured,
     ):
-        endpoint = Endpoint(server.url, "none", MODEL)
-        prompts = Prompts(endpoint, plan.measuring.vocabulary)
-        target = Target(endpoint, sender, prompts, plan, Path(folder))
-        target.probe()
-        cell, wanted = Cell(target, 0), gate.FIRST_LOOK
+        cell, wanted = MeasuredCell(measured, 0), gate.FIRST_LOOK
         while True:
             found = cell.gather(wanted).decode(32)
             if found.invalid:
@@ -228,13 +224,13 @@ def decide(rate: float, seed: int) -> tuple[Verdict, int]:
             wanted = gate.next_look(len(found.samples), GATE_BOUND)
 
 
-def our_cell(url: str, plan: Plan, rounds: int) -> Cell:
+def our_cell(url: str, plan: Plan, rounds: int) -> MeasuredCell:
     endpoint = Endpoint(url, "none", MODEL)
-    with TimedProcess(url, "none") as sender, tempfile.TemporaryDirectory() as folder:
-        prompts = Prompts(endpoint, plan.measuring.vocabulary)
-        target = Target(endpoint, sender, prompts, plan, Path(folder))
-        target.probe()
-        return Cell(target, 0).gather(rounds)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        MeasuredServer.open(endpoint, plan, Path(folder)) as server,
+    ):
+        return MeasuredCell(server, 0).gather(rounds)
 
 
 def measure_speed() -> dict[str, float]:

@@ -16,7 +16,7 @@ import browser
 import report_runs
 from PIL import Image
 
-from sm121.report import page
+from sm121.report import page, stored
 
 ROOT = Path(__file__).parent.parent
 OUTPUT = ROOT / "docs" / "report"
@@ -61,10 +61,10 @@ def main() -> None:
     OUTPUT.mkdir(exist_ok=True)
     with browser.chromium() as chromium, tempfile.TemporaryDirectory() as folder:
         if embedded is not None:
-            shoot(chromium, page.write_for(_anywhere(embedded, Path(folder))), "embedded")
+            shoot(chromium, page.write(stored.read(_anywhere(embedded, Path(folder)))), "embedded")
         for kind in KINDS:
             directory = report_runs.write(kind, Path(folder) / kind)
-            shoot(chromium, page.write_for(directory), kind)
+            shoot(chromium, page.write(stored.read(directory)), kind)
 
 
 if __name__ == "__main__":

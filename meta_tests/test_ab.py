@@ -12,7 +12,7 @@ from sm121.core import profile
 from sm121.core.errors import UsageError
 from sm121.core.verdict import Verdict
 from sm121.regression import ab, hypothesis
-from sm121.regression.ab import Value, Visit
+from sm121.regression.ab import MetricOfStart, Visit
 from sm121.regression.hypothesis import Criterion
 
 
@@ -24,16 +24,16 @@ def visits(b_factor: float, *, pairs: int = 3, boot: float = 0.005, drift: float
         level = 60 * (1 + boot * generator.standard_normal()) * (1 - drift) ** number
         value = level * (b_factor if side == "B" else 1.0)
         metrics = {
-            "tg32@d0": Value(value, "tok/s", True),
-            "ttft_p50": Value(27000 / value, "ms", False),
-            "memory_gib": Value(80 / (b_factor if side == "B" else 1.0), "GiB", False),
+            "tg32@d0": MetricOfStart(value, "tok/s", True),
+            "ttft_p50": MetricOfStart(27000 / value, "ms", False),
+            "memory_gib": MetricOfStart(80 / (b_factor if side == "B" else 1.0), "GiB", False),
         }
         found.append(Visit(side, metrics, {"moe": "FLASHINFER_CUTLASS_MXFP4_MXFP8"}))
     return found
 
 
-def judged(*args, **kwargs) -> dict[str, ab.Outcome]:
-    found = ab.outcomes(visits(*args, **kwargs), {"memory_gib": 0.5}, default=0.05)
+def judged(*args, **kwargs) -> dict[str, ab.Comparison]:
+    found = ab.compare(visits(*args, **kwargs), {"memory_gib": 0.5}, default=0.05)
     return {outcome.metric: outcome for outcome in found}
 
 
@@ -95,8 +95,8 @@ def test_sides_that_are_none(texts, why):
         ab.parse_sides(texts)
 
 
-def answer(seen, levels=None, **criterion) -> hypothesis.Answer:
-    outcomes = ab.outcomes(seen, {}, default=0.05)
+def answer(seen, levels=None, **criterion) -> hypothesis.CriterionResult:
+    outcomes = ab.compare(seen, {}, default=0.05)
     (found,) = hypothesis.evaluate([Criterion(**criterion)], outcomes, seen, levels or {})
     return found
 

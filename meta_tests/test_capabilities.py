@@ -11,6 +11,7 @@ import pytest
 
 from sm121.api.client import Api
 from sm121.api.guarded import GuardedClient
+from sm121.core import data_file
 from sm121.core.errors import UsageError
 from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import NotRun
@@ -106,7 +107,7 @@ def test_every_engine_answers_to_everything_and_says_why():
 def test_a_bad_file_of_an_engine_is_one_line(old, new, said):
     assert old in VLLM
     with pytest.raises(UsageError, match=said) as caught:
-        capabilities.load_text(VLLM.replace(old, new, 1), "mine.toml")
+        data_file.parse(VLLM.replace(old, new, 1), capabilities.EngineFile, "mine.toml")
     assert "mine.toml" in str(caught.value) and "\n" not in str(caught.value)
 
 

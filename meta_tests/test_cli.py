@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
 import sm121.fixtures
+
 from sm121 import cli
 
 

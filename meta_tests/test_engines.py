@@ -18,7 +18,7 @@ from sm121.client.connection import Patience
 from sm121.client.timed import TimedClient, completion
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import UsageError
-from sm121.engines import argument_probe, devices, registry
+from sm121.engines import devices, registry
 from sm121.engines.llama_cpp import LlamaCpp
 from sm121.engines.protocol import ChecksArguments, Engine, Program
 from sm121.engines.sglang import SGLang
@@ -126,7 +126,7 @@ def test_vllms_own_parser_takes_what_the_axes_give():
 
 def test_a_parser_that_cannot_be_asked_is_one_line(tmp_path):
     with pytest.raises(UsageError, match="cannot be asked"):
-        argument_probe.ask("sm121_vllm_arguments.py", "/nowhere/python", [[]], {})
+        Vllm().check_arguments("/nowhere/python", [[]], {})
 
 
 def test_side_by_side_says_what_is_wrong(tmp_path):

@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from logs import read_lines
 
-from sm121.core.data_file import DataFileError
+from sm121.core.data_file import DataFileError, parse
 from sm121.evidence.failure import (
     Cause,
+    FailureSet,
     classify,
     classify_lines,
     load_failures,
-    parse_failures,
     relevant_lines,
 )
-from sm121.evidence.kernel_path import read_lines
 from sm121.evidence.log_lines import clean
 
 DATA = Path(__file__).parent / "data"
@@ -392,5 +392,5 @@ source = "here, log"
 def test_wrong_failure_file_is_refused(kind: str, regex: str, more: str, expected: str) -> None:
     text = ENTRY.format(kind=kind, regex=regex, more=more)
     with pytest.raises(DataFileError, match=expected) as error:
-        parse_failures("mine.toml", text)
+        parse(text, FailureSet, "mine.toml")
     assert "mine.toml: key failure.one" in str(error.value)

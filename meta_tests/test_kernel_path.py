@@ -7,12 +7,13 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from logs import read_lines
 
-from sm121.core.data_file import DataFileError
-from sm121.evidence.kernel_path import KernelPath, mistaken_environment, read_lines, read_log
+from sm121.core.data_file import DataFileError, parse
+from sm121.evidence.kernel_path import KernelPath, mistaken_environment, read_log
 from sm121.evidence.log_lines import LINE_LIMIT, clean, read_physical_lines
 from sm121.evidence.progress import startup_progress
-from sm121.evidence.signatures import load_signatures, parse_signatures
+from sm121.evidence.signatures import SignatureSet, load_signatures
 
 DATA = Path(__file__).parent / "data"
 CORE = "(EngineCore pid=7) INFO 10-05 02:13:33 "
@@ -683,7 +684,7 @@ source = "here, log"
 )
 def test_wrong_signature_file_is_refused(field: str, regex: str, more: str, expected: str) -> None:
     with pytest.raises(DataFileError, match=expected) as error:
-        parse_signatures("mine.toml", ENTRY.format(field=field, regex=regex, more=more))
+        parse(ENTRY.format(field=field, regex=regex, more=more), SignatureSet, "mine.toml")
     assert "mine.toml" in str(error.value)
     assert "one" in str(error.value)
 

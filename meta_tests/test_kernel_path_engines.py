@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from logs import read_lines
 
 from sm121 import cli
-from sm121.evidence.kernel_path import KernelPath, detect_engine, read_lines, read_log
+from sm121.evidence.kernel_path import KernelPath, detect_engine, read_log
 from sm121.evidence.log_lines import clean
 from sm121.evidence.signatures import known_engines, load_signatures
 

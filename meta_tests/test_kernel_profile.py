@@ -14,15 +14,15 @@ import pytest
 
 from sm121 import cli
 from sm121.core import profile
-from sm121.core.data_file import DataFileError
+from sm121.core.data_file import DataFileError, parse
 from sm121.core.errors import UsageError
 from sm121.core.verdict import NotRun
 from sm121.evidence import kernel_profile, profiler
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.kernel_profile import (
+    KernelNames,
     KernelProfile,
     load_names,
-    parse_names,
     part_of,
     read,
     read_nsys,
@@ -156,7 +156,7 @@ def test_experts_of_llama_cpp_are_told_by_their_type(name: str, part: str) -> No
 
 def test_every_entry_of_the_data_file_is_reached() -> None:
     reached = {
-        next((entry.id for entry in load_names().name if entry.fits(name)), None)
+        next((entry.id for entry in load_names().name if entry.regex.search(name)), None)
         for name, _ in [*PARTS, *EXTRA]
     }
     assert {entry.id for entry in load_names().name} - reached == set()
@@ -424,7 +424,7 @@ def test_command_prints_a_trace(
 )
 def test_wrong_file_of_names_is_refused(text: str, expected: str) -> None:
     with pytest.raises(DataFileError, match=expected):
-        parse_names("names.toml", text)
+        parse(text, KernelNames, "names.toml")
 
 
 def test_server_without_a_profiler_is_not_run(

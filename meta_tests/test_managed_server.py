@@ -72,7 +72,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., ManagedServer]]:
             StartLimits(ready, stalled, stop),
             tmp_path,
             "meta-run",
-            progress.append,
+            lambda phase: progress.append(phase.text),
         )
         server.reported = progress  # type: ignore[attr-defined]
         made.append(server)

@@ -15,8 +15,8 @@ from sm121.client.timed import LagWatch, TimedBatch, steps
 from sm121.client.timed_answer import TimedAnswer, read_answer
 from sm121.core.profile import Measuring
 from sm121.measure import counters, metrics, validity
+from sm121.measure.cells import is_flat
 from sm121.measure.validity import Findings
-from sm121.measure.warmup import is_flat
 
 MEASURING = Measuring()
 

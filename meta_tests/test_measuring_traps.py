@@ -11,12 +11,10 @@ from pathlib import Path
 import pytest
 from timed_server import TRAPS
 
-from sm121.client.timed_process import TimedProcess
 from sm121.core.profile import Measuring
 from sm121.core.server import Endpoint
-from sm121.measure.cells import Cell, Target
+from sm121.measure.cells import MeasuredCell, MeasuredServer
 from sm121.measure.plan import Plan
-from sm121.measure.prompts import Prompts
 
 #: Half of the real lengths, so that a sample of the traps fits into `make test`.
 PLAN = Plan(
@@ -93,13 +91,10 @@ SAMPLE = (
 )
 
 
-def measure(url: str, directory: Path, *, rounds: int = 5, plan: Plan = PLAN) -> Cell:
+def measure(url: str, directory: Path, *, rounds: int = 5, plan: Plan = PLAN) -> MeasuredCell:
     endpoint = Endpoint(url, "none", "gpt-oss-120b")
-    with TimedProcess(url, "none") as sender:
-        prompts = Prompts(endpoint, plan.measuring.vocabulary)
-        target = Target(endpoint, sender, prompts, plan, directory)
-        target.probe()
-        return Cell(target, 0).gather(rounds)
+    with MeasuredServer.open(endpoint, plan, directory) as server:
+        return MeasuredCell(server, 0).gather(rounds)
 
 
 def _cases() -> list:

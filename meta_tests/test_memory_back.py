@@ -6,6 +6,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from sm121.plugin.run import RUN, Run
 
 from sm121.core.verdict import Verdict
 from sm121.engines import memory
@@ -13,7 +14,6 @@ from sm121.engines.managed import StopReport
 from sm121.engines.memory import DeviceUse, Memory
 from sm121.engines.process_tree import Survivor
 from sm121.plugin import kernels, recorder
-from sm121.plugin.run import RUN, Run
 from sm121.plugin.selection import LEVEL
 from sm121.stress.timeline import HeldByTree
 

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from sm121.core.errors import UsageError
 from sm121.core.verdict import Verdict, worst
 from sm121.evidence.kernel_path import KernelPath
 from sm121.measure.box import Reading
+from sm121.report import merging
 from sm121.run import merge, verdict_file
 from sm121.run.ledger import Ledger, stands
-from sm121.run.merge import Difference
+from sm121.run.merge import RunDifference
 from sm121.run.verdict_file import (
     BoxReport,
     CrashReport,
@@ -174,8 +176,8 @@ def test_in_what_two_runs_differ():
     other = part(engine=EngineReport(name="vllm", version="0.33.0", managed=True, model="m"))
     other.arch = "sm121"
     assert merge.differences(one, other) == [
-        Difference("architecture", "cpu", "sm121"),
-        Difference("engine's version", "0.32.0", "0.33.0"),
+        RunDifference("architecture", "cpu", "sm121"),
+        RunDifference("engine's version", "0.32.0", "0.33.0"),
     ]
 
 
@@ -189,3 +191,27 @@ def test_the_documents_state_the_rankings():
     assert f"\n{', '.join(states)}\n" in text
     boxes = [BoxReport(state=state, reason="seen") for state in reversed(states)]
     assert [merge.worst_box(boxes[:n]).state for n in (1, 2, 3)] == states[::-1]
+
+
+def test_only_shards_of_one_run_are_merged(tmp_path):
+    def wrote(name: str, file: VerdictFile) -> Path:
+        (tmp_path / name).mkdir()
+        verdict_file.write(file, tmp_path / name / "verdict.json")
+        return tmp_path / name
+
+    one, two = wrote("one", part(1)), wrote("two", part(2))
+    assert [shard.part.index for shard in merging.read([two, one])] == [1, 2]
+    other = part(2)
+    other.profile = "q"
+    fewer = part(2)
+    assert fewer.shard is not None
+    fewer.shard.tests.pop()
+    for name, file, message in (
+        ("other", other, "another profile than"),
+        ("fewer", fewer, "another list of tests than"),
+        ("three", part(2, of=3), "another number of shards than"),
+        ("again", part(1), "shard 1 is there twice"),
+        ("whole", part(shard=None), "expected the report of a run with --shard"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            merging.read([one, wrote(name, file)])

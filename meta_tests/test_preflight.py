@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from sm121.core.data_file import DataFileError
-from sm121.engines import preflight
-from sm121.engines.preflight import Finding, Needs, inspect, load_preflight
+from sm121.core.data_file import DataFileError, parse
+from sm121.core.profile import Needs
+from sm121.engines.preflight import PreflightData, PreflightFinding, inspect, load_preflight
 
 GOOD_ARGUMENTS = ["--model", "m", "--attention-backend", "TRITON_ATTN", "--moe-backend", "marlin"]
 GOOD_ENVIRONMENT = {"VLLM_KV_CACHE_LAYOUT": "HND", "VLLM_LOGGING_LEVEL": "DEBUG"}
@@ -25,16 +23,18 @@ def found(
     *,
     arch: str = "sm121",
     needs: Needs | None = None,
-) -> list[Finding]:
+    directory: Path = Path(),
+) -> list[PreflightFinding]:
     return inspect(
         arch,
         GOOD_ARGUMENTS if arguments is None else arguments,
         GOOD_ENVIRONMENT if environment is None else environment,
         needs=needs or Needs(),
+        directory=directory,
     )
 
 
-def checks(findings: list[Finding]) -> set[str]:
+def checks(findings: list[PreflightFinding]) -> set[str]:
     return {finding.check for finding in findings}
 
 
@@ -142,41 +142,10 @@ def test_memory() -> None:
 
 def test_disk(tmp_path: Path) -> None:
     place = tmp_path / "not" / "there" / "yet"
-    assert found(needs=Needs(disk_gib=0.001, disk_path=place)) == []
-    (finding,) = found(needs=Needs(disk_gib=1e9, disk_path=place))
+    assert found(needs=Needs(disk_gib=0.001), directory=place) == []
+    (finding,) = found(needs=Needs(disk_gib=1e9), directory=place)
     assert (finding.check, finding.severity) == ("disk", "error")
     assert not place.exists()
-
-
-@pytest.fixture
-def held_port() -> Iterator[int]:
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        holder.listen()
-        yield holder.getsockname()[1]
-
-
-def test_port(held_port: int) -> None:
-    arguments = [*GOOD_ARGUMENTS, "--host", "127.0.0.1"]
-    (finding,) = found(arguments, needs=Needs(port=held_port))
-    assert (finding.check, finding.severity) == ("port", "error")
-    assert str(held_port) in finding.message
-
-
-def test_free_port_is_left_free(held_port: int) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        port = other.getsockname()[1]
-    arguments = [*GOOD_ARGUMENTS, "--host", "127.0.0.1"]
-    assert found(arguments, needs=Needs(port=port)) == []
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", port))
-
-
-def test_address_of_another_machine() -> None:
-    (finding,) = found([*GOOD_ARGUMENTS, "--host", "192.0.2.1"], needs=Needs(port=1))
-    assert finding.check == "port"
-    assert "192.0.2.1" in finding.message
 
 
 @pytest.mark.parametrize(
@@ -216,7 +185,7 @@ def build(base: Path, arch: str, module: str) -> None:
 JIT = Needs(jit_modules=("fused_moe_120", "batch_prefill_*"))
 
 
-def jit(base: Path, **more: str) -> dict[tuple[str, str], Finding]:
+def jit(base: Path, **more: str) -> dict[tuple[str, str], PreflightFinding]:
     environment = {"FLASHINFER_WORKSPACE_BASE": str(base), "MAX_JOBS": "1", **more}
     return {(item.check, item.severity): item for item in found(environment=environment, needs=JIT)}
 
@@ -331,7 +300,7 @@ message = "m"
 remedy = "r"
 source = "s"
 """
-    assert preflight.parse_preflight(text).rule[0].id == "one"
+    assert parse(text, PreflightData, "mine.toml").rule[0].id == "one"
     with pytest.raises(DataFileError, match=expected) as error:
-        preflight.parse_preflight(text.replace(old, new), "mine.toml")
+        parse(text.replace(old, new), PreflightData, "mine.toml")
     assert "mine.toml" in str(error.value)

@@ -29,7 +29,7 @@ def chromium():
 def reports(tmp_path_factory):
     """A report of each kind."""
     folder = tmp_path_factory.mktemp("reports")
-    return {kind: page.write_for(report_runs.write(kind, folder / kind)) for kind in KINDS}
+    return {kind: page.write(stored.read(report_runs.write(kind, folder / kind))) for kind in KINDS}
 
 
 @pytest.fixture(scope="module")

@@ -137,14 +137,15 @@ def test_a_run_of_the_first_version_is_read_by_all(tmp_path, capsys):
     assert source.row("tg32@d0").value == 31.6
 
 
-def test_a_run_of_a_later_version_is_read_without_what_is_new(runs):
+def test_a_run_of_a_later_version_is_read_without_what_is_new(runs, tmp_path):
     raw = json.loads((runs["pass"] / "verdict.json").read_text())
     raw["schema_version"] = verdict_file.SCHEMA_VERSION + 1
     raw["new"] = {"a": 1}
     raw["engine"]["new"] = 2
     raw["engine"]["path"]["new"] = 3
     raw["tests"][0]["new"] = raw["metrics"]["tg32@d0"]["new"] = 4
-    found = stored.of(raw, runs["pass"])
+    (tmp_path / "verdict.json").write_text(json.dumps(raw))
+    found = stored.read(tmp_path)
     assert found.run.verdict is Verdict.PASS
     assert found.schema_version == verdict_file.SCHEMA_VERSION + 1
 
@@ -288,7 +289,8 @@ def test_tests_that_say_the_same_stand_together(runs):
     assert len(found) == 1 and len(found[0].ids) == 3
     first = findings.grouped(stored.read(runs["fail"]))[0]
     assert first.required == "tg32@d0 >= 52 tok/s" and first.seen.startswith("47.3 tok/s")
-    assert first.requirement and first.reproduce and first.evidence == ("server-cutlass.log",)
+    assert first.requirement and first.detail.reproduce
+    assert first.evidence == ("server-cutlass.log",)
 
 
 @pytest.mark.parametrize("kind", ["", "AssertionError: ", "Failed: ", "_pytest.outcomes.Failed: "])
@@ -364,15 +366,26 @@ def test_the_memory_of_a_worker_is_found_where_verdict_json_says(runs, tmp_path)
     assert outside.memory is None and "not in the report directory" in outside.run.remarks[-1]
 
 
-def test_a_matrix_is_shown_with_every_declared_value(runs):
+def test_a_matrix_is_shown_with_every_declared_value(runs, tmp_path):
     file = MatrixFile.model_validate_json((runs["pass"] / "matrix" / "matrix.json").read_text())
-    shown = matrix_file.view(file)
-    assert shown.axes == {axis: tuple(values) for axis, values in file.values.items()}
-    assert shown.cells[1].facts == {"took": "61 s", "tg32@d0": "53.1 (100% of the baseline)"}
-    assert ("cells not run yet", "1") in shown.coverage
-    assert ("combinations of 2", "45 ran of 47, 47 planned") in shown.coverage
-    assert shown.failing == ("moe=triton + kv=fp8 fail together: concurrent requests",)
-    assert matrix_file.view(file.model_copy(update={"cells": []})) is None
+    assert matrix_file.facts(file.cells[1]) == {
+        "took": "61 s",
+        "tg32@d0": "53.1 (100% of the baseline)",
+    }
+    assert ("cells not run yet", "1") in matrix_file.coverage(file)
+    assert ("combinations of 2", "45 ran of 47, 47 planned") in matrix_file.coverage(file)
+    found = stored.read(runs["pass"])
+    text = page.html(found)
+    assert all(f'<th scope="col">{axis}</th>' in text for axis in file.values)
+    grid = page._grid(found)
+    assert grid["names"] == file.values[grid["columns"]]
+    assert [row for row, _ in grid["table"]] == file.values[grid["rows"]]
+    assert "<li>moe=triton + kv=fp8 fail together: concurrent requests</li>" in text
+    shutil.copy(runs["pass"] / "verdict.json", tmp_path)
+    (tmp_path / "matrix").mkdir()
+    none = file.model_copy(update={"cells": []}).model_dump_json()
+    (tmp_path / "matrix" / "matrix.json").write_text(none)
+    assert stored.read(tmp_path).matrix is None
 
 
 def test_keys_of_a_later_version_are_left_out_and_wrong_ones_are_named(runs):

@@ -6,14 +6,15 @@ import re
 import sys
 
 import pytest
+from logs import read_lines
 
 from sm121.core.configuration import ServerConfiguration
-from sm121.core.data_file import DataFileError
+from sm121.core.data_file import DataFileError, parse
 from sm121.core.profile import load, shipped
 from sm121.engines import requested
-from sm121.engines.requested import compare, differences, load_requests, parse_requests
+from sm121.engines.requested import RequestRules, compare, differences, load_requests
 from sm121.evidence import variables
-from sm121.evidence.kernel_path import KernelPath, read_lines
+from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.metrics import with_metrics
 
 CORE = "(EngineCore pid=7) INFO 10-05 02:13:33 "
@@ -293,7 +294,7 @@ def test_secret_values_are_not_shown() -> None:
 )  # fmt: skip
 def test_wrong_request_file_is_named(text: str, expected: str) -> None:
     with pytest.raises(DataFileError, match=re.escape(expected)):
-        parse_requests("requests.toml", text)
+        parse(text, RequestRules, "requests.toml")
 
 
 def test_shipped_engines_have_their_rules() -> None:

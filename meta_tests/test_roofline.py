@@ -18,20 +18,20 @@ def test_bytes_per_token_of_gpt_oss_120b():
     assert own.experts == pytest.approx(1.906e9, rel=1e-3)
     assert own.attention == pytest.approx(1.912e9, rel=1e-3)
     assert own.lm_head == pytest.approx(1.158e9, rel=1e-3)
-    least = roofline.traffic(GPT_OSS, depth=0, formats=roofline.smallest(GPT_OSS))
+    least = roofline.traffic(GPT_OSS, depth=0, formats=roofline.SMALLEST)
     assert least.total == pytest.approx(2.749e9, rel=1e-3)
 
 
 @pytest.mark.parametrize(("depth", "tok_s"), [(0, 54.6), (2048, 53.7), (8192, 51.4), (32768, 43.9)])
 def test_ceiling_by_depth_at_the_data_sheets_bandwidth(depth, tok_s):
-    own = roofline.formats(GPT_OSS)
-    ceiling = roofline.ceiling(GPT_OSS, 273.0, depth=depth, formats=own, tolerance=1.0)
+    own = roofline.traffic(GPT_OSS, depth=depth, formats=roofline.formats(GPT_OSS))
+    ceiling = roofline.Ceiling(own, 273.0, tolerance=1.0)
     assert ceiling.tok_s == pytest.approx(tok_s, rel=5e-3)
 
 
 def test_a_rate_above_the_memory_is_named_with_its_arithmetic():
-    own = roofline.formats(GPT_OSS)
-    ceiling = roofline.ceiling(GPT_OSS, 230.0, depth=0, formats=own, tolerance=1.15)
+    own = roofline.traffic(GPT_OSS, depth=0, formats=roofline.formats(GPT_OSS))
+    ceiling = roofline.Ceiling(own, 230.0, tolerance=1.15)
     assert ceiling.broken_by(45.0) is None and ceiling.share(45.98) == pytest.approx(1.0, rel=1e-3)
     why = ceiling.broken_by(60.0)
     assert why.startswith("above_roofline: 60 tok/s x 5.002 GB a token")

@@ -17,7 +17,7 @@ from sm121.core.redaction import redact
 from sm121.core.verdict import Verdict
 from sm121.evidence import crash_bundle, death, kernel_messages
 from sm121.evidence.crash_bundle import Evidence
-from sm121.evidence.failure import Cause
+from sm121.evidence.failure import Basis, Cause
 from sm121.evidence.kernel_messages import KernelMessages
 from sm121.measure import growth
 from sm121.stress import checks, kept, shapes, soak
@@ -253,6 +253,7 @@ SIGKILL_GUESS = Cause(
     kind="oom",
     summary="killed by SIGKILL, no cause in the log: probably the host's OOM killer",
     owner="host memory",
+    basis=Basis.SIGKILL_ALONE,
 )
 KILLED = [{"pid": 7, "name": "VLLM::EngineCor", "status": -9}]
 OOM_LINE = "[ 9.1] Out of memory: Killed process 7 (VLLM::EngineCor) total-vm:1kB"

@@ -12,10 +12,10 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from sm121.plugin.run import RUN
 
 from sm121.measure.turns import Share, Turns
 from sm121.plugin import turns
-from sm121.plugin.run import RUN
 from sm121.plugin.selection import LEVEL
 
 SCENARIO = "meta_tests/scenarios/turns.py"

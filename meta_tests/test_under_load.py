@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
+from sm121.plugin.run import RUN
 
 from sm121.answers.agreement import Bound
 from sm121.client.connection import Patience
@@ -20,7 +21,6 @@ from sm121.core import profile
 from sm121.core.server import Endpoint
 from sm121.core.verdict import Inconclusive
 from sm121.plugin import stress
-from sm121.plugin.run import RUN
 from sm121.plugin.selection import LEVEL
 
 ENDPOINT = Endpoint("http://127.0.0.1:9", "key", "canary")

@@ -352,7 +352,7 @@ def _box(options: argparse.Namespace) -> int:
     from sm121.measure import box
 
     if options.device_only:
-        print(box.device_json(options.device_only))
+        print(box.measure(options.device_only).model_dump_json())
         return 0
     arch = architecture.detect().name
     name = options.profile or profile.for_architecture(arch or "unknown")

@@ -14,7 +14,8 @@ from typing import Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sm121.core.errors import UsageError
-from sm121.core.verdict import Verdict
+from sm121.core.profile import Profile
+from sm121.core.verdict import Inconclusive, NotRun, Verdict, require
 
 Kind = Literal["begins", "exact", "contains", "number", "letter"]
 #: Two-sided 95 %.
@@ -214,6 +215,44 @@ def paired(before: Iterable[Output], now: Iterable[Output]) -> Paired:
     gained = sum(new[key] and not old[key] for key in old)
     lost = sum(old[key] and not new[key] for key in old)
     return Paired(gained, lost, len(old) - gained - lost, _sign_test(gained, lost))
+
+
+def judge(
+    path: Path,
+    baseline: Path | None,
+    ask: Callable[[Question, int], tuple[str, int | None]],
+    profile: Profile,
+    kept: Path,
+    remark: Callable[[str], object],
+) -> None:
+    """Ask the questions of a file, keep the outputs as JSONL, and judge the share that is right.
+
+    Args:
+        baseline: outputs of an earlier run.
+        ask: gives an answer and its number of tokens; it is given the most that there may be.
+
+    Raises:
+        AssertionError: too few are right, or the run is worse than the baseline.
+        Inconclusive: the share that the profile requires is within the interval.
+        NotRun: the profile requires none.
+        UsageError: a file cannot be read.
+    """
+    limit = profile.correctness.max_answer_tokens
+    outputs = run(load(path), lambda question: ask(question, limit))
+    keep(outputs, kept)
+    seen = interval(outputs)
+    remark(f"accuracy: {seen}; outputs: {kept}")
+    if baseline is not None:
+        change = paired(load_outputs(baseline), outputs)
+        remark(f"accuracy against the baseline: {change}")
+        require(not change.worse, "no worse than the baseline", f"{change} ({kept})")
+    share = profile.correctness.accuracy
+    if share is None:
+        raise NotRun(f"profile {profile.name} has no correctness.accuracy; seen: {seen}")
+    verdict, wanted = seen.against(share.at_least), f"at least {share.at_least:.1%}"
+    if verdict is Verdict.INCONCLUSIVE:
+        raise Inconclusive(f"required: {wanted}, seen: {seen} ({kept})")
+    require(verdict is Verdict.PASS, wanted, f"{seen}; outputs: {kept}")
 
 
 def _sign_test(gained: int, lost: int) -> float:

@@ -9,9 +9,10 @@ disagreement.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sm121.client.completions import Completion, Position, ids_of
 
@@ -45,7 +46,7 @@ class Fork:
 
 
 @dataclass(frozen=True)
-class Agreement:
+class TokenAgreement:
     """How one run compares with another, over the tokens that were judged."""
 
     errors: tuple[float, ...]
@@ -81,7 +82,7 @@ def judge(
     other: Sequence[Position],
     bound: Bound,
     resume: Resume | None = None,
-) -> Agreement:
+) -> TokenAgreement:
     """Check each token of `judged` under another run of the same prompt.
 
     Args:
@@ -132,15 +133,15 @@ def judge(
             )
             break
         place += 1
-    found = Agreement(tuple(errors), tuple(top1), tuple(divergences), tuple(forks), wrong, unjudged)
+    found = TokenAgreement(
+        tuple(errors), tuple(top1), tuple(divergences), tuple(forks), wrong, unjudged
+    )
     if wrong is None and found.mean_abs > bound.mean_abs:
         wrong = (
             f"{len(errors)} tokens: required a mean difference of at most {bound.mean_abs:g}, "
             f"seen {found.mean_abs:.3g} (worst at token {found.worst})"
         )
-        found = Agreement(
-            tuple(errors), tuple(top1), tuple(divergences), tuple(forks), wrong, unjudged
-        )
+        found = replace(found, disagreement=wrong)
     return found
 
 
@@ -149,14 +150,8 @@ def same_tokens(judged: Completion, other: Completion) -> str | None:
     if judged.ids is not None and other.ids is not None:
         if judged.ids == other.ids:
             return None
-        place = next(
-            (
-                n
-                for n, pair in enumerate(zip(judged.ids, other.ids, strict=False))
-                if pair[0] != pair[1]
-            ),
-            min(len(judged.ids), len(other.ids)),
-        )
+        pairs = zip(judged.ids, other.ids, strict=False)
+        place = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
         return f"token {place}: required {_at(judged.ids, place)}, seen {_at(other.ids, place)}"
     if judged.text == other.text:
         return None

@@ -19,9 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from sm121 import __version__
 from sm121.answers import agreement
-from sm121.answers.agreement import Agreement, Bound
+from sm121.answers.agreement import Bound, TokenAgreement
 from sm121.answers.prompts import Prompt, PromptSet
-from sm121.client.completions import Asker, Completion, Position, Request, ids_of
+from sm121.client.completions import Asker, Completion, Position, Refused, Request, ids_of
 from sm121.core.errors import UsageError
 from sm121.core.profile import GoldenBound
 
@@ -34,21 +34,13 @@ class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class GoldenPosition(_Table):
-    """One token (see `request.Position`)."""
-
-    token: str
-    log_probability: float
-    top: dict[str, float]
-
-
 class GoldenAnswer(_Table):
     """One prompt's greedy answer."""
 
     name: str
     prompt_ids: tuple[int, ...] | None
     text: str
-    positions: tuple[GoldenPosition, ...] = Field(min_length=1)
+    positions: tuple[Position, ...] = Field(min_length=1)
 
 
 class Identity(_Table):
@@ -84,7 +76,7 @@ class Judgement:
     """How one prompt's answer agrees with the golden one."""
 
     name: str
-    agreement: Agreement
+    agreement: TokenAgreement
     wrong: str | None
 
 
@@ -139,6 +131,11 @@ class Comparison:
             )
         return found
 
+    def hold(self, bound: GoldenBound, of: str = "") -> None:
+        """Raises AssertionError with what is above the bound, if anything is."""
+        if beyond := self.beyond(bound):
+            raise AssertionError(f"{of}{'; '.join(beyond)} ({self.summary()})")
+
     def summary(self) -> str:
         """One line of figures."""
         name, place, size = self.worst
@@ -174,6 +171,21 @@ def save(golden: GoldenFile, path: Path) -> None:
     part = path.with_name(f"{path.name}.part")
     part.write_text(golden.model_dump_json(indent=1) + "\n", "utf-8")
     part.replace(path)
+
+
+def save_repeated(first: GoldenFile, second: GoldenFile, path: Path) -> None:
+    """Write the first of two recordings of one server.
+
+    Raises:
+        AssertionError: the second has other texts.
+    """
+    for one, other in zip(first.answers, second.answers, strict=True):
+        if one.text != other.text:
+            raise AssertionError(
+                f"prompt {one.name!r}: required the same answer twice, seen {one.text!r} and "
+                f"{other.text!r}: this run is not fit to be trusted"
+            )
+    save(first, path)
 
 
 def identity(served_name: str, checkpoint: Path | None) -> Identity:
@@ -240,12 +252,7 @@ def record(
                 name=prompt.name,
                 prompt_ids=answer.prompt_ids,
                 text=answer.text,
-                positions=tuple(
-                    GoldenPosition(
-                        token=p.token, log_probability=p.log_probability, top=dict(p.top)
-                    )
-                    for p in asker.positions(answer)
-                ),
+                positions=asker.positions(answer),
             )
         )
     return GoldenFile(
@@ -290,7 +297,7 @@ def compare(
                 f"{len(expected.prompt_ids)} tokens and is {len(ids)} here, or other ones"
             )
         found = agreement.judge(
-            [Position(p.token, p.log_probability, p.top) for p in expected.positions],
+            expected.positions,
             asker.positions(answer),
             limits,
             continuation(asker, ids, prompt.tokens),
@@ -333,9 +340,9 @@ def _hold_fit(prompt: Prompt, text: str, positions: Sequence[Position]) -> None:
         )
 
 
-def _other_text(expected: GoldenAnswer, answer: Completion, found: Agreement) -> str | None:
+def _other_text(expected: GoldenAnswer, answer: Completion, found: TokenAgreement) -> str | None:
     """The same token ids are the same text; names that are texts themselves say nothing of it."""
-    ids = ids_of([Position(p.token, p.log_probability, p.top) for p in expected.positions])
+    ids = ids_of(expected.positions)
     if ids is None or answer.ids != ids or found.forks or answer.text == expected.text:
         return None
     return f"the same tokens: required the text {expected.text!r}, seen {answer.text!r}"
@@ -343,8 +350,6 @@ def _other_text(expected: GoldenAnswer, answer: Completion, found: Agreement) ->
 
 def ask(asker: Asker, prompt: str | tuple[int, ...], tokens: int) -> Completion:
     """A greedy answer with as many of the most likely tokens as the engine tells."""
-    from sm121.client.completions import Refused
-
     for top in _TOPS[:-1]:
         try:
             return asker.ask(Request(prompt, tokens, top=top, salt="golden"))

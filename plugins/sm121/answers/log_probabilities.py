@@ -8,19 +8,21 @@ import importlib.util
 import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from sm121.client.completions import Position, ids_of, name_of
+from sm121.client.completions import Asker, Position, Request, ids_of, name_of
 from sm121.core.profile import Profile, Tolerance
 from sm121.core.server import Server
-from sm121.core.verdict import NotRun
+from sm121.core.verdict import NotRun, require
 
 if TYPE_CHECKING:
     from sm121.oracles.gpt_oss import Variant
+
+_Bound = TypeVar("_Bound")
 
 #: The oracle holds the dequantised weights in float64; gpt-oss-20b and up do not fit.
 _LARGEST_CHECKPOINT_BYTES = 1 << 30
@@ -48,13 +50,14 @@ class Difference:
     likely_max_abs: float
     likely_mean_abs: float
 
-    def beyond(self, tolerance: Tolerance) -> list[str]:
-        """What is above the tolerance, in words."""
+    def beyond(self, tolerance: Tolerance, *, means: bool = True) -> list[str]:
+        """What is above the tolerance, in words; without the means if they are not to be held."""
+        mean, likely_mean = tolerance.mean_abs, tolerance.likely_mean_abs
         pairs = [
             ("largest difference", self.max_abs, tolerance.max_abs),
-            ("mean difference", self.mean_abs, tolerance.mean_abs),
+            ("mean difference", self.mean_abs, mean if means else None),
             ("largest of likely tokens", self.likely_max_abs, tolerance.likely_max_abs),
-            ("mean of likely tokens", self.likely_mean_abs, tolerance.likely_mean_abs),
+            ("mean of likely tokens", self.likely_mean_abs, likely_mean if means else None),
         ]
         return [
             f"{what}: required at most {bound:g}, seen {seen:.3g}"
@@ -64,7 +67,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Reference:
+class OracleReference:
     """What the oracle computes from, and how exact the engine is meant to be."""
 
     checkpoint: Path
@@ -72,7 +75,7 @@ class Reference:
     tolerance: Tolerance
 
 
-def reference_for(server: Server, profile: Profile, intact: Path | None = None) -> Reference:
+def reference_for(server: Server, profile: Profile, intact: Path | None = None) -> OracleReference:
     """The checkpoint for the oracle, the engine's dtype and the profile's tolerance for it.
 
     Args:
@@ -100,13 +103,25 @@ def reference_for(server: Server, profile: Profile, intact: Path | None = None) 
             f"the oracle takes checkpoints up to {_LARGEST_CHECKPOINT_BYTES >> 20} MiB, "
             f"this one has {size >> 20} MiB; --golden compares with a trusted run"
         )
+    table = profile.correctness.log_probability_tolerance
+    tolerance = bound_for(table, server, profile, "log_probability_tolerance")
+    return OracleReference(checkpoint, dtype_of(server, profile), tolerance)
+
+
+def bound_for(table: Mapping[Any, _Bound], server: Server, profile: Profile, name: str) -> _Bound:
+    """The entry of a table of the profile, ``correctness.NAME``, for the dtype of the server.
+
+    Raises:
+        NotRun: it has none.
+    """
     dtype = dtype_of(server, profile)
-    tolerances = {str(k): v for k, v in profile.correctness.log_probability_tolerance.items()}
-    tolerance = tolerances.get(dtype)
-    if tolerance is None:
-        known = ", ".join(tolerances) or "none"
-        raise NotRun(f"the profile has no tolerance for dtype {dtype} (it has: {known})")
-    return Reference(checkpoint, dtype, tolerance)
+    found = {str(key): value for key, value in table.items()}.get(dtype)
+    if found is None:
+        known = ", ".join(table) or "none"
+        raise NotRun(
+            f"profile {profile.name} has no correctness.{name} for dtype {dtype} (it has: {known})"
+        )
+    return found
 
 
 def dtype_of(server: Server, profile: Profile) -> str:
@@ -135,10 +150,11 @@ def prompts() -> list[tuple[str, list[int]]]:
     return [(entry["name"], entry["token_ids"]) for entry in json.loads(text)["prompts"]]
 
 
-def long_prompt() -> list[int]:
-    """A prompt of `LONG_PROMPT_TOKENS`: the longest of `prompts`, over and over."""
-    longest = max((ids for _, ids in prompts()), key=len)
-    return (longest * (LONG_PROMPT_TOKENS // len(longest) + 1))[:LONG_PROMPT_TOKENS]
+def long_prompt() -> tuple[str, list[int]]:
+    """A prompt of `LONG_PROMPT_TOKENS`, with a name: the longest of `prompts`, over and over."""
+    name, longest = max(prompts(), key=lambda prompt: len(prompt[1]))
+    ids = longest * (LONG_PROMPT_TOKENS // len(longest) + 1)
+    return f"{name}, over and over", ids[:LONG_PROMPT_TOKENS]
 
 
 def from_oracle(
@@ -150,20 +166,8 @@ def from_oracle(
     return list(_oracle(checkpoint, tuple(token_ids), names))
 
 
-def generated_by_oracle(
-    checkpoint: Path, prompt: Sequence[int], generated: Sequence[int]
-) -> list[Any]:
-    """log p of every token of the vocabulary at each place of a generation, [place][token]."""
-    from sm121.oracles import gpt_oss
-
-    ids = [*prompt, *generated]
-    places = range(len(prompt) - 1, len(ids) - 1)
-    rows = gpt_oss.log_probabilities(_weights(checkpoint), ids, positions=places)
-    return list(rows.numpy())
-
-
 def generation_beyond(
-    reference: Reference,
+    reference: OracleReference,
     prompt: Sequence[int],
     generated: Sequence[int],
     positions: Sequence[Position],
@@ -172,8 +176,14 @@ def generation_beyond(
 
     The chosen token may be less likely than the best by what two log-probabilities may be off.
     """
+    from sm121.oracles import gpt_oss
+
     tolerance = reference.tolerance
-    rows = generated_by_oracle(reference.checkpoint, prompt, generated)
+    ids = [*prompt, *generated]
+    places = range(len(prompt) - 1, len(ids) - 1)
+    # log p of every token of the vocabulary at each place: [place][token].
+    weights = _weights(reference.checkpoint)
+    rows = list(gpt_oss.log_probabilities(weights, ids, positions=places).numpy())
     seen: list[float] = []
     expected: list[float] = []
     for place, (token, position, row) in enumerate(zip(generated, positions, rows, strict=True)):
@@ -190,10 +200,75 @@ def generation_beyond(
                 continue
             seen.append(value)
             expected.append(float(row[other[0]]))
-    beyond = compare(seen, expected).beyond(tolerance) if seen else ["no log-probabilities"]
-    # The least likely of the told tokens are far down: only the bound on one value holds for them.
-    beyond = [line for line in beyond if line.startswith(("largest", "no"))]
+    if not seen:
+        return "required: log-probabilities, seen: none"
+    # The least likely of the told tokens are far down: only the bounds on one value hold for them.
+    beyond = compare(seen, expected).beyond(tolerance, means=False)
     return f"{len(seen)} log-probabilities: {'; '.join(beyond)}" if beyond else None
+
+
+def prompts_agree(asker: Asker, reference: OracleReference) -> None:
+    """The server's log-probabilities of all `prompts` are the oracle's, within the tolerance.
+
+    Raises:
+        AssertionError: they are not; names the first prompt and token, or what all together miss.
+        NotRun: the engine does not tell them.
+    """
+    seen: list[float] = []
+    expected: list[float] = []
+    limit = reference.tolerance.max_abs
+    for name, ids in prompts():
+        values = _of_prompt(asker, ids)
+        right = from_oracle(reference.checkpoint, ids)
+        error = compare(values, right)
+        require(
+            error.max_abs <= limit,
+            f"|difference| at most {limit:g}",
+            f"{error.max_abs:.2g} (at token {error.worst_position})",
+            f"prompt {name} ({len(ids)} tokens, {reference.dtype}): ",
+        )
+        seen += values
+        expected += right
+    if beyond := compare(seen, expected).beyond(reference.tolerance):
+        raise AssertionError(f"{len(seen)} tokens, {reference.dtype}: {'; '.join(beyond)}")
+
+
+def mistake_is_absent(asker: Asker, reference: OracleReference, mistake: str) -> None:
+    """The server is nearer to gpt-oss than to gpt-oss with one of the `SMALL_MISTAKES`.
+
+    Raises:
+        AssertionError: it is not.
+        NotRun: the engine does not tell log-probabilities of a prompt.
+    """
+    variant, name = SMALL_MISTAKES[mistake]
+    ids = dict(prompts())[name]
+    right = from_oracle(reference.checkpoint, ids)
+    wrong = from_oracle(reference.checkpoint, ids, variant)
+    share = share_of(_of_prompt(asker, ids), right, wrong)
+    wanted = "a share below 0.5 (0 is gpt-oss, 1 the mistake)"
+    require(abs(share) < 0.5, wanted, f"{share:.2f}", f"{mistake} (prompt {name}): ")
+
+
+def generations_agree(
+    asker: Asker, reference: OracleReference, asked: Sequence[tuple[str, Sequence[int]]]
+) -> None:
+    """The 12 tokens that the server generates after each of the named prompts, asked together, and
+    their log-probabilities, are the oracle's within the tolerance.
+
+    Raises:
+        AssertionError: they are not.
+        NotRun: the engine does not tell them.
+    """
+    answers = asker.ask_together([Request(tuple(ids), 12) for _, ids in asked])
+    for (name, ids), answer in zip(asked, answers, strict=True):
+        wrong = generation_beyond(reference, ids, asker.ids(answer), asker.positions(answer))
+        if wrong is not None:
+            raise AssertionError(f"prompt {name} ({len(ids)} tokens) and 12 more: {wrong}")
+
+
+def _of_prompt(asker: Asker, ids: Sequence[int]) -> list[float]:
+    answer = asker.ask(Request(tuple(ids), 1, prompt_log_probabilities=True))
+    return list(asker.need(answer.prompt_log_probabilities, "prompt_logprobs"))
 
 
 def compare(seen: Sequence[float], expected: Sequence[float]) -> Difference:

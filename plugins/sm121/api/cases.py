@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Literal
@@ -92,20 +93,12 @@ class CaseFile(_Table):
 
 
 @dataclass(frozen=True)
-class Problem:
+class CaseProblem:
     """What a case showed. It fails unless the tier, or a known deviation, makes it a note."""
 
     kind: ProblemKind
     text: str
     fails: bool
-
-
-@dataclass(frozen=True)
-class Judged:
-    """What a server did with a case, and what is wrong with that."""
-
-    seen: str
-    problem: Problem | None
 
 
 @functools.cache
@@ -128,13 +121,8 @@ def load_text(text: str, origin: str) -> CaseFile:
     return data_file.parse(text, CaseFile, f"api cases {origin}")
 
 
-def select(tier: Tier | None = None) -> tuple[Case, ...]:
-    """The cases of a tier, or all."""
-    return tuple(case for case in shipped().case if tier in (None, case.tier))
-
-
-def judge(api: Api, case: Case, healthy: str) -> Judged:
-    """Send a case, and look at the answer and at the server afterwards.
+def judge(api: Api, case: Case, healthy: str) -> tuple[str, CaseProblem | None]:
+    """Send a case: what the server answered, and what is wrong with that or with it afterwards.
 
     Args:
         healthy: what :func:`healthy` gave before.
@@ -153,18 +141,55 @@ def judge(api: Api, case: Case, healthy: str) -> Judged:
     )
     problem = _judge_answer(case, exchange)
     seen = exchange.failure or f"{exchange.status} {exchange.text}"
-    after = sentinel(api)
-    if after != healthy:
+    well, after = _sentinel(api)
+    if not well or after != healthy:
+        after = after if well else f"no answer: {after}"
         text = f"required: after this request the answer is still {healthy!r}, seen: {after!r}"
-        return Judged(seen, Problem("serves_wrongly_afterwards", text, True))
+        return seen, CaseProblem("serves_wrongly_afterwards", text, True)
     if problem is None:
-        return Judged(seen, None)
+        return seen, None
     kind, text = problem
     known = api.capabilities.deviation(case.id, kind)
     if known is not None and kind not in _NEVER:
         text = f"known of {api.capabilities.file.title} {known.versions}: {text} ({known.source})"
-        return Judged(seen, Problem(kind, text, False))
-    return Judged(seen, Problem(kind, text, kind in _NEVER or case.tier != "unspecified"))
+        return seen, CaseProblem(kind, text, False)
+    return seen, CaseProblem(kind, text, kind in _NEVER or case.tier != "unspecified")
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Holds one server against cases; what decides nothing is remarked on."""
+
+    api: Api
+    remark: Callable[[str], object]
+    #: What the server answered when it was well, by its address; filled in by the first case.
+    well: dict[str, str]
+
+    def __call__(self, case: Case) -> None:
+        """Judge one case.
+
+        Raises:
+            AssertionError: something is wrong that no tier excuses, and that is not known.
+            NotRun: the server cannot do what the case is about.
+        """
+        address = self.api.endpoint.base_url
+        if address not in self.well:
+            self.well[address] = healthy(self.api)
+        seen, problem = judge(self.api, case, self.well[address])
+        if problem is not None and problem.fails:
+            raise AssertionError(f"{case.id} ({case.tier}: {case.why}): {problem.text}")
+        if problem is not None:
+            self.remark(f"{case.id}: {problem.text}")
+        elif case.tier == "unspecified":
+            self.remark(f"{case.id}: unspecified ({case.why}); seen: {seen[:100]}")
+
+    def known(self, case: str, kind: str, text: str) -> bool:
+        """Whether a failure is a known deviation of this engine's version; it is remarked on."""
+        deviation = self.api.capabilities.deviation(case, kind)
+        if deviation is not None:
+            title = self.api.capabilities.file.title
+            self.remark(f"{case}: known of {title} {deviation.versions}: {text}")
+        return deviation is not None
 
 
 def _judge_answer(case: Case, exchange: Exchange) -> tuple[ProblemKind, str] | None:
@@ -210,12 +235,6 @@ def _needed_by_path(path: str) -> list[Name]:
     return needed(path, {}) if path in (COMPLETIONS, CHAT, RESPONSES) else []
 
 
-def sentinel(api: Api) -> str:
-    """A short greedy answer, or what came instead of one."""
-    well, text = _sentinel(api)
-    return text if well else f"no answer: {text}"
-
-
 def healthy(api: Api) -> str:
     """What the server answers when it is well.
 
@@ -229,6 +248,7 @@ def healthy(api: Api) -> str:
 
 
 def _sentinel(api: Api) -> tuple[bool, str]:
+    """Whether a plain request is answered, and the text of the answer or what came instead."""
     path = COMPLETIONS if api.capabilities.can("completions") else CHAT
     kind: schema.Kind = "completion" if path == COMPLETIONS else "chat completion"
     body = {"model": api.model, "temperature": 0.0, **shipped().plain[path]}

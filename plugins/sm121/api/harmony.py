@@ -12,6 +12,9 @@ from pathlib import Path
 RETURN, CONSTRAIN, CHANNEL, START = 200002, 200003, 200005, 200006
 END, MESSAGE, CALL = 200007, 200008, 200012
 
+#: A chat in this form, for /v1/completions: it ends by itself, with a special token.
+PROMPT = "<|start|>user<|message|>What is the capital of France?<|end|><|start|>assistant"
+
 #: Texts of the special tokens. None of them may be in what a user reads.
 SPECIAL_TEXTS = (
     "<|start|>",

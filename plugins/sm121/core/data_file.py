@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
-from typing import Any, TypeVar
+from importlib.resources import files
+from typing import Annotated, Any, Protocol, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
 
 from sm121.core.errors import UsageError
 
@@ -16,6 +25,70 @@ _IDENTITY = ("id", "name", "test", "metric")
 
 class DataFileError(UsageError):
     """A data file does not say what it has to say. Names file, key and expectation."""
+
+
+class DataTable(BaseModel):
+    """A table of a data file. It is never changed, and an unknown key is a mistake."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Record(BaseModel):
+    """A table of a file that the suite writes. Reading an unknown key is a mistake."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+def _compiled(pattern: Any) -> Any:
+    try:
+        return re.compile(pattern)
+    except (re.error, TypeError) as error:
+        raise ValueError(f"expected a regular expression, got {pattern!r}: {error}") from error
+
+
+def compiles(pattern: str) -> str:
+    """The pattern itself.
+
+    Raises:
+        ValueError: it is no regular expression.
+    """
+    _compiled(pattern)
+    return pattern
+
+
+class _HasId(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+_Entry = TypeVar("_Entry", bound=_HasId)
+
+
+def _unique(entries: tuple[_Entry, ...]) -> tuple[_Entry, ...]:
+    ids = [entry.id for entry in entries]
+    if twice := sorted({name for name in ids if ids.count(name) > 1}):
+        raise ValueError(f"ids must be unique, seen twice: {', '.join(twice)}")
+    return entries
+
+
+#: A regular expression, kept as its text.
+Pattern = Annotated[str, AfterValidator(compiles)]
+#: A regular expression, compiled.
+Regex = Annotated[re.Pattern[str], BeforeValidator(_compiled)]
+#: At least one entry, each with an ``id`` of its own.
+Entries = Annotated[tuple[_Entry, ...], Field(min_length=1), AfterValidator(_unique)]
+
+
+def load(path: str, model: type[_Model]) -> _Model:
+    """A data file of the suite, by its path in ``fixtures/``.
+
+    Raises:
+        DataFileError: there is no such file, or it is wrong; one line.
+    """
+    file = files("sm121.fixtures") / path
+    if not file.is_file():
+        raise DataFileError(f"fixtures/{path}: no such file")
+    return parse(file.read_text("utf-8"), model, path)
 
 
 def parse(text: str, model: type[_Model], origin: str) -> _Model:

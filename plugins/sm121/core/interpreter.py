@@ -1,4 +1,4 @@
-"""From where an engine's interpreter imports: asked of it, in the server's environment."""
+"""Asking an engine's interpreter, in the environment that a server is started with."""
 
 from __future__ import annotations
 
@@ -7,19 +7,68 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sm121.core.errors import Sm121Error
+from sm121.core.redaction import redact
 
-_PROBE = """
+_IMPORTS = """
 import importlib.util as u, json, site, sys, sysconfig
 origins = {}
-for name in sys.argv[1:]:
+for name in json.load(sys.stdin):
     spec = u.find_spec(name)
     places = list(spec.submodule_search_locations or []) if spec else []
     origins[name] = spec.origin or places[0] if spec and (spec.origin or places) else None
 own = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()}
 print(json.dumps({"own": sorted(own), "origins": origins}))
 """
+
+
+class NoAnswer(Sm121Error):
+    """An interpreter that was asked something did not answer. The message names it and says why."""
+
+
+def ask(
+    python: str,
+    script: str | Path,
+    environment: Mapping[str, str],
+    question: object = None,
+    *,
+    within_s: float = 60.0,
+) -> Any:
+    """What a script prints as JSON in its last line, when ``python`` runs it.
+
+    Args:
+        python: the interpreter.
+        script: its source, or its file.
+        environment: the whole environment of its process.
+        question: given to the script as JSON on its standard input.
+        within_s: the time that it may take, in seconds.
+
+    Raises:
+        NoAnswer: it cannot be started, takes longer, fails, or prints no JSON.
+    """
+    try:
+        run = subprocess.run(
+            [python, str(script)] if isinstance(script, Path) else [python, "-c", script],
+            input=json.dumps(question),
+            capture_output=True,
+            text=True,
+            timeout=within_s,
+            env=dict(environment),
+        )
+    except OSError as error:
+        raise NoAnswer(f"{python} cannot be started: {error.strerror}") from error
+    except subprocess.TimeoutExpired as error:
+        raise NoAnswer(f"{python} did not answer within {within_s:g} s") from error
+    lines = run.stdout.strip().splitlines()
+    if run.returncode != 0 or not lines:
+        last = (run.stderr.strip().splitlines() or ["no message"])[-1]
+        raise NoAnswer(f"{python} ended with {run.returncode}: {redact(last)[:200]}")
+    try:
+        return json.loads(lines[-1])  # a sitecustomize may print before it
+    except ValueError as error:
+        raise NoAnswer(f"{python} answered something else: {lines[-1][:200]}") from error
 
 
 @dataclass(frozen=True)
@@ -36,19 +85,9 @@ def imports(python: str, modules: Sequence[str], environment: Mapping[str, str])
     """From where ``python`` would import each module.
 
     Raises:
-        Sm121Error: the interpreter does not answer.
+        NoAnswer: the interpreter does not answer.
     """
-    probe = subprocess.run(
-        [python, "-c", _PROBE, *modules],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=dict(environment),
-    )
-    if probe.returncode != 0:
-        last = probe.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise Sm121Error(f"{python} cannot look up {', '.join(modules)}: {last[0]}")
-    answer = json.loads(probe.stdout)
+    answer = ask(python, _IMPORTS, environment, list(modules))
     return Imports(answer["origins"], tuple(answer["own"]))
 
 

@@ -6,61 +6,37 @@ line that names the file, the key and what was expected.
 
 from __future__ import annotations
 
-import re
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from sm121.core import data_file
+from sm121.core import architecture, data_file
 from sm121.core.architecture import NAMES
+from sm121.core.data_file import DataTable, Pattern, compiles
 from sm121.core.errors import UsageError
 
 SCHEMA_VERSION = 1
 
-LEVELS: tuple[str, ...] = (
-    "smoke",
-    "kernel",
-    "correctness",
-    "stress",
-    "performance",
-    "regression",
-    "matrix",
-)
-
 Level = Literal["smoke", "kernel", "correctness", "stress", "performance", "regression", "matrix"]
+LEVELS: tuple[str, ...] = get_args(Level)
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
-
-
-def _compiles(pattern: str) -> str:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"expected a regular expression ({error}), got {pattern!r}") from error
-    return pattern
-
-
-Pattern = Annotated[str, AfterValidator(_compiles)]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 ConfigurationName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Sourced(_Table):
+class Sourced(DataTable):
     """A number and where it comes from. A number without a source is not accepted."""
 
     value: Positive
     source: str = Field(min_length=3)
 
 
-class Gate(_Table):
+class Gate(DataTable):
     """Thresholds of one metric. Higher is better for rates, lower for times (``at_most``)."""
 
     metric: str = Field(pattern=r"^[a-z0-9_]+(@d\d+)?$")
@@ -81,7 +57,7 @@ class Gate(_Table):
         return self
 
 
-class Measuring(_Table):
+class Measuring(DataTable):
     """The part of a profile's ``[performance]`` that says how it is measured."""
 
     #: Rounds of each cell, before a gate asks for more, and the most that it may ask for.
@@ -109,7 +85,7 @@ class Measuring(_Table):
     silent_within_s: Positive = 60.0
 
 
-class Model(_Table):
+class Model(DataTable):
     """The checkpoint. ``id`` is a path, a hub id, or ``canary:bf16`` / ``canary:mxfp4``."""
 
     id: str = Field(min_length=1)
@@ -117,7 +93,7 @@ class Model(_Table):
     source: str = Field(min_length=3)
 
 
-class Needs(_Table):
+class Needs(DataTable):
     """What the machine must have before a start is worth its time."""
 
     memory_gib: Positive | None = None
@@ -128,12 +104,12 @@ class Needs(_Table):
     jit_modules: tuple[str, ...] = ()
 
 
-class Engine(_Table):
+class Engine(DataTable):
     """How the engine is started and watched. Times in seconds."""
 
     name: str = Field(default="vllm", pattern=r"^[a-z0-9][a-z0-9-]*$")
     arguments: tuple[str, ...] = ()
-    environment: dict[str, str] = {}
+    environment: dict[str, str] = Field(default={})
     ready_within_s: Sourced
     #: No log line and no CPU time for so long during start-up means that it hangs.
     stalled_after_s: Positive = 120.0
@@ -146,19 +122,19 @@ class Engine(_Table):
     #: profiler leaves behind slows the host's launches and would spoil what is measured later.
     profiler: Literal["off", "keep", "restart"] = "off"
     #: Distribution -> directory. Where that directory exists, the import must come from it.
-    checkouts: dict[Literal["vllm", "flashinfer"], str] = {}
+    checkouts: dict[Literal["vllm", "flashinfer"], str] = Field(default={})
     needs: Needs = Needs()
 
 
-class Configuration(_Table):
+class Configuration(DataTable):
     """One named server configuration, on top of ``[engine]``."""
 
     description: str
     arguments: tuple[str, ...] = ()
-    environment: dict[str, str] = {}
+    environment: dict[str, str] = Field(default={})
 
 
-class PathRule(_Table):
+class PathRule(DataTable):
     """Kernel signatures of one choice: what must be seen, and what must not."""
 
     #: ``configuration`` for rules on the log; ``moe`` for rules on kernel names: a pattern on the
@@ -171,33 +147,33 @@ class PathRule(_Table):
     source: str = Field(min_length=3)
 
 
-class KernelPathRequirement(_Table):
+class KernelPathRequirement(DataTable):
     """The resolved path that every configuration of this profile must show. None: any."""
 
     attention: tuple[str, ...] | None = None
     moe: tuple[str, ...] | None = None
     kv_layout: tuple[str, ...] | None = None
     #: Fallbacks that change no kernel, by their id in the signatures, each with the reason.
-    accepted_fallbacks: dict[str, str] = {}
+    accepted_fallbacks: dict[str, str] = Field(default={})
     source: str = Field(min_length=3)
     rules: tuple[PathRule, ...] = ()
 
 
-class KnownAnswer(_Table):
+class KnownAnswer(DataTable):
     """A prompt and the text with which its greedy continuation must begin (case-sensitive)."""
 
     prompt: str = Field(min_length=1)
     begins: str = Field(min_length=1)
 
 
-class Chat(_Table):
+class Chat(DataTable):
     """A chat question and what the final answer must contain."""
 
     question: str = Field(min_length=1)
     contains: str = Field(min_length=1)
 
 
-class ToolCall(_Table):
+class ToolCall(DataTable):
     """A chat question that must be answered by a call of one of the tools in
     ``fixtures/api/tools.json``, and what the answer says when it is told the result."""
 
@@ -212,7 +188,7 @@ class ToolCall(_Table):
 Ability = Literal["parallel_tool_calls"]
 
 
-class Tolerance(_Table):
+class Tolerance(DataTable):
     """Bounds on |log-probability of the server - of the oracle|, in nats, over prompt tokens."""
 
     max_abs: Positive
@@ -224,7 +200,7 @@ class Tolerance(_Table):
     source: str = Field(min_length=3)
 
 
-class AgreementBound(_Table):
+class AgreementBound(DataTable):
     """Bounds on what two greedy runs of one prompt may differ by, in nats."""
 
     max_abs: Positive
@@ -243,14 +219,14 @@ class GoldenBound(AgreementBound):
     top1_at_least: Annotated[float, Field(gt=0, le=1)]
 
 
-class Share(_Table):
+class Share(DataTable):
     """A share of answers that must be right."""
 
     at_least: Annotated[float, Field(gt=0, lt=1)]
     source: str = Field(min_length=3)
 
 
-class Band(_Table):
+class Band(DataTable):
     """Where a mean must lie."""
 
     low: Positive
@@ -264,7 +240,7 @@ class Band(_Table):
         return self
 
 
-class Correctness(_Table):
+class Correctness(DataTable):
     """What the correctness level asks and accepts."""
 
     known_answers: tuple[KnownAnswer, ...] = Field(min_length=1)
@@ -277,13 +253,13 @@ class Correctness(_Table):
     #: pass^k: each chat and tool call is asked so often, and every answer must hold.
     repeats: Count = 3
     #: What the model of this profile cannot do, each with the reason.
-    cannot: dict[Ability, str] = {}
+    cannot: dict[Ability, str] = Field(default={})
     #: By dtype of the engine; a dtype that is absent is not compared with the oracle.
-    log_probability_tolerance: dict[Dtype, Tolerance] = {}
+    log_probability_tolerance: dict[Dtype, Tolerance] = Field(default={})
     #: By dtype: one server, asked the same in another way.
-    agreement: dict[Dtype, AgreementBound] = {}
+    agreement: dict[Dtype, AgreementBound] = Field(default={})
     #: By dtype: against a golden file.
-    golden: dict[Dtype, GoldenBound] = {}
+    golden: dict[Dtype, GoldenBound] = Field(default={})
     #: Configurations that must answer as the one under test does (``--slow``: a start for each).
     same_answers: tuple[ConfigurationName, ...] = ()
     #: Of the questions of ``--accuracy``.
@@ -296,7 +272,7 @@ def _chosen(value: float, why: str) -> Sourced:
     return Sourced(value=value, source=f"chosen: {why}")
 
 
-class Stress(_Table):
+class Stress(DataTable):
     """Sizes of the stress level, and what is allowed under load."""
 
     sequential_requests: Sourced
@@ -329,7 +305,7 @@ class Stress(_Table):
     memory_floor_gib: Sourced = _chosen(2, "with less, a machine of unified memory wedges")
 
 
-class Performance(_Table):
+class Performance(DataTable):
     """The measuring plan and its gates."""
 
     prompt_tokens: Count
@@ -339,12 +315,12 @@ class Performance(_Table):
     gates: tuple[Gate, ...] = ()
 
 
-class Regression(_Table):
+class Regression(DataTable):
     """How much worse than the history a metric may be, as a fraction of it."""
 
     threshold: Annotated[float, Field(gt=0, lt=1)] = 0.05
     #: By name of the metric, where it is not ``threshold``.
-    metrics: dict[str, Annotated[float, Field(gt=0, lt=1)]] = {}
+    metrics: dict[str, Annotated[float, Field(gt=0, lt=1)]] = Field(default={})
     source: str = Field(min_length=3, default="MXFP4 v2 benchmark plan, level 5: 5 %")
 
     def allowed(self, metric: str) -> float:
@@ -352,7 +328,7 @@ class Regression(_Table):
         return self.metrics.get(metric, self.threshold)
 
 
-class Box(_Table):
+class Box(DataTable):
     """What a healthy machine of this architecture shows. None: nothing is known to compare with,
     and the machine is judged by how steady it is."""
 
@@ -371,7 +347,7 @@ class Box(_Table):
     roofline_tolerance: Annotated[float, Field(ge=1)] = 1.15
 
 
-class MatrixPlan(_Table):
+class MatrixPlan(DataTable):
     """How the matrix level goes about it; the axes themselves are a file of ``fixtures/matrix``."""
 
     #: Name of a shipped file, or a path.
@@ -401,7 +377,7 @@ class MatrixPlan(_Table):
     isolation_boots: Annotated[int, Field(ge=0)] = 8
 
 
-class Certify(_Table):
+class Certify(DataTable):
     """What ``--certify`` insists on: levels of which no test may be skipped or deselected."""
 
     levels: tuple[Level, ...] = Field(min_length=1)
@@ -409,7 +385,7 @@ class Certify(_Table):
     path: tuple[Literal["attention", "moe", "kv_layout"], ...] = ("attention", "moe")
 
 
-class Profile(_Table):
+class Profile(DataTable):
     """What a target must be and reach."""
 
     schema_version: Literal[1]
@@ -454,7 +430,7 @@ class Profile(_Table):
                     f"kernel_path.rules: a rule on the {rule.where} is chosen by "
                     f"when.{known}, got {rule.when}"
                 )
-            _compiles(rule.when.get("moe", ""))
+            compiles(rule.when.get("moe", ""))
             name = rule.when.get("configuration")
             if name is not None and name not in self.configurations:
                 names = ", ".join(self.configurations)
@@ -496,6 +472,18 @@ def for_architecture(arch: str, engine: str = "vllm") -> str:
         f"no profile is shipped for {arch} and {engine}; give one with --profile NAME|PATH "
         f"(shipped: {', '.join(shipped())})"
     )
+
+
+def expected(given: Profile | None, arch: str | None, engine: str = "vllm") -> Profile:
+    """The profile that a run will have, before its target is resolved: the one that was given, else
+    that of an architecture (default: this machine's), else the CPU's."""
+    if given is not None:
+        return given
+    try:
+        name = for_architecture(arch or architecture.detect().name or architecture.CPU, engine)
+    except UsageError:  # said again, to the user, when the target is resolved
+        name = for_architecture(architecture.CPU)
+    return load(name)
 
 
 def load(name_or_path: str) -> Profile:

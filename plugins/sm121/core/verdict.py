@@ -66,3 +66,16 @@ class NotRun(Undecided):
 class Inapplicable(NotRun):
     """The check is about something that the target does not claim to have: no certificate asks for
     it."""
+
+
+def require(holds: object, required: object, seen: object, of: str = "") -> None:
+    """Go on only if something holds.
+
+    Args:
+        of: what it is about, as "'the prompt': ".
+
+    Raises:
+        AssertionError: it does not hold, "OF required: REQUIRED, seen: SEEN".
+    """
+    if not holds:
+        raise AssertionError(f"{of}required: {required}, seen: {seen}")

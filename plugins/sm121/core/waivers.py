@@ -7,16 +7,15 @@ from fnmatch import fnmatchcase
 from importlib.resources import files
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from sm121.core import data_file
+from sm121.core.data_file import DataTable
 from sm121.core.errors import UsageError
 
 
-class Waiver(BaseModel):
+class Waiver(DataTable):
     """One tolerated failure. ``test`` is a node id; ``*`` and ``?`` are wildcards."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     test: str = Field(min_length=3)
     reason: str = Field(min_length=3)
@@ -33,9 +32,7 @@ class Waiver(BaseModel):
         return today > self.expires
 
 
-class _WaiverFile(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class _WaiverFile(DataTable):
     waiver: tuple[Waiver, ...] = ()
 
 

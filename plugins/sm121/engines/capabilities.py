@@ -13,9 +13,10 @@ from typing import Annotated, Any, Literal, get_args
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from sm121.core import data_file
+from sm121.core.data_file import DataTable
 from sm121.core.errors import UsageError
 from sm121.core.verdict import NotRun
 
@@ -57,24 +58,6 @@ Name = Literal[
 ]
 NAMES: tuple[Name, ...] = get_args(Name)
 
-#: What a number that an engine publishes means; the engine's own names are in its file.
-Metric = Literal[
-    "ttft",
-    "inter_token",
-    "time_per_token",
-    "end_to_end",
-    "prompt_tokens",
-    "generated_tokens",
-    "prefix_queries",
-    "prefix_hits",
-    "running",
-    "waiting",
-    "preemptions",
-    "cache_usage",
-    "draft_tokens",
-    "accepted_tokens",
-]
-
 
 def _specifier(text: str) -> str:
     try:
@@ -87,11 +70,7 @@ def _specifier(text: str) -> str:
 Versions = Annotated[str, AfterValidator(_specifier)]
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Capability(_Table):
+class Capability(DataTable):
     """Whether an engine can do one thing, since when, and who says so."""
 
     can: bool
@@ -110,7 +89,7 @@ class Capability(_Table):
         return self
 
 
-class Detection(_Table):
+class RecognisedBy(DataTable):
     """How an attached server is recognised, and where it says its version."""
 
     #: ``owned_by`` of its entry in /v1/models.
@@ -122,15 +101,7 @@ class Detection(_Table):
     version_key: str | None = None
 
 
-class Endpoints(_Table):
-    """Paths beside the API; None where there is none."""
-
-    health: str | None = None
-    metrics: str | None = None
-    reset_prefix_cache: str | None = None
-
-
-class Deviation(_Table):
+class Deviation(DataTable):
     """A case of ``fixtures/api`` in which these versions do not do what is specified. It is
     recorded as a note, not failed; a newer version is held to the specification again."""
 
@@ -141,7 +112,7 @@ class Deviation(_Table):
     source: str = Field(min_length=3)
 
 
-class EngineFile(_Table):
+class EngineFile(DataTable):
     """What is known of an engine."""
 
     schema_version: Literal[1]
@@ -149,12 +120,10 @@ class EngineFile(_Table):
     title: str
     #: Versions that this file was written for.
     versions: Versions
-    detection: Detection
-    endpoints: Endpoints
+    detection: RecognisedBy
     #: The field of a chat message that holds the reasoning.
     reasoning_field: str | None = None
     capabilities: dict[Name, Capability]
-    metrics: dict[Metric, tuple[str, ...]] = {}
     deviations: tuple[Deviation, ...] = ()
 
     @model_validator(mode="after")
@@ -234,6 +203,13 @@ def _within(version: str | None, versions: str) -> bool:
         return True  # a build number or a commit: the range says nothing about it
 
 
+#: Capabilities that are each asked for by a parameter of that name.
+_PARAMETERS: tuple[Name, ...] = (
+    *("prompt_logprobs", "echo", "seed", "min_tokens", "ignore_eos", "stop", "stop_token_ids"),
+    *("logit_bias", "tools", "reasoning_effort"),
+)
+
+
 def needed(path: str, body: Mapping[str, Any]) -> list[Name]:
     """The capabilities that a request uses, read from the request itself."""
     names: list[Name] = []
@@ -259,22 +235,7 @@ def needed(path: str, body: Mapping[str, Any]) -> list[Name]:
         names.append("json_schema")
     if (body.get("stream_options") or {}).get("include_usage"):
         names.append("stream_usage")
-    asked: dict[str, Name] = {
-        "prompt_logprobs": "prompt_logprobs",
-        "echo": "echo",
-        "seed": "seed",
-        "min_tokens": "min_tokens",
-        "ignore_eos": "ignore_eos",
-        "stop": "stop",
-        "stop_token_ids": "stop_token_ids",
-        "logit_bias": "logit_bias",
-        "tools": "tools",
-        "reasoning_effort": "reasoning_effort",
-    }
-    for key, name in asked.items():
-        if _asked(body.get(key)):
-            names.append(name)
-    return names
+    return names + [name for name in _PARAMETERS if _asked(body.get(name))]
 
 
 def _asked(value: Any) -> bool:
@@ -289,22 +250,11 @@ def shipped() -> dict[str, EngineFile]:
     Raises:
         UsageError: a file is not valid; one line with the file, the key and what was expected.
     """
-    folder = files("sm121.fixtures") / "engines"
-    found = {}
-    for item in sorted(folder.iterdir(), key=lambda item: item.name):
-        if item.name.endswith(".toml"):
-            file = load_text(item.read_text("utf-8"), item.name)
-            found[file.name] = file
-    return found
-
-
-def load_text(text: str, origin: str) -> EngineFile:
-    """Parse and validate an engine's file; ``origin`` names it in errors.
-
-    Raises:
-        UsageError: one line, with the file, the key and what was expected.
-    """
-    return data_file.parse(text, EngineFile, f"engine {origin}")
+    names = sorted(item.name for item in (files("sm121.fixtures") / "engines").iterdir())
+    loaded = [
+        data_file.load(f"engines/{name}", EngineFile) for name in names if name.endswith(".toml")
+    ]
+    return {file.name: file for file in loaded}
 
 
 def of(engine: str, version: str | None) -> Capabilities:

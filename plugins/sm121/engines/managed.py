@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import uuid
 from collections.abc import Callable, Collection
@@ -38,13 +37,12 @@ from sm121.engines.process_tree import (
     tree,
 )
 from sm121.engines.protocol import Engine
+from sm121.engines.starting import Activity, ReadinessProbe, StartPhase, ask_for_a_token
 from sm121.evidence.failure import Cause, classify, relevant_lines
 from sm121.evidence.process_snapshot import snapshot
 from sm121.evidence.progress import startup_progress
 
 _POLL_S = 0.1
-_HEALTH_EVERY_S = 0.5
-_ACTIVITY_EVERY_S = 2.0
 _PORT_ATTEMPTS = 3
 #: 107 bytes of a socket's path, less "/sm121-xxxxxxxx/" and the UUID that vLLM appends.
 _LONGEST_SCRATCH_BASE = 107 - 16 - 36
@@ -82,9 +80,16 @@ class StopReport:
 
 
 class ServerError(Sm121Error):
-    """A managed server failed. ``cause`` is classified from its log, ``log`` is where that lies."""
+    """A managed server failed.
+
+    Attributes:
+        what: what happened, in one sentence without the cause.
+        cause: classified from the server's log.
+        log: where that lies.
+    """
 
     def __init__(self, what: str, cause: Cause, log: Path) -> None:
+        self.what = what
         self.cause = cause
         self.log = log
         lines = "".join(f"\n    {line}" for line in cause.lines[-8:] or relevant_lines(log, 8))
@@ -129,7 +134,7 @@ class ManagedServer:
         limits: how long its phases may take.
         directory: its log and status are written there.
         run_id: in the environment of each of its processes.
-        notify: called with a line on each change of progress.
+        notify: called on each change of progress, and when something is amiss.
         other_secrets: what its log must not show, beside its own key.
     """
 
@@ -138,7 +143,7 @@ class ManagedServer:
     limits: StartLimits
     directory: Path
     run_id: str
-    notify: Callable[[str], None] = lambda _line: None
+    notify: Callable[[StartPhase], None] = lambda _progress: None
     other_secrets: Callable[[], Collection[str]] = tuple
 
     progress: str = field(init=False, default="not started")
@@ -154,7 +159,7 @@ class ManagedServer:
     _endpoint: Endpoint | None = field(init=False, default=None)
     _port: int = field(init=False, default=0)
     _scratch: Path | None = field(init=False, default=None)
-    _pids: dict[int, float] = field(init=False, default_factory=dict)
+    _seen: dict[int, psutil.Process] = field(init=False, default_factory=dict)
     #: Whether our own tree was seen to listen: else somebody else may have the port.
     _has_listened: bool = field(init=False, default=False)
     #: What was left of a start that failed.
@@ -189,7 +194,7 @@ class ManagedServer:
                 self.stopped = self.stop()
                 if attempt == _PORT_ATTEMPTS:
                     raise
-                self.notify(f"port {taken} was taken by somebody else; trying another")
+                self.notify(StartPhase(f"port {taken} was taken by somebody else; trying another"))
             except BaseException:  # Ctrl-C too: nothing may be left behind
                 self.stopped = self.stop()
                 raise
@@ -198,7 +203,7 @@ class ManagedServer:
     @property
     def running(self) -> bool:
         """Whether its main process lives."""
-        return self._endpoint is not None and self._exit_status() is None
+        return self._endpoint is not None and self.exit_status is None
 
     def check(self) -> None:
         """Look whether the server still serves.
@@ -206,7 +211,7 @@ class ManagedServer:
         Raises:
             ServerDied: it ended, or answers that its engine is dead.
         """
-        exit_status = self._exit_status()
+        exit_status = self.exit_status
         if exit_status is not None:
             raise ServerDied(
                 f"the server ended with status {exit_status} while serving",
@@ -226,7 +231,7 @@ class ManagedServer:
                 status_text = str(status)
         # A dying server answers 503 or nothing shortly before it exits: its status says more.
         time.sleep(1.0)
-        exit_status = self._exit_status()
+        exit_status = self.exit_status
         raise ServerDied(
             f"the server answers /health with {status_text}"
             + ("" if exit_status is None else f" and has ended with status {exit_status}"),
@@ -238,10 +243,9 @@ class ManagedServer:
         """Whether it serves a token; /health may be answered by a web server without an engine."""
         if self._endpoint is None:
             return False
-        request = {"model": self._endpoint.served_name, "prompt": "Hello", "max_tokens": 1}
-        with self._endpoint.http(timeout_s=within_s) as http:
+        with self._endpoint.http() as http:
             try:
-                return http.post("/v1/completions", json=request).status_code == 200
+                return ask_for_a_token(http, self._endpoint.served_name, within_s=within_s) == 200
             except httpx.HTTPError:
                 return False
 
@@ -262,7 +266,7 @@ class ManagedServer:
         started = time.monotonic()
         self._remember_tree()
         self.look_at_tree()
-        exit_status = self._exit_status()
+        exit_status = self.exit_status
         session = self._session()
         if self._executor is not None:
             try:
@@ -282,8 +286,9 @@ class ManagedServer:
         if self._scratch is not None:  # the supervisor has removed it, unless it was killed
             shutil.rmtree(self._scratch, ignore_errors=True)
         self._redact_log()
-        reap(self._pids)  # orphans of a supervisor that was killed have become our children
-        survivors = describe([*remaining(), *self._remembered()])
+        reap(self._seen)  # orphans of a supervisor that was killed have become our children
+        # Zombies no longer show their marker: they are found among those that were seen.
+        survivors = describe([*remaining(), *(p for p in self._seen.values() if p.is_running())])
         missing, remark = self._memory_missing()
         self.progress = "stopped"
         return StopReport(
@@ -305,7 +310,8 @@ class ManagedServer:
         try:
             redact_file(self.log, hidden)
         except OSError as error:
-            self.notify(f"{self.log.name} may show secrets: {error.strerror or error}")
+            why = error.strerror or error
+            self.notify(StartPhase(f"{self.log.name} may show secrets: {why}"))
 
     def look_at_tree(self) -> list[dict[str, Any]]:
         """The tree as it is now; when nothing of it lives, as it was last."""
@@ -316,7 +322,7 @@ class ManagedServer:
     @property
     def known_pids(self) -> set[int]:
         """Of every process that was seen in the tree."""
-        return {*self._pids, *(entry["pid"] for entry in [*self.last_tree, *self.exits()])}
+        return {*self._seen, *(entry["pid"] for entry in [*self.last_tree, *self.exits()])}
 
     def processes(self) -> list[psutil.Process]:
         """The living processes of the server's tree, the supervisor first."""
@@ -338,7 +344,7 @@ class ManagedServer:
         self._remember_tree()
         startup_s = time.monotonic() - started
         self.progress = "ready"
-        self.notify(f"ready after {startup_s:.1f} s on port {self._port}")
+        self.notify(StartPhase(f"ready after {startup_s:.1f} s on port {self._port}", ready=True))
         return Server(
             endpoint=endpoint,
             managed=True,
@@ -385,13 +391,12 @@ class ManagedServer:
 
     def _wait_until_ready(self, endpoint: Endpoint, started: float) -> None:
         deadline = started + self.limits.ready_s
-        activity = _Activity(self.log, self.processes)
-        probe = _ReadinessProbe(endpoint)
+        activity = Activity(self.log, self.processes)
+        probe = ReadinessProbe(endpoint)
         probe.start()
         try:
             while True:
-                exit_status = self._exit_status()
-                if exit_status is not None:
+                if (exit_status := self.exit_status) is not None:
                     self._raise_exited(exit_status)
                 for line in activity.new_lines():
                     self._note_progress(startup_progress(line))
@@ -400,20 +405,12 @@ class ManagedServer:
                     self._has_listened = True
                     return
                 if time.monotonic() >= deadline:
-                    raise ServerTimedOut(
-                        f"the server was not ready within {self.limits.ready_s:.0f} s; "
-                        f"last progress: {self.progress}",
-                        classify(self.log),
-                        self.log,
-                    )
+                    what = f"the server was not ready within {self.limits.ready_s:.0f} s"
+                    raise self._failed(ServerTimedOut, what)
                 idle_s = activity.idle_s()
                 if idle_s >= self.limits.stalled_s:
-                    raise ServerStalled(
-                        f"the server neither logged nor used the processor for {idle_s:.0f} s; "
-                        f"last progress: {self.progress}",
-                        classify(self.log),
-                        self.log,
-                    )
+                    what = f"the server neither logged nor used the processor for {idle_s:.0f} s"
+                    raise self._failed(ServerStalled, what)
                 time.sleep(_POLL_S)
         finally:
             probe.cancel()
@@ -428,10 +425,13 @@ class ManagedServer:
             self.log,
         )
 
+    def _failed(self, kind: type[StartError], what: str) -> StartError:
+        return kind(f"{what}; last progress: {self.progress}", classify(self.log), self.log)
+
     def _note_progress(self, progress: str | None) -> None:
         if progress is not None and progress != self.progress:
             self.progress = progress
-            self.notify(progress)
+            self.notify(StartPhase(progress))
 
     def _owns_port(self) -> bool:
         """Whether it is our own tree that listens, and not somebody who took the port."""
@@ -440,9 +440,8 @@ class ManagedServer:
                 connections = process.net_connections(kind="tcp")
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
-            if any(
-                c.status == psutil.CONN_LISTEN and c.laddr.port == self._port for c in connections
-            ):
+            listening = [c for c in connections if c.status == psutil.CONN_LISTEN]
+            if any(connection.laddr.port == self._port for connection in listening):
                 return True
         return False
 
@@ -454,8 +453,15 @@ class ManagedServer:
 
     @property
     def exit_status(self) -> int | None:
-        """Exit status of the main process; None while it runs."""
-        return self._exit_status()
+        """Exit status of the engine's main process (negative: a signal); None while it runs."""
+        written = self._status().get("exit_status")
+        if written is not None:
+            return int(written)
+        if self._executor is not None and self._executor.process is not None:
+            # The supervisor ends only after it has written the status, unless it was killed.
+            ended: int | None = self._executor.process.poll()
+            return ended
+        return None
 
     @property
     def was_stopped(self) -> bool:
@@ -475,35 +481,8 @@ class ManagedServer:
         pid = self._status().get("pid")
         return None if pid is None else int(pid)
 
-    def _exit_status(self) -> int | None:
-        """Exit status of the engine's main process (negative: a signal); None while it runs."""
-        written = self._status().get("exit_status")
-        if written is not None:
-            return int(written)
-        if self._executor is not None and self._executor.process is not None:
-            # The supervisor ends only after it has written the status, unless it was killed.
-            ended: int | None = self._executor.process.poll()
-            return ended
-        return None
-
     def _remember_tree(self) -> None:
-        for process in self.processes():
-            try:
-                self._pids[process.pid] = process.create_time()
-            except psutil.NoSuchProcess:
-                continue
-
-    def _remembered(self) -> list[psutil.Process]:
-        """Processes of the tree that still exist: zombies, which no longer show their marker."""
-        alive = []
-        for pid, created in self._pids.items():
-            try:
-                process = psutil.Process(pid)
-                if process.create_time() == created:
-                    alive.append(process)
-            except psutil.NoSuchProcess:
-                continue
-        return alive
+        self._seen.update({process.pid: process for process in self.processes()})
 
     def _memory_missing(self, patience_s: float = 10.0) -> tuple[int, str]:
         """Bytes of system or device memory that did not come back in time, and what is not known of
@@ -525,88 +504,6 @@ class ManagedServer:
         while self.log.exists():
             number += 1
             self.log = self.directory / f"server-{self.configuration.name}-{number}.log"
-
-
-class _Activity:
-    """Log lines as they come, and for how long there was neither a line nor processor time."""
-
-    def __init__(self, log: Path, processes: Callable[[], list[psutil.Process]]) -> None:
-        self._log = log
-        self._processes = processes
-        self._position = log.stat().st_size if log.exists() else 0
-        self._rest = b""
-        self._last = time.monotonic()
-        self._cpu_s = 0.0
-        self._next_look = 0.0
-
-    def new_lines(self) -> list[str]:
-        with self._log.open("rb") as stream:
-            stream.seek(self._position)
-            fresh = stream.read(1 << 20)
-        if fresh:
-            self._last = time.monotonic()
-            self._position += len(fresh)
-        # Progress bars end their lines with a carriage return alone.
-        *lines, self._rest = (self._rest + fresh).replace(b"\r", b"\n").split(b"\n")
-        return [line.decode("utf-8", "replace") for line in lines]
-
-    def idle_s(self) -> float:
-        now = time.monotonic()
-        if now >= self._next_look:
-            self._next_look = now + _ACTIVITY_EVERY_S
-            cpu_s = self._tree_cpu_s()
-            # A waiting Python process wakes now and then; work is more than 1 % of a core.
-            if cpu_s - self._cpu_s > 0.01 * _ACTIVITY_EVERY_S:
-                self._last = now
-            self._cpu_s = cpu_s
-        return now - self._last
-
-    def _tree_cpu_s(self) -> float:
-        total = 0.0
-        for process in self._processes():
-            try:
-                times = process.cpu_times()
-            except psutil.NoSuchProcess:
-                continue
-            total += times.user + times.system
-        return total
-
-
-class _ReadinessProbe(threading.Thread):
-    """Asks for /health and then for a token, beside the watching: either may hang for long.
-
-    /health says that the web server is up; a token says that the engine is.
-    """
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        super().__init__(name="sm121-readiness", daemon=True)
-        self._http = endpoint.http(timeout_s=2.0)
-        self._request = {"model": endpoint.served_name, "prompt": "Hello", "max_tokens": 1}
-        self._cancelled = threading.Event()
-        self.progress: str | None = None
-        self.ready = False
-
-    def run(self) -> None:
-        with self._http:
-            self._ask_until_ready()
-
-    def _ask_until_ready(self) -> None:
-        while not self.ready and not self._cancelled.wait(_HEALTH_EVERY_S):
-            try:
-                if self._http.get("/health").status_code != 200:
-                    continue
-                self.progress = "first token"
-                answer = self._http.post("/v1/completions", json=self._request, timeout=3600.0)
-            except httpx.HTTPError:  # not up yet, or the server was stopped meanwhile
-                continue
-            if answer.status_code == 200:
-                self.ready = True
-            else:
-                self.progress = f"first token refused with status {answer.status_code}"
-
-    def cancel(self) -> None:
-        """Stop asking; a request under way ends with the server or the process."""
-        self._cancelled.set()
 
 
 def _scratch_base() -> str:

@@ -13,6 +13,7 @@ from sm121.core.server import Server
 from sm121.engines.devices import DeviceLock
 from sm121.engines.managed import ManagedServer, StartError, StartLimits, StopReport
 from sm121.engines.registry import engine
+from sm121.engines.starting import StartPhase
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class ServerPool:
         limits: of every server.
         directory: for logs.
         run_id: marks every process.
-        notify: called with (configuration name, line) on progress.
+        notify: called with a configuration's name and what its server does, on each change.
         on_stop: called with the report of every stop.
         hidden: what no log may show.
         device: held while a server runs, where other workers may want the same device.
@@ -44,7 +45,7 @@ class ServerPool:
         limits: StartLimits,
         directory: Path,
         run_id: str,
-        notify: Callable[[str, str], None],
+        notify: Callable[[str, StartPhase], None],
         on_stop: Callable[[str, StopReport], None] = lambda _name, _report: None,
         hidden: Callable[[], Collection[str]] = tuple,
         device: DeviceLock | None = None,
@@ -84,7 +85,7 @@ class ServerPool:
             self._limits,
             self._directory,
             self._run_id,
-            lambda line: self._notify(configuration.name, line),
+            lambda progress: self._notify(configuration.name, progress),
             self._hidden,
         )
         self.secrets.update(managed.secrets)

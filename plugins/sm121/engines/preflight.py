@@ -5,36 +5,33 @@ What is known of architectures, build memory and wrong choices is data: ``fixtur
 
 from __future__ import annotations
 
-import errno
 import fnmatch
 import os
 import re
 import shutil
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import psutil
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from sm121.core import data_file
+from sm121.core.data_file import DataTable, Entries, Regex
+from sm121.core.profile import Needs
 
 Severity = Literal["error", "warning", "note"]
 
 _GIB = 1 << 30
 _CACHE_NAME = re.compile(r"\d{2,3}[a-z]?(_\d{2,3}[a-z]?)*")
-_ALL_INTERFACES = "0.0.0.0"  # noqa: S104 - what vLLM binds without --host
 _WARNING_LIST = 5  # names shown of what may be a long list
 
 
-class Finding(BaseModel):
+@dataclass(frozen=True, slots=True)
+class PreflightFinding:
     """Something that a start should not pass over."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     check: str
     severity: Severity
@@ -43,47 +40,26 @@ class Finding(BaseModel):
     remedy: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """What a start needs of the machine. What is None or empty is not checked."""
-
-    memory_gib: float | None = None
-    disk_gib: float | None = None
-    disk_path: Path | None = None
-    port: int | None = None
-    arch_list: tuple[str, ...] = ()
-    """Accepted entries of an architecture list, such as ``12.1a``, ``12.1f``."""
-    jit_modules: tuple[str, ...] = ()
-    """FlashInfer modules that the engine will want, as their directories are called; ``*`` is a
-    wildcard."""
-
-
-class _Architecture(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class _Architecture(DataTable):
     name: str
     target: str = Field(pattern=r"^\d+\.\d$")
     codes: tuple[str, ...] = Field(min_length=1)
     bare: str
 
 
-class _MaxJobs(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class _MaxJobs(DataTable):
     jobs: int = Field(ge=1)
     peak_gb: float = Field(gt=0)
 
 
-class _Rule(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class _Rule(DataTable):
     id: str = Field(pattern=r"^[a-z0-9_]+$")
     arch: tuple[str, ...] = ()
     severity: Severity
-    arguments: str | None = None
-    unless_arguments: str | None = None
-    environment: str | None = None
-    unless_environment: str | None = None
+    arguments: Regex | None = None
+    unless_arguments: Regex | None = None
+    environment: Regex | None = None
+    unless_environment: Regex | None = None
     message: str
     remedy: str
     source: str
@@ -92,35 +68,18 @@ class _Rule(BaseModel):
     def _check(self) -> _Rule:
         if self.arguments is None and self.environment is None:
             raise ValueError("arguments or environment is needed")
-        for regex in (
-            self.arguments,
-            self.unless_arguments,
-            self.environment,
-            self.unless_environment,
-        ):
-            try:
-                re.compile(regex or "")
-            except re.error as error:
-                raise ValueError(
-                    f"a regular expression is expected, got {regex!r}: {error}"
-                ) from error
         return self
 
 
-class PreflightData(BaseModel):
+class PreflightData(DataTable):
     """The content of ``fixtures/preflight.toml``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     architecture: tuple[_Architecture, ...] = Field(min_length=1)
     max_jobs: tuple[_MaxJobs, ...] = Field(min_length=1)
-    rule: tuple[_Rule, ...] = Field(min_length=1)
+    rule: Entries[_Rule]
 
     @model_validator(mode="after")
     def _check(self) -> PreflightData:
-        ids = [rule.id for rule in self.rule]
-        if twice := sorted({name for name in ids if ids.count(name) > 1}):
-            raise ValueError(f"ids must be unique, seen twice: {', '.join(twice)}")
         known = {item.name for item in self.architecture}
         for rule in self.rule:
             if strange := set(rule.arch) - known:
@@ -132,46 +91,50 @@ class PreflightData(BaseModel):
         return self
 
 
-def parse_preflight(text: str, name: str = "preflight.toml") -> PreflightData:
-    """The data file's text, validated. Raises DataFileError naming file and entry."""
-    return data_file.parse(text, PreflightData, name)
-
-
 @cache
 def load_preflight() -> PreflightData:
     """The known checks. Raises DataFileError when the file is wrong."""
-    return parse_preflight((files("sm121.fixtures") / "preflight.toml").read_text(encoding="utf-8"))
+    return data_file.load("preflight.toml", PreflightData)
 
 
 def inspect(
-    arch: str, arguments: Sequence[str], environment: Mapping[str, str], *, needs: Needs
-) -> list[Finding]:
+    arch: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    needs: Needs,
+    directory: Path,
+) -> list[PreflightFinding]:
     """What stands against starting an engine with these arguments in this environment.
 
-    `arch` is a name such as ``sm121``; nothing architecture-specific is checked for one that the
-    data does not know. `environment` is the engine's whole environment. Empty when nothing was
-    found; errors come first.
+    Args:
+        arch: a name such as ``sm121``; nothing architecture-specific is checked for one that the
+            data does not know.
+        arguments: of the engine.
+        environment: the engine's whole environment.
+        needs: what the machine must have; what is None or empty is not checked.
+        directory: where the disk must have room. It need not exist yet.
+
+    Returns:
+        Errors first; empty when nothing was found.
     """
     data = load_preflight()
     architecture = next((item for item in data.architecture if item.name == arch), None)
     findings = [
         *_memory(needs),
-        *_disk(needs),
-        *_port(arguments, needs),
+        *_disk(needs, directory.absolute()),
         *_arch_lists(architecture, environment, needs),
         *_jit(data, architecture, environment, needs),
         *_rules(data, arch, arguments, environment),
     ]
-    order = {"error": 0, "warning": 1, "note": 2}
-    return sorted(findings, key=lambda finding: order[finding.severity])
+    order = get_args(Severity)
+    return sorted(findings, key=lambda finding: order.index(finding.severity))
 
 
-def _memory(needs: Needs) -> Iterator[Finding]:
-    if needs.memory_gib is None:
-        return
+def _memory(needs: Needs) -> Iterator[PreflightFinding]:
     available = psutil.virtual_memory().available / _GIB  # MemAvailable on Linux
-    if available < needs.memory_gib:
-        yield Finding(
+    if needs.memory_gib is not None and available < needs.memory_gib:
+        yield PreflightFinding(
             check="memory",
             severity="error",
             message=f"{needs.memory_gib:.1f} GiB of memory are needed, "
@@ -180,14 +143,11 @@ def _memory(needs: Needs) -> Iterator[Finding]:
         )
 
 
-def _disk(needs: Needs) -> Iterator[Finding]:
-    if needs.disk_gib is None:
-        return
-    path = (needs.disk_path or Path.cwd()).absolute()
+def _disk(needs: Needs, path: Path) -> Iterator[PreflightFinding]:
     existing = next(item for item in (path, *path.parents) if item.exists())
     free = shutil.disk_usage(existing).free / _GIB
-    if free < needs.disk_gib:
-        yield Finding(
+    if needs.disk_gib is not None and free < needs.disk_gib:
+        yield PreflightFinding(
             check="disk",
             severity="error",
             message=f"{needs.disk_gib:.1f} GiB are needed at {path}, {free:.1f} GiB are free",
@@ -195,34 +155,9 @@ def _disk(needs: Needs) -> Iterator[Finding]:
         )
 
 
-def _port(arguments: Sequence[str], needs: Needs) -> Iterator[Finding]:
-    if needs.port is None:
-        return
-    line = _one_line(arguments)
-    match = re.search(r"--host (\S+)", line)
-    address = match[1] if match else _ALL_INTERFACES
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # As servers do it: a port in TIME_WAIT is free.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address, needs.port))
-        except OSError as error:
-            held = error.errno == errno.EADDRINUSE
-            yield Finding(
-                check="port",
-                severity="error",
-                message=f"port {needs.port} of {address} is needed, "
-                + ("another process holds it" if held else f"it cannot be had: {error.strerror}"),
-                remedy="stop that server, or choose another port"
-                if held
-                else "choose another host or port",
-            )
-
-
 def _arch_lists(
     architecture: _Architecture | None, environment: Mapping[str, str], needs: Needs
-) -> Iterator[Finding]:
+) -> Iterator[PreflightFinding]:
     if not needs.arch_list or architecture is None:
         return
     separators: dict[str, tuple[str, Severity]] = {
@@ -234,7 +169,7 @@ def _arch_lists(
         if not value:
             continue  # the engine asks the device, which is right
         if name.startswith("FLASHINFER") and re.search("[,;]", value):
-            yield Finding(
+            yield PreflightFinding(
                 check="arch_list",
                 severity="error",
                 message=f"{name} is a list separated by blanks, seen {value!r}",
@@ -247,7 +182,7 @@ def _arch_lists(
         if accepted and not bare:
             continue
         why = f": {architecture.bare}" if bare else ""
-        yield Finding(
+        yield PreflightFinding(
             check="arch_list",
             severity="warning" if accepted else severity,
             message=f"{name} must hold one of {', '.join(needs.arch_list)}, seen {value!r}{why}",
@@ -260,7 +195,7 @@ def _jit(
     architecture: _Architecture | None,
     environment: Mapping[str, str],
     needs: Needs,
-) -> Iterator[Finding]:
+) -> Iterator[PreflightFinding]:
     if not needs.jit_modules or architecture is None:
         return
     base = (
@@ -270,7 +205,7 @@ def _jit(
     right, wrong = _cache_folders(cache_folder, architecture)
     missing = [name for name in needs.jit_modules if not _is_built(name, right)]
     if wrong:
-        yield Finding(
+        yield PreflightFinding(
             check="jit_cache",
             severity="warning",
             message=f"the JIT cache of {architecture.name} must hold "
@@ -281,7 +216,7 @@ def _jit(
         )
     if missing:
         state = "cold" if len(missing) == len(needs.jit_modules) else "incomplete"
-        yield Finding(
+        yield PreflightFinding(
             check="jit_cache",
             severity="note",
             message=f"the JIT cache in {cache_folder} is {state}: the first start builds "
@@ -308,20 +243,17 @@ def _cache_folders(
 
 
 def _is_built(module: str, folders: Sequence[Path]) -> bool:
-    for folder in folders:
-        ops = folder / "cached_ops"
-        if not ops.is_dir():
-            continue
-        for item in ops.iterdir():
-            if fnmatch.fnmatchcase(item.name, module) and next(item.glob("*.so"), None) is not None:
-                return True
-    return False
+    return any(
+        fnmatch.fnmatchcase(item.name, module) and any(item.glob("*.so"))
+        for folder in folders
+        for item in folder.glob("cached_ops/*")
+    )
 
 
-def _max_jobs(data: PreflightData, environment: Mapping[str, str]) -> Iterator[Finding]:
+def _max_jobs(data: PreflightData, environment: Mapping[str, str]) -> Iterator[PreflightFinding]:
     text = environment.get("MAX_JOBS", "").strip()
     if text and not (text.isdecimal() and int(text) > 0):
-        yield Finding(
+        yield PreflightFinding(
             check="max_jobs",
             severity="error",
             message=f"MAX_JOBS must be a whole number of at least 1, seen {text!r}",
@@ -338,7 +270,7 @@ def _max_jobs(data: PreflightData, environment: Mapping[str, str]) -> Iterator[F
         return
     fitting = max((row.jobs for row in rows if row.peak_gb <= available), default=1)
     origin = "MAX_JOBS" if text else "MAX_JOBS unset: one a core"
-    yield Finding(
+    yield PreflightFinding(
         check="max_jobs",
         severity="warning",
         message=f"building with {jobs} jobs ({origin}) can take {peak:.0f} GB, "
@@ -349,7 +281,7 @@ def _max_jobs(data: PreflightData, environment: Mapping[str, str]) -> Iterator[F
 
 def _rules(
     data: PreflightData, arch: str, arguments: Sequence[str], environment: Mapping[str, str]
-) -> Iterator[Finding]:
+) -> Iterator[PreflightFinding]:
     line = _one_line(arguments)
     variables = [f"{name}={value}" for name, value in sorted(environment.items())]
     for rule in data.rule:
@@ -357,23 +289,22 @@ def _rules(
             continue
         seen: list[str] = []
         if rule.arguments is not None:
-            match = re.search(rule.arguments, line)
+            match = rule.arguments.search(line)
             if match is None:
                 continue
             if match[0]:
                 seen.append(match[0])
         if rule.environment is not None:
-            matching = [item for item in variables if re.fullmatch(rule.environment, item)]
+            matching = [item for item in variables if rule.environment.fullmatch(item)]
             if not matching:
                 continue
             seen += matching
-        if rule.unless_arguments is not None and re.search(rule.unless_arguments, line):
+        if rule.unless_arguments is not None and rule.unless_arguments.search(line):
             continue
-        if rule.unless_environment is not None and any(
-            re.fullmatch(rule.unless_environment, item) for item in variables
-        ):
+        unless = rule.unless_environment
+        if unless is not None and any(unless.fullmatch(item) for item in variables):
             continue
-        yield Finding(
+        yield PreflightFinding(
             check=rule.id,
             severity=rule.severity,
             message=f"{rule.message} (seen: {', '.join(seen)})" if seen else rule.message,

@@ -8,6 +8,7 @@ dies, unless a subreaper stands above it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -70,24 +71,17 @@ def tree(
         except psutil.NoSuchProcess:
             root = None  # it has ended: what came from it is found in the other two ways
     if session is not None:
-        found.update({process.pid: process for process in _of_session(session)})
-    return [process for process in found.values() if not _has_ended(process)]
+        for process in psutil.process_iter():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if process.pid != os.getpid() and os.getsid(process.pid) == session:
+                    found[process.pid] = process
+    return [process for process in found.values() if not has_ended(process)]
 
 
-def _of_session(session: int) -> list[psutil.Process]:
-    members = []
-    for process in psutil.process_iter():
-        try:
-            if process.pid != os.getpid() and os.getsid(process.pid) == session:
-                members.append(process)
-        except (ProcessLookupError, PermissionError):
-            continue
-    return members
-
-
-def _has_ended(process: psutil.Process) -> bool:
+def has_ended(process: psutil.Process) -> bool:
+    """Whether a process is gone, or a zombie."""
     try:
-        return bool(process.status() == psutil.STATUS_ZOMBIE)
+        return not process.is_running() or bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
 

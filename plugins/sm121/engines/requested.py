@@ -12,14 +12,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from sm121.core import data_file
 from sm121.core.configuration import ServerConfiguration
-from sm121.core.data_file import DataFileError
+from sm121.core.data_file import DataFileError, DataTable, Entries
 from sm121.core.redaction import is_secret_name, redact
 from sm121.core.verdict import Invalid
 from sm121.engines import registry as engines
@@ -29,7 +28,7 @@ from sm121.evidence.signatures import load_signatures
 from sm121.evidence.variables import Registry
 
 
-class State(StrEnum):
+class RequestState(StrEnum):
     """What became of a request."""
 
     RESOLVED = "resolved"
@@ -42,10 +41,8 @@ class State(StrEnum):
     """The installed engine has no such variable: the request has no effect."""
 
 
-class RequestRule(BaseModel):
+class RequestRule(DataTable):
     """How an argument or a variable speaks of the kernel path."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: str = Field(pattern=r"^[a-z0-9_]+$")
     argument: str | None = Field(default=None, pattern=r"^-{1,2}[A-Za-z]")
@@ -56,7 +53,7 @@ class RequestRule(BaseModel):
     """Of `KernelPath`: where the evidence has the answer."""
     nothing: tuple[str, ...] = ()
     """Values that ask for nothing in particular, such as ``auto``."""
-    accepts: dict[str, str] = {}
+    accepts: dict[str, str] = Field(default={})
     """From a value to a pattern of the resolved values that satisfy it; case does not count."""
     otherwise: str | None = "{value}"
     """Pattern for a value that `accepts` does not list. Null: nothing is known of it."""
@@ -106,37 +103,20 @@ class RequestRule(BaseModel):
         return re.compile(self.otherwise.replace("{value}", plain), re.I)
 
 
-class RequestRules(BaseModel):
+class RequestRules(DataTable):
     """What is known of one engine's arguments and variables."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     engine: str
     registry: tuple[Registry, ...] = ()
-    request: tuple[RequestRule, ...] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _unique(self) -> RequestRules:
-        ids = [entry.id for entry in self.request]
-        if twice := sorted({name for name in ids if ids.count(name) > 1}):
-            raise ValueError(f"ids must be unique, seen twice: {', '.join(twice)}")
-        return self
-
-
-def parse_requests(name: str, text: str) -> RequestRules:
-    """A request file's text, validated. Raises DataFileError naming file and entry."""
-    return data_file.parse(text, RequestRules, name)
+    request: Entries[RequestRule]
 
 
 @cache
 def load_requests(engine: str) -> RequestRules:
     """The rules of an engine. Raises DataFileError when there are none or the file is wrong."""
-    entry = files("sm121.fixtures") / "requests" / f"{engine}.toml"
-    if not entry.is_file():
-        raise DataFileError(f"fixtures/requests/{engine}.toml: no such file")
-    rules = parse_requests(entry.name, entry.read_text("utf-8"))
+    rules = data_file.load(f"requests/{engine}.toml", RequestRules)
     if rules.engine != engine:
-        raise DataFileError(f"{entry.name}: engine must be {engine!r}, seen {rules.engine!r}")
+        raise DataFileError(f"{engine}.toml: engine must be {engine!r}, seen {rules.engine!r}")
     return rules
 
 
@@ -157,10 +137,9 @@ def compare(
         environment = engine.environment(configuration, api_key="")
     rules = load_requests(configuration.engine)
     own = dict(configuration.environment)
-    not_applicable, unanswered = _unknown_variables(configuration, environment, rules)
+    without_effect, unanswered = _unknown_variables(configuration, environment, rules)
     given = read_arguments(configuration.arguments)
-    found = [*not_applicable]
-    without_effect = {report.by.partition("=")[0] for report in not_applicable}
+    found = [*without_effect.values()]
     for rule in rules.request:
         if not rule.covers(path.version):
             continue
@@ -208,7 +187,7 @@ def require_as_asked(configuration: ServerConfiguration, path: KernelPath, log: 
 
 def different(reports: Iterable[RequestReport]) -> list[str]:
     """The lines of `differences`, from what `compare` found."""
-    wrong = (State.DIFFERENT.value, State.NOT_APPLICABLE.value)
+    wrong = (RequestState.DIFFERENT.value, RequestState.NOT_APPLICABLE.value)
     return [report.message for report in reports if report.state in wrong]
 
 
@@ -275,35 +254,35 @@ def _judge(rule: RequestRule, by: str, value: str, path: KernelPath) -> RequestR
     seen = getattr(path, rule.field)
     resolved = None if seen is None else str(seen)
     wanted = rule.pattern(value)
-    report = RequestReport(
-        by=redact(by), field=rule.field, resolved=resolved, state=State.NOT_PROVEN.value, message=""
-    )
+    by = redact(by)
     denied = next((name for name in rule.denied_by if name in path.fallbacks), None)
     if denied is not None:
-        report.state = State.DIFFERENT.value
         line = path.evidence.get(f"fallbacks.{denied}", denied)
-        report.message = f"{report.by}: asked for, but the log says otherwise ({line})"
+        state, message = RequestState.DIFFERENT, f"asked for, but the log says otherwise ({line})"
     elif wanted is None:
-        report.message = f"{report.by}: what it resolves to is not known here"
+        state, message = RequestState.NOT_PROVEN, "what it resolves to is not known here"
     elif resolved is not None and wanted.fullmatch(resolved):
-        report.state = State.RESOLVED.value
-        report.message = f"{report.by}: resolved to {resolved}"
+        state, message = RequestState.RESOLVED, f"resolved to {resolved}"
     elif resolved is not None:
-        report.state = State.DIFFERENT.value
         line = path.evidence.get(rule.field, "no line")
-        report.message = f"{report.by}: asked for, but {rule.field} resolved to {resolved} ({line})"
+        message = f"asked for, but {rule.field} resolved to {resolved} ({line})"
+        state = RequestState.DIFFERENT
     elif rule.always_shown:
-        report.state = State.DIFFERENT.value
-        report.message = f"{report.by}: asked for, but no evidence shows what {rule.field} became"
+        message = f"asked for, but no evidence shows what {rule.field} became"
+        state = RequestState.DIFFERENT
     else:
-        report.message = f"{report.by}: the engine does not show what {rule.field} became"
-    return report
+        message = f"the engine does not show what {rule.field} became"
+        state = RequestState.NOT_PROVEN
+    return RequestReport(
+        by=by, field=rule.field, resolved=resolved, state=state.value, message=f"{by}: {message}"
+    )
 
 
 def _unknown_variables(
     configuration: ServerConfiguration, environment: Mapping[str, str], rules: RequestRules
-) -> tuple[list[RequestReport], set[str]]:
-    """Variables without effect; and those of which nothing could be learned."""
+) -> tuple[dict[str, RequestReport], set[str]]:
+    """Reports of variables without effect, by name; and variables of which nothing could be
+    learned."""
     harmless = load_signatures(configuration.engine).is_harmless_env
     own = dict(configuration.environment)
     concerned = [
@@ -312,9 +291,10 @@ def _unknown_variables(
         if any(name.startswith(registry.prefix) for name in environment)
     ]
     if not concerned:
-        return [], set()
+        return {}, set()
     known = variables.ask(configuration.python, environment, concerned)
-    found, unanswered = [], set()
+    found: dict[str, RequestReport] = {}
+    unanswered: set[str] = set()
     for registry in concerned:
         knowledge = known[registry.prefix]
         for name in sorted(environment):
@@ -334,14 +314,12 @@ def _unknown_variables(
                 if knowledge.installed
                 else f"{registry.package} is not installed in the engine's environment"
             )
-            found.append(
-                RequestReport(
-                    by=f"{name}={shown}",
-                    field=None,
-                    resolved=None,
-                    state=State.NOT_APPLICABLE.value,
-                    message=f"{name}={shown}: not applicable: {why}",
-                )
+            found[name] = RequestReport(
+                by=f"{name}={shown}",
+                field=None,
+                resolved=None,
+                state=RequestState.NOT_APPLICABLE.value,
+                message=f"{name}={shown}: not applicable: {why}",
             )
     return found, unanswered
 

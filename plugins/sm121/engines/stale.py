@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from sm121.engines.process_tree import RUN_ID, SERVER_ID, Survivor, describe, end
+from sm121.engines.process_tree import RUN_ID, SERVER_ID, Survivor, describe, end, has_ended
 
 #: Who started a server: pid and start time of the suite's process, and the boot it was in.
 #: Earlier versions of the suite wrote otherwise, to SM121_OWNER: neither ends the servers of the
@@ -101,7 +101,7 @@ def remove() -> list[tuple[str, list[Survivor]]]:
         removed.append((run, describe(processes)))
 
         def remaining(own: list[psutil.Process] = processes) -> list[psutil.Process]:
-            return [each for each in own if _is_alive(each)]
+            return [each for each in own if not has_ended(each)]
 
         end(remaining, polite_s=5.0)
     return removed
@@ -115,13 +115,6 @@ def _is_supervised(processes: list[psutil.Process]) -> bool:
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return False
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _lives(text: str) -> bool:

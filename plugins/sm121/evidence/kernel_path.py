@@ -6,39 +6,24 @@ which the log is silent is None.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from sm121.core.data_file import Record
 from sm121.evidence.failure import FailureReader, load_failures
-from sm121.evidence.log_lines import (
-    LogLine,
-    clean,
-    continues,
-    cut,
-    join,
-    join_wrapped,
-    read_raw_lines,
+from sm121.evidence.log_lines import LogLine, clean, continues, cut, join, read_raw_lines
+from sm121.evidence.signatures import (
+    Signature,
+    SignatureField,
+    known_engines,
+    load_signatures,
 )
-from sm121.evidence.signatures import Signature, known_engines, load_signatures
 
-_SINGLE_FIELDS = (
-    "attention",
-    "moe",
-    "cuda_graphs",
-    "kv_layout",
-    "speculative",
-    "native_fp4",
-    "kv_cache_dtype",
-    "dtype",
-    "load_format",
-    "quantization",
-    "prefix_caching",
-    "block_size",
-    "version",
-)
+_NO_SINGLE_VALUE = ("unknown_env", "fallback", "silent_fallback", "progress", "fact")
+_SINGLE_FIELDS = tuple(name for name in get_args(SignatureField) if name not in _NO_SINGLE_VALUE)
 _LIST_LIMIT = 200  # entries kept of unknown variables and fallbacks: a log may repeat without end
 _DETECTED_IN = 4 << 20
 _PLAIN_LIMIT = 20_000  # different lines remembered as saying nothing
@@ -49,10 +34,8 @@ _RESOLVED_LATER = frozenset({"version", "attention", "moe", "cuda_graphs"})
 _OF_TARGET_ONLY = frozenset({"attention", "moe", "native_fp4"})
 
 
-class RequestReport(BaseModel):
+class RequestReport(Record):
     """Something that was asked for, and what became of it (`sm121.engines.requested`)."""
-
-    model_config = ConfigDict(extra="forbid")
 
     by: str
     """The argument or the variable, with its value."""
@@ -64,10 +47,8 @@ class RequestReport(BaseModel):
     message: str
 
 
-class KernelPath(BaseModel):
+class KernelPath(Record):
     """The ``path`` object of verdict.json. None where the log is silent."""
-
-    model_config = ConfigDict(extra="forbid")
 
     attention: str | None = None
     """vLLM's name of the attention backend: FLASHINFER, TRITON_ATTN, FLASH_ATTN, CPU_ATTN, ..."""
@@ -179,31 +160,23 @@ class _ServerState:
         return bool(self.best or self.unknown_env or self.fallbacks)
 
 
-def read_lines(lines: Iterable[str], engine: str = "vllm") -> KernelPath:
-    """The kernel path that the lines of a log prove.
+def read_log(path: Path, engine: str = "vllm") -> KernelPath:
+    """The kernel path that a log file proves.
 
     `engine` is ``vllm``, ``sglang`` or ``llama-cpp``. Of a server that was restarted the last run
     counts. Where ``docker compose`` mixed several servers into one log, a value counts only when
-    they agree. Raises DataFileError when nothing is known of the engine.
+    they agree. Memory stays bounded for a log of any size; bytes that are no text are replaced.
+
+    Raises:
+        OSError: the file cannot be read.
+        DataFileError: nothing is known of the engine.
     """
-    reader = _LogReader(engine)
-    for line in join_wrapped(lines):
-        reader.take(line)
-    return reader.path()
-
-
-def read_log(path: Path, engine: str = "vllm") -> KernelPath:
-    """The kernel path that a log file proves; see `read_lines`.
-
-    Memory stays bounded for a log of any size; bytes that are no text are replaced. Raises OSError
-    when the file cannot be read.
-    """
-    reader = _LogReader(engine)
+    reader = LogReader(engine)
     reader.read(path)
     return reader.path()
 
 
-class _LogReader:
+class LogReader:
     """Takes a log line by line; one state for each server in it."""
 
     def __init__(self, engine: str) -> None:
@@ -214,7 +187,8 @@ class _LogReader:
             if entry.field != "progress"
             for hint in entry.hint
         ]
-        texts = {hint for hint, _ in self._hints} | load_failures().hints
+        texts = {hint for hint, _ in self._hints}
+        texts |= {hint for entry in load_failures().failure for hint in entry.hint}
         self._bare_hints = {text.translate(_NO_DIGITS) for text in texts}
         self._plain: dict[bytes, bool] = {}
 
@@ -328,18 +302,15 @@ def _merge(states: list[_ServerState]) -> KernelPath:
     for state in speaking:
         for name, line in state.also.items():
             result.evidence.setdefault(f"{name}_also", line)
-        for name, line in state.unknown_env.items():
-            if name not in result.unknown_env:
-                result.unknown_env.append(name)
-                result.evidence[f"unknown_env.{name}"] = line
-        for name, line in state.fallbacks.items():
-            if name not in result.fallbacks:
-                result.fallbacks.append(name)
-                result.evidence[f"fallbacks.{name}"] = line
-        for name, line in state.silent.items():
-            if name not in result.silent_fallbacks:
-                result.silent_fallbacks.append(name)
-                result.evidence[f"silent_fallbacks.{name}"] = line
+        for field_name, lines, known in (
+            ("unknown_env", state.unknown_env, result.unknown_env),
+            ("fallbacks", state.fallbacks, result.fallbacks),
+            ("silent_fallbacks", state.silent, result.silent_fallbacks),
+        ):
+            for name, line in lines.items():
+                if name not in known:
+                    known.append(name)
+                    result.evidence[f"{field_name}.{name}"] = line
     for state in states:
         kind, shown = state.failures.kind(), state.failures.evidence()
         if kind is not None and shown is not None and result.failure is None:

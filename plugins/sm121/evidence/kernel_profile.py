@@ -19,18 +19,18 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import Field
 
 from sm121.core import data_file
+from sm121.core.data_file import DataTable, Entries, Record, Regex
 from sm121.core.errors import UsageError
 from sm121.core.verdict import NotRun
 
 Part = Literal["attention", "moe", "dense", "quantise", "other"]
-PARTS: tuple[Part, ...] = ("attention", "moe", "dense", "quantise", "other")
+PARTS: tuple[Part, ...] = get_args(Part)
 
 _BLOCK = 1 << 20
 _LONGEST_EVENT = 1 << 22
@@ -41,70 +41,36 @@ _STEP = re.compile(r"^execute_\S*generation_(?P<requests>\d+)")
 _NSYS_COLUMNS = ("Total Time (ns)", "Instances", "Name")
 
 
-class KernelName(BaseModel):
+class KernelName(DataTable):
     """What a kernel or operator of that name is for."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: str = Field(pattern=r"^[a-z0-9_]+$")
     part: Part
-    regex: str
+    regex: Regex
     source: str = Field(min_length=3)
 
-    _regex: re.Pattern[str] = PrivateAttr()
 
-    @model_validator(mode="after")
-    def _compile(self) -> KernelName:
-        try:
-            self._regex = re.compile(self.regex)
-        except re.error as error:
-            raise ValueError(f"expected a regular expression, got {self.regex!r}: {error}") from (
-                error
-            )
-        return self
-
-    def fits(self, name: str) -> bool:
-        """Whether the name is meant."""
-        return self._regex.search(name) is not None
-
-
-class KernelNames(BaseModel):
+class KernelNames(DataTable):
     """All known names; the first that fits counts."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: tuple[KernelName, ...] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _unique(self) -> KernelNames:
-        ids = [entry.id for entry in self.name]
-        if twice := sorted({item for item in ids if ids.count(item) > 1}):
-            raise ValueError(f"ids must be unique, seen twice: {', '.join(twice)}")
-        return self
-
-
-def parse_names(name: str, text: str) -> KernelNames:
-    """The text of a file of names, validated. Raises DataFileError naming file and entry."""
-    return data_file.parse(text, KernelNames, name)
+    name: Entries[KernelName]
 
 
 @cache
 def load_names() -> KernelNames:
     """The names that come with the suite. Raises DataFileError when the file is wrong."""
-    entry = files("sm121.fixtures") / "kernels" / "names.toml"
-    return parse_names("kernels/names.toml", entry.read_text("utf-8"))
+    return data_file.load("kernels/names.toml", KernelNames)
 
 
 @cache
 def part_of(name: str) -> Part:
     """What a kernel or operator is for; ``other`` when nothing is known of its name."""
-    return next((entry.part for entry in load_names().name if entry.fits(name)), "other")
+    known = load_names().name
+    return next((entry.part for entry in known if entry.regex.search(name)), "other")
 
 
-class KernelTime(BaseModel):
+class KernelTime(Record):
     """All launches of one kernel."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: str
     part: Part
@@ -113,20 +79,16 @@ class KernelTime(BaseModel):
     share: float
 
 
-class PartTime(BaseModel):
+class PartTime(Record):
     """All kernels of one part of the model."""
-
-    model_config = ConfigDict(extra="forbid")
 
     calls: int
     seconds: float
     share: float
 
 
-class KernelProfile(BaseModel):
+class KernelProfile(Record):
     """Which kernels ran in some decode steps, and for how long."""
-
-    model_config = ConfigDict(extra="forbid")
 
     kind: Literal["gpu", "cpu"]
     """``gpu``: kernels; ``cpu``: operators, each without those that it calls."""
@@ -341,32 +303,22 @@ def _profile(
     parts = {part: _Sum() for part in PARTS}
     for name, item in sums.items():
         parts[part_of(name)].add(item.seconds, item.calls)
+
+    def figures(item: _Sum) -> dict[str, Any]:
+        share = round(item.seconds / total, 6) if total > 0 else 0.0
+        return {"calls": item.calls, "seconds": round(item.seconds, 9), "share": share}
+
+    longest = sorted(sums.items(), key=lambda pair: -pair[1].seconds)
     return KernelProfile(
         kind=kind,
         source=source.name,
         steps=steps,
         seconds=round(total, 9),
-        parts={
-            part: PartTime(
-                calls=item.calls, seconds=round(item.seconds, 9), share=_share(item.seconds, total)
-            )
-            for part, item in parts.items()
-        },
+        parts={part: PartTime(**figures(item)) for part, item in parts.items()},
         kernels=[
-            KernelTime(
-                name=name,
-                part=part_of(name),
-                calls=item.calls,
-                seconds=round(item.seconds, 9),
-                share=_share(item.seconds, total),
-            )
-            for name, item in sorted(sums.items(), key=lambda pair: -pair[1].seconds)
+            KernelTime(name=name, part=part_of(name), **figures(item)) for name, item in longest
         ],
     )
-
-
-def _share(seconds: float, total: float) -> float:
-    return round(seconds / total, 6) if total > 0 else 0.0
 
 
 def _own_times(threads: Iterable[list[tuple[float, float, str]]]) -> dict[str, _Sum]:

@@ -42,9 +42,7 @@ _WRAPPERS = (
     re.compile(r"^\d{1,9}[:-](?=[(\[]|INFO|WARN|ERROR|DEBUG|CRITICAL)"),  # grep -n
     re.compile(r"^\[ *\d+\.\d{6}\] "),  # dmesg
 )
-_PROCESS = re.compile(
-    r"^\((?P<process>[A-Za-z][\w.-]*)(?: pid=\d+(?:, ip=[\w.:]+)?)\) ?|^\[rank\d+\]: ?"
-)
+_PROCESS = re.compile(r"^\((?:[A-Za-z][\w.-]*)(?: pid=\d+(?:, ip=[\w.:]+)?)\) ?|^\[rank\d+\]: ?")
 _STAMP = re.compile(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?(?P<rank>(?: [A-Z]{2}\d+)*)\] ?")
 _HEADER = re.compile(
     r"^(?P<level>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)"
@@ -74,8 +72,6 @@ class LogLine:
     file: str | None
     """Name of the source file that printed it, without folders; None where the line does not
     say."""
-    process: str | None
-    """Name in the process prefix, such as ``EngineCore`` or ``Worker_TP0``."""
     container: str
     """Name in front of a ``docker compose`` line; empty without one."""
     bare: bool
@@ -91,14 +87,13 @@ class LogLine:
 def clean(raw: str) -> LogLine:
     """One physical line without colours and wrappers."""
     text = _CONTROL.sub("", _ANSI.sub("", raw)) if not raw.isprintable() or "[" in raw else raw
-    container, level, file, process = "", None, None, None
+    container, level, file = "", None, None
     bare = True
     if text.startswith('{"log":'):
         text = _docker_json(text)
     for _ in range(8):  # a Ray worker under an engine core under journald is four deep
         before = text
         if match := _PROCESS.match(text):
-            process = match["process"] or process
             text, bare = text[match.end() :], False
         elif match := _HEADER.match(text):
             level = _LEVELS.get(match["level"], match["level"])
@@ -125,7 +120,6 @@ def clean(raw: str) -> LogLine:
         text=text.rstrip(),
         level=level,
         file=file.rsplit("/", 1)[-1] if file else None,
-        process=process,
         container=container,
         bare=bare,
     )

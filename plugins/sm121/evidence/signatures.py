@@ -11,10 +11,10 @@ from functools import cache
 from importlib.resources import files
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import Field, model_validator
 
 from sm121.core import data_file
-from sm121.core.data_file import DataFileError
+from sm121.core.data_file import DataFileError, DataTable, Entries, Regex
 from sm121.evidence.log_lines import LogLine
 
 SignatureField = Literal[
@@ -40,19 +40,17 @@ SignatureField = Literal[
 """What a signature speaks of. A ``fact`` is no result of its own: other signatures lean on it."""
 
 
-class LinePattern(BaseModel):
+class LinePattern(DataTable):
     """A pattern on one clean line; path signatures and crash causes are made of it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: str = Field(pattern=r"^[a-z0-9_]+$")
     hint: tuple[str, ...] = Field(min_length=1)
     """Plain texts of which one must be in the line; they keep a long log from costing a regex a
     line."""
-    regex: str
-    unless: str | None = None
+    regex: Regex
+    unless: Regex | None = None
     """A line that matches this too proves nothing."""
-    file: str | None = None
+    file: Regex | None = None
     """Pattern on the source file's name. A line that names another file is no match."""
     file_required: bool = False
     """With `file`: a line that names no file is no match either."""
@@ -60,15 +58,8 @@ class LinePattern(BaseModel):
     """Where it is known from: the file of the engine, its version, and whether a log or the source
     was read."""
 
-    _regex: re.Pattern[str] = PrivateAttr()
-    _unless: re.Pattern[str] | None = PrivateAttr(default=None)
-    _file: re.Pattern[str] | None = PrivateAttr(default=None)
-
     @model_validator(mode="after")
-    def _compile(self) -> LinePattern:
-        self._regex = _compiled(self.regex)
-        self._unless = None if self.unless is None else _compiled(self.unless)
-        self._file = None if self.file is None else _compiled(self.file)
+    def _file_is_named(self) -> LinePattern:
         if self.file_required and self.file is None:
             raise ValueError("file_required needs file")
         return self
@@ -77,14 +68,14 @@ class LinePattern(BaseModel):
         """The match of this pattern in a line, or None."""
         if not any(hint in line.text for hint in self.hint):
             return None
-        if self._file is not None:
+        if self.file is not None:
             if line.file is None:
                 if self.file_required:
                     return None
-            elif self._file.fullmatch(line.file) is None:
+            elif self.file.fullmatch(line.file) is None:
                 return None
-        match = self._regex.search(line.text)
-        if match is None or (self._unless is not None and self._unless.search(line.text)):
+        match = self.regex.search(line.text)
+        if match is None or (self.unless is not None and self.unless.search(line.text)):
             return None
         return match
 
@@ -116,7 +107,7 @@ class Signature(LinePattern):
 
     @model_validator(mode="after")
     def _check_value(self) -> Signature:
-        captures = "value" in self._regex.groupindex
+        captures = "value" in self.regex.groupindex
         if self.field == "progress":
             if not isinstance(self.value, str):
                 raise ValueError("a progress entry needs value, the name of the phase")
@@ -148,10 +139,8 @@ class Signature(LinePattern):
         return re.sub(r"[\s-]+", "_", captured).upper() if self.transform == "enum" else captured
 
 
-class MetricSignature(BaseModel):
+class MetricSignature(DataTable):
     """A metric that proves something about the kernel path."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: str = Field(pattern=r"^[a-z0-9_]+$")
     field: Literal["kv_cache_dtype", "prefix_caching", "block_size", "kv_layout", "speculative"]
@@ -175,33 +164,26 @@ class MetricSignature(BaseModel):
         return self
 
 
-class SignatureSet(BaseModel):
+class SignatureSet(DataTable):
     """What is known of one engine's log."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     engine: str
     detect: tuple[str, ...] = ()
     """Texts that only this engine's log has; the more of them, the surer it is."""
-    harmless_env: tuple[str, ...] = ()
+    harmless_env: tuple[Regex, ...] = ()
     """Patterns of unknown variables that official images and Kubernetes set: no mistake of the
     user."""
-    signature: tuple[Signature, ...] = Field(min_length=1)
+    signature: Entries[Signature]
     metric: tuple[MetricSignature, ...] = ()
 
     @model_validator(mode="after")
     def _check_references(self) -> SignatureSet:
-        ids = [entry.id for entry in self.signature]
-        if twice := sorted({name for name in ids if ids.count(name) > 1}):
-            raise ValueError(f"ids must be unique, seen twice: {', '.join(twice)}")
         facts = {entry.id for entry in self.signature if entry.field == "fact"}
         for entry in self.signature:
             if missing := set(entry.needs) - facts:
                 raise ValueError(
                     f"{entry.id} needs {', '.join(sorted(missing))}, which is no fact here"
                 )
-        for pattern in self.harmless_env:
-            _compiled(pattern)
         return self
 
     def of(self, *fields: SignatureField) -> tuple[Signature, ...]:
@@ -210,14 +192,7 @@ class SignatureSet(BaseModel):
 
     def is_harmless_env(self, name: str) -> bool:
         """True for an unknown variable that images or Kubernetes set by themselves."""
-        return any(re.fullmatch(pattern, name) for pattern in self.harmless_env)
-
-
-def _compiled(regex: str) -> re.Pattern[str]:
-    try:
-        return re.compile(regex)
-    except re.error as error:
-        raise ValueError(f"a regular expression is expected, got {regex!r}: {error}") from error
+        return any(pattern.fullmatch(name) for pattern in self.harmless_env)
 
 
 def known_engines() -> tuple[str, ...]:
@@ -227,29 +202,18 @@ def known_engines() -> tuple[str, ...]:
     return tuple(sorted({name.removesuffix(".toml") for name in names} - {"failures"}))
 
 
-def read_signature_text(name: str) -> str:
-    """The text of ``fixtures/signatures/<name>``. Raises DataFileError naming what there is."""
-    entry = files("sm121.fixtures") / "signatures" / name
-    if not entry.is_file():
-        raise DataFileError(
-            f"fixtures/signatures/{name}: no such file; known engines: {', '.join(known_engines())}"
-        )
-    return entry.read_text(encoding="utf-8")
-
-
-def parse_signatures(name: str, text: str) -> SignatureSet:
-    """A signature file's text, validated. Raises DataFileError naming file and entry."""
-    return data_file.parse(text, SignatureSet, name)
-
-
 @cache
 def load_signatures(engine: str) -> SignatureSet:
     """The signatures of an engine: ``vllm``, ``sglang``, ``llama-cpp``.
 
     Raises DataFileError when there is no such file or when it is wrong.
     """
-    name = f"{engine}.toml"
-    signatures = parse_signatures(name, read_signature_text(name))
+    if engine not in known_engines():
+        raise DataFileError(
+            f"fixtures/signatures/{engine}.toml: no such file; "
+            f"known engines: {', '.join(known_engines())}"
+        )
+    signatures = data_file.load(f"signatures/{engine}.toml", SignatureSet)
     if signatures.engine != engine:
-        raise DataFileError(f"{name}: engine must be {engine!r}, seen {signatures.engine!r}")
+        raise DataFileError(f"{engine}.toml: engine must be {engine!r}, seen {signatures.engine!r}")
     return signatures

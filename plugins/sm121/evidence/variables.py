@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-_TIMEOUT_S = 60.0
+from sm121.core import interpreter
+from sm121.core.data_file import DataTable
+
 _ASKED_OF = ("PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "HOME", "LD_LIBRARY_PATH")
 
 
-class Registry(BaseModel):
+class Registry(DataTable):
     """Where the variables of one prefix are known."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     prefix: str = Field(pattern=r"^[A-Z][A-Z0-9]*_$")
     package: str
@@ -68,31 +65,22 @@ def _ask(
     python: str, environment: tuple[tuple[str, str], ...], registries: tuple[Registry, ...]
 ) -> tuple[tuple[str, Knowledge], ...]:
     source = (files("sm121.evidence") / "variable_probe.py").read_text("utf-8")
-    question = json.dumps([registry.model_dump() for registry in registries])
-    problem = None
-    answers: list[dict[str, Any]] = []
+    variables = {**dict(environment), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        probe = subprocess.run(
-            [python, "-c", source],
-            input=question, env={**dict(environment), "PYTHONDONTWRITEBYTECODE": "1"},
-            capture_output=True, text=True, timeout=_TIMEOUT_S, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
-        problem = f"{python} did not answer ({error})"
-    else:
-        lines = probe.stdout.strip().splitlines()
-        try:
-            answers = json.loads(lines[-1]) if probe.returncode == 0 and lines else []
-        except json.JSONDecodeError:
-            answers = []
-        if not answers:
-            last = (probe.stderr.strip().splitlines() or ["no message"])[-1]
-            problem = f"{python} cannot read the engine's own list of variables: {last[:200]}"
-    by_prefix = {answer["prefix"]: answer for answer in answers}
-    result = []
-    for registry in registries:
-        answer = by_prefix.get(registry.prefix)
-        known = None if answer is None or answer["known"] is None else frozenset(answer["known"])
-        installed = answer is not None and bool(answer["installed"])
-        result.append((registry.prefix, Knowledge(registry.package, installed, known, problem)))
-    return tuple(result)
+        answers = interpreter.ask(
+            python, source, variables, [registry.model_dump() for registry in registries]
+        )
+    except interpreter.NoAnswer as error:
+        problem = f"the engine's own list of variables cannot be read: {error}"
+        return tuple((r.prefix, Knowledge(r.package, False, None, problem)) for r in registries)
+    return tuple(
+        (
+            registry.prefix,
+            Knowledge(
+                registry.package,
+                answer["installed"],
+                None if answer["known"] is None else frozenset(answer["known"]),
+            ),
+        )
+        for registry, answer in zip(registries, answers, strict=True)
+    )

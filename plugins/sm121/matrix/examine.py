@@ -22,7 +22,6 @@ from sm121.answers.golden import GoldenFile
 from sm121.answers.log_probabilities import dtype_of
 from sm121.answers.prompts import PromptSet
 from sm121.client.completions import Asker, Position, Refused, Request
-from sm121.client.timed_process import TimedProcess
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import Sm121Error
 from sm121.core.files import write_text
@@ -36,11 +35,9 @@ from sm121.matrix.axes import Expected, Space, identity
 from sm121.matrix.covering import Planned
 from sm121.matrix.outcome import Agreement, CellRecord, Outcome, Rate, Step, worst
 from sm121.measure import statistics
-from sm121.measure.cells import Cell as MeasuredCell
-from sm121.measure.cells import Target
+from sm121.measure.cells import MeasuredCell, MeasuredServer
 from sm121.measure.measurement import Invalidity
 from sm121.measure.plan import Plan
-from sm121.measure.prompts import Prompts
 
 #: Fields of the path that a report of a cell shows.
 _SHOWN = ("attention", "moe", "cuda_graphs", "kv_layout", "speculative", "dtype", "load_format",
@@ -363,18 +360,12 @@ class Bench:
                 "second_clock_bound": own.second_clock_bound,
             }
         )
-        plan = Plan.of(own.prompt_tokens, (own.generated_tokens,), (0,), measuring)
+        plan = Plan(own.prompt_tokens, (own.generated_tokens,), (0,), measuring)
         name = f"tg{own.generated_tokens}@d0"
-        with TimedProcess(server.endpoint.base_url, server.endpoint.api_key) as sender:
-            target = Target(
-                endpoint=server.endpoint,
-                sender=sender,
-                prompts=Prompts(server.endpoint, measuring.vocabulary),
-                plan=plan,
-                directory=self.directory / "records" / record.id,
-            )
-            target.probe()
-            measured = MeasuredCell(target, 0).gather(own.rounds).decode(own.generated_tokens)
+        records = self.directory / "records" / record.id
+        with MeasuredServer.open(server.endpoint, plan, records) as measured_server:
+            cell = MeasuredCell(measured_server, 0).gather(own.rounds)
+        measured = cell.decode(own.generated_tokens)
         good = [s for s in measured.samples if math.isfinite(s) and s > 0]
         return name, good, measured.invalid
 

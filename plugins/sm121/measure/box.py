@@ -8,11 +8,12 @@ What a device does not tell (GB10 answers much of NVML with N/A) is null and dec
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -22,11 +23,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sm121.core.errors import Sm121Error
 from sm121.core.profile import Box
-from sm121.measure.matrix_rate import matrix_rate
 from sm121.measure.stream_bandwidth import (
     gpu_seconds,
     gpu_torch,
     last_level_cache_bytes,
+    matrix_rate,
     read_bandwidth,
 )
 
@@ -97,7 +98,7 @@ def read(device: str, *, own: Callable[[], Iterable[psutil.Process]] = lambda: (
         own: processes of the run besides this one and its children: an idle server, say.
     """
     start = time.monotonic()
-    before = Load.take(own)
+    before = CpuUse.take(own)
     found: Device | None = None
     problem = None
     try:
@@ -107,7 +108,7 @@ def read(device: str, *, own: Callable[[], Iterable[psutil.Process]] = lambda: (
     remaining = _WATCHED_S - (time.monotonic() - start)
     if remaining > 0:
         time.sleep(remaining)
-    other, names = Load.take(own).since(before)
+    other, names = CpuUse.take(own).since(before)
     return Reading(
         device=found,
         memory_available_gib=round(psutil.virtual_memory().available / 2**30, 2),
@@ -128,7 +129,7 @@ def measure(device: str) -> Device:
     on_cpu = device == "cpu"
     size = min(4 * last_level_cache_bytes(), _CPU_BUFFER_AT_MOST) if on_cpu else _GPU_BUFFER
     bandwidth = read_bandwidth(size, device=device)
-    rate = matrix_rate(device=device)
+    rates, method = matrix_rate(device)
     clocks: dict[str, Any] = {} if on_cpu else _under_load(device)
     return Device(
         device=device,
@@ -137,9 +138,9 @@ def measure(device: str) -> Device:
         bandwidth_best_gb_s=round(bandwidth.best_gb_s, 3),
         bandwidth_method=bandwidth.method,
         buffer_mib=size / 2**20,
-        matrix_tflop_s=round(rate.tflop_s, 5),
-        matrix_spread=round(_quartile_spread(rate.samples), 4),
-        matrix_method=rate.method,
+        matrix_tflop_s=round(float(np.median(rates)), 5),
+        matrix_spread=round(_quartile_spread(rates), 4),
+        matrix_method=method,
         **clocks,
     )
 
@@ -261,80 +262,77 @@ def _measure_apart(device: str) -> Device:
 
 
 def _under_load(device: str) -> dict[str, Any]:
-    """What NVML says while matrices are multiplied; of what it does not say, nothing."""
+    """Clock, power, temperature and throttling by NVML, while matrices are multiplied."""
     torch = gpu_torch(device)
     matrix = torch.randn((8192, 8192), dtype=torch.bfloat16, device=device)
     each = gpu_seconds(torch, lambda: torch.matmul(matrix, matrix), 1)[0]
     for _ in range(max(1, int(_LOADED_S / each))):
         torch.matmul(matrix, matrix)  # queued: the device works while we look
-    seen = _nvml_while(lambda: not torch.cuda.current_stream().query(), _index(device))
+    number = device.partition(":")[2]
+    index = int(number) if number.isdigit() else 0
+    seen = _nvml_while(lambda: not torch.cuda.current_stream().query(), index)
     torch.cuda.synchronize()
     return seen
 
 
-def _index(device: str) -> int:
-    number = device.partition(":")[2]
-    return int(number) if number.isdigit() else 0
+@contextmanager
+def _nvml(index: int) -> Iterator[Callable[..., Any] | None]:
+    """A function that asks NVML about one device, given the name of NVML's own function. It returns
+    None where NVML gives no answer. Without NVML there is no such function: None."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield None
+        return
+
+    def ask(name: str, *arguments: Any) -> Any:
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            return getattr(pynvml, name)(handle, *arguments)
+        except (pynvml.NVMLError, AttributeError):
+            return None
+
+    try:
+        yield ask
+    finally:
+        pynvml.nvmlShutdown()
 
 
 def _nvml_while(working: Callable[[], bool], index: int) -> dict[str, Any]:
     import pynvml
 
-    try:
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    except pynvml.NVMLError:
-        return {}
-
-    def ask(name: str, *arguments: Any) -> Any:
-        try:
-            return getattr(pynvml, name)(handle, *arguments)
-        except (pynvml.NVMLError, AttributeError):
-            return None
-
     clocks, watts = [], []
     throttled: bool | None = None
-    harmful = (
-        getattr(pynvml, "nvmlClocksThrottleReasonHwSlowdown", 0)
-        | getattr(pynvml, "nvmlClocksThrottleReasonSwThermalSlowdown", 0)
-        | getattr(pynvml, "nvmlClocksThrottleReasonHwThermalSlowdown", 0)
-        | getattr(pynvml, "nvmlClocksThrottleReasonHwPowerBrakeSlowdown", 0)
-    )
-    try:
+    harmful = 0
+    for reason in ("HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown"):
+        harmful |= getattr(pynvml, f"nvmlClocksThrottleReason{reason}", 0)
+    with _nvml(index) as ask:
+        if ask is None:
+            return {}
         while working():
-            clocks.append(ask("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM))
-            watts.append(ask("nvmlDeviceGetPowerUsage"))
+            clocks.append(ask("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM) or 0)
+            watts.append(ask("nvmlDeviceGetPowerUsage") or 0)
             reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
             if reasons is not None:
                 throttled = bool(throttled) or bool(reasons & harmful)
             time.sleep(0.05)
         temperature = ask("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU)
-    finally:
-        pynvml.nvmlShutdown()
-    known = [clock for clock in clocks if clock]
-    power = [watt for watt in watts if watt]
+    power = max(watts, default=0)
     return {
-        "sm_clock_mhz": max(known) if known else None,
-        "power_w": round(max(power) / 1000, 1) if power else None,
+        "sm_clock_mhz": max(clocks, default=0) or None,
+        "power_w": round(power / 1000, 1) if power else None,
         "temperature_c": temperature,
         "throttled": throttled,
     }
 
 
 def _gpu_others(own: Callable[[], Iterable[psutil.Process]]) -> list[int] | None:
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
+    with _nvml(0) as ask:
+        running = ask("nvmlDeviceGetComputeRunningProcesses") if ask is not None else None
+    if running is None:
         return None
-    try:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    except pynvml.NVMLError:
-        return None
-    finally:
-        pynvml.nvmlShutdown()
     ours = {process.pid for process in _ours(own)}
     return sorted(process.pid for process in running if process.pid not in ours)
 
@@ -371,19 +369,22 @@ def _used(own: Callable[[], Iterable[psutil.Process]]) -> float:
     return seconds
 
 
-class Load:
+@dataclass(frozen=True)
+class CpuUse:
     """CPU seconds of the machine, of this run, and of each process, at one moment."""
 
-    def __init__(
-        self, at: float, busy: float, ours: dict[int, float], each: dict[int, tuple[str, float]]
-    ) -> None:
-        self.at = at
-        self.busy = busy
-        self.ours = ours
-        self.each = each
+    at: float
+    busy: float
+    ours: dict[int, float]
+    each: dict[int, tuple[str, float]]
 
     @classmethod
-    def take(cls, own: Callable[[], Iterable[psutil.Process]]) -> Load:
+    def take(cls, own: Callable[[], Iterable[psutil.Process]]) -> CpuUse:
+        """What was used since the machine was started.
+
+        Args:
+            own: processes of the run besides this one and its children.
+        """
         times = psutil.cpu_times()
         # guest is in user already; time stolen by the hypervisor is taken by others too.
         names = ("user", "nice", "system", "irq", "softirq", "steal")
@@ -399,7 +400,7 @@ class Load:
         ours[-1] = gone
         return cls(time.monotonic(), busy, ours, each)
 
-    def since(self, before: Load) -> tuple[float, list[str]]:
+    def since(self, before: CpuUse) -> tuple[float, list[str]]:
         """Share of the CPU that others took since ``before``, and the busiest of them."""
         elapsed = max(self.at - before.at, 1e-3)
         cores = psutil.cpu_count() or 1
@@ -417,11 +418,6 @@ class Load:
         return min(other / elapsed / cores, 1.0), lines
 
 
-def _quartile_spread(samples: tuple[float, ...]) -> float:
+def _quartile_spread(samples: Sequence[float]) -> float:
     low, middle, high = np.percentile(samples, [25, 50, 75])
     return float((high - low) / middle)
-
-
-def device_json(device: str) -> str:
-    """What ``sm121 box --device-only`` prints, on one line."""
-    return json.dumps(measure(device).model_dump(mode="json"))

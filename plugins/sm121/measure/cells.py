@@ -3,46 +3,40 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 from sm121.client.connection import Patience
 from sm121.client.timed import TimedBatch, TimedRequest, completion
 from sm121.client.timed_answer import Clock, TimedAnswer
+from sm121.client.timed_process import TimedProcess
 from sm121.core.errors import Sm121Error
 from sm121.core.server import Endpoint
 from sm121.measure import counters, metrics, validity
 from sm121.measure.counters import Counters
 from sm121.measure.measurement import Invalidity, Measurement
 from sm121.measure.plan import Plan
-from sm121.measure.progress import Progress, Show
 from sm121.measure.prompts import Prompts
 from sm121.measure.validity import Findings
-from sm121.measure.warmup import is_flat
+
+#: Is given a line for people: what is measured, how far it is, how long it will take.
+Show = Callable[[str], None]
 
 #: After so many failed requests in a cell no more are sent: each may take minutes to fail.
 _FAILURES = 2
 
 
-class Sender(Protocol):
-    """Sends batches: `sm121.client.timed_process.TimedProcess`."""
-
-    def run(
-        self, requests: Sequence[TimedRequest], *, concurrency: int = 1, patience: Patience
-    ) -> TimedBatch:
-        """The answers to the requests."""
-        ...
-
-
 @dataclass
-class Target:
-    """What is measured, and with what."""
+class MeasuredServer:
+    """A server, the client that measures it, and the plan. `MeasuredServer.open` makes one."""
 
     endpoint: Endpoint
-    sender: Sender
+    sender: TimedProcess
     prompts: Prompts
     plan: Plan
     #: Raw records are written below it.
@@ -52,13 +46,46 @@ class Target:
     invalid: list[Invalidity] = field(default_factory=list)
     unproven: list[str] = field(default_factory=list)
 
+    @classmethod
+    @contextmanager
+    def open(
+        cls,
+        endpoint: Endpoint,
+        plan: Plan,
+        directory: Path,
+        *,
+        show: Show = lambda _line: None,
+        invalid: Iterable[Invalidity] = (),
+        unproven: Iterable[str] = (),
+    ) -> Iterator[MeasuredServer]:
+        """Start a client for the server, and find out what kind of prompts it takes.
+
+        Args:
+            endpoint: the server.
+            plan: lengths, depths and bounds.
+            directory: raw records are written below it.
+            show: is given a line whenever there is progress.
+            invalid: what speaks against every number of this server.
+            unproven: what of this server cannot be checked.
+
+        Raises:
+            Sm121Error: it takes neither token ids nor text.
+        """
+        with TimedProcess(endpoint.base_url, endpoint.api_key) as sender:
+            prompts = Prompts(endpoint, plan.measuring.vocabulary)
+            server = cls(endpoint, sender, prompts, plan, directory, show)
+            server.invalid += invalid
+            server.unproven += unproven
+            server._probe()
+            yield server
+
     @property
     def patience(self) -> Patience:
-        """Of every request."""
+        """How long a request may take, and how long it may be silent."""
         measuring = self.plan.measuring
         return Patience(measuring.request_within_s, measuring.silent_within_s)
 
-    def request(self, prompt_tokens: int, tokens: int, *, stream: bool = True) -> TimedRequest:
+    def request(self, prompt_tokens: int, tokens: int) -> TimedRequest:
         """A request with a fresh prompt."""
         exact = not self.prompts.as_text or self.prompts.exact
         return completion(
@@ -66,15 +93,10 @@ class Target:
             self.prompts.make(prompt_tokens),
             prompt_tokens=prompt_tokens if exact else 0,
             tokens=tokens,
-            stream=stream,
         )
 
-    def probe(self) -> None:
-        """Find out whether the server takes token ids, and how long texts are if it does not.
-
-        Raises:
-            Sm121Error: it takes neither.
-        """
+    def _probe(self) -> None:
+        """Find out whether the server takes token ids, and how long texts are if it does not."""
         answer = self.sender.run([self.request(8, 1)], patience=self.patience).answers[0]
         if answer.ok or answer.status not in (400, 422):
             return
@@ -96,14 +118,14 @@ class Target:
 
 
 @dataclass
-class Cell:
+class MeasuredCell:
     """Requests of one shape: a prompt at a depth, answers of fixed lengths, so many streams.
 
     The long answers give the rates of all lengths of the plan, each up to its own token; the short
     ones are there for the second clock.
     """
 
-    target: Target
+    server: MeasuredServer
     depth: int
     concurrency: int = 1
     #: Short answers for the second clock; None: the plan's.
@@ -119,12 +141,12 @@ class Cell:
     @property
     def prompt_tokens(self) -> int:
         """Depth and prompt, all of it cold."""
-        return self.depth + self.target.plan.prompt_tokens
+        return self.depth + self.server.plan.prompt_tokens
 
     @property
     def tokens(self) -> int:
         """Length of the long answers: of several streams, the shortest of the plan."""
-        plan = self.target.plan
+        plan = self.server.plan
         return plan.longest if self.concurrency == 1 else min(plan.generated_tokens)
 
     @property
@@ -139,51 +161,51 @@ class Cell:
 
     @property
     def what(self) -> str:
-        """For people."""
+        """A short name: ``pp2048 tg128 @ d0``."""
         streams = "" if self.concurrency == 1 else f", {self.concurrency} streams"
-        plan = self.target.plan
+        plan = self.server.plan
         return f"pp{plan.prompt_tokens} tg{self.tokens} @ d{self.depth}{streams}"
 
-    def gather(self, rounds: int) -> Cell:
+    def gather(self, rounds: int) -> MeasuredCell:
         """Measure until there are so many rounds that count, unless the server fails."""
-        progress = Progress(self.target.show, self.what, "tok/s", rounds + self._short_wanted())
+        began = time.monotonic()
         complete = len(self.long) >= rounds and len(self.short) >= self._short_wanted()
         if complete or self._failed():
             return self
-        before = counters.fetch_quiet(self.target.endpoint)
-        if before is not None and (busy := _busy(before)):
-            self._findings.against(
-                "other_clients", f"{busy} requests run or wait before the first of ours"
-            )
-        sent = [] if self.warm else self._warm_up(progress)
+        before = counters.fetch_quiet(self.server.endpoint)
+        if before is not None:
+            busy = int(before.values.get("running", 0) + before.values.get("waiting", 0))
+            if busy:
+                self._findings.against(
+                    "other_clients", f"{busy} requests run or wait before the first of ours"
+                )
+        sent = [] if self.warm else self._warm_up()
         long, short = rounds - len(self.long), self._short_wanted() - len(self.short)
         attempts = 2 * (max(long, 0) + max(short, 0)) + 2
         while attempts > 0 and not self._failed():
-            wants_long, wants_short = self._wants(rounds)
+            wants_long = len(self.long) < rounds
+            wants_short = len(self.short) < self._short_wanted()
             if not wants_long and not wants_short:
                 break
-            if wants_long:
+            for wanted, tokens, streams, keep in (
+                (wants_long, self.tokens, self.concurrency, self.long.append),
+                (wants_short, self.server.plan.shortest, 1, self.short.extend),
+            ):
+                if not wanted or self._failed():
+                    continue
                 attempts -= 1
-                batch = self._send(self.tokens, self.concurrency)
+                batch = self._send(tokens, streams)
                 sent += batch.answers
                 if self._disturbed(batch):
                     self.lost += 1
                 else:
-                    self.long.append(batch.answers)
-            if wants_short and not self._failed():
-                attempts -= 1
-                extra = self._send(self.target.plan.shortest, 1)
-                sent += extra.answers
-                if self._disturbed(extra):
-                    self.lost += 1
-                else:
-                    self.short += extra.answers
-            progress.rounds(len(self.long) + len(self.short), self._rates())
+                    keep(batch.answers)
+            self._show_rounds(rounds + self._short_wanted(), time.monotonic() - began)
         self._account(before, sent)
         self._write()
         return self
 
-    def gather_short(self, requests: int) -> Cell:
+    def gather_short(self, requests: int) -> MeasuredCell:
         """Measure until there are so many requests in all, the new ones short: for percentiles of
         what happens before the first token."""
         self.short_rounds = max(requests - len(self.long), len(self.short))
@@ -193,22 +215,21 @@ class Cell:
         """Tokens a second after the first chunk, over the first so many tokens."""
         clock = self.clock or "chunks"
         answers = self.answers
-        if self.concurrency == 1:
-            rates = [metrics.decode_rate(answer, clock, tokens) for answer in answers]
-        else:
-            rates = [metrics.total_rate(batch, clock) for batch in self.long]
+        rates = self._rates(clock, tokens)
         findings = self._judged()
-        measuring = self.target.plan.measuring
+        measuring = self.server.plan.measuring
         validity.check_drift(rates, measuring.drift_bound, findings)
         second = metrics.second_clock(answers, self.short)
         known = {item.reason for item in findings.invalid}
         if self.concurrency == 1 and not known & {"drift", "short_answer"}:
             # Of a rate that moves, requests of different times say different things, and so do
             # wall times of answers that are not as long as they should be.
-            whole = validity.rates_of(answers, clock)
+            whole = [metrics.decode_rate(answer, clock) for answer in answers if answer.ok]
             validity.check_second_clock(whole, second, measuring.second_clock_bound, findings)
         extra: dict[str, Any] = {
-            "first_chunk_tokens": _largest(metrics.first_chunk_tokens(a, clock) for a in answers),
+            "first_chunk_tokens": max(
+                (metrics.first_chunk_tokens(a, clock) for a in answers), default=None
+            ),
             "textbook_tok_s": _median(metrics.textbook_rate(a, clock) for a in answers),
             "second_clock_tok_s": _median(second),
             "per_stream_tok_s": _median(metrics.decode_rate(a, clock) for a in answers),
@@ -223,12 +244,12 @@ class Cell:
         answers = sorted(self.answers + self.short, key=lambda answer: answer.sent_ns)
         rates = [metrics.prefill_rate(answer, clock) for answer in answers]
         findings = self._judged()
-        validity.check_drift(rates, self.target.plan.measuring.drift_bound, findings)
+        validity.check_drift(rates, self.server.plan.measuring.drift_bound, findings)
         extra = {
             "prompt_tokens": self.prompt_tokens,
             "ttft_ms": _median(metrics.ttft_ms(a, clock) for a in answers),
         }
-        name = f"pp{self.target.plan.prompt_tokens}@d{self.depth}"
+        name = f"pp{self.server.plan.prompt_tokens}@d{self.depth}"
         return self._measurement(name, "tok/s", rates, findings, extra)
 
     def times(self, name: str, quantile: float, *, suffix: str = "") -> Measurement:
@@ -268,9 +289,10 @@ class Cell:
         higher_is_better: bool = True,
         quantile: float | None = None,
     ) -> Measurement:
-        extra["client_cpu"] = round(self._cpu(), 4)
-        extra["client_worst_lag_ms"] = round(max((b.worst_lag_ns for b in self._batches), default=0)
-                                             / 1e6, 3)  # fmt: skip
+        wall = sum(batch.wall_s for batch in self._batches)
+        cpu = sum(batch.cpu_s for batch in self._batches)
+        extra["client_cpu"] = round(cpu / wall, 4) if wall else 0.0
+        extra["client_worst_lag_ms"] = round(self._worst_lag_ns / 1e6, 3)
         extra["rounds_left_out"] = self.lost
         return Measurement(
             name=name,
@@ -282,32 +304,35 @@ class Cell:
             invalid=findings.invalid,
             unproven=findings.unproven,
             extra={key: value for key, value in extra.items() if value is not None},
-            records=self._records(),
+            records=self._records,
         )
 
     def _judged(self, *, tail: bool = False) -> Findings:
         """What speaks against any number of this cell. A failed request is no reason against a
         tail, in which it is an infinite time."""
         findings = Findings(list(self._findings.invalid), list(self._findings.unproven))
-        findings.invalid += self.target.invalid
-        findings.unproven += self.target.unproven
+        findings.invalid += self.server.invalid
+        findings.unproven += self.server.unproven
         answers = [*self.answers, *self.short]
         looked_at = [answer for answer in answers if answer.ok] if tail else answers
         validity.check_answers(looked_at, self.clock, findings)
         validity.check_client(self._batches, findings)
-        worst = max((batch.worst_lag_ns for batch in self._batches), default=0)
-        validity.check_lag(self.lost, len(self.long), worst, findings)
+        validity.check_lag(self.lost, len(self.long), self._worst_lag_ns, findings)
         return findings
 
-    def _warm_up(self, progress: Progress) -> list[TimedAnswer]:
+    @property
+    def _worst_lag_ns(self) -> int:
+        return max((batch.worst_lag_ns for batch in self._batches), default=0)
+
+    def _warm_up(self) -> list[TimedAnswer]:
         """Requests of the shape that will be measured, until they take as long as each other. The
         last two of those, which are as warm as any, are the first short ones."""
-        measuring = self.target.plan.measuring
+        measuring = self.server.plan.measuring
         times: list[float] = []
         sent: list[TimedBatch] = []
         while len(times) < measuring.warm_up_requests and not is_flat(times, measuring.warm_bound):
-            progress.note(f"warm-up {len(times) + 1}")
-            batch = self._send(self.target.plan.shortest, self.concurrency, keep=False)
+            self.server.show(f"{self.what}: warm-up {len(times) + 1}")
+            batch = self._send(self.server.plan.shortest, self.concurrency, keep=False)
             sent.append(batch)
             if not all(answer.ok for answer in batch.answers):
                 break  # the measurement proper will say what is wrong
@@ -321,8 +346,8 @@ class Cell:
         return [answer for batch in sent for answer in batch.answers]
 
     def _send(self, tokens: int, streams: int, *, keep: bool = True) -> TimedBatch:
-        requests = [self.target.request(self.prompt_tokens, tokens) for _ in range(streams)]
-        batch = self.target.sender.run(requests, concurrency=streams, patience=self.target.patience)
+        requests = [self.server.request(self.prompt_tokens, tokens) for _ in range(streams)]
+        batch = self.server.sender.run(requests, concurrency=streams, patience=self.server.patience)
         if keep:
             self._batches.append(batch)
         return batch
@@ -330,18 +355,15 @@ class Cell:
     def _account(self, before: Counters | None, sent: list[TimedAnswer]) -> None:
         clock = metrics.clock_of(sent) or "chunks"
         ours = sum(found[-1][1] for answer in sent if (found := metrics.arrivals(answer, clock)))
-        after = counters.fetch_settled(self.target.endpoint, before, ours)
+        after = counters.fetch_settled(self.server.endpoint, before, ours)
         delta = after.since(before) if before is not None and after is not None else None
         if delta is None or clock != "chunks":
             validity.check_counters(delta, sent, clock, self._findings)
         if delta is not None:
             self._spoken = counters.speculation(delta)
 
-    def _wants(self, rounds: int) -> tuple[bool, bool]:
-        return len(self.long) < rounds, len(self.short) < self._short_wanted()
-
     def _disturbed(self, batch: TimedBatch) -> bool:
-        measuring = self.target.plan.measuring
+        measuring = self.server.plan.measuring
         return any(
             validity.disturbed(answer, answer.clock() or "chunks", measuring)
             for answer in batch.answers
@@ -350,51 +372,55 @@ class Cell:
     def _short_wanted(self) -> int:
         if self.concurrency > 1:
             return 0
-        planned = self.target.plan.measuring.short_rounds
+        planned = self.server.plan.measuring.short_rounds
         return planned if self.short_rounds is None else self.short_rounds
 
     def _failed(self) -> bool:
         failures = sum(not answer.ok for answer in [*self.answers, *self.short])
         return failures >= _FAILURES
 
-    def _rates(self) -> list[float]:
-        clock = self.clock or "chunks"
+    def _rates(self, clock: Clock, tokens: int | None = None) -> list[float]:
+        """Decode rates by round, over the first so many tokens; of several streams, of all."""
         if self.concurrency > 1:
             return [metrics.total_rate(batch, clock) for batch in self.long]
-        return [metrics.decode_rate(answer, clock) for answer in self.answers]
+        return [metrics.decode_rate(answer, clock, tokens) for answer in self.answers]
 
-    def _cpu(self) -> float:
-        wall = sum(batch.wall_s for batch in self._batches)
-        return sum(batch.cpu_s for batch in self._batches) / wall if wall else 0.0
+    def _show_rounds(self, wanted: int, spent_s: float) -> None:
+        """Say how many rounds are done, with their median and range and the time left."""
+        done, rates = len(self.long) + len(self.short), self._rates(self.clock or "chunks")
+        left = spent_s / done * max(wanted - done, 0) if done else 0.0
+        text = f"{self.what}: {done}/{wanted} rounds"
+        if rates:
+            text += f", {median(rates):.4g} tok/s [{min(rates):.4g}, {max(rates):.4g}]"
+        self.server.show(f"{text}, about {left:.0f} s left")
 
+    @property
     def _records(self) -> Path:
-        name = f"d{self.depth}-c{self.concurrency}.jsonl"
-        return self.target.directory / name
+        return self.server.directory / f"d{self.depth}-c{self.concurrency}.jsonl"
 
     def _write(self) -> None:
-        path = self._records()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", encoding="utf-8") as stream:
+        self._records.parent.mkdir(parents=True, exist_ok=True)
+        with self._records.open("w", encoding="utf-8") as stream:
             for kind, answers in (("long", self.answers), ("short", self.short)):
                 for answer in answers:
-                    record = {"kind": kind, **asdict(answer)}
-                    stream.write(json.dumps(record) + "\n")
+                    stream.write(json.dumps({"kind": kind, **asdict(answer)}) + "\n")
 
 
-def _busy(now: Counters) -> int:
-    return int(now.values.get("running", 0) + now.values.get("waiting", 0))
+def is_flat(times: Sequence[float], bound: float) -> bool:
+    """Whether a shape is warm: its last two times agree within the bound, and are no more than it
+    from the best."""
+    if len(times) < 2:
+        return False
+    before, last = times[-2:]
+    return abs(last - before) <= bound * before and last <= min(times) * (1.0 + bound)
 
 
-def _median(values: Any) -> float | None:
+def _median(values: Iterable[float]) -> float | None:
     found = list(values)
     return float(median(found)) if found else None
 
 
-def _largest(values: Any) -> int | None:
-    return max(values, default=None)
-
-
-def prefill_slope(cells: Sequence[Cell]) -> float | None:
+def prefill_slope(cells: Sequence[MeasuredCell]) -> float | None:
     """Prompt tokens a second by the slope of TTFT over the length of the prompt, which what every
     request costs has no part in. None with fewer than two lengths."""
     points = []
@@ -406,6 +432,3 @@ def prefill_slope(cells: Sequence[Cell]) -> float | None:
     if len(points) < 2 or points[-1][1] <= points[0][1] or points[-1][1] == metrics.NEVER:
         return None
     return (points[-1][0] - points[0][0]) / (points[-1][1] - points[0][1]) * 1e3
-
-
-More = Callable[[int], Measurement]

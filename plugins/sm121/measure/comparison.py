@@ -12,7 +12,7 @@ import io
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ _NOTHING = "-"
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedRow:
     """One measured quantity of one source."""
 
     metric: str
@@ -47,10 +47,10 @@ class Source:
     engine: str
     model: str
     tool: str
-    rows: tuple[Row, ...]
-    notes: tuple[str, ...] = field(default=())
+    rows: tuple[ComparedRow, ...]
+    notes: tuple[str, ...] = ()
 
-    def row(self, metric: str) -> Row | None:
+    def row(self, metric: str) -> ComparedRow | None:
         """The row of a metric."""
         return next((row for row in self.rows if row.metric == metric), None)
 
@@ -69,8 +69,13 @@ def read(path: Path) -> Source:
     )
     try:
         text = file.read_text("utf-8")
-        data = _parse(text)
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+        try:
+            data = json.loads(text)
+        except ValueError:
+            data = [json.loads(line) for line in text.splitlines() if line.strip()]  # JSON lines
+            if not data:
+                raise
+    except (OSError, ValueError) as error:
         raise UsageError(f"{expected} ({error})") from error
     name = path.name if path.is_dir() else path.stem
     if path.is_file() and path.name == "verdict.json":
@@ -78,25 +83,17 @@ def read(path: Path) -> Source:
     try:
         if isinstance(data, list) and data and "avg_ts" in data[0]:
             return _llama_bench(name, data)
-        if isinstance(data, dict) and "metrics" in data and "schema_version" in data:
-            return _verdict(name, data)
-        if isinstance(data, dict) and "machine_info" in data and "benchmarks" in data:
-            return _pytest_benchmark(name, data)
-        if isinstance(data, dict) and "latency_mode" in data and "benchmarks" in data:
-            return _llama_benchy(name, data)
+        keys = set(data) if isinstance(data, dict) else set()
+        for reader, needed in (
+            (_verdict, {"metrics", "schema_version"}),
+            (_pytest_benchmark, {"machine_info", "benchmarks"}),
+            (_llama_benchy, {"latency_mode", "benchmarks"}),
+        ):
+            if needed <= keys:
+                return reader(name, data)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(f"{expected}; it has no sound {error!r}") from error
     raise UsageError(expected)
-
-
-def _parse(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        lines = [json.loads(line) for line in text.splitlines() if line.strip()]  # JSON lines
-        if not lines:
-            raise
-        return lines
 
 
 def _verdict(name: str, data: dict[str, Any]) -> Source:
@@ -104,7 +101,7 @@ def _verdict(name: str, data: dict[str, Any]) -> Source:
     # that is read here.
     engine = data.get("engine") or {}
     rows = tuple(
-        Row(
+        ComparedRow(
             metric=metric,
             unit=str(item.get("unit", "")),
             value=item.get("value"),
@@ -144,7 +141,7 @@ def _pytest_benchmark(name: str, data: dict[str, Any]) -> Source:
             found = statistics.estimate(extra["samples"])
             low, high = found.ci_low, found.ci_high
         rows.append(
-            Row(
+            ComparedRow(
                 metric=extra["metric"],
                 unit=extra["unit"],
                 value=extra["value"],
@@ -161,7 +158,7 @@ def _pytest_benchmark(name: str, data: dict[str, Any]) -> Source:
 
 
 def _llama_benchy(name: str, data: dict[str, Any]) -> Source:
-    rows: list[Row] = []
+    rows: dict[str, ComparedRow] = {}
     for run in data["benchmarks"]:
         if run.get("is_context_prefill_phase"):
             continue  # the prefix itself, not the prompt at that depth
@@ -173,20 +170,20 @@ def _llama_benchy(name: str, data: dict[str, Any]) -> Source:
         ):
             metric = f"{kind}{size}{suffix}@d{depth}"
             # pp is measured again with every response size: the first one stands.
-            if size and run.get(key) and all(row.metric != metric for row in rows):
-                rows.append(_benchy_row(metric, "tok/s", run[key]))
-        if run.get("e2e_ttft") and depth == 0 and all(r.metric != "ttft_p50" for r in rows):
-            rows.append(_benchy_row("ttft_p50", "ms", run["e2e_ttft"]))
+            if size and run.get(key):
+                rows.setdefault(metric, _benchy_row(metric, "tok/s", run[key]))
+        if run.get("e2e_ttft") and depth == 0:
+            rows.setdefault("ttft_p50", _benchy_row("ttft_p50", "ms", run["e2e_ttft"]))
     notes = [f"latency mode {data['latency_mode']}, {data['latency_ms']:.3g} ms taken off pp"]
     if data.get("prefix_caching_enabled"):
         notes.append("prefix caching was on: pp at a depth is warm")
     tool = f"llama-benchy {data.get('version', '')}".strip()
-    return Source(name, "unknown", str(data["model"]), tool, tuple(rows), tuple(notes))
+    return Source(name, "unknown", str(data["model"]), tool, (*rows.values(),), tuple(notes))
 
 
-def _benchy_row(metric: str, unit: str, item: dict[str, Any]) -> Row:
+def _benchy_row(metric: str, unit: str, item: dict[str, Any]) -> ComparedRow:
     values = item.get("values") or []
-    return Row(
+    return ComparedRow(
         metric=metric,
         unit=unit,
         value=float(item["mean"]),
@@ -207,7 +204,7 @@ def _llama_bench(name: str, data: Sequence[dict[str, Any]]) -> Source:
         else:
             metric = f"pp{prompt}@d{depth}" if prompt else f"tg{generated}@d{depth}"
         rows.append(
-            Row(
+            ComparedRow(
                 metric=metric,
                 unit="tok/s",
                 value=float(test["avg_ts"]),
@@ -228,51 +225,44 @@ def label(metric: str) -> str:
     return metric.replace("@d0", "").replace("@d", " @ d")
 
 
-def depths(sources: Iterable[Source]) -> list[int]:
-    """The depths at which rates of one stream were measured."""
-    found = {
-        int(match["depth"] or 0)
+def _rates(sources: Iterable[Source]) -> tuple[list[str], list[int]]:
+    """The rates of one stream that were measured (pp2048, tg32, ...), and at which depths."""
+    found = [
+        match
         for source in sources
         for row in source.rows
         if (match := _RATE.match(row.metric)) and match["streams"] is None
-    }
-    return sorted(found)
-
-
-def kinds(sources: Iterable[Source]) -> list[str]:
-    """The rates of one stream that were measured, without their depth: pp2048, tg32, ..."""
-    found = {
-        (match["kind"], int(match["tokens"]))
-        for source in sources
-        for row in source.rows
-        if (match := _RATE.match(row.metric)) and match["streams"] is None
-    }
-    return [f"{kind}{tokens}" for kind, tokens in sorted(found)]
+    ]
+    kinds = sorted({(match["kind"], int(match["tokens"])) for match in found})
+    depths = sorted({int(match["depth"] or 0) for match in found})
+    return [f"{kind}{tokens}" for kind, tokens in kinds], depths
 
 
 def markdown(sources: Sequence[Source]) -> str:
     """Engine by depth, as the documents have it; then every row; then who measured how."""
-    lines = ["## By depth", ""]
-    columns = [(kind, source) for kind in kinds(sources) for source in sources]
-    header = ["Depth", *(f"{source.name} {kind}" for kind, source in columns)]
-    lines += _table(
-        header,
+    kinds, depths = _rates(sources)
+    header = ["Depth", *(f"{source.name} {kind}" for kind in kinds for source in sources)]
+    by_depth = [
         [
-            [f"d{depth}", *(_value(source.row(f"{kind}@d{depth}")) for kind, source in columns)]
-            for depth in depths(sources)
-        ],
-    )
+            f"d{depth}",
+            *(
+                cell
+                for kind in kinds
+                for cell in _cells([source.row(f"{kind}@d{depth}") for source in sources])
+            ),
+        ]
+        for depth in depths
+    ]
+    lines = ["## By depth", "", *_table(header, by_depth)]
     lines += ["", "Rates in tok/s. **Bold**: the best of its row and kind.", "", "## All rows", ""]
-    metrics = list(dict.fromkeys(row.metric for source in sources for row in source.rows))
-    body = []
-    for metric in metrics:
-        for source in sources:
-            row = source.row(metric)
-            if row is not None:
-                body.append(
-                    [label(metric), source.name, _spread(row), row.unit, str(row.rounds),
-                     row.clock or _NOTHING, row.verdict or _NOTHING]
-                )  # fmt: skip
+    metrics = dict.fromkeys(row.metric for source in sources for row in source.rows)
+    body = [
+        [label(metric), source.name, _spread(row), row.unit, str(row.rounds),
+         row.clock or _NOTHING, row.verdict or _NOTHING]
+        for metric in metrics
+        for source in sources
+        if (row := source.row(metric)) is not None
+    ]  # fmt: skip
     lines += _table(["test", "run", "value", "unit", "rounds", "clock", "verdict"], body)
     lines += ["", "## Runs", ""]
     lines += _table(
@@ -283,7 +273,7 @@ def markdown(sources: Sequence[Source]) -> str:
     if len(clocks) > 1:
         lines += ["", f"Not one clock: {', '.join(sorted(clocks))}. Differences of a few per cent "
                   "between them may be those of the clocks."]  # fmt: skip
-    return _bold("\n".join(lines) + "\n", sources)
+    return "\n".join(lines) + "\n"
 
 
 def csv_text(sources: Sequence[Source]) -> str:
@@ -310,10 +300,7 @@ def distinct(sources: Sequence[Source]) -> list[Source]:
     found = []
     for source in sources:
         seen[source.name] = number = seen.get(source.name, 0) + 1
-        name = source.name if number == 1 else f"{source.name} ({number})"
-        found.append(
-            Source(name, source.engine, source.model, source.tool, source.rows, source.notes)
-        )
+        found.append(source if number == 1 else replace(source, name=f"{source.name} ({number})"))
     return found
 
 
@@ -324,18 +311,31 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [line(header), "|" + "---|" * len(header), *(line(row) for row in rows)]
 
 
-def _value(row: Row | None) -> str:
-    if row is None or row.value is None:
-        return _NOTHING
-    mark = "" if row.verdict in (None, "PASS", "FAIL") else f" ({row.verdict})"
-    return f"{_number(row.value)}{mark}"
+def _cells(rows: Sequence[ComparedRow | None]) -> list[str]:
+    """One rate of each source. The best is bold; what does not count cannot be the best."""
+    counted = [
+        (row.value, place)
+        for place, row in enumerate(rows)
+        if row is not None and row.value is not None and row.verdict in (None, "PASS", "FAIL")
+    ]
+    cells = []
+    for row in rows:
+        if row is None or row.value is None:
+            cells.append(_NOTHING)
+        else:
+            mark = "" if row.verdict in (None, "PASS", "FAIL") else f" ({row.verdict})"
+            cells.append(f"{_number(row.value)}{mark}")
+    if len(counted) > 1:
+        _, best = max(counted)
+        cells[best] = f"**{cells[best]}**"
+    return cells
 
 
 def _number(value: float) -> str:
     return f"{value:.0f}" if value >= 1000 else f"{value:.2f}"
 
 
-def _spread(row: Row) -> str:
+def _spread(row: ComparedRow) -> str:
     if row.value is None:
         return _NOTHING
     if row.low is not None and row.high is not None:
@@ -343,27 +343,3 @@ def _spread(row: Row) -> str:
     if row.deviation is not None:
         return f"{_number(row.value)} ± {_number(row.deviation)}"
     return _number(row.value)
-
-
-def _bold(text: str, sources: Sequence[Source]) -> str:
-    """Mark the best value of each depth and kind; what does not count cannot be the best."""
-    lines = text.split("\n")
-    all_kinds = kinds(sources)
-    for number, line in enumerate(lines):
-        match = re.match(r"\| d(\d+) \|", line)
-        if match is None:
-            continue
-        cells = line.strip("| ").split(" | ")
-        for index, kind in enumerate(all_kinds):
-            found = [
-                (row.value, 1 + index * len(sources) + place)
-                for place, source in enumerate(sources)
-                if (row := source.row(f"{kind}@d{match[1]}")) is not None
-                and row.value is not None
-                and row.verdict in (None, "PASS", "FAIL")
-            ]
-            if len(found) > 1:
-                _, column = max(found)
-                cells[column] = f"**{cells[column]}**"
-        lines[number] = "| " + " | ".join(cells) + " |"
-    return "\n".join(lines)

@@ -74,8 +74,16 @@ def decide(samples: Sequence[float], gate: Gate, *, maximum_rounds: int) -> Deci
     """
     estimate = statistics.estimate(samples)
     threshold, higher_is_better = _threshold(gate)
+    seen = f"required: {_requirement(gate)}; seen: {_describe(estimate, gate)}"
+
+    def decided(above: bool, how: str) -> Decision:
+        if above != higher_is_better:
+            return Decision(Verdict.FAIL, None, estimate, seen + how)
+        return Decision(Verdict.PASS, _grade(estimate, gate), estimate, seen + how)
+
     if maximum_rounds == 1:
-        return _single(estimate, gate, threshold, higher_is_better)
+        at_threshold = estimate.value == threshold
+        return decided(estimate.value > threshold or (at_threshold and higher_is_better), "")
     planned = looks(maximum_rounds)
     share = ERROR / len(planned)
     for at in planned:
@@ -83,14 +91,9 @@ def decide(samples: Sequence[float], gate: Gate, *, maximum_rounds: int) -> Deci
             return None
         side = _side(np.asarray(samples[:at], dtype=np.float64), threshold, share)
         if side is not None:
-            return _decided(estimate, gate, above=side, looked_at=at)
-    return Decision(
-        Verdict.INCONCLUSIVE,
-        None,
-        estimate,
-        f"required: {_requirement(gate)}; seen: {_describe(estimate, gate)}: the bound of "
-        f"{maximum_rounds} rounds is reached and the noise allows no decision",
-    )
+            return decided(side, f"; decided at {at} rounds")
+    why = f": the bound of {maximum_rounds} rounds is reached and the noise allows no decision"
+    return Decision(Verdict.INCONCLUSIVE, None, estimate, seen + why)
 
 
 def _side(values: Floats, threshold: float, share: float) -> bool | None:
@@ -120,29 +123,6 @@ def _t_risk(values: Floats, threshold: float, sign: float) -> float:
         return 0.0 if distance > 0.0 else 1.0
     statistic = distance / spread * np.sqrt(len(values))
     return float(special.stdtr(len(values) - 1, -statistic))
-
-
-def _decided(estimate: Estimate, gate: Gate, *, above: bool, looked_at: int) -> Decision:
-    _, higher_is_better = _threshold(gate)
-    verdict = Verdict.PASS if above == higher_is_better else Verdict.FAIL
-    return Decision(
-        verdict,
-        _grade(estimate, gate) if verdict is Verdict.PASS else None,
-        estimate,
-        f"required: {_requirement(gate)}; seen: {_describe(estimate, gate)}; "
-        f"decided at {looked_at} rounds",
-    )
-
-
-def _single(estimate: Estimate, gate: Gate, threshold: float, higher: bool) -> Decision:
-    value = estimate.value
-    holds = value >= threshold if higher else value <= threshold
-    return Decision(
-        Verdict.PASS if holds else Verdict.FAIL,
-        _grade(estimate, gate) if holds else None,
-        estimate,
-        f"required: {_requirement(gate)}; seen: {_describe(estimate, gate)}",
-    )
 
 
 def _grade(estimate: Estimate, gate: Gate) -> Grade | None:
@@ -198,31 +178,33 @@ def decide_tail(
     risk_of_pass = float(stats.binom.cdf(over, count, 1.0 - fraction))
     risk_of_fail = float(stats.binom.sf(over - 1, count, 1.0 - fraction)) if over else 1.0
     interval = statistics.estimate_quantile(samples, fraction)
-    shown = interval.value
     # Not that of the interval: how surely the quantile is within the bound.
     estimate = replace(interval, confidence=1.0 - risk_of_pass)
     needed = requests_needed(fraction)
     what = (
-        f"required: {_requirement(gate)}; seen: {shown:.4g} {gate.unit}, {over} of {count} "
-        f"requests over the bound"
+        f"required: {_requirement(gate)}; seen: {interval.value:.4g} {gate.unit}, {over} of "
+        f"{count} requests over the bound"
     )
+
+    def decided(verdict: Verdict, how: str) -> Decision:
+        grade: Grade | None = "minimum" if verdict is Verdict.PASS else None
+        return Decision(verdict, grade, estimate, what + how)
+
     if risk_of_fail < ERROR:
-        return Decision(Verdict.FAIL, None, estimate, what)
+        return decided(Verdict.FAIL, "")
     if over == 0 and count >= needed:
-        return Decision(Verdict.PASS, "minimum", estimate, f"{what}; shown with 95 % confidence")
+        return decided(Verdict.PASS, "; shown with 95 % confidence")
     if maximum_requests is not None:
         if count < maximum_requests:
             return None
         if risk_of_pass <= _LAST_TAIL_RISK:
-            return Decision(Verdict.PASS, "minimum", estimate, f"{what}; shown with 99 %")
-        return Decision(Verdict.INCONCLUSIVE, None, estimate, f"{what}: that decides nothing")
-    hint = (
-        f"{count} requests show it with {estimate.confidence:.0%} confidence; 95 % takes "
-        f"{needed} with none over (--tails gathers them)"
+            return decided(Verdict.PASS, "; shown with 99 %")
+        return decided(Verdict.INCONCLUSIVE, ": that decides nothing")
+    return decided(
+        Verdict.PASS if interval.value <= gate.at_most else Verdict.INCONCLUSIVE,
+        f"; {count} requests show it with {estimate.confidence:.0%} confidence; 95 % takes "
+        f"{needed} with none over (--tails gathers them)",
     )
-    held = shown <= gate.at_most
-    verdict = Verdict.PASS if held else Verdict.INCONCLUSIVE
-    return Decision(verdict, "minimum" if held else None, estimate, f"{what}; {hint}")
 
 
 def _threshold(gate: Gate) -> tuple[float, bool]:

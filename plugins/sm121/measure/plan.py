@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sm121.core.profile import Measuring
+from sm121.core.profile import Measuring, Profile
 
 
 @dataclass(frozen=True)
@@ -18,19 +18,15 @@ class Plan:
 
     @classmethod
     def of(
-        cls,
-        prompt_tokens: int,
-        generated_tokens: tuple[int, ...],
-        depths: tuple[int, ...],
-        measuring: Measuring,
-        *,
-        rounds: int | None = None,
+        cls, profile: Profile, *, depths: tuple[int, ...] | None = None, rounds: int | None = None
     ) -> Plan:
-        """The profile's plan with the user's rounds, which also raise the bound."""
+        """The profile's plan with the user's depths and rounds, which also raise the bound."""
+        own = profile.performance
+        measuring = own.measuring
         if rounds is not None:
             bound = max(rounds, measuring.maximum_rounds)
             measuring = measuring.model_copy(update={"rounds": rounds, "maximum_rounds": bound})
-        return cls(prompt_tokens, generated_tokens, depths, measuring)
+        return cls(own.prompt_tokens, own.generated_tokens, depths or own.depths, measuring)
 
     @property
     def longest(self) -> int:

@@ -29,6 +29,11 @@ class Formats:
     kv: float
 
 
+#: The smallest formats that some engine serves a model in: all weights in MXFP4, the cache in FP8.
+#: A checkpoint that is not quantised may be quantised while it is loaded.
+SMALLEST = Formats(experts=MXFP4_BITS, dense=MXFP4_BITS, kv=8.0)
+
+
 @dataclass(frozen=True)
 class Traffic:
     """Bytes read for one token, by part."""
@@ -53,10 +58,15 @@ class Traffic:
 class Ceiling:
     """What bounds the rate, and the arithmetic of it."""
 
-    tok_s: float
     traffic: Traffic
+    #: What the memory was measured to give, and how much more than it allows is tolerated.
     gb_s: float
     tolerance: float
+
+    @property
+    def tok_s(self) -> float:
+        """Tokens a second of one stream, without the tolerance."""
+        return self.gb_s * 1e9 / self.traffic.total
 
     def share(self, rate: float) -> float:
         """How much of the bound was reached."""
@@ -84,13 +94,6 @@ def formats(config: Mapping[str, Any], dtype: str | None = None) -> Formats:
     dense = _BITS.get(named, 16.0)
     method = (config.get("quantization_config") or {}).get("quant_method")
     return Formats(experts=MXFP4_BITS if method == "mxfp4" else dense, dense=dense, kv=dense)
-
-
-def smallest(config: Mapping[str, Any]) -> Formats:
-    """The smallest formats that some engine serves this model in: all weights in MXFP4, the cache
-    in FP8. A checkpoint that is not quantised may be quantised while it is loaded."""
-    del config
-    return Formats(experts=MXFP4_BITS, dense=MXFP4_BITS, kv=8.0)
 
 
 def traffic(config: Mapping[str, Any], *, depth: int, formats: Formats) -> Traffic:
@@ -123,19 +126,6 @@ def traffic(config: Mapping[str, Any], *, depth: int, formats: Formats) -> Traff
         lm_head=vocabulary * hidden * formats.dense / 8,
         kv=seen * 2 * keys * formats.kv / 8,
     )
-
-
-def ceiling(
-    config: Mapping[str, Any],
-    gb_s: float,
-    *,
-    depth: int,
-    formats: Formats,
-    tolerance: float,
-) -> Ceiling:
-    """The bound on the rate of one stream at a depth."""
-    cost = traffic(config, depth=depth, formats=formats)
-    return Ceiling(gb_s * 1e9 / cost.total, cost, gb_s, tolerance)
 
 
 def read_config(model: str) -> dict[str, Any] | None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm121.core.errors import UsageError
+from sm121.engines import registry
+from sm121.engines.protocol import Program
 from sm121.measure import comparison
 
 _LEVEL = "test_performance.py"
@@ -35,9 +37,6 @@ def parse(text: str) -> Contestant:
     Raises:
         UsageError: there is no such engine or no such file.
     """
-    from sm121.engines import registry
-    from sm121.engines.protocol import Program
-
     name, _, path = text.partition("=")
     engine = registry.engine(name)
     if path and not Path(path).is_file():
@@ -52,9 +51,6 @@ def check(contestant: Contestant) -> None:
     Raises:
         UsageError: it is not there, or has no such engine.
     """
-    from sm121.engines import registry
-    from sm121.engines.protocol import Program
-
     engine = registry.engine(contestant.name)
     path = contestant.path
     if path is None and isinstance(engine, Program):

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 Floats = NDArray[np.float64]
+_RESAMPLES = 4000
 
 
 @dataclass(frozen=True)
@@ -95,15 +96,10 @@ def estimate_quantile(
 
 
 def ratio_interval(
-    numerator: Sequence[float],
-    denominator: Sequence[float],
-    confidence: float = 0.95,
-    *,
-    seed: int = 0,
-    resamples: int = 4000,
+    numerator: Sequence[float], denominator: Sequence[float]
 ) -> tuple[float, float, float]:
-    """Ratio of two medians and its interval, by the percentile bootstrap. (BCa, the usual better
-    choice, is degenerate for medians: the jackknife of a median takes two values.)
+    """Ratio of two medians and its 95 % interval, by the percentile bootstrap. (BCa, the usual
+    better choice, is degenerate for medians: the jackknife of a median takes two values.)
 
     Raises:
         ValueError: fewer than two samples on a side.
@@ -111,13 +107,17 @@ def ratio_interval(
     above, below = _sorted(numerator), _sorted(denominator)
     if min(len(above), len(below)) < 2:
         raise ValueError("an interval of a ratio needs two samples on each side")
-    generator = np.random.default_rng(seed)
-    ratios = np.median(generator.choice(above, (resamples, len(above))), axis=1) / np.median(
-        generator.choice(below, (resamples, len(below))), axis=1
+    generator = np.random.default_rng(0)
+    ratios = np.median(generator.choice(above, (_RESAMPLES, len(above))), axis=1) / np.median(
+        generator.choice(below, (_RESAMPLES, len(below))), axis=1
     )
-    tail = (1.0 - confidence) / 2.0
-    low, high = np.quantile(ratios, [tail, 1.0 - tail])
+    low, high = np.quantile(ratios, [0.025, 0.975])
     return _median(above) / _median(below), float(low), float(high)
+
+
+def finite(value: float | None) -> float | None:
+    """The value, None where it is infinite or no number: JSON has neither."""
+    return value if value is not None and np.isfinite(value) else None
 
 
 def _median(values: Floats) -> float:

@@ -1,7 +1,8 @@
-"""Memory bandwidth: a plain streaming read, on the CPU (numpy) or a GPU (torch, where it is).
+"""How fast memory is read and matrices are multiplied, on the CPU (numpy) or a GPU (torch).
 
 Decoding reads every active weight once per token, so what bounds it is how fast memory can be read,
-not copied. The read is a reduction: nothing but its result is written.
+not copied. The read is a reduction: nothing but its result is written. The rate of matrices bounds
+prefill.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,15 +22,17 @@ from sm121.measure.statistics import Floats
 
 #: One timing takes at least so long: small buffers are read several times for it.
 _SHORTEST_S = 0.02
+_REPETITIONS = 7
 #: Columns of the matrix that a GPU reads: the rows of a layer of gpt-oss are about as long.
 _COLUMNS = 8192
+#: Rows and columns of the matrices that are multiplied.
+_GPU_MATRIX, _CPU_MATRIX = 8192, 1024
 
 
 @dataclass(frozen=True)
 class Bandwidth:
     """How fast a buffer was read."""
 
-    size_bytes: int
     #: Bytes per second / 1e9 of each repetition.
     samples: tuple[float, ...]
     method: str
@@ -43,41 +47,57 @@ class Bandwidth:
         """The fastest repetition: what the memory can do, whatever else went on."""
         return max(self.samples)
 
-    @property
-    def spread(self) -> float:
-        """(largest - smallest) / median: how repeatable it is."""
-        return (max(self.samples) - min(self.samples)) / self.gb_s
 
-
-def read_bandwidth(
-    size_bytes: int, *, device: str = "cpu", repetitions: int = 7, threads: int | None = None
-) -> Bandwidth:
+def read_bandwidth(size_bytes: int, *, device: str = "cpu") -> Bandwidth:
     """Read a buffer of ``size_bytes`` again and again.
 
     Choose a size of several caches for the memory's own bandwidth, or the size of what an engine
     reads per token for the bandwidth that this engine can have.
 
     Args:
-        device: ``cpu``, or a torch device such as ``cuda:0``.
-        threads: of the CPU; default: as many as there are cores.
+        device: ``cpu``, with a thread for each core, or a torch device such as ``cuda:0``.
 
     Raises:
         Sm121Error: no torch or no such device, or too little memory.
     """
-    if size_bytes < 1 << 16 or repetitions < 1:
-        raise ValueError("expected a buffer of 64 KiB or more, and one repetition or more")
+    if size_bytes < 1 << 16:
+        raise ValueError("expected a buffer of 64 KiB or more")
     try:
         if device == "cpu":
-            return _read_cpu(size_bytes, repetitions, threads or os.cpu_count() or 1)
-        return _read_gpu(size_bytes, device, repetitions)
+            return _read_cpu(size_bytes, os.cpu_count() or 1)
+        return _read_gpu(size_bytes, device)
     except MemoryError as error:
         raise Sm121Error(f"memory bandwidth: no {size_bytes >> 20} MiB for the buffer") from error
 
 
+def matrix_rate(device: str) -> tuple[list[float], str]:
+    """Multiply square matrices: float32 by numpy's BLAS on the CPU, bfloat16 by torch on a GPU.
+
+    Returns:
+        Floating point operations per second / 1e12 of each repetition, and the method.
+
+    Raises:
+        Sm121Error: no torch or no such device.
+    """
+    if device == "cpu":
+        size, method = _CPU_MATRIX, f"numpy float32 {_CPU_MATRIX}^3"
+        generator = np.random.default_rng(0)
+        left = generator.random((size, size), dtype=np.float32)
+        right = generator.random((size, size), dtype=np.float32)
+        timed = [_seconds(lambda: np.matmul(left, right), 1) for _ in range(_REPETITIONS + 1)]
+        seconds = timed[1:]  # the first one warms
+    else:
+        size, method = _GPU_MATRIX, f"torch bf16 {_GPU_MATRIX}^3"
+        torch = gpu_torch(device)
+        left, right = (
+            torch.randn((size, size), dtype=torch.bfloat16, device=device) for _ in range(2)
+        )
+        seconds = gpu_seconds(torch, lambda: torch.matmul(left, right), _REPETITIONS)
+    return [2.0 * size**3 / each / 1e12 for each in seconds], method
+
+
 def last_level_cache_bytes() -> int:
     """Size of this CPU's largest cache as the kernel tells it; 32 MiB where it does not."""
-    from pathlib import Path
-
     sizes = []
     for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = file.read_text("ascii").strip()
@@ -87,7 +107,7 @@ def last_level_cache_bytes() -> int:
     return max(sizes, default=32 << 20)
 
 
-def _read_cpu(size_bytes: int, repetitions: int, threads: int) -> Bandwidth:
+def _read_cpu(size_bytes: int, threads: int) -> Bandwidth:
     buffer: Floats = np.ones(size_bytes // 8, dtype=np.float64)  # touched: each page is there
     parts = np.array_split(buffer, threads)
 
@@ -104,10 +124,10 @@ def _read_cpu(size_bytes: int, repetitions: int, threads: int) -> Bandwidth:
         best = min((shared, alone), key=lambda read: _seconds(read, 1)) if threads > 1 else alone
         passes = max(1, int(np.ceil(_SHORTEST_S / max(_seconds(best, 1), 1e-7))))
         samples = tuple(
-            size_bytes * passes / _seconds(best, passes) / 1e9 for _ in range(repetitions)
+            size_bytes * passes / _seconds(best, passes) / 1e9 for _ in range(_REPETITIONS)
         )
     used = threads if best is shared else 1
-    return Bandwidth(size_bytes, samples, f"numpy sum of float64, {used} threads")
+    return Bandwidth(samples, f"numpy sum of float64, {used} threads")
 
 
 def _seconds(read: Callable[[], None], passes: int) -> float:
@@ -117,7 +137,7 @@ def _seconds(read: Callable[[], None], passes: int) -> float:
     return time.perf_counter() - start
 
 
-def _read_gpu(size_bytes: int, device: str, repetitions: int) -> Bandwidth:
+def _read_gpu(size_bytes: int, device: str) -> Bandwidth:
     torch = gpu_torch(device)
     rows = max(size_bytes // (2 * _COLUMNS), 1)
     try:
@@ -132,10 +152,10 @@ def _read_gpu(size_bytes: int, device: str, repetitions: int) -> Bandwidth:
         ("torch bf16 matrix-vector product", lambda: torch.mv(matrix, vector)),
         ("torch bf16 maximum", lambda: torch.amax(matrix)),
     ):
-        found = tuple(read / second / 1e9 for second in gpu_seconds(torch, kernel, repetitions))
+        found = tuple(read / second / 1e9 for second in gpu_seconds(torch, kernel, _REPETITIONS))
         if not samples or np.median(found) > np.median(samples):
             samples, method = found, name
-    return Bandwidth(read, samples, method)
+    return Bandwidth(samples, method)
 
 
 def gpu_torch(device: str) -> Any:

@@ -1,92 +1,56 @@
-"""What the tests of answers are given, and which of them wait to be asked for by an option."""
+"""What the tests of answers are given."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
 
 import pytest
 
-from sm121.answers import accuracy, agreement, golden, log_probabilities, prompts
+from sm121.answers import accuracy, golden, log_probabilities, prompts
 from sm121.answers.agreement import Bound
+from sm121.answers.equivalence import Continuations
 from sm121.answers.golden import GoldenFile, Identity
-from sm121.answers.log_probabilities import Reference
-from sm121.answers.prompts import Prompt, PromptSet
-from sm121.client.completions import Asker, Completion, Request
+from sm121.answers.log_probabilities import OracleReference, bound_for
+from sm121.client.completions import Asker
 from sm121.core.errors import UsageError
-from sm121.core.profile import AgreementBound, GoldenBound, Profile
+from sm121.core.profile import GoldenBound, Profile
 from sm121.core.server import Server
-from sm121.core.verdict import NotRun
 from sm121.evidence import metrics
-from sm121.plugin.options import SETTINGS
-from sm121.plugin.run import RUN, Run
+from sm121.session.session import Session
 
-_Bound = TypeVar("_Bound", bound=AgreementBound)
-_WAITING = pytest.StashKey[int]()
 _GOLDEN = pytest.StashKey[GoldenFile]()
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "asked_for(option): runs only when that option is given; else it is no test"
-    )
+def refuse_wrong_files(config: pytest.Config, session: Session) -> None:
+    """Read the files that options name, before anything is started.
+
+    Raises:
+        UsageError: one is not what was expected, or is about another model.
+    """
+    settings = session.settings
+    if settings.accuracy is not None:
+        accuracy.load(settings.accuracy)
+    if settings.accuracy_baseline is not None:
+        if settings.accuracy is None:
+            raise UsageError("--accuracy-baseline: expected --accuracy beside it")
+        accuracy.load_outputs(settings.accuracy_baseline)
+    if settings.golden is not None:
+        config.stash[_GOLDEN] = loaded = golden.load(settings.golden)
+        served = _identity(session)
+        origin = f"--golden {settings.golden}"
+        golden.refuse_other(loaded, origin, served, prompts.continuations())
+        if (unproven := golden.unproven(loaded, served)) is not None:
+            session.remark(unproven)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A golden file or a file of questions is a choice: without one there is nothing to judge."""
-    waiting = [item for item in items if _option(item) and not config.getoption(_option(item))]
-    if waiting:
-        items[:] = [item for item in items if item not in waiting]
-        config.stash[_WAITING] = len(waiting)
-
-
-def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
-    count = config.stash.get(_WAITING, 0)
-    options = "--golden, --record-golden, --accuracy, --soak"
-    return [f"{count} tests wait for an option of theirs ({options})"] if count else []
-
-
-@pytest.hookimpl(trylast=True)  # after the run was opened, before anything was started
-def pytest_collection_finish(session: pytest.Session) -> None:
-    config = session.config
-    run = config.stash.get(RUN, None)
-    if run is None:
-        return
-    settings = config.stash[SETTINGS]
-    try:
-        if settings.accuracy is not None:
-            accuracy.load(settings.accuracy)
-        if settings.accuracy_baseline is not None:
-            if settings.accuracy is None:
-                raise UsageError("--accuracy-baseline: expected --accuracy beside it")
-            accuracy.load_outputs(settings.accuracy_baseline)
-        if settings.golden is not None:
-            config.stash[_GOLDEN] = loaded = golden.load(settings.golden)
-            origin = f"--golden {settings.golden}"
-            served = _identity(run)
-            golden.refuse_other(loaded, origin, served, prompts.continuations())
-            if (unproven := golden.unproven(loaded, served)) is not None:
-                run.remark(unproven)
-    except UsageError as error:
-        raise pytest.UsageError(str(error)) from error
-
-
-def _option(item: pytest.Item) -> str:
-    mark = item.get_closest_marker("asked_for")
-    return str(mark.args[0]) if mark is not None else ""
-
-
-def _identity(run: Run) -> Identity:
+def _identity(session: Session) -> Identity:
     """What is served: of a managed server by its files, of an attached one by its name."""
-    if run.attached is not None:
-        return golden.identity(run.attached.endpoint.served_name, run.settings.reference)
-    if run.target.profile is None or not run.configurations:
+    if session.attached is not None:
+        return golden.identity(session.attached.endpoint.served_name, session.settings.reference)
+    if session.target.profile is None or not session.configurations:
         return Identity(served_name="")
-    own = run.managed_configuration(run.profile.under_test)
+    own = session.managed_configuration(session.profile.under_test)
     return golden.identity(own.served_name, Path(own.model))
 
 
@@ -97,70 +61,9 @@ def asker(server: Server) -> Asker:
 
 
 @pytest.fixture
-def reference(conformance: Run, server: Server, profile: Profile) -> Reference:
+def reference(conformance: Session, server: Server, profile: Profile) -> OracleReference:
     """What the oracle computes from, and the tolerance for the server's dtype."""
     return log_probabilities.reference_for(server, profile, conformance.settings.reference)
-
-
-@dataclass
-class Continuations:
-    """The prompt set with the answers that the server under test gives to each prompt alone.
-
-    Asked once, when first needed, in a cold part of the prefix cache.
-    """
-
-    prompts: PromptSet
-    bound: Bound
-    _asker: Asker
-    _salts: Iterator[int] = field(default_factory=itertools.count)
-    _alone: dict[str, Completion] = field(default_factory=dict)
-
-    def cold(self) -> str:
-        """A part of the prefix cache that nobody has used."""
-        return f"sm121-{id(self)}-{next(self._salts)}"
-
-    def alone(self, prompt: Prompt) -> Completion:
-        """The prompt's answer, asked alone and cold."""
-        if prompt.name not in self._alone:
-            alone = Request(prompt.text, prompt.tokens, salt=self.cold())
-            self._alone[prompt.name] = self._asker.ask(alone)
-        return self._alone[prompt.name]
-
-    def wrong(self, prompt: Prompt, answer: Completion, how: str) -> str | None:
-        """Why an answer to a prompt, asked in another way, is not the one that it has alone.
-
-        Tokens are the same where the engine promises that; else they are judged within the noise,
-        and the other way's tokens after a fork by the server asked alone.
-        """
-        alone = self.alone(prompt)
-        if answer.ids is not None and answer.ids == alone.ids and answer.text != alone.text:
-            return (
-                f"{prompt.name!r} {how}: the same tokens, required the text {alone.text!r}, "
-                f"seen {answer.text!r}"
-            )
-        if self.bound.fork == 0:
-            different = agreement.same_tokens(alone, answer)
-            if different is not None:
-                return f"{prompt.name!r} {how}: {different}"
-        if answer.positions is None or alone.positions is None:
-            if agreement.same_tokens(alone, answer) is None:
-                return None
-            self._asker.need(None, "log-probabilities, to tell two right choices from a wrong one,")
-        assert answer.positions is not None and alone.positions is not None
-        found = agreement.judge(answer.positions, alone.positions, self.bound, self._again(prompt))
-        if found.disagreement is not None:
-            return f"{prompt.name!r} {how}, against the same alone: {found.disagreement}"
-        return None
-
-    def _again(self, prompt: Prompt) -> agreement.Resume:
-        def resume(taken: tuple[int, ...]) -> agreement.Positions | None:
-            ids = self.alone(prompt).prompt_ids
-            if ids is None:
-                return None
-            rest = Request((*ids, *taken), prompt.tokens - len(taken), salt=self.cold())
-            return self._asker.ask(rest).positions
-
-        return resume
 
 
 _CONTINUATIONS = pytest.StashKey[dict[str, Continuations]]()
@@ -174,7 +77,7 @@ def continuations(
     kept = pytestconfig.stash.setdefault(_CONTINUATIONS, {})
     key = f"{server.endpoint.base_url} {server.startup_s}"
     if key not in kept:
-        own = bound(profile.correctness.agreement, server, profile, "agreement")
+        own = bound_for(profile.correctness.agreement, server, profile, "agreement")
         limits = Bound(own.max_abs, own.mean_abs, own.fork)
         kept[key] = Continuations(prompts.continuations(), limits, asker)
     return kept[key]
@@ -184,13 +87,14 @@ def continuations(
 def attempts(server: Server, profile: Profile) -> int:
     """How often a request may be repeated until it repeats itself: where the engine promises equal
     tokens once, else often enough for two tokens that are equally likely within the noise."""
-    return 1 if bound(profile.correctness.agreement, server, profile, "agreement").fork == 0 else 3
+    own = bound_for(profile.correctness.agreement, server, profile, "agreement")
+    return 1 if own.fork == 0 else 3
 
 
 @pytest.fixture
 def golden_bound(server: Server, profile: Profile) -> GoldenBound:
     """What the profile accepts against a golden file."""
-    return bound(profile.correctness.golden, server, profile, "golden")
+    return bound_for(profile.correctness.golden, server, profile, "golden")
 
 
 @pytest.fixture
@@ -201,7 +105,7 @@ def golden_file(pytestconfig: pytest.Config) -> GoldenFile:
 
 @pytest.fixture
 def recorder(
-    conformance: Run, asker: Asker, server: Server, profile: Profile
+    conformance: Session, asker: Asker, server: Server, profile: Profile
 ) -> Callable[[], GoldenFile]:
     """Records the answers of the server under test."""
     return lambda: golden.record(
@@ -216,27 +120,8 @@ def recorder(
     )
 
 
-def bound(table: Mapping[Any, _Bound], server: Server, profile: Profile, name: str) -> _Bound:
-    """The profile's bound for the dtype of the server.
-
-    Raises:
-        NotRun: it has none.
-    """
-    dtype = log_probabilities.dtype_of(server, profile)
-    found = {str(key): value for key, value in table.items()}.get(dtype)
-    if found is None:
-        known = ", ".join(table) or "none"
-        raise NotRun(
-            f"profile {profile.name} has no correctness.{name} for dtype {dtype} (it has: {known})"
-        )
-    return found
-
-
 @pytest.fixture
 def prefix_cache_hits(server: Server) -> Callable[[], float | None]:
     """Tokens that the server took from its prefix cache so far, None where it does not count."""
-
-    def read() -> float | None:
-        return metrics.total(metrics.fetch(server.endpoint) or "", "vllm:prefix_cache_hits_total")
-
-    return read
+    name = "vllm:prefix_cache_hits_total"
+    return lambda: metrics.total(metrics.fetch(server.endpoint) or "", name)

@@ -3,49 +3,48 @@ engine can do, and the cases."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import functools
+from typing import TYPE_CHECKING
 
 import pytest
 
 from sm121.api import cases
-from sm121.api.cases import Case
+from sm121.api.cases import Judge
 from sm121.api.client import Api
+from sm121.api.sdk import Sdk
 from sm121.core.server import Server
 from sm121.engines import capabilities as engine_capabilities
 from sm121.engines.capabilities import Capabilities
 from sm121.engines.detection import detect
-from sm121.plugin.run import Run
+from sm121.session.session import Session
+
+if TYPE_CHECKING:
+    import openai
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "api_cases: run with each case of fixtures/api/cases.toml as `case`"
-    )
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+def parametrize(metafunc: pytest.Metafunc) -> None:
+    """Run a test with the marker ``api_cases`` with each case, as ``case``."""
     if metafunc.definition.get_closest_marker("api_cases") is not None:
         metafunc.parametrize("case", cases.shipped().case, ids=str)
 
 
-@dataclass
-class _Known:
-    """What was found out about the servers of this run, by address."""
-
-    capabilities: dict[str, Capabilities] = field(default_factory=dict)
-    healthy: dict[str, str] = field(default_factory=dict)
+@pytest.fixture(scope="session")
+def _capabilities_by_address() -> dict[str, Capabilities]:
+    return {}
 
 
 @pytest.fixture(scope="session")
-def _known() -> _Known:
-    return _Known()
+def _well_by_address() -> dict[str, str]:
+    return {}
 
 
 @pytest.fixture
-def capabilities(conformance: Run, server: Server, _known: _Known) -> Capabilities:
+def capabilities(
+    conformance: Session, server: Server, _capabilities_by_address: dict[str, Capabilities]
+) -> Capabilities:
     """What the server under test can do. Ask with ``require``: what it cannot is NOT_RUN."""
-    address = server.endpoint.base_url
-    if address not in _known.capabilities:
+    found = _capabilities_by_address.get(server.endpoint.base_url)
+    if found is None:
         if server.managed:
             version = server.version or conformance.file.engine.version
             found = engine_capabilities.of(server.engine, version)
@@ -53,8 +52,8 @@ def capabilities(conformance: Run, server: Server, _known: _Known) -> Capabiliti
             found = detect(server, conformance.settings.attached_engine)
             conformance.file.engine.name = found.engine
             conformance.file.engine.version = found.version
-        _known.capabilities[address] = found
-    return _known.capabilities[address]
+        _capabilities_by_address[server.endpoint.base_url] = found
+    return found
 
 
 @pytest.fixture
@@ -63,40 +62,13 @@ def api(server: Server, capabilities: Capabilities) -> Api:
     return Api(server.endpoint, capabilities)
 
 
-@dataclass(frozen=True)
-class Judge:
-    """Holds the server against a case. Notes are kept in the report."""
-
-    _run: Run
-    _api: Api
-    _known: _Known
-
-    def __call__(self, case: Case) -> str | None:
-        """What is wrong; None when nothing is, or only what a note says."""
-        address = self._api.endpoint.base_url
-        if address not in self._known.healthy:
-            self._known.healthy[address] = cases.healthy(self._api)
-        judged = cases.judge(self._api, case, self._known.healthy[address])
-        if judged.problem is not None and judged.problem.fails:
-            return judged.problem.text
-        if judged.problem is not None:
-            self._run.remark(f"{case.id}: {judged.problem.text}", at_once=False)
-        elif case.tier == "unspecified":
-            text = f"{case.id}: unspecified ({case.why}); seen: {judged.seen[:100]}"
-            self._run.remark(text, at_once=False)
-        return None
-
-    def known(self, case: str, kind: str, text: str) -> bool:
-        """Whether a failure is a known deviation of this engine's version; it is noted then."""
-        deviation = self._api.capabilities.deviation(case, kind)
-        if deviation is not None:
-            title = self._api.capabilities.file.title
-            said = f"{case}: known of {title} {deviation.versions}: {text}"
-            self._run.remark(said, at_once=False)
-        return deviation is not None
+@pytest.fixture
+def sdk(client: openai.OpenAI, model: str) -> Sdk:
+    """The server under test, asked through the ``openai`` package."""
+    return Sdk(client, model)
 
 
 @pytest.fixture
-def judge(conformance: Run, api: Api, _known: _Known) -> Judge:
+def judge(conformance: Session, api: Api, _well_by_address: dict[str, str]) -> Judge:
     """Holds the server against a case of ``fixtures/api/cases.toml``."""
-    return Judge(conformance, api, _known)
+    return Judge(api, functools.partial(conformance.remark, at_once=False), _well_by_address)

@@ -22,7 +22,6 @@ from sm121.plugin import (
     answers,
     api,
     benchmarks,
-    box,
     kernels,
     matrix,
     options,
@@ -225,16 +224,18 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
-    """After the last test, and before pytest-benchmark stores the run: the server is still there."""
+    """After the last test: the server is still there, and pytest-benchmark has stored nothing."""
     try:
         return (yield)
     finally:
         run = session.config.stash.get(SESSION, None)
         if run is not None:
-            if not run.interrupted:
-                box.read_again(session.config, run)
-                _step("box read again")
-            benchmarks.keep_history(session.config, run)
+            if run.box is not None and not run.interrupted:
+                run.box.read_at_the_end()
+            _step("box read again")
+            benchmarks.keep_history(
+                session.config, run, session.config.stash.setdefault(DETAILS, details.Details())
+            )
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # its waiting is no part of a test's time limit
@@ -327,7 +328,7 @@ def _finish(session: pytest.Session, run: Session, exitstatus: int | pytest.Exit
     if is_worker:
         config.workeroutput["sm121"] = handed_over(run, closed=True)  # type: ignore[attr-defined]
     known = config.stash.get(DETAILS, details.Details())
-    known.samples = benchmarks.samples(config, run)
+    known.samples = benchmarks.samples(run)
     config.stash[REPORT] = last_word.write_report(run, known)
     _step("report written")
     turns.end(config)

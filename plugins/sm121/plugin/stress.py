@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from sm121.answers.agreement import Bound
+from sm121.answers.log_probabilities import bound_for
 from sm121.answers.prompts import continuations
 from sm121.client.completions import Asker
 from sm121.client.connection import Patience
@@ -29,7 +30,6 @@ from sm121.core.verdict import Inconclusive, NotRun, Verdict, worst
 from sm121.engines.capabilities import Capabilities, Name
 from sm121.measure import counters, growth
 from sm121.measure.growth import Growth
-from sm121.plugin.answers import bound
 from sm121.plugin.run import RUN, Run
 from sm121.plugin.selection import LEVEL
 from sm121.plugin.terminal import announce
@@ -68,7 +68,7 @@ class Stress:
         self._server = server
         self._capabilities = capabilities
         self._sizes = run.profile.stress
-        own = bound(run.profile.correctness.agreement, server, run.profile, "agreement")
+        own = bound_for(run.profile.correctness.agreement, server, run.profile, "agreement")
         self._bound = Bound(own.max_abs, own.mean_abs, own.fork)
         self.client = LoadClient(
             server.endpoint,

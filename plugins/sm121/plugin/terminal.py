@@ -185,8 +185,8 @@ def _first_finding(config: pytest.Config) -> list[str]:
         shown = [str(directory / name) for name in first.evidence[:_MOST_EVIDENCE]]
         rest = len(first.evidence) - len(shown)
         lines.append(f"  evidence: {', '.join(shown)}" + (f" and {rest} more" if rest else ""))
-    if first.reproduce:
-        lines.append(f"  run again: {first.reproduce}")
+    if first.detail.reproduce:
+        lines.append(f"  run again: {first.detail.reproduce}")
     if len(found) > 1:
         lines.append(f"  {len(found) - 1} more findings are in the report")
     return lines

@@ -19,6 +19,7 @@ from scipy import special
 
 from sm121.core.errors import UsageError
 from sm121.core.verdict import Verdict
+from sm121.measure.statistics import Floats
 
 CONFIDENCE = 0.95
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
@@ -76,7 +77,7 @@ def _side(text: str) -> Side:
 
 
 @dataclass(frozen=True)
-class Value:
+class MetricOfStart:
     """A metric of one start."""
 
     value: float
@@ -89,13 +90,13 @@ class Visit:
     """One start of a side, or one visit to its server: what was measured, or how it failed."""
 
     side: str
-    metrics: dict[str, Value] = field(default_factory=dict)
+    metrics: dict[str, MetricOfStart] = field(default_factory=dict)
     path: dict[str, Any] = field(default_factory=dict)
     failure: str | None = None
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Comparison:
     """B against A in one metric. ``verdict`` is about a regression: PASS, none."""
 
     metric: str
@@ -110,11 +111,6 @@ class Outcome:
     allowed: float
     verdict: Verdict
 
-    @property
-    def change(self) -> float:
-        """Of B against A: 0.1 for 10 % more."""
-        return self.ratio - 1.0
-
     def __str__(self) -> str:
         return (
             f"{self.metric}: A {self.a:.4g}, B {self.b:.4g} {self.unit}; B/A {self.ratio:.3f} "
@@ -128,9 +124,9 @@ def order(pairs: int) -> list[str]:
     return [side for pair in range(pairs) for side in (("A", "B") if pair % 2 == 0 else ("B", "A"))]
 
 
-def outcomes(
+def compare(
     visits: Sequence[Visit], allowed: Mapping[str, float], *, default: float, looks: int = 1
-) -> list[Outcome]:
+) -> list[Comparison]:
     """Every metric that all visits have, B against A.
 
     Args:
@@ -147,7 +143,7 @@ def outcomes(
         if all(name in visit.metrics for visit in [*sides["A"][:pairs], *sides["B"][:pairs]])
     ]
     return [
-        _outcome(
+        _compared(
             name,
             [visit.metrics[name] for visit in sides["A"][:pairs]],
             [visit.metrics[name] for visit in sides["B"][:pairs]],
@@ -158,54 +154,41 @@ def outcomes(
     ]
 
 
-def _outcome(
-    name: str, a: Sequence[Value], b: Sequence[Value], allowed: float, looks: int
-) -> Outcome:
-    first = np.array([value.value for value in a])
-    second = np.array([value.value for value in b])
+def _compared(
+    name: str, a: Sequence[MetricOfStart], b: Sequence[MetricOfStart], allowed: float, looks: int
+) -> Comparison:
+    first = np.array([start.value for start in a])
+    second = np.array([start.value for start in b])
     ratio, low, high = ratio_of_pairs(first, second, looks=looks)
     higher = a[0].higher_is_better
-    worst, best = (low, high) if higher else (high, low)
-    limit = 1.0 - allowed if higher else 1.0 + allowed
-
-    def is_worse(value: float) -> bool:
-        return value < limit if higher else value > limit
-
-    verdict = Verdict.INCONCLUSIVE
-    if is_worse(best):
-        verdict = Verdict.FAIL
-    elif not is_worse(worst):
-        verdict = Verdict.PASS
-    return Outcome(
+    if higher:
+        holds, fails = low >= 1.0 - allowed, high < 1.0 - allowed
+    else:
+        holds, fails = high <= 1.0 + allowed, low > 1.0 + allowed
+    return Comparison(
         name, a[0].unit, higher, float(np.median(first)), float(np.median(second)),
-        ratio, low, high, len(first), allowed, verdict,
+        ratio, low, high, len(first), allowed, verdict_of(holds, fails),
     )  # fmt: skip
 
 
-def ratio_of_pairs(
-    first: Any, second: Any, *, looks: int = 1, confidence: float = CONFIDENCE
-) -> tuple[float, float, float]:
+def verdict_of(holds: bool, fails: bool) -> Verdict:
+    """PASS or FAIL; INCONCLUSIVE where the interval shows neither."""
+    if holds:
+        return Verdict.PASS
+    return Verdict.FAIL if fails else Verdict.INCONCLUSIVE
+
+
+def ratio_of_pairs(first: Any, second: Any, *, looks: int = 1) -> tuple[float, float, float]:
     """Mean ratio of pairs and its interval, by Student's t on logarithms; without two pairs the
     interval is everything."""
     if (np.asarray(first) <= 0).any() or (np.asarray(second) <= 0).any():
         return float("nan"), 0.0, float("inf")
     logs = np.log(np.asarray(second)) - np.log(np.asarray(first))
-    middle = float(logs.mean())
-    if len(logs) < 2:
-        return float(np.exp(middle)), 0.0, float("inf")
-    tail = (1.0 - confidence) / 2.0 / looks
-    critical = float(-special.stdtrit(len(logs) - 1, tail))
-    reach = critical * float(logs.std(ddof=1)) / np.sqrt(len(logs))
-    return (
-        float(np.exp(middle)),
-        float(np.exp(middle - reach)),
-        float(np.exp(middle + reach)),
-    )
+    middle, low, high = np.exp(_mean(logs, looks))
+    return float(middle), float(low), float(high)
 
 
-def difference_of_pairs(
-    visits: Sequence[Visit], metric: str, *, confidence: float = CONFIDENCE
-) -> tuple[float, float, float] | None:
+def difference_of_pairs(visits: Sequence[Visit], metric: str) -> tuple[float, float, float] | None:
     """Mean of B - A over pairs and its interval; None where a side lacks the metric."""
     first, second = (
         [v.metrics[metric].value for v in visits if v.side == side and metric in v.metrics]
@@ -214,10 +197,14 @@ def difference_of_pairs(
     pairs = min(len(first), len(second))
     if pairs == 0:
         return None
-    deltas = np.array(second[:pairs]) - np.array(first[:pairs])
-    middle = float(deltas.mean())
-    if pairs < 2:
+    return _mean(np.array(second[:pairs]) - np.array(first[:pairs]), looks=1)
+
+
+def _mean(values: Floats, looks: int) -> tuple[float, float, float]:
+    """The mean and its interval, by Student's t; without two values it is everything."""
+    middle, count = float(values.mean()), len(values)
+    if count < 2:
         return middle, float("-inf"), float("inf")
-    critical = float(-special.stdtrit(pairs - 1, (1.0 - confidence) / 2.0))
-    reach = critical * float(deltas.std(ddof=1)) / np.sqrt(pairs)
-    return middle, middle - float(reach), middle + float(reach)
+    critical = float(-special.stdtrit(count - 1, (1.0 - CONFIDENCE) / 2.0 / looks))
+    reach = critical * float(values.std(ddof=1)) / float(np.sqrt(count))
+    return middle, middle - reach, middle + reach

@@ -101,9 +101,8 @@ def load(storage: Path, pattern: str = "*") -> list[StoredRun]:
         UsageError: a file that was asked for is none of pytest-benchmark's.
     """
     named = Path(pattern)
-    if named.is_file():
-        return [run for run in [read(named)] if run is not None]
-    files = sorted(storage.glob(f"*/{pattern.rstrip('*')}*.json"), key=lambda file: file.name)
+    found = storage.glob(f"*/{pattern.rstrip('*')}*.json")
+    files = [named] if named.is_file() else sorted(found, key=lambda file: file.name)
     return [run for run in map(read, files) if run is not None]
 
 

@@ -17,10 +17,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from sm121.core import data_file
+from sm121.core.data_file import Pattern
 from sm121.core.errors import UsageError
-from sm121.core.profile import Level, Pattern
+from sm121.core.profile import Level
 from sm121.core.verdict import Verdict, worst
-from sm121.regression.ab import Outcome, Visit, difference_of_pairs
+from sm121.regression.ab import Comparison, Visit, difference_of_pairs, verdict_of
 
 Phase = Literal["P1", "P2", "P3", "P4", "P5", "P6"]
 
@@ -52,41 +53,38 @@ class Criterion(_Table):
 
     @model_validator(mode="after")
     def _one_kind(self) -> Criterion:
-        of_a_metric = (
-            "change_at_least", "change_at_most", "difference_at_most", "value_at_least",
-            "value_at_most",
-        )  # fmt: skip
-        given = [name for name in of_a_metric if getattr(self, name) is not None]
-        others = [name for name in ("level", "moe", "moe_not", "no_crash") if getattr(self, name)]
-        if len(given) + len(others) != 1:
+        others = ("level", "moe", "moe_not", "no_crash")
+        bounds = [name for name in _BOUNDS if getattr(self, name) is not None]
+        given = [*bounds, *(name for name in others if getattr(self, name))]
+        if len(given) != 1:
             raise ValueError(
-                f"expected exactly one of {', '.join((*of_a_metric, 'level', 'moe', 'moe_not'))}, "
-                f"no_crash; got {', '.join(given + others) or 'none'}"
+                f"expected exactly one of {', '.join((*_BOUNDS, *others))}; "
+                f"got {', '.join(given) or 'none'}"
             )
-        if bool(given) != (self.metric is not None):
+        if bool(bounds) != (self.metric is not None):
             raise ValueError("expected metric together with a bound on it, and only then")
         return self
 
     def __str__(self) -> str:
-        name = self.metric or ""
-        for bound, text in (
-            (self.change_at_least, f"{name} changes by at least {{:+.3g}} %"),
-            (self.change_at_most, f"{name} changes by at most {{:+.3g}} %"),
-        ):
-            if bound is not None:
-                return text.format(bound * 100)
-        for bound, text in (
-            (self.difference_at_most, f"{name} grows by at most {{:g}}"),
-            (self.value_at_least, f"{name} is at least {{:g}}"),
-            (self.value_at_most, f"{name} is at most {{:g}}"),
-        ):
-            if bound is not None:
-                return text.format(bound)
+        for name, text in _BOUNDS.items():
+            if (bound := getattr(self, name)) is not None:
+                shown = bound * 100 if name.startswith("change") else bound
+                return f"{self.metric} {text.format(shown)}"
         if self.level:
             return f"level {self.level} holds"
         if self.moe:
             return f"the experts run on {self.moe}"
         return f"the experts do not run on {self.moe_not}" if self.moe_not else "no start crashes"
+
+
+#: The criteria on a metric, and how each is written.
+_BOUNDS = {
+    "change_at_least": "changes by at least {:+.3g} %",
+    "change_at_most": "changes by at most {:+.3g} %",
+    "difference_at_most": "grows by at most {:g}",
+    "value_at_least": "is at least {:g}",
+    "value_at_most": "is at most {:g}",
+}
 
 
 class Hypothesis(_Table):
@@ -113,7 +111,7 @@ class _Phases(_Table):
 
 
 @dataclass(frozen=True)
-class Answer:
+class CriterionResult:
     """A criterion, and what came of it."""
 
     criterion: Criterion
@@ -146,42 +144,44 @@ def gate_behind(phase: Phase) -> tuple[str, tuple[Criterion, ...]]:
 
 def evaluate(
     criteria: Sequence[Criterion],
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[Comparison],
     visits: Sequence[Visit],
     levels: Mapping[str, Verdict],
-) -> list[Answer]:
+) -> list[CriterionResult]:
     """Each criterion against what was seen; what was not measured is NOT_RUN."""
     by_name = {outcome.metric: outcome for outcome in outcomes}
     return [_answer(criterion, by_name, visits, levels) for criterion in criteria]
 
 
-def conclude(answers: Sequence[Answer]) -> Verdict:
-    """Of a feature: nothing that was promised may be open."""
+def conclude(answers: Sequence[CriterionResult]) -> Verdict:
+    """The verdict on a feature: the worst of its criteria."""
     return worst(answer.verdict for answer in answers)
 
 
 def _answer(
     criterion: Criterion,
-    outcomes: Mapping[str, Outcome],
+    outcomes: Mapping[str, Comparison],
     visits: Sequence[Visit],
     levels: Mapping[str, Verdict],
-) -> Answer:
+) -> CriterionResult:
     if criterion.level is not None:
         verdict = levels.get(criterion.level, Verdict.NOT_RUN)
-        return Answer(criterion, verdict, "", verdict.value, "in the same run")
+        return CriterionResult(criterion, verdict, "", verdict.value, "in the same run")
     if criterion.no_crash:
         crashed = [v.failure for v in visits if v.side == "B" and v.failure]
         if not any(visit.side == "B" for visit in visits):
-            return Answer(criterion, Verdict.NOT_RUN, "", "", "B was not started")
+            return CriterionResult(criterion, Verdict.NOT_RUN, "", "", "B was not started")
         verdict = Verdict.FAIL if crashed else Verdict.PASS
-        return Answer(criterion, verdict, "", f"{len(crashed)} crashed", "; ".join(crashed))
+        return CriterionResult(
+            criterion, verdict, "", f"{len(crashed)} crashed", "; ".join(crashed)
+        )
     if criterion.metric is None:
         return _path(criterion, visits)
     outcome = outcomes.get(criterion.metric)
     if outcome is None:
         known = ", ".join(outcomes) or "nothing"
         note = f"not measured on both sides; measured: {known}"
-        return Answer(criterion, Verdict.NOT_RUN, "", "", note)
+        return CriterionResult(criterion, Verdict.NOT_RUN, "", "", note)
     low, high, note = outcome.ci_low, outcome.ci_high, str(outcome)
     if criterion.difference_at_most is not None:
         delta = difference_of_pairs(visits, criterion.metric)
@@ -193,59 +193,46 @@ def _answer(
         low, high = min(values), max(values)
         note = f"B from {low:.4g} to {high:.4g} {outcome.unit}"
     verdict = _on_the_right_side(criterion, low, high)
-    return Answer(criterion, verdict, f"{outcome.a:.4g}", f"{outcome.b:.4g}", note)
+    return CriterionResult(criterion, verdict, f"{outcome.a:.4g}", f"{outcome.b:.4g}", note)
 
 
 def _on_the_right_side(criterion: Criterion, low: float, high: float) -> Verdict:
-    least, most = None, None
-    if criterion.change_at_least is not None:
-        least = 1.0 + criterion.change_at_least
-    elif criterion.change_at_most is not None:
-        most = 1.0 + criterion.change_at_most
-    else:
-        least = criterion.value_at_least
-        most = (
-            criterion.difference_at_most
-            if criterion.difference_at_most is not None
-            else criterion.value_at_most
-        )
-    if least is not None:
-        return _three(low >= least, high < least)
-    assert most is not None
-    return _three(high <= most, low > most)
+    """PASS where the whole interval is on the right side of the bound, FAIL where all of it is on
+    the wrong one. Of a change the interval is that of the ratio B / A."""
+    (name,) = (name for name in _BOUNDS if getattr(criterion, name) is not None)
+    bound = getattr(criterion, name) + (1.0 if name.startswith("change") else 0.0)
+    if name.endswith("at_least"):
+        return verdict_of(low >= bound, high < bound)
+    return verdict_of(high <= bound, low > bound)
 
 
-def _three(holds: bool, fails: bool) -> Verdict:
-    if holds:
-        return Verdict.PASS
-    return Verdict.FAIL if fails else Verdict.INCONCLUSIVE
-
-
-def _path(criterion: Criterion, visits: Sequence[Visit]) -> Answer:
+def _path(criterion: Criterion, visits: Sequence[Visit]) -> CriterionResult:
     seen = sorted({str(v.path["moe"]) for v in visits if v.side == "B" and v.path.get("moe")})
     if not seen:
-        return Answer(criterion, Verdict.NOT_RUN, "", "", "B's log does not show its experts")
+        return CriterionResult(
+            criterion, Verdict.NOT_RUN, "", "", "B's log does not show its experts"
+        )
     pattern = re.compile(criterion.moe or criterion.moe_not or "")
     matches = [bool(pattern.search(name)) for name in seen]
     holds = all(matches) if criterion.moe else not any(matches)
     verdict = Verdict.PASS if holds else Verdict.FAIL
-    return Answer(criterion, verdict, "", ", ".join(seen), "B's log")
+    return CriterionResult(criterion, verdict, "", ", ".join(seen), "B's log")
 
 
 def review(
     hypothesis: Hypothesis,
-    answers: Sequence[Answer],
-    gate: tuple[str, Sequence[Answer]],
+    answers: Sequence[CriterionResult],
+    gate: tuple[str, Sequence[CriterionResult]],
     *,
     sides: tuple[str, str],
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[Comparison],
     levels: Mapping[str, Verdict],
     run: Mapping[str, Any],
 ) -> str:
     """The plan's critical review, filled in."""
     environment = Environment(  # noqa: S701  # Markdown of our own data
         loader=PackageLoader("sm121.report"), undefined=StrictUndefined, trim_blocks=True,
-        finalize=_cell,
+        finalize=lambda value: str(value).replace("|", "\\|").replace("\n", " "),
     )  # fmt: skip
     return environment.get_template("review.md.j2").render(
         hypothesis=hypothesis,
@@ -258,7 +245,3 @@ def review(
         levels={name: verdict.value for name, verdict in levels.items()},
         run=run,
     )
-
-
-def _cell(value: object) -> str:
-    return str(value).replace("|", "\\|").replace("\n", " ")

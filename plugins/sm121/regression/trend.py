@@ -32,7 +32,7 @@ _SERIES, _SEGMENT = 6, 2
 
 
 @dataclass(frozen=True)
-class Finding:
+class MetricChange:
     """What is said of one metric. ``worse`` is a fraction: 0.1 for 10 % worse."""
 
     metric: str
@@ -43,7 +43,7 @@ class Finding:
 
 def compare(
     current: Mapping[str, StoredMetric], history: Sequence[StoredRun], limits: Regression
-) -> list[Finding]:
+) -> list[MetricChange]:
     """Each metric that the history has too, against its last runs.
 
     Args:
@@ -57,7 +57,7 @@ def compare(
     return found
 
 
-def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float) -> Finding:
+def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float) -> MetricChange:
     level = float(np.median([metric.value for metric in earlier]))
     worse = _worse(now.value, level, now.higher_is_better)
     risk = _mann_whitney(now, earlier[-1])
@@ -67,16 +67,18 @@ def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float)
         f"{now.name}: {now.value:.4g} {now.unit} against {level:.4g} ({len(earlier)} stored runs), "
         f"{abs(worse):.1%} {change}{_interval(now, earlier[-1])}; {allowed:.0%} allowed"
     )
+
+    def said(verdict: Verdict, why: str = "") -> MetricChange:
+        return MetricChange(now.name, verdict, worse, what + why)
+
     if worse <= allowed:
-        return Finding(now.name, Verdict.PASS, worse, what)
+        return said(Verdict.PASS)
     tail = (now.quantile or 0.5) > 0.5 or _least_risk(now, earlier[-1]) >= _SIGNIFICANT
     if tail and between is None:
-        return Finding(
-            now.name,
+        return said(
             Verdict.PASS,
-            worse,
-            f"{what}; not judged: a percentile, or too few samples a run; from {_SCATTER} stored "
-            "runs on, their scatter decides",
+            "; not judged: a percentile, or too few samples a run; from "
+            f"{_SCATTER} stored runs on, their scatter decides",
         )
     evidence = "one value a run" if risk is None else f"Mann-Whitney p = {risk:.2g}"
     if between is not None:
@@ -84,12 +86,10 @@ def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float)
     # Of a percentile or of few samples, the scatter of the runs alone can decide.
     unlikely = tail or (risk is not None and risk < _SIGNIFICANT)
     if unlikely and (between is None or between < _BETWEEN_RUNS):
-        return Finding(now.name, Verdict.FAIL, worse, f"{what}; {evidence}")
-    return Finding(
-        now.name,
+        return said(Verdict.FAIL, f"; {evidence}")
+    return said(
         Verdict.INCONCLUSIVE,
-        worse,
-        f"{what}; it may be noise ({evidence}): more rounds, or a quieter machine",
+        f"; it may be noise ({evidence}): more rounds, or a quieter machine",
     )
 
 
@@ -153,7 +153,7 @@ def missing(current: Mapping[str, StoredMetric], baseline: StoredRun) -> list[st
 
 def changes(
     current: Mapping[str, StoredMetric], history: Sequence[StoredRun], limits: Regression
-) -> list[Finding]:
+) -> list[MetricChange]:
     """Metrics whose level came down somewhere in the history and stayed down: what creeps by less
     than the threshold a run, or was let through once, is seen here."""
     found = []
@@ -171,7 +171,7 @@ def changes(
         at = parts[levels.index(best)][1]
         since = runs[at].name if at < len(runs) else "this run"
         found.append(
-            Finding(
+            MetricChange(
                 name,
                 Verdict.FAIL,
                 worse,

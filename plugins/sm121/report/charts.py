@@ -7,7 +7,7 @@ paper.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,8 @@ from sm121.run.verdict_file import MetricReport, VerdictFile
 _OWN = ("var(--series-1)", "var(--series-2)", "var(--series-3)")
 _OTHERS = ("var(--series-4)", "var(--series-5)", "var(--series-6)", "var(--series-7)",
            "var(--series-8)")  # fmt: skip
+_RATE_COLUMNS = ("depth", "metric", "measured", "interval", "minimum", "target", "stretch",
+                 "roofline", "verdict")  # fmt: skip
 _DASHES = ("dot", "dash", "dashdot", "longdash")
 _MOST_POINTS = 201  # of a distribution
 _MOST_HISTORIES = 6
@@ -39,8 +41,8 @@ class Chart:
     title: str
     text: str
     figure: Figure
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
     note: str = ""
 
     @property
@@ -54,15 +56,6 @@ class Chart:
                 colour = line.get("color") or trace["marker"]["color"]
                 found.append((trace["name"], colour, shape))
         return found
-
-
-@dataclass
-class _Table:
-    header: list[str]
-    rows: list[list[str]] = field(default_factory=list)
-
-    def done(self) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-        return tuple(self.header), tuple(tuple(row) for row in self.rows)
 
 
 def number(value: float | None) -> str:
@@ -91,102 +84,90 @@ def rates(run: VerdictFile, references: References, *, decoding: bool) -> Chart 
         if rate is not None and rate.decoding is decoding and rate.streams == 1:
             measured.setdefault(rate.kind, {})[rate.depth] = metric
     # What has a gate comes first: it is what other engines are held beside.
-    kinds = sorted(measured, key=lambda kind: (not _gated(measured[kind]), len(kind), kind))
+    kinds = sorted(
+        measured,
+        key=lambda k: (all(m.minimum is None for m in measured[k].values()), len(k), k),
+    )
     measured = {kind: dict(sorted(measured[kind].items())) for kind in kinds}
-    if not any(metric.value is not None for d in measured.values() for metric in d.values()):
+    values = [m.value for d in measured.values() for m in d.values() if m.value is not None]
+    if not values:
         return None
     others = references.reference if references.comparable(run) is None else ()
     depths = sorted({depth for kind in measured.values() for depth in kind})
     what = "Decode" if decoding else "Prefill"
     traces: list[Figure] = []
-    table = _Table(
-        ["depth", "metric", "measured", "interval", "minimum", "target", "stretch", "roofline",
-         "verdict"]
-    )  # fmt: skip
+    rows: list[list[str]] = []
     for colour, (kind, by_depth) in zip(_OWN, measured.items(), strict=False):
         traces.append(_measured(kind, by_depth, colour))
-        for depth, metric in by_depth.items():
-            table.rows.append(
-                [f"{depth}", kind, number(metric.value), interval(metric), number(metric.minimum),
-                 number(metric.target), number(metric.stretch), number(_ceiling(metric)),
-                 metric.verdict.value]
-            )  # fmt: skip
+        rows += [
+            [f"{depth}", kind, number(m.value), interval(m), number(m.minimum), number(m.target),
+             number(m.stretch), number(_ceiling(m)), m.verdict.value]
+            for depth, m in by_depth.items()
+        ]  # fmt: skip
     traces += _required(measured)
     for colour, dash, reference in zip(_OTHERS * 3, _DASHES * 3, others, strict=False):
         trace = _reference(reference.name, reference.values, measured, colour, dash)
         if trace is None:
             continue
         traces.append(trace)
-        for kind in measured:
-            for depth in depths:
-                if (value := reference.values.get(f"{kind}@d{depth}")) is not None:
-                    table.rows.append(
-                        [f"{depth}", f"{kind}, {reference.name}", number(value), "", "", "", "",
-                         "", "as documented"]
-                    )  # fmt: skip
+        rows += [
+            [f"{depth}", f"{kind}, {reference.name}", number(value), *[""] * 5, "as documented"]
+            for kind in measured
+            for depth in depths
+            if (value := reference.values.get(f"{kind}@d{depth}")) is not None
+        ]
     if decoding and (trace := _roofline(measured)) is not None:
         traces.append(trace)
-    header, rows = table.done()
-    best = max(
-        (m for d in measured.values() for m in d.values() if m.value is not None),
-        key=lambda m: m.value or 0.0,
-    )
     return Chart(
         id="decode" if decoding else "prefill",
         title=f"{what} rate by depth",
         text=f"{what} rate in tokens a second at {len(depths)} depths of context, with intervals; "
-        f"the highest is {number(best.value)}. The table below has every number.",
+        f"the highest is {number(max(values))}. The table below has every number.",
         figure=_figure(traces, x="context before the request, tokens", y="tok/s", category=True),
-        header=header,
+        header=_RATE_COLUMNS,
         rows=rows,
     )
 
 
-def _gated(by_depth: Mapping[int, MetricReport]) -> bool:
-    return any(metric.minimum is not None for metric in by_depth.values())
+def _scatter(
+    mode: str, x: Sequence[Any], y: Sequence[Any], hover: str | None, **more: Any
+) -> Figure:
+    """A trace; ``hover`` is what stands at a point, None where it says nothing."""
+    said = {"hoverinfo": "skip"} if hover is None else {"hovertemplate": f"{hover}<extra></extra>"}
+    return {"type": "scatter", "mode": mode, "x": x, "y": y, **said, **more}
 
 
 def _measured(kind: str, by_depth: Mapping[int, MetricReport], colour: str) -> Figure:
-    known = {d: m for d, m in by_depth.items() if m.value is not None}
-    values = [m.value or 0.0 for m in known.values()]
-    highs = [(m.ci_high - v) if m.ci_high is not None else 0.0 for m, v in _with(known, values)]
-    lows = [(v - m.ci_low) if m.ci_low is not None else 0.0 for m, v in _with(known, values)]
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": f"{kind}, this run",
-        "x": [f"{depth}" for depth in known],
-        "y": values,
-        "error_y": {
+    known = [(depth, m, m.value) for depth, m in by_depth.items() if m.value is not None]
+    return _scatter(
+        "lines+markers",
+        [f"{depth}" for depth, _, _ in known],
+        [value for _, _, value in known],
+        f"{kind} at depth %{{x}}: %{{y:.4g}} tok/s",
+        name=f"{kind}, this run",
+        error_y={
             "type": "data",
             "symmetric": False,
-            "array": highs,
-            "arrayminus": lows,
+            "array": [m.ci_high - v if m.ci_high is not None else 0.0 for _, m, v in known],
+            "arrayminus": [v - m.ci_low if m.ci_low is not None else 0.0 for _, m, v in known],
             "thickness": 2,
             "width": 6,
             "color": colour,
         },
-        "line": {"color": colour, "width": 3},
-        "marker": {"size": 9, "color": colour},
-        "hovertemplate": f"{kind} at depth %{{x}}: %{{y:.4g}} tok/s<extra></extra>",
-    }
-
-
-def _with(
-    known: Mapping[int, MetricReport], values: Sequence[float]
-) -> list[tuple[MetricReport, float]]:
-    return list(zip(known.values(), values, strict=True))
+        line={"color": colour, "width": 3},
+        marker={"size": 9, "color": colour},
+    )
 
 
 def _required(measured: Mapping[str, Mapping[int, MetricReport]]) -> list[Figure]:
     """A short bar at each depth for the minimum, the target and the stretch goal."""
     looks = (
-        ("minimum", "var(--fail)", "line-ew-open", 26),
-        ("target", "var(--pass)", "line-ew-open", 22),
-        ("stretch", "var(--muted)", "line-ew-open", 18),
+        ("minimum", "var(--fail)", 26),
+        ("target", "var(--pass)", 22),
+        ("stretch", "var(--muted)", 18),
     )
     found = []
-    for grade, colour, symbol, size in looks:
+    for grade, colour, size in looks:
         points = [
             (f"{depth}", limit)
             for by_depth in measured.values()
@@ -195,20 +176,19 @@ def _required(measured: Mapping[str, Mapping[int, MetricReport]]) -> list[Figure
         ]
         if points:
             found.append(
-                {
-                    "type": "scatter",
-                    "mode": "markers",
-                    "name": f"{grade} required" if grade == "minimum" else grade,
-                    "x": [x for x, _ in points],
-                    "y": [y for _, y in points],
-                    "marker": {
-                        "symbol": symbol,
+                _scatter(
+                    "markers",
+                    [x for x, _ in points],
+                    [y for _, y in points],
+                    f"{grade} at depth %{{x}}: %{{y:.4g}} tok/s",
+                    name=f"{grade} required" if grade == "minimum" else grade,
+                    marker={
+                        "symbol": "line-ew-open",
                         "size": size,
                         "color": colour,
                         "line": {"width": 3, "color": colour},
                     },
-                    "hovertemplate": f"{grade} at depth %{{x}}: %{{y:.4g}} tok/s<extra></extra>",
-                }
+                )
             )
     return found
 
@@ -223,16 +203,15 @@ def _reference(
             if (rate := metric_names.rate(metric)) is not None and rate.kind == kind
         )
         if points:
-            return {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": f"{_label(name)} ({kind})",
-                "x": [f"{depth}" for depth, _ in points],
-                "y": [value for _, value in points],
-                "line": {"color": colour, "width": 1.5, "dash": dash},
-                "marker": {"size": 6, "color": colour, "symbol": "diamond"},
-                "hovertemplate": f"{_label(name)} %{{x}}: %{{y:.4g}} tok/s<extra></extra>",
-            }
+            return _scatter(
+                "lines+markers",
+                [f"{depth}" for depth, _ in points],
+                [value for _, value in points],
+                f"{_label(name)} %{{x}}: %{{y:.4g}} tok/s",
+                name=f"{_label(name)} ({kind})",
+                line={"color": colour, "width": 1.5, "dash": dash},
+                marker={"size": 6, "color": colour, "symbol": "diamond"},
+            )
     return None
 
 
@@ -248,15 +227,14 @@ def _roofline(measured: Mapping[str, Mapping[int, MetricReport]]) -> Figure | No
                 bound.setdefault(depth, ceiling)
     if not bound:
         return None
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": "roofline (memory)",
-        "x": [f"{depth}" for depth in sorted(bound)],
-        "y": [bound[depth] for depth in sorted(bound)],
-        "line": {"color": "var(--muted)", "width": 2, "dash": "dash"},
-        "hovertemplate": "the memory allows %{y:.4g} tok/s<extra></extra>",
-    }
+    return _scatter(
+        "lines",
+        [f"{depth}" for depth in sorted(bound)],
+        [bound[depth] for depth in sorted(bound)],
+        "the memory allows %{y:.4g} tok/s",
+        name="roofline (memory)",
+        line={"color": "var(--muted)", "width": 2, "dash": "dash"},
+    )
 
 
 def distributions(details: Details) -> list[Chart]:
@@ -268,12 +246,8 @@ def distributions(details: Details) -> list[Chart]:
             known = by_quantity.get(base)
             if known is None or len(samples.samples) > len(known.samples):
                 by_quantity[base] = samples
-    found: list[Chart] = []
-    for base, samples in by_quantity.items():
-        if samples.taken + samples.failures < 3:
-            continue
-        found.append(_distribution(base, samples, len(found) + 1))
-    return found
+    enough = [(base, s) for base, s in by_quantity.items() if s.taken + s.failures >= 3]
+    return [_distribution(base, s, place) for place, (base, s) in enumerate(enough, 1)]
 
 
 def _distribution(base: str, samples: Samples, place: int) -> Chart:
@@ -288,16 +262,13 @@ def _distribution(base: str, samples: Samples, place: int) -> Chart:
         values = finite
     title = metric_names.words(f"{base}_p50").removesuffix(", p50").replace(", p50,", ",")
     unit = _label(samples.unit)
-    table = _Table(["quantile", unit])
+    rows = []
     for quantile in (0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0):
-        infinite = quantile > reached
-        at = (
-            "failed"
-            if infinite
-            else number(float(np.quantile(finite, min(1.0, quantile / reached))))
-        )
-        table.rows.append([_quantile_name(quantile), at])
-    header, rows = table.done()
+        what = {0.0: "least", 0.5: "median", 1.0: "most"}.get(quantile, f"p{quantile * 100:.0f}")
+        at = "failed"
+        if quantile <= reached:
+            at = number(float(np.quantile(finite, min(1.0, quantile / reached))))
+        rows.append((what, at))
     middle = number(float(np.quantile(finite, 0.5)))
     # One gap of seconds among thousands of milliseconds would leave nothing else to be seen.
     wide = finite[0] > 0 and finite[-1] > _WIDE * float(np.median(finite))
@@ -312,15 +283,14 @@ def _distribution(base: str, samples: Samples, place: int) -> Chart:
         text=f"Distribution of the {title}: median {middle} {unit}; {note}.",
         figure=_figure(
             [
-                {
-                    "type": "scatter",
-                    "mode": "lines" if len(finite) > 60 else "lines+markers",
-                    "line": {"shape": "hv", "color": _OWN[0], "width": 2.5},
-                    "marker": {"size": 5, "color": _OWN[0]},
-                    "x": [round(float(value), 4) for value in values],
-                    "y": [round(float(share) * reached * 100, 3) for share in shares],
-                    "hovertemplate": "%{y:.0f} % within %{x:.4g} " + unit + "<extra></extra>",
-                }
+                _scatter(
+                    "lines" if len(finite) > 60 else "lines+markers",
+                    [round(float(value), 4) for value in values],
+                    [round(float(share) * reached * 100, 3) for share in shares],
+                    "%{y:.0f} % within %{x:.4g} " + unit,
+                    line={"shape": "hv", "color": _OWN[0], "width": 2.5},
+                    marker={"size": 5, "color": _OWN[0]},
+                )
             ],
             x=unit,
             y="% of samples",
@@ -328,43 +298,38 @@ def _distribution(base: str, samples: Samples, place: int) -> Chart:
             small=True,
             logarithmic=bool(wide),
         ),
-        header=header,
+        header=("quantile", unit),
         rows=rows,
         note=note,
     )
 
 
-def _quantile_name(quantile: float) -> str:
-    return {0.0: "least", 0.5: "median", 1.0: "most"}.get(quantile, f"p{quantile * 100:.0f}")
-
-
 def memory(timeline: MemoryTimeline) -> Chart:
     """Memory over the run."""
     colours = (*_OWN, *_OTHERS)
-    traces: list[Figure] = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": what,
-            "x": [round(second, 2) for second in timeline.seconds],
-            "y": [None if value is None else round(value, 4) for value in values],
-            "line": {"color": colour, "width": 2},
-            "hovertemplate": f"{what}: %{{y:.3g}} GiB after %{{x:.0f}} s<extra></extra>",
-        }
+    seconds = [round(second, 2) for second in timeline.seconds]
+    traces = [
+        _scatter(
+            "lines",
+            seconds,
+            [None if value is None else round(value, 4) for value in values],
+            f"{what}: %{{y:.3g}} GiB after %{{x:.0f}} s",
+            name=what,
+            line={"color": colour, "width": 2},
+        )
         for colour, (what, values) in zip(colours, timeline.levels.items(), strict=False)
     ]
     if timeline.cache:
         traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": "KV cache in use (right)",
-                "x": [round(second, 2) for second in timeline.seconds],
-                "y": [None if share is None else round(share * 100, 2) for share in timeline.cache],
-                "yaxis": "y2",
-                "line": {"color": "var(--muted)", "width": 1, "dash": "dot"},
-                "hovertemplate": "KV cache: %{y:.1f} % after %{x:.0f} s<extra></extra>",
-            }
+            _scatter(
+                "lines",
+                seconds,
+                [None if share is None else round(share * 100, 2) for share in timeline.cache],
+                "KV cache: %{y:.1f} % after %{x:.0f} s",
+                name="KV cache in use (right)",
+                yaxis="y2",
+                line={"color": "var(--muted)", "width": 1, "dash": "dot"},
+            )
         )
     figure = _figure(traces, x="seconds", y="GiB")
     if timeline.cache:
@@ -378,28 +343,25 @@ def memory(timeline: MemoryTimeline) -> Chart:
             "dtick": 25,
             "showgrid": False,
         }
-    table = _Table(["level", "at the start", "least", "most", "at the end", "growth"])
-    for what, values in timeline.levels.items():
-        known = [value for value in values if value is not None]
-        table.rows.append(
-            [what, *(f"{number(v)} GiB" for v in (known[0], min(known), max(known), known[-1])),
-             f"{known[-1] - known[0]:+.3g} GiB"]
-        )  # fmt: skip
+    quantities = [
+        (what, [v for v in values if v is not None], "GiB", "GiB")
+        for what, values in timeline.levels.items()
+    ]
     shares = [share * 100 for share in timeline.cache if share is not None]
     if shares:
-        ends = (shares[0], min(shares), max(shares), shares[-1])
-        table.rows.append(
-            ["KV cache in use", *(f"{number(v)} %" for v in ends),
-             f"{shares[-1] - shares[0]:+.3g} points"]
-        )  # fmt: skip
-    header, rows = table.done()
+        quantities.append(("KV cache in use", shares, "%", "points"))
+    rows = [
+        [what, *(f"{number(v)} {unit}" for v in (known[0], min(known), max(known), known[-1])),
+         f"{known[-1] - known[0]:+.3g} {difference}"]
+        for what, known, unit, difference in quantities
+    ]  # fmt: skip
     return Chart(
         id="memory",
         title="Memory over the run",
         text="Memory in GiB over the seconds of the run: "
         + "; ".join(f"{r[0]} {r[4]}" for r in rows),
         figure=figure,
-        header=header,
+        header=("level", "at the start", "least", "most", "at the end", "growth"),
         rows=rows,
     )
 
@@ -412,8 +374,7 @@ def histories(details: Details, gated: Iterable[str]) -> list[Chart]:
 
     def rank(name: str) -> tuple[bool, bool, bool]:
         rate = metric_names.rate(name)
-        first = rate is not None and rate.depth == 0 and rate.streams == 1
-        return (len(long_enough[name].levels) < 2, name not in gates, not first)
+        return (len(long_enough[name].levels) < 2, name not in gates, not (rate and rate.plain))
 
     chosen = sorted(long_enough, key=rank)[:_MOST_HISTORIES]
     return [_history(name, long_enough[name], place) for place, name in enumerate(chosen, 1)]
@@ -422,35 +383,32 @@ def histories(details: Details, gated: Iterable[str]) -> list[Chart]:
 def _history(name: str, series: Series, place: int) -> Chart:
     unit = _label(series.unit)
     count = len(series.points)
-    places = list(range(1, count + 1))
-    traces: list[Figure] = [
-        {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "x": places,
-            "y": [point.value for point in series.points],
-            "text": [_label(point.run) for point in series.points],
-            "line": {"color": _OWN[0], "width": 1},
-            "marker": {
+    traces = [
+        _scatter(
+            "lines+markers",
+            list(range(1, count + 1)),
+            [point.value for point in series.points],
+            f"%{{text}}: %{{y:.4g}} {unit}",
+            text=[_label(point.run) for point in series.points],
+            line={"color": _OWN[0], "width": 1},
+            marker={
                 "size": [7] * (count - 1) + [12],
                 "color": [_OWN[0]] * (count - 1) + [_OWN[1]],
                 "symbol": ["circle"] * (count - 1) + ["star"],
             },
-            "hovertemplate": f"%{{text}}: %{{y:.4g}} {unit}<extra></extra>",
-        }
-    ]
-    for start, end, level in series.levels:
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "x": [start + 0.6, end + 0.4],
-                "y": [level, level],
-                "line": {"color": "var(--muted)", "width": 4},
-                "opacity": 0.6,
-                "hoverinfo": "skip",
-            }
         )
+    ]
+    traces += [
+        _scatter(
+            "lines",
+            [start + 0.6, end + 0.4],
+            [level, level],
+            None,
+            line={"color": "var(--muted)", "width": 4},
+            opacity=0.6,
+        )
+        for start, end, level in series.levels
+    ]
     figure = _figure(traces, x="run, oldest first; the star is this one", y=unit, small=True)
     changes = [start for start, _, _ in series.levels[1:]]
     figure["layout"]["shapes"] = [
@@ -465,12 +423,11 @@ def _history(name: str, series: Series, place: int) -> Chart:
         }
         for start in changes
     ]
-    table = _Table(["run", "when", series.unit, "level"])
+    rows = []
     for index, point in enumerate(series.points):
         at = next((v for start, end, v in series.levels if start <= index < end), None)
         mark = " (changes here)" if index in changes else ""
-        table.rows.append([point.run, point.when, number(point.value), number(at) + mark])
-    header, rows = table.done()
+        rows.append((point.run, point.when, number(point.value), number(at) + mark))
     said = (
         f"the level changes {len(changes)} times, last with {series.points[changes[-1]].run}"
         if changes
@@ -482,7 +439,7 @@ def _history(name: str, series: Series, place: int) -> Chart:
         text=f"{metric_names.words(name)} over {count} runs, {said}; this run "
         f"{number(series.points[-1].value)} {series.unit}.",
         figure=figure,
-        header=header,
+        header=("run", "when", series.unit, "level"),
         rows=rows,
         note=said[0].upper() + said[1:],
     )
@@ -499,6 +456,7 @@ def _figure(
     logarithmic: bool = False,
 ) -> Figure:
     kind = {"type": "category"} if category else {"type": "log"} if logarithmic else {}
+    limits = {"range": list(y_range)} if y_range else {"rangemode": "tozero"} if category else {}
     axis: Figure = {
         "automargin": True,
         "gridcolor": "var(--line)",
@@ -518,13 +476,7 @@ def _figure(
             "yaxis": {
                 **axis,
                 "title": {"text": y},
-                **(
-                    {"range": list(y_range)}
-                    if y_range
-                    else {"rangemode": "tozero"}
-                    if category
-                    else {}
-                ),
+                **limits,
             },
             "showlegend": False,  # the page has its own, which is text and takes no room here
         },

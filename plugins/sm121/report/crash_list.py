@@ -34,27 +34,27 @@ class Crash:
 def read(listed: Sequence[CrashReport], directory: Path) -> tuple[Crash, ...]:
     """The crashes that verdict.json lists, and bundles that it does not: the suite itself may have
     ended before it could write them down."""
-    found = [_of_report(report, directory) for report in listed]
+    found = [_crash(report, directory) for report in listed]
     seen = {crash.bundle for crash in found}
     folder = directory / FOLDER
-    if folder.is_dir():
-        for bundle in sorted(item for item in folder.iterdir() if item.is_dir()):
-            name = bundle.relative_to(directory).as_posix()
-            if name not in seen:
-                found.append(_of_bundle(name, directory))
+    for bundle in sorted(folder.iterdir()) if folder.is_dir() else ():
+        name = bundle.relative_to(directory).as_posix()
+        if bundle.is_dir() and name not in seen:
+            found.append(_crash(_unlisted(name, directory), directory))
     return tuple(found)
 
 
-def _of_report(report: CrashReport, directory: Path) -> Crash:
+def _crash(report: CrashReport, directory: Path) -> Crash:
     """verdict.json's words stand; the bundle has the lines and how to run again."""
-    index = _index(directory, report.bundle)
+    folder = _inside(directory, report.bundle)
+    index = _index(folder)
     return Crash(
         kind=report.kind,
         summary=report.summary,
         owner=report.owner,
         test=report.test,
         bundle=report.bundle,
-        files=_files(directory, report.bundle),
+        files=_files(folder, directory.resolve()) if folder else (),
         when=index.at if index else None,
         remedy=index.remedy if index else None,
         reproduce=index.rerun or None if index else None,
@@ -62,22 +62,14 @@ def _of_report(report: CrashReport, directory: Path) -> Crash:
     )
 
 
-def _of_bundle(name: str, directory: Path) -> Crash:
-    index = _index(directory, name)
+def _unlisted(name: str, directory: Path) -> CrashReport:
+    """What verdict.json would have said of a bundle."""
+    index = _index(_inside(directory, name))
     if index is None:
         summary = f"a crash bundle without a readable {INDEX}: the suite ended while it wrote it"
-        return Crash("unknown", summary, bundle=name, files=_files(directory, name))
-    return Crash(
-        kind=index.kind,
-        summary=index.summary,
-        owner=index.owner,
-        test=index.test,
-        bundle=name,
-        files=_files(directory, name),
-        when=index.at,
-        remedy=index.remedy,
-        reproduce=index.rerun or None,
-        lines=tuple(index.lines[:_MOST_LINES]),
+        return CrashReport(kind="unknown", summary=summary, owner="", bundle=name)
+    return CrashReport(
+        kind=index.kind, summary=index.summary, owner=index.owner, test=index.test, bundle=name
     )
 
 
@@ -92,8 +84,7 @@ def _inside(directory: Path, bundle: str | None) -> Path | None:
         return None
 
 
-def _index(directory: Path, bundle: str | None) -> BundleIndex | None:
-    folder = _inside(directory, bundle)
+def _index(folder: Path | None) -> BundleIndex | None:
     if folder is None:
         return None
     try:
@@ -102,11 +93,6 @@ def _index(directory: Path, bundle: str | None) -> BundleIndex | None:
         return None  # the page links the folder whatever is in it
 
 
-def _files(directory: Path, bundle: str | None) -> tuple[str, ...]:
-    folder = _inside(directory, bundle)
-    if folder is None:
-        return ()
-    root = directory.resolve()
-    return tuple(
-        sorted(item.relative_to(root).as_posix() for item in folder.rglob("*") if item.is_file())
-    )[:_MOST_FILES]
+def _files(folder: Path, root: Path) -> tuple[str, ...]:
+    files = (item.relative_to(root).as_posix() for item in folder.rglob("*") if item.is_file())
+    return tuple(sorted(files)[:_MOST_FILES])

@@ -26,7 +26,7 @@ _METRIC = re.compile(r"^[\w@:.-]{3,40}: ")
 
 
 @dataclass(frozen=True)
-class Finding:
+class FailureGroup:
     """A test that did not hold, or several for the same reason."""
 
     verdict: Verdict
@@ -37,11 +37,8 @@ class Finding:
     seen: str
     evidence: tuple[str, ...]
     """Files of the report directory, relative to it."""
-    text: str
-    sections: dict[str, str]
-    reproduce: str | None
-    location: str | None
-    anchor: str
+    detail: FailureDetail
+    """What is known of the first test."""
 
     @property
     def title(self) -> str:
@@ -55,7 +52,7 @@ def failures(run: VerdictFile) -> list[TestReport]:
     return sorted(bad, key=lambda test: BAD.index(test.verdict))
 
 
-def grouped(report: StoredReport) -> list[Finding]:
+def grouped(report: StoredReport) -> list[FailureGroup]:
     """What did not hold; tests that say the same stand together."""
     groups: dict[tuple[Verdict, str, str], list[TestReport]] = {}
     for test in failures(report.run):
@@ -65,27 +62,22 @@ def grouped(report: StoredReport) -> list[Finding]:
         groups.setdefault(key, []).append(test)
     known = {detail.id: detail for detail in report.details.failures}
     found, room = [], _MOST_TEXT
-    for number, tests in enumerate(groups.values(), 1):
-        detail = known.get(tests[0].id)
-        if detail is not None:
-            size = len(detail.text) + sum(map(len, detail.sections.values()))
-            room -= size
-            if room < 0:  # everything that fails at once must still be a page that opens
-                detail = detail.model_copy(update={"text": "", "sections": {}})
-        found.append(_finding(report, tests, detail, number))
+    for tests in groups.values():
+        detail = known.get(tests[0].id) or FailureDetail(id=tests[0].id)
+        room -= len(detail.text) + sum(map(len, detail.sections.values()))
+        if room < 0:  # everything that fails at once must still be a page that opens
+            detail = detail.model_copy(update={"text": "", "sections": {}})
+        found.append(_group(report, tests, detail))
     return found
 
 
-def _finding(
-    report: StoredReport, tests: list[TestReport], detail: FailureDetail | None, number: int
-) -> Finding:
+def _group(report: StoredReport, tests: list[TestReport], detail: FailureDetail) -> FailureGroup:
     first = tests[0]
     match = _REQUIRED_SEEN.match(first.message)
-    detail = detail or FailureDetail(id=first.id)
     said = _EXCEPTION.sub("", first.message) or "no message"
     if len(tests) > 1:  # the others are of other metrics
         said = _METRIC.sub("", said) or said
-    return Finding(
+    return FailureGroup(
         verdict=first.verdict,
         level=first.level,
         ids=tuple(test.id for test in tests),
@@ -93,11 +85,7 @@ def _finding(
         required=match["required"] if match else None,
         seen=match["seen"] if match else said,
         evidence=tuple(_evidence(report, first.level, detail.logs)),
-        text=detail.text,
-        sections=detail.sections,
-        reproduce=detail.reproduce,
-        location=detail.location,
-        anchor=f"finding-{number}",
+        detail=detail,
     )
 
 

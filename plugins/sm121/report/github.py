@@ -29,11 +29,11 @@ def commands(report: StoredReport, root: Path, workspace: Path | None = None) ->
     """Workflow commands, one for each thing that did not hold."""
     lines = []
     for finding in findings.grouped(report)[:_MOST]:
-        place, _, line = (finding.location or "").rpartition(":")
+        place, _, line = (finding.detail.location or "").rpartition(":")
         file = place or finding.ids[0].partition("::")[0]
         properties = {}
         if file.endswith(".py"):
-            properties["file"] = _relative(root / file, workspace or root)
+            properties["file"] = Path(os.path.relpath(root / file, workspace or root)).as_posix()
         if line.isdecimal():
             properties["line"] = line
         more = f" and {len(finding.ids) - 1} more" if len(finding.ids) > 1 else ""
@@ -59,10 +59,6 @@ def _data(text: str) -> str:
 
 def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
-
-
-def _relative(file: Path, workspace: Path) -> str:
-    return Path(os.path.relpath(file, workspace)).as_posix()
 
 
 def append_summary(text: str, file: Path) -> None:

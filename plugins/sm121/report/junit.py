@@ -16,6 +16,7 @@ from sm121.report.stored import StoredReport
 from sm121.run.verdict_file import TestReport, VerdictFile
 
 NAME = "junit.xml"
+_COUNTED = {"tests": "testcase", "failures": "failure", "errors": "error", "skipped": "skipped"}
 _FORBIDDEN = re.compile("[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
 
 
@@ -24,37 +25,32 @@ def xml(report: StoredReport) -> str:
     run = report.run
     texts = {failure.id: failure.text for failure in report.details.failures}
     root = ElementTree.Element("testsuites", name="sm121 conformance", time=f"{run.duration_s:.3f}")
-    totals = [0, 0, 0, 0]
     for level in dict.fromkeys(test.level for test in run.tests):
         tests = [test for test in run.tests if test.level == level]
         suite = ElementTree.SubElement(root, "testsuite", name=level, timestamp=run.started)
         _properties(suite, _of_level(run, level))
-        counts = [len(tests), 0, 0, 0]
         for test in tests:
-            _case(suite, test, texts.get(test.id, ""), counts)
-        _count(suite, counts)
+            _case(suite, test, texts.get(test.id, ""))
         suite.set("time", f"{sum(test.seconds for test in tests):.3f}")
-        totals = [one + other for one, other in zip(totals, counts, strict=True)]
-    if run.verdict is not Verdict.PASS and not totals[1] + totals[2]:
-        counts = _of_the_run(root, run)
-        totals = [one + other for one, other in zip(totals, counts, strict=True)]
-    _count(root, totals)
+    failed = any(element.tag in ("failure", "error") for element in root.iter())
+    if run.verdict is not Verdict.PASS and not failed:
+        _of_the_run(root, run)
+    for element in (*root, root):
+        for name, tag in _COUNTED.items():
+            element.set(name, str(sum(1 for _ in element.iter(tag))))
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, "unicode") + "\n"
 
 
-def _of_the_run(root: ElementTree.Element, run: VerdictFile) -> list[int]:
+def _of_the_run(root: ElementTree.Element, run: VerdictFile) -> None:
     """A run is not green and no test failed: a certificate was refused, or nothing was executed.
 
     Readers of this format look at cases alone, and would show it as green.
     """
     suite = ElementTree.SubElement(root, "testsuite", name="run", timestamp=run.started)
     _properties(suite, {"verdict": run.verdict.value, "run.reason": run.reason})
-    counts = [1, 0, 0, 0]
     judged = TestReport(id="run::verdict", level="run", verdict=run.verdict, message=run.reason)
-    _case(suite, judged, run.reason, counts, always=True)
-    _count(suite, counts)
-    return counts
+    _case(suite, judged, run.reason, always=True)
 
 
 def _of_level(run: VerdictFile, level: str) -> dict[str, object]:
@@ -75,14 +71,7 @@ def _of_level(run: VerdictFile, level: str) -> dict[str, object]:
     }
 
 
-def _case(
-    suite: ElementTree.Element,
-    test: TestReport,
-    text: str,
-    counts: list[int],
-    *,
-    always: bool = False,
-) -> None:
+def _case(suite: ElementTree.Element, test: TestReport, text: str, *, always: bool = False) -> None:
     """Add a test. ``always``: NOT_RUN is an error, too, and not skipped."""
     file, _, name = test.id.partition("::")
     case = ElementTree.SubElement(
@@ -96,11 +85,9 @@ def _case(
         case.set("file", _clean(file))
     _properties(case, {"verdict": test.verdict.value, **({"waived": True} if test.waived else {})})
     if test.skipped or test.waived or (test.verdict is Verdict.NOT_RUN and not always):
-        counts[3] += 1
         ElementTree.SubElement(case, "skipped", message=_clean(test.message))
     elif test.verdict is not Verdict.PASS:
         failed = test.verdict is Verdict.FAIL
-        counts[1 if failed else 2] += 1
         element = ElementTree.SubElement(
             case,
             "failure" if failed else "error",
@@ -115,12 +102,6 @@ def _properties(parent: ElementTree.Element, values: dict[str, object]) -> None:
     for name, value in values.items():
         if value is not None:
             ElementTree.SubElement(listed, "property", name=name, value=_clean(str(value)))
-
-
-def _count(element: ElementTree.Element, counts: list[int]) -> None:
-    names = ("tests", "failures", "errors", "skipped")
-    for name, count in zip(names, counts, strict=True):
-        element.set(name, str(count))
 
 
 def _clean(text: str) -> str:

@@ -64,19 +64,17 @@ def read(directories: Sequence[Path]) -> list[ShardFolder]:
         raise UsageError("expected the report directories of shards")
     first = shards[0]
     for shard in shards[1:]:
-        if other := _differences(shard, first):
-            raise UsageError(f"{shard.directory}: another {other[0]} than {first.directory}")
+        others = [found.what for found in differences(shard.file, first.file)]
+        if shard.part.tests != first.part.tests:
+            others.insert(0, "list of tests")
+        if shard.part.of != first.part.of:
+            others.insert(0, "number of shards")
+        if others:
+            raise UsageError(f"{shard.directory}: another {others[0]} than {first.directory}")
     indices = [shard.part.index for shard in shards]
     if doubled := {index for index in indices if indices.count(index) > 1}:
         raise UsageError(f"shard {min(doubled)} is there twice")
     return sorted(shards, key=lambda shard: shard.part.index)
-
-
-def _differences(one: ShardFolder, other: ShardFolder) -> list[str]:
-    """In what two shards are not of the same run."""
-    of = ["number of shards"] if one.part.of != other.part.of else []
-    tests = ["tests"] if one.part.tests != other.part.tests else []
-    return [*of, *tests, *(found.what for found in differences(one.file, other.file))]
 
 
 def write(shards: Sequence[ShardFolder], output: Path) -> VerdictFile:

@@ -19,7 +19,7 @@ _LONG = {
 
 
 @dataclass(frozen=True)
-class Rate:
+class RateName:
     """A rate of one or several streams at a depth."""
 
     kind: str
@@ -31,14 +31,19 @@ class Rate:
         """Whether it is of generated tokens."""
         return self.kind.startswith("tg")
 
+    @property
+    def plain(self) -> bool:
+        """Whether it is of one stream in an empty context: the rate that everybody quotes."""
+        return self.depth == 0 and self.streams == 1
 
-def rate(name: str) -> Rate | None:
+
+def rate(name: str) -> RateName | None:
     """What a rate's name says; None for the name of something else."""
     match = _RATE.fullmatch(name)
     if match is None:
         return None
     kind = f"{match['kind']}{match['tokens']}"
-    return Rate(kind, int(match["depth"]), int(match["streams"] or 1))
+    return RateName(kind, int(match["depth"]), int(match["streams"] or 1))
 
 
 def quantity(name: str) -> str | None:

@@ -24,7 +24,7 @@ from sm121.core.files import write_text
 from sm121.core.printable import printable
 from sm121.core.profile import LEVELS
 from sm121.core.verdict import Verdict
-from sm121.report import charts, findings, metric_names, references, stored
+from sm121.report import charts, findings, matrix_file, metric_names, references
 from sm121.report.charts import Chart
 from sm121.report.stored import StoredReport
 from sm121.run import verdict_file
@@ -111,6 +111,8 @@ def html(report: StoredReport) -> str:
             logs=_logs(report),
             links=_links(report.directory),
             grid=_grid(report),
+            coverage=matrix_file.coverage,
+            facts=matrix_file.facts,
         )
     )
 
@@ -122,35 +124,21 @@ def write(report: StoredReport) -> Path:
     return path
 
 
-def write_for(directory: Path) -> Path:
-    """Read a report directory and write its report.html.
-
-    Raises:
-        UsageError: there is no verdict.json in it.
-    """
-    return write(stored.read(directory))
-
-
 def requirement(metric: MetricReport) -> str:
     """What a metric is held against, in words; empty where nothing is demanded."""
-    parts = []
-    if metric.minimum is not None:
-        parts.append(f"at least {charts.number(metric.minimum)}")
-    if metric.at_most is not None:
-        parts.append(f"at most {charts.number(metric.at_most)}")
-    if metric.target is not None:
-        parts.append(f"target {charts.number(metric.target)}")
-    if metric.stretch is not None:
-        parts.append(f"stretch {charts.number(metric.stretch)}")
-    return ", ".join(parts)
+    limits = {
+        "at least": metric.minimum,
+        "at most": metric.at_most,
+        "target": metric.target,
+        "stretch": metric.stretch,
+    }
+    return ", ".join(f"{word} {charts.number(v)}" for word, v in limits.items() if v is not None)
 
 
 def _charts(report: StoredReport) -> dict[str, list[Chart]]:
     run, others = report.run, references.load()
     rates = [charts.rates(run, others, decoding=True), charts.rates(run, others, decoding=False)]
-    gated = [
-        name for name, m in run.metrics.items() if m.minimum is not None or m.at_most is not None
-    ]
+    gated = [name for name, metric in run.metrics.items() if metric.gated]
     return {
         "rates": [chart for chart in rates if chart is not None],
         "latency": charts.distributions(report.details),
@@ -179,9 +167,8 @@ def _headline(run: VerdictFile) -> list[tuple[str, MetricReport]]:
         chosen += of_kind[:1]
     times = [name for name in _HEADLINE_TIMES if name in run.metrics]
     times.sort(key=lambda name: run.metrics[name].at_most is None)
-    chosen += times[:1]
-    chosen += [name for name in ("startup_s",) if name in run.metrics]
-    return [(name, run.metrics[name]) for name in chosen]
+    chosen += [*times[:1], "startup_s"]
+    return [(name, run.metrics[name]) for name in chosen if name in run.metrics]
 
 
 def _path(run: VerdictFile) -> list[tuple[str, str, str]]:
@@ -236,21 +223,20 @@ def _links(directory: Path) -> list[str]:
 def _grid(report: StoredReport) -> dict[str, Any] | None:
     """The two axes with the most values against each other: the worst verdict of the cells."""
     matrix = report.matrix
-    if matrix is None or len(matrix.axes) < 2:
+    if matrix is None or len(matrix.values) < 2:
         return None
-    rows, columns = sorted(matrix.axes, key=lambda axis: -len(matrix.axes[axis]))[:2]
-    table = []
-    for row in matrix.axes[rows]:
-        line = []
-        for column in matrix.axes[columns]:
-            here = [
-                (cell.verdict, str(number), cell.note)
-                for number, cell in enumerate(matrix.cells, 1)
-                if cell.values.get(rows) == row and cell.values.get(columns) == column
-            ]
-            line.append(here)
-        table.append((row, line))
-    return {"rows": rows, "columns": columns, "names": matrix.axes[columns], "table": table}
+    rows, columns = sorted(matrix.values, key=lambda axis: -len(matrix.values[axis]))[:2]
+
+    def cells(row: str, column: str) -> list[tuple[str, str, str]]:
+        return [
+            (cell.outcome.value, str(number), cell.reason)
+            for number, cell in enumerate(matrix.cells, 1)
+            if cell.values.get(rows) == row and cell.values.get(columns) == column
+        ]
+
+    names = matrix.values[columns]
+    table = [(row, [cells(row, column) for column in names]) for row in matrix.values[rows]]
+    return {"rows": rows, "columns": columns, "names": names, "table": table}
 
 
 @cache
@@ -281,8 +267,6 @@ _IN_SCRIPT = {
     "<": "\\u003c",
     ">": "\\u003e",
     "&": "\\u0026",
-    "\u2028": "\\u2028",
-    "\u2029": "\\u2029",
 }
 
 

@@ -18,7 +18,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Target(_Part):
+class ReferenceTarget(_Part):
     """Machine and model that all of the numbers are of."""
 
     arch: str
@@ -26,7 +26,7 @@ class Target(_Part):
     description: str
 
 
-class Reference(_Part):
+class ReferenceEngine(_Part):
     """One engine in one configuration."""
 
     name: str
@@ -42,8 +42,8 @@ class Reference(_Part):
 class References(_Part):
     """The whole file."""
 
-    target: Target
-    reference: tuple[Reference, ...] = Field(min_length=1)
+    target: ReferenceTarget
+    reference: tuple[ReferenceEngine, ...] = Field(min_length=1)
 
     def comparable(self, run: VerdictFile) -> str | None:
         """Why the numbers do not stand beside a run's; None when they do."""

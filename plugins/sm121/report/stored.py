@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel
 
@@ -15,7 +15,6 @@ from sm121.matrix.report import MatrixFile
 from sm121.report import crash_list, details, matrix_file, memory_file
 from sm121.report.crash_list import Crash
 from sm121.report.details import Details
-from sm121.report.matrix_file import Matrix
 from sm121.report.memory_file import MemoryFile, MemoryTimeline
 from sm121.run.verdict_file import SCHEMA_VERSION, VerdictFile
 
@@ -30,7 +29,7 @@ class StoredReport:
     directory: Path
     details: Details = field(default_factory=Details)
     memory: MemoryTimeline | None = None
-    matrix: Matrix | None = None
+    matrix: MatrixFile | None = None
     crashes: tuple[Crash, ...] = ()
     #: The version of verdict.json's schema that it was written in.
     schema_version: int = SCHEMA_VERSION
@@ -51,18 +50,8 @@ def read(directory: Path) -> StoredReport:
         raise UsageError(
             f"{directory}: expected a report directory, one with a verdict.json ({error})"
         ) from error
-    return of(raw, directory)
-
-
-def of(raw: Any, directory: Path) -> StoredReport:
-    """From a verdict.json's content and the files beside it.
-
-    Raises:
-        UsageError: it is no verdict.json.
-    """
     if not isinstance(raw, dict) or "schema_version" not in raw:
-        raise UsageError(f"{directory / 'verdict.json'}: expected a verdict.json of this suite")
-    file = directory / "verdict.json"
+        raise UsageError(f"{file}: expected a verdict.json of this suite")
     try:
         run = lenient.validate(VerdictFile, raw)
     except ValueError as error:
@@ -77,7 +66,7 @@ def of(raw: Any, directory: Path) -> StoredReport:
         directory=directory,
         details=details.read(directory),
         memory=memory_file.timeline(memory) if memory else None,
-        matrix=matrix_file.view(matrix) if matrix else None,
+        matrix=matrix if matrix and matrix.cells else None,
         crashes=crash_list.read(run.crashes, directory),
         schema_version=int(raw["schema_version"]),
     )

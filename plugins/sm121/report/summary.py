@@ -35,23 +35,37 @@ def _short(text: str) -> str:
 def _shown(name: str, metric: MetricReport) -> bool:
     """Whether a pull request wants it: what has a gate, and the first rates."""
     rate = metric_names.rate(name)
-    first = rate is not None and rate.depth == 0 and rate.streams == 1
-    return first or metric.minimum is not None or metric.at_most is not None
+    return metric.gated or (rate is not None and rate.plain)
+
+
+def environment(*, trimmed: bool = False) -> Environment:
+    """For templates of Markdown, not HTML: everything that is put in goes through `plain`.
+
+    Args:
+        trimmed: lines with nothing but a statement leave no line.
+    """
+    return Environment(  # noqa: S701
+        loader=PackageLoader("sm121.report"),
+        undefined=StrictUndefined,
+        finalize=plain,
+        trim_blocks=trimmed,
+        lstrip_blocks=trimmed,
+    )
 
 
 def markdown(run: VerdictFile) -> str:
     """The summary of a run, finished or not."""
-    # Markdown, not HTML: everything that is put in goes through `plain`.
-    environment = Environment(  # noqa: S701
-        loader=PackageLoader("sm121.report"), undefined=StrictUndefined, finalize=plain
-    )
     failures = findings.failures(run)
-    return environment.get_template("summary.md.j2").render(
-        run=run,
-        failures=failures[:_MOST_FAILURES],
-        more=len(failures[_MOST_FAILURES:]),
-        metrics={name: m for name, m in run.metrics.items() if _shown(name, m)},
-        number=charts.number,
-        interval=charts.interval,
-        short=_short,
+    return (
+        environment()
+        .get_template("summary.md.j2")
+        .render(
+            run=run,
+            failures=failures[:_MOST_FAILURES],
+            more=len(failures[_MOST_FAILURES:]),
+            metrics={name: m for name, m in run.metrics.items() if _shown(name, m)},
+            number=charts.number,
+            interval=charts.interval,
+            short=_short,
+        )
     )

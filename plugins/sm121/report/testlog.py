@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import datetime
 import re
-from dataclasses import dataclass
 from pathlib import Path
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sm121.core.errors import UsageError
 from sm121.core.verdict import Verdict
 from sm121.report import charts, findings, metric_names
 from sm121.report.stored import StoredReport
-from sm121.report.summary import plain
-from sm121.run.verdict_file import LevelReport, MetricReport, VerdictFile
+from sm121.report.summary import environment, plain
+from sm121.run.verdict_file import MetricReport, VerdictFile
 
 RESULTS = "BENCHMARK_RESULTS.md"
 _LEVELS = (
@@ -38,16 +35,6 @@ their 95 % interval; times are ms; "-" is not measured. A run that is not PASS i
 """
 
 
-@dataclass(frozen=True)
-class Row:
-    """A metric of the feature's run and of the baseline's."""
-
-    name: str
-    baseline: str
-    now: str
-    delta: str
-
-
 def log(
     report: StoredReport,
     *,
@@ -61,15 +48,8 @@ def log(
         baseline: another run, for the second column of the numbers.
     """
     run = report.run
-    # Markdown, not HTML: everything that is put in goes through `plain`.
-    environment = Environment(  # noqa: S701
-        loader=PackageLoader("sm121.report"),
-        undefined=StrictUndefined,
-        finalize=plain,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("testlog.md.j2").render(
+    template = environment(trimmed=True).get_template("testlog.md.j2")
+    return template.render(
         feature=feature,
         branch=branch or _branch(run),
         date=run.started[:10],
@@ -78,7 +58,6 @@ def log(
         levels=[(name, title, run.levels.get(name)) for name, title in _LEVELS],
         seconds=lambda name: _duration(run, name),
         notes=lambda name: _notes(report, name),
-        outcome=_outcome,
         rows=_rows(run, baseline.run if baseline is not None else None),
         memory=_memory(report),
         result=_result(run),
@@ -152,19 +131,16 @@ def _cell(metric: MetricReport | None) -> str:
     return shown if metric.verdict in (Verdict.PASS, Verdict.FAIL) else f"{shown} {metric.verdict}"
 
 
-def _rows(run: VerdictFile, baseline: VerdictFile | None) -> list[Row]:
+def _rows(run: VerdictFile, baseline: VerdictFile | None) -> list[tuple[str, str, str, str]]:
+    """Each metric: its name, the baseline's value, this run's, and by how much it changed."""
     rows = []
     for name, metric in run.metrics.items():
         before = baseline.metrics.get(name) if baseline is not None else None
         delta = ""
         if before is not None and before.value and metric.value:
             delta = f"{metric.value / before.value - 1:+.1%}"
-        rows.append(Row(name, _cell(before) if before else "", _cell(metric), delta))
+        rows.append((name, _cell(before) if before else "", _cell(metric), delta))
     return rows
-
-
-def _outcome(level: LevelReport | None) -> str:
-    return level.verdict.value if level is not None else "not run"
 
 
 def _duration(run: VerdictFile, level: str) -> str:

@@ -6,7 +6,7 @@ decisions on a test stands (`sm121.run.ledger.stands`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from sm121.core.verdict import Verdict, worst
@@ -26,7 +26,7 @@ from sm121.run.verdict_file import (
 _BOX_STATES = (BoxState.DEGRADED, BoxState.UNKNOWN, BoxState.QUALIFIED)
 
 
-class Difference(NamedTuple):
+class RunDifference(NamedTuple):
     """Something in which two runs differ, so that their verdicts are not about the same thing."""
 
     what: str
@@ -34,13 +34,13 @@ class Difference(NamedTuple):
     other: str | None
 
 
-def differences(one: VerdictFile, other: VerdictFile) -> list[Difference]:
+def differences(one: VerdictFile, other: VerdictFile) -> list[RunDifference]:
     """Why two runs are not parts of the same one; empty where they can be."""
     compared = (
-        Difference("profile", one.profile, other.profile),
-        Difference("architecture", one.arch, other.arch),
-        Difference("engine", one.engine.name, other.engine.name),
-        Difference("engine's version", one.engine.version, other.engine.version),
+        RunDifference("profile", one.profile, other.profile),
+        RunDifference("architecture", one.arch, other.arch),
+        RunDifference("engine", one.engine.name, other.engine.name),
+        RunDifference("engine's version", one.engine.version, other.engine.version),
     )
     return [difference for difference in compared if difference.one != difference.other]
 
@@ -56,7 +56,7 @@ def merge(whole: VerdictFile, ledger: Ledger, parts: Mapping[str, VerdictFile]) 
         ledger: of the whole.
         parts: by the folder that each lies in, as seen from the report directory of the whole.
     """
-    moved = [prefixed(part, folder) for folder, part in parts.items()]
+    moved = [_prefixed(part, folder) for folder, part in parts.items()]
     for part in moved:
         whole.metrics |= part.metrics
         whole.starts += part.starts
@@ -128,7 +128,7 @@ def merge_shards(parts: Mapping[str, VerdictFile]) -> VerdictFile:
     return whole
 
 
-def prefixed(part: VerdictFile, prefix: str) -> VerdictFile:
+def _prefixed(part: VerdictFile, prefix: str) -> VerdictFile:
     """A copy whose files are named as they are seen from a report directory in which the part's
     own is ``prefix``."""
     moved = part.model_copy(deep=True)
@@ -156,7 +156,7 @@ def worst_box(boxes: Iterable[BoxReport]) -> BoxReport:
     return min([box for box in every if box.looked_at] or every, key=place)
 
 
-def plain_id(nodeid: str, known: Iterable[str]) -> str:
+def plain_id(nodeid: str, known: Collection[str]) -> str:
     """A node id without the name of the group that xdist appends."""
     if nodeid in known:
         return nodeid

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,15 @@ class LevelReport(_Part):
     not_run: int = 0
 
 
+_COUNTED_AS = {
+    Verdict.PASS: "passed",
+    Verdict.FAIL: "failed",
+    Verdict.INVALID: "invalid",
+    Verdict.INCONCLUSIVE: "inconclusive",
+    Verdict.NOT_RUN: "not_run",
+}
+
+
 #: Before the reason of a test that could not run, as pytest and this file show it.
 NOT_RUN = "NOT_RUN: "
 #: Before the ids of what is reported beside the tests.
@@ -124,6 +134,11 @@ class MetricReport(_Part):
     clock: str | None = None
     roofline: float | None = None
     verdict: Verdict = Verdict.NOT_RUN
+
+    @property
+    def gated(self) -> bool:
+        """Whether something is demanded of it."""
+        return self.minimum is not None or self.at_most is not None
 
 
 class MemoryReport(_Part):
@@ -218,26 +233,13 @@ def _executed(level: LevelReport) -> bool:
 
 
 def _level(tests: list[TestReport]) -> LevelReport:
-    report = LevelReport()
-    for test in tests:
-        if test.waived:
-            report.waived += 1
-        elif test.skipped:
-            report.skipped += 1
-        elif test.verdict is Verdict.PASS:
-            report.passed += 1
-        elif test.verdict is Verdict.FAIL:
-            report.failed += 1
-        elif test.verdict is Verdict.INVALID:
-            report.invalid += 1
-        elif test.verdict is Verdict.INCONCLUSIVE:
-            report.inconclusive += 1
-        else:
-            report.not_run += 1
-    report.verdict = worst(
-        Verdict.PASS if test.waived else test.verdict for test in tests if test.executed
+    counts = Counter(
+        "waived" if test.waived else "skipped" if test.skipped else _COUNTED_AS[test.verdict]
+        for test in tests
     )
-    return report
+    executed = [test for test in tests if test.executed]
+    verdict = worst(Verdict.PASS if test.waived else test.verdict for test in executed)
+    return LevelReport(verdict=verdict, **counts)
 
 
 def json_schema() -> dict[str, Any]:

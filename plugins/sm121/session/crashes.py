@@ -90,7 +90,7 @@ class CrashDesk:
         self._tell(evidence)
 
     def after_abort(self) -> None:
-        """The run was ended because of the machine. Where that ended a server, its death has told."""
+        """The machine ended the run. Where that ended a server too, its death was told of."""
         session = self._session
         if session.aborted is None:
             return
@@ -181,7 +181,7 @@ class CrashDesk:
     def _replace_server(self, evidence: Evidence) -> None:
         """Stop the server, so that the next test gets another, and see whether all is well."""
         session = self._session
-        if xids := [line for line in evidence.kernel.lines if "NVRM: Xid" in line]:
+        if xids := evidence.kernel.xids:
             session.distrusted = (
                 f"the driver reported an error of the GPU ({xids[0].strip()[:120]}): nothing "
                 "measured or computed after it can be trusted; reset the GPU or reboot"
@@ -196,8 +196,8 @@ class CrashDesk:
                 f"{len(report.survivors)} processes left, port free: {report.port_free}, "
                 f"{report.memory_missing_bytes / 2**30:.1f} GiB missing"
             )
-        if session.read_box_again is not None and session.aborted is None:
-            session.read_box_again()  # DEGRADED makes every later measurement INCONCLUSIVE
+        if session.box is not None and session.aborted is None:
+            session.box.read_after()  # DEGRADED makes every later measurement INCONCLUSIVE
 
     def _look_at_attached(self) -> None:
         session = self._session
@@ -325,7 +325,7 @@ def _what(error: Exception | None) -> str:
     if isinstance(error, UnderLoad):
         return f"under load ({error.what})"
     if isinstance(error, ServerError):
-        return str(error).partition(". Cause:")[0]
+        return error.what
     return "a test ran out of time"
 
 

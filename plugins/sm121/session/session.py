@@ -20,11 +20,13 @@ from sm121.core.verdict import NotRun, Verdict
 from sm121.engines import preflight, registry, requested
 from sm121.engines.managed import ServerError, StopReport
 from sm121.engines.pool import ServerPool
-from sm121.engines.preflight import Finding
+from sm121.engines.preflight import PreflightFinding
 from sm121.evidence import cgroup, metrics
 from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_path import KernelPath, read_log
 from sm121.evidence.resources import ResourceSampler
+from sm121.performance.box import RunBox
+from sm121.performance.recorder import Recorder
 from sm121.report import summary
 from sm121.run import verdict_file
 from sm121.run.harness import Observer
@@ -60,7 +62,7 @@ class Session:
     stops: dict[str, StopReport] = field(default_factory=dict)
     #: Ids of tests that -m, -k or --deselect removed.
     deselected: list[str] = field(default_factory=list)
-    #: Ids of tests that are for other architectures, or beyond the model: no certificate needs them.
+    #: Ids of tests for other architectures, or beyond the model: no certificate needs them.
     inapplicable: set[str] = field(default_factory=set)
     interrupted: bool = False
     #: Why nothing more is run, as (class, text); None while all is well.
@@ -73,8 +75,8 @@ class Session:
     #: What is done after an abnormal end, and when the report cannot be written (`crashes`).
     on_crash: Callable[[ServerError, str | None], Cause] | None = None
     on_unwritten: Callable[[OSError, str], None] | None = None
-    #: Looks at the machine again; None before it was looked at for the first time.
-    read_box_again: Callable[[], None] | None = None
+    #: The machine's state; None before it was looked at.
+    box: RunBox | None = None
     _unwritten: str | None = None
     _under_test: Server | None = None
 
@@ -82,6 +84,11 @@ class Session:
     def ledger(self) -> Ledger:
         """What was decided of each test."""
         return Ledger(self.file)
+
+    @functools.cached_property
+    def recorder(self) -> Recorder:
+        """What was measured so far, and what records the next measurement."""
+        return Recorder(self, self.settings.model)
 
     @property
     def profile(self) -> Profile:
@@ -129,23 +136,18 @@ class Session:
     # Servers.
 
     @functools.cached_property
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[PreflightFinding]:
         """What speaks for and against a start on this machine; looked at once, before the first."""
-        required = self.profile.engine.needs
-        needs = preflight.Needs(
-            memory_gib=required.memory_gib,
-            disk_gib=required.disk_gib,
-            disk_path=self.directory,
-            port=None,  # the suite chooses a free one, and another if that is taken
-            arch_list=required.arch_list,
-            jit_modules=required.jit_modules,
-        )
-        found: list[Finding] = []
+        found: list[PreflightFinding] = []
         for name in (self.profile.under_test, self.profile.baseline):
             configuration = self.managed_configuration(name)
             environment = self.engine_environment(configuration)
             for finding in preflight.inspect(
-                self.arch, configuration.arguments, environment, needs=needs
+                self.arch,
+                configuration.arguments,
+                environment,
+                needs=self.profile.engine.needs,
+                directory=self.directory,
             ):
                 if finding not in found:
                     found.append(finding)

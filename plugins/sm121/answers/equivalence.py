@@ -1,0 +1,172 @@
+"""The same prompt asked in another way has the same answer: in a batch, from the prefix cache, in
+chunks of prefill, streamed, as token ids, again, and after others have hung up.
+
+Tokens are equal where the engine promises it; else they are judged within the noise, and both ways
+are right where two tokens are equally likely.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from sm121.answers import agreement, sanity
+from sm121.answers.agreement import Bound
+from sm121.answers.prompts import Prompt, PromptSet
+from sm121.client.completions import Asker, Completion, Request
+from sm121.core.verdict import NotRun, require
+
+#: Longer than a step's budget of tokens, and than the blocks of the prefix cache.
+_LONG = "count past two windows"
+
+
+@dataclass
+class Continuations:
+    """The prompt set with the answers that one server gives to each prompt alone.
+
+    Asked once, when first needed, in a cold part of the prefix cache. The checks raise
+    AssertionError where another way to ask gives another answer.
+    """
+
+    prompts: PromptSet
+    bound: Bound
+    asker: Asker
+    _salts: Iterator[int] = field(default_factory=itertools.count)
+    _alone: dict[str, Completion] = field(default_factory=dict)
+
+    def alone(self, prompt: Prompt) -> Completion:
+        """The prompt's answer, asked alone and cold."""
+        if prompt.name not in self._alone:
+            self._alone[prompt.name] = self.asker.ask(self._request(prompt))
+        return self._alone[prompt.name]
+
+    def equal_in_a_batch(self) -> None:
+        """All prompts at once, in order and in reverse."""
+        chosen = self.prompts.prompts
+        for how, order in (("in a batch", chosen), ("in a batch in reverse order", chosen[::-1])):
+            answers = self.asker.ask_together([self._request(prompt) for prompt in order])
+            self._hold(zip(order, answers, strict=True), how)
+
+    def equal_from_the_prefix_cache(self, hits: Callable[[], float | None]) -> None:
+        """A long prompt, cold and from the cache.
+
+        Args:
+            hits: tokens that the server took from its prefix cache so far; None: it does not count.
+
+        Raises:
+            NotRun: the server counts hits of its prefix cache, and had none.
+        """
+        prompt = self._named(_LONG)
+        self.alone(prompt)
+        request = self._request(prompt)
+        before = hits()
+        answers = [self.asker.ask(request) for _ in range(2)]
+        if before is not None and not (hits() or 0) > before:
+            raise NotRun("the prefix cache had no hit: it is off, or its blocks are too large")
+        for how, answer in zip(("cold", "from the cache"), answers, strict=True):
+            self._hold([(prompt, answer)], how)
+
+    def equal_in_chunks(self) -> None:
+        """Eight long prompts together, more than a step may prefill."""
+        prompt = self._named(_LONG)
+        self.alone(prompt)
+        answers = self.asker.ask_together([self._request(prompt) for _ in range(8)])
+        self._hold(((prompt, answer) for answer in answers), "among eight long prompts")
+
+    def equal_streamed(self) -> None:
+        """Streamed: the same tokens and text, and usage that counts them."""
+        for prompt in self.prompts.prompts[:3]:
+            alone = self.alone(prompt)
+            streamed = self.asker.stream(self._request(prompt))
+            self._hold([(prompt, streamed)], "streamed")
+            counted, of = streamed.completion_tokens, f"{prompt.name!r}: "
+            if counted is not None and streamed.ids is not None:
+                count = len(streamed.ids)
+                require(counted == count, f"usage of {count} tokens", counted, of)
+            if streamed.ids == alone.ids:
+                same = streamed.text == alone.text
+                require(same, f"the text {alone.text!r}", repr(streamed.text), of)
+
+    def equal_as_token_ids(self) -> None:
+        """Prompts as the tokens that the server itself makes of them."""
+        for prompt in self.prompts.prompts[:4]:
+            ids = self.asker.need(self.alone(prompt).prompt_ids, "the prompt's token ids")
+            answer = self.asker.ask(Request(ids, prompt.tokens, salt=self._cold()))
+            self._hold([(prompt, answer)], "as token ids")
+
+    def equal_repeated(self) -> None:
+        """One prompt three times."""
+        prompt = self.prompts.prompts[1]
+        for _ in range(3):
+            self._hold([(prompt, self.asker.ask(self._request(prompt)))], "repeated")
+
+    def equal_after_aborted_requests(self) -> None:
+        """Prompts whose streams were broken off before."""
+        prompts = self.prompts.prompts[2:5]
+        for prompt in prompts:
+            self.alone(prompt)
+            self.asker.abort(Request(prompt.text, 200, salt=self._cold()))
+        for prompt in prompts:
+            answer = self.asker.ask(self._request(prompt))
+            self._hold([(prompt, answer)], "after an aborted request")
+
+    def go_on_sensibly(self) -> None:
+        """No sign of a broken engine in the answers that should not repeat themselves."""
+        for prompt in self.prompts.prompts:
+            if prompt.varied:
+                alone = self.alone(prompt)
+                positions = alone.positions
+                own = None if positions is None else [p.log_probability for p in positions]
+                seen = sanity.signs(alone.text, alone.ids, own)
+                require(not seen, "a text that goes on", seen, f"{prompt.name!r}: ")
+
+    def wrong(self, prompt: Prompt, answer: Completion, how: str) -> str | None:
+        """Why an answer to a prompt, asked in another way, is not the one that it has alone.
+
+        Tokens are the same where the engine promises that; else they are judged within the noise,
+        and the other way's tokens after a fork by the server asked alone.
+        """
+        alone = self.alone(prompt)
+        if answer.ids is not None and answer.ids == alone.ids and answer.text != alone.text:
+            return (
+                f"{prompt.name!r} {how}: the same tokens, required the text {alone.text!r}, "
+                f"seen {answer.text!r}"
+            )
+        different = agreement.same_tokens(alone, answer)
+        if different is not None and self.bound.fork == 0:
+            return f"{prompt.name!r} {how}: {different}"
+        if answer.positions is None or alone.positions is None:
+            if different is not None:
+                wanted = "log-probabilities, to tell two right choices from a wrong one,"
+                self.asker.need(None, wanted)
+            return None
+        found = agreement.judge(answer.positions, alone.positions, self.bound, self._again(prompt))
+        if found.disagreement is not None:
+            return f"{prompt.name!r} {how}, against the same alone: {found.disagreement}"
+        return None
+
+    def _hold(self, answers: Iterable[tuple[Prompt, Completion]], how: str) -> None:
+        for prompt, answer in answers:
+            if (wrong := self.wrong(prompt, answer, how)) is not None:
+                raise AssertionError(wrong)
+
+    def _named(self, name: str) -> Prompt:
+        return next(prompt for prompt in self.prompts.prompts if prompt.name == name)
+
+    def _request(self, prompt: Prompt) -> Request:
+        return Request(prompt.text, prompt.tokens, salt=self._cold())
+
+    def _cold(self) -> str:
+        """A part of the prefix cache that nobody has used."""
+        return f"sm121-{id(self)}-{next(self._salts)}"
+
+    def _again(self, prompt: Prompt) -> agreement.Resume:
+        def resume(taken: tuple[int, ...]) -> agreement.Positions | None:
+            ids = self.alone(prompt).prompt_ids
+            if ids is None:
+                return None
+            rest = Request((*ids, *taken), prompt.tokens - len(taken), salt=self._cold())
+            return self.asker.ask(rest).positions
+
+        return resume

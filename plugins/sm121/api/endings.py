@@ -1,0 +1,85 @@
+"""How an answer ends: by itself, at a limit, at a stop string or a stop token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sm121.api import harmony, sampling, stream
+from sm121.api.client import Api, Json
+from sm121.api.sdk import PROMPT
+from sm121.core.profile import Correctness
+from sm121.core.verdict import require
+
+
+def natural_length(api: Api, known: Correctness) -> int:
+    """How many tokens an answer in harmony has, which ends by itself with a special token."""
+    limit = known.max_answer_tokens
+    answer = api.complete(harmony.PROMPT, max_tokens=limit)
+    finish = answer["choices"][0]["finish_reason"]
+    require(finish == "stop", f"an end within {limit} tokens", finish)
+    return int(answer["usage"]["completion_tokens"])
+
+
+def min_tokens_is_kept(api: Api, known: Correctness) -> None:
+    """No end before min_tokens, where the answer would have ended by itself."""
+    api.capabilities.require("min_tokens")
+    least = natural_length(api, known) + 6
+    answer = api.complete(harmony.PROMPT, min_tokens=least, max_tokens=least + 6)
+    seen = answer["usage"]["completion_tokens"]
+    require(seen >= least, f"at least {least} tokens", seen)
+
+
+def ignore_eos_goes_on(api: Api, known: Correctness) -> None:
+    """With ignore_eos an answer goes on to its limit."""
+    api.capabilities.require("ignore_eos")
+    limit = natural_length(api, known) + 6
+    answer = api.complete(harmony.PROMPT, ignore_eos=True, max_tokens=limit)
+    seen = (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"])
+    require(seen == (limit, "length"), f"{limit} and length", seen)
+
+
+def chat_obeys_stop(api: Api, known: Correctness, remark: Callable[[str], object]) -> None:
+    """Nothing follows the stop string of a chat, and finish_reason is stop."""
+    chat = known.chats[0]
+    asked = {"max_tokens": known.max_answer_tokens, "stop": [chat.contains]}
+    choice = api.chat(chat.question, **asked)["choices"][0]
+    _, found, rest = sampling.said(choice["message"]).partition(chat.contains)
+    require(not rest, "nothing after it", choice, f"stop {chat.contains!r}: ")
+    require(choice["finish_reason"] == "stop", "stop", choice["finish_reason"])
+    if found:  # vLLM reads harmony from the tokens, of which the last one holds the stop string
+        remark("a chat's text includes the stop string; OpenAI's API leaves it out")
+
+
+def stop_string_ends_the_text(api: Api) -> None:
+    """The text stops before a string of its own, streamed or not."""
+    whole = api.complete(PROMPT, max_tokens=24)["choices"][0]["text"]
+    place = next(i for i in range(3, len(whole)) if whole.index(whole[i : i + 4]) == i)
+    stop, before = whole[place : place + 4], whole[:place]
+    asked: Json = {"max_tokens": 24, "stop": [stop, "no such text"]}
+    at_once = api.complete(PROMPT, **asked)["choices"][0]
+    streamed = stream.completion_of(api.stream_completion(PROMPT, **asked))[0]
+    for seen in (at_once, streamed):
+        right = (seen["text"], seen["finish_reason"]) == (before, "stop")
+        require(right, f"{before!r} and stop", seen, f"stop {stop!r}: ")
+
+
+def stop_token_ends_the_answer(api: Api) -> None:
+    """Generation ends with a stop token of its own."""
+    ids = api.complete(PROMPT, max_tokens=12, return_token_ids=True)["choices"][0]["token_ids"]
+    place = next(i for i in range(2, len(ids)) if ids[i] not in ids[:i])
+    answer = api.complete(PROMPT, max_tokens=12, return_token_ids=True, stop_token_ids=[ids[place]])
+    choice = answer["choices"][0]
+    seen, reason = choice["token_ids"], choice["finish_reason"]
+    right = seen[:place] == ids[:place] and len(seen) <= place + 1
+    require(right, ids[: place + 1], seen)
+    require(reason == "stop", "stop", reason)
+
+
+def special_tokens_are_hidden(api: Api) -> None:
+    """Texts have no special token: at a natural end, and in a stream."""
+    api.capabilities.require("hidden_special_tokens")
+    choices = api.complete(harmony.PROMPT, max_tokens=60)["choices"][:1]
+    choices += stream.completion_of(api.stream_completion(harmony.PROMPT, max_tokens=60))
+    texts = [choice["text"] for choice in choices]
+    leaks = [found for text in texts for found in harmony.leaked(text)]
+    require(not leaks, "no special token", f"{leaks} in {texts}")

@@ -1,0 +1,98 @@
+"""What the parameters of sampling do: temperature, seed, top_p, logit_bias, n."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sm121.api import stream
+from sm121.api.client import Api, Json
+from sm121.api.sdk import PROMPT, Sdk, first_that
+from sm121.core.profile import Correctness
+from sm121.core.verdict import require
+
+
+def seed_repeats_itself(sdk: Sdk, attempts: int) -> None:
+    """One seed gives the same tokens again, at the latest at the last attempt."""
+
+    options: Json = {"max_tokens": 24, "temperature": 1.0, "extra_body": {"ignore_eos": True}}
+
+    def sampled() -> Any:
+        return sdk.complete(seed=1234, **options).choices[0].token_ids
+
+    _hold_repeated(sampled, attempts, "tokens")
+
+
+def seeds_differ(sdk: Sdk) -> None:
+    """Of eight seeds at a high temperature, one at least gives other tokens than the others."""
+    options: Json = {"max_tokens": 8, "temperature": 2.0, "extra_body": {"ignore_eos": True}}
+    answers = {tuple(sdk.complete(seed=seed, **options).choices[0].token_ids) for seed in range(8)}
+    require(len(answers) > 1, "different seeds can differ", f"{answers} eight times")
+
+
+def chat_obeys_temperature_and_seed(sdk: Sdk, known: Correctness, attempts: int) -> None:
+    """At temperature 2 seeds differ, and one seed repeats itself."""
+
+    def sampled(seed: int) -> str:
+        answer = sdk.chat(known.chats[0].question, 12, temperature=2.0, seed=seed)
+        return said(answer.choices[0].message.model_dump())
+
+    texts = {sampled(seed) for seed in range(6)}
+    require(len(texts) > 1, "seeds that differ at temperature 2", f"{texts} six times")
+    _hold_repeated(lambda: sampled(1234), attempts, "text")
+
+
+def said(message: Json) -> str:
+    """All text of a message: reasoning, under any of its names, and content."""
+    names = ("reasoning", "reasoning_content", "content")
+    return "".join(str(message[name]) for name in names if message.get(name))
+
+
+def top_p_is_kept(api: Api, known: Correctness) -> None:
+    """With hardly any share left, only the likeliest token can be sampled."""
+    for seed in range(3):
+        for fact in known.known_answers:
+            options = {"max_tokens": 8, "temperature": 2.0, "top_p": 1e-4, "seed": seed}
+            text = api.complete(fact.prompt, **options)["choices"][0]["text"]
+            of = f"{fact.prompt!r} {options}: "
+            require(text.startswith(fact.begins), repr(fact.begins), repr(text), of)
+
+
+def logit_bias_is_obeyed(api: Api) -> None:
+    """-100 bans the likeliest token; +100 puts another one in its place."""
+    first = api.ids(PROMPT + api.complete(PROMPT, max_tokens=1)["choices"][0]["text"])[-1]
+    other = api.ids(PROMPT + " London")[-1]
+    for bias in ({str(first): -100}, {str(other): 100}):
+        seen = api.complete(PROMPT, max_tokens=1, logit_bias=bias, return_token_ids=True)
+        token = seen["choices"][0]["token_ids"][0]
+        right = token != first and (token == other or str(other) not in bias)
+        require(right, f"another token than {first}", token, f"logit_bias {bias}: ")
+
+
+def choices_are_their_own(api: Api) -> None:
+    """Four choices are sampled apart, streamed or not."""
+    asked: Json = {"max_tokens": 12, "n": 4, "temperature": 2.0, "seed": 5}
+    answer = api.complete(PROMPT, **asked)["choices"]
+    streamed = stream.completion_of(api.stream_completion(PROMPT, **asked))
+    for choices in (answer, streamed):
+        texts = {choice["text"] for choice in choices}
+        require(len(choices) == 4 and len(texts) > 1, "4 that differ", choices)
+
+
+def answers_belong_to_their_prompts(api: Api, known: Correctness) -> None:
+    """Each prompt has its own answer: asked one after the other, twice, and in one request."""
+    facts = known.known_answers
+    found = []
+    for _ in range(2):
+        found += [(f, api.complete(f.prompt, max_tokens=8)["choices"][0]) for f in facts]
+    answer = api.complete([fact.prompt for fact in facts], max_tokens=8)
+    found += [(facts[choice["index"]], choice) for choice in answer["choices"]]
+    for fact, choice in found:
+        right = choice["text"].startswith(fact.begins)
+        require(right, repr(fact.begins), repr(choice["text"]), f"{fact.prompt!r}: ")
+
+
+def _hold_repeated(sampled: Callable[[], object], attempts: int, what: str) -> None:
+    first = sampled()
+    second = first_that((sampled() for _ in range(attempts)), lambda answer: answer == first)
+    require(first == second, f"the same {what} with the same seed", f"{first!r} and {second!r}")

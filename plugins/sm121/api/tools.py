@@ -1,0 +1,123 @@
+"""Calls of tools: the right one with the right arguments, and answers to their results."""
+
+from __future__ import annotations
+
+import functools
+import json
+from importlib.resources import files
+from typing import Any
+
+import jsonschema
+
+from sm121.api.client import Api, Json, together
+from sm121.core.profile import Correctness, ToolCall
+from sm121.core.verdict import require
+
+
+@functools.cache
+def _shipped() -> tuple[Json, ...]:
+    text = (files("sm121.fixtures") / "api" / "tools.json").read_text("utf-8")
+    return tuple(json.loads(text))
+
+
+def tools() -> list[Json]:
+    """The tools as /v1/chat/completions takes them."""
+    return list(_shipped())
+
+
+def called_every_time(api: Api, known: Correctness) -> None:
+    """Each question, asked again and again: one right call, and none of it in the content."""
+    asked = [case for case in known.tool_calls for _ in range(known.repeats)]
+    api.capabilities.require("tools")
+    answers = together(lambda case: _ask(api, known, case.question), asked)
+    for case, choice in zip(asked, answers, strict=True):
+        of = f"{case.question!r}: "
+        calls = [call["function"] for call in _calls(choice)]
+        seen = [(call["name"], json.loads(call["arguments"])) for call in calls]
+        require(seen == [(case.tool, case.arguments)], f"{case.tool}({case.arguments})", seen, of)
+        right = choice["finish_reason"] == "tool_calls" and not spilled(choice["message"])
+        require(right, "tool_calls, and nothing of the call in the content", choice, of)
+
+
+def named(api: Api, known: Correctness) -> None:
+    """``tool_choice`` with a name calls that tool, with arguments by its schema."""
+    name = tools()[0]["function"]["name"]
+    tool_choice = {"type": "function", "function": {"name": name}}
+    answer = _ask(api, known, known.chats[0].question, tool_choice=tool_choice)
+    names = [call["function"]["name"] for call in _calls(answer)]
+    require(names == [name], f"a call of {name}", answer["message"])
+    _hold_fitting(_calls(answer)[:1])
+
+
+def required(api: Api, known: Correctness) -> None:
+    """``tool_choice: required`` calls a tool, with arguments by its schema."""
+    answer = _ask(api, known, known.chats[0].question, tool_choice="required")
+    called = _calls(answer) and answer["finish_reason"] == "tool_calls"
+    require(called, "a call", answer)
+    _hold_fitting(_calls(answer))
+
+
+def forbidden(api: Api, known: Correctness) -> None:
+    """``tool_choice: none`` calls none."""
+    answer = _ask(api, known, known.tool_calls[0].question, tool_choice="none")
+    require(not _calls(answer), "no tool call", answer["message"])
+
+
+def called_in_parallel(api: Api, known: Correctness) -> None:
+    """A question about several things is answered by a call for each."""
+    answer = _ask(api, known, known.parallel_question)
+    count = known.parallel_calls
+    require(len(_calls(answer)) == count, f"{count} calls", answer["message"])
+
+
+def results_are_answered(api: Api, known: Correctness) -> None:
+    """After the result of a call the answer says what the result says."""
+    for case in known.tool_calls:
+        of = f"{case.question!r}: "
+        call = _ask(api, known, case.question)["message"]
+        require(call.get("tool_calls"), "a call", call, of)
+        choice = _ask(api, known, _with_the_result(case, call))
+        right = case.answer_contains in (choice["message"]["content"] or "")
+        require(right, repr(case.answer_contains), choice, of)
+
+
+def spilled(message: Json) -> bool:
+    """Whether the content beside a call has parts of it. gpt-oss may say in a preamble what it is
+    about to do (harmony, "preambles"): that is text, and none of the call."""
+    content = message.get("content") or ""
+    functions = [call["function"] for call in message.get("tool_calls") or []]
+    parts = [part for f in functions for part in (f["name"], f["arguments"].strip()) if part]
+    return any(part in content for part in (*parts, "<|", "to=functions"))
+
+
+def _ask(api: Api, known: Correctness, messages: str | list[Json], **options: Any) -> Json:
+    answer = api.chat(messages, tools=tools(), max_tokens=known.max_answer_tokens, **options)
+    return dict(answer["choices"][0])
+
+
+def _calls(choice: Json) -> list[Json]:
+    return choice["message"].get("tool_calls") or []
+
+
+def _with_the_result(asked: ToolCall, message: Json) -> list[Json]:
+    """The messages after a call: question, call, result."""
+    calls = [
+        {key: call[key] for key in ("id", "type", "function")} for call in message["tool_calls"]
+    ]
+    return [
+        {"role": "user", "content": asked.question},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": calls[0]["id"], "content": asked.result},
+    ]
+
+
+def _hold_fitting(calls: list[Json]) -> None:
+    """The arguments of calls fit the schemas of their tools."""
+    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools()}
+    for call in calls:
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        try:
+            jsonschema.validate(json.loads(arguments), schemas[name])
+        except jsonschema.ValidationError as error:
+            seen = f"{arguments} ({error.message})"
+            require(False, "arguments by its schema", seen, f"{name}: ")

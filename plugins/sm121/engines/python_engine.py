@@ -1,0 +1,100 @@
+"""An engine that is a package of a Python environment of its own: vLLM and SGLang."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from sm121.core import interpreter
+from sm121.core.configuration import ServerConfiguration
+from sm121.core.errors import UsageError
+
+#: Scripts that run in the engine's interpreter, without the suite.
+IN_ENGINE = Path(__file__).parent / "in_engine"
+_ARGUMENTS_WITHIN_S = 180.0
+#: Of every engine, and with ``--engine-debug``.
+_VARIABLES = {"DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
+_DEBUG_VARIABLES = {
+    "CUDA_LAUNCH_BLOCKING": "1",
+    "TORCH_SHOW_CPP_STACKTRACES": "1",
+    "NCCL_DEBUG": "INFO",
+    "FLASHINFER_LOGLEVEL": "3",
+}
+
+
+class PythonEngine:
+    """What such engines have in common."""
+
+    #: Its name for people, and how one gets it.
+    title: ClassVar[str]
+    remedy: ClassVar[str]
+    #: Source that prints ``{"version": TEXT}`` as JSON, or null where the engine is not installed.
+    #: It does not import the engine, which takes seconds and may want a GPU.
+    version_script: ClassVar[str]
+    #: File of `IN_ENGINE` that asks the engine's parser about lists of arguments.
+    arguments_script: ClassVar[str]
+
+    def check_interpreter(self, python: str, environment: Mapping[str, str]) -> str | None:
+        """Version of the engine that ``python`` imports in that environment, None if not known.
+
+        Raises:
+            UsageError: there is no such interpreter, or it has no such engine.
+        """
+        try:
+            found = interpreter.ask(python, self.version_script, environment)
+        except interpreter.NoAnswer as error:
+            raise UsageError(
+                f"--engine-python {python}: expected a Python interpreter that says which "
+                f"{self.title} it has ({error})"
+            ) from error
+        if found is None:
+            raise UsageError(
+                f"--engine-python {python}: expected an environment with {self.title}, found none "
+                f"({self.remedy})"
+            )
+        return found["version"] or None
+
+    def check_arguments(
+        self, python: str, lists: Sequence[Sequence[str]], environment: Mapping[str, str]
+    ) -> list[str | None]:
+        """The engine's own message where its parser refuses a list of arguments, else None.
+
+        Raises:
+            UsageError: the interpreter has no such engine, or its parser cannot be asked.
+        """
+        try:
+            answers = interpreter.ask(
+                python,
+                IN_ENGINE / self.arguments_script,
+                environment,
+                [list(arguments) for arguments in lists],
+                within_s=_ARGUMENTS_WITHIN_S,
+            )
+        except interpreter.NoAnswer as error:
+            raise UsageError(
+                f"--engine-python {python}: its engine's own parser cannot be asked: {error}"
+            ) from error
+        if len(answers) != len(lists):
+            raise UsageError(
+                f"{self.arguments_script}: {len(answers)} answers to {len(lists)} lists"
+            )
+        return [None if answer is None else str(answer) for answer in answers]
+
+    def _environment(
+        self,
+        configuration: ServerConfiguration,
+        own: Mapping[str, str],
+        debug: Mapping[str, str] | None = None,
+    ) -> dict[str, str]:
+        """The suite's environment with ``own``, with ``debug`` where the engine is to be debugged,
+        and with the configuration's on top."""
+        environment = {**os.environ, **_VARIABLES, **own}
+        if Path(configuration.model).is_dir():
+            environment["HF_HUB_OFFLINE"] = "1"
+        if configuration.debug:
+            environment.update(_DEBUG_VARIABLES)
+            environment.update(debug or {})
+        environment.update(configuration.environment)
+        return environment

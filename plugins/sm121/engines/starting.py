@@ -1,0 +1,116 @@
+"""Watching a server that starts: its log, its use of the processor, and whether it serves."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+
+from sm121.core.server import Endpoint
+
+_HEALTH_EVERY_S = 0.5
+_ACTIVITY_EVERY_S = 2.0
+
+
+@dataclass(frozen=True)
+class StartPhase:
+    """What a server does while it is started."""
+
+    text: str
+    #: True for the last of a start: it serves.
+    ready: bool = False
+
+
+def ask_for_a_token(http: httpx.Client, served_name: str, *, within_s: float) -> int:
+    """The status of the answer to a request for one token.
+
+    Raises:
+        httpx.HTTPError: there is no answer in time.
+    """
+    request = {"model": served_name, "prompt": "Hello", "max_tokens": 1}
+    return http.post("/v1/completions", json=request, timeout=within_s).status_code
+
+
+class Activity:
+    """Log lines as they come, and for how long there was neither a line nor processor time."""
+
+    def __init__(self, log: Path, processes: Callable[[], list[psutil.Process]]) -> None:
+        self._log = log
+        self._processes = processes
+        self._position = log.stat().st_size if log.exists() else 0
+        self._rest = b""
+        self._last = time.monotonic()
+        self._cpu_s = 0.0
+        self._next_look = 0.0
+
+    def new_lines(self) -> list[str]:
+        """The whole lines that came since the last call."""
+        with self._log.open("rb") as stream:
+            stream.seek(self._position)
+            fresh = stream.read(1 << 20)
+        if fresh:
+            self._last = time.monotonic()
+            self._position += len(fresh)
+        # Progress bars end their lines with a carriage return alone.
+        *lines, self._rest = (self._rest + fresh).replace(b"\r", b"\n").split(b"\n")
+        return [line.decode("utf-8", "replace") for line in lines]
+
+    def idle_s(self) -> float:
+        """Seconds since there was a line, or work on a processor."""
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + _ACTIVITY_EVERY_S
+            cpu_s = self._tree_cpu_s()
+            # A waiting Python process wakes now and then; work is more than 1 % of a core.
+            if cpu_s - self._cpu_s > 0.01 * _ACTIVITY_EVERY_S:
+                self._last = now
+            self._cpu_s = cpu_s
+        return now - self._last
+
+    def _tree_cpu_s(self) -> float:
+        total = 0.0
+        for process in self._processes():
+            try:
+                times = process.cpu_times()
+            except psutil.NoSuchProcess:
+                continue
+            total += times.user + times.system
+        return total
+
+
+class ReadinessProbe(threading.Thread):
+    """Asks for /health and then for a token, beside the watching: either may hang for long.
+
+    /health says that the web server is up; a token says that the engine is.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__(name="sm121-readiness", daemon=True)
+        self._http = endpoint.http(timeout_s=2.0)
+        self._served_name = endpoint.served_name
+        self._cancelled = threading.Event()
+        self.progress: str | None = None
+        self.ready = False
+
+    def run(self) -> None:
+        with self._http as http:
+            while not self.ready and not self._cancelled.wait(_HEALTH_EVERY_S):
+                try:
+                    if http.get("/health").status_code != 200:
+                        continue
+                    self.progress = "first token"
+                    status = ask_for_a_token(http, self._served_name, within_s=3600.0)
+                except httpx.HTTPError:  # not up yet, or the server was stopped meanwhile
+                    continue
+                self.ready = status == 200
+                if not self.ready:
+                    self.progress = f"first token refused with status {status}"
+
+    def cancel(self) -> None:
+        """Stop asking; a request under way ends with the server or the process."""
+        self._cancelled.set()

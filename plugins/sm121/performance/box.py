@@ -1,0 +1,187 @@
+"""The machine's state in a run: read before the measurements and after them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+
+from sm121.core import architecture
+from sm121.core.errors import Sm121Error
+from sm121.core.verdict import Verdict
+from sm121.measure import box, roofline
+from sm121.measure.box import BoxState, CpuUse, Reading
+from sm121.measure.roofline import Ceiling
+from sm121.measure.stream_bandwidth import read_bandwidth
+from sm121.run.harness import Harness
+from sm121.run.verdict_file import BESIDE, TestReport
+
+_ATTEMPTS = 3
+_SETTLED_WITHIN_S = 10.0
+_CANARY = "canary:"
+_LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass
+class RunBox:
+    """The machine that a run measures on: its readings, and what they mean for the numbers."""
+
+    harness: Harness
+    #: The folder of the canaries that were built, by name; None: none was.
+    canaries: Path | None = None
+    before: Reading | None = None
+    after: Reading | None = None
+    #: What others had used of the CPU when the measurements began, and after how many starts.
+    _began: tuple[CpuUse, int] | None = None
+    _load_during: float | None = None
+    #: GB/s of reading so many bytes on the CPU: small models live in its caches.
+    _by_size: dict[int, float] = field(default_factory=dict)
+
+    @functools.cached_property
+    def elsewhere(self) -> str | None:
+        """Why this machine says nothing about the numbers; None if it does."""
+        if self.harness.attached is not None:
+            host = urlsplit(self.harness.attached.endpoint.base_url).hostname
+            if host not in _LOCAL:
+                return (
+                    f"the server is attached at {host}: this machine says nothing about its numbers"
+                )
+        wanted, here = self.harness.profile.arch, architecture.detect().name
+        if wanted == here:
+            return None
+        return f"the target is {wanted}, this machine is {here}: it says nothing about the numbers"
+
+    def read_before(self) -> None:
+        """The first reading, before anything is measured."""
+        self.before = self._read("before")
+        self._began = (CpuUse.take(self._own), self._starts)
+        self._conclude()
+        if self.before is None or self.before.device is None:
+            file = self.harness.file
+            line = f"box and roofline: {file.box.reason or 'not measured'}"
+            if line not in file.unproven:
+                file.unproven.append(line)
+
+    def read_after(self) -> None:
+        """The second one, when everything has been measured."""
+        if self._began is not None and self._began[1] == self._starts:
+            # Of a server that is gone, nobody can say what it used: then it is not known.
+            self._load_during = round(CpuUse.take(self._own).since(self._began[0])[0], 3)
+        self.after = self._read("after")
+        self._conclude()
+
+    def read_at_the_end(self) -> None:
+        """Read it again; a machine that went bad in between makes what was measured
+        INCONCLUSIVE."""
+        file, ledger = self.harness.file, self.harness.ledger
+        if self.before is None:
+            return
+        healthy = file.box.state != BoxState.DEGRADED
+        self.read_after()
+        if not healthy or file.box.state != BoxState.DEGRADED:
+            return
+        for metric in file.metrics.values():
+            if metric.verdict in (Verdict.PASS, Verdict.FAIL):
+                metric.verdict, metric.grade = Verdict.INCONCLUSIVE, None
+        message = f"the box is DEGRADED: {file.box.reason}"
+        for test in ledger:  # each of them was decided on a machine that was not fit
+            decided = test.verdict in (Verdict.PASS, Verdict.FAIL) and not test.waived
+            if test.level == "performance" and decided and not test.skipped:
+                ledger.overrule(test.id, Verdict.INCONCLUSIVE, message)
+        ledger.decide(
+            TestReport(
+                id=f"{BESIDE}box",
+                level="performance",
+                verdict=Verdict.INCONCLUSIVE,
+                message=message,
+            )
+        )
+
+    def bandwidth(self, needed_bytes: float) -> float | None:
+        """GB/s at which so many bytes can be read over and over; None where it is not known."""
+        if self.before is None or self.before.device is None:
+            return None
+        known = self.before.device
+        best = known.bandwidth_best_gb_s
+        if known.device != "cpu" or needed_bytes >= known.buffer_mib * 2**20:
+            return best
+        size = max(int(needed_bytes), 1 << 16)
+        if size not in self._by_size:
+            try:
+                self._by_size[size] = read_bandwidth(size).best_gb_s
+            except Sm121Error:
+                return None
+        return max(self._by_size[size], best)
+
+    def ceilings(self, depth: int) -> tuple[Ceiling, Ceiling] | None:
+        """The bound on a stream's rate in the checkpoint's own formats, and the one that nothing
+        passes, whatever the engine quantised; None where model or machine are not known."""
+        profile, model = self.harness.profile, self.harness.profile.model.id
+        if self.canaries is not None and model.startswith(_CANARY):
+            model = str(self.canaries / model.removeprefix(_CANARY))
+        # Of the model that is served, or that the profile says is served.
+        served = roofline.read_config(self.harness.file.engine.model)
+        config = served or roofline.read_config(model)
+        if config is None:
+            return None
+        under_test = self.harness.configurations.get(profile.under_test)
+        pairs = itertools.pairwise(under_test.arguments if under_test is not None else ())
+        dtype = next((value for name, value in pairs if name == "--dtype"), None)
+        reference = profile.box
+        tolerance = reference.roofline_tolerance if reference else 1.0
+        bounds = []
+        for formats in (roofline.formats(config, dtype), roofline.SMALLEST):
+            try:
+                cost = roofline.traffic(config, depth=depth, formats=formats)
+            except Sm121Error:
+                return None
+            gb_s = self.bandwidth(cost.total)
+            if gb_s is None:
+                return None
+            bounds.append(Ceiling(cost, gb_s, tolerance))
+        return bounds[0], bounds[1]
+
+    def _conclude(self) -> None:
+        """Write the state into the report."""
+        report = self.harness.file.box
+        if (elsewhere := self.elsewhere) is not None:
+            report.state, report.reason = BoxState.UNKNOWN.value, elsewhere
+            return
+        state, reason = box.judge(
+            self.harness.profile.box, self.before, self.after, load_during=self._load_during
+        )
+        report.state, report.reason = state.value, self.harness.redact(reason)
+        report.before, report.after = self.before, self.after
+        report.load_during = self._load_during
+
+    def _read(self, when: str) -> Reading | None:
+        if self.elsewhere is not None:
+            return None
+        harness = self.harness
+        harness.say("box", f"{when} the measurements: memory, matrices, who is here")
+        device = "cpu" if harness.arch == architecture.CPU else "cuda:0"
+        for _ in range(_ATTEMPTS):  # what passes in seconds is no state of the machine
+            box.wait_until_idle(self._own, within_s=_SETTLED_WITHIN_S)
+            reading = box.read(device, own=self._own)
+            earlier = self.before if when == "after" else None
+            if box.judge(harness.profile.box, earlier, reading)[0] is not BoxState.DEGRADED:
+                break
+        if reading.device is not None:
+            harness.say(
+                "box",
+                f"{reading.device.bandwidth_gb_s:.4g} GB/s, "
+                f"{reading.device.matrix_tflop_s:.3g} TFLOP/s, "
+                f"{reading.other_load:.0%} of the CPU taken by others",
+            )
+        return reading
+
+    @property
+    def _starts(self) -> int:
+        return len(self.harness.pool.starts) if self.harness.pool is not None else 0
+
+    def _own(self) -> list[psutil.Process]:
+        return self.harness.pool.processes() if self.harness.pool is not None else []

@@ -1,0 +1,158 @@
+"""A run's measurements held against the stored runs that they can be compared with."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sm121.core.errors import UsageError
+from sm121.core.verdict import Inconclusive, Invalid, NotRun, Verdict
+from sm121.measure.box import BoxState
+from sm121.performance.recorder import Recorder
+from sm121.regression import history, trend
+from sm121.regression.history import StoredMetric, StoredRun
+
+
+@dataclass
+class MeasuredHistory:
+    """What a run is compared with. Everything is read when it is first asked for.
+
+    Args:
+        recorder: has what was measured in this run.
+        storage: of pytest-benchmark, as ``--benchmark-storage`` names it.
+        root: the folder that it is relative to.
+        baseline: the one stored run to compare with; None: all that can be compared.
+    """
+
+    recorder: Recorder
+    storage: str
+    root: Path
+    baseline: str | None = None
+    #: What `compared` said, a line each.
+    findings: list[str] = field(default_factory=list)
+
+    @property
+    def current(self) -> dict[str, StoredMetric]:
+        """The metrics of this run.
+
+        Raises:
+            NotRun: the performance level was not selected.
+            AssertionError: it was, and measured nothing.
+        """
+        if self._now is not None:
+            return dict(self._now.metrics)
+        selected = [test for test in self.recorder.harness.ledger if test.level == "performance"]
+        if not selected:
+            raise NotRun(
+                "nothing was measured in this run; select the performance level with this one: "
+                "tests/test_performance.py tests/test_regression.py"
+            )
+        skipped = [test for test in selected if test.skipped]
+        if len(skipped) == len(selected):
+            raise NotRun(f"the performance level did not run here: {skipped[0].message}")
+        raise AssertionError(
+            "required: the performance level leaves measurements, seen: none of "
+            f"{len(selected)} tests did; an empty run is no success"
+        )
+
+    @functools.cached_property
+    def runs(self) -> list[StoredRun]:
+        """The stored runs that this one can be compared with, oldest first.
+
+        Raises:
+            NotRun: there is none yet, and how to make one.
+            Invalid: the one that was asked for is of another machine, path, profile or plan.
+        """
+        assert self.current
+        try:
+            folder = history.folder(self.storage, self.root)
+            stored = history.load(folder, self.baseline or "*")
+        except UsageError as error:
+            raise Invalid(str(error)) from error
+        unlike = {run.name: run.unlike(self._context) for run in stored}
+        comparable = [run for run in stored if not unlike[run.name]]
+        if comparable:
+            return comparable
+        if self.baseline is not None and stored:
+            name = stored[-1].name
+            why = "; ".join(unlike[name])
+            raise Invalid(f"--benchmark-compare {self.baseline}: {name} is no baseline: {why}")
+        nearest = min(reversed(stored), key=lambda run: len(unlike[run.name]), default=None)
+        others = (
+            f" (the nearest of {len(stored)} other runs, {nearest.name}: "
+            f"{'; '.join(unlike[nearest.name])})"
+            if nearest is not None
+            else ""
+        )
+        raise NotRun(
+            f"no stored run of this machine, profile, plan and kernel path in {folder}{others}; "
+            "run a build that you trust with --benchmark-autosave"
+        )
+
+    @property
+    def missing(self) -> list[str]:
+        """Metrics of the latest run that this one lacks. (One that is INVALID is there.)"""
+        self._check_comparable()
+        return trend.missing(self.current, self.runs[-1])
+
+    def compared(self) -> None:
+        """Hold each metric against the last runs.
+
+        Raises:
+            AssertionError: some are worse.
+            Invalid, Inconclusive: some cannot be compared, or not decided.
+        """
+        self._check_comparable()
+        harness = self.recorder.harness
+        changes = trend.compare(self.current, self.runs, harness.profile.regression)
+        for change in changes:
+            line = f"{change.verdict.value}: {change.text}"
+            harness.remark(f"regression {line}", at_once=False)
+            self.findings.append(harness.redact(line))
+        failed = [change.text for change in changes if change.verdict is Verdict.FAIL]
+        assert not failed, "; ".join(failed)
+        undecided = [c.text for c in changes if c.verdict is Verdict.INCONCLUSIVE]
+        if undecided:
+            raise Inconclusive("; ".join(undecided))
+
+    def levels_held(self) -> None:
+        """Look for a change of level in the whole history.
+
+        Raises:
+            AssertionError: there is one to the worse.
+        """
+        self._check_comparable()
+        limits = self.recorder.harness.profile.regression
+        changes = trend.changes(self.current, self.runs, limits)
+        assert not changes, "; ".join(change.text for change in changes)
+
+    def _check_comparable(self) -> None:
+        """Raise why this run may not be compared at all."""
+        box = self.recorder.harness.file.box
+        if box.state == BoxState.DEGRADED and self.runs:
+            raise Inconclusive(f"the box is DEGRADED: {box.reason}")
+        void = [
+            found.measurement.name
+            for found in self.recorder.recorded
+            if found.verdict is Verdict.INVALID
+        ]
+        lost = [name for name in void if name in self.runs[-1].metrics]
+        if lost:
+            raise Invalid(f"measured and INVALID, so that nothing can be compared: {lost}")
+
+    @property
+    def _context(self) -> dict[str, Any]:
+        """Machine, profile, configuration, model, plan and kernel path of this run."""
+        return dict(self._now.context) if self._now is not None else self.recorder.context()
+
+    @functools.cached_property
+    def _now(self) -> StoredRun | None:
+        valid = [
+            self.recorder.described(found)
+            for found in self.recorder.recorded
+            if found.verdict is not Verdict.INVALID
+        ]
+        started = self.recorder.harness.file.started
+        return history.of_benchmarks("this run", started, valid)
