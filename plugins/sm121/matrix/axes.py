@@ -97,7 +97,7 @@ class Setting(_Table):
     source: str = Field(min_length=3)
 
 
-class Value(_Table):
+class AxisValue(_Table):
     """One value of an axis."""
 
     settings: tuple[Setting, ...] = ()
@@ -116,7 +116,7 @@ class Value(_Table):
     boot_s: float = 0.0
 
     @model_validator(mode="after")
-    def _given(self) -> Value:
+    def _given(self) -> AxisValue:
         if not self.settings and self.not_applicable is None:
             raise ValueError("expected settings, or not_applicable with the reason")
         return self
@@ -127,7 +127,7 @@ class Axis(_Table):
 
     title: str
     baseline: str
-    values: dict[_Name, Value] = Field(min_length=2)
+    values: dict[_Name, AxisValue] = Field(min_length=2)
 
     @model_validator(mode="after")
     def _has_baseline(self) -> Axis:
@@ -311,7 +311,7 @@ class Space:
         object.__setattr__(self, "absent", absent)
         self._refuse_contradictions()
 
-    def _setting(self, value: Value) -> Setting | None:
+    def _setting(self, value: AxisValue) -> Setting | None:
         fitting = [
             setting
             for setting in value.settings
@@ -408,7 +408,7 @@ class Space:
         """The values of an axis."""
         return tuple(self.settings[axis])
 
-    def value(self, axis: str, name: str) -> Value:
+    def value(self, axis: str, name: str) -> AxisValue:
         """What the file says of a value."""
         return self.file.axes[axis].values[name]
 

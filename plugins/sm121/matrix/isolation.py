@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sm121.matrix.axes import Cell, Choice, Space, label
-from sm121.matrix.outcome import CellRecord, Outcome
+from sm121.matrix.outcome import CellOutcome, CellRecord
 
 #: Runs a cell that is not of the plan; None: there is no more time for it.
 Try = Callable[[dict[str, str]], CellRecord | None]
@@ -24,7 +24,7 @@ class FailingSet:
     """Values that fail together, and no part of them is known to."""
 
     choice: Choice
-    outcome: Outcome
+    outcome: CellOutcome
     reason: str
     #: Cells that show it.
     cells: tuple[str, ...]
@@ -58,7 +58,7 @@ class _Known:
     #: Ids of cells that were tried to find a set.
     tried: list[str] = field(default_factory=list)
 
-    def innocent(self, choice: Choice, outcome: Outcome) -> bool:
+    def innocent(self, choice: Choice, outcome: CellOutcome) -> bool:
         """Whether the values occur together in a cell that does not fail so."""
         return any(
             _has(record.values, choice) for record in self.records if _clears(record, outcome)
@@ -156,7 +156,7 @@ def _unconfirmed(
     return FailingSet(first, record.outcome, record.reason, (record.id,), False, others)
 
 
-def _parts(known: _Known, choice: Choice, outcome: Outcome) -> tuple[tuple[str, ...], bool]:
+def _parts(known: _Known, choice: Choice, outcome: CellOutcome) -> tuple[tuple[str, ...], bool]:
     """The smaller parts of a set that are not known to pass, and whether all that can be tried
     alone were."""
     found: list[str] = []
@@ -206,13 +206,13 @@ def _has(values: Cell, choice: Choice) -> bool:
     return all(values.get(axis) == value for axis, value in choice)
 
 
-def _clears(record: CellRecord, outcome: Outcome) -> bool:
+def _clears(record: CellRecord, outcome: CellOutcome) -> bool:
     """Whether a cell shows that its values do not fail so: it got to that check, and passed it."""
-    if record.outcome is Outcome.PASS:
+    if record.outcome is CellOutcome.PASS:
         return True
-    if record.outcome is Outcome.INVALID:
-        return record.works and outcome is not Outcome.SLOWER
-    return record.outcome is Outcome.SLOWER and outcome is not Outcome.SLOWER
+    if record.outcome is CellOutcome.INVALID:
+        return record.works and outcome is not CellOutcome.SLOWER
+    return record.outcome is CellOutcome.SLOWER and outcome is not CellOutcome.SLOWER
 
 
 def _explains(one: FailingSet, record: CellRecord) -> bool:
