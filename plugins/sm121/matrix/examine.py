@@ -10,7 +10,7 @@ import math
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -100,7 +100,17 @@ class Examiner:
 
     def __post_init__(self) -> None:
         self.profile = self.harness.profile
-        self.prompts = chosen(continuations(), self.settings.prompts, self.settings.answer_tokens)
+        every = continuations()
+        names, most = self.settings.prompts, self.settings.answer_tokens
+        self.prompts = PromptSet(
+            schema_version=1,
+            name=f"{every.name} (matrix)",
+            prompts=tuple(
+                prompt.model_copy(update={"tokens": min(prompt.tokens, most)})
+                for prompt in every.prompts
+                if not names or prompt.name in names
+            ),
+        )
 
     def examine(
         self,
@@ -117,15 +127,14 @@ class Examiner:
         """
         began = time.monotonic()
         self._steps, self._step = [], "start"
+        shown = configuration or ServerConfiguration("attached", "", "", "", "")
         record = CellRecord(
             id=identity(self.space, planned.cell),
             values=dict(planned.cell),
             why=list(planned.why),
-            configuration=configuration.key if configuration else "attached",
-            arguments=list(configuration.arguments) if configuration else [],
-            environment={k: self.harness.redact(v) for k, v in configuration.environment}
-            if configuration
-            else {},
+            configuration=shown.key,
+            arguments=list(shown.arguments),
+            environment={k: self.harness.redact(v) for k, v in shown.environment},
             outcome=CellOutcome.NOT_RUN,
             isolating=isolating,
         )
@@ -373,7 +382,10 @@ class Examiner:
         rate.ratio, rate.ci_low, rate.ci_high = (
             round(v, 4) for v in statistics.ratio_interval(rate.samples, baseline.samples)
         )
-        rate.allowed = self._may_be_slower(values)
+        left = 1.0 - self.settings.may_be_slower.value
+        for axis in self.space.axes:
+            left *= 1.0 - (self.space.value(axis, values[axis]).may_be_slower or 0.0)
+        rate.allowed = round(1.0 - left, 4)
         return rate.ci_high < 1.0 - rate.allowed
 
     def _measure(
@@ -423,14 +435,6 @@ class Examiner:
         if dtype not in found:
             raise NotRun(f"profile {self.profile.name} has no correctness.golden for {dtype}")
         return found[dtype]
-
-    def _may_be_slower(self, values: Mapping[str, str]) -> float:
-        left = 1.0 - self.settings.may_be_slower.value
-        for axis in self.space.axes:
-            own = self.space.value(axis, values[axis]).may_be_slower
-            if own is not None:
-                left *= 1.0 - own
-        return round(1.0 - left, 4)
 
     # ------------------------------------------------------------------------------------ records
 
@@ -516,10 +520,3 @@ def _unmet(expected: Expected, where: str, path: KernelPath, text: str | None) -
 
 def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
-
-
-def chosen(prompts: PromptSet, names: Sequence[str], tokens: int) -> PromptSet:
-    """Some of the prompts, with shorter answers; all of them where none is named."""
-    picked = [p for p in prompts.prompts if not names or p.name in names]
-    short = [p.model_copy(update={"tokens": min(p.tokens, tokens)}) for p in picked]
-    return PromptSet(schema_version=1, name=f"{prompts.name} (matrix)", prompts=tuple(short))

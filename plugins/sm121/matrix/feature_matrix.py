@@ -117,7 +117,7 @@ def build(
         unproven=space.unproven(),
         left_out={
             **{name: f"{CellOutcome.INCOMPATIBLE}: {rule.reason}"
-               for name, (_, rule) in array.incompatible.items()},
+               for name, rule in array.incompatible.items()},
             **dict(array.absent),
         },
         product=space.product,
@@ -161,16 +161,15 @@ def pairs(space: Space, file: MatrixFile) -> dict[Choice, PairState]:
     """What is known of each pair of values. It works when it is in a cell that passes, but perhaps
     for its rate; it is broken when it has a failing set in it; in other cells alone it is
     unknown."""
-    passing = [r.values for r in file.cells if r.works]
-    broken = [one.values for one in file.failing_sets if one.confirmed]
+    passing = [record for record in file.cells if record.works]
+    broken = [{*one.values.items()} for one in file.failing_sets if one.confirmed]
     states: dict[Choice, PairState] = {}
     for choice in space.choices(2) if len(space.axes) > 1 else ():
-        values = dict(choice)
         if not space.allowed(choice):
             states[choice] = "incompatible"
-        elif any(all(values.get(a) == v for a, v in one.items()) for one in broken):
+        elif any(one <= {*choice} for one in broken):
             states[choice] = "broken"
-        elif any(all(cell[a] == v for a, v in choice) for cell in passing):
+        elif any(record.has(choice) for record in passing):
             states[choice] = "works"
         else:
             states[choice] = "unknown"
@@ -180,11 +179,15 @@ def pairs(space: Space, file: MatrixFile) -> dict[Choice, PairState]:
 def markdown(space: Space, file: MatrixFile, *, command: str | None = None) -> str:
     """FEATURE_MATRIX.md."""
     by = f"Made by `{command}`.\n\n" if command else ""
+    predicted = f" Predicted: {file.predicted}." if file.predicted else ""
     parts = [
         "# Feature matrix",
         "",
         f"{by}{file.engine} {file.version or '(version unknown)'}, profile `{file.profile}`, axes "
-        f"`{file.axes}`, strength {file.strength}: {_summary(file)}",
+        f"`{file.axes}`, strength {file.strength}: {len(file.cells)} cells "
+        f"({counted(file.cells) or 'none ran'}) of {file.product} combinations; "
+        f"{file.spent['boots']:.0f} boots in this run, {cost.duration(file.spent['seconds'])}."
+        f"{predicted}",
         "",
         "## What fails",
         "",
@@ -219,21 +222,13 @@ def markdown(space: Space, file: MatrixFile, *, command: str | None = None) -> s
         "",
         "| axis | what | values (the first is the baseline) |",
         "|---|---|---|",
-        *(f"| {axis} | {_plain(space.file.axes[axis].title)} | {_values(space, axis)} |"
-          for axis in space.axes),
+        *(f"| {axis} | {_plain(space.file.axes[axis].title)} "
+          f"| {', '.join(dict.fromkeys((first, *space.values(axis))))} |"
+          for axis, first in space.baseline.items()),
         "",
         *_lists(file),
     ]  # fmt: skip
     return "\n".join(parts).rstrip() + "\n"
-
-
-def _summary(file: MatrixFile) -> str:
-    spent = file.spent
-    predicted = f" Predicted: {file.predicted}." if file.predicted else ""
-    return (
-        f"{len(file.cells)} cells ({counted(file.cells) or 'none ran'}) of {file.product} "
-        f"combinations; {spent['boots']:.0f} boots in this run, {cost.duration(spent['seconds'])}.{predicted}"
-    )
 
 
 def counted(records: Sequence[CellRecord]) -> str:
@@ -258,26 +253,19 @@ def _row(record: CellRecord) -> str:
 
 
 def _table_of_pairs(space: Space, file: MatrixFile) -> list[str]:
-    states = pairs(space, file)
-    columns = [(axis, value) for axis in space.axes for value in space.values(axis)]
     if len(space.axes) < 2:
         return ["One axis has no pairs."]
+    states = pairs(space, file)
+    columns = [choice for (choice,) in space.choices(1)]
     lines = [
         "| | " + " | ".join(f"{axis} {value}" for axis, value in columns) + " |",
         "|---|" + "---|" * len(columns),
     ]
     for row, own in enumerate(columns):
-        signs = []
-        for column, other in enumerate(columns):
-            known = states.get((own, other)) or states.get((other, own))
-            signs.append(_SIGN[known] if known and column < row else "")
+        known = [states.get((other, own)) for other in columns[:row]]
+        signs = [*(_SIGN[state] if state else "" for state in known), *[""] * (len(columns) - row)]
         lines.append(f"| {own[0]} {own[1]} | {' | '.join(signs)} |")
     return lines
-
-
-def _values(space: Space, axis: str) -> str:
-    first = space.file.axes[axis].baseline
-    return ", ".join([first, *(value for value in space.values(axis) if value != first)])
 
 
 def _lists(file: MatrixFile) -> list[str]:

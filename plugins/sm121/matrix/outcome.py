@@ -8,6 +8,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from sm121.matrix.axes import Choice
+
 StepName = Literal["start", "path", "answers", "equivalence", "stress", "alive", "performance"]
 
 
@@ -104,6 +106,10 @@ class CellRecord(StrictModel):
     isolating: bool = False
     """It was run to find a smallest set, not as part of the array."""
     resumed: bool = False
+
+    def has(self, choice: Choice) -> bool:
+        """Whether it has these values."""
+        return all(self.values.get(axis) == value for axis, value in choice)
 
     @property
     def works(self) -> bool:

@@ -50,7 +50,7 @@ def cells(plan: CellPlan) -> str:
     """The cells of one array, a line each."""
     space, array = plan.space, plan.array
     lines = [f"{identity(space, p.cell)}\t({', '.join(p.why)})" for p in array.cells]
-    lines += [f"not in: {name}: {rule.reason}" for name, (_, rule) in array.incompatible.items()]
+    lines += [f"not in: {name}: {rule.reason}" for name, rule in array.incompatible.items()]
     lines += [f"{name}: {why}" for name, why in array.absent.items()]
     hours = _hours(space, array, plan.settings)
     lines += [f"{len(array.cells)} cells, {_coverage(space, array)}; {hours:.1f} machine hours"]

@@ -125,15 +125,10 @@ def make_plan(
         array.cells,
         lambda planned: (space.arguments(planned.cell), *space.environment(planned.cell).items()),
     )
+    if asked == "none":
+        cells = []
     return CellPlan(
-        profile,
-        settings,
-        space,
-        array,
-        () if asked == "none" else tuple(cells),
-        focus,
-        engine_arguments,
-        engine_environment,
+        profile, settings, space, array, tuple(cells), focus, engine_arguments, engine_environment
     )
 
 
