@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import random
+import subprocess
+import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,11 +19,23 @@ from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import Sm121Error, UsageError
 from sm121.core.server import Endpoint, Server
+from sm121.core.verdict import NotRun
 from sm121.engines import pool
+from sm121.engines.attached import attach
 from sm121.engines.managed import ServerDied, StartError, StartLimits
 from sm121.evidence.failure import Cause
-from sm121.evidence.kernel_path import KernelPath
-from sm121.matrix import axes, cost, covering, examine, feature_matrix, isolation, plan, state
+from sm121.evidence.kernel_path import KernelPath, read_log
+from sm121.matrix import (
+    axes,
+    cost,
+    covering,
+    examine,
+    feature_matrix,
+    isolation,
+    level,
+    plan,
+    state,
+)
 from sm121.matrix.axes import Space
 from sm121.matrix.outcome import CellOutcome, CellRate, CellRecord, Step, worst
 from sm121.measure.measurement import Invalidity
@@ -490,9 +506,7 @@ def test_the_report_says_what_is_known(tmp_path):
     assert states[fault] == "broken" and set(states.values()) <= {"broken", "works", "unknown"}
     again = feature_matrix.MatrixFile.model_validate_json(file.model_dump_json())
     assert again == file
-    both, together = feature_matrix.merged(
-        [feature_matrix.as_json(space, file), feature_matrix.as_json(space, file)]
-    )
+    both, together = feature_matrix.merged([file, file])
     assert [c.id for c in together.cells if not c.isolating] == [
         c.id for c in file.cells if not c.isolating
     ]
@@ -638,6 +652,94 @@ def test_what_a_performance_sample_shows(tmp_path, measure, dies):
     else:
         assert found.outcome is CellOutcome.INVALID and found.works
         assert found.reason == "performance: the measuring client ended with 1"
+
+
+class AttachedHarness:
+    """Has a server, and can start none."""
+
+    aborted, pool, ledger = None, None, ()
+
+    def __init__(self, directory: Path, own: profile.Profile, attached: Server) -> None:
+        self.configurations: dict[str, ServerConfiguration] = {}
+        self.directory, self.profile, self.attached = directory, own, attached
+        self.said: list[str] = []
+
+    def server(self):
+        return self.attached
+
+    def obstacle(self):
+        return None
+
+    def kernel_path(self, server):
+        return read_log(server.log, "vllm")
+
+    def say(self, _what, line):
+        self.said.append(line)
+
+    def redact(self, text):
+        return text
+
+
+@pytest.fixture
+def serve_cell(tmp_path):
+    """Start ``matrix_engine.py`` with a cell's arguments; its address and its log."""
+    started = []
+
+    def serve(*arguments: str) -> tuple[str, Path]:
+        log = tmp_path / f"server-{len(started)}.log"
+        with log.open("w") as stream:
+            command = [sys.executable, str(Path(__file__).with_name("matrix_engine.py")),
+                       "--port", "0", *arguments]  # fmt: skip
+            environment = {**os.environ, "MATRIX_KEY": "key", "MATRIX_FAULTS": "slow:half"}
+            started.append(subprocess.Popen(command, stdout=stream, env=environment))
+        deadline = time.monotonic() + 30
+        while "listening on " not in log.read_text():
+            assert time.monotonic() < deadline and started[-1].poll() is None, log.read_text()
+            time.sleep(0.05)
+        return f"http://127.0.0.1:{log.read_text().split()[-1]}", log
+
+    yield serve
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def attached_level(directory, own, serve_cell, *arguments, baseline=None, log=True):
+    url, file = serve_cell(*arguments)
+    server = attach(
+        url, api_key="key", served_name=None, default_name="canary", log=file if log else None
+    )
+    harness = AttachedHarness(directory, own, server)
+    return level.MatrixLevel(harness, plan.make_plan(own, strength="1"), baseline=baseline)
+
+
+def test_cells_are_examined_on_attached_servers(tmp_path, matrix_profile, serve_cell):
+    """A URL is taken for the baseline, and another one for a cell, as far as its log shows it."""
+    own = profile.load(str(matrix_profile))
+    first = attached_level(tmp_path / "first", own, serve_cell)
+    record = first.examine(first.plan.cells[0])
+    assert record.outcome is CellOutcome.PASS and record.rate is not None, record
+    cell = covering.Planned({**first.space.baseline, "window": "half"}, ("mine",))
+    with pytest.raises(NotRun, match="cannot be compared with itself"):
+        attached_level(tmp_path / "alone", own, serve_cell, "--window", "half").examine(cell)
+    second = attached_level(
+        tmp_path / "second", own, serve_cell, "--window", "half", baseline=first.baseline
+    )
+    record = second.examine(cell)
+    assert record.outcome is CellOutcome.SLOWER, record
+    assert (tmp_path / "second" / "matrix" / "FEATURE_MATRIX.md").is_file()
+
+
+def test_of_an_attached_server_without_a_log_nothing_is_taken_on_trust(
+    tmp_path, matrix_profile, serve_cell
+):
+    own = profile.load(str(matrix_profile))
+    silent = attached_level(tmp_path, own, serve_cell, log=False)
+    record = silent.examine(silent.plan.cells[0])
+    assert record.outcome is CellOutcome.NOT_RUN and record.reason.startswith("path: the attached")
+    assert {step.name for step in record.steps if step.outcome is CellOutcome.PASS} == {
+        "start", "answers", "equivalence", "stress", "alive", "performance"
+    }  # fmt: skip
 
 
 def test_a_start_that_failed_can_be_made_again(tmp_path, monkeypatch):

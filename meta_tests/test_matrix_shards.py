@@ -17,6 +17,7 @@ from sm121.core.configuration import ServerConfiguration
 from sm121.core.verdict import NotRun, Verdict
 from sm121.matrix import axes, covering, feature_matrix, state
 from sm121.matrix.axes import Space
+from sm121.matrix.feature_matrix import MatrixFile
 from sm121.matrix.level import MatrixLevel
 from sm121.matrix.outcome import CellOutcome, CellRecord
 from sm121.matrix.plan import make_plan
@@ -171,10 +172,13 @@ def ended(cell: dict[str, str], outcome: CellOutcome, *, isolating: bool = False
     )  # fmt: skip
 
 
-def matrix_of(*records: CellRecord, references: tuple[CellRecord, ...] = ()) -> dict:
+def matrix_of(*records: CellRecord, references: tuple[CellRecord, ...] = ()) -> MatrixFile:
     array = covering.build(SPACE, 1)
-    file = feature_matrix.build(SPACE, array, records, [], profile="p", references=references)
-    return feature_matrix.as_json(SPACE, file)
+    return feature_matrix.build(SPACE, array, records, [], profile="p", references=references)
+
+
+def text_of(file: MatrixFile) -> str:
+    return json.dumps(feature_matrix.as_json(SPACE, file))
 
 
 BASELINE = ended(SPACE.baseline, CellOutcome.PASS)
@@ -199,7 +203,7 @@ def test_a_failure_that_did_not_come_again_is_told_apart_after_merging():
 
 def test_starts_to_compare_with_are_counted():
     file = matrix_of(ended(COMPILED, CellOutcome.PASS), references=(BASELINE,))
-    assert file["spent"] == {"cells": 1.0, "boots": 2.0, "boot_s": 4.0, "seconds": 6.0}
+    assert file.spent == {"cells": 1.0, "boots": 2.0, "boot_s": 4.0, "seconds": 6.0}
 
 
 class Controller:
@@ -224,8 +228,8 @@ def worker_wrote(directory: Path, name: str, content: str) -> None:
     ("outcome", "verdict"), [(CellOutcome.PASS, "PASS"), (CellOutcome.CRASH, "FAIL")]
 )
 def test_the_controller_judges_the_cells_of_all_workers(tmp_path, outcome, verdict):
-    worker_wrote(tmp_path, "gw0", json.dumps(matrix_of(BASELINE)))
-    worker_wrote(tmp_path, "gw1", json.dumps(matrix_of(ended(COMPILED, outcome))))
+    worker_wrote(tmp_path, "gw0", text_of(matrix_of(BASELINE)))
+    worker_wrote(tmp_path, "gw1", text_of(matrix_of(ended(COMPILED, outcome))))
     worker_wrote(tmp_path, "gw2", "{ half")
     run = Controller(tmp_path)
     merging.judge_matrix(tmp_path, run.ledger, [f"workers/gw{n}" for n in range(4)], run.remark)

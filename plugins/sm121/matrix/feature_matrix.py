@@ -14,7 +14,7 @@ from sm121.core.files import write_text
 from sm121.core.printable import printable
 from sm121.matrix import cost
 from sm121.matrix.axes import AxesFile, Choice, Space, identity, label
-from sm121.matrix.covering import Array, Strength, coverage, parse_strength
+from sm121.matrix.covering import Array, coverage, parse_strength
 from sm121.matrix.covering import build as build_array
 from sm121.matrix.isolation import FailingSet, smallest
 from sm121.matrix.outcome import CellOutcome, CellRecord, StrictModel
@@ -289,16 +289,12 @@ def _plain(text: str) -> str:
     return line.replace("|", "\\|").replace("<", "&lt;")
 
 
-def merged(matrices: Sequence[Mapping[str, Any]]) -> tuple[Space, MatrixFile]:
+def merged(parts: Sequence[MatrixFile]) -> tuple[Space, MatrixFile]:
     """One matrix of the matrices of shards: all cells, and what they say together.
 
     Raises:
         UsageError: they are of different axes or engines.
     """
-    parts = [
-        MatrixFile.model_validate({k: v for k, v in matrix.items() if k != "pairs"})
-        for matrix in matrices
-    ]
     first = parts[0]
     for part in parts[1:]:
         for name in ("axes_file", "engine", "version", "build", "strength", "focus", "profile"):
@@ -307,24 +303,15 @@ def merged(matrices: Sequence[Mapping[str, Any]]) -> tuple[Space, MatrixFile]:
     space = Space(
         AxesFile.model_validate(first.axes_file), first.engine, first.version, first.build
     )
-    strength: Strength = (
-        first.strength if isinstance(first.strength, int) else parse_strength(first.strength)
-    )
-    array = build_array(space, strength, focus=first.focus)
-    order = [identity(space, planned.cell) for planned in array.cells]
+    array = build_array(space, parse_strength(str(first.strength)), focus=first.focus)
     # A cell and its second start are both kept: what did not come again is told apart by it.
     records: dict[tuple[str, bool], CellRecord] = {}
     for record in (record for part in parts for record in part.cells):
         key = (record.id, record.isolating)
         if key not in records or (record.outcome.broken and not records[key].outcome.broken):
             records[key] = record
-    kept = sorted(
-        records.values(),
-        key=lambda record: (
-            record.isolating,
-            order.index(record.id) if record.id in order else len(order),
-        ),
-    )
+    places = {identity(space, p.cell): place for place, p in enumerate(array.cells)}
+    kept = sorted(records.values(), key=lambda r: (r.isolating, places.get(r.id, len(places))))
     sets = smallest(space, kept, lambda _cell: None)
     whole = build(space, array, kept, sets, profile=first.profile, focus=first.focus)
     totals = {key: sum(part.spent.get(key, 0.0) for part in parts) for key in first.spent}

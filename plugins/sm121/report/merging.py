@@ -161,7 +161,7 @@ def write_matrix(
         for cell in part.cells:
             cell.log = f"{folder}/{cell.log}" if cell.log else None
             cell.bundle = f"{folder}/{cell.bundle}" if cell.bundle else None
-        parts.append(part.model_dump(mode="json"))
+        parts.append(part)
     if not parts:
         return None
     space, whole = feature_matrix.merged(parts)
