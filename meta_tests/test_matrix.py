@@ -75,7 +75,7 @@ def test_every_allowed_combination_is_in_the_array(number, strength):
     space, array = SPACES[number], array_of(number, strength)
     cells = [planned.cell for planned in array.cells]
     found = covering.coverage(space, cells, strength)
-    assert not found.missing and found.share == 1.0
+    assert not found.missing and found.covered == found.allowed
     assert len(cells) >= covering.lower_bound(space, strength)
     assert not any(space.excluded(cell) for cell in cells)
     assert len({tuple(cell.items()) for cell in cells}) == len(cells)
@@ -359,6 +359,19 @@ def test_a_failure_that_does_not_come_again_is_no_set(changed):
     assert not found.confirmed and "started again, it came to NOT_RUN" in str(found)
     (found,) = isolation.smallest(space, broken, lambda _cell: None)
     assert not found.confirmed and "not isolated" in str(found)
+
+
+def test_a_second_start_that_fails_otherwise_may_be_the_last():
+    """It clears every set of the first failure, and no time is left to try one alone."""
+    space = SPACES[0]
+    cell = {**space.baseline, "graphs": "compiled", "seqs": "1"}
+    broken = [
+        record(space, space.baseline, CellOutcome.PASS),
+        record(space, cell, CellOutcome.FAIL),
+    ]
+    starts = iter([record(space, cell, CellOutcome.SLOWER, True), None])
+    (found,) = isolation.smallest(space, broken, lambda _cell: next(starts))
+    assert not found.confirmed and found.choice == (("graphs", "compiled"),)
 
 
 def test_a_part_that_ends_otherwise_is_named():

@@ -408,13 +408,7 @@ def _shown_matrix(options: argparse.Namespace) -> str:
     if name is None:
         name = profile.for_architecture(architecture.detect().name or "unknown")
     chosen = profile.load(name)
-    space = space_of(
-        chosen,
-        axes_file=options.axes,
-        engine=options.engine,
-        version=options.engine_version,
-        build=options.build,
-    )
+    space = space_of(chosen, options.axes, options.engine, options.engine_version, options.build)
     if options.strength is None:
         return outlook.sizes(chosen, space)
     return outlook.cells(make_plan(chosen, space, strength=options.strength, focus=options.axis))

@@ -32,17 +32,13 @@ class Coverage:
     missing: tuple[Choice, ...]
     excluded: int
 
-    @property
-    def share(self) -> float:
-        """1.0 when all of them do."""
-        return self.covered / self.allowed if self.allowed else 1.0
-
     def __str__(self) -> str:
         what = {1: "values", 2: "pairs", 3: "triples"}.get(
             self.strength, f"combinations of {self.strength} values"
         )
+        share = self.covered / self.allowed if self.allowed else 1.0
         ruled_out = f"; {self.excluded} are incompatible" if self.excluded else ""
-        return f"{self.covered} of {self.allowed} allowed {what} ({self.share:.0%}){ruled_out}"
+        return f"{self.covered} of {self.allowed} allowed {what} ({share:.0%}){ruled_out}"
 
 
 @dataclass(frozen=True)

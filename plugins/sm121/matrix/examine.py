@@ -466,12 +466,10 @@ class Examiner:
         what = "refused" if refused else "did not start"
         if started:
             what = f"died (checking: {self._step})"
-        message = self.harness.redact(f"{what}: {cause.kind}: {cause.summary}")
         record.bundle = self._bundle(record, error.log, cause)
-        name: StepName = "alive" if started else "start"
-        self._steps.append(
-            Step(name=name, outcome=outcome, message=message, evidence=record.bundle)
-        )
+        message = f"{what}: {cause.kind}: {cause.summary}"
+        step: StepName = "alive" if started else "start"
+        self._done(step, time.monotonic(), outcome, message, record.bundle)
 
     def _cause(self, record: CellRecord, error: ServerError) -> Cause:
         """What the run finds out while there is something left of the server; each end is looked

@@ -133,13 +133,13 @@ class _Search:
                 if again is None and (alone is None or alone is record):
                     again = self._try(dict(record.values))
                     if again is None:
-                        return self._add_suspects(record, size)
+                        return self._add_suspects(record, choice)
                 if again is not None and not again.outcome.broken:
                     return self._add_flake(record, again)
                 if alone is None:
                     alone = self._try(cell)
                     if alone is None:
-                        return self._add_suspects(record, size)
+                        return self._add_suspects(record, choice)
                 if alone.outcome.broken and not self.explains(alone):
                     parts, tried = self._parts(choice, alone.outcome)
                     shown = (alone.outcome, alone.reason, (record.id,), tried)
@@ -162,9 +162,9 @@ class _Search:
         differences = self.space.differences(record.values)
         self.found.append(FailingSet(differences, record.outcome, reason, (record.id,), False))
 
-    def _add_suspects(self, record: CellRecord, size: int) -> None:
-        """What the outcomes leave when nothing more may be started."""
-        first, *others = self.suspects(record, size)
+    def _add_suspects(self, record: CellRecord, choice: Choice) -> None:
+        """What the outcomes leave when nothing more may be started; ``choice`` was to be next."""
+        first, *others = self.suspects(record, len(choice)) or [choice]
         shown = (record.outcome, record.reason, (record.id,), False)
         self.found.append(FailingSet(first, *shown, tuple(others)))
 

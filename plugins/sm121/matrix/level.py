@@ -64,11 +64,16 @@ class MatrixLevel:
         self._durations = cost.Durations((cache or self.directory) / kept)
         fingerprint = self._made_of()
         self._state = state.StateFile(self.directory, fingerprint)
-        self._examiner = Examiner(
-            harness, plan.space, plan.settings, self.directory, baseline=baseline
-        )
+        self._examiner = Examiner(harness, plan.space, plan.settings, self.directory, baseline)
         if resume is not None:
-            self._take_over(resume, fingerprint)
+            self.records, said = state.take_over(resume, fingerprint, self.directory)
+            if not self.records:
+                harness.remark(f"--resume: {said}")
+                return
+            self.resumed_from = said
+            for record in self.records:
+                self._state.add(record)
+            self.write()
 
     @property
     def baseline(self) -> Baseline | None:
@@ -157,7 +162,7 @@ class MatrixLevel:
         if to_run and self.space.baseline not in to_run:
             to_run.insert(0, self.space.baseline)  # to compare with
         pool = self.harness.pool
-        running = pool.current.configuration.key if pool and pool.current else None
+        running = pool.current.configuration.key if pool and pool.current else ""
         keys = [made.key if (made := self.configuration(cell)) else "" for cell in to_run]
         predicted = cost.predict(
             self.space, to_run, keys, self.plan.settings, self._durations, running
@@ -187,13 +192,9 @@ class MatrixLevel:
         for known in self.harness.configurations.values():
             if known.arguments == arguments and known.environment == environment:
                 return known
+        own = self.harness.managed_configuration(self.harness.profile.under_test)
         made = dataclasses.replace(
-            self.harness.managed_configuration(self.harness.profile.under_test),
-            name="matrix",
-            arguments=arguments,
-            environment=environment,
-            traces=None,
-            nsys=None,
+            own, name="matrix", arguments=arguments, environment=environment, traces=None, nsys=None
         )
         return dataclasses.replace(made, name=f"matrix-{made.key[:8]}")
 
@@ -209,13 +210,8 @@ class MatrixLevel:
             focus=self.plan.focus,
             references=self.references,
         )
-        feature_matrix.write(
-            self.space,
-            file,
-            self.directory,
-            command=self.plan.command,
-            redact=self.harness.redact,
-        )
+        redact, command = self.harness.redact, self.plan.command
+        feature_matrix.write(self.space, file, self.directory, command=command, redact=redact)
 
     def examine(self, planned: Planned, *, isolating: bool = False) -> CellRecord:
         """Run a cell to its end; the baseline first, where it has given no answers yet.
@@ -283,14 +279,3 @@ class MatrixLevel:
             "arguments": list(self.plan.engine_arguments),
             "environment": state.digest([self.plan.engine_environment]),
         }
-
-    def _take_over(self, report: Path, fingerprint: Mapping[str, object]) -> None:
-        """Take the cells of the newest earlier run that was the same one."""
-        self.records, said = state.take_over(report, fingerprint, self.directory)
-        if not self.records:
-            self.harness.remark(f"--resume: {said}")
-            return
-        self.resumed_from = said
-        for record in self.records:
-            self._state.add(record)
-        self.write()

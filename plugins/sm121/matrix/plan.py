@@ -79,13 +79,12 @@ def settings_of(profile: Profile) -> MatrixPlan:
 
 def space_of(
     profile: Profile,
-    *,
     axes_file: str | None = None,
     engine: str | None = None,
     version: str | None = None,
     build: str | None = None,
 ) -> Space:
-    """The axes of a profile, as an engine has them.
+    """The axes of a profile, as an engine has them; what is not given is the profile's own.
 
     Raises:
         UsageError: the profile has none, or they contradict themselves.

@@ -103,7 +103,7 @@ def _make_plan(config: pytest.Config) -> CellPlan | None:
             version = None
     return make_plan(
         own,
-        space_of(own, axes_file=axes_file, engine=settings.engine, version=version, build=build),
+        space_of(own, axes_file, settings.engine, version, build),
         strength=strength,
         focus=focus,
         engine_arguments=settings.engine_arguments,

@@ -12,7 +12,7 @@ NAME = "matrix/matrix.json"
 
 
 @dataclass(frozen=True)
-class Cell:
+class MatrixCell:
     """One combination of axis values, and what became of it."""
 
     name: str
@@ -28,7 +28,7 @@ class Matrix:
     """The cells, and the values of each axis in the order of its file."""
 
     axes: Mapping[str, tuple[str, ...]]
-    cells: tuple[Cell, ...]
+    cells: tuple[MatrixCell, ...]
     #: What was covered: a heading and its figure.
     coverage: tuple[tuple[str, str], ...] = ()
     #: The smallest sets of values that fail together, a sentence each.
@@ -71,7 +71,7 @@ def _coverage(file: MatrixFile) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def _cell(record: CellRecord) -> Cell:
+def _cell(record: CellRecord) -> MatrixCell:
     facts = {"took": f"{record.took_s:.0f} s"}
     if record.kind is not None:
         facts = {"class": record.kind, **facts}
@@ -80,4 +80,4 @@ def _cell(record: CellRecord) -> Cell:
         facts[record.rate.metric] = f"{record.rate.value:.4g}{against}"
     if record.isolating:
         facts["run"] = "to find the smallest set"
-    return Cell(record.id, record.values, record.outcome.value, record.reason, facts)
+    return MatrixCell(record.id, record.values, record.outcome.value, record.reason, facts)
