@@ -21,7 +21,7 @@ from sm121.core import lenient
 from sm121.core.errors import UsageError
 from sm121.core.verdict import Verdict
 from sm121.evidence.crash_bundle import BundleIndex
-from sm121.matrix.report import MatrixFile
+from sm121.matrix.feature_matrix import MatrixFile
 from sm121.measure import comparison
 from sm121.report import (
     crash_list,

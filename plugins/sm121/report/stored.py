@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from sm121.core import lenient
 from sm121.core.errors import UsageError
-from sm121.matrix.report import MatrixFile
+from sm121.matrix.feature_matrix import MatrixFile
 from sm121.report import crash_list, details, matrix_file, memory_file
 from sm121.report.crash_list import Crash
 from sm121.report.details import Details
