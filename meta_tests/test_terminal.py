@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from sm121.plugin.start_progress import StartProgress
+from sm121.engines.start_progress import StartProgress
 
 
 def shown(*lines: tuple[float, str], everything: bool = False) -> list[str]:

@@ -296,7 +296,7 @@ def _chosen(value: float, why: str) -> Sourced:
     return Sourced(value=value, source=f"chosen: {why}")
 
 
-class Stress(_Table):
+class StressSizes(_Table):
     """Sizes of the stress level, and what is allowed under load."""
 
     sequential_requests: Sourced
@@ -424,7 +424,7 @@ class Profile(_Table):
     configurations: dict[ConfigurationName, Configuration] = Field(min_length=1)
     kernel_path: KernelPathRequirement
     correctness: Correctness
-    stress: Stress
+    stress: StressSizes
     performance: Performance
     regression: Regression = Regression()
     box: Box | None = None
