@@ -20,7 +20,6 @@ from sm121.measure.growth import Growth
 from sm121.regression.history import StoredMetric, StoredRun
 from sm121.report import details
 from sm121.report.details import Details, FailureDetail
-from sm121.report.memory_file import MemoryFile
 from sm121.run import verdict_file
 from sm121.run.verdict_file import (
     BoxReport,
@@ -31,6 +30,7 @@ from sm121.run.verdict_file import (
     TestReport,
     VerdictFile,
 )
+from sm121.stress.memory import MemoryFile
 from sm121.stress.timeline import Sample
 
 HOSTILE = (

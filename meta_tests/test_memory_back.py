@@ -15,7 +15,7 @@ from sm121.engines.process_tree import Survivor
 from sm121.plugin import kernels, recorder
 from sm121.plugin.run import RUN, Run
 from sm121.plugin.selection import LEVEL
-from sm121.stress.timeline import HeldByTree
+from sm121.stress.timeline import ServerDeviceMemory
 
 GIB = 2**30
 
@@ -113,7 +113,7 @@ def test_what_a_tree_holds_of_the_device(monkeypatch, driver, held, source):
         driver.nvmlDeviceGetGraphicsRunningProcesses = lambda _handle: []
     monkeypatch.setitem(sys.modules, "pynvml", driver)
     monkeypatch.setenv("PATH", "")  # no nvidia-smi
-    tree = HeldByTree()
+    tree = ServerDeviceMemory()
     assert tree.used({7, 8}) == held and source in tree.source
 
 
@@ -122,7 +122,7 @@ def test_of_several_gpus_nobody_knows_which_are_the_servers(monkeypatch):
     driver.nvmlDeviceGetCount = lambda: 2
     monkeypatch.setitem(sys.modules, "pynvml", driver)
     monkeypatch.setenv("PATH", "")
-    tree = HeldByTree()
+    tree = ServerDeviceMemory()
     assert tree.used({8}) is None and "shows 2 GPUs" in tree.source
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 
-from sm121.engines.starting import StartPhase
-from sm121.plugin.start_progress import StartProgress
+from sm121.engines.start_progress import StartProgress
 
 
 def shown(*lines: tuple[float, str], everything: bool = False) -> list[str]:
@@ -15,7 +14,7 @@ def shown(*lines: tuple[float, str], everything: bool = False) -> list[str]:
         lambda name, line: said.append(line), everything=everything, clock=lambda: now[0]
     )
     for now[0], line in lines:
-        progress("default", StartPhase(line, ready=line.startswith("ready")))
+        progress("default", line)
     return said
 
 

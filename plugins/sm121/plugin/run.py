@@ -34,6 +34,7 @@ from sm121.engines.pool import ServerPool
 from sm121.engines.preflight import PreflightFinding
 from sm121.engines.process_tree import RUN_ID
 from sm121.engines.protocol import Program
+from sm121.engines.start_progress import StartProgress
 from sm121.evidence import cgroup, environment, metrics
 from sm121.evidence.kernel_path import KernelPath, read_log
 from sm121.evidence.resources import ResourceSampler
@@ -49,7 +50,6 @@ from sm121.plugin.selection import (
     selects,
 )
 from sm121.plugin.slow import is_left_out
-from sm121.plugin.start_progress import StartProgress
 from sm121.plugin.terminal import announce
 from sm121.report import summary
 from sm121.run import directory as report_directory

@@ -1,8 +1,7 @@
 """A test that measures waits until no other run of the suite works on this machine.
 
-Where the suite starts servers on a GPU a whole run has the machine alone: GB10 holds gpt-oss-120b
-once. Workers of pytest-xdist take no turns, since they would wait for each other: their controller
-takes one for all of them.
+Workers of pytest-xdist take no turns, since they would wait for each other: their controller takes
+one for all of them.
 """
 
 from __future__ import annotations
@@ -13,14 +12,13 @@ from typing import Any
 import pytest
 
 from sm121.core import architecture
-from sm121.measure.turns import Share, Turns
+from sm121.measure import turns
+from sm121.measure.turns import Turn, Turns
 from sm121.plugin import workers
 from sm121.plugin.run import RUN, Run
 from sm121.plugin.selection import LEVEL
 from sm121.plugin.terminal import announce
 
-#: Levels whose verdicts rest on how long something took.
-_TIMED = frozenset({"stress", "performance", "regression", "matrix"})
 _TURNS = pytest.StashKey[Turns]()
 
 
@@ -32,23 +30,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def has_the_machine(run: Run) -> bool:
-    """Whether nobody else may work here from a run's first test to its end: its servers have the
-    GPU's memory, and on GB10 the machine's."""
+def needs(item: pytest.Item) -> Turn:
+    """How a test uses the machine."""
+    return turns.needed(
+        item.stash[LEVEL],
+        is_benchmark="benchmark" in getattr(item, "fixturenames", ()),
+        has_gpu_servers=_has_gpu_servers(item.config.stash[RUN]),
+    )
+
+
+def _has_gpu_servers(run: Run) -> bool:
     chosen = run.target
-    runs = chosen.obstacle is None and run.settings.base_url is None
-    return runs and chosen.arch != architecture.CPU
+    starts = chosen.obstacle is None and run.settings.base_url is None
+    return starts and chosen.arch != architecture.CPU
 
 
-def needs(item: pytest.Item) -> Share:
-    """What a test needs of the machine."""
-    if has_the_machine(item.config.stash[RUN]):
-        return Share.ALONE
-    timed = item.stash[LEVEL] in _TIMED or "benchmark" in getattr(item, "fixturenames", ())
-    return Share.ALONE if timed else Share.SHARED
-
-
-# Outermost: what it waits is no part of the test's own time limit.
+# Outermost: the time that it waits is no part of the test's own time limit.
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(
     item: pytest.Item, nextitem: pytest.Item | None
@@ -56,16 +53,13 @@ def pytest_runtest_protocol(
     config = item.config
     if RUN not in config.stash or LEVEL not in item.stash or not _takes_turns(config):
         return (yield)
-    turns = _turns(config)
-    turns.take(needs(item))
+    own = _turns(config)
+    own.take(needs(item))
     try:
         return (yield)
     finally:
-        # A run's measurements belong together, up to the last look at the machine.
         last = nextitem is None or LEVEL not in nextitem.stash
-        following = None if last or nextitem is None else needs(nextitem)
-        if turns.held is Share.SHARED or following is Share.SHARED:
-            turns.release()
+        own.end_test(None if last or nextitem is None else needs(nextitem))
 
 
 def _takes_turns(config: pytest.Config) -> bool:
@@ -91,7 +85,7 @@ def pytest_xdist_node_collection_finished(node: Any) -> None:
     config = node.config
     run = config.stash.get(RUN, None)
     if run is not None and _takes_turns(config):
-        _turns(config).take(Share.ALONE if has_the_machine(run) else Share.SHARED)
+        _turns(config).take(Turn.ALONE if _has_gpu_servers(run) else Turn.SHARED)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # after the box was read for the last time
@@ -99,7 +93,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, obj
     try:
         return (yield)
     finally:
-        turns = session.config.stash.get(_TURNS, None)
-        if turns is not None:
-            turns.close()
+        own = session.config.stash.get(_TURNS, None)
+        if own is not None:
+            own.close()
             del session.config.stash[_TURNS]
