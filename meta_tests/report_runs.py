@@ -14,13 +14,12 @@ from sm121.core.verdict import Verdict
 from sm121.evidence.crash_bundle import BundleIndex
 from sm121.evidence.kernel_path import KernelPath, RequestReport
 from sm121.evidence.kernel_profile import KernelProfile, KernelTime, PartTime
-from sm121.matrix.outcome import CellRecord, Outcome, Rate
-from sm121.matrix.report import CoverageReport, FailingSetReport, MatrixFile
+from sm121.matrix.feature_matrix import CoverageReport, FailingSetReport, MatrixFile
+from sm121.matrix.outcome import CellOutcome, CellRate, CellRecord
 from sm121.measure.growth import Growth
 from sm121.regression.history import StoredMetric, StoredRun
 from sm121.report import details
 from sm121.report.details import Details, FailureDetail
-from sm121.report.memory_file import MemoryFile
 from sm121.run import verdict_file
 from sm121.run.verdict_file import (
     BoxReport,
@@ -31,6 +30,7 @@ from sm121.run.verdict_file import (
     TestReport,
     VerdictFile,
 )
+from sm121.stress.memory import MemoryFile
 from sm121.stress.timeline import Sample
 
 HOSTILE = (
@@ -409,8 +409,8 @@ def _memory(label: str) -> MemoryFile:
 
 def _matrix(label: str) -> MatrixFile:
     cells: list[CellRecord] = []
-    outcomes = [Outcome.PASS] * 8 + [
-        Outcome.CRASH, Outcome.FALLBACK, Outcome.NOT_RUN, Outcome.INVALID
+    outcomes = [CellOutcome.PASS] * 8 + [
+        CellOutcome.CRASH, CellOutcome.FALLBACK, CellOutcome.NOT_RUN, CellOutcome.INVALID
     ]  # fmt: skip
     values = {
         "moe": ["marlin", "cutlass", "triton"],
@@ -427,14 +427,14 @@ def _matrix(label: str) -> MatrixFile:
                 configuration=f"c{number + 1}",
                 arguments=[],
                 outcome=outcome,
-                reason="" if outcome is Outcome.PASS else f"because of {label}",
-                rate=Rate(metric="tg32@d0", samples=[], value=54.1 - number, ratio=1.0),
+                reason="" if outcome is CellOutcome.PASS else f"because of {label}",
+                rate=CellRate(metric="tg32@d0", samples=[], value=54.1 - number, ratio=1.0),
                 took_s=61.0,
             )
         )
     together = FailingSetReport(
         values={"moe": "triton", "kv": "fp8"},
-        outcome=Outcome.CRASH,
+        outcome=CellOutcome.CRASH,
         reason=label,
         cells=["c9"],
         confirmed=True,

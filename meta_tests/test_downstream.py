@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from sm121.plugin import reference
+from tools.reference import options
 
 ROOT = Path(__file__).parent.parent
 PROJECT = Path(__file__).parent / "downstream"
@@ -118,7 +118,7 @@ def test_they_use_only_what_is_documented():
     for module, names in re.findall(r"^from (sm121[\w.]*) import (.+)$", code, re.M):
         for name in names.split(", "):
             assert f"`{module}.{name}`" in text, f"{module}.{name} is not in docs/python-api.md"
-    known = reference.fixtures()
+    known = options.fixtures()
     for arguments in re.findall(r"^def test_\w+\((.*)\)", code, re.M):
         for fixture in filter(None, arguments.split(", ")):
             assert f"`{fixture}`" in text and known[fixture], f"{fixture} is not documented"

@@ -4,25 +4,40 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import random
+import subprocess
+import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from sm121 import cli
-from sm121.answers import prompts
 from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import Sm121Error, UsageError
 from sm121.core.server import Endpoint, Server
+from sm121.core.verdict import NotRun
 from sm121.engines import pool
+from sm121.engines.attached import attach
 from sm121.engines.managed import ServerDied, StartError, StartLimits
 from sm121.evidence.failure import Cause
-from sm121.evidence.kernel_path import KernelPath
-from sm121.matrix import axes, cost, covering, examine, isolation, order, outlook, report, state
+from sm121.evidence.kernel_path import KernelPath, read_log
+from sm121.matrix import (
+    axes,
+    cost,
+    covering,
+    examine,
+    feature_matrix,
+    isolation,
+    level,
+    plan,
+    state,
+)
 from sm121.matrix.axes import Space
-from sm121.matrix.outcome import CellRecord, Outcome, Rate, Step, worst
+from sm121.matrix.outcome import CellOutcome, CellRate, CellRecord, Step, worst
 from sm121.measure.measurement import Invalidity
 
 SM121 = axes.load("sm121")
@@ -60,7 +75,7 @@ def test_every_allowed_combination_is_in_the_array(number, strength):
     space, array = SPACES[number], array_of(number, strength)
     cells = [planned.cell for planned in array.cells]
     found = covering.coverage(space, cells, strength)
-    assert not found.missing and found.share == 1.0
+    assert not found.missing and found.covered == found.allowed
     assert len(cells) >= covering.lower_bound(space, strength)
     assert not any(space.excluded(cell) for cell in cells)
     assert len({tuple(cell.items()) for cell in cells}) == len(cells)
@@ -197,8 +212,8 @@ expected = { must_not_see = ["falling back"] }
     reason = "no line of the log names it"
     space = Space(axes.load_text(f'{text}unproven = "{reason}"\n', "mine.toml"), "vllm", "0.32.0")
     assert space.unproven() == {"mine=on": reason}
-    file = report.build(space, covering.build(space, 1), [], [], profile="p")
-    assert f"- `mine=on`: {reason}" in report.markdown(space, file)
+    file = feature_matrix.build(space, covering.build(space, 1), [], [], profile="p")
+    assert f"- `mine=on`: {reason}" in feature_matrix.markdown(space, file)
 
 
 def test_an_axes_file_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
@@ -240,7 +255,7 @@ def test_a_strength_that_is_none(text):
 # ------------------------------------------------------------------------- smallest failing sets
 
 
-def record(space: Space, cell: dict[str, str], outcome: Outcome, isolating=False) -> CellRecord:
+def record(space: Space, cell: dict[str, str], outcome: CellOutcome, isolating=False) -> CellRecord:
     return CellRecord(
         id=axes.identity(space, cell), values=dict(cell), why=[], configuration="c", arguments=[],
         outcome=outcome, reason="planted" if outcome.broken else "", isolating=isolating,
@@ -250,15 +265,15 @@ def record(space: Space, cell: dict[str, str], outcome: Outcome, isolating=False
 class Engine:
     """An engine with planted faults; counts the cells that are run to find them."""
 
-    def __init__(self, space: Space, faults: dict[axes.Choice, Outcome]) -> None:
+    def __init__(self, space: Space, faults: dict[axes.Choice, CellOutcome]) -> None:
         self.space = space
         self.faults = faults
         self.boots = 0
 
-    def outcome(self, cell: dict[str, str]) -> Outcome:
-        ranks = list(Outcome)
+    def outcome(self, cell: dict[str, str]) -> CellOutcome:
+        ranks = list(CellOutcome)
         hit = [o for c, o in self.faults.items() if all(cell[a] == v for a, v in c)]
-        return min(hit, key=ranks.index, default=Outcome.PASS)
+        return min(hit, key=ranks.index, default=CellOutcome.PASS)
 
     def run(self, cell: dict[str, str], isolating: bool = False) -> CellRecord:
         self.boots += isolating
@@ -276,7 +291,7 @@ def test_planted_sets_are_found_exactly(seed):
     """One or two faults of one or two values each, anywhere: found, confirmed, and no other."""
     generator = random.Random(seed)
     space = SPACES[generator.choice([0, 2, 3])]
-    faults: dict[axes.Choice, Outcome] = {}
+    faults: dict[axes.Choice, CellOutcome] = {}
     while len(faults) < generator.choice([1, 1, 2]):
         names = sorted(generator.sample(space.axes, generator.choice([1, 2])), key=space.axes.index)
         choice = tuple(
@@ -286,7 +301,7 @@ def test_planted_sets_are_found_exactly(seed):
         cell = {**space.baseline, **dict(choice)}
         nested = any({*c} <= {*choice} or {*choice} <= {*c} for c in faults)
         if space.excluded(cell) is None and not nested:
-            kind = generator.choice([Outcome.CRASH, Outcome.FAIL, Outcome.FALLBACK])
+            kind = generator.choice([CellOutcome.CRASH, CellOutcome.FAIL, CellOutcome.FALLBACK])
             faults[choice] = kind
     engine = Engine(space, faults)
     found = engine.found()
@@ -307,14 +322,14 @@ def test_planted_sets_are_found_exactly(seed):
 def test_three_values_that_fail_together_need_the_third_strength():
     space = SPACES[0]
     triple = (("graphs", "compiled"), ("spec", "ngram"), ("seqs", "1"))
-    (found,) = Engine(space, {triple: Outcome.FAIL}).found(strength=3)
+    (found,) = Engine(space, {triple: CellOutcome.FAIL}).found(strength=3)
     assert found.choice == triple and found.confirmed
     assert str(found) == "graphs=compiled + spec=ngram + seqs=1: FAIL; each alone passes (planted)"
 
 
 def test_without_boots_the_candidates_are_said():
     space = SPACES[0]
-    engine = Engine(space, {(("graphs", "compiled"), ("spec", "ngram")): Outcome.CRASH})
+    engine = Engine(space, {(("graphs", "compiled"), ("spec", "ngram")): CellOutcome.CRASH})
     cells = [planned.cell for planned in covering.build(space, 2).cells]
     found = isolation.smallest(space, [engine.run(cell) for cell in cells], lambda _cell: None)
     assert found and not any(one.confirmed for one in found)
@@ -323,7 +338,7 @@ def test_without_boots_the_candidates_are_said():
 
 def test_a_broken_baseline_explains_everything():
     space = SPACES[0]
-    records = [record(space, space.baseline, Outcome.CRASH)]
+    records = [record(space, space.baseline, CellOutcome.CRASH)]
     (found,) = isolation.smallest(space, records, lambda _cell: pytest.fail("no cell helps"))
     assert found.choice == () and str(found).startswith("baseline: CRASH")
 
@@ -332,27 +347,45 @@ def test_a_broken_baseline_explains_everything():
 def test_a_failure_that_does_not_come_again_is_no_set(changed):
     space = SPACES[0]
     cell = {**space.baseline, **changed}
-    broken = [record(space, space.baseline, Outcome.PASS), record(space, cell, Outcome.FAIL)]
-    (found,) = isolation.smallest(space, broken, lambda c: record(space, c, Outcome.PASS, True))
+    broken = [
+        record(space, space.baseline, CellOutcome.PASS),
+        record(space, cell, CellOutcome.FAIL),
+    ]
+    (found,) = isolation.smallest(space, broken, lambda c: record(space, c, CellOutcome.PASS, True))
     assert not found.confirmed and "once, and not again" in str(found)
-    (found,) = isolation.smallest(space, broken, lambda c: record(space, c, Outcome.NOT_RUN, True))
+    (found,) = isolation.smallest(
+        space, broken, lambda c: record(space, c, CellOutcome.NOT_RUN, True)
+    )
     assert not found.confirmed and "started again, it came to NOT_RUN" in str(found)
     (found,) = isolation.smallest(space, broken, lambda _cell: None)
     assert not found.confirmed and "not isolated" in str(found)
+
+
+def test_a_second_start_that_fails_otherwise_may_be_the_last():
+    """It clears every set of the first failure, and no time is left to try one alone."""
+    space = SPACES[0]
+    cell = {**space.baseline, "graphs": "compiled", "seqs": "1"}
+    broken = [
+        record(space, space.baseline, CellOutcome.PASS),
+        record(space, cell, CellOutcome.FAIL),
+    ]
+    starts = iter([record(space, cell, CellOutcome.SLOWER, True), None])
+    (found,) = isolation.smallest(space, broken, lambda _cell: next(starts))
+    assert not found.confirmed and found.choice == (("graphs", "compiled"),)
 
 
 def test_a_part_that_ends_otherwise_is_named():
     """INVALID alone is no sign that it passes alone; neither is another failure."""
     space = SPACES[0]
     part, pair = (("load", "eager"),), (("spec", "ngram"), ("load", "eager"))
-    engine = Engine(space, {part: Outcome.INVALID, pair: Outcome.SLOWER})
+    engine = Engine(space, {part: CellOutcome.INVALID, pair: CellOutcome.SLOWER})
     cell = {**space.baseline, **dict(pair)}
     records = [engine.run(space.baseline), engine.run({**space.baseline, "spec": "ngram"}),
                engine.run(cell)]  # fmt: skip
     (found,) = isolation.smallest(space, records, lambda c: engine.run(c, True))
     assert found.confirmed and found.choice == pair
     assert str(found) == "spec=ngram + load=eager: SLOWER; load=eager alone: INVALID (planted)"
-    engine = Engine(space, {part: Outcome.FAIL, pair: Outcome.CRASH})
+    engine = Engine(space, {part: CellOutcome.FAIL, pair: CellOutcome.CRASH})
     sets = isolation.smallest(
         space, [engine.run(space.baseline), engine.run(cell)], lambda c: engine.run(c, True)
     )
@@ -364,8 +397,8 @@ def test_a_part_that_ends_otherwise_is_named():
 
 def test_sets_are_told_as_they_are_found():
     space = SPACES[0]
-    engine = Engine(space, {(("graphs", "compiled"),): Outcome.FAIL,
-                            (("seqs", "1"),): Outcome.CRASH})  # fmt: skip
+    engine = Engine(space, {(("graphs", "compiled"),): CellOutcome.FAIL,
+                            (("seqs", "1"),): CellOutcome.CRASH})  # fmt: skip
     records = [engine.run({**space.baseline, **c})
                for c in ({}, {"graphs": "compiled"}, {"seqs": "1"})]  # fmt: skip
     told: list[list[str]] = []
@@ -377,10 +410,11 @@ def test_sets_are_told_as_they_are_found():
 
 
 def invalid(space: Space, cell: dict[str, str], step: str) -> CellRecord:
-    one = record(space, cell, Outcome.INVALID)
+    one = record(space, cell, CellOutcome.INVALID)
     names = ("start", "path", "answers", "equivalence", "stress", "alive", "performance")
     one.steps = [
-        Step(name=name, outcome=Outcome.INVALID if name == step else Outcome.PASS) for name in names
+        Step(name=name, outcome=CellOutcome.INVALID if name == step else CellOutcome.PASS)
+        for name in names
     ]
     return one
 
@@ -389,18 +423,18 @@ def invalid(space: Space, cell: dict[str, str], step: str) -> CellRecord:
 def test_without_a_decision_values_are_not_known_to_work(step, works):
     space = SPACES[0]
     cell = {**space.baseline, "graphs": "compiled", "seqs": "1"}
-    records = [record(space, space.baseline, Outcome.PASS), invalid(space, cell, step)]
-    file = report.build(space, covering.build(space, 1), records, [], profile="p")
-    state = report.pairs(space, file)[("graphs", "compiled"), ("seqs", "1")]
+    records = [record(space, space.baseline, CellOutcome.PASS), invalid(space, cell, step)]
+    file = feature_matrix.build(space, covering.build(space, 1), records, [], profile="p")
+    state = feature_matrix.pairs(space, file)[("graphs", "compiled"), ("seqs", "1")]
     assert state == ("works" if works else "unknown")
     # Nor are they innocent of a failure elsewhere.
     failing = {**cell, "load": "eager"}
     sets = isolation.smallest(
-        space, [*records, record(space, failing, Outcome.FAIL)], lambda _cell: None
+        space, [*records, record(space, failing, CellOutcome.FAIL)], lambda _cell: None
     )
     others = {sets[0].choice, *sets[0].others}
     assert ((("seqs", "1"),) in others) is not works
-    assert "of which all but the rate was judged" in report.markdown(space, file)
+    assert "of which all but the rate was judged" in feature_matrix.markdown(space, file)
 
 
 # ----------------------------------------------------------------------- order, cost, state, report
@@ -410,28 +444,28 @@ def test_cells_of_one_start_up_are_neighbours():
     space = SPACES[0]
     cells = list(covering.build(space, 2).cells)
     key = {id(planned): planned.cell["graphs"] + planned.cell["dtype"] for planned in cells}
-    found = order.ordered(space, cells, lambda planned: key[id(planned)])
+    found = plan.ordered(space, cells, lambda planned: key[id(planned)])
     keys = [key[id(planned)] for planned in found]
     assert found[0].cell == space.baseline and sorted(map(id, found)) == sorted(map(id, cells))
     assert len([k for k, _ in itertools.groupby(keys)]) == len(set(keys))
 
 
 def test_cost_is_learned_and_foretold(tmp_path):
-    space, plan = SPACES[0], profile.load("cpu-tiny-gpt-oss").matrix
-    assert plan is not None
+    space, own = SPACES[0], profile.load("cpu-tiny-gpt-oss").matrix
+    assert own is not None
     cells = [space.baseline, {**space.baseline, "graphs": "compiled"}]
-    first = cost.predict(space, cells, ["a", "b"], plan, cost.Durations(tmp_path / "d.json"))
+    first = cost.predict(space, cells, ["a", "b"], own, cost.Durations(tmp_path / "d.json"))
     assert first.boots == 2 and "nothing timed yet" in str(first)
-    assert first.seconds == 2 * (plan.boot_s.value + plan.cell_s.value) + 30
+    assert first.seconds == 2 * (own.boot_s.value + own.cell_s.value) + 30
     durations = cost.Durations(tmp_path / "d.json")
-    one = record(space, space.baseline, Outcome.PASS)
+    one = record(space, space.baseline, CellOutcome.PASS)
     one.configuration, one.boot_s, one.took_s = "a", 10.0, 15.0
-    one.steps = [Step(name="start", outcome=Outcome.PASS)]
+    one.steps = [Step(name="start", outcome=CellOutcome.PASS)]
     durations.learn([one])
     again = cost.Durations(tmp_path / "d.json")
-    known = cost.predict(space, cells[:1], ["a"], plan, again)
+    known = cost.predict(space, cells[:1], ["a"], own, again)
     assert known.seconds == 15.0 and "1 of 1 boots were timed" in str(known)
-    running = cost.predict(space, cells[:1], ["a"], plan, again, running="a")
+    running = cost.predict(space, cells[:1], ["a"], own, again, running="a")
     assert running.boots == 0 and running.seconds == 5.0
     (tmp_path / "d.json").write_text("no json")
     assert cost.Durations(tmp_path / "d.json").typical() is None
@@ -439,9 +473,9 @@ def test_cost_is_learned_and_foretold(tmp_path):
 
 def test_state_survives_a_line_that_was_cut_off(tmp_path):
     space = SPACES[0]
-    kept = state.State(tmp_path, {"profile": "p"})
+    kept = state.StateFile(tmp_path, {"profile": "p"})
     for cell in list(space.full())[:3]:
-        kept.add(record(space, cell, Outcome.PASS))
+        kept.add(record(space, cell, CellOutcome.PASS))
     file = tmp_path / "state.jsonl"
     file.write_text(file.read_text()[:-20])
     found, why = state.read(tmp_path, {"profile": "p"})
@@ -454,9 +488,9 @@ def test_state_survives_a_line_that_was_cut_off(tmp_path):
 
 def test_the_worst_step_decides():
     steps = [
-        Step(name="start", outcome=Outcome.PASS),
-        Step(name="performance", outcome=Outcome.SLOWER),
-        Step(name="stress", outcome=Outcome.FAIL),
+        Step(name="start", outcome=CellOutcome.PASS),
+        Step(name="performance", outcome=CellOutcome.SLOWER),
+        Step(name="stress", outcome=CellOutcome.FAIL),
     ]
     found = worst(steps)
     assert found is not None and found.name == "stress" and worst(steps[:1]) is None
@@ -466,25 +500,26 @@ def test_the_report_says_what_is_known(tmp_path):
     space = SPACES[0]
     array = covering.build(space, 2)
     fault = (("graphs", "compiled"), ("spec", "ngram"))
-    engine = Engine(space, {fault: Outcome.FAIL})
+    engine = Engine(space, {fault: CellOutcome.FAIL})
     records = [engine.run(planned.cell) for planned in array.cells]
-    records[0].rate = Rate(metric="tg32@d0", samples=[1.0, 2.0], value=1.5)
+    records[0].rate = CellRate(metric="tg32@d0", samples=[1.0, 2.0], value=1.5)
 
     def tried(cell: dict[str, str]) -> CellRecord:
         records.append(engine.run(cell, True))
         return records[-1]
 
     sets = isolation.smallest(space, list(records), tried)
-    file = report.build(space, array, records, sets, profile="p")
-    text = report.markdown(space, file, command="make it")
+    file = feature_matrix.build(space, array, records, sets, profile="p")
+    text = feature_matrix.markdown(space, file, command="make it")
     assert "Made by `make it`." in text and "each alone passes" in text
     assert "| 2 | 112 | 112 | 112 | 0 |" in text
-    states = report.pairs(space, file)
-    assert len(states) == report.all_pairs(space) == 112
+    states = feature_matrix.pairs(space, file)
+    sizes = itertools.combinations([len(space.values(axis)) for axis in space.axes], 2)
+    assert len(states) == sum(one * other for one, other in sizes) == 112
     assert states[fault] == "broken" and set(states.values()) <= {"broken", "works", "unknown"}
-    again = report.MatrixFile.model_validate_json(file.model_dump_json())
+    again = feature_matrix.MatrixFile.model_validate_json(file.model_dump_json())
     assert again == file
-    both, together = report.merged([report.as_json(space, file), report.as_json(space, file)])
+    both, together = feature_matrix.merged([file, file])
     assert [c.id for c in together.cells if not c.isolating] == [
         c.id for c in file.cells if not c.isolating
     ]
@@ -501,7 +536,7 @@ def test_the_outlook_is_printed(capsys):
     assert "expected a file or one of cpu" in capsys.readouterr().err
     own = profile.load("sm121-gpt-oss-120b")
     with pytest.raises(UsageError, match="--matrix-build mine: expected one of mxfp4_v2"):
-        outlook.space_of(own, build="mine")
+        plan.space_of(own, build="mine")
 
 
 # --------------------------------------------------------------------------------- before any start
@@ -579,19 +614,18 @@ def test_a_setting_has_evidence_of_its_own():
 # ---------------------------------------------------------------------------------- the performance
 
 
-def bench(tmp_path: Path, alive) -> examine.Bench:
-    """A bench whose checks pass up to the performance sample."""
+def examiner(tmp_path: Path, alive) -> examine.Examiner:
+    """One whose checks pass up to the performance sample."""
     own = profile.load("cpu-tiny-gpt-oss")
     assert own.matrix is not None
     server = Server(
         Endpoint("http://127.0.0.1:1", "", "canary"), True, "vllm", None, None, None, 1.0
     )
-    made = examine.Bench(
-        space=SPACES[0], profile=own, plan=own.matrix,
-        prompts=prompts.continuations(), directory=tmp_path / "matrix",
-        start=lambda _configuration: server, alive=alive, path_of=lambda _server: KernelPath(),
-        dying_s=0.0,
+    harness = SimpleNamespace(
+        profile=own, start=lambda _configuration: server, pool=SimpleNamespace(check=alive),
+        redact=lambda text: text, ledger=(), crashed=lambda error, _test: error.cause,
     )  # fmt: skip
+    made = examine.Examiner(harness, SPACES[0], own.matrix, tmp_path / "matrix", dying_s=0.0)
     for check in ("_path", "_known_answers", "_equivalence", "_stress"):
         setattr(made, check, lambda _record, _server: None)
     return made
@@ -618,19 +652,107 @@ def test_what_a_performance_sample_shows(tmp_path, measure, dies):
         if dies and len(asked) > 1:  # before the sample it still lives
             raise ServerDied("it ended", cause, log)
 
-    made = bench(tmp_path, alive)
+    made = examiner(tmp_path, alive)
     made._measure = measure
     configuration = ServerConfiguration("n", "vllm", "python", "m", "canary", (), ())
     found = made.examine(covering.Planned(SPACES[0].baseline, ("baseline",)), configuration)
     if dies:
-        assert found.outcome is Outcome.CRASH and found.kind == "oom"
+        assert found.outcome is CellOutcome.CRASH and found.kind == "oom"
         assert found.reason.startswith("alive: died (checking: performance): oom")
         assert (tmp_path / str(found.bundle) / "server.log").read_text() == log.read_text()
     elif measure is failed:
-        assert found.outcome is Outcome.FAIL and "5 of 5 requests" in found.reason
+        assert found.outcome is CellOutcome.FAIL and "5 of 5 requests" in found.reason
     else:
-        assert found.outcome is Outcome.INVALID and found.works
+        assert found.outcome is CellOutcome.INVALID and found.works
         assert found.reason == "performance: the measuring client ended with 1"
+
+
+class AttachedHarness:
+    """Has a server, and can start none."""
+
+    aborted, pool, ledger = None, None, ()
+
+    def __init__(self, directory: Path, own: profile.Profile, attached: Server) -> None:
+        self.configurations: dict[str, ServerConfiguration] = {}
+        self.directory, self.profile, self.attached = directory, own, attached
+        self.said: list[str] = []
+
+    def server(self):
+        return self.attached
+
+    def obstacle(self):
+        return None
+
+    def kernel_path(self, server):
+        return read_log(server.log, "vllm")
+
+    def say(self, _what, line):
+        self.said.append(line)
+
+    def redact(self, text):
+        return text
+
+
+@pytest.fixture
+def serve_cell(tmp_path):
+    """Start ``matrix_engine.py`` with a cell's arguments; its address and its log."""
+    started = []
+
+    def serve(*arguments: str) -> tuple[str, Path]:
+        log = tmp_path / f"server-{len(started)}.log"
+        with log.open("w") as stream:
+            command = [sys.executable, str(Path(__file__).with_name("matrix_engine.py")),
+                       "--port", "0", *arguments]  # fmt: skip
+            environment = {**os.environ, "MATRIX_KEY": "key", "MATRIX_FAULTS": "slow:half"}
+            started.append(subprocess.Popen(command, stdout=stream, env=environment))
+        deadline = time.monotonic() + 30
+        while "listening on " not in log.read_text():
+            assert time.monotonic() < deadline and started[-1].poll() is None, log.read_text()
+            time.sleep(0.05)
+        return f"http://127.0.0.1:{log.read_text().split()[-1]}", log
+
+    yield serve
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def attached_level(directory, own, serve_cell, *arguments, baseline=None, log=True):
+    url, file = serve_cell(*arguments)
+    server = attach(
+        url, api_key="key", served_name=None, default_name="canary", log=file if log else None
+    )
+    harness = AttachedHarness(directory, own, server)
+    return level.MatrixLevel(harness, plan.make_plan(own, strength="1"), baseline=baseline)
+
+
+def test_cells_are_examined_on_attached_servers(tmp_path, matrix_profile, serve_cell):
+    """A URL is taken for the baseline, and another one for a cell, as far as its log shows it."""
+    own = profile.load(str(matrix_profile))
+    first = attached_level(tmp_path / "first", own, serve_cell)
+    record = first.examine(first.plan.cells[0])
+    assert record.outcome is CellOutcome.PASS and record.rate is not None, record
+    cell = covering.Planned({**first.space.baseline, "window": "half"}, ("mine",))
+    with pytest.raises(NotRun, match="cannot be compared with itself"):
+        attached_level(tmp_path / "alone", own, serve_cell, "--window", "half").examine(cell)
+    second = attached_level(
+        tmp_path / "second", own, serve_cell, "--window", "half", baseline=first.baseline
+    )
+    record = second.examine(cell)
+    assert record.outcome is CellOutcome.SLOWER, record
+    assert (tmp_path / "second" / "matrix" / "FEATURE_MATRIX.md").is_file()
+
+
+def test_of_an_attached_server_without_a_log_nothing_is_taken_on_trust(
+    tmp_path, matrix_profile, serve_cell
+):
+    own = profile.load(str(matrix_profile))
+    silent = attached_level(tmp_path, own, serve_cell, log=False)
+    record = silent.examine(silent.plan.cells[0])
+    assert record.outcome is CellOutcome.NOT_RUN and record.reason.startswith("path: the attached")
+    assert {step.name for step in record.steps if step.outcome is CellOutcome.PASS} == {
+        "start", "answers", "equivalence", "stress", "alive", "performance"
+    }  # fmt: skip
 
 
 def test_a_start_that_failed_can_be_made_again(tmp_path, monkeypatch):

@@ -12,12 +12,15 @@ from types import SimpleNamespace
 import pytest
 
 from sm121 import cli
+from sm121.core import profile
+from sm121.core.configuration import ServerConfiguration
 from sm121.core.verdict import NotRun, Verdict
-from sm121.matrix import axes, covering, report, state
+from sm121.matrix import axes, covering, feature_matrix, state
 from sm121.matrix.axes import Space
-from sm121.matrix.outcome import CellRecord, Outcome
-from sm121.plugin.matrix import MatrixRun
-from sm121.plugin.options import SETTINGS
+from sm121.matrix.feature_matrix import MatrixFile
+from sm121.matrix.level import MatrixLevel
+from sm121.matrix.outcome import CellOutcome, CellRecord
+from sm121.matrix.plan import make_plan
 from sm121.report import merging
 from sm121.run import resume, verdict_file
 from sm121.run.ledger import Ledger
@@ -161,7 +164,7 @@ def test_workers_make_one_matrix_and_are_taken_over(run_matrix, tmp_path):
 SPACE = Space(axes.load("cpu"), "vllm", "0.32.0")
 
 
-def ended(cell: dict[str, str], outcome: Outcome, *, isolating: bool = False) -> CellRecord:
+def ended(cell: dict[str, str], outcome: CellOutcome, *, isolating: bool = False) -> CellRecord:
     return CellRecord(
         id=axes.identity(SPACE, cell), values=dict(cell), why=[], configuration="c", arguments=[],
         outcome=outcome, reason="planted" if outcome.broken else "", isolating=isolating,
@@ -169,31 +172,38 @@ def ended(cell: dict[str, str], outcome: Outcome, *, isolating: bool = False) ->
     )  # fmt: skip
 
 
-def matrix_of(*records: CellRecord, references: tuple[CellRecord, ...] = ()) -> dict:
+def matrix_of(*records: CellRecord, references: tuple[CellRecord, ...] = ()) -> MatrixFile:
     array = covering.build(SPACE, 1)
-    file = report.build(SPACE, array, records, [], profile="p", references=references)
-    return report.as_json(SPACE, file)
+    return feature_matrix.build(SPACE, array, records, [], profile="p", references=references)
 
 
-BASELINE = ended(SPACE.baseline, Outcome.PASS)
+def text_of(file: MatrixFile) -> str:
+    return json.dumps(feature_matrix.as_json(SPACE, file))
+
+
+BASELINE = ended(SPACE.baseline, CellOutcome.PASS)
 COMPILED = {**SPACE.baseline, "graphs": "compiled"}
 
 
 def test_a_failure_that_did_not_come_again_is_told_apart_after_merging():
-    once = matrix_of(ended(COMPILED, Outcome.FAIL), ended(COMPILED, Outcome.PASS, isolating=True))
-    _, whole = report.merged([matrix_of(BASELINE), once])
+    once = matrix_of(
+        ended(COMPILED, CellOutcome.FAIL), ended(COMPILED, CellOutcome.PASS, isolating=True)
+    )
+    _, whole = feature_matrix.merged([matrix_of(BASELINE), once])
     assert [(c.id, c.isolating) for c in whole.cells] == [
         ("baseline", False), ("graphs=compiled", False), ("graphs=compiled", True),
     ]  # fmt: skip
     assert [one.confirmed for one in whole.failing_sets] == [False]
     assert "once, and not again" in whole.failing_sets[0].text
-    twice = matrix_of(ended(COMPILED, Outcome.FAIL), ended(COMPILED, Outcome.FAIL, isolating=True))
-    assert report.merged([matrix_of(BASELINE), twice])[1].failing_sets[0].confirmed
+    twice = matrix_of(
+        ended(COMPILED, CellOutcome.FAIL), ended(COMPILED, CellOutcome.FAIL, isolating=True)
+    )
+    assert feature_matrix.merged([matrix_of(BASELINE), twice])[1].failing_sets[0].confirmed
 
 
 def test_starts_to_compare_with_are_counted():
-    file = matrix_of(ended(COMPILED, Outcome.PASS), references=(BASELINE,))
-    assert file["spent"] == {"cells": 1.0, "boots": 2.0, "boot_s": 4.0, "seconds": 6.0}
+    file = matrix_of(ended(COMPILED, CellOutcome.PASS), references=(BASELINE,))
+    assert file.spent == {"cells": 1.0, "boots": 2.0, "boot_s": 4.0, "seconds": 6.0}
 
 
 class Controller:
@@ -214,10 +224,12 @@ def worker_wrote(directory: Path, name: str, content: str) -> None:
     (folder / "matrix.json").write_text(content)
 
 
-@pytest.mark.parametrize(("outcome", "verdict"), [(Outcome.PASS, "PASS"), (Outcome.CRASH, "FAIL")])
+@pytest.mark.parametrize(
+    ("outcome", "verdict"), [(CellOutcome.PASS, "PASS"), (CellOutcome.CRASH, "FAIL")]
+)
 def test_the_controller_judges_the_cells_of_all_workers(tmp_path, outcome, verdict):
-    worker_wrote(tmp_path, "gw0", json.dumps(matrix_of(BASELINE)))
-    worker_wrote(tmp_path, "gw1", json.dumps(matrix_of(ended(COMPILED, outcome))))
+    worker_wrote(tmp_path, "gw0", text_of(matrix_of(BASELINE)))
+    worker_wrote(tmp_path, "gw1", text_of(matrix_of(ended(COMPILED, outcome))))
     worker_wrote(tmp_path, "gw2", "{ half")
     run = Controller(tmp_path)
     merging.judge_matrix(tmp_path, run.ledger, [f"workers/gw{n}" for n in range(4)], run.remark)
@@ -238,84 +250,81 @@ def test_with_no_matrix_nothing_is_concluded(tmp_path):
     assert run.file.tests[0].verdict is Verdict.NOT_RUN and not (tmp_path / "matrix").exists()
 
 
-def taken_over(root: Path, fingerprint: dict) -> tuple[list[str], list[str]]:
-    """Ids that are taken over below a report directory, and what is remarked."""
-    remarks: list[str] = []
-    run = object.__new__(MatrixRun)
-    settings = SimpleNamespace(report_dir=root)
-    run.run = SimpleNamespace(config=SimpleNamespace(stash={SETTINGS: settings}),
-                              remark=remarks.append)  # fmt: skip
-    run.records, run.resumed_from, run._fingerprint = [], None, fingerprint
-    run.directory = root / "matrix"
-    run._state = state.State(run.directory, fingerprint)
-    run._take_over()
-    return [record.id for record in run.records], remarks
+def taken_over(root: Path, fingerprint: dict) -> tuple[list[str], str]:
+    """Ids that are taken over below a report directory, and what is said of it."""
+    records, said = state.take_over(root, fingerprint, root / "matrix")
+    return [record.id for record in records], said
 
 
 def test_the_newest_earlier_run_that_was_the_same_is_taken_over(tmp_path):
     mine, other = {"profile": "mine"}, {"profile": "other"}
-    assert taken_over(tmp_path, mine)[1] == [
-        "--resume: there is no earlier matrix in the report directory"
-    ]
+    assert taken_over(tmp_path, mine)[1] == "there is no earlier matrix in the report directory"
     earlier = tmp_path / "earlier"
-    for name, record in (("gw0", BASELINE), ("gw1", ended(COMPILED, Outcome.PASS))):
-        state.State(earlier / "20260101-000000" / "workers" / name / "matrix", mine).add(record)
-    state.State(earlier / "20260102-000000" / "matrix", other).add(BASELINE)
+    for name, record in (("gw0", BASELINE), ("gw1", ended(COMPILED, CellOutcome.PASS))):
+        state.StateFile(earlier / "20260101-000000" / "workers" / name / "matrix", mine).add(record)
+    state.StateFile(earlier / "20260102-000000" / "matrix", other).add(BASELINE)
     (earlier / "20260103-000000").mkdir()
-    ids, remarks = taken_over(tmp_path, mine)
-    assert ids == ["baseline", "graphs=compiled"] and not remarks
-    ids, remarks = taken_over(tmp_path, {"profile": "third"})
-    assert not ids and "no cell is taken over: the earlier run was another one" in remarks[0]
+    ids, said = taken_over(tmp_path, mine)
+    assert ids == ["baseline", "graphs=compiled"]
+    assert said == str(earlier / "20260101-000000" / "matrix")
+    ids, said = taken_over(tmp_path, {"profile": "third"})
+    assert not ids and "no cell is taken over: the earlier run was another one" in said
 
 
-def matrix_run(tmp_path: Path, *, limit_s: float = 100.0, **changes) -> MatrixRun:
-    """A matrix whose cells with compiled graphs fail, with the baseline ended and one of them."""
-    run = object.__new__(MatrixRun)
-    settings = {"aborted": None, "distrusted": None, "config": SimpleNamespace()}
-    run.run = SimpleNamespace(**{**settings, **changes})
-    profile = SimpleNamespace(test_timeout_s={"matrix": limit_s})
-    run.plan = SimpleNamespace(plan=SimpleNamespace(isolation_boots=9), profile=profile)
-    run.space, run.directory = SPACE, tmp_path
-    run.records = [BASELINE, ended({**COMPILED, "seqs": "1"}, Outcome.FAIL)]
-    run.sets, run.started, run.written = [], [], []
-    run.write = lambda: run.written.append(list(run.sets))
+class Examiner:
+    """Cells with compiled graphs fail; nothing is started for it."""
 
-    def examine(planned, *, isolating):
-        run.started.append(axes.identity(SPACE, planned.cell))
+    def __init__(self) -> None:
+        self.baseline = object()
+        self.started: list[str] = []
+
+    def examine(self, planned, _configuration, *, isolating):
+        self.started.append(axes.identity(SPACE, planned.cell))
         broken = planned.cell["graphs"] == "compiled"
-        return ended(planned.cell, Outcome.FAIL if broken else Outcome.PASS, isolating=isolating)
-
-    run._examine = examine
-    return run
-
-
-@pytest.fixture
-def quiet(monkeypatch):
-    monkeypatch.setattr("sm121.plugin.matrix.announce", lambda *_words: None)
+        return ended(
+            planned.cell, CellOutcome.FAIL if broken else CellOutcome.PASS, isolating=isolating
+        )
 
 
-def test_isolating_ends_before_the_tests_time_does(tmp_path, quiet):
-    run = matrix_run(tmp_path)
+def level(tmp_path: Path, *, limit_s: float = 100.0, obstacle: str | None = None) -> MatrixLevel:
+    """The baseline has ended, and a cell whose compiled graphs fail."""
+    own = profile.load("cpu-tiny-gpt-oss")
+    own = own.model_copy(update={"test_timeout_s": {"matrix": limit_s}})
+    configuration = ServerConfiguration("n", "vllm", "python", "m", "canary")
+    harness = SimpleNamespace(
+        profile=own, directory=tmp_path, attached=None, configurations={own.under_test:
+        configuration}, managed_configuration=lambda _name: configuration, pool=None,
+        obstacle=lambda: obstacle, say=lambda *_words: None, redact=lambda text: text,
+    )  # fmt: skip
+    made = MatrixLevel(harness, make_plan(own, SPACE, strength="1"))
+    made.records = [BASELINE, ended({**COMPILED, "seqs": "1"}, CellOutcome.FAIL)]
+    made._examiner = Examiner()
+    made.told, keep = [], made._found
+    made._found = lambda sets: (made.told.append(list(sets)), keep(sets))
+    return made
+
+
+def test_isolating_ends_before_the_tests_time_does(tmp_path):
+    run = level(tmp_path)
     with pytest.raises(AssertionError, match="graphs=compiled: FAIL"):
         run.isolate()
-    assert run.started == ["graphs=compiled,seqs=1", "graphs=compiled"]
-    assert run.written and all(sets for sets in run.written)
-    run = matrix_run(tmp_path, limit_s=17.0)  # 15 s are kept, and a cell takes 3 s
+    assert run._examiner.started == ["graphs=compiled,seqs=1", "graphs=compiled"]
+    assert len(run.told) == 2 and all(run.told)  # as it is found, and at the end
+    written = json.loads((tmp_path / "matrix" / "matrix.json").read_text())
+    assert [one["confirmed"] for one in written["failing_sets"]] == [True]
+    run = level(tmp_path, limit_s=17.0)  # 15 s are kept, and a cell takes 3 s
     with pytest.raises(AssertionError, match="not isolated"):
         run.isolate()
-    assert not run.started
+    assert not run._examiner.started
 
 
-@pytest.mark.parametrize("why", [{"distrusted": "the GPU fell"}, {"aborted": ("floor", "memory")}])
-def test_nothing_is_started_where_nothing_can_be_trusted(tmp_path, quiet, why):
-    run = matrix_run(tmp_path, **why)
+def test_nothing_is_started_where_nothing_can_be_trusted(tmp_path):
+    run = level(tmp_path, obstacle="the GPU fell")
     with pytest.raises(AssertionError, match="not isolated"):
         run.isolate()
-    assert not run.started
-    del run._examine
-    run._bench = SimpleNamespace(reference=object())
-    with pytest.raises(NotRun, match=r"the GPU fell|memory"):
-        run._examine(covering.Planned(COMPILED, ("array",)))
+    assert not run._examiner.started
+    with pytest.raises(NotRun, match="the GPU fell"):
+        run.examine(covering.Planned(COMPILED, ("array",)))
 
 
 def verdict_of(folder: Path, profile: str, verdict: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from sm121.plugin.options import _depths
+from sm121.session.settings import _depths
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -6,16 +6,16 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from sm121.plugin.run import RUN, Run
 
 from sm121.core.verdict import Verdict
 from sm121.engines import memory
 from sm121.engines.managed import StopReport
 from sm121.engines.memory import DeviceUse, Memory
 from sm121.engines.process_tree import Survivor
-from sm121.plugin import kernels, recorder
-from sm121.plugin.selection import LEVEL
-from sm121.stress.timeline import HeldByTree
+from sm121.plugin import kernels, outcomes
+from sm121.plugin.stash import LEVEL
+from sm121.session.session import Session
+from sm121.stress.timeline import ServerDeviceMemory
 
 GIB = 2**30
 
@@ -113,7 +113,7 @@ def test_what_a_tree_holds_of_the_device(monkeypatch, driver, held, source):
         driver.nvmlDeviceGetGraphicsRunningProcesses = lambda _handle: []
     monkeypatch.setitem(sys.modules, "pynvml", driver)
     monkeypatch.setenv("PATH", "")  # no nvidia-smi
-    tree = HeldByTree()
+    tree = ServerDeviceMemory()
     assert tree.used({7, 8}) == held and source in tree.source
 
 
@@ -122,13 +122,13 @@ def test_of_several_gpus_nobody_knows_which_are_the_servers(monkeypatch):
     driver.nvmlDeviceGetCount = lambda: 2
     monkeypatch.setitem(sys.modules, "pynvml", driver)
     monkeypatch.setenv("PATH", "")
-    tree = HeldByTree()
+    tree = ServerDeviceMemory()
     assert tree.used({8}) is None and "shows 2 GPUs" in tree.source
 
 
 def test_what_a_server_has_left_fails_the_run_whichever_it_was():
     """Also one in the middle, and when the next one of its name ended well."""
-    run = object.__new__(Run)
+    run = object.__new__(Session)
     run.stops, run.file = {}, SimpleNamespace(tests=[])
     left = (Survivor(4711, "running", "VLLM::EngineCore"),)
     run.note_stop("marlin", StopReport(0, left, False, 100 * GIB, 1.0, log="server-marlin.log"))
@@ -145,20 +145,19 @@ def test_what_a_server_has_left_fails_the_run_whichever_it_was():
 )
 def test_what_a_server_has_left_does_not_keep_later_levels_from_running(identity, gated):
     failed = SimpleNamespace(id=identity, level="smoke", verdict=Verdict.FAIL, waived=None)
-    run = SimpleNamespace(file=SimpleNamespace(tests=[failed]))
-    item = SimpleNamespace(config=SimpleNamespace(stash={RUN: run}), stash={LEVEL: "matrix"})
+    session = SimpleNamespace(ledger=[failed], aborted=None, distrusted=None)
+    why = outcomes.why_not(session, SimpleNamespace(stash={LEVEL: "matrix"}))
     if gated:
-        with pytest.raises(pytest.skip.Exception, match="the smoke level failed"):
-            recorder.pytest_runtest_setup(item)
+        assert why is not None and "the smoke level failed" in why
     else:
-        recorder.pytest_runtest_setup(item)
+        assert why is None
 
 
 def test_memory_that_may_be_missing_is_no_pass():
     """In a container nobody can say who holds it: a leak must not be green, nor is it proven."""
     before, after = at(used=4), at(used=80)
     doubt = before.doubt(after, slack=GIB)
-    run = object.__new__(Run)
+    run = object.__new__(Session)
     run.stops, said = {}, []
     run.remark = said.append
     run.file = SimpleNamespace(tests=[])
@@ -186,8 +185,5 @@ def test_the_kernel_level_gives_device_memory_back(monkeypatch, level, following
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     item = SimpleNamespace(stash={LEVEL: level})
     after = SimpleNamespace(stash={LEVEL: following}) if following else None
-    hook = kernels.pytest_runtest_teardown(item, after)
-    next(hook)
-    with pytest.raises(StopIteration):
-        hook.send(None)
+    kernels.release_memory_after_the_level(item, after)
     assert len(emptied) == released

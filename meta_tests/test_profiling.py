@@ -15,7 +15,8 @@ from sm121.core.configuration import ServerConfiguration
 from sm121.core.verdict import NotRun
 from sm121.engines.vllm import Vllm
 from sm121.evidence.kernel_profile import KernelProfile, _profile, _Sum
-from sm121.plugin import profiling, target
+from sm121.run import decode_profile
+from sm121.session import target
 
 CPU = profile.load("cpu-tiny-gpt-oss")
 GB10 = profile.load("sm121-gpt-oss-120b")
@@ -96,8 +97,13 @@ def stub(directory: Path, chosen=CPU, **changes):
     def stop() -> None:
         run.stopped += 1
 
-    run.pool = SimpleNamespace(stop=stop)
+    run.stop = stop
     return run
+
+
+def take(run, server) -> KernelProfile:
+    mode = target.profiler_mode(run.settings, run.profile)
+    return decode_profile.take(run, server, mode=mode, nsys=run.settings.nsys)
 
 
 def server(**changes: str):
@@ -109,8 +115,8 @@ def server(**changes: str):
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> KernelProfile:
     taken = _profile("cpu", Path("trace"), 3, {f"k{n}": _Sum(1, 1e-3) for n in range(50)})
-    monkeypatch.setattr(profiling, "profile_decode", lambda *_: Path("trace"))
-    monkeypatch.setattr(profiling.kernel_profile, "read_trace", lambda _: taken)
+    monkeypatch.setattr(decode_profile, "profile_decode", lambda *_: Path("trace"))
+    monkeypatch.setattr(decode_profile.kernel_profile, "read_trace", lambda _: taken)
     return taken
 
 
@@ -122,13 +128,13 @@ def test_server_that_a_gpu_profiler_slows_is_stopped(
     chosen, asked: str, stops: int, seen: KernelProfile, tmp_path: Path
 ) -> None:
     run = stub(tmp_path, chosen, profile_kernels=asked)
-    assert profiling.profiled(run, server(traces="/t")) == seen
+    assert take(run, server(traces="/t")) == seen
     assert run.stopped == stops
 
 
 def test_profile_is_in_the_report(seen: KernelProfile, tmp_path: Path) -> None:
     run = stub(tmp_path)
-    profiling.profiled(run, server(traces="/t"))
+    take(run, server(traces="/t"))
     assert "| attention | 0.0% |" in (tmp_path / "kernels-tested.md").read_text()
     whole = KernelProfile.model_validate_json((tmp_path / "kernels-tested.json").read_text())
     assert len(whole.kernels) == 50
@@ -153,7 +159,7 @@ def test_what_cannot_be_profiled_is_not_run(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(NotRun, match=expected):
-        profiling.profiled(stub(tmp_path, **run_changes), server(**server_changes))
+        take(stub(tmp_path, **run_changes), server(**server_changes))
     attached = SimpleNamespace(configuration=None, engine="openai-compatible", managed=False)
     with pytest.raises(NotRun, match="sm121 path --trace"):
-        profiling.profiled(stub(tmp_path), attached)
+        take(stub(tmp_path), attached)

@@ -21,7 +21,7 @@ from sm121.core import lenient
 from sm121.core.errors import UsageError
 from sm121.core.verdict import Verdict
 from sm121.evidence.crash_bundle import BundleIndex
-from sm121.matrix.report import MatrixFile
+from sm121.matrix.feature_matrix import MatrixFile
 from sm121.measure import comparison
 from sm121.report import (
     crash_list,
@@ -30,7 +30,7 @@ from sm121.report import (
     github,
     junit,
     matrix_file,
-    memory_file,
+    memory_timeline,
     metric_names,
     page,
     references,
@@ -39,6 +39,7 @@ from sm121.report import (
 )
 from sm121.run import reason, verdict_file
 from sm121.run.verdict_file import CrashReport, MemoryReport
+from sm121.stress.memory import MemoryFile
 
 ROOT = Path(__file__).parents[1]
 DATA = Path(__file__).parent / "data"
@@ -342,15 +343,15 @@ def test_references_are_drawn_only_beside_what_they_are_of(runs):
 
 
 def test_memory_is_shown_as_it_was_sampled(runs):
-    found = memory_file.MemoryFile.model_validate_json((runs["pass"] / "memory.json").read_text())
-    shown = memory_file.timeline(found)
+    found = MemoryFile.model_validate_json((runs["pass"] / "memory.json").read_text())
+    shown = memory_timeline.timeline(found)
     assert set(shown.levels) == {"server's processes", "host memory available"}, "no GPU, no line"
     assert shown.seconds[0] == 0.0 and len(shown.seconds) == len(found.samples)
     assert shown.levels["server's processes"][-1] == found.samples[-1].pss_bytes / 2**30
     assert max(share for share in shown.cache if share is not None) <= 1
     many = found.model_copy(update={"samples": found.samples * 50})
-    assert len(memory_file.timeline(many).seconds) <= 1800, "a chart of a soak stays small"
-    assert memory_file.timeline(found.model_copy(update={"samples": []})) is None
+    assert len(memory_timeline.timeline(many).seconds) <= 1800, "a chart of a soak stays small"
+    assert memory_timeline.timeline(found.model_copy(update={"samples": []})) is None
 
 
 def test_the_memory_of_a_worker_is_found_where_verdict_json_says(runs, tmp_path):

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import sm121
 from sm121.client.completions import Asker, Refused, Request
 from sm121.client.sse import EventParser
 from sm121.core.server import Endpoint, Server
 
+PACKAGE = Path(sm121.__file__).parent
 LINE_ENDS = ["\n", "\r\n", "\r"]
 
 
@@ -119,3 +123,11 @@ def test_who_hangs_up_does_not_wait_for_the_end(server):
 def test_a_refused_stream_says_why(server):
     with pytest.raises(Refused, match="400"):
         Asker(server).stream(Request("", 2))
+
+
+def test_nobody_else_opens_connections_or_reads_events():
+    """But for `Endpoint`, whose clients whoever asks something simple of a server uses."""
+    own = re.compile(r"aiohttp|httpx\.(Async)?Client\(|[\"']data: ?[\"']")
+    allowed = {PACKAGE / "core" / "server.py", *(PACKAGE / "client").glob("*.py")}
+    files = set(PACKAGE.rglob("*.py")) - allowed
+    assert [path for path in files if own.search(path.read_text("utf-8"))] == []

@@ -12,6 +12,7 @@ import pytest
 from sm121.answers.agreement import Bound
 from sm121.client.completions import Completion
 from sm121.client.load import Job, JobOutcome, LoadResult
+from sm121.core import profile
 from sm121.core.errors import UsageError
 from sm121.core.redaction import redact
 from sm121.core.verdict import Verdict
@@ -20,7 +21,7 @@ from sm121.evidence.crash_bundle import Evidence
 from sm121.evidence.failure import Basis, Cause
 from sm121.evidence.kernel_messages import KernelMessages
 from sm121.measure import growth
-from sm121.stress import checks, kept, shapes, soak
+from sm121.stress import checks, memory, shapes, soak
 from sm121.stress.timeline import Sample
 
 EXACT = Bound(1e-3, 1e-4, 0.0)
@@ -72,11 +73,12 @@ def sampled(count: int = 60, *, device=None, taken: int = 0) -> list[Sample]:
 
 
 GIB = 2**30
-LIMITS = kept.Limits(0.1, 5e9, 512 * 1024, 0.1)
+#: 10 % and at most 5 GB, 512 KiB and 0.1 handles for each request.
+LIMITS = profile.load("cpu-tiny-gpt-oss").stress
 
 
 def verdicts(samples: list[Sample], machine: int | None) -> dict[str, Verdict]:
-    found = kept.judged(samples, LIMITS, machine_bytes=machine)
+    found = memory.judged(samples, LIMITS, machine_bytes=machine)
     return {item.quantity.removeprefix("bytes of the "): item.verdict for item in found}
 
 
@@ -95,7 +97,7 @@ def test_a_sample_without_a_value_is_left_out_and_silence_decides_nothing():
     assert verdicts(leak, 128 * GIB)["device"] is Verdict.FAIL
     silent = sampled(device=lambda n: 8 * GIB if n < 25 else None)
     (device,) = [
-        item for item in kept.judged(silent, LIMITS, machine_bytes=128 * GIB)
+        item for item in memory.judged(silent, LIMITS, machine_bytes=128 * GIB)
         if item.quantity == "bytes of the device"
     ]  # fmt: skip
     assert device.verdict is Verdict.INCONCLUSIVE and "fell silent" in device.reason
@@ -115,7 +117,7 @@ def test_a_soak_that_fails_says_in_which_round_and_of_what():
         faults = ["token_lost: request 7"] if number == 3 else []
         return soak.Round(number, 0.0, 24, 100, 1.0, faults)
 
-    soak.Soak(60.0, play, written.append).run()
+    soak.run(60.0, play, written.append)
     assert written[-1]["state"] == "a fault" and written[-1]["faults"] == ["token_lost: request 7"]
     assert written[-1]["last_rounds"][-1]["number"] == 3
     assert written[-1]["last_rounds"][-1]["faults"] == ["token_lost: request 7"]
@@ -204,16 +206,16 @@ def test_what_an_answer_has_alone_it_has_under_load(change, kind):
 @pytest.mark.parametrize("behaviour", ["disconnect", "cancel", "slow", "bad"])
 def test_no_client_is_answered_with_500(behaviour):
     job = Job("x", {"prompt": "x"}, 4, behaviour=behaviour)
-    assert checks.fault(JobOutcome(1, job, status=500), None).kind == "http_5xx"
+    assert checks.fault(JobOutcome(1, job, status=500), EXACT).kind == "http_5xx"
 
 
 def test_a_bad_request_must_be_refused_and_nothing_else():
     bad = Job("bad", {}, 4, behaviour="bad")
     refused = JobOutcome(1, bad, status=400, problem=("refused", "status 400"))
-    assert checks.fault(refused, None) is None
-    assert checks.fault(JobOutcome(1, bad, status=200), None).kind == "bad_request_accepted"
+    assert checks.fault(refused, EXACT) is None
+    assert checks.fault(JobOutcome(1, bad, status=200), EXACT).kind == "bad_request_accepted"
     failed = JobOutcome(1, bad, status=500, problem=("http_5xx", "status 500"))
-    assert checks.fault(failed, None).kind == "http_5xx"
+    assert checks.fault(failed, EXACT).kind == "http_5xx"
 
 
 def test_the_slowest_of_a_load_is_bounded():

@@ -12,11 +12,10 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from sm121.plugin.run import RUN
 
-from sm121.measure.turns import Share, Turns
+from sm121.measure.turns import Turn, Turns
 from sm121.plugin import turns
-from sm121.plugin.selection import LEVEL
+from sm121.plugin.stash import LEVEL, SESSION
 
 SCENARIO = "meta_tests/scenarios/turns.py"
 
@@ -75,7 +74,7 @@ def test_who_measures_is_not_passed_by_for_ever(tmp_path):
     def share():
         turns = Turns(lambda _line: None, tmp_path)
         while not ended.is_set():
-            turns.take(Share.SHARED)
+            turns.take(Turn.SHARED)
             time.sleep(0.15)
             turns.release()
         turns.close()
@@ -86,7 +85,7 @@ def test_who_measures_is_not_passed_by_for_ever(tmp_path):
         time.sleep(0.07 * (number + 1))
     alone = Turns(lambda _line: None, tmp_path)
     began = time.monotonic()
-    alone.take(Share.ALONE)
+    alone.take(Turn.ALONE)
     waited = time.monotonic() - began
     ended.set()
     alone.close()
@@ -98,10 +97,10 @@ def test_who_measures_is_not_passed_by_for_ever(tmp_path):
 @pytest.mark.parametrize(
     ("arch", "base_url", "obstacle", "share"),
     [
-        ("sm121", None, None, Share.ALONE),
-        ("sm121", None, "no such GPU here", Share.SHARED),
-        ("sm121", "http://127.0.0.1:8000", None, Share.SHARED),
-        ("cpu", None, None, Share.SHARED),
+        ("sm121", None, None, Turn.ALONE),
+        ("sm121", None, "no such GPU here", Turn.SHARED),
+        ("sm121", "http://127.0.0.1:8000", None, Turn.SHARED),
+        ("cpu", None, None, Turn.SHARED),
     ],
 )
 def test_a_run_with_servers_on_a_gpu_has_the_machine(arch, base_url, obstacle, share):
@@ -110,16 +109,16 @@ def test_a_run_with_servers_on_a_gpu_has_the_machine(arch, base_url, obstacle, s
         settings=SimpleNamespace(base_url=base_url),
     )
     item = SimpleNamespace(
-        config=SimpleNamespace(stash={RUN: run}), stash={LEVEL: "smoke"}, fixturenames=()
+        config=SimpleNamespace(stash={SESSION: run}), stash={LEVEL: "smoke"}, fixturenames=()
     )
     assert turns.needs(item) is share
     item.stash[LEVEL] = "performance"
-    assert turns.needs(item) is Share.ALONE, "what is timed is timed alone everywhere"
+    assert turns.needs(item) is Turn.ALONE, "what is timed is timed alone everywhere"
 
 
 def test_workers_wait_with_their_controller_and_time_nothing(start_pytest, tmp_path):
     alone = Turns(lambda _line: None, tmp_path)
-    alone.take(Share.ALONE)
+    alone.take(Turn.ALONE)
     note = tmp_path / "note.txt"
     run = start_pytest(
         SCENARIO, "-n", "2", "--arch", "cpu",
@@ -144,15 +143,15 @@ def test_workers_wait_with_their_controller_and_time_nothing(start_pytest, tmp_p
         "test_measures_too": "NOT_RUN",
     }, run.output
     assert "run this one without -n" in found["test_measures_too"]["message"]
-    alone.take(Share.ALONE)
+    alone.take(Turn.ALONE)
     alone.close()
 
 
 def test_who_waits_says_for_whom(tmp_path):
     first, lines = Turns(lambda _line: None, tmp_path), []
-    first.take(Share.ALONE)
+    first.take(Turn.ALONE)
     second = Turns(lines.append, tmp_path)
-    thread = threading.Thread(target=second.take, args=(Share.SHARED,))
+    thread = threading.Thread(target=second.take, args=(Turn.SHARED,))
     thread.start()
     time.sleep(3.6)
     first.release()
@@ -165,8 +164,8 @@ def test_who_waits_says_for_whom(tmp_path):
 
 def test_a_dead_run_holds_nothing(tmp_path):
     code = (
-        "import os, sys, pathlib; from sm121.measure.turns import Share, Turns;"
-        "t = Turns(print, pathlib.Path(sys.argv[1])); t.take(Share.ALONE);"
+        "import os, sys, pathlib; from sm121.measure.turns import Turn, Turns;"
+        "t = Turns(print, pathlib.Path(sys.argv[1])); t.take(Turn.ALONE);"
         "print('has', flush=True);"
         "sys.stdin.read()"
     )
@@ -178,7 +177,7 @@ def test_a_dead_run_holds_nothing(tmp_path):
     holder.kill()
     holder.communicate()
     turns = Turns(lambda line: pytest.fail(line), tmp_path)
-    turns.take(Share.ALONE)
+    turns.take(Turn.ALONE)
     turns.close()
 
 

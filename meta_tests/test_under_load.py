@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 import pytest
-from sm121.plugin.run import RUN
 
 from sm121.answers.agreement import Bound
 from sm121.client.connection import Patience
 from sm121.client.load import Job, JobOutcome, LoadClient, LoadResult
 from sm121.core import profile
-from sm121.core.server import Endpoint
-from sm121.core.verdict import Inconclusive
-from sm121.plugin import stress
-from sm121.plugin.selection import LEVEL
+from sm121.core.server import Endpoint, Server
+from sm121.core.verdict import Inconclusive, NotRun
+from sm121.engines import capabilities
+from sm121.plugin.stash import LEVEL
+from sm121.plugin.stress import end_with_its_level
+from sm121.run.verdict_file import EngineReport, VerdictFile
+from sm121.stress import checks, memory, throughput
+from sm121.stress.level import Stress
 
 ENDPOINT = Endpoint("http://127.0.0.1:9", "key", "canary")
 JOB = Job("x", {"prompt": "x"}, 4)
@@ -77,23 +85,21 @@ def test_the_time_limit_of_a_test_ends_a_load():
 
 
 @pytest.fixture
-def begin(monkeypatch) -> Callable[..., tuple[SimpleNamespace, stress.Stress]]:
+def begin() -> Callable[..., tuple[SimpleNamespace, Callable[[], Stress]]]:
     """A level on a server that is not there; no load is sent."""
-    monkeypatch.setattr(stress, "bound", lambda *_arguments: Bound(1e-3, 1e-4, 0.0))
-    monkeypatch.setattr(stress, "announce", lambda *_arguments: None)
 
-    def make() -> tuple[SimpleNamespace, stress.Stress]:
+    def make() -> tuple[SimpleNamespace, Callable[[], Stress]]:
         run = SimpleNamespace(
             profile=profile.load("cpu-tiny-gpt-oss"),
             aborted=None,
             abort=lambda _text: None,
             pool=None,
             observer=None,
-            config=None,
+            say=lambda *_arguments: None,
         )
         server = SimpleNamespace(endpoint=ENDPOINT, engine="vllm", version="0", configuration=None)
         able = SimpleNamespace(require=lambda *_names: None, engine="vllm")
-        return run, lambda: stress.Stress(run, server, able)
+        return run, lambda: Stress(run, server, able, Bound(1e-3, 1e-4, 0.0))
 
     return make
 
@@ -105,27 +111,27 @@ def sampling() -> int:
 def test_a_level_whose_first_load_fails_is_seen_by_the_bundle_and_leaves_no_thread(
     begin, monkeypatch
 ):
-    def fails(_self):
+    def fails(*_arguments):
         assert sampling() == 1
         raise RuntimeError("no throughput")
 
-    monkeypatch.setattr(stress.Stress, "_throughput", fails)
+    monkeypatch.setattr(throughput, "read", fails)
     run, make = begin()
     with pytest.raises(RuntimeError, match="no throughput"):
         make()
     assert run.observer is not None and run.observer.client.under_way() == []
     assert sampling() == 0
-    item = SimpleNamespace(config=SimpleNamespace(stash={RUN: run}), stash={LEVEL: "performance"})
-    stress.pytest_runtest_setup(item)
+    item = SimpleNamespace(config=SimpleNamespace(stash={}), stash={LEVEL: "performance"})
+    end_with_its_level(item, run)
     assert run.observer is None, "a later level's bundle shows nothing of this server"
 
 
 @pytest.mark.parametrize(("ends_by_itself", "decided"), [(True, False), (False, True)])
 def test_a_restart_counts_only_under_load(begin, monkeypatch, ends_by_itself, decided):
     """The server's stop must come while requests are under way, some having ended."""
-    monkeypatch.setattr(stress.Stress, "_throughput", lambda _self: None)
-    monkeypatch.setattr(stress.Stress, "_take", lambda _self, _source, count: [JOB] * count)
-    monkeypatch.setattr(stress.checks, "faults", lambda *_arguments, **_how: [])
+    monkeypatch.setattr(throughput, "read", lambda *_arguments: None)
+    monkeypatch.setattr(Stress, "_take", lambda _self, _source, count: [JOB] * count)
+    monkeypatch.setattr(checks, "faults", lambda *_arguments, **_how: [])
     stopped = threading.Event()
 
     def load(client, jobs, **_options) -> LoadResult:
@@ -145,11 +151,59 @@ def test_a_restart_counts_only_under_load(begin, monkeypatch, ends_by_itself, de
     level = make()
     level.timeline.stop()
     run.server = lambda: SimpleNamespace(endpoint=ENDPOINT)
-    run.pool = SimpleNamespace(
-        current=object(), stop=lambda: stopped.set() or SimpleNamespace(clean=True)
-    )
+    run.pool = SimpleNamespace(current=object())
+    run.stop = lambda: stopped.set() or SimpleNamespace(clean=True)
     if decided:
         level.restarted_under_load()
     else:
         with pytest.raises(Inconclusive, match="0 of 2000 broken off"):
             level.restarted_under_load()
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    """A running server that the suite has not started."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, str(Path(__file__).parent / "stress_server.py"), "--port", str(port)]
+    with subprocess.Popen(command, env={**os.environ, "VLLM_API_KEY": "key"}) as process:
+        found = Endpoint(f"http://127.0.0.1:{port}", "key", "canary")
+        deadline = time.monotonic() + 20.0
+        with found.http() as http:
+            while time.monotonic() < deadline:
+                with contextlib.suppress(httpx.TransportError):
+                    http.get("/health")
+                    break
+                time.sleep(0.1)
+        yield found
+        process.terminate()
+
+
+def test_the_level_runs_from_a_script_on_an_attached_server(begin, endpoint, tmp_path):
+    """Without pytest's run: loads, the look at what is kept, memory.json and verdict.json's part of
+    it. What an attached server cannot show or allow is NOT_RUN."""
+    harness, _ = begin()
+    harness.arch, harness.directory = "cpu", tmp_path
+    harness.file = VerdictFile(
+        arch="cpu", profile="cpu-tiny-gpt-oss", started="now",
+        engine=EngineReport(name="vllm", managed=False, model="canary"),
+    )  # fmt: skip
+    lines: list[str] = []
+    harness.say = lambda _what, line: lines.append(line)
+    server = Server(endpoint, False, "vllm", "0.32.0", None, None, None)
+    level = Stress(harness, server, capabilities.of("vllm", "0.32.0"), Bound(1e-3, 1e-4, 0.0))
+    assert harness.observer is level
+    level.sustained()
+    level.brim()
+    level.unruly()
+    level.nothing_kept()
+    with pytest.raises(NotRun, match="memory is not known here"):
+        level.memory_holds(more=False)
+    with pytest.raises(NotRun, match="is not restarted"):
+        level.restarted_under_load()
+    level.close()
+    assert lines[0].startswith("sustained: 200 requests in ") and "0 failed" in lines[0]
+    assert harness.file.memory.samples == 0, "the processes of an attached server are not known"
+    whole = memory.MemoryFile.model_validate_json((tmp_path / "memory.json").read_text())
+    assert [sample for sample in whole.samples if sample.running is not None], "read from /metrics"
+    assert level.under_way() == [] and sampling() == 0

@@ -16,8 +16,8 @@ from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration
 from sm121.engines import pool
 from sm121.evidence.resources import ResourceSampler
-from sm121.plugin import crashes
 from sm121.run import directory
+from sm121.session import crashes
 from sm121.stress.fault import Fault, UnderLoad
 
 MORE_THAN_THERE_IS = 1e18

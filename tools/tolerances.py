@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sm121.kernels import block_scales, cases, comparison, problems
 from sm121.kernels.cases import DecodeCase, MoeCase, PrefillCase
-from sm121.kernels.comparison import Tolerance
+from sm121.kernels.comparison import MEASURES, Errors, Tolerance
 from sm121.kernels.problems import ALPHA, LIMIT, Problem
 from sm121.kernels.torch_provider import TorchProvider
 from sm121.oracles import attention, moe, mxfp4
@@ -137,7 +137,7 @@ def _smallest(actual: Tensor, reference: Tensor, limit: Tolerance, defect: Defec
 
     def noticed(size: float) -> bool:
         return all(
-            comparison.measure(actual + defect(signed), reference, limit.floor).ratio(limit) > 1
+            _ratio(comparison.measure(actual + defect(signed), reference, limit.floor), limit) > 1
             for signed in (size, -size)
         )
 
@@ -148,6 +148,12 @@ def _smallest(actual: Tensor, reference: Tensor, limit: Tolerance, defect: Defec
         middle = math.sqrt(low * high)
         low, high = (low, middle) if noticed(middle) else (middle, high)
     return high
+
+
+def _ratio(errors: Errors, limit: Tolerance) -> float:
+    """The largest measure in units of its tolerance: above 1 is detected; infinite for NaN."""
+    ratios = [getattr(errors, measure) / getattr(limit, measure) for measure in MEASURES]
+    return max(math.inf if math.isnan(ratio) else ratio for ratio in ratios)
 
 
 def _expert_parts(problem: Problem) -> list[Tensor]:
@@ -196,7 +202,7 @@ def _attention_findings(
             errors = comparison.measure(
                 actual + changed(window=case.window + by), reference, limit.floor
             )
-            yield Finding(group, case.name, f"window {by:+}", math.nan, errors.ratio(limit))
+            yield Finding(group, case.name, f"window {by:+}", math.nan, _ratio(errors, limit))
 
 
 def found_block_scales(case: MoeCase) -> list[BlockScales]:

@@ -9,9 +9,9 @@ import pytest
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session):
     if getattr(session.config, "workerinput", {}).get("workerid") == "gw0":
-        from sm121.plugin.run import Run  # not before pytest has rewritten its assertions
+        from sm121.session.session import Session  # not before pytest has rewritten its assertions
 
-        Run.close = end
+        Session.close = end
 
 
 def end(_run):

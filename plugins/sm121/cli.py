@@ -402,21 +402,16 @@ def _matrix(options: argparse.Namespace) -> int:
 def _shown_matrix(options: argparse.Namespace) -> str:
     from sm121.core import architecture
     from sm121.matrix import outlook
+    from sm121.matrix.plan import make_plan, space_of
 
     name = options.profile
     if name is None:
         name = profile.for_architecture(architecture.detect().name or "unknown")
     chosen = profile.load(name)
-    space = outlook.space_of(
-        chosen,
-        axes_file=options.axes,
-        engine=options.engine,
-        version=options.engine_version,
-        build=options.build,
-    )
+    space = space_of(chosen, options.axes, options.engine, options.engine_version, options.build)
     if options.strength is None:
         return outlook.sizes(chosen, space)
-    return outlook.cells(chosen, space, options.strength, focus=options.axis)
+    return outlook.cells(make_plan(chosen, space, strength=options.strength, focus=options.axis))
 
 
 def _side_by_side(options: argparse.Namespace) -> int:

@@ -10,10 +10,13 @@ import importlib
 import inspect
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from sm121.plugin import pytest_plugins
+from sm121.plugin import options, pytest_plugins
 from tools.reference.markdown import MADE_BY, cell, table
+
+if TYPE_CHECKING:
+    import pytest
 
 
 @dataclass(frozen=True)
@@ -31,19 +34,12 @@ class Option:
 
 
 @dataclass
-class _Declared:
-    """Takes what a plugin declares, in the place of pytest's parser, group and configuration, of
-    which nobody gave any option."""
+class _Parser:
+    """Takes the options that the plugin declares, in the place of pytest's parser and group."""
 
     options: list[Option] = field(default_factory=list)
-    markers: list[str] = field(default_factory=list)
-    option: object = None
-    stash: dict[Any, Any] = field(default_factory=dict)
 
-    def getoption(self, _name: str, default: Any = None) -> Any:
-        return default
-
-    def getgroup(self, *_names: str) -> _Declared:
+    def getgroup(self, *_names: str) -> _Parser:
         return self
 
     def addoption(self, *names: str, **attributes: Any) -> None:
@@ -54,12 +50,6 @@ class _Declared:
             value = "|".join(choices)
         self.options.append(Option(names, str(value), str(attributes.get("help") or "")))
 
-    def addini(self, *_names: str, **_attributes: Any) -> None:
-        """Settings of pytest.ini have no place on the page."""
-
-    def addinivalue_line(self, _name: str, line: str) -> None:
-        self.markers.append(line)
-
 
 def modules() -> list[ModuleType]:
     """The modules of the plugin set."""
@@ -67,29 +57,10 @@ def modules() -> list[ModuleType]:
 
 
 def declared() -> tuple[list[Option], list[str]]:
-    """Every option and every marker, as their modules declare them."""
-    taken = _Declared()
-    for module in modules():
-        if (add := getattr(module, "pytest_addoption", None)) is not None:
-            add(taken)
-        if (declare := getattr(module, "declare_markers", None)) is not None:
-            declare(taken)
-        else:
-            taken.markers += _written_markers(module)
-    return taken.options, taken.markers
-
-
-def _written_markers(module: ModuleType) -> list[str]:
-    """Markers that a module declares, read from its source: what its hook does beside that needs a
-    run."""
-    return [
-        ast.literal_eval(node.args[1])
-        for node in ast.walk(ast.parse(inspect.getsource(module)))
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "addinivalue_line"
-        and isinstance(node.args[1], ast.Constant)
-    ]
+    """Every option and every marker, as the plugin declares them."""
+    taken = _Parser()
+    options.add(cast("pytest.Parser", taken))
+    return taken.options, options.markers()
 
 
 def fixtures() -> dict[str, str]:
@@ -112,7 +83,7 @@ def _code(text: str) -> str:
 
 def page() -> str:
     """docs/options.md."""
-    options, markers = declared()
+    every, markers = declared()
     split = [line.partition(":") for line in markers]
     lines = [
         "# Options, markers and fixtures",
@@ -120,7 +91,7 @@ def page() -> str:
         MADE_BY.format(source="the plugin"),
         "## Options of pytest",
         "",
-        *table(("option", "meaning"), [(_code(o.shown), cell(o.help)) for o in options]),
+        *table(("option", "meaning"), [(_code(o.shown), cell(o.help)) for o in every]),
         "",
         "pytest-benchmark's own options (`--benchmark-autosave`, `--benchmark-compare`, "
         "`--benchmark-compare-fail`, `--benchmark-storage`) work on every measurement "

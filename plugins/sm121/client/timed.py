@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 
 from sm121.client.connection import Patience, open_session
-from sm121.client.timed_answer import TimedAnswer, read_answer, read_whole
+from sm121.client.timed_answer import TimedAnswer, read_answer, read_event
 
 _TICK_S = 0.004
 #: Delays below this are the resolution of the event loop's own timers.
@@ -224,7 +224,7 @@ def _finish(
     elif request.stream:
         read_answer(answer, reads)
     else:
-        read_whole(answer, answer.ended_ns, body)
+        read_event(answer, answer.ended_ns, body)
     stamps = [chunk.at_ns for chunk in answer.chunks] or [answer.ended_ns]
     answer.lag_ns = (watch.at(answer.sent_ns), watch.at(stamps[0]), watch.at(stamps[-1]))
     return answer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from sm121.client.sse import DONE, EventParser
 
@@ -101,29 +101,19 @@ def read_answer(answer: TimedAnswer, reads: Iterable[tuple[int, bytes]]) -> None
     parser = EventParser()
     for at_ns, piece in reads:
         for data in parser.feed(piece):
-            if data == DONE:
-                continue
-            try:
-                event = json.loads(data)
-            except ValueError:
-                answer.error = answer.error or f"bad-event: not JSON: {data[:120]!r}"
-                continue
-            if isinstance(event, dict):
-                _take(answer, at_ns, event)
+            if data != DONE:
+                read_event(answer, at_ns, data)
 
 
-def read_whole(answer: TimedAnswer, at_ns: int, body: bytes) -> None:
-    """Fill in what the body of an answer that was not streamed says."""
+def read_event(answer: TimedAnswer, at_ns: int, data: bytes) -> None:
+    """Fill in what one event says, or the body of an answer that was not streamed."""
     try:
-        event = json.loads(body)
+        event = json.loads(data)
     except ValueError:
-        answer.error = f"bad-event: not JSON: {body[:120]!r}"
+        answer.error = answer.error or f"bad-event: not JSON: {data[:120]!r}"
         return
-    if isinstance(event, dict):
-        _take(answer, at_ns, event)
-
-
-def _take(answer: TimedAnswer, at_ns: int, event: dict[str, Any]) -> None:
+    if not isinstance(event, dict):
+        return
     if "error" in event and not event.get("choices"):
         answer.error = answer.error or f"error-event: {str(event['error'])[:200]}"
         return

@@ -272,7 +272,7 @@ def _chosen(value: float, why: str) -> Sourced:
     return Sourced(value=value, source=f"chosen: {why}")
 
 
-class Stress(DataTable):
+class StressSizes(DataTable):
     """Sizes of the stress level, and what is allowed under load."""
 
     sequential_requests: Sourced
@@ -400,7 +400,7 @@ class Profile(DataTable):
     configurations: dict[ConfigurationName, Configuration] = Field(min_length=1)
     kernel_path: KernelPathRequirement
     correctness: Correctness
-    stress: Stress
+    stress: StressSizes
     performance: Performance
     regression: Regression = Regression()
     box: Box | None = None

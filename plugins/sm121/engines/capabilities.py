@@ -152,7 +152,7 @@ class Capabilities:
         which = f"{self.file.title} {self.version or '(version unknown)'}"
         if not own.can:
             return f"{which}: {name}: {own.reason}"
-        if not _within(self.version, own.versions):
+        if not within(self.version, own.versions):
             return f"{which}: {name}: from version {own.versions} on"
         return None
 
@@ -188,19 +188,20 @@ class Capabilities:
         """The known deviation of this version in a case, if there is one of that kind."""
         for own in self.file.deviations:
             # An unknown version is not excused: the deviation was seen in known ones.
-            known = self.version is not None and _within(self.version, own.versions)
+            known = self.version is not None and within(self.version, own.versions)
             if known and own.case == case and own.kind == kind:
                 return own
         return None
 
 
-def _within(version: str | None, versions: str) -> bool:
+def within(version: str | None, versions: str) -> bool:
+    """Whether a version is in a range; one that is not known is in every range."""
     if version is None or not versions:
         return True
     try:
         return Version(version) in SpecifierSet(versions, prereleases=True)
     except InvalidVersion:
-        return True  # a build number or a commit: the range says nothing about it
+        return True  # a build number, a commit: the range says nothing about it
 
 
 #: Capabilities that are each asked for by a parameter of that name.

@@ -18,7 +18,7 @@ class DeviceLock:
     """Held from a server's start to its end: no other worker's server runs on the device then.
 
     It is between the workers of one run alone. With other runs whole runs take turns
-    (`sm121.measure.turns`), and who waited for both could wait for ever.
+    (`sm121.measure.turns`), and a run that waited for both could wait for ever.
 
     Args:
         device: its name.

@@ -1,4 +1,4 @@
-"""What is said of a server that starts: little when it starts quickly, enough when it does not."""
+"""What is shown of a server that starts: one line when it starts quickly, more when it does not."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _LONG_S = 10.0
 
 @dataclass
 class _Start:
-    """A start that has not ended: what it is doing since when, and when that was last said."""
+    """A start that has not ended, with times in seconds of the clock."""
 
     phase: str
+    #: When the phase began, a line was last shown, and the start began.
     since: float
     shown: float
     began: float

@@ -103,11 +103,6 @@ class Errors:
             if not getattr(self, measure) <= getattr(limit, measure)
         ]
 
-    def ratio(self, limit: Tolerance) -> float:
-        """The largest measure in units of its tolerance: above 1 is detected; infinite for NaN."""
-        ratios = [getattr(self, measure) / getattr(limit, measure) for measure in MEASURES]
-        return max(math.inf if math.isnan(ratio) else ratio for ratio in ratios)
-
 
 def measure(actual: Tensor, reference: Tensor, floor: float) -> Errors:
     """Compare actual [rows, n] of any dtype with reference [rows, n] float64, which is finite.

@@ -171,10 +171,7 @@ def _quantise(case: QuantiseCase) -> Problem:
         x = torch.ldexp(x, torch.randint(-124, 120, (case.rows, 1), generator=generator))
     elif case.kind == "midpoints":
         x = torch.from_numpy(_midpoints(case)).float()
-    problem = quantisation(x.bfloat16(), case.format)
-    if not case.strided:
-        return problem
-    return Problem(problem.operation, (_widened(x.bfloat16(), True),), problem.judge, strided=True)
+    return quantisation(x.bfloat16(), case.format, strided=case.strided)
 
 
 @build.register
@@ -219,7 +216,7 @@ def _midpoints(case: QuantiseCase) -> NDArray[np.float64]:
     return values
 
 
-def quantisation(x: Tensor, form: str) -> Problem:
+def quantisation(x: Tensor, form: str, *, strided: bool = False) -> Problem:
     """Encoding of x [M, K] bfloat16: the scale of the provider's rule, elements the nearest.
 
     Bytes are not compared across rules: the scale has to be the one of the declared rule, or of one
@@ -239,7 +236,7 @@ def quantisation(x: Tensor, form: str) -> Problem:
         candidates = [rule for rule in rules if name in (None, rule.value)]
         return _judge_blocks(values, codes, scales, candidates, form)
 
-    return Problem(operation, (x,), judge)
+    return Problem(operation, (_widened(x, strided),), judge, strided=strided)
 
 
 def _wrong_shapes(output: Any, shape: torch.Size, form: str) -> list[str]:
@@ -457,6 +454,14 @@ def _with_nan(layer: _Experts, idle: Tensor) -> _Experts:
 # Attention
 
 
+def _keywords(case: PrefillCase | DecodeCase, generator: torch.Generator) -> dict[str, Any]:
+    return {
+        "sinks": _sinks(case.sinks, case.query_heads, generator),
+        "window": case.window,
+        "scale": case.head_dim**-0.5,
+    }
+
+
 def _sinks(kind: Sinks, heads: int, generator: torch.Generator) -> Tensor | None:
     # Around the logarithm of the sum over some tens of keys: a sink then has a share worth seeing.
     values = (_normal(generator, heads) * 1.5 + 3).bfloat16().float()
@@ -487,11 +492,7 @@ def _prefill(case: PrefillCase) -> Problem:
     generator = torch.Generator().manual_seed(case.seed)
     q, k, v = _qkv(case, sum(case.lengths), generator)
     edges = torch.tensor([0, *case.lengths]).cumsum(0).int()
-    keywords: dict[str, Any] = {
-        "sinks": _sinks(case.sinks, case.query_heads, generator),
-        "window": case.window,
-        "scale": case.head_dim**-0.5,
-    }
+    keywords = _keywords(case, generator)
     reference = attention.prefill(q, k, v, edges, **keywords).flatten(0, 1)
     judge = _by_tolerance("prefill_attention", tuple(q.shape), reference)
     arguments = (q, k, v, edges)
@@ -521,11 +522,7 @@ def _decode(case: DecodeCase) -> Problem:
         start += count
     cache = torch.where(unread[:, None, None, :, None], cache * 100, cache).bfloat16()
     lengths = torch.tensor(case.lengths, dtype=torch.int32)
-    keywords: dict[str, Any] = {
-        "sinks": _sinks(case.sinks, case.query_heads, generator),
-        "window": case.window,
-        "scale": case.head_dim**-0.5,
-    }
+    keywords = _keywords(case, generator)
     arguments = (q, cache, table[:, :width], lengths)
     reference = attention.decode(*arguments, **keywords).flatten(0, 1)
     judge = _by_tolerance("decode_attention", tuple(q.shape), reference)

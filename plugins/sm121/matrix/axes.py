@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Literal
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.version import InvalidVersion, Version
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from sm121.core import data_file
+from sm121.core.data_file import Pattern
 from sm121.core.errors import OptionError, UsageError
 from sm121.core.profile import GoldenBound
+from sm121.engines.capabilities import Versions, within
 from sm121.evidence.kernel_path import KernelPath
 
 #: A cell: a value for each axis, by name.
@@ -34,26 +34,6 @@ _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")]
 _Fraction = Annotated[float, Field(ge=0, lt=1)]
 #: More cells than this in a full product are not enumerated.
 _COUNTABLE = 2_000_000
-
-
-def _specifier(text: str) -> str:
-    try:
-        SpecifierSet(text)
-    except InvalidSpecifier as error:
-        raise ValueError(f"expected versions as in '>=0.24,<0.40', got {text!r}") from error
-    return text
-
-
-def _regex(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise ValueError(f"expected a regular expression ({error}), got {text!r}") from error
-    return text
-
-
-Versions = Annotated[str, AfterValidator(_specifier)]
-Pattern = Annotated[str, AfterValidator(_regex)]
 
 
 class _Table(BaseModel):
@@ -97,7 +77,7 @@ class Setting(_Table):
     source: str = Field(min_length=3)
 
 
-class Value(_Table):
+class AxisValue(_Table):
     """One value of an axis."""
 
     settings: tuple[Setting, ...] = ()
@@ -116,7 +96,7 @@ class Value(_Table):
     boot_s: float = 0.0
 
     @model_validator(mode="after")
-    def _given(self) -> Value:
+    def _given(self) -> AxisValue:
         if not self.settings and self.not_applicable is None:
             raise ValueError("expected settings, or not_applicable with the reason")
         return self
@@ -127,7 +107,7 @@ class Axis(_Table):
 
     title: str
     baseline: str
-    values: dict[_Name, Value] = Field(min_length=2)
+    values: dict[_Name, AxisValue] = Field(min_length=2)
 
     @model_validator(mode="after")
     def _has_baseline(self) -> Axis:
@@ -199,23 +179,28 @@ class AxesFile(_Table):
 
     @model_validator(mode="after")
     def _consistent(self) -> AxesFile:
-        for place, values in (
-            *((f"named.{name}", named.values) for name, named in self.named.items()),
-            *((f"features.{n}", feature) for n, feature in enumerate(self.features)),
-        ):
-            for axis, value in values.items():
-                self._check(place, axis, value)
-        for n, rule in enumerate(self.incompatible):
-            for axis, listed in rule.when.items():
+        used: list[tuple[str, Mapping[str, str | tuple[str, ...]]]] = [
+            *((f"named.{name}", one.values) for name, one in self.named.items()),
+            *((f"features.{n}", one) for n, one in enumerate(self.features)),
+            *((f"incompatible.{n}", one.when) for n, one in enumerate(self.incompatible)),
+        ]
+        for place, values in used:
+            for axis, listed in values.items():
+                if axis not in self.axes:
+                    known = ", ".join(self.axes)
+                    raise ValueError(f"{place}: expected an axis ({known}); got {axis!r}")
+                known = ", ".join(self.axes[axis].values)
                 for value in _listed(listed):
-                    self._check(f"incompatible.{n}", axis, value)
+                    if value not in self.axes[axis].values:
+                        raise ValueError(f"{place}: {axis}: expected one of {known}; got {value!r}")
         for name, axis_ in self.axes.items():
-            for value_name, value_ in axis_.values.items():
-                for setting in value_.settings:
-                    if setting.build is not None and setting.build not in self.builds:
+            for value, own in axis_.values.items():
+                for build in (setting.build for setting in own.settings):
+                    if build is not None and build not in self.builds:
+                        known = ", ".join(self.builds) or "no builds"
                         raise ValueError(
-                            f"axes.{name}.values.{value_name}: build: expected one of "
-                            f"{', '.join(self.builds) or 'no builds'}; got {setting.build!r}"
+                            f"axes.{name}.values.{value}: build: expected one of {known}; "
+                            f"got {build!r}"
                         )
         baseline = {name: axis_.baseline for name, axis_ in self.axes.items()}
         broken = next(
@@ -224,13 +209,6 @@ class AxesFile(_Table):
         if broken is not None:
             raise ValueError(f"incompatible: the baseline itself is ruled out by {broken}")
         return self
-
-    def _check(self, place: str, axis: str, value: str) -> None:
-        if axis not in self.axes:
-            raise ValueError(f"{place}: expected an axis ({', '.join(self.axes)}); got {axis!r}")
-        if value not in self.axes[axis].values:
-            known = ", ".join(self.axes[axis].values)
-            raise ValueError(f"{place}: {axis}: expected one of {known}; got {value!r}")
 
 
 def _listed(values: str | tuple[str, ...]) -> tuple[str, ...]:
@@ -311,53 +289,42 @@ class Space:
         object.__setattr__(self, "absent", absent)
         self._refuse_contradictions()
 
-    def _setting(self, value: Value) -> Setting | None:
+    def _setting(self, value: AxisValue) -> Setting | None:
         fitting = [
             setting
             for setting in value.settings
             if setting.engine == self.engine
-            and _within(self.version, setting.versions)
+            and within(self.version, setting.versions)
             and setting.build in (None, self.build)
         ]
         # A build's own knob goes before that of everybody.
-        own = [setting for setting in fitting if setting.build is not None]
-        return next(iter([*own, *fitting]), None)
+        return min(fitting, key=lambda setting: setting.build is None, default=None)
 
     def _refuse_contradictions(self) -> None:
+        where = f"matrix {self.file.name}"
         if (rule := self.excluded(self.baseline)) is not None:
             raise UsageError(
-                f"matrix {self.file.name}: the baseline itself is ruled out for {self.engine} by "
-                f"{rule}"
+                f"{where}: the baseline itself is ruled out for {self.engine} by {rule}"
             )
-        for axis in self.axes:
-            for value in self.values(axis):
-                cell = {axis: value}
-                if self.completion(cell) is None:
-                    raise UsageError(
-                        f"matrix {self.file.name}: no combination is left with {axis}={value}; its "
-                        "incompatibilities contradict each other: "
-                        f"{'; '.join(str(r) for r in self.rules if axis in r.when)}"
-                    )
+        for ((axis, value),) in self.choices(1):
+            if self.completion({axis: value}) is None:
+                raise UsageError(
+                    f"{where}: no combination is left with {axis}={value}; its incompatibilities "
+                    "contradict each other: "
+                    f"{'; '.join(str(r) for r in self.rules if axis in r.when)}"
+                )
 
     def completion(self, partial: Cell) -> dict[str, str] | None:
         """A whole allowed cell with these values; the baseline's for the others where possible."""
-        cell = dict(partial)
-
-        def fill(rest: Sequence[str]) -> bool:
-            if self.excluded(cell) is not None:
-                return False
-            if not rest:
-                return True
-            axis, *others = rest
-            ordered = sorted(self.values(axis), key=lambda v: v != self.file.axes[axis].baseline)
-            for value in ordered:
-                cell[axis] = value
-                if fill(others):
-                    return True
-                del cell[axis]
-            return False
-
-        return cell if fill([axis for axis in self.axes if axis not in cell]) else None
+        if self.excluded(partial) is not None:
+            return None
+        axis = next((axis for axis in self.axes if axis not in partial), None)
+        if axis is None:
+            return {**partial}
+        for value in sorted(self.values(axis), key=lambda v: v != self.baseline[axis]):
+            if (whole := self.completion({**partial, axis: value})) is not None:
+                return whole
+        return None
 
     @functools.cached_property
     def rules(self) -> tuple[Incompatible, ...]:
@@ -366,7 +333,7 @@ class Space:
             rule
             for rule in self.file.incompatible
             if rule.engine in (None, self.engine)
-            and _within(self.version, rule.versions)
+            and within(self.version, rule.versions)
             and not (rule.upstream_only and self.build is not None)
         )
 
@@ -392,23 +359,18 @@ class Space:
     def unproven(self) -> dict[str, str]:
         """Values of this engine that may silently fall back: ``axis=value`` -> why."""
         found: dict[str, str] = {}
-        for axis in self.axes:
-            for name in self.values(axis):
-                value, setting = self.value(axis, name), self.settings[axis][name]
-                if (
-                    name != self.baseline[axis]
-                    and value.unproven is not None
-                    and not value.expected.proves
-                    and not setting.expected.proves
-                ):
-                    found[f"{axis}={name}"] = value.unproven
+        for ((axis, name),) in self.choices(1):
+            value = self.value(axis, name)
+            proven = value.expected.proves or self.settings[axis][name].expected.proves
+            if value.unproven is not None and name != self.baseline[axis] and not proven:
+                found[f"{axis}={name}"] = value.unproven
         return found
 
     def values(self, axis: str) -> tuple[str, ...]:
         """The values of an axis."""
         return tuple(self.settings[axis])
 
-    def value(self, axis: str, name: str) -> Value:
+    def value(self, axis: str, name: str) -> AxisValue:
         """What the file says of a value."""
         return self.file.axes[axis].values[name]
 
@@ -437,10 +399,7 @@ class Space:
     @functools.cached_property
     def product(self) -> int:
         """Number of all combinations, allowed or not."""
-        total = 1
-        for axis in self.axes:
-            total *= len(self.values(axis))
-        return total
+        return math.prod(len(self.values(axis)) for axis in self.axes)
 
     def product_allowed(self) -> int | None:
         """Number of all allowed combinations; None where they are too many to count."""
@@ -452,23 +411,12 @@ class Space:
 
     def environment(self, cell: Cell) -> dict[str, str]:
         """The variables of a cell."""
-        merged: dict[str, str] = {}
-        for axis in self.axes:
-            merged.update(self.settings[axis][cell[axis]].environment)
-        return merged
+        given = [self.settings[axis][cell[axis]].environment for axis in self.axes]
+        return {name: value for own in given for name, value in own.items()}
 
     def differences(self, cell: Cell) -> Choice:
         """The values of a cell that are not the baseline's."""
         return tuple((a, cell[a]) for a in self.axes if cell[a] != self.baseline[a])
-
-
-def _within(version: str | None, versions: str) -> bool:
-    if version is None or not versions:
-        return True
-    try:
-        return Version(version) in SpecifierSet(versions, prereleases=True)
-    except InvalidVersion:
-        return True  # a build of one's own: the range says nothing about it
 
 
 def label(choice: Choice) -> str:

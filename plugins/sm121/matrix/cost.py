@@ -44,13 +44,10 @@ class Durations:
             known = {}
         self._known: dict[str, dict[str, float]] = known if isinstance(known, dict) else {}
 
-    def boot_s(self, key: str) -> float | None:
-        """Of the last boot of that configuration."""
-        return self._known.get(key, {}).get("boot_s")
-
-    def cell_s(self, key: str) -> float | None:
-        """Of its last cell, without the boot."""
-        return self._known.get(key, {}).get("cell_s")
+    def of(self, key: str) -> Mapping[str, float]:
+        """``boot_s``, the last boot of that configuration, and ``cell_s``, its last cell without
+        the boot; what was not timed is left out."""
+        return self._known.get(key, {})
 
     def typical(self) -> tuple[float, float] | None:
         """The medians of all that is known."""
@@ -94,14 +91,13 @@ def predict(
     boot_default, cell_default = typical or (plan.boot_s.value, plan.cell_s.value)
     total, boots, known, before = 0.0, 0, 0, running
     for cell, key in zip(cells, keys, strict=True):
-        own_boot = durations.boot_s(key) if durations is not None else None
-        own_cell = durations.cell_s(key) if durations is not None else None
+        own = durations.of(key) if durations is not None else {}
         if key != before:
             boots += 1
-            known += own_boot is not None
+            known += "boot_s" in own
             extra = sum(space.value(axis, cell[axis]).boot_s for axis in space.axes)
-            total += own_boot if own_boot is not None else boot_default + extra
-        total += own_cell if own_cell is not None else cell_default
+            total += own.get("boot_s", boot_default + extra)
+        total += own.get("cell_s", cell_default)
         before = key
     if known:
         basis = f"{known} of {boots} boots were timed before on this machine"

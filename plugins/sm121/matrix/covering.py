@@ -7,6 +7,7 @@ from the cells alone.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,8 +18,7 @@ from sm121.core.errors import OptionError, Sm121Error
 from sm121.matrix.axes import Cell, Choice, Incompatible, Space
 
 Strength = int | Literal["full", "none"]
-#: Orders of the construction that are tried; the smallest array is taken.
-FEATURES = "feature by feature"
+#: Orders of the construction that are tried, by strength; the smallest array is taken.
 _TRIES = {1: 8, 2: 24, 3: 1}
 
 
@@ -32,17 +32,13 @@ class Coverage:
     missing: tuple[Choice, ...]
     excluded: int
 
-    @property
-    def share(self) -> float:
-        """1.0 when all of them do."""
-        return self.covered / self.allowed if self.allowed else 1.0
-
     def __str__(self) -> str:
         what = {1: "values", 2: "pairs", 3: "triples"}.get(
             self.strength, f"combinations of {self.strength} values"
         )
+        share = self.covered / self.allowed if self.allowed else 1.0
         ruled_out = f"; {self.excluded} are incompatible" if self.excluded else ""
-        return f"{self.covered} of {self.allowed} allowed {what} ({self.share:.0%}){ruled_out}"
+        return f"{self.covered} of {self.allowed} allowed {what} ({share:.0%}){ruled_out}"
 
 
 @dataclass(frozen=True)
@@ -60,7 +56,7 @@ class Array:
     strength: Strength
     cells: tuple[Planned, ...]
     #: Named cells that are known not to work: name -> why.
-    incompatible: Mapping[str, tuple[dict[str, str], Incompatible]]
+    incompatible: Mapping[str, Incompatible]
     #: Named cells that have a value that the engine does not have: name -> why.
     absent: Mapping[str, str]
 
@@ -97,7 +93,7 @@ def build(space: Space, strength: Strength = 2, *, focus: str | None = None) -> 
             f"({', '.join(space.axes)})",
         )
     planned: dict[tuple[tuple[str, str], ...], list[str]] = {}
-    incompatible: dict[str, tuple[dict[str, str], Incompatible]] = {}
+    incompatible: dict[str, Incompatible] = {}
     absent: dict[str, str] = {}
 
     def add(cell: Cell, why: str) -> None:
@@ -105,23 +101,25 @@ def build(space: Space, strength: Strength = 2, *, focus: str | None = None) -> 
 
     add(space.baseline, "baseline")
     if strength != "none":
-        for name, partial, why in always(space):
-            missing = [why_not for a, v in partial.items() if (why_not := _absent(space, a, v))]
+        for name, wanted, feature in _always(space):
+            own = {axis: value for axis, value in wanted.items() if axis in space.axes}
+            missing = [choice for choice in own.items() if choice in space.absent]
             if missing:
-                absent[name] = missing[0]
+                axis, value = missing[0]
+                absent[name] = f"{axis}={value}: not applicable: {space.absent[axis, value]}"
                 continue
-            own = {axis: value for axis, value in partial.items() if axis in space.axes}
             ignored = [
-                f"{a}={v}" for a, v in partial.items() if a not in own and _asks(space, a, v)
+                f"{axis}={value}"
+                for axis, value in wanted.items()
+                if axis not in own and value != space.file.axes[axis].baseline
             ]
             if ignored:
                 absent[name] = f"tried without {', '.join(ignored)}, which is not applicable here"
-            feature = why == FEATURES
             cell = {**space.baseline, **own}
             if feature:  # with whatever else the two features need
                 cell = space.completion(own) or cell
             if (rule := space.excluded(cell)) is not None:
-                incompatible[name] = (cell, rule)
+                incompatible[name] = rule
             elif strength != 1 or not feature:
                 add(cell, name)
         for row in _array(space, strength, focus, [dict(key) for key in planned]):
@@ -131,17 +129,16 @@ def build(space: Space, strength: Strength = 2, *, focus: str | None = None) -> 
     return Array(strength, cells, incompatible, absent)
 
 
-def always(space: Space) -> Iterable[tuple[str, dict[str, str], str]]:
-    """Cells that are in whatever the array has: (name, its own values, why)."""
+def _always(space: Space) -> Iterable[tuple[str, dict[str, str], bool]]:
+    """Cells that are in whatever the array has: name, its own values, whether it is two features
+    together."""
     for name, named in space.file.named.items():
-        yield name, dict(named.values), named.source
-    features = space.file.features
-    for newer in range(len(features)):
-        for prior in range(newer):
-            pair = {**features[prior], **features[newer]}
-            if len(pair) == len(features[prior]) + len(features[newer]):
-                name = " + ".join(f"{a}={v}" for a, v in pair.items())
-                yield name, pair, FEATURES
+        yield name, named.values, False
+    for number, newer in enumerate(space.file.features):
+        for prior in space.file.features[:number]:
+            pair = {**prior, **newer}
+            if len(pair) == len(prior) + len(newer):
+                yield " + ".join(f"{a}={v}" for a, v in pair.items()), pair, True
 
 
 def coverage(space: Space, cells: Iterable[Cell], strength: int) -> Coverage:
@@ -165,14 +162,12 @@ def coverage(space: Space, cells: Iterable[Cell], strength: int) -> Coverage:
 def lower_bound(space: Space, strength: int) -> int:
     """No array can be smaller: the product of the sizes of the largest so many axes, of which each
     combination needs a cell of its own (the incompatible ones left out)."""
-    largest = 0
-    for names in itertools.combinations(space.axes, strength):
-        combinations = itertools.product(*(space.values(axis) for axis in names))
-        allowed = sum(
-            space.allowed(tuple(zip(names, values, strict=True))) for values in combinations
-        )
-        largest = max(largest, allowed)
-    return largest
+    allowed = Counter(
+        tuple(axis for axis, _ in choice)
+        for choice in space.choices(strength)
+        if space.allowed(choice)
+    )
+    return max(allowed.values(), default=0)
 
 
 def _array(
@@ -190,20 +185,17 @@ def _array(
             "sub_models": [{"fields": [focus, axis], "strength": 2} for axis in others],
         }
     factors = {axis: list(space.values(axis)) for axis in space.axes}
-    rules = [_condition(space, rule) for rule in space.rules]
-    tries = _TRIES.get(strength if isinstance(strength, int) else 2, 1)
-    best: list[dict[str, str]] | None = None
-    for salt in range(tries):
-        rows = covertable.make(
+    arrays = (
+        covertable.make(
             factors,
             salt=str(salt),
             presets=[dict(cell) for cell in fixed],
-            constraints=[rule for rule in rules if rule is not None],
+            constraints=[rule for one in space.rules if (rule := _condition(space, one))],
             **options,
         )
-        if best is None or len(rows) < len(best):
-            best = [dict(row) for row in rows]
-    return best or []
+        for salt in range(_TRIES.get(strength if isinstance(strength, int) else 2, 1))
+    )
+    return [dict(row) for row in min(arrays, key=len)]
 
 
 def _condition(space: Space, rule: Incompatible) -> dict[str, Any] | None:
@@ -220,9 +212,8 @@ def _condition(space: Space, rule: Incompatible) -> dict[str, Any] | None:
 
 def _verify(space: Space, cells: Sequence[Planned], strength: Strength, focus: str | None) -> None:
     """The library's arrays are not believed: every allowed combination must occur."""
-    if strength in ("none", "full"):
+    if not isinstance(strength, int):
         return
-    assert isinstance(strength, int)
     for planned in cells:
         if (rule := space.excluded(planned.cell)) is not None:
             raise Sm121Error(f"the covering array has a cell that is ruled out: {rule}")
@@ -234,18 +225,6 @@ def _verify(space: Space, cells: Sequence[Planned], strength: Strength, focus: s
         missing += [choice for choice in pairs.missing if focus in dict(choice)]
     if missing:
         raise Sm121Error(f"the covering array misses {len(missing)} combinations: {missing[0]}")
-
-
-def _absent(space: Space, axis: str, value: str) -> str | None:
-    """Why a value of a named cell is not there, though its axis is."""
-    if axis not in space.axes or value in space.values(axis):
-        return None
-    return f"{axis}={value}: not applicable: {space.absent[axis, value]}"
-
-
-def _asks(space: Space, axis: str, value: str) -> bool:
-    """Whether a value asks for something of an axis that has no choice here."""
-    return value != space.file.axes[axis].baseline
 
 
 def _no_axis(space: Space, name: str) -> str:

@@ -10,7 +10,7 @@ import math
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,12 +20,12 @@ from sm121.answers import agreement, golden, sanity
 from sm121.answers.agreement import Bound
 from sm121.answers.golden import GoldenFile
 from sm121.answers.log_probabilities import dtype_of
-from sm121.answers.prompts import PromptSet
+from sm121.answers.prompts import PromptSet, continuations
 from sm121.client.completions import Asker, Position, Refused, Request
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import Sm121Error
 from sm121.core.files import write_text
-from sm121.core.profile import GoldenBound, MatrixPlan, Profile
+from sm121.core.profile import GoldenBound, MatrixPlan
 from sm121.core.server import Server
 from sm121.core.verdict import Invalid, NotRun, Undecided
 from sm121.engines.managed import ServerError
@@ -33,80 +33,106 @@ from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_path import KernelPath, mistaken_environment
 from sm121.matrix.axes import Expected, Space, identity
 from sm121.matrix.covering import Planned
-from sm121.matrix.outcome import Agreement, CellRecord, Outcome, Rate, Step, worst
+from sm121.matrix.outcome import (
+    AnswerDifference,
+    CellOutcome,
+    CellRate,
+    CellRecord,
+    Step,
+    StepName,
+    worst,
+)
 from sm121.measure import statistics
 from sm121.measure.cells import MeasuredCell, MeasuredServer
 from sm121.measure.measurement import Invalidity
 from sm121.measure.plan import Plan
+from sm121.run.harness import Harness
 
 #: Fields of the path that a report of a cell shows.
 _SHOWN = ("attention", "moe", "cuda_graphs", "kv_layout", "speculative", "dtype", "load_format",
           "prefix_caching")  # fmt: skip
-#: Wrong in a cell that still answers; the rest of the checks says nothing then.
-_ENDS = (Outcome.CRASH, Outcome.FALLBACK, Outcome.FAIL, Outcome.NOT_RUN)
+#: A check gives what is wrong, None where nothing is.
+Check = Callable[[CellRecord, Server], str | None]
 #: The reason (`sm121.measure.validity`) that is no disturbance: the server did not answer.
 _FAILED = "request_failed"
 _LOOK_S = 0.5
 
 
 @dataclass(frozen=True)
-class Reference:
+class Baseline:
     """What cells are compared with: the baseline's answers and its rate."""
 
     golden: GoldenFile
-    rate: Rate | None
+    rate: CellRate | None
 
 
 @dataclass(frozen=True)
 class _Sample:
     """A rate, what speaks against it (else empty), and whether that is requests that failed."""
 
-    rate: Rate
+    rate: CellRate
     invalid: str
     failed: bool
 
 
 @dataclass
-class Bench:
-    """What every cell is examined with."""
+class Examiner:
+    """Runs cells, one after the other, and compares them with the baseline."""
 
+    harness: Harness
     space: Space
-    profile: Profile
-    plan: MatrixPlan
-    prompts: PromptSet
+    settings: MatrixPlan
+    #: Where records, bundles and the baseline's answers are written.
     directory: Path
-    #: Starts the server of a configuration, or gives the one that runs.
-    start: Callable[[ServerConfiguration], Server]
-    #: Raises when the server that runs has died.
-    alive: Callable[[], None]
-    path_of: Callable[[Server], KernelPath]
-    redact: Callable[[str], str] = lambda text: text
-    #: Told of a server that did not start or died, while what is left of it is there; the cause,
-    #: which may say more than the log.
-    died: Callable[[CellRecord, ServerError], Cause] = lambda _record, error: error.cause
-    reference: Reference | None = None
-    clock: Callable[[], float] = time.monotonic
+    #: None until the baseline has answered.
+    baseline: Baseline | None = None
     #: Seconds in which a server that failed a request may turn out to be dying: its engine ends
     #: first, the server that answers for it some seconds later.
     dying_s: float = 6.0
     _steps: list[Step] = field(default_factory=list)
     #: The check that is under way.
-    _step: str = "start"
+    _step: StepName = "start"
+    #: Logs of the ends that a bundle was made of: each cell of a start-up gets the same error.
+    _told: set[Path] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.profile = self.harness.profile
+        every = continuations()
+        names, most = self.settings.prompts, self.settings.answer_tokens
+        self.prompts = PromptSet(
+            schema_version=1,
+            name=f"{every.name} (matrix)",
+            prompts=tuple(
+                prompt.model_copy(update={"tokens": min(prompt.tokens, most)})
+                for prompt in every.prompts
+                if not names or prompt.name in names
+            ),
+        )
 
     def examine(
-        self, planned: Planned, configuration: ServerConfiguration, *, isolating: bool = False
+        self,
+        planned: Planned,
+        configuration: ServerConfiguration | None,
+        *,
+        isolating: bool = False,
     ) -> CellRecord:
-        """Run a cell to its end; nothing that an engine does wrong raises."""
-        began = self.clock()
+        """Run a cell to its end; nothing that an engine does wrong raises.
+
+        Args:
+            configuration: what is started for it; None: the attached server is what the cell says.
+            isolating: it is run to find a smallest set of values, not as part of the array.
+        """
+        began = time.monotonic()
         self._steps, self._step = [], "start"
+        shown = configuration or ServerConfiguration("attached", "", "", "", "")
         record = CellRecord(
             id=identity(self.space, planned.cell),
             values=dict(planned.cell),
             why=list(planned.why),
-            configuration=configuration.key,
-            arguments=list(configuration.arguments),
-            environment={k: self.redact(v) for k, v in configuration.environment},
-            outcome=Outcome.NOT_RUN,
+            configuration=shown.key,
+            arguments=list(shown.arguments),
+            environment={k: self.harness.redact(v) for k, v in shown.environment},
+            outcome=CellOutcome.NOT_RUN,
             isolating=isolating,
         )
         server: Server | None = None
@@ -116,72 +142,89 @@ class Bench:
         except ServerError as error:
             self._died(record, error, started=server is not None)
         except Sm121Error as error:
-            outcome = Outcome.NOT_RUN if isinstance(error, NotRun) else Outcome.INVALID
-            self._done(self._step, self.clock(), outcome, self._said(error))
+            outcome = CellOutcome.NOT_RUN if isinstance(error, NotRun) else CellOutcome.INVALID
+            self._done(self._step, time.monotonic(), outcome, _first_line(error))
         record.steps = self._steps
         decisive = worst(self._steps)
-        record.outcome = decisive.outcome if decisive else Outcome.PASS
+        record.outcome = decisive.outcome if decisive else CellOutcome.PASS
         record.reason = f"{decisive.name}: {decisive.message}" if decisive else ""
-        record.took_s = round(self.clock() - began, 2)
+        record.took_s = round(time.monotonic() - began, 2)
         return record
 
-    def _start(self, record: CellRecord, configuration: ServerConfiguration) -> Server:
-        began = self.clock()
-        server = self.start(configuration)
-        took = self.clock() - began
+    def _start(self, record: CellRecord, configuration: ServerConfiguration | None) -> Server:
+        began = time.monotonic()
+        harness = self.harness
+        server = harness.start(configuration) if configuration else harness.server()
+        took = time.monotonic() - began
         # A server that ran already answers at once.
-        record.boot_s = (
-            server.startup_s if took > 1.0 or took >= (server.startup_s or 0.0) else None
-        )
+        if took > 1.0 or took >= (server.startup_s or 0.0):
+            record.boot_s = server.startup_s
         record.log = server.log.name if server.log is not None else None
         self._done("start", began)
         return server
 
     def _after_start(self, record: CellRecord, server: Server) -> None:
-        checks: list[tuple[str, Callable[[CellRecord, Server], str | None], Outcome]] = [
-            ("path", self._path, Outcome.FALLBACK),
-            ("answers", self._known_answers, Outcome.FAIL),
-            ("equivalence", self._equivalence, Outcome.FAIL),
-            ("stress", self._stress, Outcome.FAIL),
+        checks: list[tuple[StepName, Check, CellOutcome]] = [
+            ("path", self._path, CellOutcome.FALLBACK),
+            ("answers", self._known_answers, CellOutcome.FAIL),
+            ("equivalence", self._equivalence, CellOutcome.FAIL),
+            ("stress", self._stress, CellOutcome.FAIL),
+            ("alive", self._alive, CellOutcome.CRASH),
         ]
         for name, check, outcome in checks:
-            began, self._step = self.clock(), name
+            began, self._step = time.monotonic(), name
             try:
                 wrong = check(record, server)
             except (Refused, httpx.HTTPError, AssertionError, ValueError) as error:
                 self._alive_after_failure()
                 wrong = f"{type(error).__name__}: {error}"
             except Undecided as error:
-                kind = Outcome.INVALID if isinstance(error, Invalid) else Outcome.NOT_RUN
-                self._done(name, began, kind, self._said(error))
+                kind = CellOutcome.INVALID if isinstance(error, Invalid) else CellOutcome.NOT_RUN
+                self._done(name, began, kind, _first_line(error))
                 continue
-            if wrong is not None:
-                self._done(name, began, outcome, wrong, record.log)
-                if outcome in _ENDS:
-                    self.alive()
-                    return
-            else:
+            if wrong is None:
                 self._done(name, began)
-        began, self._step = self.clock(), "alive"
-        self.alive()
-        self._done("alive", began)
+                continue
+            # The rest of the checks says nothing of a cell with this wrong in it.
+            self._done(name, began, outcome, wrong, record.log)
+            self._check_alive()
+            return
         self._step = "performance"
         self._performance(record, server)
+
+    def _check_alive(self) -> None:
+        """Raises ServerDied when a server of the suite has died."""
+        if self.harness.pool is not None:
+            self.harness.pool.check()
 
     def _alive_after_failure(self) -> None:
         """Raises when the server is dead, or dies of it: that is a crash, whatever it answered
         last."""
-        deadline = time.monotonic() + self.dying_s
-        self.alive()
+        self._check_alive()
+        deadline = time.monotonic() + (self.dying_s if self.harness.pool is not None else 0.0)
         while time.monotonic() < deadline:
             time.sleep(_LOOK_S)
-            self.alive()
+            self._check_alive()
 
     # ------------------------------------------------------------------------------------- checks
 
+    def _alive(self, _record: CellRecord, server: Server) -> str | None:
+        """The server outlived the checks; an attached one still says which model it serves."""
+        self._check_alive()
+        if server.managed:
+            return None
+        try:
+            with server.endpoint.http(timeout_s=10.0) as http:
+                http.get("/v1/models").raise_for_status()
+        except httpx.HTTPError as error:
+            return f"the attached server answers no more: {error}"
+        return None
+
     def _path(self, record: CellRecord, server: Server) -> str | None:
         """What the evidence shows against what the values, and the profile, ask for."""
-        path = self.path_of(server)
+        if not server.managed and server.log is None:
+            raise NotRun("the attached server's log is not known: nothing shows which path it took")
+        path = self.harness.kernel_path(server)
         record.path = {name: getattr(path, name) for name in _SHOWN}
         wrong = list(path.differences)
         accepted = {*self.profile.kernel_path.accepted_fallbacks}
@@ -200,7 +243,7 @@ class Bench:
                 )
         if unknown := mistaken_environment(path):
             wrong.append(f"variables that the engine does not know: {', '.join(unknown)}")
-        return self.redact("; ".join(wrong)) if wrong else None
+        return "; ".join(wrong) or None
 
     def _known_answers(self, _record: CellRecord, server: Server) -> str | None:
         asker = Asker(server)
@@ -216,18 +259,18 @@ class Bench:
     def _equivalence(self, record: CellRecord, server: Server) -> str | None:
         """Answers against the baseline's, token by token; the baseline's own become those."""
         asker = Asker(server)
-        if self.reference is None:
+        if self.baseline is None:
             if record.id != "baseline":
                 raise NotRun("the baseline has no answers to compare with")
-            self.reference = Reference(self._record_golden(asker, server), None)
+            self.baseline = Baseline(self._record_golden(asker, server), None)
             return None
         if record.id == "baseline" and not record.isolating:
             return None
         bound = self._bound(record.values)
         found = golden.compare(
-            self.reference.golden, asker, self.prompts, bound, {}, "the baseline's answers"
+            self.baseline.golden, asker, self.prompts, bound, {}, "the baseline's answers"
         )
-        record.agreement = Agreement(
+        record.agreement = AnswerDifference(
             worst_nats=found.worst[2], mean_divergence=found.mean_divergence, top1=found.top1
         )
         beyond = found.beyond(bound)
@@ -253,13 +296,13 @@ class Bench:
 
         One small function, so that a stress of another make can take its place.
         """
-        if self.reference is None:
+        if self.baseline is None:
             raise NotRun("the baseline has no answers to compare with")
         bound = self._bound(record.values)
         limits = Bound(bound.max_abs, bound.mean_abs, bound.fork)
-        expected = {answer.name: answer for answer in self.reference.golden.answers}
+        expected = {answer.name: answer for answer in self.baseline.golden.answers}
         wanted = [self.prompts.prompts[n % len(self.prompts.prompts)]
-                  for n in range(self.plan.stress_requests)]  # fmt: skip
+                  for n in range(self.settings.stress_requests)]  # fmt: skip
         asker = Asker(server)
         answers = asker.ask_together(
             [Request(p.text, p.tokens, salt=f"stress-{n}") for n, p in enumerate(wanted)]
@@ -278,43 +321,39 @@ class Bench:
 
     def _performance(self, record: CellRecord, server: Server) -> None:
         """The cell's rate against the baseline's, from a server that stands the sample."""
-        began = self.clock()
+        began = time.monotonic()
+        outcome, message = self._judge_rate(record, server)
+        evidence = record.log if outcome is CellOutcome.FAIL else None
+        self._done("performance", began, outcome, message, evidence)
+
+    def _judge_rate(self, record: CellRecord, server: Server) -> tuple[CellOutcome, str]:
         sample = self._rate(server, record)
         if sample.invalid and not sample.failed:
             # Once more: a disturbed sample says nothing of the values.
             sample = self._rate(server, record)
-        record.rate = sample.rate
+        record.rate = rate = sample.rate
         if sample.failed:
-            self._done("performance", began, Outcome.FAIL, sample.invalid, record.log)
-            return
-        invalid = sample.invalid
-        if record.id == "baseline" and self.reference is not None and self.reference.rate is None:
-            if not invalid:
-                self.reference = Reference(self.reference.golden, record.rate)
-            self._done("performance", began, _verdict(invalid), invalid)
-            return
-        if self.reference is None or self.reference.rate is None:
-            invalid = invalid or "the baseline has no rate"
-        slower = not invalid and self._compare(record.rate, record.values)
+            return CellOutcome.FAIL, sample.invalid
+        if sample.invalid:
+            return CellOutcome.INVALID, sample.invalid
+        if record.id == "baseline" and self.baseline is not None and self.baseline.rate is None:
+            self.baseline = Baseline(self.baseline.golden, rate)
+            return CellOutcome.PASS, ""
+        if self.baseline is None or self.baseline.rate is None:
+            return CellOutcome.INVALID, "the baseline has no rate"
+        slower = self._compare(rate, self.baseline.rate, record.values)
         if slower:  # a busy moment is no property of the values: it must be seen twice
             again = self._rate(server, record)
             if again.failed:
-                self._done("performance", began, Outcome.FAIL, again.invalid, record.log)
-                return
+                return CellOutcome.FAIL, again.invalid
             if not again.invalid:
-                slower = self._compare(again.rate, record.values)
-                record.rate = max((record.rate, again.rate), key=lambda rate: rate.ratio or 0.0)
-        if invalid:
-            self._done("performance", began, Outcome.INVALID, invalid)
-            return
-        rate = record.rate
-        assert self.reference is not None and self.reference.rate is not None
-        text = (
+                slower = self._compare(again.rate, self.baseline.rate, record.values)
+                record.rate = rate = max((rate, again.rate), key=lambda one: one.ratio or 0.0)
+        return CellOutcome.SLOWER if slower else CellOutcome.PASS, (
             f"{rate.metric} {rate.value:.4g} tok/s, the baseline has "
-            f"{self.reference.rate.value:.4g}: {rate.ratio:.3f} of it "
+            f"{self.baseline.rate.value:.4g}: {rate.ratio:.3f} of it "
             f"[{rate.ci_low:.3f}, {rate.ci_high:.3f}]; {rate.allowed:.0%} less allowed"
         )
-        self._done("performance", began, Outcome.SLOWER if slower else Outcome.PASS, text)
 
     def _rate(self, server: Server, record: CellRecord) -> _Sample:
         """A sample of the cell's rate, and what speaks against it. The server outlives it, else
@@ -328,28 +367,29 @@ class Bench:
         if failed:
             self._alive_after_failure()
         else:
-            self.alive()
+            self._check_alive()
         invalid = "; ".join(str(item) for item in against)
         if not against and len(samples) < 2:
-            invalid = f"{len(samples)} rounds of {self.plan.rounds} have a rate"
+            invalid = f"{len(samples)} rounds of {self.settings.rounds} have a rate"
         value = statistics.estimate(samples).value if samples else None
-        return _Sample(Rate(metric=metric, samples=samples, value=value), invalid, failed)
+        return _Sample(CellRate(metric=metric, samples=samples, value=value), invalid, failed)
 
-    def _compare(self, rate: Rate, values: Mapping[str, str]) -> bool:
+    def _compare(self, rate: CellRate, baseline: CellRate, values: Mapping[str, str]) -> bool:
         """Put the comparison with the baseline into the rate; whether it is slower."""
-        assert self.reference is not None and self.reference.rate is not None
         rate.ratio, rate.ci_low, rate.ci_high = (
-            round(v, 4)
-            for v in statistics.ratio_interval(rate.samples, self.reference.rate.samples)
+            round(v, 4) for v in statistics.ratio_interval(rate.samples, baseline.samples)
         )
-        rate.allowed = self._may_be_slower(values)
+        left = 1.0 - self.settings.may_be_slower.value
+        for axis in self.space.axes:
+            left *= 1.0 - (self.space.value(axis, values[axis]).may_be_slower or 0.0)
+        rate.allowed = round(1.0 - left, 4)
         return rate.ci_high < 1.0 - rate.allowed
 
     def _measure(
         self, record: CellRecord, server: Server
     ) -> tuple[str, list[float], list[Invalidity]]:
         """A few rates of one stream: name, samples, and what speaks against them."""
-        own = self.plan
+        own = self.settings
         measuring = self.profile.performance.measuring.model_copy(
             update={
                 "rounds": own.rounds,
@@ -380,40 +420,30 @@ class Bench:
         ]
         if own:
             return max(own, key=lambda bound: bound.max_abs)
-        assert self.reference is not None
+        assert self.baseline is not None
         found = {str(k): v for k, v in self.profile.correctness.golden.items()}
-        dtype = self.reference.golden.dtype
+        dtype = self.baseline.golden.dtype
         if dtype not in found:
             raise NotRun(f"profile {self.profile.name} has no correctness.golden for {dtype}")
         return found[dtype]
-
-    def _may_be_slower(self, values: Mapping[str, str]) -> float:
-        left = 1.0 - self.plan.may_be_slower.value
-        for axis in self.space.axes:
-            own = self.space.value(axis, values[axis]).may_be_slower
-            if own is not None:
-                left *= 1.0 - own
-        return round(1.0 - left, 4)
 
     # ------------------------------------------------------------------------------------ records
 
     def _done(
         self,
-        name: str,
+        name: StepName,
         began: float,
-        outcome: Outcome = Outcome.PASS,
+        outcome: CellOutcome = CellOutcome.PASS,
         message: str = "",
         evidence: str | None = None,
     ) -> None:
         self._steps.append(
-            Step.model_validate(
-                {
-                    "name": name,
-                    "outcome": outcome,
-                    "message": self.redact(message)[:1500],
-                    "evidence": evidence,
-                    "took_s": round(self.clock() - began, 2),
-                }
+            Step(
+                name=name,
+                outcome=outcome,
+                message=self.harness.redact(message)[:1500],
+                evidence=evidence,
+                took_s=round(time.monotonic() - began, 2),
             )
         )
 
@@ -421,20 +451,26 @@ class Bench:
         """A start that fails with a reason of the engine's own is FAIL; everything else CRASH."""
         record.log = error.log.name
         refused = not started and error.cause.kind == "config"
-        cause = error.cause if refused else self.died(record, error)
+        cause = error.cause if refused else self._cause(record, error)
         record.kind = cause.kind
-        outcome = Outcome.FAIL if refused else Outcome.CRASH
+        outcome = CellOutcome.FAIL if refused else CellOutcome.CRASH
         what = "refused" if refused else "did not start"
         if started:
             what = f"died (checking: {self._step})"
-        message = self.redact(f"{what}: {cause.kind}: {cause.summary}")
         record.bundle = self._bundle(record, error.log, cause)
-        name = "alive" if started else "start"
-        self._steps.append(
-            Step.model_validate(
-                {"name": name, "outcome": outcome, "message": message, "evidence": record.bundle}
-            )
-        )
+        message = f"{what}: {cause.kind}: {cause.summary}"
+        step: StepName = "alive" if started else "start"
+        self._done(step, time.monotonic(), outcome, message, record.bundle)
+
+    def _cause(self, record: CellRecord, error: ServerError) -> Cause:
+        """What the run finds out while there is something left of the server; each end is looked
+        at once."""
+        if error.log in self._told:
+            return error.cause
+        self._told.add(error.log)
+        # A cell that is run to find a set is no test's.
+        tests = [test.id for test in self.harness.ledger if test.id.endswith(f"[{record.id}]")]
+        return self.harness.crashed(error, tests[-1] if tests else None)
 
     def _bundle(self, record: CellRecord, log: Path, cause: Cause) -> str:
         """What somebody needs who is to look into it: log, command, environment, cause."""
@@ -443,12 +479,13 @@ class Bench:
         folder.mkdir(parents=True, exist_ok=True)
         if log.is_file():
             shutil.copy(log, folder / "server.log")
-        write_text(self.redact(record.model_dump_json(indent=2)) + "\n", folder / "cell.json")
-        write_text(self.redact(cause.model_dump_json(indent=2)) + "\n", folder / "cause.json")
+        write_text(
+            self.harness.redact(record.model_dump_json(indent=2)) + "\n", folder / "cell.json"
+        )
+        write_text(
+            self.harness.redact(cause.model_dump_json(indent=2)) + "\n", folder / "cause.json"
+        )
         return str(folder.relative_to(self.directory.parent))
-
-    def _said(self, error: Exception) -> str:
-        return self.redact(str(error).splitlines()[0] if str(error) else type(error).__name__)
 
 
 def _unmet(expected: Expected, where: str, path: KernelPath, text: str | None) -> list[str]:
@@ -470,12 +507,5 @@ def _unmet(expected: Expected, where: str, path: KernelPath, text: str | None) -
     return wrong
 
 
-def _verdict(invalid: str) -> Outcome:
-    return Outcome.INVALID if invalid else Outcome.PASS
-
-
-def chosen(prompts: PromptSet, names: Sequence[str], tokens: int) -> PromptSet:
-    """Some of the prompts, with shorter answers; all of them where none is named."""
-    picked = [p for p in prompts.prompts if not names or p.name in names]
-    short = [p.model_copy(update={"tokens": min(p.tokens, tokens)}) for p in picked]
-    return PromptSet(schema_version=1, name=f"{prompts.name} (matrix)", prompts=tuple(short))
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

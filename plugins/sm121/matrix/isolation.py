@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sm121.matrix.axes import Cell, Choice, Space, label
-from sm121.matrix.outcome import CellRecord, Outcome
+from sm121.matrix.outcome import CellOutcome, CellRecord
 
 #: Runs a cell that is not of the plan; None: there is no more time for it.
 Try = Callable[[dict[str, str]], CellRecord | None]
@@ -24,7 +24,7 @@ class FailingSet:
     """Values that fail together, and no part of them is known to."""
 
     choice: Choice
-    outcome: Outcome
+    outcome: CellOutcome
     reason: str
     #: Cells that show it.
     cells: tuple[str, ...]
@@ -49,176 +49,150 @@ class FailingSet:
         return text
 
 
-@dataclass
-class _Known:
-    """What the outcomes say so far."""
-
-    space: Space
-    records: list[CellRecord]
-    #: Ids of cells that were tried to find a set.
-    tried: list[str] = field(default_factory=list)
-
-    def innocent(self, choice: Choice, outcome: Outcome) -> bool:
-        """Whether the values occur together in a cell that does not fail so."""
-        return any(
-            _has(record.values, choice) for record in self.records if _clears(record, outcome)
-        )
-
-    def record_of(self, cell: Cell) -> CellRecord | None:
-        return next((r for r in self.records if r.values == dict(cell)), None)
-
-    def second_of(self, record: CellRecord) -> CellRecord | None:
-        """Another start of the same cell; one that does not fail, where there is one."""
-        others = [r for r in self.records if r is not record and r.values == record.values]
-        return min(others, key=lambda r: r.outcome.broken, default=None)
-
-
 def smallest(
     space: Space,
     records: Sequence[CellRecord],
     try_cell: Try,
-    tell: Callable[[Sequence[FailingSet]], None] = lambda _found: None,
+    tell: Callable[[list[FailingSet]], None] = lambda _found: None,
 ) -> list[FailingSet]:
     """The smallest failing sets of all broken cells, in the order of the cells.
 
     Args:
         tell: called with all that were found, each time that there are more.
     """
-    known = _Known(space, list(records))
-    found: list[FailingSet] = []
-    baseline = known.record_of(space.baseline)
+    search = _Search(space, list(records), try_cell)
+    baseline = search.record_of(space.baseline)
     if baseline is not None and baseline.outcome.broken:
         return [FailingSet((), baseline.outcome, baseline.reason, (baseline.id,), True)]
     for record in [r for r in records if r.outcome.broken and not r.isolating]:
-        if any(_explains(one, record) for one in found):
-            continue
-        _isolate(known, record, try_cell, found)
-        tell([_with_cells(one, known.records) for one in found])
-    return [_with_cells(one, known.records) for one in found]
+        if not search.explains(record):
+            search.isolate(record)
+            tell(search.sets())
+    return search.sets()
 
 
-def _isolate(known: _Known, record: CellRecord, try_cell: Try, found: list[FailingSet]) -> None:
-    """Add the smallest set of one cell's failure, and what else comes to light on the way."""
-    differences = known.space.differences(record.values)
-    # Nothing is looked for that does not happen a second time.
-    again = known.second_of(record)
-    for size in range(1, len(differences) + 1):
-        candidates = _ordered(known, _candidates(known, record, differences, size))
-        for choice in candidates:
-            if known.innocent(choice, record.outcome):
-                continue  # a cell that was tried meanwhile has cleared it
-            cell = {**known.space.baseline, **dict(choice)}
-            if known.space.excluded(cell) is not None:
-                continue
-            alone = known.record_of(cell)
-            if again is None and (alone is None or alone is record):
-                again = try_cell(dict(record.values))
-                if again is None:
-                    found.append(_unconfirmed(known, record, differences, size, choice))
-                    return
-                known.records.append(again)
-            if again is not None and not again.outcome.broken:
-                found.append(_flake(record, differences, again))
-                return
-            if alone is None:
-                alone = try_cell(cell)
+@dataclass
+class _Search:
+    """What the outcomes say so far, and the sets that were found."""
+
+    space: Space
+    records: list[CellRecord]
+    try_cell: Try
+    found: list[FailingSet] = field(default_factory=list)
+
+    def sets(self) -> list[FailingSet]:
+        """What was found, each with all cells that show it."""
+        shown = [
+            tuple(r.id for r in self.records if r.outcome is one.outcome and r.has(one.choice))
+            for one in self.found
+        ]
+        return [
+            dataclasses.replace(one, cells=cells or one.cells)
+            for one, cells in zip(self.found, shown, strict=True)
+        ]
+
+    def explains(self, record: CellRecord) -> bool:
+        """Whether a set that was found is why the cell fails."""
+        return any(
+            one.confirmed and one.outcome is record.outcome and record.has(one.choice)
+            for one in self.found
+        )
+
+    def innocent(self, choice: Choice, outcome: CellOutcome) -> bool:
+        """Whether the values occur together in a cell that does not fail so."""
+        return any(r.has(choice) for r in self.records if _clears(r, outcome))
+
+    def record_of(self, cell: Cell) -> CellRecord | None:
+        return next((r for r in self.records if r.values == dict(cell)), None)
+
+    def suspects(self, record: CellRecord, size: int) -> list[Choice]:
+        """Sets of so many values that may be why the cell fails; first those that explain most of
+        the failing cells."""
+        choices = itertools.combinations(self.space.differences(record.values), size)
+        broken = [r for r in self.records if r.outcome.broken]
+        return sorted(
+            (choice for choice in choices if not self.innocent(choice, record.outcome)),
+            key=lambda choice: -sum(r.has(choice) for r in broken),
+        )
+
+    def isolate(self, record: CellRecord) -> None:
+        """Add the smallest set of one cell's failure, and what else comes to light on the way."""
+        differences = self.space.differences(record.values)
+        # Nothing is looked for that does not happen a second time: another start of the same cell,
+        # one that does not fail where there is one.
+        others = [r for r in self.records if r is not record and r.values == record.values]
+        again = min(others, key=lambda r: r.outcome.broken, default=None)
+        for size in range(1, len(differences) + 1):
+            for choice in self.suspects(record, size):
+                if self.innocent(choice, record.outcome):
+                    continue  # a cell that was tried meanwhile has cleared it
+                cell = {**self.space.baseline, **dict(choice)}
+                if self.space.excluded(cell) is not None:
+                    continue
+                alone = self.record_of(cell)
+                if again is None and (alone is None or alone is record):
+                    again = self._try(dict(record.values))
+                    if again is None:
+                        return self._add_suspects(record, choice)
+                if again is not None and not again.outcome.broken:
+                    return self._add_flake(record, again)
                 if alone is None:
-                    found.append(_unconfirmed(known, record, differences, size, choice))
-                    return
-                known.records.append(alone)
-            if alone.outcome.broken and not any(_explains(one, alone) for one in found):
-                parts, tried = _parts(known, choice, alone.outcome)
-                found.append(
-                    FailingSet(
-                        choice, alone.outcome, alone.reason, (record.id,), tried, parts=parts
-                    )
-                )
-            if alone.outcome is record.outcome:
-                return
-    found.append(_flake(record, differences, again))
+                    alone = self._try(cell)
+                    if alone is None:
+                        return self._add_suspects(record, choice)
+                if alone.outcome.broken and not self.explains(alone):
+                    parts, tried = self._parts(choice, alone.outcome)
+                    shown = (alone.outcome, alone.reason, (record.id,), tried)
+                    self.found.append(FailingSet(choice, *shown, parts=parts))
+                if alone.outcome is record.outcome:
+                    return None
+        return self._add_flake(record, again)
+
+    def _try(self, cell: dict[str, str]) -> CellRecord | None:
+        record = self.try_cell(cell)
+        if record is not None:
+            self.records.append(record)
+        return record
+
+    def _add_flake(self, record: CellRecord, again: CellRecord | None) -> None:
+        """A failure that did not come again."""
+        reason = f"once, and not again: {record.reason}"
+        if again is not None and not again.outcome.broken and not _clears(again, record.outcome):
+            reason = f"once; started again, it came to {again.outcome}: {record.reason}"
+        differences = self.space.differences(record.values)
+        self.found.append(FailingSet(differences, record.outcome, reason, (record.id,), False))
+
+    def _add_suspects(self, record: CellRecord, choice: Choice) -> None:
+        """What the outcomes leave when nothing more may be started; ``choice`` was to be next."""
+        first, *others = self.suspects(record, len(choice)) or [choice]
+        shown = (record.outcome, record.reason, (record.id,), False)
+        self.found.append(FailingSet(first, *shown, tuple(others)))
+
+    def _parts(self, choice: Choice, outcome: CellOutcome) -> tuple[tuple[str, ...], bool]:
+        """The smaller parts of a set that are not known to pass, and whether all that can be tried
+        alone were."""
+        found: list[str] = []
+        tried = True
+        for size in range(1, len(choice)):
+            for part in itertools.combinations(choice, size):
+                if self.innocent(part, outcome):
+                    continue
+                cell = {**self.space.baseline, **dict(part)}
+                alone = self.record_of(cell)
+                if self.space.excluded(cell) is not None:
+                    found.append(f"{label(part)} cannot be tried alone")
+                elif alone is not None:
+                    found.append(f"{label(part)} alone: {alone.outcome}")
+                else:
+                    found.append(f"{label(part)} was not tried alone")
+                    tried = False
+        return tuple(found), tried
 
 
-def _flake(record: CellRecord, differences: Choice, again: CellRecord | None) -> FailingSet:
-    """A failure that did not come again."""
-    reason = f"once, and not again: {record.reason}"
-    if again is not None and not again.outcome.broken and not _clears(again, record.outcome):
-        reason = f"once; started again, it came to {again.outcome}: {record.reason}"
-    return FailingSet(differences, record.outcome, reason, (record.id,), False)
-
-
-def _unconfirmed(
-    known: _Known, record: CellRecord, differences: Choice, size: int, choice: Choice
-) -> FailingSet:
-    """What the outcomes leave when nothing more may be started."""
-    left = _left(known, record, differences, size)
-    first = left[0] if left else choice
-    others = tuple(c for c in left[1:] if len(c) == len(first))
-    return FailingSet(first, record.outcome, record.reason, (record.id,), False, others)
-
-
-def _parts(known: _Known, choice: Choice, outcome: Outcome) -> tuple[tuple[str, ...], bool]:
-    """The smaller parts of a set that are not known to pass, and whether all that can be tried
-    alone were."""
-    found: list[str] = []
-    tried = True
-    for size in range(1, len(choice)):
-        for part in itertools.combinations(choice, size):
-            if known.innocent(part, outcome):
-                continue
-            cell = {**known.space.baseline, **dict(part)}
-            alone = known.record_of(cell)
-            if known.space.excluded(cell) is not None:
-                found.append(f"{label(part)} cannot be tried alone")
-            elif alone is not None:
-                found.append(f"{label(part)} alone: {alone.outcome}")
-            else:
-                found.append(f"{label(part)} was not tried alone")
-                tried = False
-    return tuple(found), tried
-
-
-def _candidates(known: _Known, record: CellRecord, differences: Choice, size: int) -> list[Choice]:
-    return [
-        choice
-        for choice in itertools.combinations(differences, size)
-        if not known.innocent(choice, record.outcome)
-    ]
-
-
-def _left(known: _Known, record: CellRecord, differences: Choice, size: int) -> list[Choice]:
-    return [
-        choice
-        for bigger in range(size, len(differences) + 1)
-        for choice in _ordered(known, _candidates(known, record, differences, bigger))
-    ]
-
-
-def _ordered(known: _Known, candidates: list[Choice]) -> list[Choice]:
-    """Those first that explain most of the failing cells."""
-
-    def explains(choice: Choice) -> int:
-        return sum(_has(r.values, choice) for r in known.records if r.outcome.broken)
-
-    return sorted(candidates, key=lambda choice: -explains(choice))
-
-
-def _has(values: Cell, choice: Choice) -> bool:
-    return all(values.get(axis) == value for axis, value in choice)
-
-
-def _clears(record: CellRecord, outcome: Outcome) -> bool:
+def _clears(record: CellRecord, outcome: CellOutcome) -> bool:
     """Whether a cell shows that its values do not fail so: it got to that check, and passed it."""
-    if record.outcome is Outcome.PASS:
+    if record.outcome is CellOutcome.PASS:
         return True
-    if record.outcome is Outcome.INVALID:
-        return record.works and outcome is not Outcome.SLOWER
-    return record.outcome is Outcome.SLOWER and outcome is not Outcome.SLOWER
-
-
-def _explains(one: FailingSet, record: CellRecord) -> bool:
-    return one.confirmed and one.outcome is record.outcome and _has(record.values, one.choice)
-
-
-def _with_cells(one: FailingSet, records: Sequence[CellRecord]) -> FailingSet:
-    cells = tuple(r.id for r in records if r.outcome is one.outcome and _has(r.values, one.choice))
-    return dataclasses.replace(one, cells=cells or one.cells)
+    if record.outcome is CellOutcome.INVALID:
+        return record.works and outcome is not CellOutcome.SLOWER
+    return record.outcome is CellOutcome.SLOWER and outcome is not CellOutcome.SLOWER

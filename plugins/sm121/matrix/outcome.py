@@ -8,11 +8,13 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sm121.core.verdict import Verdict
+from sm121.matrix.axes import Choice
+
+StepName = Literal["start", "path", "answers", "equivalence", "stress", "alive", "performance"]
 
 
-class Outcome(StrEnum):
-    """Outcome of a cell, the worst first where several apply."""
+class CellOutcome(StrEnum):
+    """What a cell came to, the worst first where several apply."""
 
     CRASH = "CRASH"
     """It did not start, or died; the bundle has its log, its command and the cause."""
@@ -30,36 +32,33 @@ class Outcome(StrEnum):
     PASS = "PASS"  # noqa: S105
 
     @property
-    def verdict(self) -> Verdict:
-        """What a test of that outcome has for a verdict."""
-        return {
-            Outcome.PASS: Verdict.PASS,
-            Outcome.INCOMPATIBLE: Verdict.PASS,
-            Outcome.INVALID: Verdict.INVALID,
-            Outcome.NOT_RUN: Verdict.NOT_RUN,
-        }.get(self, Verdict.FAIL)
-
-    @property
     def broken(self) -> bool:
         """Whether it is a finding that has a smallest set of values."""
-        return self in (Outcome.CRASH, Outcome.FALLBACK, Outcome.FAIL, Outcome.SLOWER)
+        return self in (
+            CellOutcome.CRASH,
+            CellOutcome.FALLBACK,
+            CellOutcome.FAIL,
+            CellOutcome.SLOWER,
+        )
 
 
-class _Part(BaseModel):
+class StrictModel(BaseModel):
+    """A part of a file of the matrix; a key that it does not know is refused."""
+
     model_config = ConfigDict(extra="forbid")
 
 
-class Step(_Part):
+class Step(StrictModel):
     """One check of a cell. ``took_s`` is null for what costs nothing."""
 
-    name: Literal["start", "path", "answers", "equivalence", "stress", "alive", "performance"]
-    outcome: Outcome
+    name: StepName
+    outcome: CellOutcome
     message: str = ""
     evidence: str | None = None
     took_s: float = 0.0
 
 
-class Rate(_Part):
+class CellRate(StrictModel):
     """The decode rate of a cell, and against the baseline's."""
 
     metric: str
@@ -72,7 +71,7 @@ class Rate(_Part):
     allowed: float | None = None
 
 
-class Agreement(_Part):
+class AnswerDifference(StrictModel):
     """How a cell's answers agree with the baseline's, token by token."""
 
     worst_nats: float
@@ -80,7 +79,7 @@ class Agreement(_Part):
     top1: float
 
 
-class CellRecord(_Part):
+class CellRecord(StrictModel):
     """A cell that has ended, as it is kept in ``matrix/state.jsonl``."""
 
     id: str
@@ -90,13 +89,13 @@ class CellRecord(_Part):
     """Key of the server configuration: cells of one key share a boot."""
     arguments: list[str]
     environment: dict[str, str] = Field(default_factory=dict)
-    outcome: Outcome
+    outcome: CellOutcome
     kind: str | None = None
     """Class of the failure (``sm121.evidence.failure``), of a cell that did not start or died."""
     reason: str = ""
     steps: list[Step] = Field(default_factory=list)
-    rate: Rate | None = None
-    agreement: Agreement | None = None
+    rate: CellRate | None = None
+    agreement: AnswerDifference | None = None
     path: dict[str, str | bool | None] = Field(default_factory=dict)
     boot_s: float | None = None
     """Null when the server ran already."""
@@ -108,18 +107,22 @@ class CellRecord(_Part):
     """It was run to find a smallest set, not as part of the array."""
     resumed: bool = False
 
+    def has(self, choice: Choice) -> bool:
+        """Whether it has these values."""
+        return all(self.values.get(axis) == value for axis, value in choice)
+
     @property
     def works(self) -> bool:
         """Whether its values are known to work together: all of it passed, but for a rate that
         counts neither way."""
-        if self.outcome is Outcome.INVALID:
-            wrong = [step.name for step in self.steps if step.outcome is not Outcome.PASS]
+        if self.outcome is CellOutcome.INVALID:
+            wrong = [step.name for step in self.steps if step.outcome is not CellOutcome.PASS]
             return bool(wrong) and set(wrong) == {"performance"}
-        return self.outcome is Outcome.PASS
+        return self.outcome is CellOutcome.PASS
 
 
 def worst(steps: Sequence[Step]) -> Step | None:
     """The step that decides; None when all of them passed."""
-    order = list(Outcome)
-    broken = [step for step in steps if step.outcome is not Outcome.PASS]
+    order = list(CellOutcome)
+    broken = [step for step in steps if step.outcome is not CellOutcome.PASS]
     return min(broken, key=lambda step: order.index(step.outcome), default=None)

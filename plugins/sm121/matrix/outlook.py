@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-from sm121.core.errors import UsageError
 from sm121.core.profile import MatrixPlan, Profile
-from sm121.matrix import axes, cost, covering
+from sm121.matrix import cost, covering
 from sm121.matrix.axes import Space, identity
-from sm121.matrix.covering import Array
+from sm121.matrix.covering import Array, Coverage
+from sm121.matrix.plan import CellPlan, settings_of
 
 _MOST_STRENGTH = 3
 
 
-def space_of(
-    profile: Profile,
-    *,
-    axes_file: str | None = None,
-    engine: str | None = None,
-    version: str | None = None,
-    build: str | None = None,
-) -> Space:
-    """The axes of a profile, as an engine has them.
-
-    Raises:
-        UsageError: the profile has none, or they contradict themselves.
-    """
-    plan = _plan(profile)
-    file = axes.load(axes_file or plan.axes)
-    return Space(file, engine or profile.engine.name, version, build or plan.build)
-
-
 def sizes(profile: Profile, space: Space) -> str:
     """A Markdown table: strength, cells, lower bound, coverage, predicted machine hours."""
-    plan = _plan(profile)
+    settings = settings_of(profile)
     product = space.product_allowed()
     build = f", build {space.build}" if space.build else ""
     lines = [
@@ -47,43 +29,52 @@ def sizes(profile: Profile, space: Space) -> str:
     for strength in range(1, min(_MOST_STRENGTH, len(space.axes)) + 1):
         array = covering.build(space, strength)
         bare = covering.bare(space, strength)
-        found = covering.coverage(space, [p.cell for p in array.cells], strength)
         lines.append(
             f"| {strength} | {bare} | {len(array.cells)} | {covering.lower_bound(space, strength)} "
-            f"| {len(array.cells) / (product or space.product):.1%} | {found} "
-            f"| {_hours(space, array, plan):.1f} |"
+            f"| {len(array.cells) / (product or space.product):.1%} | {_coverage(space, array)} "
+            f"| {_hours(space, array, settings):.1f} |"
         )
+    boot, cell = settings.boot_s, settings.cell_s
     if product is not None:
-        whole = product * (plan.boot_s.value + plan.cell_s.value) / 3600
+        whole = product * (boot.value + cell.value) / 3600
         lines.append(f"| full | {product} | {product} | {product} | 100.0% | all | {whole:.1f} |")
-    lines += ["", f"A boot {plan.boot_s.value:g} s ({plan.boot_s.source}), the checks of a cell "
-              f"{plan.cell_s.value:g} s ({plan.cell_s.source})."]  # fmt: skip
+    lines += ["", f"A boot {boot.value:g} s ({boot.source}), the checks of a cell "
+              f"{cell.value:g} s ({cell.source})."]  # fmt: skip
     dropped = sorted({axis for axis, _ in space.absent} - set(space.axes))
     if dropped:
         lines += ["", f"Without a choice here: {', '.join(dropped)}."]
     return "\n".join(lines) + "\n"
 
 
-def cells(profile: Profile, space: Space, strength: str, *, focus: str | None = None) -> str:
+def cells(plan: CellPlan) -> str:
     """The cells of one array, a line each."""
-    plan = _plan(profile)
-    array = covering.build(space, covering.parse_strength(strength), focus=focus)
+    space, array = plan.space, plan.array
     lines = [f"{identity(space, p.cell)}\t({', '.join(p.why)})" for p in array.cells]
-    lines += [f"not in: {name}: {rule.reason}" for name, (_, rule) in array.incompatible.items()]
+    lines += [f"not in: {name}: {rule.reason}" for name, rule in array.incompatible.items()]
     lines += [f"{name}: {why}" for name, why in array.absent.items()]
-    number = array.strength if isinstance(array.strength, int) else 2
-    found = covering.coverage(space, [p.cell for p in array.cells], min(number, len(space.axes)))
-    lines += [f"{len(array.cells)} cells, {found}; {_hours(space, array, plan):.1f} machine hours"]
+    hours = _hours(space, array, plan.settings)
+    lines += [f"{len(array.cells)} cells, {_coverage(space, array)}; {hours:.1f} machine hours"]
     return "\n".join(lines) + "\n"
 
 
-def _hours(space: Space, array: Array, plan: MatrixPlan) -> float:
+def of_run(plan: CellPlan) -> list[str]:
+    """What a run will try, a line each."""
+    space, array = plan.space, plan.array
+    focus = plan.focus
+    against = f"; each value of {focus} with each value of every other axis" if focus else ""
+    return [
+        f"{space.engine} {space.version or '(version unknown)'}: {len(space.axes)} axes "
+        f"({', '.join(space.axes)}), {space.product} combinations",
+        f"strength {array.strength}: {len(array.cells)} cells; {_coverage(space, array)}{against}",
+    ]
+
+
+def _coverage(space: Space, array: Array) -> Coverage:
+    number = array.strength if isinstance(array.strength, int) else 2
+    return covering.coverage(space, [p.cell for p in array.cells], min(number, len(space.axes)))
+
+
+def _hours(space: Space, array: Array, settings: MatrixPlan) -> float:
     found = [planned.cell for planned in array.cells]
     keys = [str((space.arguments(cell), space.environment(cell))) for cell in found]
-    return cost.predict(space, found, keys, plan).seconds / 3600
-
-
-def _plan(profile: Profile) -> MatrixPlan:
-    if profile.matrix is None:
-        raise UsageError(f"profile {profile.name} has no [matrix]")
-    return profile.matrix
+    return cost.predict(space, found, keys, settings).seconds / 3600

@@ -1,34 +1,34 @@
-"""What is known so far, written as it happens, so that a killed run goes on where it was."""
+"""The cells that have ended, written as they end, so that a killed run goes on where it was."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sm121.matrix.outcome import CellRecord
+from sm121.matrix.outcome import CellOutcome, CellRecord
+from sm121.run.directory import WORKERS
 
+#: Of the report directory: everything that the matrix level writes.
+FOLDER = "matrix"
 _FILE = "state.jsonl"
 
 
-class State:
+class StateFile:
     """The ended cells of a run, one JSON line each, after a line that says what run it is."""
 
     def __init__(self, directory: Path, fingerprint: Mapping[str, object]) -> None:
         self._file = directory / _FILE
         self._fingerprint = dict(fingerprint)
 
-    def begin(self) -> None:
-        """Open a new file; what is there is of a run that was given up."""
+    def add(self, record: CellRecord) -> None:
+        """Keep a cell; it is on the disk when this returns."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
         if not self._file.exists():
             self._append({"run": self._fingerprint})
-
-    def add(self, record: CellRecord) -> None:
-        """Keep a cell; it is on the disk when this returns."""
-        self.begin()
         self._append(json.loads(record.model_dump_json()))
 
     def _append(self, content: object) -> None:
@@ -61,6 +61,42 @@ def read(directory: Path, fingerprint: Mapping[str, object]) -> tuple[list[CellR
         except ValueError:
             break
     return [record.model_copy(update={"resumed": True}) for record in records], None
+
+
+def take_over(
+    report: Path, fingerprint: Mapping[str, object], directory: Path
+) -> tuple[list[CellRecord], str]:
+    """The cells of the newest earlier run that was the same one; with workers, those of all of
+    them. Their bundles are copied.
+
+    Args:
+        report: the report directory, which keeps earlier runs.
+        directory: where this run's matrix is written.
+
+    Returns:
+        The cells, and the folder that they are of; without any cell the reason why not.
+    """
+    reasons: list[str] = []
+    for earlier in sorted((report / "earlier").glob("*"), reverse=True):
+        records: list[CellRecord] = []
+        for part in (earlier / FOLDER, *sorted((earlier / WORKERS).glob(f"*/{FOLDER}"))):
+            if not part.is_dir():
+                continue
+            found, why = read(part, fingerprint)
+            if why is not None:
+                reasons.append(why)
+                continue
+            for record in found:
+                known = any(own.values == record.values for own in records)
+                if not (record.outcome is CellOutcome.NOT_RUN or record.isolating or known):
+                    records.append(record)
+            if (part / "bundles").is_dir():
+                shutil.copytree(part / "bundles", directory / "bundles", dirs_exist_ok=True)
+        if records:
+            return records, str(earlier / FOLDER)
+    if reasons:
+        return [], f"no cell is taken over: {reasons[0]}"
+    return [], "there is no earlier matrix in the report directory"
 
 
 def digest(parts: Sequence[object]) -> str:

@@ -55,7 +55,6 @@ def judge(
     *,
     limit_total: float,
     limit_per_request: float,
-    confidence: float = 0.95,
 ) -> Growth:
     """FAIL when the whole interval lies beyond a limit, PASS when it lies within both.
 
@@ -73,7 +72,6 @@ def judge(
         quantity=quantity,
         samples=len(y),
         requests=float(x[-1] - x[0]) if len(x) else 0.0,
-        confidence=confidence,
         limit_total=limit_total,
         limit_per_request=limit_per_request,
     )
@@ -94,7 +92,7 @@ def judge(
     if len(y) > _MOST_POINTS:
         chosen = np.linspace(0, len(y) - 1, _MOST_POINTS).round().astype(int)
         x, y = x[chosen], y[chosen]
-    slope, _, low, high = stats.theilslopes(y, x, alpha=confidence)
+    slope, _, low, high = stats.theilslopes(y, x, alpha=growth.confidence)
     growth.level = float(np.median(y))
     growth.per_request, growth.per_request_low, growth.per_request_high = (
         float(slope),
@@ -104,12 +102,7 @@ def judge(
     growth.total = float(slope) * growth.requests
     growth.total_low = float(low) * growth.requests
     growth.total_high = float(high) * growth.requests
-    beyond = []
-    if growth.total_low > limit_total:
-        beyond.append("in all")
-    if growth.per_request_low > limit_per_request:
-        beyond.append("for each request")
-    if beyond:
+    if growth.total_low > limit_total or growth.per_request_low > limit_per_request:
         growth.verdict = Verdict.FAIL
     elif growth.total_high <= limit_total and growth.per_request_high <= limit_per_request:
         growth.verdict = Verdict.PASS

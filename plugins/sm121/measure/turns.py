@@ -1,8 +1,10 @@
-"""Several runs of the suite on one machine: what measures does so while none of the others works.
+"""Turns between runs of the suite on one machine: a test that measures time runs while no other
+run works.
 
-A lock for readers and writers between processes, on two files: tests that measure nothing share the
-machine, one that measures has it alone. Who waits for it alone holds the door, so that those who
-share it cannot pass him by for ever. The locks are the kernel's (flock): they end with the process.
+It is a lock for readers and writers between processes. Tests that measure nothing share the
+machine; a test that measures has it alone. There are two lock files: whoever waits for the machine
+holds the first one, so that runs which come later wait behind it and cannot keep the machine busy
+for ever. Both are locks of the kernel (flock), which end with the process that holds them.
 """
 
 from __future__ import annotations
@@ -18,24 +20,39 @@ from pathlib import Path
 from sm121.core.lock_file import open_lock, try_lock
 
 _POLL_S = 0.1
-#: Shorter waits are not worth a line; longer ones are said again and again.
+#: A shorter wait is not mentioned; a longer one is mentioned again and again.
 _SAY_AFTER_S = 3.0
 _SAY_EVERY_S = 60.0
+#: Levels whose verdicts rest on how long something took.
+_TIMED_LEVELS = frozenset({"stress", "performance", "regression", "matrix"})
 
 
-class Share(Enum):
-    """What a test needs of the machine."""
+class Turn(Enum):
+    """How a test uses the machine."""
 
     SHARED = fcntl.LOCK_SH
     ALONE = fcntl.LOCK_EX
 
 
+def needed(level: str, *, is_benchmark: bool, has_gpu_servers: bool) -> Turn:
+    """How a test uses the machine.
+
+    Args:
+        level: of the test.
+        is_benchmark: it measures, whatever its level.
+        has_gpu_servers: the run starts servers on a GPU. Then all of it has the machine alone: GB10
+            holds gpt-oss-120b once.
+    """
+    alone = has_gpu_servers or is_benchmark or level in _TIMED_LEVELS
+    return Turn.ALONE if alone else Turn.SHARED
+
+
 class Turns:
-    """The machine's turns, as one process takes them.
+    """Takes turns for this process.
 
     Args:
         say: called with a line while it waits.
-        folder: where the lock files are; the same for all that are to take turns.
+        folder: where the lock files are; the same for all runs that are to take turns.
 
     Raises:
         OSError: a lock file cannot be opened, or somebody has put a link in its place.
@@ -46,54 +63,57 @@ class Turns:
         folder = folder or Path(tempfile.gettempdir())
         # By number: in a container a user may have no name, and `sudo -E` keeps the other's.
         name = f"sm121-{os.getuid()}-turn"
-        self._door = open_lock(folder / f"{name}-door.lock")
+        self._queue = open_lock(folder / f"{name}-door.lock")
         self._machine = open_lock(folder / f"{name}.lock")
-        self.held: Share | None = None
+        self.held: Turn | None = None
 
-    def take(self, share: Share) -> None:
-        """Wait until the machine is ours in that way; what was held otherwise is released first."""
-        if self.held is share:
+    def take(self, turn: Turn) -> None:
+        """Wait for a turn. A turn of the other kind that is held is released first."""
+        if self.held is turn:
             return
         self.release()
         since = time.monotonic()
-        told = since + _SAY_AFTER_S - _SAY_EVERY_S
-        for lock, kind in ((self._door, fcntl.LOCK_EX), (self._machine, share.value)):
+        said = since + _SAY_AFTER_S - _SAY_EVERY_S
+        for lock, kind in ((self._queue, fcntl.LOCK_EX), (self._machine, turn.value)):
             while not try_lock(lock, kind):
-                if time.monotonic() - told >= _SAY_EVERY_S:
-                    told = time.monotonic()
-                    self._say(self._waiting(share, told - since))
+                if time.monotonic() - said >= _SAY_EVERY_S:
+                    said = time.monotonic()
+                    self._say(self._waiting(turn, said - since))
                 time.sleep(_POLL_S)
-        fcntl.flock(self._door, fcntl.LOCK_UN)
-        self.held = share
-        if share is Share.ALONE:
+        fcntl.flock(self._queue, fcntl.LOCK_UN)
+        self.held = turn
+        if turn is Turn.ALONE:
             self._machine.seek(0)
             self._machine.truncate()
             self._machine.write(str(os.getpid()))
             self._machine.flush()
 
+    def end_test(self, following: Turn | None) -> None:
+        """Release the machine, unless the test measured and the following one does too, or there is
+        none (None): a run's measurements belong together, with its last look at the machine."""
+        if self.held is Turn.SHARED or following is Turn.SHARED:
+            self.release()
+
     def release(self) -> None:
-        """Let others work."""
+        """Let other runs work."""
         if self.held is not None:
             fcntl.flock(self._machine, fcntl.LOCK_UN)
             self.held = None
 
     def close(self) -> None:
-        """Release it, and take no more turns."""
+        """Release the machine, and take no more turns."""
         self.held = None
         self._machine.close()
-        self._door.close()
+        self._queue.close()
 
-    def _waiting(self, share: Share, seconds: float) -> str:
-        what = (
-            "this one measures and waits until they have ended their test"
-            if share is Share.ALONE
-            else f"one of them measures (pid {self._measuring()}), and this one waits for its end"
-        )
+    def _waiting(self, turn: Turn, seconds: float) -> str:
+        if turn is Turn.ALONE:
+            what = "this one measures and waits until they have ended their test"
+        else:
+            self._machine.seek(0)
+            measuring = self._machine.read(20) or "unknown"
+            what = f"one of them measures (pid {measuring}), and this one waits for its end"
         return (
             f"other runs of the suite are on this machine: {what}; {seconds:.0f} s so far "
             "(--beside-others does not wait)"
         )
-
-    def _measuring(self) -> str:
-        self._machine.seek(0)
-        return self._machine.read(20) or "unknown"

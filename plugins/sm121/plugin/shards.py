@@ -56,10 +56,8 @@ def _group(config: pytest.Config, item: pytest.Item) -> str:
     plan = plan_of_items(config)
     if planned is None or plan is None:
         return EVERYWHERE
-    settings = config.stash[SETTINGS]
-    arguments = plan.arguments(planned.cell, settings)
-    environment = plan.environment(planned.cell, settings)
-    if (arguments, environment) == plan.under_test(settings):
+    started_with = plan.arguments(planned.cell), plan.environment(planned.cell)
+    if started_with == plan.under_test(config.stash[SETTINGS].configuration):
         return UNDER_TEST
-    made_of = json.dumps([arguments, environment])
+    made_of = json.dumps(started_with)
     return f"{CONFIGURATION}{hashlib.sha256(made_of.encode()).hexdigest()[:10]}"

@@ -156,7 +156,7 @@ def pytest_collection_finish(session: pytest.Session) -> Generator[None, object,
         raise pytest.UsageError(str(error)) from error
     result = yield
     if run is not None:
-        matrix.show_outlook(config, session.items)
+        matrix.show_outlook(config, run, session.items)
     return result
 
 

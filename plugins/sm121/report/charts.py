@@ -15,7 +15,7 @@ import numpy as np
 from sm121.core.printable import printable
 from sm121.report import metric_names
 from sm121.report.details import Details, Samples, Series
-from sm121.report.memory_file import MemoryTimeline
+from sm121.report.memory_timeline import MemoryTimeline
 from sm121.report.references import References
 from sm121.run.verdict_file import MetricReport, VerdictFile
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from sm121.matrix.feature_matrix import MatrixFile
 from sm121.matrix.outcome import CellRecord
-from sm121.matrix.report import MatrixFile
 
 NAME = "matrix/matrix.json"
 

@@ -17,8 +17,8 @@ from sm121.core import lenient
 from sm121.core.errors import UsageError
 from sm121.core.files import write_text
 from sm121.core.verdict import Verdict
-from sm121.matrix import report as matrix_report
-from sm121.matrix.report import MatrixFile
+from sm121.matrix import feature_matrix
+from sm121.matrix.feature_matrix import MatrixFile
 from sm121.report import details, junit, page, stored, summary
 from sm121.report.details import Details
 from sm121.run import verdict_file
@@ -159,15 +159,11 @@ def write_matrix(
         for cell in part.cells:
             cell.log = f"{folder}/{cell.log}" if cell.log else None
             cell.bundle = f"{folder}/{cell.bundle}" if cell.bundle else None
-        parts.append(part.model_dump(mode="json"))
+        parts.append(part)
     if not parts:
         return None
-    space, whole = matrix_report.merged(parts)
-    own = directory / _MATRIX
-    own.mkdir(exist_ok=True)
-    text = json.dumps(matrix_report.as_json(space, whole), indent=2, ensure_ascii=False)
-    write_text(text + "\n", own / "matrix.json")
-    write_text(matrix_report.markdown(space, whole), own / "FEATURE_MATRIX.md")
+    space, whole = feature_matrix.merged(parts)
+    feature_matrix.write(space, whole, directory / _MATRIX)
     return whole
 
 

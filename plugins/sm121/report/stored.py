@@ -11,12 +11,13 @@ from pydantic import BaseModel
 
 from sm121.core import lenient
 from sm121.core.errors import UsageError
-from sm121.matrix.report import MatrixFile
-from sm121.report import crash_list, details, matrix_file, memory_file
+from sm121.matrix.feature_matrix import MatrixFile
+from sm121.report import crash_list, details, matrix_file, memory_timeline
 from sm121.report.crash_list import Crash
 from sm121.report.details import Details
-from sm121.report.memory_file import MemoryFile, MemoryTimeline
+from sm121.report.memory_timeline import MemoryTimeline
 from sm121.run.verdict_file import SCHEMA_VERSION, VerdictFile
+from sm121.stress.memory import MEMORY_JSON, MemoryFile
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -58,14 +59,14 @@ def read(directory: Path) -> StoredReport:
         raise UsageError(
             f"{file}: expected a verdict.json of schema version {SCHEMA_VERSION} or older ({error})"
         ) from error
-    memory_name = run.memory.file if run.memory is not None else memory_file.NAME
+    memory_name = run.memory.file if run.memory is not None else MEMORY_JSON
     memory = _beside(MemoryFile, directory, memory_name, run)
     matrix = _beside(MatrixFile, directory, matrix_file.NAME, run)
     return StoredReport(
         run=run,
         directory=directory,
         details=details.read(directory),
-        memory=memory_file.timeline(memory) if memory else None,
+        memory=memory_timeline.timeline(memory) if memory else None,
         matrix=matrix if matrix and matrix.cells else None,
         crashes=crash_list.read(run.crashes, directory),
         schema_version=int(raw["schema_version"]),

@@ -10,16 +10,14 @@ from typing import cast
 from sm121.answers import agreement
 from sm121.answers.agreement import Bound
 from sm121.client.completions import Completion
-from sm121.client.load import JobOutcome, LoadResult
+from sm121.client.load import Job, JobOutcome, LoadResult
 from sm121.stress.fault import Fault, Kind
 
 #: Fewer requests than this have no tail to speak of.
 _LEAST_FOR_A_TAIL = 20
 
 
-def faults(
-    load: LoadResult, bound: Bound | None, *, stopped_at: float | None = None
-) -> list[Fault]:
+def faults(load: LoadResult, bound: Bound, *, stopped_at: float | None = None) -> list[Fault]:
     """Everything that is wrong with the answers of a load.
 
     Args:
@@ -44,11 +42,11 @@ def is_aborted(outcome: JobOutcome, stopped_at: float | None) -> bool:
     )
 
 
-def fault(outcome: JobOutcome, bound: Bound | None, *, aborted: bool = False) -> Fault | None:
+def fault(outcome: JobOutcome, bound: Bound, *, aborted: bool = False) -> Fault | None:
     """What is wrong with one answer; None if it holds.
 
     Args:
-        bound: how far it may be from the answer that the prompt has alone. None: not compared.
+        bound: how far it may be from the answer that the prompt has alone.
         aborted: it may be shorter than asked for; what came must be right.
     """
     job = outcome.job
@@ -72,27 +70,33 @@ def fault(outcome: JobOutcome, bound: Bound | None, *, aborted: bool = False) ->
         return None
     if outcome.answer is None:
         return Fault("bad_stream", f"{where}: required an answer, seen none")
-    if aborted:
-        return _wrong_before_the_abort(f"{where}, aborted", outcome, outcome.answer, bound)
-    return _wrong(where, outcome, outcome.answer, bound)
+    where += ", aborted" if aborted else ""
+    return _wrong(where, job, outcome.answer, bound, aborted=aborted)
 
 
 def _wrong(
-    where: str, outcome: JobOutcome, answer: Completion, bound: Bound | None
+    where: str, job: Job, answer: Completion, bound: Bound, *, aborted: bool
 ) -> Fault | None:
-    job = outcome.job
-    if (lacking := _lacking(where, answer, job.alone)) is not None:
+    alone, tokens = job.alone, job.tokens
+    if not aborted and (lacking := _lacking(where, answer, alone)) is not None:
         return lacking
-    if answer.ids is not None and len(answer.ids) != job.tokens:
-        kind: Kind = "token_lost" if len(answer.ids) < job.tokens else "token_doubled"
-        return Fault(kind, f"{where}: required {job.tokens} token ids, seen {len(answer.ids)}")
-    if answer.completion_tokens is not None and answer.completion_tokens != job.tokens:
+    if aborted and answer.ids is None:  # how much of it came is not known
+        known = alone is not None and alone.ids is not None
+        return _lacking(where, answer, alone) if known else None
+    if answer.ids is not None:
+        seen = len(answer.ids)
+        if seen > tokens or (seen < tokens and not aborted):
+            kind: Kind = "token_lost" if seen < tokens else "token_doubled"
+            required = f"at most {tokens}" if aborted else str(tokens)
+            return Fault(kind, f"{where}: required {required} token ids, seen {seen}")
+        tokens = seen
+    if answer.completion_tokens not in (None, tokens):
         return Fault(
             "wrong_usage",
-            f"{where}: required usage of {job.tokens} tokens, seen {answer.completion_tokens}",
+            f"{where}: required usage of {tokens} tokens, seen {answer.completion_tokens}",
         )
     prompt = job.body.get("prompt")
-    length = job.alone.prompt_tokens if job.alone is not None else None
+    length = alone.prompt_tokens if alone is not None else None
     if isinstance(prompt, list):
         length = len(prompt)
     if length is not None and answer.prompt_tokens not in (None, length):
@@ -100,45 +104,18 @@ def _wrong(
             "wrong_usage",
             f"{where}: required usage of {length} prompt tokens, seen {answer.prompt_tokens}",
         )
-    if answer.finish_reason != "length":
+    if answer.finish_reason != "length" and not aborted:
         return Fault(
             "wrong_finish",
             f"{where}: required finish_reason length, seen {answer.finish_reason}",
         )
-    if job.alone is None or bound is None:
+    if alone is None or (aborted and alone.ids is None):
         return None
-    return _against_alone(where, answer, job.alone, bound)
-
-
-def _wrong_before_the_abort(
-    where: str, outcome: JobOutcome, answer: Completion, bound: Bound | None
-) -> Fault | None:
-    job, alone = outcome.job, outcome.job.alone
-    if answer.ids is None:
-        return None if alone is None or alone.ids is None else _lacking(where, answer, alone)
-    count = len(answer.ids)
-    if count > job.tokens:
-        return Fault("token_doubled", f"{where}: required at most {job.tokens} ids, seen {count}")
-    length = alone.prompt_tokens if alone is not None else None
-    if length is not None and answer.prompt_tokens not in (None, length):
-        return Fault(
-            "wrong_usage",
-            f"{where}: required usage of {length} prompt tokens, seen {answer.prompt_tokens}",
-        )
-    if answer.completion_tokens not in (None, count):
-        return Fault(
-            "wrong_usage",
-            f"{where}: required usage of {count} tokens, seen {answer.completion_tokens}",
-        )
-    if alone is None or alone.ids is None or bound is None:
-        return None
-    positions = alone.positions[:count] if alone.positions is not None else None
-    begun = replace(alone, ids=alone.ids[:count], positions=positions)
-    return _against_alone(where, answer, begun, bound)
+    return _against_alone(where, answer, _begun(alone, tokens) if aborted else alone, bound)
 
 
 def _lacking(where: str, answer: Completion, alone: Completion | None) -> Fault | None:
-    """What the server sends with an answer to who asks alone, it sends under load."""
+    """What an answer asked alone has and this one has not."""
     if alone is None:
         return None
     if alone.ids is not None and answer.ids is None:
@@ -152,9 +129,7 @@ def _lacking(where: str, answer: Completion, alone: Completion | None) -> Fault 
 def _against_alone(where: str, answer: Completion, alone: Completion, bound: Bound) -> Fault | None:
     if answer.ids is not None and alone.ids is not None and len(answer.ids) > len(alone.ids):
         # Of a long answer only the beginning was asked for alone.
-        whole = len(alone.ids)
-        positions = answer.positions[:whole] if answer.positions is not None else None
-        answer = replace(answer, ids=answer.ids[:whole], positions=positions)
+        answer = _begun(answer, len(alone.ids))
     different = agreement.same_tokens(alone, answer)
     if different is None:
         return None
@@ -167,6 +142,13 @@ def _against_alone(where: str, answer: Completion, alone: Completion, bound: Bou
     if answer.ids is not None and alone.ids is not None:
         kind = _lost_or_doubled(answer.ids, alone.ids) or kind
     return Fault(kind, f"{where}, against the same asked alone: {different}")
+
+
+def _begun(answer: Completion, tokens: int) -> Completion:
+    """The first tokens of an answer."""
+    ids = answer.ids[:tokens] if answer.ids is not None else None
+    positions = answer.positions[:tokens] if answer.positions is not None else None
+    return replace(answer, ids=ids, positions=positions)
 
 
 def _lost_or_doubled(seen: Sequence[int], alone: Sequence[int]) -> Kind | None:

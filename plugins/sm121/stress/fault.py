@@ -53,6 +53,17 @@ OWNERS: dict[Kind, str] = {
     "memory_floor": "host memory: lower the engine's memory settings",
 }
 
+#: What explains others comes first: of a server that hangs, connections are lost too.
+_GRAVITY: tuple[Kind, ...] = (
+    "memory_floor",
+    "hang",
+    "stuck_request",
+    "http_5xx",
+    "corrupted_answer",
+    "token_doubled",
+    "token_lost",
+)
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -66,11 +77,14 @@ class Fault:
 
 
 class UnderLoad(Sm121Error, AssertionError):
-    """The server did not stand a load. ``faults`` are sorted, the gravest kind first."""
+    """The server did not stand a load.
+
+    ``faults`` are sorted: the gravest kinds first, else in the order in which they were seen.
+    """
 
     def __init__(self, what: str, faults: list[Fault], count: int) -> None:
         self.what = what
-        self.faults = faults
+        self.faults = faults = sorted(faults, key=_gravity)
         shown = "; ".join(str(fault) for fault in faults[:3])
         more = f" (and {len(faults) - 3} more)" if len(faults) > 3 else ""
         of = f" of {count} requests" if count else ""
@@ -82,20 +96,5 @@ class UnderLoad(Sm121Error, AssertionError):
         return self.faults[0].kind
 
 
-#: What explains others comes first: of a server that hangs, connections are lost too.
-_GRAVITY: tuple[Kind, ...] = (
-    "memory_floor",
-    "hang",
-    "stuck_request",
-    "http_5xx",
-    "corrupted_answer",
-    "token_doubled",
-    "token_lost",
-)
-
-
-def sorted_faults(faults: list[Fault]) -> list[Fault]:
-    """The gravest first; else in the order in which they were seen."""
-    return sorted(
-        faults, key=lambda f: _GRAVITY.index(f.kind) if f.kind in _GRAVITY else len(_GRAVITY)
-    )
+def _gravity(fault: Fault) -> int:
+    return _GRAVITY.index(fault.kind) if fault.kind in _GRAVITY else len(_GRAVITY)

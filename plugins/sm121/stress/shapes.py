@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from sm121.answers.prompts import Prompt
@@ -25,7 +26,6 @@ BAD_REQUESTS: dict[str, dict[str, Any]] = {
 _BURST = 8
 
 
-@dataclass
 class Shapes:
     """Makes jobs for one server.
 
@@ -37,44 +37,51 @@ class Shapes:
         log_probabilities: the answers can only be compared by them.
     """
 
-    model: str
-    prompts: Sequence[Prompt]
-    ask: Callable[[Request], Completion]
-    salted: bool
-    log_probabilities: bool
-    plain: Callable[[dict[str, Any]], dict[str, Any]] = lambda body: body
-    random: random.Random = field(default_factory=lambda: random.Random(121))
-    _alone: dict[tuple[Any, int], Completion] = field(default_factory=dict)
-    _salt: int = 0
+    def __init__(
+        self,
+        *,
+        model: str,
+        prompts: Sequence[Prompt],
+        ask: Callable[[Request], Completion],
+        salted: bool,
+        log_probabilities: bool,
+    ) -> None:
+        self._model = model
+        self._prompts = prompts
+        self._ask = ask
+        self._salted = salted
+        self._top = 5 if log_probabilities else 0
+        self._random = random.Random(121)
+        self._alone: dict[tuple[str | tuple[int, ...], int], Completion] = {}
+        self._salts = itertools.count(1)
 
     def alone(self, prompt: str | tuple[int, ...], tokens: int) -> Completion:
         """The answer to a prompt when nothing else is asked."""
         key = (prompt, tokens)
         if key not in self._alone:
-            top = 5 if self.log_probabilities else 0
-            asked = Request(prompt, tokens, top=top, salt=self._fresh_salt())
-            self._alone[key] = self.ask(asked)
+            asked = Request(prompt, tokens, top=self._top, salt=self._fresh_salt())
+            self._alone[key] = self._ask(asked)
         return self._alone[key]
 
     def short(self, tokens: int) -> Iterator[Job]:
         """Short requests without end: the prompts in turn, streamed and not."""
-        for number in self._count():
-            prompt = self.prompts[number % len(self.prompts)]
+        for number in itertools.count():
+            prompt = self._prompts[number % len(self._prompts)]
             yield self.job(prompt.text, tokens, name=prompt.name, stream=number % 4 != 3)
 
     def mixed(self, tokens: int) -> Iterator[Job]:
         """Prompts of all lengths with answers of all lengths, as users send them."""
-        for number in self._count():
-            prompt = self.prompts[self.random.randrange(len(self.prompts))]
-            asked = self.random.choice((1, 2, max(tokens // 2, 1), tokens, 2 * tokens))
+        for number in itertools.count():
+            prompt = self._prompts[self._random.randrange(len(self._prompts))]
+            asked = self._random.choice((1, 2, max(tokens // 2, 1), tokens, 2 * tokens))
             yield self.job(prompt.text, asked, name=prompt.name, stream=number % 4 != 3)
 
     def unruly(self, tokens: int) -> Iterator[Job]:
         """Between requests like any other: clients that cancel, disconnect, read slowly, and
         requests that must be refused."""
         bad = list(BAD_REQUESTS.items())
-        for number in self._count():
-            prompt = self.prompts[number % len(self.prompts)]
+        for number in itertools.count():
+            prompt = self._prompts[number % len(self._prompts)]
             match number % 6:
                 case 1:
                     yield self.job(prompt.text, 8 * tokens, name="cancels", behaviour="cancel")
@@ -92,14 +99,14 @@ class Shapes:
 
     def long(self, tokens: int, compared: int) -> Job:
         """One answer of many tokens, of which the first are compared."""
-        prompt = self.prompts[0]
+        prompt = self._prompts[0]
         job = self.job(prompt.text, compared, name=f"{tokens} tokens")
         return replace(job, tokens=tokens, body={**job.body, "max_tokens": tokens})
 
     def of_length(self, prompt_tokens: int, tokens: int, *, turn: int = 0) -> Job:
         """A prompt of exactly so many token ids, which repeats a text (so that it goes on in one
         way), beginning at another place for each ``turn``."""
-        prompt = self.prompts[turn % len(self.prompts)]
+        prompt = self._prompts[turn % len(self._prompts)]
         ids = self.alone(prompt.text, 1).prompt_ids
         if ids is None:
             raise ValueError("the engine returns no token ids of prompts")
@@ -120,27 +127,18 @@ class Shapes:
         change: dict[str, Any] | None = None,
     ) -> Job:
         """One job; the answer that the prompt has alone is asked for first, where it counts."""
-        top = 5 if self.log_probabilities else 0
-        salt = self._fresh_salt()
-        body = Request(prompt, tokens, top=top, salt=salt).body(self.model)
+        asked = Request(prompt, tokens, top=self._top, salt=self._fresh_salt())
+        body = asked.body(self._model)
         if stream:
             body["stream"] = True
             body["stream_options"] = {"include_usage": True}
-        body = {**self.plain(body), **(change or {})}
+        body |= change or {}
         compared = behaviour in ("complete", "slow")
         alone = self.alone(prompt, tokens) if compared else None
         return Job(name, body, tokens, alone, behaviour)
 
     def _fresh_salt(self) -> str | None:
-        self._salt += 1
-        return f"sm121-stress-{id(self)}-{self._salt}" if self.salted else None
-
-    @staticmethod
-    def _count() -> Iterator[int]:
-        number = 0
-        while True:
-            yield number
-            number += 1
+        return f"sm121-stress-{id(self)}-{next(self._salts)}" if self._salted else None
 
 
 def moments(kind: Arrival, count: int, per_s: float, seed: int = 7) -> list[float] | None:

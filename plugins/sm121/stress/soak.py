@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sm121.core.errors import UsageError
@@ -14,6 +14,9 @@ from sm121.core.errors import UsageError
 GOING_ON = "going on"
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|min|m|h|d)")
+#: Rounds that the report has: the last ones.
+_ROUNDS_KEPT = 500
+_SAY_EVERY_S = 60.0
 
 
 def parse_duration(text: str) -> float:
@@ -40,60 +43,57 @@ class Round:
     faults: list[str]
 
 
-@dataclass
-class Soak:
-    """A soak and its report.
+def run(
+    duration_s: float,
+    play: Callable[[int], Round],
+    write: Callable[[dict[str, Any]], None],
+    say: Callable[[str], None] = lambda _line: None,
+) -> None:
+    """Play rounds until the time is over or one has a fault.
 
     Args:
         duration_s: no round begins after it.
-        play: one round; gives what it was.
-        write: keeps the report, after each round.
+        play: plays the round of a number, from 1; gives what it was.
+        write: keeps the report, for JSON: after each round, and at the end, also when that is
+            Ctrl-C.
+        say: shows progress, once a minute.
     """
+    rounds: list[Round] = []
+    requests = 0
+    faults: list[str] = []
 
-    duration_s: float
-    play: Callable[[int], Round]
-    write: Callable[[dict[str, Any]], None]
-    show: Callable[[str], None] = lambda _line: None
-    rounds: list[Round] = field(default_factory=list)
-    requests: int = 0
-    faults: list[str] = field(default_factory=list)
-    ended_by: str = "not ended"
-    _keep: int = 500
+    def report(state: str) -> None:
+        write(
+            {
+                "state": state,
+                "duration_s": duration_s,
+                "requests": requests,
+                "rounds": len(rounds),
+                "faults": faults,
+                "last_rounds": [asdict(played) for played in rounds[-_ROUNDS_KEPT:]],
+            }
+        )
 
-    def run(self) -> None:
-        """Play rounds until the time is over or something is wrong; what ends it is written, also
-        when that is Ctrl-C."""
-        started = time.monotonic()
-        shown = -60.0
-        self.ended_by = "a fault"
-        try:
-            while (elapsed := time.monotonic() - started) < self.duration_s and not self.faults:
-                played = self.play(len(self.rounds) + 1)
-                self.requests += played.requests
-                self.faults += played.faults
-                self.rounds.append(played)
-                if elapsed - shown >= 60.0:
-                    shown = elapsed
-                    self.show(
-                        f"{elapsed:.0f} of {self.duration_s:.0f} s, {self.requests} requests, "
-                        f"{played.tokens / max(played.seconds, 1e-9):.1f} tok/s, "
-                        f"{len(self.faults)} faults"
-                    )
-                self.write(self.record(GOING_ON))
-            self.ended_by = "a fault" if self.faults else "the end of its time"
-        except KeyboardInterrupt:
-            self.ended_by = "an interrupt"
-            raise
-        finally:
-            self.write(self.record(self.ended_by))
-
-    def record(self, state: str) -> dict[str, Any]:
-        """For JSON; of very long soaks the last rounds, the one that failed among them."""
-        return {
-            "state": state,
-            "duration_s": self.duration_s,
-            "requests": self.requests,
-            "rounds": len(self.rounds),
-            "faults": self.faults,
-            "last_rounds": [vars(played) for played in self.rounds[-self._keep :]],
-        }
+    started = time.monotonic()
+    said = -_SAY_EVERY_S
+    ended_by = "a fault"
+    try:
+        while (elapsed := time.monotonic() - started) < duration_s and not faults:
+            played = play(len(rounds) + 1)
+            rounds.append(played)
+            requests += played.requests
+            faults += played.faults
+            if elapsed - said >= _SAY_EVERY_S:
+                said = elapsed
+                say(
+                    f"{elapsed:.0f} of {duration_s:.0f} s, {requests} requests, "
+                    f"{played.tokens / max(played.seconds, 1e-9):.1f} tok/s, {len(faults)} faults"
+                )
+            report(GOING_ON)
+        if not faults:
+            ended_by = "the end of its time"
+    except KeyboardInterrupt:
+        ended_by = "an interrupt"
+        raise
+    finally:
+        report(ended_by)

@@ -1,4 +1,5 @@
-"""The memory of a server once a second: its processes, the device, the machine, the KV cache."""
+"""Samples the memory of a server once a second: its processes, the device, the machine, the KV
+cache."""
 
 from __future__ import annotations
 
@@ -18,9 +19,8 @@ from sm121.engines import device_memory
 from sm121.measure import counters
 
 _EVERY_S = 1.0
-#: Others may hold some of it.
-_OF_THE_WHOLE_GPU = "NVML, of the whole GPU"
-_LONGEST = 24 * 3600
+#: Of a soak of days the older half loses every second sample.
+_MOST_SAMPLES = 24 * 3600
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,15 @@ class Sample:
 
 
 @dataclass
-class HeldByTree:
-    """Memory of the device that a tree holds, and how that is known."""
+class ServerDeviceMemory:
+    """The device's memory that a server's processes hold, and how that is known."""
 
+    #: Where the last value was read, or why there is none.
     source: str = "not asked yet"
 
     def used(self, pids: set[int]) -> int | None:
-        """Bytes; None where nothing says so. GB10's NVML answers N/A: then its memory is the
-        system's, and MemAvailable covers it."""
+        """Bytes that these processes hold; None where nothing says so. GB10's NVML answers N/A: its
+        memory is the system's, and MemAvailable covers it."""
         seen = device_memory.read()
         if seen is None:
             self.source = "no NVIDIA driver: the memory of the processes is all there is"
@@ -74,7 +75,8 @@ class HeldByTree:
                 f"NVML shows {len(seen.used)} GPUs, and not which of their memory is the server's"
             )
             return None
-        self.source = _OF_THE_WHOLE_GPU  # in a container the pids are other ones
+        # In a container the pids are other ones. Others may hold some of it.
+        self.source = "NVML, of the whole GPU"
         return seen.used[0]
 
     @staticmethod
@@ -98,13 +100,14 @@ class HeldByTree:
 
 
 class Timeline(threading.Thread):
-    """Samples a server until it is stopped.
+    """A thread that samples a server until it is stopped.
 
     Args:
-        processes: of its tree, asked anew each time.
-        endpoint: whose /metrics are read.
-        completed: how many requests have ended.
-        floor_bytes: less than this is available: ``on_floor`` is called, once.
+        processes: gives the server's processes at each sample.
+        endpoint: its /metrics are read.
+        completed: gives how many requests have ended.
+        floor_bytes: once less memory than this is available, ``on_floor`` is called, one time.
+        on_floor: called with a line that says so.
     """
 
     def __init__(
@@ -112,10 +115,9 @@ class Timeline(threading.Thread):
         processes: Callable[[], Iterable[psutil.Process]],
         endpoint: Endpoint,
         *,
-        completed: Callable[[], int] = lambda: 0,
-        floor_bytes: float = 0.0,
-        on_floor: Callable[[str], None] = lambda _text: None,
-        every_s: float = _EVERY_S,
+        completed: Callable[[], int],
+        floor_bytes: float,
+        on_floor: Callable[[str], None],
     ) -> None:
         super().__init__(name="sm121-memory", daemon=True)
         self._processes = processes
@@ -123,17 +125,16 @@ class Timeline(threading.Thread):
         self._completed = completed
         self._floor = floor_bytes
         self._on_floor = on_floor
-        self._every_s = every_s
         self._ended = threading.Event()
         self.began = time.monotonic()
-        self.device = HeldByTree()
+        self.device = ServerDeviceMemory()
         self.samples: list[Sample] = []
-        #: The server's own metrics as they were last.
+        #: The server's /metrics as they were last read.
         self.metrics: str | None = None
 
     def run(self) -> None:
         with self._endpoint.http(timeout_s=2.0) as http:
-            while not self._ended.wait(self._every_s):
+            while not self._ended.wait(_EVERY_S):
                 self.sample(http)
 
     def sample(self, http: httpx.Client) -> None:
@@ -170,7 +171,7 @@ class Timeline(threading.Thread):
                 waiting=seen.get("waiting"),
             )
         )
-        if len(self.samples) > _LONGEST:  # a soak of days: the older half loses every second one
+        if len(self.samples) > _MOST_SAMPLES:
             half = len(self.samples) // 2
             self.samples[:half] = self.samples[:half:2]
 
@@ -192,13 +193,13 @@ class Timeline(threading.Thread):
             self.join(timeout=10.0)
 
     def since(self, index: int) -> list[Sample]:
-        """The samples from one on in which the tree was there."""
+        """The samples from an index on, without those that saw no process of the server."""
         return [sample for sample in self.samples[index:] if sample.processes]
 
     def record(self) -> dict[str, Any]:
-        """For JSON."""
+        """For JSON: all of memory.json but the growth."""
         return {
-            "every_s": self._every_s,
+            "every_s": _EVERY_S,
             "device_memory": self.device.source,
             "samples": [asdict(sample) for sample in self.samples],
         }

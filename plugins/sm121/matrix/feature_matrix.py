@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from sm121.core.errors import UsageError
+from sm121.core.files import write_text
 from sm121.core.printable import printable
 from sm121.matrix import cost
 from sm121.matrix.axes import AxesFile, Choice, Space, identity, label
-from sm121.matrix.covering import Array, Coverage, Strength, coverage, parse_strength
+from sm121.matrix.covering import Array, coverage, parse_strength
 from sm121.matrix.covering import build as build_array
 from sm121.matrix.isolation import FailingSet, smallest
-from sm121.matrix.outcome import CellRecord, Outcome
+from sm121.matrix.outcome import CellOutcome, CellRecord, StrictModel
 
 PairState = Literal["works", "broken", "incompatible", "unknown"]
 _SIGN: dict[PairState, str] = {
@@ -25,13 +27,10 @@ _SIGN: dict[PairState, str] = {
     "unknown": "?",
 }
 _LONGEST = 300
+MARKDOWN = "FEATURE_MATRIX.md"
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class CoverageReport(_Part):
+class CoverageReport(StrictModel):
     """Combinations of so many values."""
 
     strength: int
@@ -43,18 +42,18 @@ class CoverageReport(_Part):
     incompatible: int
 
 
-class FailingSetReport(_Part):
+class FailingSetReport(StrictModel):
     """Values that fail together."""
 
     values: dict[str, str]
-    outcome: Outcome
+    outcome: CellOutcome
     reason: str
     cells: list[str]
     confirmed: bool
     text: str
 
 
-class MatrixFile(_Part):
+class MatrixFile(StrictModel):
     """The whole of matrix.json."""
 
     schema_version: int = 1
@@ -103,7 +102,7 @@ def build(
     Args:
         references: starts of the baseline that are no cells; what they took is counted.
     """
-    done = {record.id for record in records if record.outcome is not Outcome.NOT_RUN}
+    done = {record.id for record in records if record.outcome is not CellOutcome.NOT_RUN}
     return MatrixFile(
         axes=space.file.name,
         engine=space.engine,
@@ -117,14 +116,14 @@ def build(
         incompatible={rule.values: rule.reason for rule in space.rules},
         unproven=space.unproven(),
         left_out={
-            **{name: f"{Outcome.INCOMPATIBLE}: {rule.reason}"
-               for name, (_, rule) in array.incompatible.items()},
+            **{name: f"{CellOutcome.INCOMPATIBLE}: {rule.reason}"
+               for name, rule in array.incompatible.items()},
             **dict(array.absent),
         },
         product=space.product,
         cells=list(records),
         not_run=[i for p in array.cells if (i := identity(space, p.cell)) not in done],
-        coverage=[_coverage(space, array, records, n) for n in _strengths(space, array)],
+        coverage=_coverage(space, array, records),
         failing_sets=[
             FailingSetReport(
                 values=dict(one.choice), outcome=one.outcome, reason=one.reason,
@@ -139,40 +138,38 @@ def build(
     )  # fmt: skip
 
 
-def _strengths(space: Space, array: Array) -> list[int]:
-    most = array.strength if isinstance(array.strength, int) else 2
-    return [n for n in range(1, max(2, most) + 1) if n <= len(space.axes)]
-
-
-def _coverage(
-    space: Space, array: Array, records: Sequence[CellRecord], strength: int
-) -> CoverageReport:
-    planned = coverage(space, [planned.cell for planned in array.cells], strength)
-    ended = [r.values for r in records if r.outcome is not Outcome.NOT_RUN]
-    ran: Coverage = coverage(space, ended, strength)
-    return CoverageReport(
-        strength=strength,
-        allowed=planned.allowed,
-        covered=planned.covered,
-        ran=ran.covered,
-        incompatible=planned.excluded,
-    )
+def _coverage(space: Space, array: Array, records: Sequence[CellRecord]) -> list[CoverageReport]:
+    most = max(2, array.strength) if isinstance(array.strength, int) else 2
+    planned = [planned.cell for planned in array.cells]
+    ended = [r.values for r in records if r.outcome is not CellOutcome.NOT_RUN]
+    reports = []
+    for strength in range(1, min(most, len(space.axes)) + 1):
+        found = coverage(space, planned, strength)
+        reports.append(
+            CoverageReport(
+                strength=strength,
+                allowed=found.allowed,
+                covered=found.covered,
+                ran=coverage(space, ended, strength).covered,
+                incompatible=found.excluded,
+            )
+        )
+    return reports
 
 
 def pairs(space: Space, file: MatrixFile) -> dict[Choice, PairState]:
     """What is known of each pair of values. It works when it is in a cell that passes, but perhaps
     for its rate; it is broken when it has a failing set in it; in other cells alone it is
     unknown."""
-    passing = [r.values for r in file.cells if r.works]
-    broken = [one.values for one in file.failing_sets if one.confirmed]
+    passing = [record for record in file.cells if record.works]
+    broken = [{*one.values.items()} for one in file.failing_sets if one.confirmed]
     states: dict[Choice, PairState] = {}
     for choice in space.choices(2) if len(space.axes) > 1 else ():
-        values = dict(choice)
         if not space.allowed(choice):
             states[choice] = "incompatible"
-        elif any(all(values.get(a) == v for a, v in one.items()) for one in broken):
+        elif any(one <= {*choice} for one in broken):
             states[choice] = "broken"
-        elif any(all(cell[a] == v for a, v in choice) for cell in passing):
+        elif any(record.has(choice) for record in passing):
             states[choice] = "works"
         else:
             states[choice] = "unknown"
@@ -182,11 +179,15 @@ def pairs(space: Space, file: MatrixFile) -> dict[Choice, PairState]:
 def markdown(space: Space, file: MatrixFile, *, command: str | None = None) -> str:
     """FEATURE_MATRIX.md."""
     by = f"Made by `{command}`.\n\n" if command else ""
+    predicted = f" Predicted: {file.predicted}." if file.predicted else ""
     parts = [
         "# Feature matrix",
         "",
         f"{by}{file.engine} {file.version or '(version unknown)'}, profile `{file.profile}`, axes "
-        f"`{file.axes}`, strength {file.strength}: {_summary(file)}",
+        f"`{file.axes}`, strength {file.strength}: {len(file.cells)} cells "
+        f"({counted(file.cells) or 'none ran'}) of {file.product} combinations; "
+        f"{file.spent['boots']:.0f} boots in this run, {cost.duration(file.spent['seconds'])}."
+        f"{predicted}",
         "",
         "## What fails",
         "",
@@ -221,23 +222,19 @@ def markdown(space: Space, file: MatrixFile, *, command: str | None = None) -> s
         "",
         "| axis | what | values (the first is the baseline) |",
         "|---|---|---|",
-        *(f"| {axis} | {_plain(space.file.axes[axis].title)} | {_values(space, axis)} |"
-          for axis in space.axes),
+        *(f"| {axis} | {_plain(space.file.axes[axis].title)} "
+          f"| {', '.join(dict.fromkeys((first, *space.values(axis))))} |"
+          for axis, first in space.baseline.items()),
         "",
         *_lists(file),
     ]  # fmt: skip
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _summary(file: MatrixFile) -> str:
-    counts = {o: sum(r.outcome is o for r in file.cells) for o in Outcome}
-    said = ", ".join(f"{n} {o.value}" for o, n in counts.items() if n)
-    spent = file.spent
-    predicted = f" Predicted: {file.predicted}." if file.predicted else ""
-    return (
-        f"{len(file.cells)} cells ({said or 'none ran'}) of {file.product} combinations; "
-        f"{spent['boots']:.0f} boots in this run, {cost.duration(spent['seconds'])}.{predicted}"
-    )
+def counted(records: Sequence[CellRecord]) -> str:
+    """How many cells came to each outcome: ``1 CRASH, 5 PASS``, in the order of the outcomes."""
+    counts = {o: sum(r.outcome is o for r in records) for o in CellOutcome}
+    return ", ".join(f"{n} {o.value}" for o, n in counts.items() if n)
 
 
 def _row(record: CellRecord) -> str:
@@ -256,26 +253,19 @@ def _row(record: CellRecord) -> str:
 
 
 def _table_of_pairs(space: Space, file: MatrixFile) -> list[str]:
-    states = pairs(space, file)
-    columns = [(axis, value) for axis in space.axes for value in space.values(axis)]
     if len(space.axes) < 2:
         return ["One axis has no pairs."]
+    states = pairs(space, file)
+    columns = [choice for (choice,) in space.choices(1)]
     lines = [
         "| | " + " | ".join(f"{axis} {value}" for axis, value in columns) + " |",
         "|---|" + "---|" * len(columns),
     ]
     for row, own in enumerate(columns):
-        signs = []
-        for column, other in enumerate(columns):
-            known = states.get((own, other)) or states.get((other, own))
-            signs.append(_SIGN[known] if known and column < row else "")
+        known = [states.get((other, own)) for other in columns[:row]]
+        signs = [*(_SIGN[state] if state else "" for state in known), *[""] * (len(columns) - row)]
         lines.append(f"| {own[0]} {own[1]} | {' | '.join(signs)} |")
     return lines
-
-
-def _values(space: Space, axis: str) -> str:
-    first = space.file.axes[axis].baseline
-    return ", ".join([first, *(value for value in space.values(axis) if value != first)])
 
 
 def _lists(file: MatrixFile) -> list[str]:
@@ -293,27 +283,18 @@ def _lists(file: MatrixFile) -> list[str]:
     return lines
 
 
-def known_pairs(space: Space, file: MatrixFile) -> dict[str, str]:
-    """The map of pairs for matrix.json's readers: ``axis=value + axis=value`` -> state."""
-    return {label(choice): state for choice, state in pairs(space, file).items()}
-
-
 def _plain(text: str) -> str:
     line = printable(" ".join(text.split()))
     line = line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
     return line.replace("|", "\\|").replace("<", "&lt;")
 
 
-def merged(matrices: Sequence[Mapping[str, Any]]) -> tuple[Space, MatrixFile]:
+def merged(parts: Sequence[MatrixFile]) -> tuple[Space, MatrixFile]:
     """One matrix of the matrices of shards: all cells, and what they say together.
 
     Raises:
         UsageError: they are of different axes or engines.
     """
-    parts = [
-        MatrixFile.model_validate({k: v for k, v in matrix.items() if k != "pairs"})
-        for matrix in matrices
-    ]
     first = parts[0]
     for part in parts[1:]:
         for name in ("axes_file", "engine", "version", "build", "strength", "focus", "profile"):
@@ -322,24 +303,15 @@ def merged(matrices: Sequence[Mapping[str, Any]]) -> tuple[Space, MatrixFile]:
     space = Space(
         AxesFile.model_validate(first.axes_file), first.engine, first.version, first.build
     )
-    strength: Strength = (
-        first.strength if isinstance(first.strength, int) else parse_strength(first.strength)
-    )
-    array = build_array(space, strength, focus=first.focus)
-    order = [identity(space, planned.cell) for planned in array.cells]
+    array = build_array(space, parse_strength(str(first.strength)), focus=first.focus)
     # A cell and its second start are both kept: what did not come again is told apart by it.
     records: dict[tuple[str, bool], CellRecord] = {}
     for record in (record for part in parts for record in part.cells):
         key = (record.id, record.isolating)
         if key not in records or (record.outcome.broken and not records[key].outcome.broken):
             records[key] = record
-    kept = sorted(
-        records.values(),
-        key=lambda record: (
-            record.isolating,
-            order.index(record.id) if record.id in order else len(order),
-        ),
-    )
+    places = {identity(space, p.cell): place for place, p in enumerate(array.cells)}
+    kept = sorted(records.values(), key=lambda r: (r.isolating, places.get(r.id, len(places))))
     sets = smallest(space, kept, lambda _cell: None)
     whole = build(space, array, kept, sets, profile=first.profile, focus=first.focus)
     totals = {key: sum(part.spent.get(key, 0.0) for part in parts) for key in first.spent}
@@ -347,13 +319,25 @@ def merged(matrices: Sequence[Mapping[str, Any]]) -> tuple[Space, MatrixFile]:
 
 
 def as_json(space: Space, file: MatrixFile) -> dict[str, Any]:
-    """matrix.json, the pairs beside the cells."""
-    return {**file.model_dump(mode="json"), "pairs": known_pairs(space, file)}
+    """matrix.json: the file, and beside the cells the state of each pair."""
+    known = {label(choice): state for choice, state in pairs(space, file).items()}
+    return {**file.model_dump(mode="json"), "pairs": known}
 
 
-def all_pairs(space: Space) -> int:
-    """Number of pairs of values, allowed or not."""
-    return sum(
-        len(space.values(a)) * len(space.values(b))
-        for a, b in itertools.combinations(space.axes, 2)
-    )
+def write(
+    space: Space,
+    file: MatrixFile,
+    folder: Path,
+    *,
+    command: str | None = None,
+    redact: Callable[[str], str] = lambda text: text,
+) -> None:
+    """matrix.json and FEATURE_MATRIX.md in a folder, which is made if need be.
+
+    Args:
+        command: what made it, said in FEATURE_MATRIX.md.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(as_json(space, file), indent=2, ensure_ascii=False)
+    write_text(redact(text) + "\n", folder / "matrix.json")
+    write_text(redact(markdown(space, file, command=command)), folder / MARKDOWN)

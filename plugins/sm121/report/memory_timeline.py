@@ -1,16 +1,14 @@
-"""memory.json: every sample of the memory over the run, and what the report shows of it."""
+"""What a page shows of memory.json."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from sm121.measure.growth import Growth
+from sm121.stress.memory import MemoryFile
 from sm121.stress.timeline import Sample
 
-NAME = "memory.json"
 #: Points that a chart shows; more only make the file larger.
 _MOST = 1500
 _LEVELS: dict[str, Callable[[Sample], float | None]] = {
@@ -19,18 +17,6 @@ _LEVELS: dict[str, Callable[[Sample], float | None]] = {
     "GPU memory in use": lambda sample: sample.device_bytes,
     "host memory available": lambda sample: sample.available_bytes,
 }
-
-
-class MemoryFile(BaseModel):
-    """The whole of memory.json."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    every_s: float
-    device_memory: str
-    """Where the device's memory is read, or why it is not."""
-    samples: list[Sample]
-    growth: list[Growth] = Field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,281 @@
+"""The matrix level: the cells of a plan, what each came to, and what that says together."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sm121.core.configuration import ServerConfiguration
+from sm121.core.verdict import Invalid, NotRun
+from sm121.matrix import cost, covering, feature_matrix, isolation, outlook, state
+from sm121.matrix.axes import Cell, identity, label
+from sm121.matrix.covering import Planned
+from sm121.matrix.examine import Baseline, Examiner
+from sm121.matrix.isolation import FailingSet
+from sm121.matrix.outcome import CellOutcome, CellRecord
+from sm121.matrix.plan import CellPlan
+from sm121.run.harness import Harness
+
+#: Of a test's time, what is kept for stopping a server and for the reports.
+_SPARE_S = 15.0
+
+
+class MatrixLevel:
+    """Runs the cells of a plan, each when it is asked for, and writes ``matrix/`` after each.
+
+    Where the suite starts its servers, any cell can be examined. Where one is attached, it is taken
+    for what the cell says: the baseline is examined on it, or, with the ``baseline`` of another
+    level, any other cell; what the log does not show is not taken on trust.
+
+    Args:
+        harness: starts the servers, or has one attached.
+        plan: the cells.
+        cache: folder of durations of earlier boots (default: the level's own).
+        resume: report directory whose newest earlier run is gone on with.
+        is_part: other processes run other cells of the same plan at the same time.
+        baseline: answers and rate to compare with, as another level has them in ``baseline``.
+    """
+
+    def __init__(
+        self,
+        harness: Harness,
+        plan: CellPlan,
+        *,
+        cache: Path | None = None,
+        resume: Path | None = None,
+        is_part: bool = False,
+        baseline: Baseline | None = None,
+    ) -> None:
+        self.harness = harness
+        self.plan = plan
+        self.space = plan.space
+        self.directory = harness.directory / state.FOLDER
+        #: Cells of this run, and of the run that was gone on with, as they ended.
+        self.records: list[CellRecord] = []
+        #: Starts of the baseline that are no cell of this run's: others were compared with them.
+        self.references: list[CellRecord] = []
+        self.sets: list[FailingSet] = []
+        self.predicted: cost.Prediction | None = None
+        self.resumed_from: str | None = None
+        self._is_part = is_part
+        kept = f"matrix-costs-{plan.profile.name}.json"
+        self._durations = cost.Durations((cache or self.directory) / kept)
+        fingerprint = self._made_of()
+        self._state = state.StateFile(self.directory, fingerprint)
+        self._examiner = Examiner(harness, plan.space, plan.settings, self.directory, baseline)
+        if resume is not None:
+            self.records, said = state.take_over(resume, fingerprint, self.directory)
+            if not self.records:
+                harness.remark(f"--resume: {said}")
+                return
+            self.resumed_from = said
+            for record in self.records:
+                self._state.add(record)
+            self.write()
+
+    @property
+    def baseline(self) -> Baseline | None:
+        """The baseline's answers and rate, once it was examined."""
+        return self._examiner.baseline
+
+    def judge(self, planned: Planned | None) -> None:
+        """The cell works.
+
+        Raises:
+            AssertionError: it does not; names the outcome, the reason and the evidence.
+            Invalid, NotRun: that could not be told.
+        """
+        if planned is None:
+            raise NotRun(f"profile {self.plan.profile.name} has no cells to try")
+        record = self._record_of(planned) or self.examine(planned)
+        text = f"{record.outcome}: {record.reason}"
+        if record.bundle:
+            text += f" Bundle: {self.harness.directory / record.bundle}"
+        elif record.log:
+            text += f" Log: {self.harness.directory / record.log}"
+        if record.outcome is CellOutcome.INVALID:
+            raise Invalid(text)
+        if record.outcome is CellOutcome.NOT_RUN:
+            raise NotRun(text)
+        assert not record.outcome.broken, text
+
+    def covered(self) -> None:
+        """The plan has every combination that was asked for.
+
+        Raises:
+            AssertionError: it has not.
+        """
+        strength = self.plan.array.strength
+        if not isinstance(strength, int):
+            return
+        wanted = 1 if self.plan.focus else strength
+        cells = [planned.cell for planned in self.plan.cells]
+        found = covering.coverage(self.space, cells, wanted)
+        assert not found.missing, (
+            f"required: all allowed combinations of {wanted} values, missing: "
+            f"{', '.join(label(choice) for choice in found.missing[:5])}"
+        )
+
+    def isolate(self) -> None:
+        """Nothing fails, or what fails is known down to the smallest set of values.
+
+        Raises:
+            AssertionError: names the sets.
+            NotRun: this process has not all cells, or none came to an outcome.
+        """
+        if self._is_part:
+            raise NotRun("the cells of all workers are judged together, when the run ends")
+        if not self.records:
+            raise NotRun("no cell came to an outcome")
+        left = self.plan.settings.isolation_boots
+        limit = float(self.plan.profile.test_timeout_s.get("matrix", float("inf")))
+        ends = time.monotonic() + limit - _SPARE_S
+
+        def try_cell(cell: dict[str, str]) -> CellRecord | None:
+            nonlocal left
+            longest = max(record.took_s for record in self.records)
+            if left == 0 or self.harness.obstacle() or time.monotonic() + longest > ends:
+                return None
+            left -= 1
+            self.harness.say("matrix", f"isolating: {identity(self.space, cell)}")
+            return self.examine(Planned(cell, ("isolating",)), isolating=True)
+
+        self._found(isolation.smallest(self.space, list(self.records), try_cell, self._found))
+        file = self.directory / feature_matrix.MARKDOWN
+        assert not self.sets, f"{'; '.join(str(one) for one in self.sets)}. All of it: {file}"
+
+    def _found(self, sets: Sequence[FailingSet]) -> None:
+        """Keep what is known; a test that runs out of time has written it."""
+        self.sets = list(sets)
+        self.write()
+
+    def outlook(self) -> list[str]:
+        """What is going to happen, and how long it takes, a line each."""
+        lines = outlook.of_run(self.plan)
+        waiting = [p.cell for p in self.plan.cells if self._record_of(p) is None]
+        if self.resumed_from:
+            taken = len(self.plan.cells) - len(waiting)
+            lines.append(f"{taken} cells are taken over: {self.resumed_from}")
+        to_run = list(waiting)
+        if to_run and self.space.baseline not in to_run:
+            to_run.insert(0, self.space.baseline)  # to compare with
+        pool = self.harness.pool
+        running = pool.current.configuration.key if pool and pool.current else ""
+        keys = [made.key if (made := self.configuration(cell)) else "" for cell in to_run]
+        predicted = cost.predict(
+            self.space, to_run, keys, self.plan.settings, self._durations, running
+        )
+        self.predicted = dataclasses.replace(predicted, cells=len(waiting))
+        return [*lines, f"predicted: {self.predicted}"]
+
+    def account(self) -> list[str]:
+        """What came of it, for the terminal."""
+        spent = cost.spent(self.records, self.references)
+        lines = [
+            feature_matrix.counted(self.records),
+            f"{spent['cells']:.0f} cells on {spent['boots']:.0f} boots in "
+            f"{cost.duration(spent['seconds'])}, {cost.duration(spent['boot_s'])} of it boots"
+            + (f" (predicted: {self.predicted})" if self.predicted else ""),
+            *(str(one) for one in self.sets),
+            f"{self.directory / feature_matrix.MARKDOWN}",
+        ]
+        return [self.harness.redact(line) for line in lines if line]
+
+    def configuration(self, cell: Cell) -> ServerConfiguration | None:
+        """What is started for a cell: one of the profile's own where that is the same. None where
+        a server is attached."""
+        if self.harness.attached is not None:
+            return None
+        arguments, environment = self.plan.arguments(cell), self.plan.environment(cell)
+        for known in self.harness.configurations.values():
+            if known.arguments == arguments and known.environment == environment:
+                return known
+        own = self.harness.managed_configuration(self.harness.profile.under_test)
+        made = dataclasses.replace(
+            own, name="matrix", arguments=arguments, environment=environment, traces=None, nsys=None
+        )
+        return dataclasses.replace(made, name=f"matrix-{made.key[:8]}")
+
+    def write(self) -> None:
+        """matrix.json and FEATURE_MATRIX.md as they stand."""
+        file = feature_matrix.build(
+            self.space,
+            self.plan.array,
+            self.records,
+            self.sets,
+            profile=self.plan.profile.name,
+            predicted=str(self.predicted) if self.predicted else None,
+            focus=self.plan.focus,
+            references=self.references,
+        )
+        redact, command = self.harness.redact, self.plan.command
+        feature_matrix.write(self.space, file, self.directory, command=command, redact=redact)
+
+    def examine(self, planned: Planned, *, isolating: bool = False) -> CellRecord:
+        """Run a cell to its end; the baseline first, where it has given no answers yet.
+
+        Args:
+            isolating: it is run to find a smallest set of values, not as part of the plan.
+
+        Raises:
+            NotRun: no server is started any more, or nothing is there to compare with.
+        """
+        harness = self.harness
+        is_baseline = planned.cell == self.space.baseline
+        if (why := harness.obstacle()) is not None:
+            raise NotRun(why)
+        if self.baseline is None and not is_baseline:
+            if harness.attached is not None:
+                raise NotRun(
+                    "the attached server cannot be compared with itself; give the baseline of "
+                    "a level whose server is the baseline"
+                )
+            self._examine_baseline()
+            if self.baseline is None:
+                raise NotRun("the baseline came to no answers; nothing can be compared with it")
+        name = identity(self.space, planned.cell)
+        harness.say("matrix", f"{name} ({len(self.records) + 1})")
+        configuration = self.configuration(planned.cell)
+        again = isolating and self._record_of(planned) is not None
+        if again and harness.pool is not None and configuration is not None:
+            harness.pool.forget(configuration)  # to see it a second time it must start anew
+        record = self._examiner.examine(planned, configuration, isolating=isolating)
+        harness.say("matrix", f"{name}: {record.outcome} {record.reason[:160]}")
+        if not is_baseline or isolating or planned in self.plan.cells:
+            self.records.append(record)
+            self._state.add(record)
+            if configuration is not None:
+                self._durations.learn([record])
+            self.write()
+        return record
+
+    def _examine_baseline(self) -> None:
+        """The baseline is run as what others are compared with, where its own test is elsewhere:
+        another shard, another worker, or a run that was taken over."""
+        self.harness.say("matrix", "the baseline, to compare with")
+        planned = Planned(self.space.baseline, ("baseline",))
+        record = self._examiner.examine(planned, self.configuration(self.space.baseline))
+        self.references.append(record)
+        self._durations.learn([record])
+        if record.outcome.broken and self._record_of(planned) is None:
+            self._examiner.baseline = None
+
+    def _record_of(self, planned: Planned) -> CellRecord | None:
+        return next((r for r in self.records if r.values == planned.cell), None)
+
+    def _made_of(self) -> Mapping[str, object]:
+        """What decides an outcome: cells of another of these are not this run's."""
+        own = self.harness.configurations.get(self.harness.profile.under_test)
+        return {
+            "profile": state.digest([self.plan.profile.model_dump(mode="json")]),
+            "axes": state.digest([self.space.file.model_dump(mode="json")]),
+            "engine": self.space.engine,
+            "version": self.space.version,
+            "build": self.space.build,
+            "model": own.model if own is not None else None,
+            "python": own.python if own is not None else None,
+            "arguments": list(self.plan.engine_arguments),
+            "environment": state.digest([self.plan.engine_environment]),
+        }

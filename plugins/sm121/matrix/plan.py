@@ -1,0 +1,156 @@
+"""The cells that will be tried, known before anything is started, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+from sm121.core.configuration import environment_items
+from sm121.core.errors import UsageError
+from sm121.core.profile import MatrixPlan, Profile
+from sm121.matrix import axes, covering
+from sm121.matrix.axes import Cell, Space
+from sm121.matrix.covering import Array, Planned
+
+Environment = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class CellPlan:
+    """What will be tried, and what each cell's engine is given."""
+
+    profile: Profile
+    #: The profile's ``[matrix]``.
+    settings: MatrixPlan
+    space: Space
+    array: Array
+    #: In the order in which they are run, the baseline first; empty with ``--matrix none``.
+    cells: tuple[Planned, ...]
+    #: The one axis that is tried against all others (``--matrix-axis``).
+    focus: str | None = None
+    #: The user's own, on top of the profile's and of the cell's.
+    engine_arguments: tuple[str, ...] = ()
+    engine_environment: Environment = ()
+
+    def arguments(self, cell: Cell) -> tuple[str, ...]:
+        """The engine's arguments for a cell, in the order of the profile's own configurations, so
+        that equal ones are equal."""
+        return self._arguments(self.space.arguments(cell))
+
+    def environment(self, cell: Cell) -> Environment:
+        """The engine's variables for a cell."""
+        return self._environment(self.space.environment(cell))
+
+    def under_test(self, configuration: str | None = None) -> tuple[tuple[str, ...], Environment]:
+        """Arguments and variables of a configuration of the profile (default: the one under
+        test)."""
+        own = self.profile.configurations[configuration or self.profile.under_test]
+        return self._arguments(own.arguments), self._environment(own.environment)
+
+    def _arguments(self, own: tuple[str, ...]) -> tuple[str, ...]:
+        return (*self.profile.engine.arguments, *own, *self.engine_arguments)
+
+    def _environment(self, own: dict[str, str]) -> Environment:
+        return environment_items(
+            self.profile.engine.environment, own, dict(self.engine_environment)
+        )
+
+    @property
+    def command(self) -> str:
+        """The command that runs these cells."""
+        words = ["pytest tests/test_matrix.py", f"--matrix {self.array.strength}"]
+        if self.space.engine != "vllm":
+            words.append(f"--engine {self.space.engine}")
+        if self.focus:
+            words.append(f"--matrix-axis {self.focus}")
+        return " ".join(words)
+
+
+def settings_of(profile: Profile) -> MatrixPlan:
+    """The profile's ``[matrix]``.
+
+    Raises:
+        UsageError: it has none.
+    """
+    if profile.matrix is None:
+        raise UsageError(f"profile {profile.name} has no [matrix]")
+    return profile.matrix
+
+
+def space_of(
+    profile: Profile,
+    axes_file: str | None = None,
+    engine: str | None = None,
+    version: str | None = None,
+    build: str | None = None,
+) -> Space:
+    """The axes of a profile, as an engine has them; what is not given is the profile's own.
+
+    Raises:
+        UsageError: the profile has none, or they contradict themselves.
+    """
+    settings = settings_of(profile)
+    file = axes.load(axes_file or settings.axes)
+    return Space(file, engine or profile.engine.name, version, build or settings.build)
+
+
+def make_plan(
+    profile: Profile,
+    space: Space | None = None,
+    *,
+    strength: str | None = None,
+    focus: str | None = None,
+    engine_arguments: tuple[str, ...] = (),
+    engine_environment: Environment = (),
+) -> CellPlan:
+    """Choose the cells of a profile's matrix.
+
+    Args:
+        space: the axes (default: the profile's, as its own engine has them).
+        strength: as ``--matrix`` takes it (default: the profile's, or the number of axes).
+        focus: as `covering.build` takes it.
+
+    Raises:
+        UsageError: the profile has no ``[matrix]``, or what was asked for is none of it.
+    """
+    settings = settings_of(profile)
+    space = space or space_of(profile)
+    asked = covering.parse_strength(
+        strength or str(min(settings.strength, max(1, len(space.axes))))
+    )
+    array = covering.build(space, asked, focus=focus)
+    cells = ordered(
+        space,
+        array.cells,
+        lambda planned: (space.arguments(planned.cell), *space.environment(planned.cell).items()),
+    )
+    if asked == "none":
+        cells = []
+    return CellPlan(
+        profile, settings, space, array, tuple(cells), focus, engine_arguments, engine_environment
+    )
+
+
+def ordered(
+    space: Space, cells: Sequence[Planned], key: Callable[[Planned], Hashable]
+) -> list[Planned]:
+    """The baseline first, for it is what all others are compared with; cells of one start-up
+    together; then the start-up next that shares most values with the last, so that what the engine
+    keeps (compiled kernels, the page cache) is used while it is there. Ties: the plan's order."""
+    groups: dict[Hashable, list[Planned]] = {}
+    for planned in cells:
+        groups.setdefault(key(planned), []).append(planned)
+    waiting = list(groups.values())
+    result: list[Planned] = []
+    while waiting:
+        last = result[-1].cell if result else space.baseline
+        nearest = min(
+            range(len(waiting)),
+            key=lambda n: (
+                not result and "baseline" not in waiting[n][0].why,
+                min(sum(p.cell[a] != last[a] for a in space.axes) for p in waiting[n]),
+                n,
+            ),
+        )
+        result += waiting.pop(nearest)
+    return result

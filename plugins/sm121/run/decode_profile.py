@@ -1,0 +1,64 @@
+"""The kernels of some decode steps of a server, by its profiler; kept in the report."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from sm121.core.files import write_text
+from sm121.core.server import Server
+from sm121.core.verdict import NotRun
+from sm121.evidence import kernel_profile
+from sm121.evidence.kernel_profile import KernelProfile
+from sm121.evidence.profiler import profile_decode, profile_with_nsys
+from sm121.run.harness import Harness
+
+
+def take(harness: Harness, server: Server, *, mode: str, nsys: bool) -> KernelProfile:
+    """Profile some decode steps; table and trace are in the report.
+
+    Args:
+        mode: ``keep``, ``restart`` or ``off``, as the server was started. After ``restart`` the
+            server is stopped, and the next test that wants one gets a fresh one: a GPU profiler
+            slows launches for as long as the process lives.
+        nsys: by the Nsight Systems around the server.
+
+    Raises:
+        NotRun: the server has no profiler, or it wrote nothing.
+    """
+    seen = _profile(server, mode, nsys)
+    name = server.configuration.name if server.configuration else "attached"
+    report = harness.directory / f"kernels-{name}"
+    write_text(
+        f"# Kernels of decode, configuration {name}\n\n{kernel_profile.table(seen)}",
+        report.with_suffix(".md"),
+    )
+    write_text(seen.model_dump_json(indent=2) + "\n", report.with_suffix(".json"))
+    harness.file.engine.kernels = kernel_profile.shortened(seen)
+    if mode == "restart":
+        harness.stop()
+    return seen
+
+
+def _profile(server: Server, mode: str, nsys: bool) -> KernelProfile:
+    own = server.configuration
+    if own is None:
+        raise NotRun(
+            "the attached server's traces are not known here; read one with sm121 path --trace FILE"
+        )
+    if nsys:
+        if shutil.which("nsys") is None:
+            raise NotRun(
+                "--nsys: nsys is not on PATH; it comes with CUDA, or as the package nsight-systems"
+            )
+        if own.nsys is None:
+            raise NotRun(f"--nsys: {server.engine} cannot be started under nsys by the suite")
+        return profile_with_nsys(server.endpoint, Path(own.nsys))
+    if own.traces is None:
+        raise NotRun(
+            "kernels are not profiled: the profile or --profile-kernels says off"
+            if mode == "off"
+            else f"{server.engine} was started without a profiler of the suite's: it takes no "
+            "--profiler-config (vLLM 0.13 or later does), or --engine-arg gave one"
+        )
+    return kernel_profile.read_trace(profile_decode(server.endpoint, Path(own.traces)))

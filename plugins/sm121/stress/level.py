@@ -1,0 +1,381 @@
+"""The stress level: loads of every shape, each checked as a whole, and what must hold afterwards::
+
+stress = Stress(harness, harness.server(), capabilities, bound)
+stress.sustained()
+stress.memory_holds()
+stress.close()
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import psutil
+
+from sm121.answers.agreement import Bound
+from sm121.answers.prompts import continuations
+from sm121.client.completions import Asker
+from sm121.client.connection import Patience
+from sm121.client.load import Job, LoadClient, LoadResult
+from sm121.core import architecture
+from sm121.core.files import write_text
+from sm121.core.server import Server
+from sm121.core.verdict import Inconclusive, NotRun, Verdict
+from sm121.engines.capabilities import Capabilities
+from sm121.measure import counters, growth
+from sm121.measure.growth import Growth
+from sm121.run.harness import Harness
+from sm121.stress import aftermath, capacity, checks, memory, restart, shapes, soak, throughput
+from sm121.stress.fault import Fault, UnderLoad
+from sm121.stress.shapes import Arrival, Shapes
+from sm121.stress.timeline import Timeline
+
+#: More load where the memory is undecided.
+_MEMORY_ROUNDS = 3
+_MEMORY_WITHIN_S = 180.0
+#: During a soak the samples are written so seldom, and for at most one in so many seconds.
+_KEEP_MEMORY_EVERY_S = 30.0
+_KEEP_MEMORY_COST = 50.0
+
+
+class Stress:
+    """One server under load, from the reading of its throughput before any load until `close`.
+
+    The sizes of the loads and the limits are the profile's (``[stress]``). A load returns when
+    every answer of it is right; else it raises `UnderLoad`, with all that is wrong.
+
+    Args:
+        harness: is told of the server's state by `Harness.observer`; memory.json and soak.json are
+            written into its directory.
+        bound: how far an answer may be from the one that its prompt has alone.
+
+    Raises:
+        NotRun: the server cannot do what all loads need, or does not stream.
+        UnderLoad: it does not even answer one request at a time.
+    """
+
+    def __init__(
+        self, harness: Harness, server: Server, capabilities: Capabilities, bound: Bound
+    ) -> None:
+        capabilities.require("completions", "token_ids", "ignore_eos")
+        self._harness = harness
+        self._server = server
+        self._capabilities = capabilities
+        self._bound = bound
+        self._sizes = sizes = harness.profile.stress
+        self._streams = int(sizes.load_concurrency.value)
+        self.client = LoadClient(
+            server.endpoint,
+            Patience(sizes.request_within_s.value, sizes.stalled_after_s.value),
+            stop=lambda: harness.aborted,
+        )
+        self.shapes = Shapes(
+            model=server.endpoint.served_name,
+            prompts=continuations().prompts,
+            ask=Asker(server).ask,
+            salted=capabilities.engine == "vllm",
+            log_probabilities=bound.fork > 0,
+        )
+        self.timeline = Timeline(
+            self._processes,
+            server.endpoint,
+            completed=lambda: self.client.completed,
+            floor_bytes=sizes.memory_floor_gib.value * 2**30,
+            on_floor=harness.abort,
+        )
+        self._growths: list[Growth] = []
+        #: Index of the first sample that memory is judged by.
+        self._steady_from: int | None = None
+        harness.observer = self  # before the first load: also that one may end in a crash
+        self.timeline.start()
+        try:
+            self._before = self._read_throughput()
+        except BaseException:
+            self.timeline.stop()
+            raise
+
+    def under_way(self) -> list[dict[str, Any]]:
+        """The requests that are under way at this moment."""
+        return [outcome.record() for outcome in self.client.under_way()]
+
+    def memory_record(self) -> dict[str, Any]:
+        """The samples of memory so far."""
+        return self.timeline.record()
+
+    @property
+    def metrics(self) -> str | None:
+        """The server's /metrics as they were last read; None before."""
+        return self.timeline.metrics
+
+    def close(self) -> None:
+        """Sample no more, and keep what was sampled."""
+        self.timeline.stop()
+        self._keep_memory()
+
+    # The loads, each as the profile says.
+
+    def sequential(self) -> None:
+        """One after the other."""
+        count = int(self._sizes.sequential_requests.value)
+        self._play("sequential", self._take(self.shapes.short, count), concurrency=1)
+
+    def concurrent(self) -> None:
+        """All at once."""
+        count = int(self._sizes.concurrent_requests.value)
+        self._play("concurrent", self._take(self.shapes.short, count), concurrency=count)
+
+    def sustained(self) -> None:
+        """So many, so many at a time; its steady part is what memory is judged by."""
+        self._steady_from = len(self.timeline.samples)
+        load = self._play_sustained("sustained")
+        seconds = sorted(o.seconds for o in load.outcomes if o.seconds is not None)
+        self._say(
+            f"sustained: {len(seconds)} requests in {load.seconds:.1f} s, "
+            f"{load.tokens / load.seconds:.1f} tok/s, median {statistics.median(seconds):.2f} s, "
+            f"slowest {seconds[-1]:.2f} s, 0 failed"
+        )
+
+    def long_generation(self) -> None:
+        """One long answer."""
+        tokens = int(self._sizes.long_generation_tokens.value)
+        job = self.shapes.long(tokens, throughput.TOKENS)
+        self._play("long generation", [job], concurrency=1)
+
+    def arriving(self, kind: Arrival) -> None:
+        """Requests of all lengths, arriving in one of the ways in which users do."""
+        count = int(self._sizes.mixed_requests.value)
+        self._play(
+            f"mixed lengths, {kind} arrivals",
+            self._take(self.shapes.mixed, count),
+            concurrency=self._streams,
+            arrivals=shapes.moments(kind, count, self._sizes.arrivals_per_s.value),
+            tails=False,
+        )
+
+    def unruly(self) -> None:
+        """Clients that cancel, disconnect and read slowly, and requests that must be refused."""
+        jobs = self._take(self.shapes.unruly, int(self._sizes.mixed_requests.value))
+        self._play("unruly clients", jobs, concurrency=self._streams, tails=False)
+
+    def brim(self) -> None:
+        """A prompt and its answer that fill the context to the last token; a prompt that is longer
+        by one is refused."""
+        self._capabilities.require("token_prompts")
+        tokens = int(self._sizes.answer_tokens.value)
+        longest = capacity.context_tokens(self._server.endpoint)
+        full = self.shapes.of_length(longest - tokens, tokens)
+        ids = full.body["prompt"]
+        body = {**full.body, "prompt": [*ids, *ids[: longest + 1 - len(ids)]]}
+        beyond = Job("a prompt longer than the context", body, tokens, behaviour="bad")
+        self._play("context filled to the brim", [full, beyond], concurrency=1)
+
+    def pressed(self) -> None:
+        """More at a time than the KV cache holds: some are preempted, and nobody notices."""
+        self._capabilities.require("token_prompts")
+        streams = self._streams
+        blocks, block = capacity.cache_blocks(self._server.endpoint)
+        before = counters.fetch(self._server.endpoint)
+        if before is None or "preemptions" not in before.values:
+            raise NotRun("whether anything is preempted is not known: /metrics has no counter")
+        longest = capacity.context_tokens(self._server.endpoint)
+        # All must be let in, and grow by more than what is free then. The last one is let in when
+        # a whole chunk of its prompt fits, twice where layers have a sliding window; what that
+        # took beyond the window is free afterwards.
+        chunk = capacity.chunk_tokens(self._server)
+        tokens = chunk // streams + max(2 * min(block, 16), block // 4)
+        fits = min((blocks - 1 - 2 * (chunk // block)) // (streams - 1), (blocks - 1) // streams)
+        for spare in (2, 3, 1):
+            length = (fits - spare) * block - block // 16
+            if length > longest - tokens:
+                raise NotRun(
+                    f"{streams} requests of {longest} tokens do not fill a KV cache of "
+                    f"{blocks * block} tokens; a smaller one (--num-gpu-blocks-override) would be "
+                    "pressed"
+                )
+            jobs = [self.shapes.of_length(length, tokens, turn=n % 2) for n in range(streams)]
+            self._play("KV pressure", jobs, concurrency=streams, tails=False)
+            after = counters.fetch(self._server.endpoint)
+            preempted = after.since(before)["preemptions"] if after is not None else 0.0
+            peak = max((s.cache_usage or 0.0 for s in self.timeline.samples), default=0.0)
+            if preempted:
+                self._say(f"{preempted:g} preemptions, KV cache {peak:.0%} full")
+                return
+        raise Inconclusive(
+            f"{streams} requests of {length} + {tokens} tokens in a KV cache of "
+            f"{blocks * block}: required a preemption, seen none (usage {peak:.0%} at most)"
+        )
+
+    def soak(self, duration_s: float) -> None:
+        """Mixed load for so long, in rounds, each checked as every load is; then memory, where
+        there are samples enough, and throughput."""
+        count = int(self._sizes.mixed_requests.value)
+        sources = [self.shapes.short, self.shapes.mixed, self.shapes.unruly]
+        self._steady_from = len(self.timeline.samples)
+        failed: list[UnderLoad] = []
+        next_memory = 0.0
+
+        def play(number: int) -> soak.Round:
+            jobs = self._take(sources[number % len(sources)], count)
+            kind = shapes.ARRIVALS[number % len(shapes.ARRIVALS)]
+            when = shapes.moments(kind, count, self._sizes.arrivals_per_s.value, seed=number)
+            load = self.client.run(jobs, concurrency=self._streams, arrivals=when)
+            found = self._faults(load, tails=False)
+            if found:
+                failed.append(error := UnderLoad(f"soak, round {number}", found, len(jobs)))
+                found = error.faults
+            return soak.Round(
+                number,
+                round(load.started - self.timeline.began, 1),
+                len(jobs),
+                load.tokens,
+                round(load.seconds, 3),
+                [str(fault) for fault in found],
+            )
+
+        def write(record: dict[str, Any]) -> None:
+            nonlocal next_memory
+            began = time.monotonic()
+            # All samples are written each time: of a long soak seldom enough to cost nothing.
+            if record["state"] != soak.GOING_ON or began >= next_memory:
+                self._keep_memory()
+                now = time.monotonic()
+                next_memory = now + max(_KEEP_MEMORY_EVERY_S, _KEEP_MEMORY_COST * (now - began))
+            text = json.dumps(record, indent=2) + "\n"
+            write_text(self._harness.redact(text), self._harness.directory / "soak.json")
+
+        soak.run(duration_s, play, write, self._say)
+        if failed:
+            raise failed[0]
+        if len(self.timeline.since(self._steady_from)) >= 4 * growth.LEAST_SAMPLES:
+            self.memory_holds(more=False)
+        self.throughput_holds()
+
+    def restarted_under_load(self) -> None:
+        """Stopped in the middle of a load: clients learn of it at once, nothing is left, and the
+        next start answers as the last one did."""
+        pool = self._harness.pool
+        if pool is None or pool.current is None:
+            raise NotRun("an attached server is not restarted: it is somebody else's")
+        # More than can have ended when the stop arrives, also of a server that is very fast.
+        jobs = self._take(self.shapes.short, 10 * int(self._sizes.load_requests.value))
+        restart.under_load(
+            self._harness, self.client, jobs, self._streams, self._bound, self.timeline.stop
+        )
+
+    # What must hold afterwards.
+
+    def throughput_holds(self) -> None:
+        """As fast as before all load, within the profile's bound."""
+        box = self._harness.profile.box
+        line = throughput.compare(
+            self._before,
+            self._read_throughput,
+            allowed=self._sizes.throughput_drop.value,
+            on_cpu=self._harness.arch == architecture.CPU,
+            max_other_load=box.max_other_load if box else 0.25,
+        )
+        self._say(line)
+
+    def nothing_kept(self) -> None:
+        """No request, no KV block, no zombie."""
+        found = [
+            aftermath.not_idle(self._server.endpoint),
+            aftermath.zombies(self._processes),
+        ]
+        faults = [fault for fault in found if fault is not None]
+        if faults:
+            raise UnderLoad("after the load", faults, 0)
+
+    def memory_holds(self, *, more: bool = True) -> None:
+        """Memory and handles do not grow with the requests, by the sustained load's steady part.
+
+        Args:
+            more: the load is repeated while the samples do not decide.
+        """
+        if self._steady_from is None:
+            raise NotRun("the sustained load was not run: it is what memory is judged by")
+        began, tries = time.monotonic(), 0
+        while True:
+            self._growths = self._judge_growth(self._steady_from)
+            if not more or all(g.verdict is not Verdict.INCONCLUSIVE for g in self._growths):
+                break
+            # A fast server is through with the load before there are samples of it.
+            tries += all(g.samples >= growth.LEAST_SAMPLES for g in self._growths)
+            if tries >= _MEMORY_ROUNDS or time.monotonic() - began > _MEMORY_WITHIN_S:
+                break
+            self._play_sustained("sustained, once more for the memory")
+        self._keep_memory()
+        for item in self._growths:
+            self._say(f"{item.verdict.value}: {item.reason}")
+        if not self._growths:
+            raise NotRun("the attached server's memory is not known here")
+        faults = [
+            Fault(
+                "handle_growth" if item.quantity == memory.HANDLES else "memory_growth", item.reason
+            )
+            for item in self._growths
+            if item.verdict is Verdict.FAIL
+        ]
+        if faults:
+            raise UnderLoad("memory", faults, 0)
+        undecided = [g.reason for g in self._growths if g.verdict is Verdict.INCONCLUSIVE]
+        if undecided:
+            raise Inconclusive("; ".join(undecided))
+
+    def _play_sustained(self, what: str) -> LoadResult:
+        jobs = self._take(self.shapes.short, int(self._sizes.load_requests.value))
+        return self._play(what, jobs, concurrency=self._streams)
+
+    def _play(
+        self,
+        what: str,
+        jobs: Sequence[Job],
+        *,
+        concurrency: int,
+        arrivals: Sequence[float] | None = None,
+        tails: bool = True,
+    ) -> LoadResult:
+        load = self.client.run(jobs, concurrency=concurrency, arrivals=arrivals)
+        if found := self._faults(load, tails=tails):
+            raise UnderLoad(what, found, len(jobs))
+        return load
+
+    def _faults(self, load: LoadResult, *, tails: bool) -> list[Fault]:
+        found = checks.faults(load, self._bound)
+        if tails:
+            tail = checks.slow_tail(
+                load, self._sizes.tail_factor.value, self._sizes.tail_floor_s.value
+            )
+            found += [tail] if tail is not None else []
+        if not found:
+            busy = aftermath.not_idle(self._server.endpoint)
+            found += [busy] if busy is not None else []
+        return found
+
+    def _take(self, source: Callable[[int], Iterator[Job]], count: int) -> list[Job]:
+        return list(itertools.islice(source(int(self._sizes.answer_tokens.value)), count))
+
+    def _read_throughput(self) -> throughput.Reading:
+        return throughput.read(self.client, self.shapes, self._bound, self._processes)
+
+    def _judge_growth(self, first: int) -> list[Growth]:
+        samples = self.timeline.since(first)
+        if not samples:
+            return []
+        on_cpu = self._harness.arch == architecture.CPU
+        machine = None if on_cpu else psutil.virtual_memory().total
+        return memory.judged(samples, self._sizes, machine_bytes=machine)
+
+    def _keep_memory(self) -> None:
+        memory.keep(self._harness, self.timeline, self._growths)
+
+    def _processes(self) -> list[psutil.Process]:
+        return self._harness.pool.processes() if self._harness.pool is not None else []
+
+    def _say(self, line: str) -> None:
+        self._harness.say("stress", line)

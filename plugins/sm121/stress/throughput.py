@@ -1,0 +1,157 @@
+"""How fast the server answers one request at a time, before a load and after it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from sm121.answers.agreement import Bound
+from sm121.client.load import LoadClient
+from sm121.core.verdict import Inconclusive, NotRun
+from sm121.stress import checks
+from sm121.stress.fault import Fault, UnderLoad
+from sm121.stress.shapes import Shapes
+
+#: Requests of a reading, and tokens of each.
+REQUESTS, TOKENS = 6, 48
+_READINGS = 4
+_WAIT_BETWEEN_READINGS_S = 15.0
+#: Others that take a smaller share of the CPU do not matter.
+_OTHERS_OF_NOTE = 0.1
+
+Processes = Callable[[], Iterable[psutil.Process]]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A reading of the throughput."""
+
+    #: Tokens a second, the median of single streams.
+    rate: float
+    tokens: int
+    #: Tokens for each second of the processor that the server used.
+    per_cpu_s: float
+    #: Seconds for which threads of the server were ready to run and others had the processor.
+    waited_s: float
+    #: Share of the CPU that others took.
+    others: float
+
+
+def read(client: LoadClient, shapes: Shapes, bound: Bound, processes: Processes) -> Reading:
+    """Take a reading.
+
+    Args:
+        processes: of the server's tree; none where it is attached.
+
+    Raises:
+        UnderLoad: an answer is wrong.
+        NotRun: the answers do not come as streams.
+    """
+    jobs = [job for job in itertools.islice(shapes.short(TOKENS), REQUESTS) if job.streamed]
+    began = _CpuTimes.now(processes())
+    load = client.run(jobs, concurrency=1)
+    ended = _CpuTimes.now(processes())
+    if wrong := checks.faults(load, bound):
+        raise UnderLoad("one request at a time", wrong, len(jobs))
+    rates = [
+        (o.received - 1) / (o.last - o.first)
+        for o in load.outcomes
+        if o.first is not None and o.last is not None and o.last > o.first
+    ]
+    if not rates:
+        raise NotRun("no rate: the answers came in one piece")
+    server = ended.server - began.server
+    others = (ended.all - began.all) - server - (ended.suite - began.suite)
+    available = (ended.at - began.at) * (psutil.cpu_count() or 1)
+    return Reading(
+        rate=statistics.median(rates),
+        tokens=load.tokens,
+        per_cpu_s=load.tokens / max(server, 1e-9),
+        waited_s=ended.waited - began.waited,
+        others=max(0.0, others / max(available, 1e-9)),
+    )
+
+
+def compare(
+    before: Reading,
+    take: Callable[[], Reading],
+    *,
+    allowed: float,
+    on_cpu: bool,
+    max_other_load: float,
+) -> str:
+    """Read until the server is as fast as before, within a bound; gives a line that says so.
+
+    On a CPU that others use meanwhile the clock says little: there the tokens for each second
+    of processor time may show that it is as fast.
+
+    Args:
+        take: takes a reading.
+        allowed: share of the rate that may be lost.
+        on_cpu: the server computes on the CPU.
+        max_other_load: share of the CPU that others may take where the server is found slow.
+
+    Raises:
+        UnderLoad: it is slower, by several readings.
+        Inconclusive: so it is, and others took more of the CPU than that.
+    """
+    for attempt in range(_READINGS):
+        if attempt:
+            time.sleep(_WAIT_BETWEEN_READINGS_S)
+        after = take()
+        taken = f"while others took {after.others:.0%} of the CPU"
+        said = f"throughput {before.rate:.1f} tok/s before, {after.rate:.1f} after the load"
+        if after.rate >= (1.0 - allowed) * before.rate:
+            return said
+        # Time is lost to others only where the server was ready to run and had to wait.
+        lost_s = after.tokens / after.rate - after.tokens / before.rate
+        waited = after.waited_s >= 0.5 * lost_s
+        as_much = after.per_cpu_s >= (1.0 - allowed) * before.per_cpu_s
+        if on_cpu and after.others > _OTHERS_OF_NOTE and waited and as_much:
+            return f"{said}; as much work for each CPU second, {taken}"
+    text = (
+        f"required at least {(1.0 - allowed) * before.rate:.1f} tok/s "
+        f"({allowed:.0%} below the {before.rate:.1f} before the load), seen {after.rate:.1f}"
+    )
+    if after.others > max_other_load and (waited or not on_cpu):
+        raise Inconclusive(f"{text}, {taken}")
+    raise UnderLoad("after the load", [Fault("slower_after_load", text)], 0)
+
+
+@dataclass(frozen=True)
+class _CpuTimes:
+    """Processor time used so far by all, by the server and by this process, in seconds."""
+
+    at: float
+    all: float
+    server: float
+    suite: float
+    #: For which the server was ready to run and others had the processor.
+    waited: float
+
+    @classmethod
+    def now(cls, processes: Iterable[psutil.Process]) -> _CpuTimes:
+        server = waited = 0.0
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                server += times.user + times.system
+            for file in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
+                with contextlib.suppress(OSError, IndexError, ValueError):
+                    waited += int(file.read_text("ascii").split()[1]) / 1e9
+        busy = psutil.cpu_times()
+        own = psutil.Process().cpu_times()
+        return cls(
+            time.monotonic(),
+            float(sum(busy) - busy.idle - busy.iowait),
+            server,
+            own.user + own.system,
+            waited,
+        )
