@@ -32,9 +32,9 @@ from sm121.compilation import (
     toolchain,
 )
 from sm121.compilation.architecture import GB10, CodeArchitecture
-from sm121.compilation.build import Outcome, without_architectures
+from sm121.compilation.build import BuildOutcome, without_architectures
 from sm121.compilation.device_code import Image
-from sm121.compilation.libraries import State
+from sm121.compilation.libraries import CodeState
 from sm121.compilation.sass import UnreadableSass
 from sm121.core.data_file import DataFileError
 from sm121.core.errors import Sm121Error, UsageError
@@ -153,21 +153,21 @@ def test_which_ptx_gb10_can_use(text, runs):
 
 def test_plain_sm121_quantise_is_refused_loudly(compile_probe):
     built = compile_probe("cvt_e2m1x2", "121")
-    assert built.outcome is Outcome.REFUSED
+    assert built.outcome is BuildOutcome.REFUSED
     assert "e2m1x2" in built.reason and "sm_121" in built.reason
 
 
 @pytest.mark.parametrize("name", ["mma_mxf8f6f4", "mma_mxf4"])
 def test_plain_sm121_block_scaled_mma_is_refused_loudly(compile_probe, name):
     built = compile_probe(name, "121")
-    assert built.outcome is Outcome.REFUSED and "block scale" in built.reason
+    assert built.outcome is BuildOutcome.REFUSED and "block scale" in built.reason
 
 
 def test_plain_sm121_cuda_fp4_header_is_silent_software(compile_probe):
     built = compile_probe("cuda_fp4_header", "121")
-    assert built.outcome is Outcome.SOFTWARE
+    assert built.outcome is BuildOutcome.SOFTWARE
     assert "no instruction or kernel like ^F2FP" in built.reason
-    assert compile_probe("cuda_fp4_header", "121a").outcome is Outcome.HARDWARE
+    assert compile_probe("cuda_fp4_header", "121a").outcome is BuildOutcome.HARDWARE
 
 
 def test_plain_sm121_moe_gemm_is_a_silent_trap():
@@ -182,7 +182,7 @@ def test_plain_sm121_moe_gemm_is_a_silent_trap():
 
 def test_plain_sm121_moe_gemm_is_read_from_its_binary(disassembler):
     report = libraries.judge(TRAPPED_MOE.with_suffix(".fatbin"), disassembler=disassembler)
-    assert report.state is State.PLAIN and report.only_trapping is not None
+    assert report.state is CodeState.PLAIN and report.only_trapping is not None
     assert len(report.only_trapping) == 1 and "1 of 1 kernels only trap" in report.reason
 
 
@@ -201,7 +201,7 @@ def test_plain_sm121_moe_gemm_compiled_here(compiler, disassembler, tmp_path):
         disassembler,
         tmp_path / "moe.fatbin",
     )
-    assert plain.outcome is Outcome.TRAP, plain.reason
+    assert plain.outcome is BuildOutcome.TRAP, plain.reason
     assert "1 of 1 kernels only trap" in plain.reason
 
 
@@ -227,7 +227,7 @@ def test_a_guard_that_can_be_passed_is_no_trap(compile_probe, disassembler):
 
 def test_an_outcome_that_is_not_the_required_one_is_named(compiler, disassembler, tmp_path):
     wrong = probes.probe("cvt_e2m1x2").model_copy(
-        update={"outcomes": {"121": Outcome.HARDWARE, "121a": Outcome.REFUSED}}
+        update={"outcomes": {"121": BuildOutcome.HARDWARE, "121a": BuildOutcome.REFUSED}}
     )
     found = probes.contradictions(
         wrong, compiler=compiler, disassembler=disassembler, folder=tmp_path, places={}
@@ -240,7 +240,7 @@ def test_an_outcome_that_is_not_the_required_one_is_named(compiler, disassembler
 def test_a_source_that_does_not_compile_is_broken_not_refused(compile_probe, tmp_path):
     (tmp_path / "empty").mkdir()
     built = compile_probe("flashinfer_cutlass_mma", "121a", flashinfer=tmp_path / "empty")
-    assert built.outcome is Outcome.BROKEN and "mma_sm120.hpp" in built.reason
+    assert built.outcome is BuildOutcome.BROKEN and "mma_sm120.hpp" in built.reason
 
 
 PROBE = """
@@ -352,15 +352,15 @@ def test_architectures_among_arguments_are_replaced():
 @pytest.mark.parametrize(
     ("entries", "state", "named"),
     [
-        ([entry(SASS, "121a")], State.FULL, "sm_121a"),
-        ([entry(SASS, "120f"), entry(SASS, "90a")], State.FULL, "sm_120f"),
-        ([entry(SASS, "120")], State.PLAIN, "sm_120 runs on sm_121, without its FP4"),
-        ([entry(SASS, "90a"), entry(SASS, "80")], State.OTHER, "seen: sm_80, sm_90a"),
-        ([entry(SASS, "120a")], State.OTHER, "seen: sm_120a"),
-        ([entry(PTX, "90a")], State.OTHER, "compute_90a (PTX)"),
-        ([entry(PTX, "90")], State.PTX_ONLY, "only PTX"),
-        ([entry(SASS, "90"), entry(PTX, "90")], State.PTX_ONLY, "has compute_90 (PTX), sm_90"),
-        ([], State.HOST, "no device code"),
+        ([entry(SASS, "121a")], CodeState.FULL, "sm_121a"),
+        ([entry(SASS, "120f"), entry(SASS, "90a")], CodeState.FULL, "sm_120f"),
+        ([entry(SASS, "120")], CodeState.PLAIN, "sm_120 runs on sm_121, without its FP4"),
+        ([entry(SASS, "90a"), entry(SASS, "80")], CodeState.OTHER, "seen: sm_80, sm_90a"),
+        ([entry(SASS, "120a")], CodeState.OTHER, "seen: sm_120a"),
+        ([entry(PTX, "90a")], CodeState.OTHER, "compute_90a (PTX)"),
+        ([entry(PTX, "90")], CodeState.PTX_ONLY, "only PTX"),
+        ([entry(SASS, "90"), entry(PTX, "90")], CodeState.PTX_ONLY, "has compute_90 (PTX), sm_90"),
+        ([], CodeState.HOST, "no device code"),
     ],
 )
 def test_a_library_is_judged_by_its_architectures(tmp_path, entries, state, named):
@@ -438,7 +438,7 @@ def test_garbage_is_no_device_code(tmp_path):
     ):
         path = tmp_path / f"{number}.so"
         path.write_bytes(content)
-        assert libraries.judge(path).state is State.HOST, content[:20]
+        assert libraries.judge(path).state is CodeState.HOST, content[:20]
 
 
 def test_library_that_was_cut_off_is_not_called_free_of_device_code(tmp_path):
@@ -447,16 +447,16 @@ def test_library_that_was_cut_off_is_not_called_free_of_device_code(tmp_path):
     for size in (20, 1000, len(whole) - 1):
         path = tmp_path / "cut.so"
         path.write_bytes(whole[:size])
-        assert libraries.judge(path).state is State.UNREADABLE, size
+        assert libraries.judge(path).state is CodeState.UNREADABLE, size
     path.write_bytes(whole)
-    assert libraries.judge(path).state is State.HOST
+    assert libraries.judge(path).state is CodeState.HOST
 
 
 @pytest.mark.parametrize("content", [b"", b"text", bytes(1000)])
 @pytest.mark.parametrize("name", ["kernel.cubin", "kernel.fatbin"])
 def test_file_that_can_only_be_device_code_is_not_called_free_of_it(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
-    assert libraries.judge(tmp_path / name).state is State.UNREADABLE
+    assert libraries.judge(tmp_path / name).state is CodeState.UNREADABLE
 
 
 def test_damaged_device_code_is_not_called_absent(tmp_path):
@@ -467,7 +467,7 @@ def test_damaged_device_code_is_not_called_absent(tmp_path):
         path = tmp_path / f"{number}.so"
         path.write_bytes(content)
         report = libraries.judge(path)
-        assert report.state is State.UNREADABLE and str(path) in report.reason
+        assert report.state is CodeState.UNREADABLE and str(path) in report.reason
 
 
 def test_bit_flips_never_break_the_reader(tmp_path):
@@ -479,7 +479,7 @@ def test_bit_flips_never_break_the_reader(tmp_path):
         for _ in range(noise.randint(1, 12)):
             damaged[noise.randrange(len(damaged))] = noise.randrange(256)
         path.write_bytes(bytes(damaged[: noise.randint(0, len(damaged))]))
-        assert isinstance(libraries.judge(path).state, State)
+        assert isinstance(libraries.judge(path).state, CodeState)
 
 
 def test_garbage_is_not_disassembled_silently(disassembler, tmp_path):
@@ -500,7 +500,7 @@ def test_a_large_library_is_read_in_bounded_memory(tmp_path):
         file.write(fatbin(entry(SASS, "121a")))
     tracemalloc.start()
     try:
-        assert libraries.judge(path).state is State.FULL
+        assert libraries.judge(path).state is CodeState.FULL
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
@@ -528,7 +528,7 @@ def test_report_of_places_is_json_and_each_file_is_in_it_once(tmp_path):
         "xqa.so": "full",
         "mha.cuda.o": "ptx_only",
     }
-    assert report["summary"]["other_architecture"] == 1 == counts[State.OTHER]
+    assert report["summary"]["other_architecture"] == 1 == counts[CodeState.OTHER]
     assert report["gpu"] == "sm_121"
 
 

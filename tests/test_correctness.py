@@ -5,6 +5,8 @@ All requests are greedy (temperature 0) unless the test is about sampling.
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from sm121.answers import accuracy, golden, log_probabilities, prompts
@@ -16,6 +18,7 @@ from sm121.api import (
     logprobs,
     responses,
     sampling,
+    stream,
     streaming,
     structured_output,
     tools,
@@ -55,7 +58,12 @@ def test_same_seed_same_tokens(sdk, attempts):
 
 def test_seed_is_used(sdk):
     """Of eight seeds at a high temperature, not all may give the same tokens: the seed is read."""
-    sampling.seeds_differ(sdk)
+    options = {"max_tokens": 8, "temperature": 2.0, "extra_body": {"ignore_eos": True}}
+    answers = (sdk.complete(seed=seed, **options).choices[0].token_ids for seed in range(8))
+    different = set(map(tuple, answers))
+    assert len(different) > 1, (
+        f"required: different seeds can differ, seen: {different} eight times"
+    )
 
 
 # Against the reference model in float64, where the model fits. How small a defect each tolerance
@@ -207,7 +215,10 @@ def test_top_p_is_kept(api, profile):
 
 def test_nothing_is_cut_off(api, profile):
     """A chat without a limit ends by itself, with its final message."""
-    chats.end_by_themselves(api, profile.correctness)
+    for chat in profile.correctness.chats:
+        choice = api.chat(chat.question)["choices"][0]
+        whole = choice["finish_reason"] == "stop" and choice["message"]["content"]
+        assert whole, f"{chat.question!r}: required: a whole answer, seen: {choice}"
 
 
 def test_a_chat_obeys_temperature_and_seed(sdk, profile, attempts):
@@ -229,12 +240,20 @@ def test_max_completion_tokens_limits_a_chat(api, profile):
 
 def test_min_tokens_is_kept(api, profile):
     """No end before min_tokens, where the answer would have ended by itself."""
-    endings.min_tokens_is_kept(api, profile.correctness)
+    api.capabilities.require("min_tokens")
+    least = endings.natural_length(api, profile.correctness) + 6
+    answer = api.complete(harmony.PROMPT, min_tokens=least, max_tokens=least + 6)
+    seen = answer["usage"]["completion_tokens"]
+    assert seen >= least, f"required: at least {least} tokens, seen: {seen}"
 
 
 def test_ignore_eos_goes_on(api, profile):
     """The end-of-text token does not end the answer, and no special token is shown."""
-    endings.ignore_eos_goes_on(api, profile.correctness)
+    api.capabilities.require("ignore_eos")
+    limit = endings.natural_length(api, profile.correctness) + 6
+    answer = api.complete(harmony.PROMPT, ignore_eos=True, max_tokens=limit)
+    seen = (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"])
+    assert seen == (limit, "length"), f"required: {limit} and length, seen: {seen}"
 
 
 def test_a_stop_string_ends_the_text(api):
@@ -277,7 +296,12 @@ def test_echo_gives_the_prompt_back(api):
 
 def test_each_choice_is_its_own(api):
     """n choices come with n indices, and are sampled apart, streamed or not."""
-    sampling.choices_are_their_own(api)
+    asked = {"max_tokens": 12, "n": 4, "temperature": 2.0, "seed": 5}
+    answer = api.complete(PROMPT, **asked)["choices"]
+    streamed = stream.completion_of(api.stream_completion(PROMPT, **asked))
+    for choices in (answer, streamed):
+        texts = {choice["text"] for choice in choices}
+        assert len(choices) == 4 and len(texts) > 1, f"required: 4 that differ, seen: {choices}"
 
 
 def test_answers_belong_to_their_prompts(api, profile):
@@ -377,12 +401,18 @@ def test_json_schema_is_kept(api, profile):
 
 def test_regex_is_kept(api):
     """Each sample of a completion matches, wholly."""
-    structured_output.keeps_regex(api)
+    pattern = "[A-Z]{3}-[0-9]{2,4}"
+    texts = structured_output.samples(api, "regex", pattern)
+    wrong = [text for text in texts if not re.fullmatch(pattern, text)]
+    assert not wrong, f"required: a match of {pattern}, seen: {wrong}"
 
 
 def test_choice_is_kept(api):
     """Each sample of a completion is one of the choices."""
-    structured_output.keeps_choice(api)
+    choices = ["London", "Rome"]
+    texts = structured_output.samples(api, "choice", choices)
+    wrong = [text for text in texts if text not in choices]
+    assert not wrong, f"required: one of {choices}, seen: {wrong}"
 
 
 def test_choice_is_kept_in_a_chat(api, judge, profile):

@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 
 from sm121.answers.log_probabilities import SMALL_MISTAKES, from_oracle, share_of
-from sm121.core.profile import Tolerance
+from sm121.core.profile import LogProbabilityTolerance
 from sm121.oracles import gpt_oss
 from sm121.oracles.gpt_oss import BlockFault, Variant
 
@@ -50,7 +50,7 @@ class Row:
     likely_mean: float = 0.0
     likely_max: float = 0.0
 
-    def noticed(self, tolerance: Tolerance) -> list[str]:
+    def noticed(self, tolerance: LogProbabilityTolerance) -> list[str]:
         """The statistics that this defect alone moves above the tolerance."""
         pairs = [
             ("max", self.max, tolerance.max_abs),
@@ -140,7 +140,7 @@ def measure(
     return rows
 
 
-def markdown(rows: Sequence[Row], tolerances: dict[str, Tolerance]) -> str:
+def markdown(rows: Sequence[Row], tolerances: dict[str, LogProbabilityTolerance]) -> str:
     """The rows as a Markdown table, the hardest to see first."""
     names = list(tolerances)
     lines = [
@@ -201,7 +201,7 @@ def small_mistakes(checkpoint: Path) -> str:
 
 
 def write_report(
-    checkpoint: Path, out_file: Path, tolerances: dict[str, Tolerance]
+    checkpoint: Path, out_file: Path, tolerances: dict[str, LogProbabilityTolerance]
 ) -> tuple[list[Row], dict[str, list[str]]]:
     """Measure all ablations and write them to a Markdown page.
 

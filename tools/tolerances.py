@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sm121.kernels import block_scales, cases, comparison, problems
 from sm121.kernels.cases import DecodeCase, MoeCase, PrefillCase
-from sm121.kernels.comparison import MEASURES, Errors, Tolerance
+from sm121.kernels.comparison import MEASURES, Errors, KernelTolerance
 from sm121.kernels.problems import ALPHA, LIMIT, Problem
 from sm121.kernels.torch_provider import TorchProvider
 from sm121.oracles import attention, moe, mxfp4
@@ -132,7 +132,7 @@ def _output_defects(reference: Tensor, floor: float) -> dict[str, list[Defect]]:
     }
 
 
-def _smallest(actual: Tensor, reference: Tensor, limit: Tolerance, defect: Defect) -> float:
+def _smallest(actual: Tensor, reference: Tensor, limit: KernelTolerance, defect: Defect) -> float:
     """The least size from which on, in both directions, the check notices; by bisection."""
 
     def noticed(size: float) -> bool:
@@ -150,7 +150,7 @@ def _smallest(actual: Tensor, reference: Tensor, limit: Tolerance, defect: Defec
     return high
 
 
-def _ratio(errors: Errors, limit: Tolerance) -> float:
+def _ratio(errors: Errors, limit: KernelTolerance) -> float:
     """The largest measure in units of its tolerance: above 1 is detected; infinite for NaN."""
     ratios = [getattr(errors, measure) / getattr(limit, measure) for measure in MEASURES]
     return max(math.inf if math.isnan(ratio) else ratio for ratio in ratios)
@@ -173,7 +173,7 @@ def _attention_findings(
     case: PrefillCase | DecodeCase,
     problem: Problem,
     actual: Tensor,
-    limit: Tolerance,
+    limit: KernelTolerance,
 ) -> Iterator[Finding]:
     oracle: Any = attention.prefill if isinstance(case, PrefillCase) else attention.decode
     assert problem.reference is not None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sm121.client.completions import Asker, Position, Request, ids_of, name_of
-from sm121.core.profile import Profile, Tolerance
+from sm121.core.profile import LogProbabilityTolerance, Profile
 from sm121.core.server import Server
 from sm121.core.verdict import NotRun, require
 
@@ -50,7 +50,7 @@ class Difference:
     likely_max_abs: float
     likely_mean_abs: float
 
-    def beyond(self, tolerance: Tolerance, *, means: bool = True) -> list[str]:
+    def beyond(self, tolerance: LogProbabilityTolerance, *, means: bool = True) -> list[str]:
         """What is above the tolerance, in words; without the means if they are not to be held."""
         mean, likely_mean = tolerance.mean_abs, tolerance.likely_mean_abs
         pairs = [
@@ -72,7 +72,7 @@ class OracleReference:
 
     checkpoint: Path
     dtype: str
-    tolerance: Tolerance
+    tolerance: LogProbabilityTolerance
 
 
 def reference_for(server: Server, profile: Profile, intact: Path | None = None) -> OracleReference:

@@ -8,14 +8,6 @@ from sm121.core.profile import Correctness
 from sm121.core.verdict import require
 
 
-def end_by_themselves(api: Api, known: Correctness) -> None:
-    """A chat without a limit is not cut off, and has content."""
-    for chat in known.chats:
-        choice = api.chat(chat.question)["choices"][0]
-        whole = choice["finish_reason"] == "stop" and choice["message"]["content"]
-        require(whole, "a whole answer", choice, f"{chat.question!r}: ")
-
-
 def end_in_a_final_message(api: Api, known: Correctness) -> None:
     """Each chat, asked again and again: what is known is in the content, the reasoning is not."""
     field = api.capabilities.file.reasoning_field

@@ -20,24 +20,6 @@ def natural_length(api: Api, known: Correctness) -> int:
     return int(answer["usage"]["completion_tokens"])
 
 
-def min_tokens_is_kept(api: Api, known: Correctness) -> None:
-    """No end before min_tokens, where the answer would have ended by itself."""
-    api.capabilities.require("min_tokens")
-    least = natural_length(api, known) + 6
-    answer = api.complete(harmony.PROMPT, min_tokens=least, max_tokens=least + 6)
-    seen = answer["usage"]["completion_tokens"]
-    require(seen >= least, f"at least {least} tokens", seen)
-
-
-def ignore_eos_goes_on(api: Api, known: Correctness) -> None:
-    """With ignore_eos an answer goes on to its limit."""
-    api.capabilities.require("ignore_eos")
-    limit = natural_length(api, known) + 6
-    answer = api.complete(harmony.PROMPT, ignore_eos=True, max_tokens=limit)
-    seen = (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"])
-    require(seen == (limit, "length"), f"{limit} and length", seen)
-
-
 def chat_obeys_stop(api: Api, known: Correctness, remark: Callable[[str], object]) -> None:
     """Nothing follows the stop string of a chat, and finish_reason is stop."""
     chat = known.chats[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sm121.api import stream
 from sm121.api.client import Api, Json
 from sm121.api.sdk import PROMPT, Sdk, first_that
 from sm121.core.profile import Correctness
@@ -21,13 +20,6 @@ def seed_repeats_itself(sdk: Sdk, attempts: int) -> None:
         return sdk.complete(seed=1234, **options).choices[0].token_ids
 
     _hold_repeated(sampled, attempts, "tokens")
-
-
-def seeds_differ(sdk: Sdk) -> None:
-    """Of eight seeds at a high temperature, one at least gives other tokens than the others."""
-    options: Json = {"max_tokens": 8, "temperature": 2.0, "extra_body": {"ignore_eos": True}}
-    answers = {tuple(sdk.complete(seed=seed, **options).choices[0].token_ids) for seed in range(8)}
-    require(len(answers) > 1, "different seeds can differ", f"{answers} eight times")
 
 
 def chat_obeys_temperature_and_seed(sdk: Sdk, known: Correctness, attempts: int) -> None:
@@ -67,16 +59,6 @@ def logit_bias_is_obeyed(api: Api) -> None:
         token = seen["choices"][0]["token_ids"][0]
         right = token != first and (token == other or str(other) not in bias)
         require(right, f"another token than {first}", token, f"logit_bias {bias}: ")
-
-
-def choices_are_their_own(api: Api) -> None:
-    """Four choices are sampled apart, streamed or not."""
-    asked: Json = {"max_tokens": 12, "n": 4, "temperature": 2.0, "seed": 5}
-    answer = api.complete(PROMPT, **asked)["choices"]
-    streamed = stream.completion_of(api.stream_completion(PROMPT, **asked))
-    for choices in (answer, streamed):
-        texts = {choice["text"] for choice in choices}
-        require(len(choices) == 4 and len(texts) > 1, "4 that differ", choices)
 
 
 def answers_belong_to_their_prompts(api: Api, known: Correctness) -> None:

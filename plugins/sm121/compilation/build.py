@@ -10,12 +10,12 @@ from pathlib import Path
 
 from sm121.compilation import child, device_code, sass
 from sm121.compilation.architecture import CodeArchitecture
-from sm121.compilation.rules import Finding, SassRule, examine
+from sm121.compilation.rules import RuleFinding, SassRule, examine
 from sm121.compilation.toolchain import Compiler, Disassembler
 from sm121.core.errors import Sm121Error
 
 
-class Outcome(StrEnum):
+class BuildOutcome(StrEnum):
     """What came of a compilation. Only the first is fit for use, whatever nvcc's exit status."""
 
     HARDWARE = "hardware"
@@ -35,10 +35,10 @@ class Built:
     """A compilation, and what is known of its result."""
 
     architecture: CodeArchitecture
-    outcome: Outcome
+    outcome: BuildOutcome
     reason: str
     """One line: the finding in the instructions, or the compiler's first error."""
-    finding: Finding | None
+    finding: RuleFinding | None
     """None when nothing was compiled."""
     seconds: float
     """Wall time of nvcc."""
@@ -87,7 +87,7 @@ def build(
     ended = child.run([str(word) for word in command], timeout_s=timeout_s)
     if ended.status != 0:
         match = refusal.search(ended.output)
-        outcome = Outcome.REFUSED if match else Outcome.BROKEN
+        outcome = BuildOutcome.REFUSED if match else BuildOutcome.BROKEN
         reason = match[0] if match else _first_error(ended)
         return Built(architecture, outcome, reason, None, ended.seconds)
     made = device_code.read(output)
@@ -96,11 +96,11 @@ def build(
         raise Sm121Error(f"{source.name}: required of nvcc: {architecture}; seen: {seen}")
     finding = examine(rule, sass.disassemble(output, disassembler))
     if finding.holds:
-        outcome = Outcome.HARDWARE
+        outcome = BuildOutcome.HARDWARE
     elif finding.only_trapping or any("BPT.TRAP" in found for found in finding.forbidden):
-        outcome = Outcome.TRAP
+        outcome = BuildOutcome.TRAP
     else:
-        outcome = Outcome.SOFTWARE
+        outcome = BuildOutcome.SOFTWARE
     return Built(architecture, outcome, str(finding), finding, ended.seconds)
 
 

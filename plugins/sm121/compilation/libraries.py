@@ -32,7 +32,7 @@ _SASS_TIMEOUT_S = 600.0
 _TRAPPING_SHOWN = 5
 
 
-class State(StrEnum):
+class CodeState(StrEnum):
     """What a file's device code means for a GPU."""
 
     FULL = "full"
@@ -54,7 +54,7 @@ class LibraryReport:
     """One file, judged."""
 
     path: Path
-    state: State
+    state: CodeState
     sass: tuple[str, ...]
     """Architectures of its machine code: ``sm_121a``."""
     ptx: tuple[str, ...]
@@ -93,7 +93,7 @@ def judge(path: Path, gpu: int = GB10, disassembler: Disassembler | None = None)
     try:
         images = device_code.read(path)
     except (UnreadableCode, OSError) as error:
-        return LibraryReport(path, State.UNREADABLE, (), (), str(error))
+        return LibraryReport(path, CodeState.UNREADABLE, (), (), str(error))
     state, reason = _state(images, gpu)
     machine = tuple(image.architecture.sass for image in images if image.kind == "sass")
     virtual = tuple(
@@ -101,7 +101,7 @@ def judge(path: Path, gpu: int = GB10, disassembler: Disassembler | None = None)
         for image in images
         if image.kind == "ptx"
     )
-    if disassembler is None or state not in (State.FULL, State.PLAIN):
+    if disassembler is None or state not in (CodeState.FULL, CodeState.PLAIN):
         return LibraryReport(path, state, machine, virtual, reason)
     kernels, trapping = 0, []
     try:
@@ -113,7 +113,7 @@ def judge(path: Path, gpu: int = GB10, disassembler: Disassembler | None = None)
                 if kernel.only_traps:
                     trapping.append(kernel.name)
     except UnreadableSass as error:
-        return LibraryReport(path, State.UNREADABLE, machine, virtual, str(error))
+        return LibraryReport(path, CodeState.UNREADABLE, machine, virtual, str(error))
     if trapping:
         reason = (
             f"{reason}; {len(trapping)} of {kernels} kernels only trap: compiled for an "
@@ -122,21 +122,24 @@ def judge(path: Path, gpu: int = GB10, disassembler: Disassembler | None = None)
     return LibraryReport(path, state, machine, virtual, reason, kernels, tuple(trapping))
 
 
-def _state(images: Sequence[Image], gpu: int) -> tuple[State, str]:
+def _state(images: Sequence[Image], gpu: int) -> tuple[CodeState, str]:
     if not images:
-        return State.HOST, "no device code"
+        return CodeState.HOST, "no device code"
     machine = [i for i in images if i.kind == "sass" and i.architecture.sass_runs_on(gpu)]
     if full := [image for image in machine if image.architecture.is_full(gpu)]:
-        return State.FULL, f"{', '.join(map(str, full))} runs on sm_{gpu}"
+        return CodeState.FULL, f"{', '.join(map(str, full))} runs on sm_{gpu}"
     if machine:
         return (
-            State.PLAIN,
+            CodeState.PLAIN,
             f"{', '.join(map(str, machine))} runs on sm_{gpu}, without its FP4 instructions",
         )
     seen = ", ".join(map(str, images))
     if any(image.kind == "ptx" and image.architecture.ptx_runs_on(gpu) for image in images):
-        return State.PTX_ONLY, f"no machine code for sm_{gpu}, only PTX that runs there; has {seen}"
-    return State.OTHER, f"required: code that runs on sm_{gpu}; seen: {seen}"
+        return (
+            CodeState.PTX_ONLY,
+            f"no machine code for sm_{gpu}, only PTX that runs there; has {seen}",
+        )
+    return CodeState.OTHER, f"required: code that runs on sm_{gpu}; seen: {seen}"
 
 
 def _disassembled(images: Sequence[Image], gpu: int) -> list[CodeArchitecture]:
@@ -195,7 +198,7 @@ def without_code(engine: str, origins: Mapping[str, str | None], gpu: int) -> li
             f"{report.path.name} ({entry.why}): required: machine code that runs on sm_{gpu}; "
             f"seen: {', '.join((*report.sass, *report.ptx)) or report.reason}"
             for report in reports
-            if report.state not in (State.FULL, State.PLAIN)
+            if report.state not in (CodeState.FULL, CodeState.PLAIN)
         )
     return found
 
@@ -248,7 +251,7 @@ def write_report(
     *,
     gpu: int = GB10,
     disassembler: Disassembler | None = None,
-) -> Counter[State]:
+) -> Counter[CodeState]:
     """Judge every file of some places and write one JSON object, file by file as they are read.
 
     Returns:
@@ -260,7 +263,7 @@ def write_report(
     for place in places:
         if not place.exists():
             raise UsageError(f"{place}: expected a file or a folder")
-    counts: Counter[State] = Counter()
+    counts: Counter[CodeState] = Counter()
     trapping = 0
     stream.write(f'{{"gpu": "sm_{gpu}", "libraries": [')
     for number, path in enumerate(files_of(places)):
@@ -270,7 +273,7 @@ def write_report(
         stream.write(",\n  " if number else "\n  ")
         stream.write(json.dumps(report.as_json()))
         stream.flush()
-    summary: dict[str, int] = {state.value: counts[state] for state in State}
+    summary: dict[str, int] = {state.value: counts[state] for state in CodeState}
     if disassembler is not None:
         summary["only_trapping_kernels"] = trapping
     stream.write(f'\n], "summary": {json.dumps(summary)}}}\n')

@@ -17,7 +17,7 @@ from sm121.compilation.architecture import GB10, CodeArchitecture
 from sm121.compilation.build import Built, build
 from sm121.compilation.flashinfer import FlashInfer, Unit
 from sm121.compilation.probes import load_probes
-from sm121.compilation.rules import Finding, SassRule, Table, unacceptable_images
+from sm121.compilation.rules import RuleFinding, SassRule, Table, unacceptable_images
 from sm121.compilation.toolchain import Compiler, Disassembler
 from sm121.core import data_file
 from sm121.core.errors import UsageError
@@ -106,7 +106,7 @@ def compile_module(
         )
     units = flashinfer.units(chosen.name, chosen.arch_list, compiler, folder)
     wrong: list[str] = []
-    findings: list[Finding] = []
+    findings: list[RuleFinding] = []
     seconds = 0.0
     required = [CodeArchitecture.parse(text) for text in chosen.architectures]
     for number, unit in enumerate(units):
@@ -126,7 +126,7 @@ def compile_module(
                 unacceptable = unacceptable_images(images, GB10)
                 wrong.extend(f"{unit.source.name}: {line}" for line in unacceptable)
     if not wrong and findings:
-        whole = functools.reduce(Finding.joined, findings)
+        whole = functools.reduce(RuleFinding.joined, findings)
         if not whole.holds:
             wrong.append(f"{chosen.name}: {whole}")
     elif not wrong:

@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from sm121.compilation.architecture import CodeArchitecture
-from sm121.compilation.build import Built, Outcome, build
+from sm121.compilation.build import BuildOutcome, Built, build
 from sm121.compilation.rules import SassRule, Table
 from sm121.compilation.toolchain import Compiler, Disassembler
 from sm121.core import data_file
@@ -28,13 +28,13 @@ class Probe(SassRule):
     """Also the name of the file in ``sources/``."""
     tier: Tier
     arguments: tuple[str, ...] = ()
-    outcomes: dict[str, Outcome] = Field(min_length=1)
+    outcomes: dict[str, BuildOutcome] = Field(min_length=1)
     """By architecture, such as ``121a``."""
     source: str = Field(min_length=3)
 
     @field_validator("outcomes")
     @classmethod
-    def _architectures(cls, outcomes: dict[str, Outcome]) -> dict[str, Outcome]:
+    def _architectures(cls, outcomes: dict[str, BuildOutcome]) -> dict[str, BuildOutcome]:
         for text in outcomes:
             try:
                 CodeArchitecture.parse(text)

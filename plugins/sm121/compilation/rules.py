@@ -42,7 +42,7 @@ class SassRule(Table):
 
 
 @dataclass(frozen=True)
-class Finding:
+class RuleFinding:
     """What a rule found in a file's instructions. Empty lists: the rule holds."""
 
     missing: tuple[str, ...]
@@ -58,9 +58,9 @@ class Finding:
         """True when all that must be there is, and nothing that must not."""
         return not (self.missing or self.forbidden or self.only_trapping) and self.kernels > 0
 
-    def joined(self, other: Finding) -> Finding:
+    def joined(self, other: RuleFinding) -> RuleFinding:
         """Of two files as one: what one of them has need not be in the other."""
-        return Finding(
+        return RuleFinding(
             missing=tuple(pattern for pattern in self.missing if pattern in other.missing),
             forbidden=self.forbidden + other.forbidden,
             only_trapping=self.only_trapping + other.only_trapping,
@@ -83,7 +83,7 @@ class Finding:
         return "; ".join(parts) or f"{self.kernels} kernels as required"
 
 
-def examine(rule: SassRule, kernels: Iterable[Kernel]) -> Finding:
+def examine(rule: SassRule, kernels: Iterable[Kernel]) -> RuleFinding:
     """Hold a rule against kernels, which are read once."""
     missing = dict.fromkeys((*rule.must_see, *rule.must_see_kernel))
     forbidden: dict[str, int] = {}
@@ -101,7 +101,7 @@ def examine(rule: SassRule, kernels: Iterable[Kernel]) -> Finding:
                 del missing[pattern]
         if kernel.only_traps:
             trapping.append(kernel.name)
-    return Finding(
+    return RuleFinding(
         missing=tuple(missing),
         forbidden=tuple(f"{times} {opcode}" for opcode, times in forbidden.items()),
         only_trapping=tuple(trapping),

@@ -1,4 +1,4 @@
-"""Reading what another version of the suite wrote: without the keys that are unknown."""
+"""Reading files of other versions of the suite: unknown keys are dropped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lock files, by which processes of one user agree on who does what."""
+"""Lock files, which keep processes of one user from doing the same thing at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def open_lock(path: Path, mode: int = 0o600) -> IO[str]:
-    """The file, made if it is not there; never through a link that somebody has put in its place.
+    """Open a lock file, creating it if needed. A symbolic link in its place is never followed.
 
     Raises:
         OSError: it cannot be opened, or is a link.

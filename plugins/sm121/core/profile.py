@@ -104,7 +104,7 @@ class Needs(DataTable):
     jit_modules: tuple[str, ...] = ()
 
 
-class Engine(DataTable):
+class EngineSettings(DataTable):
     """How the engine is started and watched. Times in seconds."""
 
     name: str = Field(default="vllm", pattern=r"^[a-z0-9][a-z0-9-]*$")
@@ -188,7 +188,7 @@ class ToolCall(DataTable):
 Ability = Literal["parallel_tool_calls"]
 
 
-class Tolerance(DataTable):
+class LogProbabilityTolerance(DataTable):
     """Bounds on |log-probability of the server - of the oracle|, in nats, over prompt tokens."""
 
     max_abs: Positive
@@ -219,7 +219,7 @@ class GoldenBound(AgreementBound):
     top1_at_least: Annotated[float, Field(gt=0, le=1)]
 
 
-class Share(DataTable):
+class RequiredShare(DataTable):
     """A share of answers that must be right."""
 
     at_least: Annotated[float, Field(gt=0, lt=1)]
@@ -255,7 +255,7 @@ class Correctness(DataTable):
     #: What the model of this profile cannot do, each with the reason.
     cannot: dict[Ability, str] = Field(default={})
     #: By dtype of the engine; a dtype that is absent is not compared with the oracle.
-    log_probability_tolerance: dict[Dtype, Tolerance] = Field(default={})
+    log_probability_tolerance: dict[Dtype, LogProbabilityTolerance] = Field(default={})
     #: By dtype: one server, asked the same in another way.
     agreement: dict[Dtype, AgreementBound] = Field(default={})
     #: By dtype: against a golden file.
@@ -263,7 +263,7 @@ class Correctness(DataTable):
     #: Configurations that must answer as the one under test does (``--slow``: a start for each).
     same_answers: tuple[ConfigurationName, ...] = ()
     #: Of the questions of ``--accuracy``.
-    accuracy: Share | None = None
+    accuracy: RequiredShare | None = None
     #: Mean number of tokens of the answers to fixtures/answers/questions.toml.
     mean_answer_tokens: Band | None = None
 
@@ -393,7 +393,7 @@ class Profile(DataTable):
     description: str
     arch: str
     model: Model
-    engine: Engine
+    engine: EngineSettings
     #: The configuration that is judged, and the one that must still work beside it.
     under_test: str
     baseline: str

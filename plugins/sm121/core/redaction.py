@@ -129,7 +129,7 @@ def secrets_of(environment: Mapping[str, str]) -> set[str]:
 
 
 def redact_file(file: Path, secrets: Collection[str] = ()) -> bool:
-    """Blank the secrets of a file that nobody writes to any more; whether there were any.
+    """Blank the secrets of a file that is complete; True if there were any.
 
     It stays the same file to whoever has it open or linked. It is read in pieces, and only what
     comes after the first secret is written again.

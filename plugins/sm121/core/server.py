@@ -37,7 +37,7 @@ class Endpoint:
             "api_key": self.api_key,
             "timeout": timeout_s,
             "max_retries": 0,
-            # Neither a proxy nor .netrc of the environment has a part in what is said to a server.
+            # A proxy or a .netrc of the environment must not be used.
             "http_client": openai.DefaultHttpxClient(timeout=timeout_s, trust_env=False),
         }
 

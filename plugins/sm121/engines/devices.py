@@ -17,8 +17,8 @@ _VARIABLE = "CUDA_VISIBLE_DEVICES"
 class DeviceLock:
     """Held from a server's start to its end: no other worker's server runs on the device then.
 
-    It is between the workers of one run alone. With other runs whole runs take turns
-    (`sm121.measure.turns`), and a run that waited for both could wait for ever.
+    The lock is shared by the workers of one run only. Different runs take turns as a whole
+    (`sm121.measure.turns`); a process that waited for both could wait for ever.
 
     Args:
         device: its name.
@@ -43,10 +43,10 @@ class DeviceLock:
             if self._is_there(file):
                 self._file = file
             else:
-                file.close()  # who had it removed it while we waited
+                file.close()  # its last holder removed the file while we waited
 
     def release(self) -> None:
-        """Let others have it; nothing is left of the file."""
+        """Release the device and remove the lock file."""
         if self._file is not None:
             self._path.unlink(missing_ok=True)
             self._file.close()
@@ -79,7 +79,7 @@ def environment(worker: str | None, count: int) -> tuple[tuple[str, str], ...]:
 
 
 def lock(worker: str | None, run: str, count: int) -> DeviceLock | None:
-    """What the servers of a run's worker hold; None where nobody else runs."""
+    """The lock that a worker's servers hold while they run; None without workers."""
     if worker is None:
         return None
     return DeviceLock(of_worker(worker, count) or "cpu", run)

@@ -46,7 +46,7 @@ _POLL_S = 0.1
 _PORT_ATTEMPTS = 3
 #: 107 bytes of a socket's path, less "/sm121-xxxxxxxx/" and the UUID that vLLM appends.
 _LONGEST_SCRATCH_BASE = 107 - 16 - 36
-#: What is available is noisy by page cache and other processes. More than this must come back.
+#: The page cache and other processes change what is available. Less than this is not missed.
 _MEMORY_SLACK_BYTES = 1 << 30
 
 
@@ -160,7 +160,7 @@ class ManagedServer:
     _port: int = field(init=False, default=0)
     _scratch: Path | None = field(init=False, default=None)
     _seen: dict[int, psutil.Process] = field(init=False, default_factory=dict)
-    #: Whether our own tree was seen to listen: else somebody else may have the port.
+    #: Whether our own tree was seen to listen. If not, another process may have the port.
     _has_listened: bool = field(init=False, default=False)
     #: What was left of a start that failed.
     stopped: StopReport | None = field(init=False, default=None)
@@ -314,7 +314,7 @@ class ManagedServer:
             self.notify(StartPhase(f"{self.log.name} may show secrets: {why}"))
 
     def look_at_tree(self) -> list[dict[str, Any]]:
-        """The tree as it is now; when nothing of it lives, as it was last."""
+        """The tree as it is now. When no process of it lives, the tree as it was last seen."""
         if now := snapshot(self.processes()):
             self.last_tree = now
         return self.last_tree
@@ -379,7 +379,7 @@ class ManagedServer:
         ]
         self._executor = SimpleExecutor(
             command,
-            # Longer than the supervisor's own polite and firm phases together.
+            # Longer than the supervisor needs for SIGTERM and SIGKILL together.
             timeout=self.limits.stop_s + 20.0,
             envvars=environment,
             stdin=subprocess.PIPE,
@@ -434,7 +434,7 @@ class ManagedServer:
             self.notify(StartPhase(progress))
 
     def _owns_port(self) -> bool:
-        """Whether it is our own tree that listens, and not somebody who took the port."""
+        """Whether a process of the server listens on the port, and not another program."""
         for process in self.processes():
             try:
                 connections = process.net_connections(kind="tcp")
@@ -485,8 +485,8 @@ class ManagedServer:
         self._seen.update({process.pid: process for process in self.processes()})
 
     def _memory_missing(self, patience_s: float = 10.0) -> tuple[int, str]:
-        """Bytes of system or device memory that did not come back in time, and what is not known of
-        that."""
+        """Bytes of system or device memory that did not come back in time, and a remark where that
+        cannot be decided."""
         if self._memory_before is None:
             return 0, ""
         deadline = time.monotonic() + patience_s
@@ -499,7 +499,7 @@ class ManagedServer:
             time.sleep(0.2)
 
     def _number_log(self) -> None:
-        """Take a log of its own: earlier starts of the configuration keep theirs."""
+        """Choose a log file that no earlier start of the configuration has written."""
         number = 1
         while self.log.exists():
             number += 1

@@ -21,7 +21,7 @@ class DeviceUse:
 
     #: None where NVML has no answer. GB10's memory is the system's: `Memory.available` covers it.
     used: int | None
-    #: What living processes hold of it, whoever they are. None where that cannot be known.
+    #: What living processes hold of it, of any user. None where that cannot be known.
     held: int | None
 
 
@@ -30,7 +30,7 @@ class Memory:
     """Memory at one moment, in bytes."""
 
     available: int
-    #: Sum of what is resident in all processes.
+    #: Sum of the resident sizes of all processes.
     resident: int
     #: None without a GPU.
     device: DeviceUse | None
@@ -64,7 +64,7 @@ class Memory:
         )
 
     def _losses(self, later: Memory) -> list[tuple[int, bool]]:
-        """Bytes that are gone, and whether it is known that nobody holds them."""
+        """Bytes that are gone, each with whether it is certain that no process holds them."""
         system = (self.available - later.available) - max(0, later.resident - self.resident)
         before, after = self.device, later.device
         if before is None or after is None:

@@ -61,7 +61,7 @@ class ServerPool:
         self._starting: ManagedServer | None = None
         self._failures: dict[str, StartError] = {}
         self.starts: list[Start] = []
-        #: The server that was started last, be it running, stopped or never ready.
+        #: The server that was started last. It may run, be stopped, or never have been ready.
         self.latest: ManagedServer | None = None
         self.secrets: set[str] = set()
 
@@ -146,7 +146,7 @@ class ServerPool:
         if self._current is None:
             return None
         managed, _ = self._current
-        report = managed.stop()  # when this is interrupted, the server is still ours to stop
+        report = managed.stop()  # if this is interrupted, a second call stops the server
         self._current = None
         if self._device is not None:
             self._device.release()

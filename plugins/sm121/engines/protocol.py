@@ -52,7 +52,7 @@ class Program(Protocol):
 
 @runtime_checkable
 class ChecksArguments(Protocol):
-    """An engine whose own parser can be asked, without a start, what it takes."""
+    """An engine whose argument parser can be asked without starting a server."""
 
     def check_arguments(
         self, python: str, lists: Sequence[Sequence[str]], environment: Mapping[str, str]

@@ -17,8 +17,8 @@ def names() -> tuple[str, ...]:
 
 
 def register(engine: Engine) -> None:
-    """Add an engine of one's own, or put it in the place of the one of its name: for a conftest.py
-    or a plugin that is loaded with ``-p``, before the options are read."""
+    """Add an engine, or replace the one of the same name. Call it from a conftest.py or from a
+    plugin that is loaded with ``-p``: before the options are read."""
     _ENGINES[engine.name] = engine
 
 

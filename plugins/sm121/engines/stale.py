@@ -36,7 +36,7 @@ def owner() -> str:
 
 
 def identity(pid: int) -> str:
-    """A process, as no other one is named until the end of time: ``pid:ticks:boot``.
+    """A name of a process that no other process ever gets: ``pid:ticks:boot``.
 
     Raises:
         FileNotFoundError: there is no such process.
@@ -54,7 +54,7 @@ def find() -> dict[str, list[psutil.Process]]:
             variables = process.environ()
             if SERVER_ID not in variables or OWNER not in variables:
                 variables = _written_beside_the_log(process)
-            # Of another container, the owner's pid would be somebody else's here.
+            # In another container the same pid is another process.
             if (
                 OWNER not in variables
                 or _pid_namespace(process.pid) != here
@@ -120,7 +120,7 @@ def _is_supervised(processes: list[psutil.Process]) -> bool:
 def _lives(text: str) -> bool:
     pid = text.partition(":")[0]
     if not pid.isdecimal():
-        return True  # no word of ours: its owner is not known to be dead
+        return True  # not written by the suite: its owner is not known to be dead
     try:
         now = identity(int(pid))
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""The parent of a managed server, so that nothing of it can outlive the suite.
+"""The parent of a managed server. It ends the server when the suite ends, however that happens.
 
 ``python -m sm121.engines.supervisor --status FILE --scratch FOLDER --grace SECONDS -- COMMAND``
 runs COMMAND in a session of its own and writes how it ended to FILE as soon as it has. It ends the
@@ -71,7 +71,7 @@ class _Supervisor:
         self._main_pid = server.pid
         try:
             self._watch_over_it()
-        finally:  # whatever went wrong here: nothing of it may be left
+        finally:  # no process of the server may be left, whatever went wrong here
             killed = end(self._tree, polite_s=2.0 if self._stop_requested else 0.5)
             self._reap()
             self._remove_what_is_left()
@@ -181,7 +181,7 @@ class _Supervisor:
             self._exits[pid] = status
 
     def _tell_of_the_suite(self) -> None:
-        """The suite has died: nobody else is left to say so."""
+        """Write a crash bundle: the suite has died and cannot write one."""
         from sm121.evidence import suite_death
 
         try:
@@ -247,7 +247,7 @@ class _Supervisor:
 
 
 def _say(line: str) -> None:
-    """In the server's log; where that cannot be written, nobody is there to be told."""
+    """Write a line to the server's log, if that is possible."""
     with contextlib.suppress(OSError):
         os.write(2, f"[sm121 supervisor] {line}\n".encode(errors="replace"))
 

@@ -1,4 +1,4 @@
-"""The control group's account of memory: whether its limit killed somebody."""
+"""The memory counters of a control group, which show whether its limit killed a process."""
 
 from __future__ import annotations
 

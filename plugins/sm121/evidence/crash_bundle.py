@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ _LOG_TAIL_BYTES = 8 << 20
 FOLDER = "crashes"
 INDEX = "bundle.json"
 Redact = Callable[[str], str]
+_NO_PROCESS = "no process of the tree was left to look at"
 
 
 class Unavailable(Exception):
@@ -103,11 +104,9 @@ def write(evidence: Evidence, directory: Path, redact: Redact) -> Path:
 
 def _fill(folder: Path, evidence: Evidence, redact: Redact) -> None:
     parts: dict[str, dict[str, str]] = {}
-    for name, produce in _parts(evidence):
+    for name, produce in _PARTS.items():
         try:
-            text = produce()
-            if text is not None:
-                _write_new(folder / name, redact(text))
+            _write_new(folder / name, redact(produce(evidence)))
             parts[name] = {"file": name}
         except Unavailable as reason:
             parts[name] = {"unavailable": redact(str(reason))}
@@ -145,25 +144,7 @@ def write_somewhere(evidence: Evidence, directory: Path, redact: Redact) -> tupl
         return write(evidence, elsewhere, redact), f"{directory}: {error.strerror or error}"
 
 
-def _parts(evidence: Evidence) -> Iterator[tuple[str, Callable[[], str | None]]]:
-    yield "server.log", lambda: _log(evidence)
-    yield "process-tree.txt", lambda: _tree(evidence)
-    yield "exits.json", lambda: _exits(evidence)
-    yield "stacks.txt", lambda: _stacks(evidence)
-    yield "kernel.log", lambda: _kernel(evidence.kernel)
-    yield "cgroup.json", lambda: _cgroup(evidence)
-    yield "gpu.txt", _gpu
-    yield "memory.json", lambda: _json(evidence, "memory", "no memory was sampled")
-    yield "in-flight.json", lambda: _json(evidence, "in_flight", "no load of the suite was running")
-    yield "metrics-before.txt", lambda: _metrics(evidence)
-    yield (
-        "configuration.json",
-        lambda: _json(evidence, "configuration", "the server is attached: not known"),
-    )
-    yield "flashinfer-api.log", lambda: _flashinfer(evidence)
-
-
-def _log(evidence: Evidence) -> str | None:
+def _log(evidence: Evidence) -> str:
     if evidence.log is None:
         raise Unavailable(evidence.missing.get("log", "the server's log is not known"))
     if not evidence.log.is_file():
@@ -188,77 +169,79 @@ def _whole_or_ends(file: Path) -> str:
     )
 
 
+def _said(*command: str) -> str:
+    """What a program prints."""
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    return f"{answer.stdout}{answer.stderr}\n"
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2) + "\n"
+
+
 def _tree(evidence: Evidence) -> str:
     if not evidence.tree:
-        raise Unavailable(
-            evidence.missing.get("tree", "no process of the tree was left to look at")
-        )
+        raise Unavailable(evidence.missing.get("tree", _NO_PROCESS))
     return process_snapshot.table(evidence.tree)
 
 
 def _exits(evidence: Evidence) -> str:
     if not evidence.exits and evidence.exit_status is None:
         raise Unavailable(evidence.missing.get("exits", "no process has ended"))
-    entries = []
-    for entry in evidence.exits:
-        status = entry.get("status")
-        why = {} if status is not None else {"why": "its parent collected it and does not say"}
-        entries.append({**entry, **why})
-    return json.dumps({"main": evidence.exit_status, "processes": entries}, indent=2) + "\n"
+    why = {"why": "its parent collected it and does not say"}
+    entries = [e if e.get("status") is not None else {**e, **why} for e in evidence.exits]
+    return _json({"main": evidence.exit_status, "processes": entries})
 
 
 def _stacks(evidence: Evidence) -> str:
-    """Where the processes are: what a hang is explained by."""
+    """The stack of each process, which explains a hang."""
     tool = shutil.which("py-spy")
     if tool is None:
         raise Unavailable("py-spy is not here; pip install py-spy gives the stacks of a hang")
     alive = [entry for entry in evidence.tree if entry["status"] not in ("zombie", "dead")]
     if not alive:
-        raise Unavailable("no process of the tree was left to look at")
-    found = ""
-    for entry in alive:
-        command = [tool, "dump", "--nonblocking", "--pid", str(entry["pid"])]
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=30)
-        found += f"## {entry['name']} ({entry['pid']})\n{answer.stdout}{answer.stderr}\n"
-    return found
+        raise Unavailable(_NO_PROCESS)
+    return "".join(
+        f"## {entry['name']} ({entry['pid']})\n"
+        + _said(tool, "dump", "--nonblocking", "--pid", str(entry["pid"]))
+        for entry in alive
+    )
 
 
-def _kernel(kernel: KernelMessages) -> str:
+def _kernel(evidence: Evidence) -> str:
+    kernel = evidence.kernel
     if kernel.unavailable:
         raise Unavailable(kernel.unavailable)
     noted = kernel.of_note
-    opening = f"# {len(noted)} messages of note since the start\n" + "".join(
-        f"# {line}\n" for line in noted[:50]
-    )
-    return opening + kernel.text()
+    opening = [f"# {len(noted)} messages of note since the start"]
+    opening += [f"# {line}" for line in noted[:50]]
+    return "\n".join(opening) + "\n" + kernel.text()
 
 
 def _cgroup(evidence: Evidence) -> str:
     if isinstance(evidence.cgroup_after, str):
         raise Unavailable(evidence.cgroup_after)
-    before = evidence.cgroup_before
-    return json.dumps({"before": before, "after": evidence.cgroup_after}, indent=2) + "\n"
+    return _json({"before": evidence.cgroup_before, "after": evidence.cgroup_after})
 
 
-def _gpu() -> str:
+def _gpu(_evidence: Evidence) -> str:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         raise Unavailable("nvidia-smi is not here: no NVIDIA driver")
-    answer = subprocess.run([tool, "-q"], capture_output=True, text=True, timeout=30)
-    apps = subprocess.run(
-        [tool, "--query-compute-apps=pid,process_name,used_memory", "--format=csv"],
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
-    return f"{apps.stdout}{apps.stderr}\n{answer.stdout}{answer.stderr}"
+    asked = "--query-compute-apps=pid,process_name,used_memory"
+    return _said(tool, asked, "--format=csv") + _said(tool, "-q")
 
 
-def _json(evidence: Evidence, name: str, otherwise: str) -> str:
-    value = getattr(evidence, name)
-    if value is None:
-        raise Unavailable(evidence.missing.get(name, otherwise))
-    return json.dumps(value, indent=2) + "\n"
+def _field(name: str, otherwise: str) -> Callable[[Evidence], str]:
+    """A field of `Evidence` as JSON."""
+
+    def produce(evidence: Evidence) -> str:
+        value = getattr(evidence, name)
+        if value is None:
+            raise Unavailable(evidence.missing.get(name, otherwise))
+        return _json(value)
+
+    return produce
 
 
 def _metrics(evidence: Evidence) -> str:
@@ -281,6 +264,23 @@ def _flashinfer(evidence: Evidence) -> str:
     if not files:
         raise Unavailable(f"FlashInfer's API log was to be {target}, which is not there")
     return "".join(f"# {file.name}\n{_whole_or_ends(file)}\n" for file in files)
+
+
+#: The files of a bundle, in the order in which they are written.
+_PARTS: dict[str, Callable[[Evidence], str]] = {
+    "server.log": _log,
+    "process-tree.txt": _tree,
+    "exits.json": _exits,
+    "stacks.txt": _stacks,
+    "kernel.log": _kernel,
+    "cgroup.json": _cgroup,
+    "gpu.txt": _gpu,
+    "memory.json": _field("memory", "no memory was sampled"),
+    "in-flight.json": _field("in_flight", "no load of the suite was running"),
+    "metrics-before.txt": _metrics,
+    "configuration.json": _field("configuration", "the server is attached: not known"),
+    "flashinfer-api.log": _flashinfer,
+}
 
 
 def _readme(index: BundleIndex) -> str:

@@ -91,9 +91,9 @@ class FailureSignature(LinePattern):
     """Lower is more specific."""
     levels: Literal["error", "any"] = "error"
     weak: bool = False
-    """True when the line counts only if nothing but the like of it came after it."""
+    """True when the line counts only if no line after it shows that the engine goes on."""
     at_start_only: bool = False
-    """True when the like of it is of a request once the server has served."""
+    """True when the same line, once the server serves, is about a single request."""
     summary: str | None = None
     """Template of the summary: groups of `regex`, and ``{line}``. The line itself without one."""
     owner: str
@@ -161,7 +161,7 @@ class FailureReader:
         text = line.text
         self._last = text
         if self._is_ready(text):
-            # What a start survived did not kill it.
+            # An error before this line did not stop the server from starting.
             self._first.clear()
             self._weak = None
             self.ready, self.stopped = True, False
@@ -260,7 +260,7 @@ class FailureReader:
             from_status = self._cause_from_status(exit_code, signal, hit)
             if from_status is not None:
                 return from_status
-        # Only now an exception that a served request may have met: it need not have killed it.
+        # An exception that one request met counts last: it need not have ended the server.
         hit = hit or self._best(died=True)
         if hit is None:
             return Cause(

@@ -50,7 +50,7 @@ def read(places: Iterable[Path], gpu: int = GB10) -> list[JitModule]:
         if file.suffix == ".o":
             continue  # what a library is made of
         report = libraries.judge(file, gpu)
-        if report.state is libraries.State.HOST:
+        if report.state is libraries.CodeState.HOST:
             continue
         name = _name(file)
         found[name, str(file)] = JitModule(

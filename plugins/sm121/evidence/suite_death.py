@@ -1,4 +1,4 @@
-"""The suite itself was killed: what its supervisor, who outlives it, writes down."""
+"""What a server's supervisor writes down when the suite itself was killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which variables the installed engine knows, by its own registry and not by a list of ours."""
+"""Which environment variables the installed engine knows, as the engine itself lists them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ASKED_OF = ("PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "HOME", "LD_LIBR
 
 
 class Registry(DataTable):
-    """Where the variables of one prefix are known."""
+    """Where the variables with one prefix are listed."""
 
     prefix: str = Field(pattern=r"^[A-Z][A-Z0-9]*_$")
     package: str

@@ -24,7 +24,7 @@ Measure = Literal["max", "rms", "slope", "bias"]
 MEASURES: tuple[Measure, ...] = ("max", "rms", "slope", "bias")
 
 
-class Tolerance(BaseModel):
+class KernelTolerance(BaseModel):
     """What an operation's output may be away from the oracle."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -48,7 +48,7 @@ class Tolerance(BaseModel):
     block_scale_max: PositiveFloat | None = None
     source: str
 
-    def of_block_scales(self) -> Tolerance:
+    def of_block_scales(self) -> KernelTolerance:
         """The same for the cases that look for a wrong block scale in single outputs."""
         if self.block_scale_max is None:
             return self
@@ -58,11 +58,11 @@ class Tolerance(BaseModel):
 class _Tolerances(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    tolerance: list[Tolerance]
+    tolerance: list[KernelTolerance]
 
 
 @functools.cache
-def tolerances() -> tuple[Tolerance, ...]:
+def tolerances() -> tuple[KernelTolerance, ...]:
     """All tolerances of `fixtures/kernels/tolerances.toml`.
 
     Raises DataFileError when the file does not say what it has to.
@@ -73,7 +73,7 @@ def tolerances() -> tuple[Tolerance, ...]:
 
 def tolerance(
     operation: str, dtype: torch.dtype, *, each_expert_rounded: bool = False
-) -> Tolerance | None:
+) -> KernelTolerance | None:
     """The tolerance of an operation with outputs of a dtype; None where there is none."""
     name = str(dtype).removeprefix("torch.")
     found = [t for t in tolerances() if (t.operation, t.dtype) == (operation, name)]
@@ -93,7 +93,7 @@ class Errors:
     bias: float
     where: tuple[int, int]
 
-    def beyond(self, limit: Tolerance) -> list[str]:
+    def beyond(self, limit: KernelTolerance) -> list[str]:
         """One line for each measure that is beyond its tolerance; NaN always is."""
         return [
             f"{measure}: required at most {getattr(limit, measure):.3g}, "

@@ -16,10 +16,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from sm121.core import data_file
-from sm121.core.data_file import Pattern
+from sm121.core.data_file import DataTable, Pattern
 from sm121.core.errors import OptionError, UsageError
 from sm121.core.profile import GoldenBound
 from sm121.engines.capabilities import Versions, within
@@ -36,15 +36,11 @@ _Fraction = Annotated[float, Field(ge=0, lt=1)]
 _COUNTABLE = 2_000_000
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Expected(_Table):
+class Expected(DataTable):
     """What the evidence must show when the value is in force."""
 
     #: Field of the kernel path -> pattern of the whole resolved value; case does not count.
-    path: dict[str, Pattern] = {}
+    path: dict[str, Pattern] = Field(default_factory=dict)
     must_see: tuple[Pattern, ...] = ()
     must_not_see: tuple[Pattern, ...] = ()
 
@@ -62,7 +58,7 @@ class Expected(_Table):
         return bool(self.path or self.must_see)
 
 
-class Setting(_Table):
+class Setting(DataTable):
     """What one engine is given for a value. Nothing at all where it is the engine's default."""
 
     engine: str
@@ -71,13 +67,13 @@ class Setting(_Table):
     #: A build with knobs of its own, as ``--matrix-build`` names it; null: any build.
     build: str | None = None
     arguments: tuple[str, ...] = ()
-    environment: dict[str, str] = {}
+    environment: dict[str, str] = Field(default_factory=dict)
     #: What this engine's log must show, beside what the value's own ``expected`` says.
     expected: Expected = Expected()
     source: str = Field(min_length=3)
 
 
-class AxisValue(_Table):
+class AxisValue(DataTable):
     """One value of an axis."""
 
     settings: tuple[Setting, ...] = ()
@@ -102,7 +98,7 @@ class AxisValue(_Table):
         return self
 
 
-class Axis(_Table):
+class Axis(DataTable):
     """A feature that is switched."""
 
     title: str
@@ -131,7 +127,7 @@ class Axis(_Table):
         return self
 
 
-class Incompatible(_Table):
+class Incompatible(DataTable):
     """Values that are known not to go together."""
 
     when: dict[str, str | tuple[str, ...]] = Field(min_length=1)
@@ -156,14 +152,14 @@ class Incompatible(_Table):
         return f"{self.values}: {self.reason}"
 
 
-class Named(_Table):
+class Named(DataTable):
     """A cell that is always in; axes that it leaves out are as in the baseline."""
 
     values: dict[str, str]
     source: str = Field(min_length=3)
 
 
-class AxesFile(_Table):
+class AxesFile(DataTable):
     """A file of ``fixtures/matrix``."""
 
     schema_version: Literal[1]
@@ -171,11 +167,11 @@ class AxesFile(_Table):
     description: str
     axes: dict[_Name, Axis] = Field(min_length=1)
     incompatible: tuple[Incompatible, ...] = ()
-    named: dict[_Name, Named] = {}
+    named: dict[_Name, Named] = Field(default_factory=dict)
     #: Features in the order in which they were merged: each newer one is tried with each before.
     features: tuple[dict[str, str], ...] = ()
     #: What a build of one's own switches on; ``--matrix-build NAME`` takes its settings.
-    builds: dict[_Name, str] = {}
+    builds: dict[_Name, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _consistent(self) -> AxesFile:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from sm121.core.data_file import Record
 from sm121.core.errors import UsageError
 from sm121.core.files import write_text
 from sm121.core.printable import printable
@@ -17,7 +18,7 @@ from sm121.matrix.axes import AxesFile, Choice, Space, identity, label
 from sm121.matrix.covering import Array, coverage, parse_strength
 from sm121.matrix.covering import build as build_array
 from sm121.matrix.isolation import FailingSet, smallest
-from sm121.matrix.outcome import CellOutcome, CellRecord, StrictModel
+from sm121.matrix.outcome import CellOutcome, CellRecord
 
 PairState = Literal["works", "broken", "incompatible", "unknown"]
 _SIGN: dict[PairState, str] = {
@@ -30,7 +31,7 @@ _LONGEST = 300
 MARKDOWN = "FEATURE_MATRIX.md"
 
 
-class CoverageReport(StrictModel):
+class CoverageReport(Record):
     """Combinations of so many values."""
 
     strength: int
@@ -42,7 +43,7 @@ class CoverageReport(StrictModel):
     incompatible: int
 
 
-class FailingSetReport(StrictModel):
+class FailingSetReport(Record):
     """Values that fail together."""
 
     values: dict[str, str]
@@ -53,7 +54,7 @@ class FailingSetReport(StrictModel):
     text: str
 
 
-class MatrixFile(StrictModel):
+class MatrixFile(Record):
     """The whole of matrix.json."""
 
     schema_version: int = 1

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from sm121.core.data_file import Record
 from sm121.matrix.axes import Choice
 
 StepName = Literal["start", "path", "answers", "equivalence", "stress", "alive", "performance"]
@@ -42,13 +43,7 @@ class CellOutcome(StrEnum):
         )
 
 
-class StrictModel(BaseModel):
-    """A part of a file of the matrix; a key that it does not know is refused."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-class Step(StrictModel):
+class Step(Record):
     """One check of a cell. ``took_s`` is null for what costs nothing."""
 
     name: StepName
@@ -58,7 +53,7 @@ class Step(StrictModel):
     took_s: float = 0.0
 
 
-class CellRate(StrictModel):
+class CellRate(Record):
     """The decode rate of a cell, and against the baseline's."""
 
     metric: str
@@ -71,7 +66,7 @@ class CellRate(StrictModel):
     allowed: float | None = None
 
 
-class AnswerDifference(StrictModel):
+class AnswerDifference(Record):
     """How a cell's answers agree with the baseline's, token by token."""
 
     worst_nats: float
@@ -79,7 +74,7 @@ class AnswerDifference(StrictModel):
     top1: float
 
 
-class CellRecord(StrictModel):
+class CellRecord(Record):
     """A cell that has ended, as it is kept in ``matrix/state.jsonl``."""
 
     id: str
