@@ -11,20 +11,22 @@ import pytest
 HERE = Path(__file__).parent
 BEGINNING = ["levels found", "tests selected", "opened"]
 END = ["report written", "released"]
-#: After the last test, in a process that runs tests itself.
-LOOK_AGAIN = "box read again"
+LAST = "last test ended"
 
 
 @pytest.fixture
 def begin(start_pytest, fault_server, tmp_path):
     """Start a run, attached to a server; gives it and a reader of each process's steps."""
 
-    def start(*arguments):
+    def start(*arguments, samples: str = "{}"):
         server = fault_server()
         run = start_pytest(
             *("-p", "meta_tests.scenarios.log_of_steps", "--arch", "cpu"),
             *("--base-url", server.base_url, "--api-key", server.key, *arguments),
-            environment={"SM121_META_STEPS": str(tmp_path / "steps-")},
+            environment={
+                "SM121_META_STEPS": str(tmp_path / "steps-"),
+                "SM121_META_SAMPLES": samples,
+            },
         )
 
         def steps(process: str = "main") -> list[str]:
@@ -43,24 +45,20 @@ VERDICTS = "meta_tests/scenarios/verdicts.py"
 def test_a_run_that_passes(begin):
     run, steps = begin(f"{VERDICTS}::test_pass")
     assert run.wait() == 0, run.output
-    assert steps() == [*BEGINNING, "decided PASS", LOOK_AGAIN, "closed PASS", *END]
+    assert steps() == [*BEGINNING, "decided PASS", LAST, "closed PASS", *END]
 
 
 def test_a_run_that_fails(begin):
     run, steps = begin(f"{VERDICTS}::test_fail", f"{VERDICTS}::test_invalid")
     assert run.wait() == 1, run.output
-    assert steps() == [
-        *(*BEGINNING, "decided FAIL", "decided INVALID", LOOK_AGAIN, "closed FAIL", *END)
-    ]
+    assert steps() == [*(*BEGINNING, "decided FAIL", "decided INVALID", LAST, "closed FAIL", *END)]
 
 
 def test_a_run_whose_server_may_not_be_well(begin):
     """The cause of a time-out is looked for before the test is decided."""
-    run, steps = begin("meta_tests/scenarios/endings.py::test_waits", "--timeout=2")
+    run, steps = begin("meta_tests/scenarios/out_of_time.py")
     assert run.wait() == 1, run.output
-    assert steps() == [
-        *(*BEGINNING, "crash looked for", "decided FAIL", LOOK_AGAIN, "closed FAIL", *END)
-    ]
+    assert steps() == [*(*BEGINNING, "crash looked for", "decided FAIL", LAST, "closed FAIL", *END)]
 
 
 def test_a_run_that_is_interrupted(begin):
@@ -69,21 +67,33 @@ def test_a_run_that_is_interrupted(begin):
     run.wait_for("endings.py", 60)
     os.kill(run.process.pid, signal.SIGINT)
     assert run.wait() == 2, run.output
-    assert steps() == [*BEGINNING, "decided PASS", "closed NOT_RUN", *END]
+    assert steps() == [*BEGINNING, "decided PASS", LAST, "closed NOT_RUN", *END]
+
+
+def test_a_run_that_measures(begin):
+    """The machine is read again before anything is stored or closed."""
+    samples = '{"ttft_p50": [90.0, 91.0, 92.0, 90.5, 91.5, 90.2]}'
+    run, steps = begin("meta_tests/scenarios/measurements.py", samples=samples)
+    run.wait()
+    assert steps()[:3] == BEGINNING
+    after = steps()[steps().index("box read again") :]
+    assert after[:2] == ["box read again", LAST] and after[-2:] == END, run.output
 
 
 def test_a_shard_of_a_run(begin):
     run, steps = begin(f"{VERDICTS}::test_pass", "--shard=1/2")
     assert run.wait() == 0, run.output
-    assert steps() == [*BEGINNING, "decided PASS", LOOK_AGAIN, "closed PASS", *END]
+    assert steps() == [*BEGINNING, "decided PASS", LAST, "closed PASS", *END]
 
 
 def test_a_run_that_loses_a_worker(begin):
     """The controller opens the run after a worker has, and closes it when the parts are merged."""
-    run, steps = begin("meta_tests/scenarios/spread.py", "-n2", "-k", "kills_its or in_order")
+    run, steps = begin(
+        "meta_tests/scenarios/spread.py", "-n2", "-k", "among or in_order or all_the_same"
+    )
     assert run.wait() == 1, run.output
     controller = [step for step in steps() if step != "a worker ended"]
-    assert controller == ["opened", LOOK_AGAIN, "workers' parts merged", "closed FAIL", *END]
+    assert controller == ["opened", LAST, "workers' parts merged", "closed FAIL", *END]
     assert steps().count("a worker ended") >= 2
     assert steps().index("workers' parts merged") > max(
         index for index, step in enumerate(steps()) if step == "a worker ended"
@@ -91,7 +101,7 @@ def test_a_run_that_loses_a_worker(begin):
     lost = [name for name in ("gw0", "gw1") if "released" not in steps(name)]
     assert len(lost) == 1 and steps(lost[0])[:3] == BEGINNING
     (other,) = {"gw0", "gw1"} - set(lost)
-    assert steps(other)[:3] == BEGINNING and steps(other)[-4] == LOOK_AGAIN
+    assert steps(other)[:3] == BEGINNING and steps(other)[-4] == LAST
     assert steps(other)[-2:] == END
 
 

@@ -232,7 +232,8 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
         if run is not None:
             if run.box is not None and not run.interrupted:
                 run.box.read_at_the_end()
-            _step("box read again")
+                _step("box read again")
+            _step("last test ended")
             benchmarks.keep_history(
                 session.config, run, session.config.stash.setdefault(DETAILS, details.Details())
             )
