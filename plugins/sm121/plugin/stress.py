@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from sm121.answers.agreement import Bound
-from sm121.answers.log_probabilities import bound_for
 from sm121.core.server import Server
 from sm121.engines.capabilities import Capabilities
 from sm121.plugin.stash import LEVEL
@@ -26,9 +24,7 @@ def stress(
         return known[1]
     if known is not None:
         known[1].close()
-    profile = conformance.profile
-    own = bound_for(profile.correctness.agreement, server, profile, "agreement")
-    made = Stress(conformance, server, capabilities, Bound(own.max_abs, own.mean_abs, own.fork))
+    made = Stress(conformance, server, capabilities)
     pytestconfig.stash[_STRESS] = (server, made)
     return made
 

@@ -163,9 +163,10 @@ class Session:
             return f"the run was ended: {self.aborted[1]}"
         if self.distrusted is not None:
             return self.distrusted
-        unfit = [finding for finding in self.findings if finding.severity == "error"]
-        if unfit:
-            return f"no server is started on a machine that is not fit: {unfit[0].message}"
+        if self.attached is None:
+            unfit = [finding for finding in self.findings if finding.severity == "error"]
+            if unfit:
+                return f"no server is started on a machine that is not fit: {unfit[0].message}"
         return None
 
     def server(self, configuration: str | None = None) -> Server:

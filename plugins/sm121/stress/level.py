@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 from sm121.answers.agreement import Bound
+from sm121.answers.log_probabilities import bound_for
 from sm121.answers.prompts import continuations
 from sm121.client.completions import Asker
 from sm121.client.connection import Patience
@@ -52,7 +53,8 @@ class Stress:
     Args:
         harness: is told of the server's state by `Harness.observer`; memory.json and soak.json are
             written into its directory.
-        bound: how far an answer may be from the one that its prompt has alone.
+        bound: how far an answer may be from the one that its prompt has alone (default: the
+            profile's for the server's dtype).
 
     Raises:
         NotRun: the server cannot do what all loads need, or does not stream.
@@ -60,9 +62,17 @@ class Stress:
     """
 
     def __init__(
-        self, harness: Harness, server: Server, capabilities: Capabilities, bound: Bound
+        self,
+        harness: Harness,
+        server: Server,
+        capabilities: Capabilities,
+        bound: Bound | None = None,
     ) -> None:
         capabilities.require("completions", "token_ids", "ignore_eos")
+        if bound is None:
+            profile = harness.profile
+            own = bound_for(profile.correctness.agreement, server, profile, "agreement")
+            bound = Bound(own.max_abs, own.mean_abs, own.fork)
         self._harness = harness
         self._server = server
         self._capabilities = capabilities

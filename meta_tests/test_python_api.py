@@ -1,0 +1,51 @@
+"""The script of docs/python-api.md, run as it stands there, without pytest."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from protocol_faults import vllm_serving
+
+ROOT = Path(__file__).parent.parent
+#: Fails the script where it, or anything that it imports, imports pytest.
+WITHOUT_PYTEST = """
+import sys
+for name in ("pytest", "_pytest", "pytest_benchmark"):
+    sys.modules[name] = None
+"""
+
+
+def script() -> str:
+    """The block of the page that is marked for this test."""
+    page = (ROOT / "docs" / "python-api.md").read_text("utf-8")
+    return re.search(r"<!-- run: meta_tests/test_python_api.py.*?```python\n(.*?)```", page, re.S)[
+        1
+    ]
+
+
+def test_the_levels_run_from_a_plain_script_against_a_url(canary_bf16, tmp_path):
+    managed = vllm_serving(canary_bf16, tmp_path)
+    try:
+        endpoint = managed.start().endpoint
+        file = tmp_path / "judge.py"
+        file.write_text(WITHOUT_PYTEST + script())
+        ran = subprocess.run(
+            [sys.executable, str(file), endpoint.base_url, endpoint.api_key, str(managed.log)],
+            cwd=tmp_path, env={**os.environ, "PYTHONWARNINGS": "error::ResourceWarning"},
+            capture_output=True, text=True, timeout=400,
+        )  # fmt: skip
+    finally:
+        managed.stop()
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "Decision(verdict=<Verdict.PASS" in ran.stdout, ran.stdout
+    assert ran.stdout.splitlines()[-1].startswith("PASS"), ran.stdout
+    verdict = json.loads((tmp_path / "judged" / "verdict.json").read_text())
+    assert verdict["metrics"]["tg32@d0"]["value"] > 1 and not verdict["engine"]["managed"]
+    assert verdict["engine"]["path"]["attention"] == "CPU_ATTN"
+    assert (tmp_path / "judged" / "matrix" / "FEATURE_MATRIX.md").is_file()
+    assert (tmp_path / "judged" / "memory.json").is_file()
