@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from sm121.core.profile import Gate
-from sm121.core.verdict import Invalid, Verdict
 from sm121.measure.gate import decide
 from sm121.measure.measurement import Measurement
+from sm121.profile import Gate
+from sm121.verdict import Invalid, Verdict
 
 pytestmark = [pytest.mark.applies_to("cpu", "gpu")]
 

@@ -68,7 +68,7 @@ class Controller:
             )
 
         def say(what: str, line: str) -> None:
-            terminal.announce(self.config, what, line)
+            terminal.say(self.config, what, line)
 
         begun = psutil.Process().create_time()
         for kept in (settings.report_dir / "earlier").glob("*"):

@@ -16,7 +16,7 @@ from sm121.measure.plan import Plan
 from sm121.performance.bench import Bench, PerformanceChecks
 from sm121.plugin.benchmarks import MetricRecorder
 from sm121.plugin.stash import SETTINGS
-from sm121.plugin.terminal import announce
+from sm121.plugin.terminal import say
 from sm121.session.session import Session
 
 _LINE_EVERY_S = 10.0
@@ -56,7 +56,7 @@ class Display:
             self._status.update(line)
         elif time.monotonic() >= self._next:
             self._next = time.monotonic() + _LINE_EVERY_S
-            announce(self._config, "measuring", line)
+            say(self._config, "measuring", line)
 
     def stop(self) -> None:
         """Take the line off the terminal."""

@@ -414,7 +414,7 @@ def _open(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
         chosen,
         [(item.stash[ID], item.stash[LEVEL]) for item in tests],
         inapplicable=[item.stash[ID] for item in tests if selection.is_inapplicable(item, chosen)],
-        say=lambda what, line: terminal.announce(config, what, line),
+        say=lambda what, line: terminal.say(config, what, line),
         verbose=config.option.verbose > 0,
     )
     config.stash[SESSION] = session

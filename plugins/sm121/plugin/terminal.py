@@ -74,7 +74,7 @@ def target(session: Session) -> list[str]:
     ]
 
 
-def announce(config: pytest.Config, what: str, line: str) -> None:
+def say(config: pytest.Config, what: str, line: str) -> None:
     """Show progress of long work at once, past pytest's capturing."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     capture = config.pluginmanager.get_plugin("capturemanager")

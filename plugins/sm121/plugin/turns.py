@@ -15,7 +15,7 @@ from sm121.core import architecture
 from sm121.measure import turns
 from sm121.measure.turns import Turn, Turns
 from sm121.plugin.stash import LEVEL, SESSION, SETTINGS
-from sm121.plugin.terminal import announce
+from sm121.plugin.terminal import say
 from sm121.session.session import Session
 
 _TURNS = pytest.StashKey[Turns]()
@@ -75,7 +75,7 @@ def _takes_turns(config: pytest.Config) -> bool:
 def _turns(config: pytest.Config) -> Turns:
     if _TURNS not in config.stash:
         try:
-            config.stash[_TURNS] = Turns(lambda line: announce(config, "turn", line))
+            config.stash[_TURNS] = Turns(lambda line: say(config, "turn", line))
         except OSError as error:
             raise pytest.UsageError(
                 f"{error.filename}: expected a lock file of this user, by which runs of the suite "
