@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,11 @@ def test_a_wheel_has_the_data(tmp_path):
         "sm121/py.typed",
     ):
         assert name in listing, f"required in the wheel: {name}"
+
+
+def test_a_wheel_has_every_package():
+    """An editable install finds a package that pyproject does not name; a wheel lacks it."""
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    folders = [file.parent for file in (ROOT / "plugins" / "sm121").rglob("__init__.py")]
+    found = {".".join(folder.relative_to(ROOT / "plugins").parts) for folder in folders}
+    assert found | {"sm121.fixtures"} == set(named)
