@@ -1,4 +1,4 @@
-"""Correctness: the server's answers are right, complete, and the same however they are asked for.
+"""Correctness: the server's answers are right and complete, and the same in every way of asking.
 
 All requests are greedy (temperature 0) unless the test is about sampling.
 """
@@ -31,33 +31,33 @@ pytestmark = [pytest.mark.correctness, pytest.mark.applies_to("cpu", "gpu")]
 
 
 def test_known_answers(sdk, profile):
-    """Facts that every capable checkpoint of this profile knows."""
+    """The model knows facts that every capable checkpoint of this profile knows."""
     sdk.knows(profile.correctness)
 
 
 @pytest.mark.parametrize("asked", [1, 7, 32])
 def test_token_counts_are_exact(sdk, asked):
-    """As many tokens as asked for, and usage says how many there are."""
+    """The answer has as many tokens as were asked for, and usage gives that number."""
     accounting.counts_are_exact(sdk, asked)
 
 
 def test_log_probabilities_are_finite(sdk):
-    """Every log-probability is a finite number, none above 0, and the chosen token's is there."""
+    """Every log-probability is finite and not above 0. The chosen token's is there."""
     logprobs.are_finite(sdk)
 
 
 def test_streaming_equals_not_streaming(sdk, attempts):
-    """The same tokens, whether they come at once or one by one, with the same usage."""
+    """A streamed answer has the same tokens and usage as one that is not streamed."""
     streaming.equals_not_streaming(sdk, attempts)
 
 
 def test_same_seed_same_tokens(sdk, attempts):
-    """Sampling with one seed repeats itself; another seed is free to differ."""
+    """Sampling twice with one seed gives the same tokens. Another seed may differ."""
     sampling.seed_repeats_itself(sdk, attempts)
 
 
 def test_seed_is_used(sdk):
-    """Of eight seeds at a high temperature, not all may give the same tokens: the seed is read."""
+    """The seed is used: eight seeds at a high temperature do not all give the same tokens."""
     options = {"max_tokens": 8, "temperature": 2.0, "extra_body": {"ignore_eos": True}}
     answers = (sdk.complete(seed=seed, **options).choices[0].token_ids for seed in range(8))
     different = set(map(tuple, answers))
@@ -66,13 +66,12 @@ def test_seed_is_used(sdk):
     )
 
 
-# Against the reference model in float64, where the model fits. How small a defect each tolerance
-# catches is in docs/ablation.md, and which wrong models these tests were seen failing on in
-# docs/model-faults.md.
+# Against the reference model in float64, where the model is small enough. docs/ablation.md says how
+# small a defect each tolerance catches. docs/model-faults.md lists wrong models that failed.
 
 
 def test_prompt_log_probabilities_agree_with_the_oracle(asker, reference):
-    """The server's mathematics, over prompts that cross the sliding window and KV blocks."""
+    """Prompt log-probabilities agree with the oracle across the sliding window and KV blocks."""
     log_probabilities.prompts_agree(asker, reference)
 
 
@@ -83,73 +82,75 @@ def test_no_known_small_mistake_is_in_the_log_probabilities(asker, reference, mi
 
 
 def test_generated_log_probabilities_agree_with_the_oracle(asker, reference):
-    """Decoding chooses the best token, and all log-probabilities told at its place are right."""
+    """Decoding chooses the best token, and all log-probabilities reported at its place are
+    right."""
     log_probabilities.generations_agree(asker, reference, log_probabilities.prompts())
 
 
 def test_generation_past_the_original_context_agrees_with_the_oracle(asker, reference):
-    """Across YaRN's original 4096 positions, 32 KV blocks and prefill in chunks."""
+    """Answers agree across YaRN's original 4096 positions, 32 KV blocks and chunked prefill."""
     log_probabilities.generations_agree(asker, reference, [log_probabilities.long_prompt()])
 
 
-# The same, asked in another way. Tokens are equal where the engine promises it; else they are
-# judged within the noise, and both ways are right where two tokens are equally likely.
+# The same request, asked in another way. Tokens are equal where the engine promises it. Elsewhere
+# they are judged within the noise: where two tokens are equally likely, both are right.
 
 
 def test_alone_equals_in_a_batch(continuations):
-    """A prompt has the same answer alone and among others of other lengths, in any order."""
+    """A prompt has the same answer alone and in a batch with prompts of other lengths, in any
+    order."""
     continuations.equal_in_a_batch()
 
 
 def test_cold_equals_a_hit_of_the_prefix_cache(continuations, prefix_cache_hits):
-    """The same answer when the prompt's blocks are taken from the cache."""
+    """A prompt has the same answer when its blocks come from the prefix cache."""
     continuations.equal_from_the_prefix_cache(prefix_cache_hits)
 
 
 def test_one_prefill_equals_a_chunked_one(continuations):
-    """Prompts that are prefilled in pieces, as too long for one step, have the same answer."""
+    """A prompt that is prefilled in chunks has the same answer."""
     continuations.equal_in_chunks()
 
 
 def test_streamed_ids_equal_those_at_once(continuations):
-    """Streaming changes nothing: neither tokens nor text nor their number."""
+    """Streaming does not change the tokens, the text or their number."""
     continuations.equal_streamed()
 
 
 def test_a_prompt_of_ids_equals_its_text(continuations):
-    """A prompt given as the token ids of a text has the answer that the text has."""
+    """A prompt given as token ids has the same answer as its text."""
     continuations.equal_as_token_ids()
 
 
 def test_repeated_equals_itself(continuations):
-    """The same request, again and again, has the same answer."""
+    """A request that is repeated has the same answer each time."""
     continuations.equal_repeated()
 
 
 def test_before_equals_after_an_aborted_request(continuations):
-    """Clients that hang up, some in a batch, leave nothing behind."""
+    """Answers are the same after clients hung up, some of them in a batch."""
     continuations.equal_after_aborted_requests()
 
 
-# Sanity that needs nothing but the server.
+# Sanity checks that need only the server.
 
 
 def test_texts_go_on_sensibly(continuations):
-    """No loops, no `!!!!`, no noise where the text has one obvious continuation."""
+    """Texts with one obvious continuation go on without loops, `!!!!` or noise."""
     continuations.go_on_sensibly()
 
 
 def test_answers_are_as_long_as_they_should_be(sdk, profile, conformance):
-    """The mean length of answers to a fixed set of questions, and none cut off."""
+    """Answers to fixed questions have the expected mean length, and none is cut off."""
     sdk.answer_lengths_fit(profile, conformance.remark)
 
 
-# Against a trusted run, and questions with known answers: where a file was given.
+# Against a trusted run, and on questions with known answers. These need a file from the user.
 
 
 @pytest.mark.asked_for("--record-golden")
 def test_golden_file_is_recorded(recorder, conformance):
-    """Two recordings of the same server have the same tokens; the first is kept."""
+    """Two recordings of the same server have the same tokens. The first is kept."""
     first, path = recorder(), conformance.settings.record_golden
     golden.save_repeated(first, recorder(), path)
     conformance.remark(f"golden file: {path} ({len(first.answers)} prompts)")
@@ -157,7 +158,7 @@ def test_golden_file_is_recorded(recorder, conformance):
 
 @pytest.mark.asked_for("--golden")
 def test_answers_agree_with_the_golden_file(asker, golden_file, golden_bound, conformance):
-    """KL divergence, top-1 agreement and the worst token, against a trusted run."""
+    """KL divergence, top-1 agreement and the worst token agree with a trusted run."""
     environment = conformance.file.environment
     found = golden.compare(golden_file, asker, prompts.continuations(), golden_bound, environment)
     conformance.remark(f"golden: {found.summary()}")
@@ -169,7 +170,7 @@ def test_answers_agree_with_the_golden_file(asker, golden_file, golden_bound, co
 @pytest.mark.slow("starts a server for each of the profile's correctness.same_answers")
 @pytest.mark.timeout(1800)
 def test_other_configurations_give_the_same_answers(recorder, servers, profile, golden_bound):
-    """Compiled = eager, with speculation = without, past the sliding window."""
+    """Eager equals compiled, and speculation equals none, past the sliding window."""
     trusted = recorder()
     for name in profile.correctness.same_answers:
         if name != profile.under_test:
@@ -180,7 +181,8 @@ def test_other_configurations_give_the_same_answers(recorder, servers, profile, 
 
 @pytest.mark.asked_for("--accuracy")
 def test_accuracy(sdk, profile, conformance):
-    """Exact match on questions of the user, with its 95 % interval; all outputs are kept."""
+    """Enough of the user's questions are answered correctly, by the 95 % interval of the share. All
+    outputs are kept."""
     settings, kept = conformance.settings, conformance.directory / "accuracy.jsonl"
     baseline = settings.accuracy_baseline
     accuracy.judge(settings.accuracy, baseline, sdk.answer_to, profile, kept, conformance.remark)
@@ -188,28 +190,28 @@ def test_accuracy(sdk, profile, conformance):
 
 # The protocol: parameters are obeyed, and answers say what they are.
 #
-# `api` holds every answer against the published schema, and against what must hold in any answer:
-# one id, the model's name, each choice once, usage that adds up, no special token in a text.
+# `api` checks every answer by the published schema, and by what must hold in any answer: one id,
+# the model's name, each choice once, usage that adds up, no special token in a text.
 
 
 def test_usage_equals_the_ids(api):
-    """Usage counts the ids that came, at a natural end, at the limit, and over several choices."""
+    """Usage counts the ids that came: at a natural end, at the limit, and over several choices."""
     accounting.usage_equals_the_ids(api)
 
 
 def test_usage_of_a_stream_equals_the_ids(api):
-    """The last chunk of a stream counts the ids of all chunks."""
+    """Usage in the last chunk of a stream counts the ids of all chunks."""
     accounting.usage_of_a_stream_equals_the_ids(api)
 
 
 def test_sixteen_tokens_by_default(api):
-    """max_tokens of /v1/completions is 16 when nothing is said."""
+    """max_tokens of /v1/completions is 16 by default."""
     seen = api.complete(PROMPT, ignore_eos=True)["usage"]["completion_tokens"]
     assert seen == 16, f"required: 16 tokens, seen: {seen}"
 
 
 def test_top_p_is_kept(api, profile):
-    """With hardly any share left, the likeliest token is all that can be sampled."""
+    """With a tiny top_p only the likeliest token is sampled."""
     sampling.top_p_is_kept(api, profile.correctness)
 
 
@@ -222,12 +224,12 @@ def test_nothing_is_cut_off(api, profile):
 
 
 def test_a_chat_obeys_temperature_and_seed(sdk, profile, attempts):
-    """Hot sampling differs from seed to seed, and one seed repeats itself."""
+    """A high temperature differs from seed to seed. One seed repeats itself."""
     sampling.chat_obeys_temperature_and_seed(sdk, profile.correctness, attempts)
 
 
 def test_a_chat_obeys_stop(api, profile, conformance):
-    """Nothing follows the stop string, and finish_reason says that it ended there."""
+    """Nothing follows the stop string, and finish_reason says that the chat ended there."""
     endings.chat_obeys_stop(api, profile.correctness, conformance.remark)
 
 
@@ -239,7 +241,7 @@ def test_max_completion_tokens_limits_a_chat(api, profile):
 
 
 def test_min_tokens_is_kept(api, profile):
-    """No end before min_tokens, where the answer would have ended by itself."""
+    """The answer does not end before min_tokens, where it would otherwise have ended."""
     api.capabilities.require("min_tokens")
     least = endings.natural_length(api, profile.correctness) + 6
     answer = api.complete(harmony.PROMPT, min_tokens=least, max_tokens=least + 6)
@@ -257,7 +259,7 @@ def test_ignore_eos_goes_on(api, profile):
 
 
 def test_a_stop_string_ends_the_text(api):
-    """The text stops before the string, wherever that lies between tokens, streamed or not."""
+    """The text stops before the string, also between tokens, streamed or not."""
     endings.stop_string_ends_the_text(api)
 
 
@@ -267,22 +269,22 @@ def test_a_stop_token_ends_the_answer(api):
 
 
 def test_special_tokens_never_leak(api):
-    """No text has a special token: not at a natural end, and not in a stream."""
+    """No text has a special token, neither at a natural end nor in a stream."""
     endings.special_tokens_are_hidden(api)
 
 
 def test_logit_bias_is_obeyed(api):
-    """A ban of -100 keeps the likeliest token away; +100 puts another one in its place."""
+    """A bias of -100 bans the likeliest token. A bias of +100 puts another one in its place."""
     sampling.logit_bias_is_obeyed(api)
 
 
 def test_log_probabilities_name_the_chosen_token(api):
-    """One entry a token; the chosen one, greedy, is the likeliest of those listed."""
+    """There is one entry a token. The greedy choice is the likeliest of those listed."""
     logprobs.name_the_chosen_token(api)
 
 
 def test_log_probabilities_of_a_chat_are_whole(api, profile):
-    """An entry for each generated token, its bytes its text, the chosen one among those listed."""
+    """Each generated token has an entry with the bytes of its text, and is among those listed."""
     logprobs.of_a_chat_are_whole(api, profile.correctness)
 
 
@@ -295,7 +297,7 @@ def test_echo_gives_the_prompt_back(api):
 
 
 def test_each_choice_is_its_own(api):
-    """n choices come with n indices, and are sampled apart, streamed or not."""
+    """n choices have n indices and are sampled separately, streamed or not."""
     asked = {"max_tokens": 12, "n": 4, "temperature": 2.0, "seed": 5}
     answer = api.complete(PROMPT, **asked)["choices"]
     streamed = stream.completion_of(api.stream_completion(PROMPT, **asked))
@@ -305,7 +307,7 @@ def test_each_choice_is_its_own(api):
 
 
 def test_answers_belong_to_their_prompts(api, profile):
-    """In the order of the prompts, in one request and one after the other."""
+    """Answers come in the order of the prompts, in one request and in several."""
     sampling.answers_belong_to_their_prompts(api, profile.correctness)
 
 
@@ -319,19 +321,19 @@ def test_chats_end_in_a_final_message(api, profile):
 
 @pytest.mark.parametrize("effort", ["low", "medium", "high"])
 def test_tokens_of_a_chat_are_harmony(api, profile, effort):
-    """The first token is the channel token, and every message is begun and ended."""
+    """The first token is the channel token, and every message has a begin and an end."""
     chats.are_harmony(api, profile.correctness, effort)
 
 
 def test_first_token_is_the_channel_token(api, profile):
-    """A chat begins with the channel token, by its log-probabilities where there are no ids."""
+    """A chat begins with the channel token. Log-probabilities show it where there are no ids."""
     answer = api.chat(profile.correctness.chats[0].question, max_tokens=3, logprobs=True)
     first = answer["choices"][0]["logprobs"]["content"][0]["token"]
     assert first == "<|channel|>", f"required: <|channel|>, seen: {first!r}"
 
 
 def test_tool_calls_are_right_every_time(api, profile):
-    """pass^k: one call of the right tool with the right arguments, and nothing in the content."""
+    """pass^k: one call of the right tool with the right arguments, and no content."""
     tools.called_every_time(api, profile.correctness)
 
 
@@ -346,7 +348,7 @@ def test_a_tool_can_be_required(api, profile):
 
 
 def test_tools_can_be_forbidden(api, profile):
-    """tool_choice "none" calls no tool, though one would help."""
+    """tool_choice "none" calls no tool, even if one would help."""
     tools.forbidden(api, profile.correctness)
 
 
@@ -357,23 +359,23 @@ def test_tools_are_called_in_parallel(api, profile):
 
 
 def test_a_tool_result_is_answered(api, profile):
-    """Question, call, result: then the answer says what the result says."""
+    """After question, call and result, the answer says what the result says."""
     tools.results_are_answered(api, profile.correctness)
 
 
 @pytest.mark.parametrize("with_tools", [False, True], ids=["message", "tool call"])
 def test_deltas_add_up_to_the_message(api, profile, with_tools):
-    """A streamed chat is the same message as one that comes at once, with the same usage."""
+    """A streamed chat is the same message, with the same usage, as one that is not streamed."""
     streaming.deltas_add_up(api, profile.correctness, with_tools=with_tools)
 
 
 def test_a_response_has_reasoning_and_message(api, profile):
-    """Responses: an item for the reasoning, one for the message, and the status completed."""
+    """A response has a reasoning item, a message item and the status completed."""
     responses.has_reasoning_and_message(api, profile.correctness)
 
 
 def test_a_response_that_was_cut_off_says_so(api, profile):
-    """The status is incomplete, with the reason."""
+    """A response that was cut off has the status incomplete, with the reason."""
     answer = api.respond(profile.correctness.chats[0].question, max_output_tokens=8)
     reason = (answer.get("incomplete_details") or {}).get("reason")
     assert (answer["status"], reason) == ("incomplete", "max_output_tokens"), (
@@ -382,25 +384,25 @@ def test_a_response_that_was_cut_off_says_so(api, profile):
 
 
 def test_a_response_calls_a_tool_and_reads_its_result(api, profile):
-    """A function_call item, and after its output a message that says what it says."""
+    """A response has a function_call item. After its output a message says what the output says."""
     responses.calls_and_reads_the_result(api, profile.correctness)
 
 
 def test_events_of_a_response_add_up(api, profile):
-    """The events come in order, and their deltas are the text of the response at the end."""
+    """The events come in order, and their deltas add up to the text of the response."""
     responses.events_add_up(api, profile.correctness)
 
 
-# Structured output: every sample is valid, also where the model would rather say something else.
+# Structured output: every sample is valid, also where the model prefers other text.
 
 
 def test_json_schema_is_kept(api, profile):
-    """Each sample of a chat has a final message, and that is JSON by the schema."""
+    """Each sample of a chat has a final message that is JSON by the schema."""
     structured_output.keeps_json_schema(api, profile.correctness)
 
 
 def test_regex_is_kept(api):
-    """Each sample of a completion matches, wholly."""
+    """Each sample of a completion matches as a whole."""
     pattern = "[A-Z]{3}-[0-9]{2,4}"
     texts = structured_output.samples(api, "regex", pattern)
     wrong = [text for text in texts if not re.fullmatch(pattern, text)]
@@ -420,17 +422,17 @@ def test_choice_is_kept_in_a_chat(api, judge, profile):
     structured_output.keeps_choice_in_a_chat(api, judge, profile.correctness)
 
 
-# API conformance: what the published reference specifies and implies; the rest is a note.
+# API conformance: what the published reference specifies and implies. The rest is a remark.
 
 
 def test_models_are_as_published(api):
-    """The list of models by its schema, with the one that is served."""
+    """The list of models follows its schema and has the served model."""
     listed = [entry["id"] for entry in api.models()["data"]]
     assert api.model in listed, f"required: {api.model}, seen: {listed}"
 
 
 def test_answers_are_as_published(api, profile):
-    """A completion and a chat by their schema, with log-probabilities and without."""
+    """A completion and a chat follow their schema, with log-probabilities and without."""
     question = profile.correctness.chats[0].question
     for options in ({"max_tokens": 3}, {"max_tokens": 3, "logprobs": 2}):
         if "logprobs" not in options or api.capabilities.can("logprobs"):
@@ -447,12 +449,13 @@ def test_the_sdk_reads_what_the_server_says(sdk, profile):
 
 @pytest.mark.parametrize("logprobs", [None, 2], ids=["plain", "with log-probabilities"])
 def test_streams_are_as_published(api, logprobs):
-    """Chunks by their schema, one id, one finish_reason, usage in the last, [DONE] at the end."""
+    """Chunks follow their schema: one id, one finish_reason, usage in the last, [DONE] at the
+    end."""
     streaming.is_as_published(api, logprobs)
 
 
 def test_answers_have_ids_and_times(api):
-    """No two answers have one id, and they were made at a Unix time in seconds."""
+    """No two answers have the same id. Their times are Unix times in seconds."""
     answers = [api.complete(PROMPT, max_tokens=1) for _ in range(3)]
     ids = {answer["id"] for answer in answers}
     assert len(ids) == len(answers), f"required: {len(answers)} ids, seen: {sorted(ids)}"
@@ -463,7 +466,7 @@ def test_answers_have_ids_and_times(api):
 
 
 def test_a_stream_without_usage_has_none(api):
-    """Usage comes only when it was asked for."""
+    """A stream has usage only when the request asked for it."""
     seen = api.stream_completion(PROMPT, usage=False, max_tokens=3)
     having = [chunk for chunk in seen.chunks if chunk.get("usage")]
     assert not having, f"required: no usage, seen: {having}"
@@ -471,17 +474,19 @@ def test_a_stream_without_usage_has_none(api):
 
 @pytest.mark.api_cases
 def test_request(judge, case):
-    """A request is refused with a 4xx and an error object, or served; then all is as before."""
+    """A request is served, or refused with a 4xx and an error object. The server then answers as
+    before."""
     judge(case)
 
 
 def test_an_error_of_a_stream_is_an_error(api):
-    """A request that is refused is refused with a status, not with a stream that ends badly."""
+    """A bad streaming request is refused with a status, not with a stream that breaks off."""
     streaming.refuses_with_a_status(api)
 
 
 def test_no_harmony_error_in_the_log(server):
-    """Nothing of what was asked above broke harmony's parser. The last test of the level."""
+    """None of the requests of this level broke harmony's parser. This is the last test of the
+    level."""
     if server.log is None:
         raise NotRun("no log of the attached server; give --server-log")
     seen = harmony.errors_in(server.log)

@@ -1,7 +1,7 @@
-"""Kernel: what ran is what was asked for, and computes the right thing.
+"""Kernel: the kernels that ran are those that were asked for, and their results are right.
 
 When the kernel path contradicts what was asked for, numbers of that configuration are INVALID. The
-numerics hold each operation of a kernel provider against the float64 oracle, at gpt-oss's shapes.
+numerics compare each operation of a kernel provider with the float64 oracle, at gpt-oss's shapes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ pytestmark = [pytest.mark.kernel, pytest.mark.applies_to("cpu", "gpu")]
 
 
 def test_kernel_path_is_the_required_one(server, kernel_path, profile):
-    """Attention, MoE and KV layout as the profile requires; no fallback, no unknown variable."""
+    """Attention, MoE and KV layout are as the profile requires; no fallback, no unknown
+    variable."""
     if server.log is None:
         pytest.skip("NOT_RUN: no log of the attached server; give --server-log")
     wrong = requirement.contradictions(
@@ -32,7 +33,7 @@ def test_kernel_path_is_the_required_one(server, kernel_path, profile):
 
 
 def test_kernel_path_of_the_baseline_is_the_required_one(conformance, profile):
-    """The same of the configuration that everything is compared with."""
+    """The kernel path of the baseline is the required one, too."""
     log = conformance.log_of(profile.baseline)
     if log is None:
         pytest.skip("NOT_RUN: the smoke level starts the baseline, and it was not started")
@@ -41,14 +42,15 @@ def test_kernel_path_of_the_baseline_is_the_required_one(conformance, profile):
 
 
 def test_what_was_asked_for_is_what_ran(server, kernel_path):
-    """Arguments and variables against the evidence: with any difference, numbers are INVALID."""
+    """The evidence shows what arguments and variables asked for. With any difference, numbers are
+    INVALID."""
     if server.configuration is None:
         pytest.skip("NOT_RUN: what the attached server was started with is not known")
     requested.require_as_asked(server.configuration, kernel_path, server.log)
 
 
 def test_what_was_asked_of_the_baseline_is_what_ran(conformance, profile):
-    """The same of the configuration that everything is compared with."""
+    """The evidence of the baseline shows what its arguments and variables asked for, too."""
     log = conformance.log_of(profile.baseline)
     if log is None:
         pytest.skip("NOT_RUN: the smoke level starts the baseline, and it was not started")
@@ -57,13 +59,14 @@ def test_what_was_asked_of_the_baseline_is_what_ran(conformance, profile):
 
 
 def test_decode_runs_the_kernels_of_its_path(kernel_path, decode_profile, profile):
-    """Profiled decode steps: attention and MoE, by the kernels of the path, none forbidden."""
+    """Profiled decode steps run the path's kernels for attention and MoE, and no forbidden
+    kernel."""
     wrong = requirement.kernel_contradictions(profile.kernel_path, kernel_path, decode_profile)
     assert not wrong, "; ".join(wrong) + f". Evidence: {decode_profile.source}"
 
 
-# Numerics. In each of them an operation runs twice, on fresh inputs and into memory poisoned with
-# NaN and with a finite value; inputs stay as they were; what is declared deterministic is.
+# Numerics. Each test runs an operation twice, on fresh inputs, into memory poisoned with NaN and
+# with a finite value. Inputs must not change. What is declared deterministic must be so.
 
 PROPERTY = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
@@ -85,14 +88,14 @@ def blocks(bytes_per_block: int) -> st.SearchStrategy[tuple[int, int, bytes]]:
 
 @pytest.mark.kernel_cases("mxfp4_dequantisation")
 def test_mxfp4_decodes_exactly(kernels, case):
-    """Every byte with every scale has its one value; scale 0xFF makes a block NaN."""
+    """Every byte with every scale decodes to its one value. Scale 0xFF makes a block NaN."""
     assert not (wrong := kernels.wrong(case)), wrong
 
 
 @PROPERTY
 @given(blocks(17))
 def test_mxfp4_decodes_any_bytes_exactly(kernels, drawn):
-    """Bytes that nobody thought of, in shapes that nobody thought of."""
+    """Random bytes in random shapes decode exactly."""
     rows, count, data = drawn
     case = BytesCase("bytes", codec="mxfp4-decode", rows=rows, blocks=count, data=data)
     assert not (wrong := kernels.wrong(case)), wrong
@@ -100,13 +103,13 @@ def test_mxfp4_decodes_any_bytes_exactly(kernels, drawn):
 
 @pytest.mark.kernel_cases("mxfp4_quantisation")
 def test_mxfp4_encodes_by_its_rule(kernels, case):
-    """The scale of the declared rule, or of one rule throughout; each element the nearest."""
+    """Scales follow the declared rule, or one rule throughout. Each element is the nearest."""
     assert not (wrong := kernels.wrong(case)), wrong
 
 
 @pytest.mark.kernel_cases("mxfp8_quantisation")
 def test_mxfp8_encodes_by_its_rule(kernels, case):
-    """As MXFP4, with E4M3 elements."""
+    """Scales and elements follow the same rules as in MXFP4, with E4M3 elements."""
     assert not (wrong := kernels.wrong(case)), wrong
 
 
@@ -114,7 +117,7 @@ def test_mxfp8_encodes_by_its_rule(kernels, case):
 @PROPERTY
 @given(blocks(64))
 def test_any_finite_values_are_encoded_by_the_rule(kernels, codec, drawn):
-    """Any bfloat16 values, subnormal and huge ones beside each other."""
+    """Random bfloat16 values are encoded by the rule, with subnormal beside huge ones."""
     rows, count, data = drawn
     case = BytesCase("values", codec=codec, rows=rows, blocks=count, data=data)
     assert not (wrong := kernels.wrong(case)), wrong
@@ -122,62 +125,69 @@ def test_any_finite_values_are_encoded_by_the_rule(kernels, codec, drawn):
 
 @pytest.mark.kernel_cases("routing")
 def test_routing_takes_top_k_then_softmax(kernels, case):
-    """The k largest of 128 logits, softmax over those; ties may go either way."""
+    """Routing takes the k largest of 128 logits, then the softmax over those. Ties may go either
+    way."""
     assert not (wrong := kernels.wrong(case)), wrong
 
 
 @pytest.mark.kernel_cases("moe_token_counts")
 def test_moe_at_every_token_count(kernels, case):
-    """0, 1 to 16 tokens, and one before, at and after the tile edges 32, 128 and 320."""
+    """The MoE is right for 0 and 1 to 16 tokens, and around the tile edges 32, 128 and 320."""
     assert not (wrong := kernels.wrong(case)), wrong
 
 
 @pytest.mark.kernel_cases("moe_routing")
 def test_moe_under_every_routing(kernels, case):
-    """All tokens on one expert; experts without tokens hold NaN and are not to be seen."""
+    """The MoE is right when all tokens go to one expert. Experts without tokens hold NaN and are
+    not read."""
     assert not (wrong := kernels.wrong(case)), wrong
 
 
 @pytest.mark.kernel_cases("moe_block_scales")
 def test_moe_reads_every_block_scale(kernels, case):
-    """Each token lives in one block of 32 of one expert, so that no scale hides in a sum."""
+    """Every block scale is read. Each token uses one block of 32 of one expert, so no sum hides a
+    scale."""
     assert not (wrong := kernels.wrong(case)), wrong
 
 
 @pytest.mark.kernel_cases("moe_activation")
 def test_moe_activation_is_the_clamped_swiglu(kernels, case):
-    """Beyond the limit, near zero, with and without biases, strided inputs."""
+    """The activation is right beyond the limit, near zero, with and without biases, on strided
+    inputs."""
     assert not (wrong := kernels.wrong(case)), wrong
 
 
 @pytest.mark.kernel_cases("prefill")
 def test_prefill_attention(kernels, case):
-    """Ragged batches with and without the window of 128, an empty sequence among them."""
+    """Ragged batches are right with and without the window of 128, also with an empty sequence."""
     assert not (wrong := kernels.wrong(case)), wrong
 
 
 @pytest.mark.kernel_cases("prefill_sinks")
 def test_prefill_attention_sinks(kernels, case):
-    """No sinks, sinks that take everything, sinks that take nothing, and those side by side."""
+    """Prefill is right without sinks, with sinks that take everything or nothing, and with both
+    together."""
     assert not (wrong := kernels.wrong(case)), wrong
 
 
 @pytest.mark.kernel_cases("decode")
 def test_decode_attention(kernels, case):
-    """Lengths at the edges of pages and of the window; what lies after the last token is noise."""
+    """Lengths at the edges of pages and of the window are right. Values after the last token are
+    ignored."""
     assert not (wrong := kernels.wrong(case)), wrong
 
 
 @pytest.mark.kernel_cases("decode_sinks")
 def test_decode_attention_sinks(kernels, case):
-    """As in prefill."""
+    """Decode is right with the same sinks as prefill."""
     assert not (wrong := kernels.wrong(case)), wrong
 
 
 @pytest.mark.applies_to("gpu")
 @pytest.mark.kernel_cases("graph_replay")
 def test_cuda_graph_replay_equals_eager(kernels, case):
-    """Captured on other values: a replay follows its inputs and writes the whole output."""
+    """A graph captured on other values follows its inputs when replayed, and writes the whole
+    output."""
     assert not (wrong := kernels.wrong_replayed(case)), wrong
 
 
@@ -186,24 +196,25 @@ def test_cuda_graph_replay_equals_eager(kernels, case):
 @pytest.mark.timeout(7200)
 @pytest.mark.kernel_cases("tactics")
 def test_every_autotune_tactic(kernels, case):
-    """Each in a process of its own: a tactic that crashes or hangs is named, and takes no other."""
+    """Every tactic is right. Each runs in its own process, so one that crashes or hangs is
+    named."""
     assert not (wrong := kernels.wrong_with_a_tactic(case)), wrong
 
 
 # ------------------------------------------------------------------------------------- Benchmarks
-# Through pytest-benchmark: --benchmark-save and --benchmark-compare work. A number of a call that
-# computes something else, or that is faster than memory, is INVALID.
+# pytest-benchmark's --benchmark-save and --benchmark-compare work. The number is INVALID when the
+# call computed something else or was faster than memory.
 
 
 @pytest.mark.kernel_benchmarks
 def test_kernel_speed(kernels, case, benchmark):
-    """Seconds out of a cold cache, bytes moved, share of the measured bandwidth."""
+    """Records seconds from a cold cache, bytes moved, and the share of the measured bandwidth."""
     kernels.time(case, benchmark)
 
 
 # ------------------------------------------------------------------------------------ Compilation
-# For GB10, on any machine with nvcc. Judged by machine instructions: the exit status is 0 for code
-# that was replaced by software or by a trap.
+# For GB10, on any machine with nvcc. Machine instructions decide. The exit status does not: it is 0
+# also for code that was replaced by software or by a trap.
 
 
 def test_flashinfer_compiles_for_gb10(compilation):
@@ -214,14 +225,15 @@ def test_flashinfer_compiles_for_gb10(compilation):
 
 @pytest.mark.parametrize("probe", probes.names("probes"))
 def test_fp4_instruction(compilation, probe):
-    """Hardware on 120a, 121a, 120f, 121f; refused, or seen to be software, on plain 120 and 121."""
+    """FP4 is hardware on 120a, 121a, 120f and 121f. Plain 120 and 121 refuse it or show
+    software."""
     wrong = compilation.wrong_outcomes(probe)
     assert not wrong, "; ".join(wrong)
 
 
 @pytest.mark.parametrize("probe", probes.names("headers"))
 def test_flashinfer_header(compilation, probe):
-    """FlashInfer's own conversion and multiplication become the hardware's instructions."""
+    """FlashInfer's own conversion and multiplication compile to the hardware's instructions."""
     wrong = compilation.wrong_outcomes(probe)
     assert not wrong, "; ".join(wrong)
 
@@ -230,14 +242,14 @@ def test_flashinfer_header(compilation, probe):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("module", modules.names())
 def test_flashinfer_module(compilation, module):
-    """Attention, quantisation and the MoE of gpt-oss: what must be in their SASS is, no trap."""
+    """The SASS of gpt-oss's attention, quantisation and MoE has what it must have, and no trap."""
     wrong = compilation.wrong_in_module(module)
     assert not wrong, "; ".join(wrong)
 
 
 @pytest.mark.applies_to("gpu")
 def test_engine_has_code_for_this_gpu(conformance, profile):
-    """A wheel without machine code for the target is named before the first token is asked for."""
+    """The engine's libraries have machine code for this GPU."""
     configuration = conformance.managed_configuration(profile.under_test)
     found = interpreter.imports(
         configuration.python, libraries.PACKAGES, conformance.engine_environment(configuration)

@@ -1,9 +1,9 @@
-"""Matrix: features work together, not each alone only.
+"""Matrix: features work together, not only alone.
 
-A cell is a value for each axis of the profile, and its id is what differs from the baseline. Every
-allowed pair of values is in some cell (--matrix N|full|none). In each cell the server starts, runs
-what was asked for, knows its answers, gives the baseline's, alone and together, and is not slower
-than it may be. FEATURE_MATRIX.md and matrix.json in the report say what became of each.
+A cell has one value for each axis of the profile. Its id lists what differs from the baseline.
+Every allowed pair of values is in some cell (--matrix N|full|none). In each cell the server starts,
+runs what was asked for, knows the answers, and gives the same answers as the baseline, alone and
+together. It is not slower than allowed. FEATURE_MATRIX.md and matrix.json have the results.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ pytestmark = [pytest.mark.matrix, pytest.mark.applies_to("cpu", "gpu")]
 
 
 def test_every_allowed_combination_is_in_a_cell(matrix):
-    """All pairs of values that may go together, by a count of their own."""
+    """Every allowed pair of values is in a cell. The suite counts the pairs itself."""
     matrix.covered()
 
 
 def test_cell(matrix, cell):
-    """PASS, else the outcome (CRASH, FALLBACK, FAIL, SLOWER, INVALID) with reason and evidence."""
+    """The cell passes, or its outcome (CRASH, FALLBACK, FAIL, SLOWER, INVALID) has reason and
+    evidence."""
     matrix.judge(cell)
 
 
 def test_smallest_failing_sets(matrix):
-    """What fails is named down to the values that fail together, each of which passes alone."""
+    """Every failure is narrowed down to the values that fail together and pass alone."""
     matrix.isolate()

@@ -1,8 +1,8 @@
-"""Performance: the rates and times of the profile's plan, each with its gate where it has one.
+"""Performance: the rates and times of the profile's plan reach their gates.
 
-Decode rate: tokens after the first chunk over the time from it to the last. Prefill rate: prompt
-tokens over the time to the first token. A number that cannot be trusted is INVALID, with
-the reason.
+The decode rate is the number of tokens after the first chunk over the time from that chunk to the
+last. The prefill rate is the number of prompt tokens over the time to the first token. A number
+that cannot be trusted is INVALID, with the reason.
 """
 
 from __future__ import annotations
@@ -18,58 +18,60 @@ def test_prefill_rate(performance, depth):
 
 
 def test_decode_rate(performance, tokens, depth):
-    """tg32 and tg128 at every depth: the number that the whole effort is about."""
+    """tg32 and tg128 at every depth. This is the number that the project is about."""
     performance.decode_rate(tokens, depth)
 
 
 @pytest.mark.parametrize("quantile", [0.5, 0.99], ids=["p50", "p99"])
 def test_time_to_first_token(performance, quantile):
-    """From the request to the first chunk that carries a generated token."""
+    """The time from the request to the first chunk that carries a generated token."""
     performance.time("ttft", quantile)
 
 
 def test_time_to_first_visible_text(performance, profile):
-    """A model that reasons has said much before the user sees anything."""
+    """The time to the first text that a user sees. A reasoning model generates much before it."""
     questions = [chat.question for chat in profile.correctness.chats]
     performance.visible_time(questions, profile.correctness.max_answer_tokens)
 
 
 @pytest.mark.parametrize("quantile", [0.5, 0.99], ids=["p50", "p99"])
 def test_time_per_token(performance, quantile):
-    """The time that each token after the first chunk takes, by request."""
+    """The time of each token after the first chunk, by request."""
     performance.time("tpot", quantile)
 
 
 def test_gap_between_chunks(performance):
-    """The longest waits in the middle of an answer: over all gaps, not over means of requests."""
+    """The longest waits within an answer, over all gaps and not over means of requests."""
     performance.time("itl", 0.99)
 
 
 def test_time_to_the_end(performance):
-    """From the request to the end of its answer."""
+    """The time from the request to the end of its answer."""
     performance.time("e2e", 0.99)
 
 
 def test_concurrent_rate(performance, streams):
-    """All tokens of several streams together."""
+    """The rate of all tokens of several streams together."""
     performance.concurrent_rate(streams)
 
 
 def test_time_to_first_token_of_several(performance, streams):
-    """Several requests at the same time wait for each other's prefill."""
+    """The time to the first token of several requests at once, which wait for each other's
+    prefill."""
     performance.time("ttft", 0.5, streams=streams)
 
 
 def test_rate_holds_to_the_end(bench):
-    """A machine that became slower while it was measured has no rate that could be named."""
+    """The rate is the same at the end. A machine that slowed down while it was measured has no
+    rate."""
     bench.check_rate_held()
 
 
 def test_startup_time(startup_s, performance):
-    """From the start of the process to the first token."""
+    """The time from the start of the process to the first token."""
     performance.once("startup_s", "s", startup_s)
 
 
 def test_memory_peak(memory_peak_gib, performance):
-    """The resident memory of all of the server's processes."""
+    """The peak of the resident memory of all processes of the server."""
     performance.once("memory_peak_gib", "GiB", memory_peak_gib)

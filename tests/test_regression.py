@@ -1,7 +1,8 @@
-"""Regression: nothing got worse than the stored runs of the same machine, profile, plan and path.
+"""Regression: nothing is worse than in stored runs of the same machine, profile, plan and path.
 
-The history is pytest-benchmark's storage: --benchmark-autosave adds a run to it,
---benchmark-compare=NUM names the one to compare with. The measurements are those of this run.
+--benchmark-autosave adds this run to the history, which is pytest-benchmark's storage.
+--benchmark-compare=NUM names the run to compare with. This level measures nothing itself: it
+compares what the other levels measured in this run.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ pytestmark = [pytest.mark.regression, pytest.mark.applies_to("cpu", "gpu")]
 
 
 def test_no_metric_is_missing(measured_history):
-    """What was measured before is measured now: a benchmark that vanished is no success."""
+    """Every metric that was measured before is measured now."""
     missing = measured_history.missing
     assert not missing, "; ".join(missing)
 
 
 def test_no_metric_is_worse(measured_history):
-    """No metric is worse than the last runs by more than its threshold and the noise."""
+    """No metric is worse than in the last runs by more than its threshold and the noise."""
     measured_history.compared()
 
 
 def test_no_level_came_down(measured_history):
-    """No metric came down over the history, be it in steps that are small each."""
+    """No metric got worse over the history, not even in small steps."""
     measured_history.levels_held()
 
 
@@ -37,5 +38,5 @@ def test_b_is_not_worse_than_a(ab_run):
 @pytest.mark.ab_run
 @pytest.mark.timeout(0)
 def test_the_hypothesis_holds(ab_run):
-    """--hypothesis FILE: what the feature promised is what B shows; review.md has the table."""
+    """--hypothesis FILE: B shows what the feature promised. review.md has the table."""
     ab_run.review()

@@ -1,6 +1,6 @@
 """Smoke: the server starts as configured, on the software it should run, and answers.
 
-When a test of this level fails, no other level is run.
+When a test of this level fails, no other level runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ pytestmark = [pytest.mark.smoke, pytest.mark.applies_to("cpu", "gpu")]
 
 
 def test_machine_is_fit_for_a_start(conformance):
-    """Memory, disk, architecture list, JIT cache, MAX_JOBS, and choices known to fail."""
+    """Memory, disk, architecture list, JIT cache and MAX_JOBS are fit, and no setting is known to
+    fail."""
     unfit = [
         f"{finding.message} Remedy: {finding.remedy}"
         for finding in conformance.findings
@@ -39,7 +40,7 @@ def test_imports_come_from_where_they_should(conformance, profile):
 
 
 def test_baseline_starts_and_answers(servers, profile):
-    """The configuration that worked before still works."""
+    """The baseline configuration starts and answers."""
     baseline = servers(profile.baseline)
     with baseline.endpoint.openai() as client:
         answer = client.completions.create(
@@ -51,7 +52,7 @@ def test_baseline_starts_and_answers(servers, profile):
 
 
 def test_stop_leaves_nothing_behind(servers, profile):
-    """After a stop: no process of the run, zombie or living, the port free, the memory back."""
+    """After a stop no process of the run is left, the port is free, and the memory is back."""
     servers(profile.baseline)
     report = servers.stop()
     left = [str(survivor) for survivor in report.survivors]
@@ -63,7 +64,7 @@ def test_stop_leaves_nothing_behind(servers, profile):
 
 
 def test_server_is_ready_in_time(server, profile):
-    """Ready means that /health answers and a token was served."""
+    """The server is ready in time: /health answers and a token was served."""
     if not server.managed:
         pytest.skip("NOT_RUN: the attached server was started by somebody else")
     limit = profile.engine.ready_within_s.value
@@ -73,13 +74,14 @@ def test_server_is_ready_in_time(server, profile):
 
 
 def test_version_is_known(conformance, server):
-    """A result without the engine's version cannot be compared with anything."""
+    """The engine's version is known. Without it a result cannot be compared with anything."""
     version = conformance.file.engine.version
     assert version, f"required: a version, seen: none at {server.endpoint.base_url}/version"
 
 
 def test_start_up_log_shows_no_failure(kernel_path, server):
-    """No CUDA initialisation error, no failed JIT build, no dead engine."""
+    """The start-up log shows no CUDA initialisation error, no failed JIT build and no dead
+    engine."""
     if server.log is None:
         pytest.skip("NOT_RUN: no log of the attached server; give --server-log")
     assert kernel_path.failure is None, (
@@ -89,7 +91,7 @@ def test_start_up_log_shows_no_failure(kernel_path, server):
 
 
 def test_every_variable_is_known_to_the_engine(kernel_path, server):
-    """An unknown VLLM_* variable is one that somebody believes to have an effect."""
+    """The engine knows every VLLM_* variable that is set. An unknown one has no effect."""
     if server.log is None:
         pytest.skip("NOT_RUN: no log of the attached server; give --server-log")
     unknown = mistaken_environment(kernel_path)
@@ -103,7 +105,7 @@ def test_health(http):
 
 
 def test_requests_without_the_key_are_refused(server):
-    """A server that the suite started is open to nobody else on the machine."""
+    """A server that the suite started refuses requests without its key."""
     if not server.managed:
         pytest.skip("NOT_RUN: whether the attached server has a key is its owner's choice")
     stranger = dataclasses.replace(server.endpoint, api_key="none")
@@ -113,13 +115,13 @@ def test_requests_without_the_key_are_refused(server):
 
 
 def test_models_lists_the_model(client, model):
-    """GET /v1/models names what is served."""
+    """GET /v1/models names the model that is served."""
     names = [entry.id for entry in client.models.list()]
     assert model in names, f"required: {model}, seen: {names}"
 
 
 def test_one_completion(client, model):
-    """One completion, with text and exact usage."""
+    """A completion has text and exact usage."""
     answer = client.completions.create(model=model, prompt="The capital of France is", max_tokens=4)
     choice = answer.choices[0]
     assert choice.text, "required: some text, seen: none"
@@ -129,7 +131,7 @@ def test_one_completion(client, model):
 
 
 def test_one_chat(client, model, profile):
-    """One chat that ends in a final message of its own accord."""
+    """A chat ends by itself with a final message."""
     answer = client.chat.completions.create(
         model=model,
         messages=[{"role": "user", "content": profile.correctness.chats[0].question}],

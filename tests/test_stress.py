@@ -1,9 +1,9 @@
-"""Stress: the server stands what users do to it, and is afterwards as it was before.
+"""Stress: the server withstands what users do to it, and is the same afterwards.
 
-Every answer is checked: its tokens are those that the prompt has when it is asked alone (equal
-where the arithmetic promises that, else within the noise), as many as were asked for, with the
-right usage and finish reason. No request fails, progress is made at all times, the slowest is no
-outlier, and after each load nothing runs, waits or holds the KV cache.
+Every answer is checked. Its tokens are those of the same prompt asked alone: equal where the
+arithmetic promises that, else within the noise. Their number, the usage and the finish reason are
+right. No request fails, the load never stalls, and the slowest request is no outlier. After each
+load nothing runs, waits or holds the KV cache.
 """
 
 from __future__ import annotations
@@ -16,69 +16,71 @@ pytestmark = [pytest.mark.stress, pytest.mark.applies_to("cpu", "gpu")]
 
 
 def test_sequential_requests(stress):
-    """One after the other."""
+    """Requests one after the other are answered correctly."""
     stress.sequential()
 
 
 def test_concurrent_requests(stress):
-    """All at the same time."""
+    """Requests at the same time are answered correctly."""
     stress.concurrent()
 
 
 def test_sustained_load(stress):
-    """Hundreds of requests, several at a time."""
+    """Hundreds of requests, several at a time, are answered correctly."""
     stress.sustained()
 
 
 def test_memory_does_not_grow(stress):
-    """Neither memory nor open handles grow with the requests: a robust slope, with its interval."""
+    """Memory and open handles do not grow with the requests, by a robust slope and its interval."""
     stress.memory_holds()
 
 
 def test_long_generation(stress):
-    """One answer of more than a thousand tokens."""
+    """One answer of more than a thousand tokens is right."""
     stress.long_generation()
 
 
 @pytest.mark.parametrize("arrival", ARRIVALS)
 def test_mixed_lengths(stress, arrival):
-    """Prompts and answers of all lengths, in a closed loop, at random moments, and in bursts."""
+    """Prompts and answers of all lengths are right: in a closed loop, at random moments, in
+    bursts."""
     stress.arriving(arrival)
 
 
 def test_unruly_clients(stress):
-    """Clients that cancel, disconnect or read slowly, and requests that must be refused, do nothing
-    to the others."""
+    """Clients that cancel, disconnect or read slowly, and refused requests, do not affect the
+    others."""
     stress.unruly()
 
 
 def test_context_to_the_brim(stress):
-    """Prompt and answer fill the context to its last token; a longer prompt is refused."""
+    """Prompt and answer can fill the context to its last token. A longer prompt is refused."""
     stress.brim()
 
 
 def test_preemption_under_kv_pressure(stress):
-    """More requests than the KV cache holds: some are preempted, and their answers are the same."""
+    """With more requests than the KV cache holds, some are preempted and have the same answers."""
     stress.pressed()
 
 
 def test_nothing_is_kept_after_the_load(stress):
-    """No running or waiting request, no KV block, no zombie."""
+    """After the load there is no running or waiting request, no used KV block and no zombie."""
     stress.nothing_kept()
 
 
 @pytest.mark.asked_for("--soak")
 @pytest.mark.timeout(0)
 def test_soak(stress, soak_s):
-    """--soak DURATION: mixed load for hours, with the same checks."""
+    """With --soak DURATION, mixed load for hours passes the same checks."""
     stress.soak(soak_s)
 
 
 def test_throughput_is_what_it_was_before(stress):
-    """A server that has stood a load is as fast as before it."""
+    """The server is as fast after the load as before it."""
     stress.throughput_holds()
 
 
 def test_restart_under_load(stress):
-    """Stopped in the middle of a load, nothing is left; started again, it answers as before."""
+    """A server that is stopped under load leaves nothing behind. Started again, it answers as
+    before."""
     stress.restarted_under_load()

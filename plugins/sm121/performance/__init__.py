@@ -1,1 +1,1 @@
-"""The performance level: measuring a server, and recording what was measured with its verdict."""
+"""The performance level: measures a server, and records each measurement with its verdict."""

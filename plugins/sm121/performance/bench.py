@@ -1,4 +1,4 @@
-"""The rates and times of the measuring plan: each cell measured when it is first asked for."""
+"""The rates and times of the measuring plan. Each is measured when it is first asked for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sm121.measure.plan import Plan
 from sm121.measure.validity import Findings
 from sm121.run.harness import Harness
 
-#: Requests of the last look at the rate, when everything else has been measured.
+#: Requests of the final check of the rate, after everything else was measured.
 _LAST_LOOK = 3
 
 
@@ -28,9 +28,9 @@ class Bench:
 
     server: MeasuredServer
     plan: Plan
-    #: Whether a tail is measured until its gate can decide, with as many requests as that takes.
+    #: Whether tails are measured with as many requests as their gates need.
     tails: bool = False
-    #: Called when a measurement has ended: takes its line of progress away.
+    #: Called after each measurement; clears the line of progress.
     ended: Callable[[], None] = lambda: None
     _cells: dict[tuple[int, int], MeasuredCell] = field(default_factory=dict)
 
@@ -49,7 +49,7 @@ class Bench:
 
         Raises:
             NotRun, StartError: there is no server to measure.
-            Sm121Error: it takes neither token ids nor text.
+            Sm121Error: the server accepts neither token ids nor text.
         """
         server = harness.server()
         invalid, unproven = _against_the_path(harness, server)
@@ -77,10 +77,10 @@ class Bench:
         return [cell for (_, streams), cell in sorted(self._cells.items()) if streams == 1]
 
     def check_rate_held(self) -> None:
-        """Measure the first cell again: the server is still as fast as in the beginning.
+        """Measure the first cell again, and require that the server is as fast as at the beginning.
 
         Raises:
-            Invalid: it is not.
+            Invalid: the rate has changed.
             NotRun: nothing was measured before.
         """
         depth = self.plan.depths[0]
@@ -99,11 +99,11 @@ class Bench:
 
 @dataclass(frozen=True)
 class PerformanceChecks:
-    """Measures, and records what was measured with its verdict.
+    """Measures, and records each measurement with its verdict.
 
     Args:
-        bench: of the server.
-        record: decides on a measurement and raises its verdict, as `Recorder.record` does.
+        bench: of the server under test.
+        record: decides on a measurement and raises its verdict, like `Recorder.record`.
     """
 
     bench: Bench
@@ -114,7 +114,7 @@ class PerformanceChecks:
         self._judge(lambda cell: cell.decode(tokens), depth)
 
     def prefill_rate(self, depth: int) -> None:
-        """ppN@dD, in tokens a second; beside it the slope over the prompts measured so far."""
+        """ppN@dD, in tokens a second, with the slope over the prompts measured so far."""
 
         def read(cell: MeasuredCell) -> Measurement:
             measurement = cell.prefill()
@@ -126,7 +126,7 @@ class PerformanceChecks:
         self._judge(read, depth)
 
     def concurrent_rate(self, streams: int) -> None:
-        """tgN_cC@dD of so many streams together, in tokens a second."""
+        """tgN_cC@dD of C streams together, in tokens a second."""
         depth = self.bench.plan.depths[0]
         self._judge(lambda cell: cell.decode(cell.tokens), depth, streams)
 
@@ -147,8 +147,8 @@ class PerformanceChecks:
     def visible_time(self, questions: Sequence[str], tokens: int) -> None:
         """ttft_visible_p50: the first text of the answer proper, in milliseconds.
 
-        The questions are real ones, since random tokens are not answered; so their prefix may come
-        from a cache, which is nothing beside the reasoning.
+        The questions are real ones, since a model does not answer random tokens. Their prefix may
+        therefore come from a cache; the time that this saves is small beside the reasoning.
         """
         server, rounds = self.bench.server, self.bench.plan.measuring.concurrency_rounds
         findings = Findings(list(server.invalid), list(server.unproven))
@@ -183,7 +183,7 @@ class PerformanceChecks:
             self.bench.ended()
 
     def once(self, name: str, unit: str, value: float) -> None:
-        """What exists once in a run: a start, a peak."""
+        """A value that exists once in a run: a start, a peak."""
         self.record(
             Measurement.model_validate(
                 {"name": name, "unit": unit, "samples": [value], "higher_is_better": False}
@@ -220,8 +220,8 @@ class PerformanceChecks:
 
 
 def _against_the_path(harness: Harness, server: Server) -> tuple[list[Invalidity], list[str]]:
-    """What speaks against every number of a server that is not on its required kernel path, and
-    what of that cannot be checked."""
+    """Why the numbers of a server that is not on its required kernel path are invalid, and which
+    parts of the path cannot be checked."""
     if server.log is None:
         return [], ["kernel path: the attached server's log is not known; give --server-log"]
     required, under_test = harness.profile.kernel_path, harness.profile.under_test

@@ -28,22 +28,22 @@ _LOCAL = ("127.0.0.1", "localhost", "::1")
 
 @dataclass
 class RunBox:
-    """The machine that a run measures on: its readings, and what they mean for the numbers."""
+    """The machine that a run measures on: its readings, and what follows for the numbers."""
 
     harness: Harness
-    #: The folder of the canaries that were built, by name; None: none was.
+    #: Folder of the built canaries, by name; None when none was built.
     canaries: Path | None = None
     before: Reading | None = None
     after: Reading | None = None
-    #: What others had used of the CPU when the measurements began, and after how many starts.
+    #: CPU use when the measurements began, and the number of server starts before that.
     _began: tuple[CpuUse, int] | None = None
     _load_during: float | None = None
-    #: GB/s of reading so many bytes on the CPU: small models live in its caches.
+    #: GB/s of reading a number of bytes on the CPU. Small models are in its caches.
     _by_size: dict[int, float] = field(default_factory=dict)
 
     @functools.cached_property
     def elsewhere(self) -> str | None:
-        """Why this machine says nothing about the numbers; None if it does."""
+        """Why the readings of this machine do not apply to the numbers; None when they do."""
         if self.harness.attached is not None:
             host = urlsplit(self.harness.attached.endpoint.base_url).hostname
             if host not in _LOCAL:
@@ -56,7 +56,7 @@ class RunBox:
         return f"the target is {wanted}, this machine is {here}: it says nothing about the numbers"
 
     def read_before(self) -> None:
-        """The first reading, before anything is measured."""
+        """Read the box before anything is measured."""
         self.before = self._read("before")
         self._began = (CpuUse.take(self._own), self._starts)
         self._conclude()
@@ -67,16 +67,15 @@ class RunBox:
                 file.unproven.append(line)
 
     def read_after(self) -> None:
-        """The second one, when everything has been measured."""
+        """Read the box after everything was measured."""
         if self._began is not None and self._began[1] == self._starts:
-            # Of a server that is gone, nobody can say what it used: then it is not known.
+            # Only if no server was started since: the CPU use of a stopped server is not known.
             self._load_during = round(CpuUse.take(self._own).since(self._began[0])[0], 3)
         self.after = self._read("after")
         self._conclude()
 
     def read_at_the_end(self) -> None:
-        """Read it again; a machine that went bad in between makes what was measured
-        INCONCLUSIVE."""
+        """Read the box again. If it has become DEGRADED, all measurements are INCONCLUSIVE."""
         file, ledger = self.harness.file, self.harness.ledger
         if self.before is None:
             return
@@ -88,7 +87,7 @@ class RunBox:
             if metric.verdict in (Verdict.PASS, Verdict.FAIL):
                 metric.verdict, metric.grade = Verdict.INCONCLUSIVE, None
         message = f"the box is DEGRADED: {file.box.reason}"
-        for test in ledger:  # each of them was decided on a machine that was not fit
+        for test in ledger:  # each was decided while the machine may have been unfit
             decided = test.verdict in (Verdict.PASS, Verdict.FAIL) and not test.waived
             if test.level == "performance" and decided and not test.skipped:
                 ledger.overrule(test.id, Verdict.INCONCLUSIVE, message)
@@ -102,7 +101,7 @@ class RunBox:
         )
 
     def bandwidth(self, needed_bytes: float) -> float | None:
-        """GB/s at which so many bytes can be read over and over; None where it is not known."""
+        """GB/s at which that many bytes can be read repeatedly; None when it is not known."""
         if self.before is None or self.before.device is None:
             return None
         known = self.before.device
@@ -118,12 +117,12 @@ class RunBox:
         return max(self._by_size[size], best)
 
     def ceilings(self, depth: int) -> tuple[Ceiling, Ceiling] | None:
-        """The bound on a stream's rate in the checkpoint's own formats, and the one that nothing
-        passes, whatever the engine quantised; None where model or machine are not known."""
+        """Two bounds on a stream's rate: one for the checkpoint's own formats, and one that holds
+        whatever the engine quantised. None when the model or the machine is not known."""
         profile, model = self.harness.profile, self.harness.profile.model.id
         if self.canaries is not None and model.startswith(_CANARY):
             model = str(self.canaries / model.removeprefix(_CANARY))
-        # Of the model that is served, or that the profile says is served.
+        # The served model's file, else that of the profile's model.
         served = roofline.read_config(self.harness.file.engine.model)
         config = served or roofline.read_config(model)
         if config is None:
@@ -164,7 +163,7 @@ class RunBox:
         harness = self.harness
         harness.say("box", f"{when} the measurements: memory, matrices, who is here")
         device = "cpu" if harness.arch == architecture.CPU else "cuda:0"
-        for _ in range(_ATTEMPTS):  # what passes in seconds is no state of the machine
+        for _ in range(_ATTEMPTS):  # a state that passes within seconds does not count
             box.wait_until_idle(self._own, within_s=_SETTLED_WITHIN_S)
             reading = box.read(device, own=self._own)
             earlier = self.before if when == "after" else None

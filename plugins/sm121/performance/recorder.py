@@ -1,4 +1,4 @@
-"""Records measurements: the decision of the gate, the metric in verdict.json, what was recorded."""
+"""Records measurements: the gate's decision, and the metric in verdict.json."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from sm121.performance.box import RunBox
 from sm121.run.harness import Harness
 from sm121.run.verdict_file import MetricReport
 
-#: Gathers until there are so many rounds (or requests) in all, and gives the whole measurement.
+#: Measures until there are that many rounds (or requests) in all; returns the whole measurement.
 More = Callable[[int], Measurement]
 
-#: Units of what exists once in a run (a start, a peak): one sample is all of it.
+#: Units of values that exist once in a run (a start, a peak). They have one sample.
 _ONCE = ("s", "GiB")
 _DECODE_RATE = re.compile(r"tg\d+(@d(?P<depth>\d+))?")
 
@@ -44,15 +44,15 @@ class Recorder:
     """Decides on the measurements of a run, and writes them into its verdict file.
 
     Args:
-        harness: of the run.
-        model: as the user named it; None: the attached server's name for it, or the profile's.
-        box: the machine, for the bound that its memory sets on a rate; None: there is no bound.
+        harness: the run's.
+        model: its name from the user; None for the attached server's name, or the profile's.
+        box: the machine, whose memory bounds a rate; None for no bound.
     """
 
     harness: Harness
     model: str | None = None
     box: RunBox | None = None
-    #: What was recorded so far, in order.
+    #: The recorded measurements so far, in order.
     recorded: list[Recorded] = field(default_factory=list)
 
     def record(
@@ -63,16 +63,16 @@ class Recorder:
         maximum_rounds: int | None = None,
         store: Callable[[Recorded], None] = lambda _recorded: None,
     ) -> Recorded:
-        """Decide on a measurement, with more rounds as the gate needs them.
+        """Decide on a measurement, with more rounds if the gate needs them.
 
         Args:
-            measurement: its first rounds, or all there are.
-            more: gathers up to a number of rounds in all.
-            maximum_rounds: the bound; without ``more``, what is there.
-            store: also keeps what was recorded, whatever the verdict.
+            measurement: with its first rounds, or with all.
+            more: measures until there is a given number of rounds in all.
+            maximum_rounds: the most rounds; without ``more``, those of the measurement.
+            store: also called with the recorded measurement, whatever the verdict.
 
         Raises:
-            Invalid: something speaks against the samples.
+            Invalid: the samples cannot be trusted.
             Inconclusive: the machine or the noise allows no decision.
             AssertionError: the gate failed.
         """
@@ -103,7 +103,7 @@ class Recorder:
         return found
 
     def described(self, recorded: Recorded, *, reason: str = "") -> dict[str, Any]:
-        """What a stored measurement must say of itself to be compared and understood later."""
+        """What is stored with a measurement, so that it can be compared and understood later."""
         file, measurement = self.harness.file, recorded.measurement
         finite = [sample for sample in measurement.samples if math.isfinite(sample)]
         return {
@@ -121,7 +121,7 @@ class Recorder:
             "invalid": [str(item) for item in measurement.invalid],
             "unproven": list(measurement.unproven),
             "engine": {"name": file.engine.name, "version": file.engine.version},
-            # As it is known, not where it lies: a checkout elsewhere measures the same model.
+            # By name, not by path: another checkout measures the same model.
             "model": self._model,
             "path": speed_path(file.engine.path),
             "box": file.box.model_dump(mode="json"),
@@ -184,7 +184,7 @@ class Recorder:
             return None, None
         bounds = self.box.ceilings(int(named["depth"] or 0))
         if bounds is None or self.harness.file.engine.path.speculative not in (None, "none"):
-            return None, None  # one reading of the weights gives several tokens then
+            return None, None  # with speculation one read of the weights gives several tokens
         own, highest = bounds
         above = highest.broken_by(estimate.value)
         if (higher := own.broken_by(estimate.value)) and not above:
@@ -213,14 +213,14 @@ def _gathered(
             return Decision(Verdict.INCONCLUSIVE, None, estimate, why), measurement
         measurement = more(wanted)
         if not measurement.valid or len(measurement.samples) <= before:
-            more = None  # there will be no more that count
+            more = None  # no more valid rounds will come
             bound = len(measurement.samples)
 
 
 def _look(
     measurement: Measurement, threshold: Gate, growing: bool, bound: int
 ) -> tuple[Decision | None, int]:
-    """The decision on what is there, and how many rounds there should be for the next one."""
+    """The decision on the rounds so far, and the number of rounds for the next decision."""
     samples = measurement.samples
     if measurement.quantile is not None and measurement.quantile > 0.5:
         decision = gate.decide_tail(
@@ -272,11 +272,11 @@ def _report(
 
 
 def speed_path(path: KernelPath) -> dict[str, Any]:
-    """The part of the kernel path that decides speed."""
+    """The part of the kernel path that determines speed."""
     names = ("attention", "moe", "kv_layout", "cuda_graphs", "speculative", "native_fp4")
     return {name: getattr(path, name, None) for name in names}
 
 
 def host_of(url: str | None) -> str | None:
-    """The machine of an attached server. Its port may be another one each day."""
+    """The machine of an attached server, without the port, which may change."""
     return urlsplit(url).hostname if url else None

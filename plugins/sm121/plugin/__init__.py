@@ -1,7 +1,7 @@
-"""What talks to pytest. Name it in a root ``conftest.py``: ``pytest_plugins = ["sm121.plugin"]``.
+"""The pytest plugin. A root ``conftest.py`` names it: ``pytest_plugins = ["sm121.plugin"]``.
 
-`spine` has every hook, in the order of events; the other modules that are named here have fixtures.
-Without collected tests that carry a level marker all of it is inert.
+`spine` has every hook, in the order of events. The other modules that are named here have fixtures.
+The plugin does nothing unless tests with a level marker are collected.
 """
 
 pytest_plugins = (

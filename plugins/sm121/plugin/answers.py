@@ -1,4 +1,4 @@
-"""What the tests of answers are given."""
+"""Fixtures for the tests of answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def refuse_wrong_files(config: pytest.Config, session: Session) -> None:
     """Read the files that options name, before anything is started.
 
     Raises:
-        UsageError: one is not what was expected, or is about another model.
+        UsageError: a file is not what was expected, or is about another model.
     """
     settings = session.settings
     if settings.accuracy is not None:
@@ -45,7 +45,7 @@ def refuse_wrong_files(config: pytest.Config, session: Session) -> None:
 
 
 def _identity(session: Session) -> Identity:
-    """What is served: of a managed server by its files, of an attached one by its name."""
+    """Identity of the served model: by its files for a managed server, by its name if attached."""
     if session.attached is not None:
         return golden.identity(session.attached.endpoint.served_name, session.settings.reference)
     if session.target.profile is None or not session.configurations:

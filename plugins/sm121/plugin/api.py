@@ -1,5 +1,5 @@
-"""What the API tests are given: a client that holds every answer against the schema, what the
-engine can do, and the cases."""
+"""Fixtures for the API tests: a client that checks every answer by the schema, the engine's
+capabilities, and the cases."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def parametrize(metafunc: pytest.Metafunc) -> None:
-    """Run a test with the marker ``api_cases`` with each case, as ``case``."""
+    """Parametrize a test with the marker ``api_cases`` over the cases, as ``case``."""
     if metafunc.definition.get_closest_marker("api_cases") is not None:
         metafunc.parametrize("case", cases.shipped().case, ids=str)
 

@@ -31,18 +31,18 @@ from sm121.session.session import Session
 from sm121.session.settings import Settings
 
 _SECONDS = {"s": 1.0, "ms": 1e-3}
-#: What the regression level holds this run against.
+#: The history that the regression level compares this run with.
 HISTORY = pytest.StashKey[MeasuredHistory]()
 
 
 @dataclass
 class ReplayClock:
-    """A clock that stands until a sample moves it."""
+    """A clock that moves only when a sample advances it."""
 
     now: float = 0.0
 
     def read(self) -> float:
-        """What pytest-benchmark takes for the time."""
+        """The time, as pytest-benchmark reads it."""
         return self.now
 
 
@@ -65,7 +65,7 @@ class MetricRecorder:
         self._recorder.record(measurement, more, maximum_rounds=maximum_rounds, store=self._replay)
 
     def _replay(self, recorded: Recorded) -> None:
-        """Replay the samples as a benchmark; one that is not valid is left out of the storage."""
+        """Replay the samples as a benchmark. An invalid measurement is not stored."""
         benchmark, measurement = self._benchmark, recorded.measurement
         benchmark.group = measurement.name.partition("@")[0]  # depths beside each other
         seconds = [_duration(measurement, sample) for sample in measurement.samples]
@@ -83,7 +83,7 @@ class MetricRecorder:
             advance, setup=stand, rounds=max(len(replay), 1)
         )
         if recorded.verdict is Verdict.INVALID or not replay:
-            benchmark.has_error = True  # never the baseline of anything
+            benchmark.has_error = True  # so that nothing is ever compared with it
 
 
 def _duration(measurement: Measurement, sample: float) -> float:
@@ -134,7 +134,7 @@ def history_of(config: pytest.Config, session: Session) -> MeasuredHistory:
 
 
 def describe_machine(settings: Settings, machine_info: dict[str, Any]) -> None:
-    """What two stored runs must have in common. The clock of this moment is no such thing."""
+    """What two stored runs must have in common. The current clock frequency is left out."""
     cpu = machine_info.get("cpu", {})
     for name in ("hz_actual", "hz_actual_friendly", "hz_advertised", "hz_advertised_friendly"):
         cpu.pop(name, None)
@@ -151,9 +151,9 @@ def describe_end(session: Session, output_json: dict[str, Any]) -> None:
 
 
 def keep_quiet(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
-    """pytest-benchmark's tables are for ``-v`` and for comparing: the report has the numbers.
+    """Hide pytest-benchmark's tables without ``-v`` and without a comparison.
 
-    Those of somebody else's benchmarks, in the same run, stay.
+    The report has the numbers. Tables of other benchmarks in the same run stay.
     """
     benchmarks = getattr(config, "_benchmarksession", None)
     if benchmarks is None or config.option.verbose > 0:
@@ -166,7 +166,7 @@ def keep_quiet(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
 
 
 def keep_history(config: pytest.Config, session: Session, known: Details) -> None:
-    """Take the history of each metric into the report, before this run becomes a part of it."""
+    """Put the history of each metric into the report, before this run is added to it."""
     if not session.recorder.recorded:
         return
     history = history_of(config, session)
@@ -188,8 +188,8 @@ def samples(session: Session) -> dict[str, Samples]:
 
 
 def decide_comparison(config: pytest.Config, session: Session) -> None:
-    """What ``--benchmark-compare-fail`` found is a failure in verdict.json too, and so is a run in
-    which there was nothing to compare."""
+    """Note in verdict.json what ``--benchmark-compare-fail`` found. A run that had nothing to
+    compare fails too."""
     checks = config.getoption("benchmark_compare_fail", None)
     if not checks or config.option.collectonly:
         return

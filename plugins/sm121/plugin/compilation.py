@@ -1,4 +1,4 @@
-"""What the tests of compilation are given: the compiler, the reader of SASS, FlashInfer."""
+"""Fixtures for the tests of compilation: the compiler, the reader of SASS, FlashInfer."""
 
 from __future__ import annotations
 

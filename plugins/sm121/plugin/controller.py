@@ -23,27 +23,29 @@ from sm121.run.verdict_file import TestReport, VerdictFile
 from sm121.session import target
 from sm121.session.session import Session
 
-#: What xdist says of a worker that ended by Ctrl-C.
+#: How xdist reports a worker that ended by Ctrl-C.
 _INTERRUPTED = "keyboard-interrupt"
 
 
 @dataclass
 class Controller:
-    """What the process that hands out the tests knows of its workers."""
+    """The controller's state: the session, and what is known of the workers."""
 
     config: pytest.Config
     #: The run that all workers are part of.
     name: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     session: Session | None = None
-    #: Workers that died while they had no test, and what is known of that.
+    #: Workers that died while they ran no test, each with the error.
     _died: dict[str, str] = field(default_factory=dict)
-    #: What each worker handed over at its end.
+    #: What each worker reported at its end.
     _said: list[dict[str, Any]] = field(default_factory=list)
     _groups: dict[str, str] | None = None
 
     def opened_by_a_worker(self) -> Session | None:
-        """Take part in the run that a worker has opened; None where it has no test of a level, and
-        when that was done before.
+        """Open the controller's session in the run that a worker has opened.
+
+        Returns:
+            None when no worker has a test of a level, or when the session is open already.
 
         Raises:
             UsageError: the choices contradict each other.
@@ -72,7 +74,7 @@ class Controller:
 
         begun = psutil.Process().create_time()
         for kept in (settings.report_dir / "earlier").glob("*"):
-            if kept.stat().st_ctime > begun:  # moved there by the first of our workers
+            if kept.stat().st_ctime > begun:  # the first of these workers moved it
                 say("report", f"the earlier one is kept in {kept}")
         self.session = Session(
             settings=settings,
@@ -88,7 +90,7 @@ class Controller:
         return self.session
 
     def groups(self) -> dict[str, str]:
-        """What must be in one worker, by node id; each worker has collected the same."""
+        """The group of each node id. Tests of one group run in one worker; all workers agree."""
         if self._groups is None:
             self._groups = {}
             for folder in _folders(self.session.directory) if self.session is not None else []:
@@ -96,11 +98,11 @@ class Controller:
                     self._groups = workers.read_groups(folder)
                     break
                 except (OSError, ValueError):
-                    continue  # it died before it had written them; another has
+                    continue  # this worker died before it wrote them; try the next
         return self._groups
 
     def take(self, report: pytest.TestReport) -> None:
-        """Take a result of a worker, or the word of xdist that one died in the middle of a test."""
+        """Take a worker's result, or xdist's report that a worker died in the middle of a test."""
         if (session := self.session) is None:
             return
         said = getattr(report, "sm121", None)
@@ -111,7 +113,7 @@ class Controller:
 
     def _worker_died_in(self, session: Session, report: pytest.TestReport) -> None:
         if (node := getattr(report, "node", None)) is not None:
-            self._died.pop(node.gateway.id, None)  # the test tells of it
+            self._died.pop(node.gateway.id, None)  # the test's own failure says so
         identity = merge.plain_id(report.nodeid, {test.id for test in session.ledger})
         if identity in session.ledger:
             message = f"the worker died: {str(report.longrepr).splitlines()[0]}"[:600]
@@ -125,7 +127,7 @@ class Controller:
             session.save()
 
     def worker_ended(self, node: Any, error: object | None) -> None:
-        """A worker has ended: what it knew and did not write."""
+        """Keep what a worker reported at its end, and whether it died."""
         said = (getattr(node, "workeroutput", None) or {}).get("sm121")
         if error is None and self.session is not None and not (said or {}).get("closed"):
             error = "it could not end its part, see its output"
@@ -135,7 +137,7 @@ class Controller:
             self._said.append(said)
 
     def conclude(self) -> None:
-        """Make one run of the workers' parts."""
+        """Merge the workers' parts into one run."""
         if (session := self.session) is None:
             return
         parts = _parts(session.directory)
@@ -151,7 +153,7 @@ class Controller:
 
 
 def handed_over(session: Session, *, closed: bool) -> dict[str, Any]:
-    """What a worker tells its controller when it ends."""
+    """What a worker reports to its controller when it ends."""
     return {
         "deselected": session.deselected,
         "inapplicable": sorted(session.inapplicable),
@@ -179,5 +181,5 @@ def _parts(directory: Path) -> dict[str, VerdictFile]:
         try:
             found[folder.name] = verdict_file.read(folder / "verdict.json")
         except (OSError, ValueError):
-            continue  # it died before it had written one
+            continue  # this worker died before it wrote its file
     return found

@@ -1,5 +1,5 @@
-"""What the numerics tests and the kernel benchmarks are given: the provider under test, and the
-cases that apply here."""
+"""Fixtures for the numerics tests and the kernel benchmarks: the provider under test, and the cases
+that apply here."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 def release_memory_after_the_level(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Device memory that the level's tensors had is there for the next server."""
+    """Free the device memory of the level's tensors for the next server."""
     following = nextitem.stash.get(LEVEL, None) if nextitem is not None else None
     if item.stash.get(LEVEL, None) == "kernel" and following != "kernel":
         registry.release_device_memory()
 
 
 def parametrize(metafunc: pytest.Metafunc) -> None:
-    """Run a test with each case that its marker asks for, as ``case``."""
+    """Parametrize a test over the cases that its marker asks for, as ``case``."""
     if metafunc.definition.get_closest_marker("kernel_benchmarks") is not None:
         settings = metafunc.config.stash[SETTINGS]
         chosen = benchmark_cases.of_target(
@@ -68,7 +68,7 @@ def _obstacle(settings: Settings) -> str | None:
 
 
 def mark_what_cannot_run(settings: Settings, items: Iterable[pytest.Item]) -> None:
-    """``--collect-only`` promises no numerics that cannot run."""
+    """Keep numerics that cannot run here out of the list of ``--collect-only``."""
     using = [item for item in items if "kernels" in getattr(item, "fixturenames", ())]
     if using and (obstacle := _obstacle(settings)) is not None:
         for item in using:

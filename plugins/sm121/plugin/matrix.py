@@ -23,7 +23,7 @@ _REFUSED = pytest.StashKey[UsageError]()
 
 
 def parametrize(metafunc: pytest.Metafunc) -> None:
-    """Run a test with `cell` for each cell of the plan, in the order of the boots."""
+    """Parametrize a test over the cells of the plan, as `cell`, in the order of the boots."""
     if "cell" not in metafunc.fixturenames or "matrix" not in metafunc.fixturenames:
         return
     plan = _plan(metafunc.config)
@@ -40,14 +40,14 @@ def _plan(config: pytest.Config) -> CellPlan | None:
     if _PLAN not in config.stash:
         try:
             config.stash[_PLAN] = _make_plan(config)
-        except UsageError as error:  # raised where pytest takes it for what it is
+        except UsageError as error:  # raised later, where pytest shows it as a usage error
             config.stash[_PLAN] = None
             config.stash[_REFUSED] = error
     return config.stash[_PLAN]
 
 
 def plan_of_items(config: pytest.Config) -> CellPlan | None:
-    """The plan whose cells were collected, None when none were."""
+    """The plan whose cells were collected; None when there were none."""
     return config.stash.get(_PLAN, None)
 
 
@@ -64,7 +64,7 @@ def _make_plan(config: pytest.Config) -> CellPlan | None:
     if settings.base_url is None:
         try:
             version = target.engine_version(settings, own)
-        except UsageError:  # said again, to the user, when the run is opened
+        except UsageError:  # shown to the user when the run is opened
             version = None
     return make_plan(
         own,
@@ -77,10 +77,10 @@ def _make_plan(config: pytest.Config) -> CellPlan | None:
 
 
 def refuse_a_wrong_plan(config: pytest.Config) -> None:
-    """What is wrong with the axes or their options was found while tests were collected.
+    """Raise what collecting the tests found wrong with the axes or their options.
 
     Raises:
-        UsageError: something is.
+        UsageError: an axis or an option is wrong.
     """
     if (refused := config.stash.get(_REFUSED, None)) is not None:
         raise refused
@@ -92,7 +92,7 @@ def refuse_wrong_arguments(
     """Ask the engine's own parser for each value of an axis, before anything is started.
 
     Raises:
-        UsageError: it refuses one.
+        UsageError: the parser refuses a value.
     """
     plan = _plan_to_run(config, session, items)
     if plan is not None:
@@ -101,7 +101,7 @@ def refuse_wrong_arguments(
 
 
 def show_outlook(config: pytest.Config, session: Session, items: Sequence[pytest.Item]) -> None:
-    """What the cells will cost, before anything is started."""
+    """Show what the cells will cost, before anything is started."""
     if _plan_to_run(config, session, items) is not None:
         for line in _level(config, session).outlook():
             session.say("matrix", line)
@@ -110,14 +110,14 @@ def show_outlook(config: pytest.Config, session: Session, items: Sequence[pytest
 def _plan_to_run(
     config: pytest.Config, session: Session, items: Sequence[pytest.Item]
 ) -> CellPlan | None:
-    """The plan whose cells will be run; None where no test of the level was selected."""
+    """The plan whose cells will be run; None when no test of the level was selected."""
     plan = config.stash.get(_PLAN, None)
     asked = any(item.stash.get(LEVEL, "") == "matrix" for item in items)
     return plan if plan is not None and plan.cells and asked and session.pool is not None else None
 
 
 def show_account(terminal: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """What came of the cells."""
+    """Show the results of the cells."""
     level = config.stash.get(_MATRIX, None)
     if level is not None and level.records:
         terminal.section("matrix")

@@ -13,7 +13,7 @@ from sm121.run import shards
 from sm121.session import settings
 from sm121.session.settings import Settings, Worker
 
-#: Markers that the plugin gives to tests, or that a test carries to be run in a way of its own.
+#: Markers beside levels and architectures: set by the plugin, or by a test that needs them.
 _MARKERS = (
     "applies_to(*names): the architectures that a test is for; 'gpu' means each of them. "
     "Every test of a level has it, on itself or its module",
@@ -232,7 +232,7 @@ def add(parser: pytest.Parser) -> None:
 
 
 def markers() -> list[str]:
-    """Every marker, as pytest shows them: of levels, of architectures, and the others."""
+    """All markers, as pytest shows them: for levels, for architectures, and the others."""
     return [
         *(f"{name}: tests of the {name} level" for name in profile.LEVELS),
         *(
@@ -245,7 +245,7 @@ def markers() -> list[str]:
 
 
 def read(config: pytest.Config) -> Settings:
-    """The settings that the command line says, validated.
+    """The settings from the command line, validated.
 
     Raises:
         UsageError: an option is wrong, or contradicts another one.
@@ -268,9 +268,9 @@ def read(config: pytest.Config) -> Settings:
 
 
 def refuse_a_selection(config: pytest.Config) -> None:
-    """A certificate is about everything: what narrows the run unseen is refused.
+    """Refuse options with which ``--certify`` would not see that tests are missing.
 
-    Tests removed by -m, -k or --deselect are seen, and reported as gaps.
+    Tests removed by -m, -k or --deselect are seen, and are reported as gaps.
 
     Raises:
         UsageError: paths, node ids or options that leave files out were given.

@@ -1,4 +1,4 @@
-"""From what pytest reports of each phase of a test to its verdict."""
+"""Turns pytest's reports on the phases of a test into its verdict."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from sm121.session.session import Session
 from sm121.stress.fault import UnderLoad
 
 _MESSAGE_LENGTH = 600
-#: How pytest-timeout begins what it fails a test with.
+#: How the failure message of pytest-timeout begins.
 _TIMEOUT = "Timeout "
 
 
 def why_not(session: Session, item: pytest.Item) -> str | None:
-    """Why a test of a level is not begun; None if it is."""
+    """Why a test of a level is not started; None when it is."""
     if session.aborted is not None:
         return f"the run was ended: {session.aborted[1]}"
     if session.distrusted is not None:
@@ -43,7 +43,7 @@ def why_not(session: Session, item: pytest.Item) -> str | None:
 
 
 def crash(error: BaseException) -> ServerError | UnderLoad | RanOutOfTime | None:
-    """An error that says that the server may not be well; None for any other."""
+    """The error, when it means that the server may have failed; None for any other."""
     if isinstance(error, ServerError | UnderLoad):
         return error
     if isinstance(error, pytest.fail.Exception) and str(error).startswith(_TIMEOUT):
@@ -61,7 +61,7 @@ def not_run(item: pytest.Item, error: NotRun, report: pytest.TestReport) -> None
 def take(
     session: Session, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
 ) -> None:
-    """Take a phase of a test into its verdict; after the last one the ledger has it."""
+    """Update a test's verdict with one phase. After the last phase it goes into the ledger."""
     error = call.excinfo.value if call.excinfo is not None else None
     if isinstance(error, Inapplicable):
         session.inapplicable.add(item.stash[ID])
@@ -74,7 +74,7 @@ def take(
         finding.verdict = Verdict.NOT_RUN
         finding.message = _skip_reason(report)
     elif report.failed:
-        finding.skipped = False  # what was skipped and then failed in its teardown has failed
+        finding.skipped = False  # skipped, then failed in its teardown: failed
         finding.verdict = error.verdict if isinstance(error, Undecided) else Verdict.FAIL
         finding.message = _message(session, call, report)
         _waive(session, finding, report)
@@ -84,7 +84,7 @@ def take(
     if report.when == "teardown":
         session.ledger.decide(finding)
         session.save()
-        # Goes with the report to where the workers' results are put together.
+        # In a worker, the report takes the verdict to the controller.
         report.sm121 = finding.model_dump(mode="json")  # type: ignore[attr-defined]
     report.user_properties.append(("verdict", finding.verdict.value))
 
@@ -116,7 +116,7 @@ def _skip_reason(report: pytest.TestReport) -> str:
 
 
 def _waive(session: Session, finding: TestReport, report: pytest.TestReport) -> None:
-    """Tolerate a failure that is named in the waiver file, until its day has passed."""
+    """Tolerate a failure that the waiver file names, until the waiver's date has passed."""
     today = datetime.date.today()
     for waiver in session.settings.waivers:
         if not waiver.applies_to(finding.id):

@@ -1,4 +1,4 @@
-"""What the performance tests are given: cells of the plan, measured when first asked for."""
+"""Fixtures for the performance tests. A rate is measured when a test first asks for it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LINE_EVERY_S = 10.0
 
 
 def parametrize(metafunc: pytest.Metafunc) -> None:
-    """Run a test with `depth`, `tokens` or `streams` for each of the plan's."""
+    """Parametrize a test over the plan's `depth`, `tokens` or `streams`."""
     if "performance" not in metafunc.fixturenames:
         return
     settings = metafunc.config.stash[SETTINGS]
@@ -39,7 +39,7 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
 
 
 class Display:
-    """Progress: one line that changes on a terminal, now and then a line of its own elsewhere."""
+    """Progress: one line that changes on a terminal; elsewhere a new line now and then."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -59,7 +59,7 @@ class Display:
             say(self._config, "measuring", line)
 
     def stop(self) -> None:
-        """Take the line off the terminal."""
+        """Clear the line on the terminal."""
         if self._status is not None:
             self._status.stop()
             self._status = None

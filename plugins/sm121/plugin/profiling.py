@@ -1,4 +1,4 @@
-"""What the kernel level is given of the engine's profiler: the kernels of some decode steps."""
+"""Fixture for the kernel level: the kernels of some decode steps, by the engine's profiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the regression tests are given: the stored runs, and B started in turns with A."""
+"""Fixtures for the regression tests: the stored runs, and A and B started in turns."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from sm121.report import details
 from sm121.report.details import Details, FailureDetail
 from sm121.session.session import Session
 
-#: Options that say what else a run is or where it goes: running one test again needs none of them.
+#: Options that do not matter when one test is run again: selections, and where output goes.
 _NOT_REPEATED = {
     "--report-dir": 1,
     "--junitxml": 1,
@@ -38,7 +38,7 @@ _WITHOUT_A_SERVER = frozenset({"kernels", "compilation"})
 
 
 def begun(config: pytest.Config, session: Session, items: list[pytest.Item]) -> Details:
-    """What is known before the first test: the command, and what each test requires."""
+    """Note what is known before the first test: the command, and what each test requires."""
     return Details(
         command=_line(session, _arguments(config)),
         requirements={
@@ -78,15 +78,15 @@ def note_failure(
 
 
 def _named_from_here(item: pytest.Item) -> str:
-    """The test as it is named where pytest was started: its id is relative to the root directory,
-    which is another folder when the suite is run from somebody else's checkout."""
+    """The test's name for the folder in which pytest was started. Its id is relative to pytest's
+    root directory, which can be another folder."""
     _, separator, name = item.stash[ID].partition("::")
     file = os.path.relpath(item.path, item.config.invocation_params.dir)
     return f"{file}{separator}{name}"
 
 
 def _logs(session: Session, item: pytest.Item) -> list[str]:
-    """Of the servers that a test used: those started for it, and the one that runs."""
+    """Logs of the servers that a test used: those started for it, and the running one."""
     names = set(getattr(item, "fixturenames", ()))
     if session.pool is None or (names & _WITHOUT_A_SERVER and not names & _WITH_A_SERVER):
         return []

@@ -1,4 +1,4 @@
-"""``--resume``: what an earlier run in the report directory has ended is not run again."""
+"""``--resume``: tests that an earlier run in the report directory has finished do not run again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sm121.session.session import Session
 
 
 def take_over(config: pytest.Config, session: Session, items: list[pytest.Item]) -> None:
-    """Take the kernel tests that an earlier run has ended out of this one, with their verdicts."""
+    """Deselect the kernel tests that an earlier run has finished, and take over their verdicts."""
     if not config.getoption("--resume"):
         return
     if session.settings.worker is not None:

@@ -1,9 +1,13 @@
-"""xdist's scheduling by groups, for groups that are given, and for workers that die.
+"""xdist's scheduling by groups, with groups that the suite gives, and mended for workers that die.
 
-xdist 3.8 gives a test that killed its worker to the next one (and where that one takes it before
-the crash is noted, the crash is forgotten); it hands out groups of which nothing is left, and work
-to a worker that has not collected yet, or in the place of one that died before the others had; and
-a worker with a single test waits for the next for ever.
+What xdist 3.8 does wrong:
+
+- It gives a test that killed its worker to the next worker. When that one starts it before the
+  crash is noted, the crash is lost.
+- It hands out groups that have no test left.
+- It gives work to a worker that has not collected yet, and to one that replaced a worker that died
+  before the others had collected.
+- A worker with a single test waits for a second one for ever.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ def by_groups(config: Any, log: Any, groups: Callable[[], Mapping[str, str]]) ->
 
     Args:
         config: pytest's, of the controller.
-        groups: called once all workers have collected: the group of a node id, where it has one.
+        groups: gives the group of each node id that has one; called when all have collected.
     """
     from xdist.scheduler import LoadGroupScheduling
 
@@ -28,16 +32,16 @@ def by_groups(config: Any, log: Any, groups: Callable[[], Mapping[str, str]]) ->
         def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
             super().add_node_collection(node, collection)
             if node not in self.registered_collections:
-                node.shutdown()  # it has collected something else: a file has changed meanwhile
+                node.shutdown()  # it collected other tests: a file was changed
 
         def remove_node(self, node: Any) -> str | None:
-            if self.collection is None:  # nothing was handed out yet: it is not counted any more
+            if self.collection is None:  # no work was given out yet: forget this worker
                 self.registered_collections.pop(node, None)
             work = self.assigned_work[node]
             killer = next(
                 (test for unit in work.values() for test, done in unit.items() if not done), None
             )
-            if killer is not None:  # it has its verdict
+            if killer is not None:  # the test has its verdict already
                 work[self._split_scope(killer)][killer] = True
             self.assigned_work[node] = {
                 scope: unit for scope, unit in work.items() if not all(unit.values())
@@ -59,7 +63,7 @@ def by_groups(config: Any, log: Any, groups: Callable[[], Mapping[str, str]]) ->
                     node.shutdown()
 
         def _needs_more(self, node: Any) -> bool:
-            """Whether a worker would wait: it runs a test when it knows the next, or its end."""
+            """Whether a worker would wait. It runs a test only when it knows what follows."""
             return (
                 node in self.registered_collections
                 and not node.shutting_down

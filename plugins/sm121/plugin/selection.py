@@ -16,7 +16,7 @@ from sm121.plugin.stash import APPLIES_TO, ID, LEVEL
 from sm121.run.verdict_file import NOT_RUN
 from sm121.session.target import Target
 
-#: More names than anybody writes; an expression of so many is looked at in part.
+#: Names of a ``-m`` expression that are tried in all combinations; of more, only so many.
 _MOST_WORDS = 10
 #: Why a test of a level will not run; None for one that will.
 WHY_NOT = pytest.StashKey[str]()
@@ -24,7 +24,7 @@ WHY_NOT = pytest.StashKey[str]()
 SELECTED = pytest.StashKey[bool]()
 #: Ids of level tests that -m, -k or --deselect removed.
 DESELECTED = pytest.StashKey[list[str]]()
-#: How many tests were left out by the level's own choice, and what to say of them.
+#: A line for each kind of test that is left out without its option, with the number of tests.
 _LEFT_OUT = pytest.StashKey[list[str]]()
 
 
@@ -45,13 +45,13 @@ def by_level(config: pytest.Config, items: list[pytest.Item]) -> None:
             item.add_marker(name)
         if names - {"cpu"}:
             item.add_marker("gpu")
-    # Stable: within a level the order of the file stands. Tests of no level keep their place.
+    # Stable: within a level the order of the file stays. Tests of no level sort with smoke.
     items.sort(key=lambda item: LEVELS.index(item.stash.get(LEVEL, LEVELS[0])))
     config.stash[SELECTED] = True
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what waits for an option of its own; that is no gap in a certificate."""
+    """Leave out tests that need an option of their own. That is no gap in a certificate."""
     slow = [item for item in items if is_left_out(item)]
     waiting = [item for item in items if _waits(item)]
     without_ab = [item for item in items if item.get_closest_marker("ab_run")]
@@ -72,7 +72,7 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def left_out(config: pytest.Config) -> list[str]:
-    """What was left out, a line each: nothing is without a word."""
+    """A line for each kind of test that was left out."""
     return config.stash.get(_LEFT_OUT, [])
 
 
@@ -87,13 +87,13 @@ def _waits(item: pytest.Item) -> bool:
 
 
 def note_deselected(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
-    """Keep which tests of levels pytest took out."""
+    """Remember which tests of levels pytest deselected."""
     names = [item.stash[ID] for item in items if LEVEL in item.stash and not is_left_out(item)]
     config.stash.setdefault(DESELECTED, []).extend(names)
 
 
 def mark(item: pytest.Item, chosen: Target) -> None:
-    """Say at a test why it does not run, or how long it may take."""
+    """Mark each test with the reason why it does not run, or with its time limit."""
     names = item.stash[APPLIES_TO]
     if chosen.obstacle is not None:
         skip(item, chosen.obstacle)
@@ -110,19 +110,19 @@ def mark(item: pytest.Item, chosen: Target) -> None:
 
 
 def skip(item: pytest.Item, why: str) -> None:
-    """Mark a test that cannot run, unless another reason was found before."""
+    """Mark a test that cannot run, unless it has another reason already."""
     if item.get_closest_marker("skip") is None:
         item.stash[WHY_NOT] = why
         item.add_marker(pytest.mark.skip(reason=f"{NOT_RUN}{why}"))
 
 
 def is_inapplicable(item: pytest.Item, chosen: Target) -> bool:
-    """Whether no certificate of the target needs a test."""
+    """Whether a test is needed by no certificate of the target."""
     return chosen.arch not in item.stash[APPLIES_TO] or bool(inability(item, chosen.profile))
 
 
 def inability(item: pytest.Item, profile: Profile | None) -> str | None:
-    """Why the profile's model cannot pass a test; None if it is to."""
+    """Why the profile's model cannot pass a test; None when it must pass."""
     marker = item.get_closest_marker("ability")
     if marker is None or profile is None:
         return None
@@ -153,7 +153,7 @@ def _applies_to(item: pytest.Item) -> frozenset[str]:
 
 
 def architectures_asked_for(expression: str) -> tuple[str, ...]:
-    """Architectures that a ``-m`` expression asks for by name: those that it selects by.
+    """Architectures that a ``-m`` expression asks for by name.
 
     ``sm121 and smoke`` asks for sm121; ``not sm121`` and ``smoke`` ask for none.
     """

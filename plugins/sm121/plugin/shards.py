@@ -1,7 +1,7 @@
 """``--shard I/N`` and pytest-xdist: tests of one server configuration stay together.
 
-A group is what shares a server. Shards get whole groups; xdist's workers get those that need a
-server as they have time.
+The tests of a group share a server. A shard gets whole groups. xdist gives a group to the next
+worker that is free.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sm121.run.verdict_file import ShardReport, ShardTest
 
 
 def divide(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Find what shares a server, and keep this shard's part of the tests.
+    """Group the tests by server, and keep this shard's part of them.
 
     Raises:
         UsageError: ``--shard`` is not I/N.
@@ -37,7 +37,7 @@ def divide(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def lines(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
-    """How much of the run this shard has; nothing is left out without a word."""
+    """A line on how much of the run this shard has."""
     shard = config.stash.get(SHARD, None)
     if shard is None:
         return []

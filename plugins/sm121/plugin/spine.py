@@ -1,11 +1,10 @@
 """What happens in a run, in the order in which it happens.
 
-pytest calls these hooks from top to bottom. Each body is the sequence of what is done then: an
-order that matters is the order of the lines here, and of nothing else. Every step is logged to the
-logger ``sm121.plugin.spine``, at the level DEBUG.
+pytest calls these hooks from top to bottom. The body of each hook is the sequence of its steps: any
+order that matters is the order of the lines here. Every step is logged to the logger
+``sm121.plugin.spine``, at the level DEBUG.
 
-How the hooks stand to those of other plugins is said at each that cares: first of all, around the
-others, last of all.
+A hook that must run first, last or around the hooks of other plugins says so in a comment.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ from sm121.session.signals import Signals
 
 _log = logging.getLogger(__name__)
 _SIGNALS = pytest.StashKey[Signals]()
-#: Only in the process that hands out the tests of several workers.
+#: Only in xdist's controller, which gives the tests to the workers.
 _CONTROLLER = pytest.StashKey[Controller]()
 #: pytest gives `pytest_runtest_logreport` no config.
 _controllers: list[Controller] = []
@@ -77,7 +76,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before xdist decides
 def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object]:
-    """``-n`` alone means that what needs a server goes to one worker."""
+    """``-n`` without ``--dist``: tests that need a server go to one worker."""
     if getattr(config.option, "numprocesses", None) and config.option.dist == "no":
         config.option.dist = "loadgroup"
     return (yield)
@@ -85,7 +84,7 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-benchmark reads its options
 def pytest_configure(config: pytest.Config) -> None:
-    """The markers, and the settings: what contradicts itself is refused here."""
+    """Register the markers and read the settings. Contradictions are refused here."""
     for line in options.markers():
         config.addinivalue_line("markers", line)
     workers.disable_timing(config)
@@ -99,7 +98,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    """What was asked for, for people."""
+    """Show what was asked for."""
     return terminal.header(config)
 
 
@@ -107,7 +106,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test for each case, cell, depth and stream of the plan."""
+    """Parametrize tests over the cases, cells, depths and streams of the plan."""
     api.parametrize(metafunc)
     kernels.parametrize(metafunc)
     performance.parametrize(metafunc)
@@ -118,7 +117,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> Generator[None, object, object]:
-    """Levels are found before -m is applied; what is left after it is divided into shards."""
+    """Find the levels before -m is applied; divide what is left after it into shards."""
     selection.by_level(config, items)
     _step("levels found")
     result = yield
@@ -133,14 +132,14 @@ def pytest_collection_modifyitems(
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
-    """What -m, -k and --deselect removed is a gap in a certificate."""
+    """Remember what -m, -k and --deselect removed: each is a gap in a certificate."""
     if items:
         selection.note_deselected(items[0].config, items)
 
 
-@pytest.hookimpl(wrapper=True)  # before xdist tells its controller that all is collected
+@pytest.hookimpl(wrapper=True)  # before xdist reports the collection to its controller
 def pytest_collection_finish(session: pytest.Session) -> Generator[None, object, object]:
-    """The run is opened; what is wrong is refused before anything is started."""
+    """Open the run. Wrong requests are refused before anything is started."""
     config = session.config
     try:
         run = _open(config, session.items)
@@ -161,7 +160,7 @@ def pytest_collection_finish(session: pytest.Session) -> Generator[None, object,
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
-    """What will be judged, and what was left out, for people."""
+    """Show what will be judged, and what was left out."""
     if config.option.collectonly:
         config.stash[terminal.COLLECTED] = [item for item in items if LEVEL in item.stash]
     session = config.stash.get(SESSION, None)
@@ -177,7 +176,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """What belongs together is read from the workers' folders."""
+    """Make the scheduler. It reads from the workers' folders which tests belong together."""
     if config.getoption("dist") != "loadgroup":
         return None
     return scheduling.by_groups(config, log, config.stash[_CONTROLLER].groups)
@@ -185,14 +184,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """A worker is about to be started: it is told what it is part of."""
+    """Tell a worker, before it starts, which run it is part of."""
     node.workerinput["sm121_run"] = node.config.stash[_CONTROLLER].name
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(node: Any) -> None:
-    """A worker has opened its part of the run. No worker is given a test before this has returned
-    for each of them."""
+    """A worker has opened its part of the run. No worker gets a test before this hook has returned
+    for every worker."""
     config = node.config
     try:
         session = config.stash[_CONTROLLER].opened_by_a_worker()
@@ -208,13 +207,13 @@ def pytest_xdist_node_collection_finished(node: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object | None) -> None:
-    """A worker has ended."""
+    """A worker has ended: keep what it reported."""
     node.config.stash[_CONTROLLER].worker_ended(node, error)
     _step("a worker ended")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Results come from the workers with pytest's own reports."""
+    """Take the workers' results, which come with pytest's own reports."""
     for controller in _controllers:
         controller.take(report)
 
@@ -239,11 +238,11 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
             )
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # its waiting is no part of a test's time limit
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # waiting is outside a test's time limit
 def pytest_runtest_protocol(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> Generator[None, object, object]:
-    """A test that measures has the machine alone."""
+    """A test that measures waits until it has the machine to itself."""
     if SESSION not in item.config.stash or LEVEL not in item.stash:
         return (yield)
     with turns.turn(item, nextitem):
@@ -251,7 +250,7 @@ def pytest_runtest_protocol(
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A test of a level begins, or the reason is told why it does not."""
+    """Start a test of a level, or skip it with the reason."""
     session = item.config.stash.get(SESSION, None)
     if session is None or LEVEL not in item.stash:
         return
@@ -264,11 +263,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"{NOT_RUN}{why}")
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # after all others have had their say of the report
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # after all other plugins have changed the report
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A phase of a test has ended: crashes are looked for, then it is decided."""
+    """After a phase of a test: look for a crash, then decide."""
     session = item.config.stash.get(SESSION, None)
     if session is None or LEVEL not in item.stash:
         return (yield)
@@ -288,7 +287,7 @@ def pytest_runtest_makereport(
 def pytest_runtest_teardown(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> Generator[None, object, object]:
-    """Device memory that the kernel level's tensors had is there for the next server."""
+    """Free the device memory of the kernel level's tensors for the next server."""
     try:
         return (yield)
     finally:
@@ -302,7 +301,7 @@ def pytest_runtest_teardown(
 def pytest_sessionfinish(
     session: pytest.Session, exitstatus: int | pytest.ExitCode
 ) -> Generator[None, object, object]:
-    """The last decisions, the last word, the report, and the exit status."""
+    """Make the last decisions, write the report, and set the exit status."""
     run = session.config.stash.get(SESSION, None)
     try:
         return (yield)
@@ -338,13 +337,13 @@ def _finish(session: pytest.Session, run: Session, exitstatus: int | pytest.Exit
     own = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
     if run.file.exit_status != 0 or exitstatus in own:
         session.exitstatus = run.file.exit_status
-    # Else something failed that is no test of a level: pytest's own status stands.
+    # Otherwise a test of no level failed: pytest's own status stays.
 
 
 def pytest_benchmark_update_machine_info(
     config: pytest.Config, machine_info: dict[str, Any]
 ) -> None:
-    """What two stored runs must have in common of the machine."""
+    """The machine, as far as two stored runs must have it in common."""
     benchmarks.describe_machine(config.stash[SETTINGS], machine_info)
 
 
@@ -355,7 +354,7 @@ def pytest_benchmark_update_commit_info(config: pytest.Config, commit_info: dict
 
 
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
-    """What is stored says how the run ended: the machine may have gone bad after a measurement."""
+    """Store how the run ended: the machine may have become unfit after a measurement."""
     if (session := config.stash.get(SESSION, None)) is not None:
         benchmarks.describe_end(session, output_json)
 
@@ -364,7 +363,7 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> Generator[None, object, object]:
-    """The matrix, the table of levels, and the verdict as the last line."""
+    """Show the matrix, the table of levels, and the verdict as the last line."""
     result = yield
     session = config.stash.get(SESSION, None)
     if session is not None:
@@ -378,7 +377,7 @@ def pytest_terminal_summary(
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Nothing is left running, and the report directory is free."""
+    """Stop what still runs, and release the report directory."""
     if (session := config.stash.get(SESSION, None)) is not None:
         session.release()
         _step("released")
@@ -389,13 +388,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def _open(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
-    """Open the run of the collected tests of levels; None where there is none.
+    """Open the run of the collected tests of levels; None when there are none.
 
     Raises:
         UsageError: something is wrong with what was asked for.
     """
     if not config.stash.get(selection.SELECTED, False):
-        return None  # pytest calls this also after a collection that was refused
+        return None  # pytest calls this after a refused collection, too
     tests = [item for item in items if LEVEL in item.stash]
     deselected = config.stash.get(selection.DESELECTED, [])
     if not tests and not deselected:
@@ -435,7 +434,7 @@ def _target(config: pytest.Config, settings: Settings, tests: list[pytest.Item])
         and tests
         and not selection.selects_any(expression, tests, chosen.arch)
     ):
-        # The tests are also for the target, but it was not the target that they were chosen by.
+        # These tests apply to the target, but another architecture selected them.
         obstacle = f"-m {expression!r} selects no test for {chosen.arch}, which is the target"
         return dataclasses.replace(chosen, obstacle=obstacle)
     return chosen

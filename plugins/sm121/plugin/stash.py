@@ -13,22 +13,22 @@ from sm121.session.settings import Settings
 
 # With the config.
 SETTINGS = pytest.StashKey[Settings]()
-#: The run, from the end of the collection on; there is none without tests of a level.
+#: The session, from the end of the collection on. Absent without tests of a level.
 SESSION = pytest.StashKey[Session]()
 CRASHES = pytest.StashKey[CrashDesk]()
 #: What the report shows beside verdict.json.
 DETAILS = pytest.StashKey[Details]()
-#: The whole report, once it was written.
+#: The whole report, after it was written.
 REPORT = pytest.StashKey[StoredReport]()
 #: Which part of a run this is, with --shard.
 SHARD = pytest.StashKey[ShardReport]()
 
 # With an item.
 LEVEL = pytest.StashKey[str]()
-#: The test's id as it is in every report; before pytest 9.2 xdist adds the name of a group.
+#: The test's id as reports show it: before pytest 9.2 xdist appends a group's name to node ids.
 ID = pytest.StashKey[str]()
 APPLIES_TO = pytest.StashKey[frozenset[str]]()
-#: What became of a test so far.
+#: A test's result so far.
 FINDING = pytest.StashKey[TestReport]()
 #: How many servers had been started when a test began.
 STARTS = pytest.StashKey[int]()

@@ -1,4 +1,4 @@
-"""What the stress tests are given: the server under load, each load checked as a whole."""
+"""Fixtures for the stress tests: the server under load. Each load is checked as a whole."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def soak_s(pytestconfig: pytest.Config) -> float:
 
 
 def end_with_its_level(item: pytest.Item, session: Session) -> None:
-    """The other levels are not sampled every second: they measure."""
+    """Stop sampling when the level ends: sampling every second would disturb other levels."""
     if item.stash[LEVEL] != "stress":
         end(item.config)
-        session.observer = None  # what it saw is of this server under load, and of no later one
+        session.observer = None  # its samples are of this server only
 
 
 def end(config: pytest.Config) -> None:
-    """Sample no more, and keep what was sampled."""
+    """Stop sampling, and keep the samples."""
     known = config.stash.get(_STRESS, None)
     if known is not None:
         known[1].close()

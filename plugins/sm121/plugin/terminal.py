@@ -1,4 +1,4 @@
-"""What a person sees: the settings in the header, progress of long work, the closing table."""
+"""Output on the terminal: settings in the header, progress of long work, the closing table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sm121.report import findings, github
 from sm121.report.stored import StoredReport
 from sm121.session.session import Session
 
-#: The tests of levels that were collected, where nothing but that was asked for.
+#: The tests of levels that ``--collect-only`` collected.
 COLLECTED = pytest.StashKey[list[pytest.Item]]()
 _MOST_EVIDENCE = 3
 _COLOURS = {
@@ -34,7 +34,7 @@ _COLOURS = {
 
 
 def header(config: pytest.Config) -> list[str]:
-    """What was asked for."""
+    """The lines of the header: what was asked for."""
     settings = config.stash[SETTINGS]
     detected = architecture.detect()
     profile = settings.profile.name if settings.profile else "by architecture"
@@ -63,7 +63,7 @@ def header(config: pytest.Config) -> list[str]:
 
 
 def target(session: Session) -> list[str]:
-    """The settings in force, now that they are resolved."""
+    """The settings in force, after they were resolved."""
     engine = session.file.engine
     how = "started by the suite" if engine.managed else "attached"
     return [
@@ -75,7 +75,7 @@ def target(session: Session) -> list[str]:
 
 
 def say(config: pytest.Config, what: str, line: str) -> None:
-    """Show progress of long work at once, past pytest's capturing."""
+    """Show progress of long work at once, although pytest captures output."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     capture = config.pluginmanager.get_plugin("capturemanager")
     if reporter is None:
@@ -90,7 +90,7 @@ def say(config: pytest.Config, what: str, line: str) -> None:
 
 
 def for_github(terminal: pytest.TerminalReporter, report: StoredReport, root: Path) -> None:
-    """Annotations, where this is a job of GitHub Actions."""
+    """Print annotations in a job of GitHub Actions."""
     if github.active(os.environ):
         workspace = os.environ.get("GITHUB_WORKSPACE")
         for line in github.commands(report, root, Path(workspace) if workspace else None):
@@ -98,7 +98,7 @@ def for_github(terminal: pytest.TerminalReporter, report: StoredReport, root: Pa
 
 
 def would_run(terminal: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """``--collect-only``: what would run, and why the rest would not."""
+    """``--collect-only``: show what would run, and why the rest would not."""
     reasons: dict[str, list[str]] = {}
     levels: dict[str, int] = {}
     for item in config.stash.get(COLLECTED, []):
@@ -124,7 +124,7 @@ def would_run(terminal: pytest.TerminalReporter, config: pytest.Config) -> None:
 
 
 def closing(terminal: pytest.TerminalReporter, session: Session) -> None:
-    """The table of levels, what needs attention, and the verdict as the last line."""
+    """Show the table of levels, what needs attention, and the verdict as the last line."""
     file = session.file
     terminal.section("sm121 conformance")
     terminal.write(_levels_table(session, terminal._tw.fullwidth))
@@ -167,7 +167,7 @@ def _levels_table(session: Session, width: int) -> str:
 
 
 def _first_finding(config: pytest.Config) -> list[str]:
-    """The gravest thing that did not hold, in a few lines; nothing when all is well."""
+    """The gravest finding in a few lines; empty when all is well."""
     report = config.stash.get(REPORT, None)
     found = findings.grouped(report) if report is not None else []
     if not found:

@@ -1,7 +1,7 @@
-"""A test that measures waits until no other run of the suite works on this machine.
+"""A test that measures waits until no other run of the suite uses this machine.
 
-Workers of pytest-xdist take no turns, since they would wait for each other: their controller takes
-one for all of them.
+Workers of pytest-xdist take no turns of their own, since they would wait for each other. Their
+controller takes one turn for all of them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _has_gpu_servers(session: Session) -> bool:
 
 @contextlib.contextmanager
 def turn(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """A test's turn; it is waited for, and held on where the next test needs the same.
+    """Wait for a test's turn. It is kept after the test when the next one needs the same.
 
     Raises:
         UsageError: the lock files cannot be used.

@@ -1,13 +1,13 @@
 """What belongs together in a run of several workers (pytest-xdist).
 
-A worker has a run of its own in a folder of its own, with its own server. What needs a server is
-given to one worker, in order; kernel numerics and compilations are spread. Nothing that measures
-time runs beside other workers. The cells of a matrix run: what they are for is whether they work,
-and servers of two workers are never on one device.
+Each worker has its own run in its own folder, with its own server. Tests that need a server go to
+one worker, in order. Kernel numerics and compilations are spread over all workers. Tests that
+measure time do not run. Cells of the matrix run, since they show whether features work. Servers of
+two workers are never on one device.
 
-Which tests belong together is written to a file of the worker's folder, which the controller
-reads. xdist 3.8 appends the names of groups to node ids, which pytest 9.2 ignores without a word
-(pytest-dev/pytest-xdist#1386).
+Each worker writes to a file of its folder which tests belong together, and the controller reads it.
+xdist's own way does not work: xdist 3.8 appends the names of groups to node ids, and pytest 9.2
+ignores them silently (pytest-dev/pytest-xdist#1386).
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from sm121.core.profile import LEVELS
 from sm121.plugin.stash import LEVEL, SETTINGS
 from sm121.session.session import Session
 
-#: What an item shares a server with, as `shards` has found: `UNDER_TEST`, a name that begins with
-#: `CONFIGURATION`, or none of both.
+#: The group of tests with which an item shares a server, as `shards` found it: `UNDER_TEST`, a name
+#: that begins with `CONFIGURATION`, or absent.
 GROUP = pytest.StashKey[str]()
-#: All levels' servers but a matrix's: the configuration under test, and what is started around it.
+#: The servers of all levels but the matrix: the configuration under test, and those beside it.
 UNDER_TEST = "under-test"
-#: Before the name of a server configuration of a matrix.
+#: Prefix of the name of a cell's server configuration.
 CONFIGURATION = "server-"
 _FILE = "groups.json"
 #: Fixtures of tests that need no server and measure no time: they may run anywhere.
 _ALONE = frozenset({"kernels", "compilation"})
 _SERVERS = frozenset({"server", "servers"})
-#: Levels whose verdicts rest on how long something took.
+#: Levels whose verdicts depend on time.
 _TIMED = frozenset({"stress", "performance", "regression"})
 
 
 def is_parallel(config: pytest.Config) -> bool:
-    """Whether tests run in several processes: in a worker, and in their controller."""
+    """Whether tests run in several processes. True in a worker and in the controller."""
     worker = getattr(config, "workerinput", None) is not None
     return worker or bool(config.getoption("numprocesses", None))
 
 
 def disable_timing(config: pytest.Config) -> None:
-    """Beside other workers no benchmark is timed; pytest-benchmark would only warn."""
+    """Do not time benchmarks beside other workers. pytest-benchmark would only warn."""
     if is_parallel(config) and hasattr(config.option, "benchmark_disable"):
         config.option.benchmark_disable = True
 
 
 def why_not(item: pytest.Item) -> str | None:
-    """Why a test is not begun in this worker; None if it is."""
+    """Why a test is not started in this worker; None when it is."""
     if item.config.stash[SETTINGS].worker is None:
         return None
     if item.stash[LEVEL] in _TIMED or "benchmark" in getattr(item, "fixturenames", ()):
@@ -60,7 +60,7 @@ def why_not(item: pytest.Item) -> str | None:
 
 
 def write_groups(session: Session, items: Iterable[pytest.Item]) -> None:
-    """Write what of a worker's items must be in one worker, for its controller."""
+    """Write for the controller which of the items must run in one worker."""
     groups = {item.nodeid: group for item in items if (group := _group(item)) is not None}
     try:
         write_text(json.dumps(groups, indent=1), session.directory / _FILE)
@@ -69,11 +69,11 @@ def write_groups(session: Session, items: Iterable[pytest.Item]) -> None:
 
 
 def read_groups(folder: Path) -> dict[str, str]:
-    """What a worker has said: the group of a node id, where it has one.
+    """Read what a worker has written: the group of each node id that has one.
 
     Raises:
-        OSError: it has written nothing: it died, or has no test of a level.
-        ValueError: it died while it wrote.
+        OSError: there is no file: the worker died, or has no test of a level.
+        ValueError: the worker died while it wrote the file.
     """
     groups: dict[str, str] = json.loads((folder / _FILE).read_text("utf-8"))
     return groups

@@ -1,1 +1,1 @@
-"""What a run writes down: its verdict file, its folder, one verdict of several parts."""
+"""What a run keeps: its verdict file, its report directory, and the merge of several parts."""

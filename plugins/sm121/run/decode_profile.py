@@ -1,4 +1,4 @@
-"""The kernels of some decode steps of a server, by its profiler; kept in the report."""
+"""Profiles some decode steps of a server. The report keeps the kernels that ran."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from sm121.run.harness import Harness
 
 
 def take(harness: Harness, server: Server, *, mode: str, nsys: bool) -> KernelProfile:
-    """Profile some decode steps; table and trace are in the report.
+    """Profile some decode steps; the report directory gets the table and the trace.
 
     Args:
         mode: ``keep``, ``restart`` or ``off``, as the server was started. After ``restart`` the
             server is stopped, and the next test that wants one gets a fresh one: a GPU profiler
             slows launches for as long as the process lives.
-        nsys: by the Nsight Systems around the server.
+        nsys: profile with Nsight Systems, under which the server was started.
 
     Raises:
         NotRun: the server has no profiler, or it wrote nothing.

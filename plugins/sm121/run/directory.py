@@ -1,4 +1,4 @@
-"""The report directory: one run at a time has it, and nothing of an earlier one is overwritten."""
+"""The report directory. One run at a time uses it; files of earlier runs are never overwritten."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _SUPERVISED_WITHIN_S = 20.0
 
 @dataclass
 class ReportDirectory:
-    """A directory that is held until its lock is closed."""
+    """A report directory, taken until its lock is closed."""
 
     path: Path
     lock: IO[str]
-    #: Where what an earlier run had left was put; None where there was nothing.
+    #: Where the files of an earlier run were moved to; None when there were none.
     earlier: Path | None = None
 
 
 def take(directory: Path, share: str | None = None) -> ReportDirectory:
-    """Make the directory this run's own; what an earlier run left is moved to ``earlier/``.
+    """Take the directory for this run. Files of an earlier run are moved to ``earlier/``.
 
     Args:
-        share: name of a run of several processes, all of which may have it at the same time.
+        share: name of a run of several processes, which may take it at the same time.
 
     Raises:
-        UsageError: it is somebody else's, or cannot be written.
+        UsageError: another run has it, it is no report directory, or it cannot be written.
     """
     try:
         return _take(directory, share)
@@ -47,7 +47,7 @@ def take(directory: Path, share: str | None = None) -> ReportDirectory:
 
 
 def is_shared(directory: Path, share: str) -> bool:
-    """Whether processes of that run have taken the directory."""
+    """Whether processes of the named run have taken the directory."""
     try:
         return (directory / _LOCK).read_text("utf-8", "replace") == share
     except OSError:
@@ -70,7 +70,7 @@ def _take(directory: Path, share: str | None) -> ReportDirectory:
             if _name(lock) == share:
                 return ReportDirectory(directory, lock)
         elif share is not None and time.monotonic() < deadline:
-            time.sleep(0.05)  # another process of this run is preparing it
+            time.sleep(0.05)  # another process of this run prepares it now
             continue
         lock.close()
         raise UsageError(
@@ -94,9 +94,10 @@ def _is_a_reports(directory: Path) -> bool:
 
 
 def _wait_for_supervisors(directory: Path) -> None:
-    """Of an earlier run that was killed: they still write down what happened, and end its servers.
+    """Wait for the supervisors of an earlier run that was killed.
 
-    One that takes longer writes to a folder that is no longer its own; nobody waits for ever.
+    They still write down what happened, and end that run's servers. The wait is bounded: a
+    supervisor that takes longer writes to a folder that is no longer its own.
     """
     deadline = time.monotonic() + _SUPERVISED_WITHIN_S
     for file in (directory / SERVERS, *directory.glob(f"{WORKERS}/*/{SERVERS}")):

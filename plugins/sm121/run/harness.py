@@ -1,4 +1,4 @@
-"""What a level may ask of whoever runs it: the pytest run, or a script with a `Session`."""
+"""What a level may use of the run that it is part of: a pytest run, or a script's `Session`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from sm121.run.verdict_file import VerdictFile
 
 
 class Observer(Protocol):
-    """Watches a server under load; a crash bundle has what it saw."""
+    """Watches a server under load. A crash bundle has what it saw."""
 
     def under_way(self) -> list[dict[str, Any]]:
-        """The requests that are under way at this moment."""
+        """The requests that are running now."""
         ...
 
     def memory_record(self) -> dict[str, Any]:
@@ -30,14 +30,14 @@ class Observer(Protocol):
 
     @property
     def metrics(self) -> str | None:
-        """The server's /metrics as they were last read; None before."""
+        """The server's /metrics from the last read; None before the first."""
         ...
 
 
 class Harness(Protocol):
-    """Servers, a folder, and a way to say something."""
+    """Servers, the report directory, and output of progress and remarks."""
 
-    #: Set while a server is under load, None else.
+    #: Set while a server is under load, else None.
     observer: Observer | None
 
     @property
@@ -57,12 +57,12 @@ class Harness(Protocol):
 
     @property
     def file(self) -> VerdictFile:
-        """What is known of the run so far; metrics, memory and remarks are written into it."""
+        """The verdict file so far. Metrics, memory and remarks are written into it."""
         ...
 
     @property
     def ledger(self) -> Ledger:
-        """What was decided of each test."""
+        """The decision on each test."""
         ...
 
     @property
@@ -77,12 +77,12 @@ class Harness(Protocol):
 
     @property
     def pool(self) -> ServerPool | None:
-        """The servers that the suite starts; None where one is attached, or none can be started."""
+        """The servers that the suite starts; None when one is attached, or none can be started."""
         ...
 
     @property
     def aborted(self) -> tuple[str, str] | None:
-        """Why nothing more is run, as (class, text); None while all is well."""
+        """Why no further test runs, as (class, text); None while all is well."""
         ...
 
     def server(self, configuration: str | None = None) -> Server:
@@ -95,7 +95,7 @@ class Harness(Protocol):
         ...
 
     def start(self, configuration: ServerConfiguration) -> Server:
-        """The server of any configuration, the profile's or one made of an axis.
+        """The server of any configuration: one of the profile's, or a cell's.
 
         Raises:
             NotRun: nothing is started in this run.
@@ -104,7 +104,7 @@ class Harness(Protocol):
         ...
 
     def stop(self) -> StopReport | None:
-        """Stop the server that runs; None when none does, or it is attached."""
+        """Stop the running server; None when none runs, or when it is attached."""
         ...
 
     def managed_configuration(self, name: str) -> ServerConfiguration:
@@ -116,19 +116,19 @@ class Harness(Protocol):
         ...
 
     def kernel_path(self, server: Server) -> KernelPath:
-        """What log and metrics prove at this moment, and what was asked for."""
+        """What log and metrics prove so far, and what was asked for."""
         ...
 
     def obstacle(self) -> str | None:
-        """Why no server is started any more; None while all is well."""
+        """Why no further server is started; None while all is well."""
         ...
 
     def crashed(self, error: ServerError, test: str | None) -> Cause:
-        """After an abnormal end: a bundle, one line, and a look at what is left of the server."""
+        """After an abnormal end: write a bundle, print one line, and check what the server left."""
         ...
 
     def abort(self, reason: str) -> None:
-        """The machine is about to fail: end the server at once, and run nothing more."""
+        """The machine is about to fail: kill the server at once, and run no further test."""
         ...
 
     def say(self, what: str, line: str) -> None:
@@ -136,11 +136,11 @@ class Harness(Protocol):
         ...
 
     def remark(self, line: str, *, at_once: bool = True) -> None:
-        """Keep what a person should know and what decides nothing.
+        """Keep a remark: worth knowing, and without effect on any verdict.
 
         Args:
-            line: kept in the report.
-            at_once: it is also shown now.
+            line: the remark, kept in the report.
+            at_once: also show it now.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""What was decided of each test, by its id; one way to decide, and one way to decide again."""
+"""The decision on each test, by its id: one way to decide, and one way to decide again."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from sm121.run.verdict_file import TestReport, VerdictFile
 
 
 def stands(first: TestReport, second: TestReport) -> TestReport:
-    """Which of two decisions on one test stands: one of a test that ran before one of a test that
-    did not, then the worse, then the first."""
+    """Which of two decisions on one test stands.
+
+    A decision on a test that ran stands before one on a test that did not run. Else the worse one
+    stands, and of equal ones the first.
+    """
     if first.executed != second.executed:
         return first if first.executed else second
     return first if worst((first.verdict, second.verdict)) is first.verdict else second
 
 
 class Ledger:
-    """The decisions of a run. They are the ``tests`` of its verdict file, in its order."""
+    """The decisions of a run: the ``tests`` of its verdict file, in the same order."""
 
     def __init__(self, file: VerdictFile) -> None:
         self._file = file
@@ -35,14 +38,13 @@ class Ledger:
 
     @property
     def complete(self) -> bool:
-        """Whether everything in it was decided: each selected test had its turn."""
+        """Whether every selected test was decided."""
         return self._decided >= self._places.keys()
 
     def decide(self, decision: TestReport) -> None:
-        """Note what became of a test, or of something beside the tests.
+        """Note the decision on a test, or on something beside the tests.
 
-        The first decision on a test stands in the place of "not reached"; of two decisions one
-        stands as `stands` says.
+        The first decision on a test replaces "not reached". Of two decisions `stands` chooses one.
         """
         place = self._places.get(decision.id)
         if place is None:
@@ -55,10 +57,10 @@ class Ledger:
         self._decided.add(decision.id)
 
     def overrule(self, test_id: str, verdict: Verdict, message: str) -> None:
-        """Decide again: what was decided does not count, whatever it was, and the message says why.
+        """Decide again. The new decision replaces any earlier one; the message says why.
 
         Raises:
-            KeyError: nothing of that name is in the ledger.
+            KeyError: the ledger has no such test.
         """
         test = self[test_id]
         test.verdict, test.message = verdict, message

@@ -1,4 +1,4 @@
-"""One verdict file of several: of the shards of a run, or of its workers.
+"""Merges several verdict files into one: those of a run's shards, or of its workers.
 
 docs/verdicts.md states the rules: how verdicts rank, how states of the box rank, and which of two
 decisions on a test stands (`sm121.run.ledger.stands`).
@@ -22,12 +22,12 @@ from sm121.run.verdict_file import (
     VerdictFile,
 )
 
-#: Worst first. What could not be told weighs more than what was found fit.
+#: Worst first. UNKNOWN is worse than QUALIFIED.
 _BOX_STATES = (BoxState.DEGRADED, BoxState.UNKNOWN, BoxState.QUALIFIED)
 
 
 class RunDifference(NamedTuple):
-    """Something in which two runs differ, so that their verdicts are not about the same thing."""
+    """A value that differs between two runs, so that their verdicts judge different things."""
 
     what: str
     one: str | None
@@ -46,15 +46,15 @@ def differences(one: VerdictFile, other: VerdictFile) -> list[RunDifference]:
 
 
 def merge(whole: VerdictFile, ledger: Ledger, parts: Mapping[str, VerdictFile]) -> None:
-    """Take into the whole what only its parts know: their engines, starts, metrics, crashes.
+    """Add to the whole what only its parts know: their engines, starts, metrics, crashes.
 
-    The tests of the whole are left as they are; those beside them (``end of the run::...``) are
-    decided.
+    Tests of the whole stay as they are. Entries beside the tests (``end of the run::...``) are
+    added.
 
     Args:
         whole: the file of the whole run.
         ledger: of the whole.
-        parts: by the folder that each lies in, as seen from the report directory of the whole.
+        parts: by the folder of each, relative to the report directory of the whole.
     """
     moved = [_prefixed(part, folder) for folder, part in parts.items()]
     for part in moved:
@@ -67,7 +67,7 @@ def merge(whole: VerdictFile, ledger: Ledger, parts: Mapping[str, VerdictFile]) 
             if test.id.startswith(BESIDE):
                 ledger.decide(test)
     files = [whole, *moved]
-    # The first whose kernel path is proven, else the first that has served at all.
+    # The first with a proven kernel path, else the first that served.
     whole.engine = max(
         (file.engine for file in files),
         key=lambda engine: (bool(engine.path.evidence), engine.base_url is not None),
@@ -80,9 +80,9 @@ def merge(whole: VerdictFile, ledger: Ledger, parts: Mapping[str, VerdictFile]) 
 
 
 def merge_shards(parts: Mapping[str, VerdictFile]) -> VerdictFile:
-    """The whole run of which these are shards, by their folders.
+    """The whole run of these shards, given by their folders.
 
-    What a missing shard should have run is NOT_RUN, and so is then the run.
+    Tests of a missing shard are NOT_RUN, and so is then the run.
     """
     files = list(parts.values())
     shards = [file.shard for file in files if file.shard is not None]
@@ -129,8 +129,8 @@ def merge_shards(parts: Mapping[str, VerdictFile]) -> VerdictFile:
 
 
 def _prefixed(part: VerdictFile, prefix: str) -> VerdictFile:
-    """A copy whose files are named as they are seen from a report directory in which the part's
-    own is ``prefix``."""
+    """A copy with the paths of its files relative to the whole's report directory, in which the
+    part's folder is ``prefix``."""
     moved = part.model_copy(deep=True)
     for start in moved.starts:
         start.log = f"{prefix}/{start.log}"
@@ -142,10 +142,10 @@ def _prefixed(part: VerdictFile, prefix: str) -> VerdictFile:
 
 
 def worst_box(boxes: Iterable[BoxReport]) -> BoxReport:
-    """The machine of the whole: the worst of those that were looked at.
+    """The box of the whole: the worst of those that were read.
 
-    A part in which nothing asked for the machine says nothing about it. A state that a later
-    version of the suite has is UNKNOWN to this one.
+    A part that did not read its box does not count. A state from a later version of the suite is
+    UNKNOWN here.
     """
     every = list(boxes)
 
@@ -164,7 +164,7 @@ def plain_id(nodeid: str, known: Collection[str]) -> str:
 
 
 def _gravest(known: Iterable[MemoryReport]) -> MemoryReport | None:
-    """The gravest; of several such, the longest."""
+    """The gravest one; of several such the longest."""
     reports = list(known)
     gravest = worst(report.verdict for report in reports)
     return max(
@@ -175,7 +175,7 @@ def _gravest(known: Iterable[MemoryReport]) -> MemoryReport | None:
 
 
 def _environments(files: Sequence[VerdictFile]) -> dict[str, object]:
-    """The first shard's record, and of each other one what was different there."""
+    """The first shard's record, and the differences of each other shard's."""
     first = files[0].environment
     others = {}
     for file in files[1:]:

@@ -7,7 +7,7 @@ from sm121.run.verdict_file import VerdictFile
 
 
 def reason(file: VerdictFile) -> str:
-    """Of a run that has finished."""
+    """The reason, for a run that has finished."""
     if file.verdict is Verdict.NOT_RUN:
         return "no test of a level was executed: all were skipped or deselected"
     decisive = [

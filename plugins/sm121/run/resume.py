@@ -1,7 +1,7 @@
-"""``--resume``: which earlier run in the report directory counts, and what is taken over from it.
+"""``--resume``: finds the earlier run in the report directory, and takes over its results.
 
 Kernel tests are taken over with their verdicts; cells of the matrix with their records
-(`sm121.matrix.state`). Tests of the other levels share one running server, and are run again.
+(`sm121.matrix.state`). Tests of the other levels share one running server, and run again.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _LEVEL = "kernel"
 
 
 def take_over(harness: Harness) -> set[str]:
-    """Decide the kernel tests that an earlier run has ended; returns their ids.
+    """Decide the kernel tests that an earlier run has finished; returns their ids.
 
-    The metrics of the earlier run are taken over where this one has none of the name.
+    Metrics of the earlier run are taken over too, unless this run has one of the same name.
     """
     earlier = earlier_run(harness)
     if earlier is None:
@@ -33,8 +33,8 @@ def take_over(harness: Harness) -> set[str]:
 
 
 def earlier_run(harness: Harness) -> VerdictFile | None:
-    """The newest earlier run that was the same one and has ended a kernel test; it lies where
-    opening this run has moved it. Where there is none, a remark says why."""
+    """The newest earlier run that is comparable and has finished a kernel test, in the folder to
+    which opening this run moved it. When there is none, a remark says why."""
     found = sorted((harness.directory / "earlier").glob("*/verdict.json"), reverse=True)
     reasons: list[str] = []
     for file in found:
@@ -56,5 +56,5 @@ def earlier_run(harness: Harness) -> VerdictFile | None:
 
 
 def _ended(run: VerdictFile) -> list[TestReport]:
-    """Its kernel tests that came to their end; what was skipped may have a server now."""
+    """Its kernel tests that ran to their end. Skipped ones run again: there may be a server now."""
     return [test for test in run.tests if test.level == _LEVEL and test.executed]

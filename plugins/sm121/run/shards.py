@@ -1,4 +1,4 @@
-"""``--shard I/N``: which part of a run is which."""
+"""``--shard I/N``: divides a run into parts."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from dataclasses import dataclass
 
 from sm121.core.errors import UsageError
 
-#: The group of tests about all that ran: each shard has them, about its own part.
+#: The group of tests that judge all that ran. Each shard has them, for its own part.
 EVERYWHERE = "everywhere"
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One of so many parts of a run."""
+    """Part I of the N parts of a run."""
 
     index: int
     of: int
 
     def groups(self, every: Iterable[str]) -> set[str]:
-        """Its own of all groups: whole ones, in turns, in the order of the tests."""
+        """The groups of this part. Parts take whole groups in turns, in the order of the tests."""
         divided = [group for group in dict.fromkeys(every) if group != EVERYWHERE]
         return {EVERYWHERE, *divided[self.index - 1 :: self.of]}
 
 
 def parse(text: str | None) -> Shard | None:
-    """What ``--shard`` says.
+    """Parse the value of ``--shard``.
 
     Raises:
-        UsageError: it is not I/N with 1 <= I <= N.
+        UsageError: the value is not I/N with 1 <= I <= N.
     """
     if text is None:
         return None

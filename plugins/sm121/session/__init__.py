@@ -1,1 +1,1 @@
-"""A run from its opening to its last word, with or without pytest."""
+"""A run from its start to its final report, with or without pytest."""

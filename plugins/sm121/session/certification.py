@@ -1,4 +1,4 @@
-"""``--certify``: what the certificate insists on beyond what a plain run reports."""
+"""``--certify``: what a certificate requires beyond a plain run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def certify(
     deselected: Sequence[str],
     inapplicable: Collection[str],
 ) -> None:
-    """Hold a run that has finished and was judged against what a certificate asks for.
+    """Compare a run that has finished and was judged with what a certificate requires.
 
     Args:
         file: the run; its verdict, reason and ``certified`` are set.
@@ -34,7 +34,7 @@ def certify(
 def _gaps(
     file: VerdictFile, required: Certify, deselected: Sequence[str], inapplicable: Collection[str]
 ) -> list[tuple[Verdict, str]]:
-    """What is missing for a certificate, each with the verdict that it means."""
+    """What is missing for a certificate, each with the verdict that follows."""
     gaps: list[tuple[Verdict, str]] = []
     for level in required.levels:
         tests = [test for test in file.tests if test.level == level]

@@ -1,5 +1,5 @@
-"""What happens after an abnormal end: a bundle, one line, a fresh server, and no trust where none
-is due."""
+"""What happens after an abnormal end: a bundle, one line of output and a fresh server. Where a
+fresh server is not enough, later results are distrusted."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from sm121.run.verdict_file import CrashReport
 from sm121.session.session import Session
 from sm121.stress.fault import OWNERS, UnderLoad
 
-#: After these the server is good for nothing, or not known to be.
+#: After these the server no longer works, or may not.
 _REPLACE = ("hang", "stuck_request", "connection", "memory_floor", "not_idle", "zombie", "http_5xx")
-#: Within which an API server ends after its engine has.
+#: Seconds within which an API server ends after its engine did.
 _DYING_S = 6.0
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -34,23 +34,23 @@ class RanOutOfTime(Exception):
 
 
 class CrashDesk:
-    """Tells of each abnormal end of a session once, and sees to what is left.
+    """Reports each abnormal end of a session once, and replaces the server.
 
     Args:
-        session: whose servers they are.
+        session: the session that owns the servers.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        #: Logs of servers of which was told: every test that wants such a server gets its error.
+        #: Logs of servers already reported: all tests that want such a server have its error.
         self._told: set[Path] = set()
-        #: By ``time.monotonic``.
+        #: When the running test began, by ``time.monotonic``.
         self._test_began = 0.0
         session.on_crash = self.after_crash
         session.on_unwritten = self.after_unwritten
 
     def test_begins(self) -> None:
-        """What ended before now is not this test's."""
+        """A test begins. A process that ended earlier is not blamed on it."""
         self._test_began = time.monotonic()
 
     @property
@@ -58,7 +58,7 @@ class CrashDesk:
         return self._session.pool.latest if self._session.pool is not None else None
 
     def after_test(self, test: str, error: ServerError | UnderLoad | RanOutOfTime) -> None:
-        """A test ended with an error that says that its server may not be well."""
+        """A test ended with an error which means that its server may have failed."""
         if isinstance(error, ServerError):
             if error.log in self._told:
                 return
@@ -78,7 +78,7 @@ class CrashDesk:
         return evidence.cause
 
     def after_unwritten(self, error: OSError, why: str) -> None:
-        """A full disk, or a report directory that has gone."""
+        """The report cannot be written: the disk is full, or the directory is gone."""
         evidence = self._gather(None, None, self._managed)
         evidence.what = "the report"
         evidence.cause = Cause(
@@ -90,7 +90,7 @@ class CrashDesk:
         self._tell(evidence)
 
     def after_abort(self) -> None:
-        """The machine ended the run. Where that ended a server too, its death was told of."""
+        """The machine ended the run. Report it, unless a server's death was reported for it."""
         session = self._session
         if session.aborted is None:
             return
@@ -102,7 +102,7 @@ class CrashDesk:
     def _gather(
         self, test: str | None, error: Exception | None, managed: ManagedServer | None
     ) -> Evidence:
-        """Everything that is known at this moment; nothing is stopped."""
+        """Collect everything that is known at this moment. Nothing is stopped."""
         session = self._session
         dying = managed is not None and _is_dying(managed, error, self._test_began)
         since = managed.launched if managed is not None and managed.launched else session.started
@@ -147,7 +147,7 @@ class CrashDesk:
         )
 
     def _tell(self, evidence: Evidence) -> None:
-        """Write the bundle, note it in verdict.json, and say it in one line."""
+        """Write the bundle, note it in verdict.json, and print one line."""
         session, cause = self._session, evidence.cause
         bundle: Path | None = None
         elsewhere: str | None
@@ -179,7 +179,7 @@ class CrashDesk:
         session.say("crash", printable(session.redact(line)))
 
     def _replace_server(self, evidence: Evidence) -> None:
-        """Stop the server, so that the next test gets another, and see whether all is well."""
+        """Stop the server, so that the next test gets a new one, and check what it left."""
         session = self._session
         if xids := evidence.kernel.xids:
             session.distrusted = (
@@ -298,8 +298,9 @@ class CrashDesk:
 
 
 def _is_dying(managed: ManagedServer, error: Exception | None, began: float) -> bool:
-    """Whether the server, or a process without which it does not serve, has ended since the test
-    began. Its clients see that first, as a reset connection or a 500: so it is given some seconds.
+    """Whether the server, or a process that it needs, has ended since the test began.
+
+    Clients may see a reset connection or a 500 some seconds before the process ends, so this waits.
     """
     if managed.was_stopped:
         return False

@@ -1,4 +1,4 @@
-"""What is written for people and for CI when a session has closed."""
+"""The reports for people and for CI, written when a session has closed."""
 
 from __future__ import annotations
 

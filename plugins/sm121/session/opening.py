@@ -1,5 +1,5 @@
-"""Opening a session: everything that can be wrong with what was asked for is found before anything
-is started."""
+"""Opens a session. Everything that can be wrong with the request is found before anything is
+started."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def open_session(
     say: Callable[[str, str], None] = _print,
     verbose: bool = False,
 ) -> Session:
-    """Attach to the server, or prepare to start some; take the report directory.
+    """Attach to the server, or prepare to start servers; take the report directory.
 
     Args:
         settings: what was asked for.
         chosen: what will be judged; resolved from the settings where it is not given.
         tests: id and level of each test that will be decided.
-        inapplicable: ids of those that no certificate needs.
-        say: shows a line of progress, under a word that says what it is about.
-        verbose: show more of them.
+        inapplicable: ids of tests that no certificate needs.
+        say: shows a line of progress; the first argument names its subject.
+        verbose: show remarks at once, too.
 
     Raises:
         UsageError: the choices contradict each other, no server answers, or the directory is
@@ -75,7 +75,7 @@ def open_session(
         run_id = f"{run_id}-{worker.id}"
         folder = taken.path / report_directory.WORKERS / worker.id
         folder.mkdir(parents=True)
-        settings = dataclasses.replace(settings, report_dir=folder)  # traces are its own too
+        settings = dataclasses.replace(settings, report_dir=folder)  # with its own traces
     elif taken.earlier is not None:
         say("report", f"the earlier one is kept in {taken.earlier}")
     session = Session(
@@ -120,7 +120,7 @@ def _prepare_engine(session: Session, profile: Profile) -> None:
             "kernel path: the attached server's log is not known; give --server-log"
         )
     record = environment.record(
-        # A program has no packages of its own; the record is then of the suite's environment.
+        # A program has no Python packages: record those of the suite's environment.
         sys.executable
         if isinstance(registry.engine(settings.engine), Program)
         else settings.engine_python,
@@ -136,7 +136,7 @@ def _prepare_engine(session: Session, profile: Profile) -> None:
 
 
 def _make_pool(session: Session, profile: Profile) -> None:
-    """What starts servers and watches the memory while they run."""
+    """The pool that starts servers, and the sampler that watches memory while they run."""
     settings, worker = session.settings, session.settings.worker
     for run, left in stale.remove():
         shown = "; ".join(str(process) for process in left)

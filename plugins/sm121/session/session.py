@@ -1,4 +1,4 @@
-"""What a session knows, and what may be asked of it: servers, a folder, a ledger, a last word."""
+"""A session: its state, its servers, its report directory, its ledger, and how it ends."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class Session:
     settings: Settings
     target: Target
     directory: Path
-    #: Held open as long as the session lives: no second run writes into the same directory.
+    #: Held open during the session, so that no second run writes into the same directory.
     lock: IO[str]
     file: VerdictFile
     run_id: str
-    #: Shows a line of progress, under a word that says what it is about.
+    #: Shows a line of progress; the first argument names its subject.
     say: Callable[[str, str], None]
-    #: Remarks that decide nothing are shown at once, too.
+    #: Whether remarks are shown at once, too.
     verbose: bool = False
     started: float = field(default_factory=time.monotonic)
     configurations: Mapping[str, ServerConfiguration] = field(default_factory=dict)
@@ -62,17 +62,17 @@ class Session:
     stops: dict[str, StopReport] = field(default_factory=dict)
     #: Ids of tests that -m, -k or --deselect removed.
     deselected: list[str] = field(default_factory=list)
-    #: Ids of tests for other architectures, or beyond the model: no certificate needs them.
+    #: Ids of tests that no certificate needs: other architectures, or beyond the model's ability.
     inapplicable: set[str] = field(default_factory=set)
     interrupted: bool = False
-    #: Why nothing more is run, as (class, text); None while all is well.
+    #: Why no further test runs, as (class, text); None while all is well.
     aborted: tuple[str, str] | None = None
-    #: Why nothing that follows could be trusted; None while all is well.
+    #: Why later results could not be trusted; None while all is well.
     distrusted: str | None = None
     observer: Observer | None = None
-    #: The control group's account of memory when the run began.
+    #: The control group's memory events when the run began.
     cgroup_before: Mapping[str, int] | str = field(default_factory=cgroup.memory_events)
-    #: What is done after an abnormal end, and when the report cannot be written (`crashes`).
+    #: Called after an abnormal end, and when the report cannot be written (see `crashes`).
     on_crash: Callable[[ServerError, str | None], Cause] | None = None
     on_unwritten: Callable[[OSError, str], None] | None = None
     #: The machine's state; None before it was looked at.
@@ -82,12 +82,12 @@ class Session:
 
     @functools.cached_property
     def ledger(self) -> Ledger:
-        """What was decided of each test."""
+        """The decision on each test."""
         return Ledger(self.file)
 
     @functools.cached_property
     def recorder(self) -> Recorder:
-        """What was measured so far, and what records the next measurement."""
+        """Records measurements, and has those made so far."""
         return Recorder(self, self.settings.model)
 
     @property
@@ -108,7 +108,7 @@ class Session:
 
     @property
     def secrets(self) -> set[str]:
-        """What no report may show."""
+        """Values that no report may show."""
         keys = {self.settings.api_key} if self.settings.api_key else set()
         return keys | self._secrets_given | (self.pool.secrets if self.pool else set())
 
@@ -122,11 +122,11 @@ class Session:
         return redact(text, self.secrets)
 
     def remark(self, line: str, *, at_once: bool = True) -> None:
-        """Keep what a person should know and what decides nothing.
+        """Keep a remark: worth knowing, and without effect on any verdict.
 
         Args:
-            line: kept in the report.
-            at_once: it is also shown now; else it is only counted at the end.
+            line: the remark, kept in the report.
+            at_once: also show it now; else it is only counted at the end.
         """
         line = printable(self.redact(line))
         self.file.remarks.append(line)
@@ -137,7 +137,7 @@ class Session:
 
     @functools.cached_property
     def findings(self) -> list[PreflightFinding]:
-        """What speaks for and against a start on this machine; looked at once, before the first."""
+        """What may keep a server from starting here. Checked once, before the first start."""
         found: list[PreflightFinding] = []
         for name in (self.profile.under_test, self.profile.baseline):
             configuration = self.managed_configuration(name)
@@ -158,7 +158,7 @@ class Session:
         return found
 
     def obstacle(self) -> str | None:
-        """Why no server is started any more; None while all is well."""
+        """Why no further server is started; None while all is well."""
         if self.aborted is not None:
             return f"the run was ended: {self.aborted[1]}"
         if self.distrusted is not None:
@@ -194,7 +194,7 @@ class Session:
         return server
 
     def start(self, configuration: ServerConfiguration) -> Server:
-        """The managed server of any configuration, the profile's or one made of an axis.
+        """The managed server of any configuration: one of the profile's, or a cell's.
 
         Raises:
             NotRun: nothing is started in this run.
@@ -207,11 +207,11 @@ class Session:
         return self.pool.get(configuration)
 
     def stop(self) -> StopReport | None:
-        """Stop the server that runs; None when none does, or it is attached."""
+        """Stop the running server; None when none runs, or when it is attached."""
         return self.pool.stop() if self.pool is not None else None
 
     def crashed(self, error: ServerError, test: str | None) -> Cause:
-        """After an abnormal end: a bundle, one line, and a look at what is left of the server."""
+        """After an abnormal end: write a bundle, print one line, and check what the server left."""
         return self.on_crash(error, test) if self.on_crash is not None else error.cause
 
     def managed_configuration(self, name: str) -> ServerConfiguration:
@@ -231,13 +231,13 @@ class Session:
         return registry.engine(configuration.engine).environment(configuration, api_key="")
 
     def log_of(self, configuration: str) -> Path | None:
-        """Log of the latest start of a configuration in this run, None if it was not started."""
+        """Log of a configuration's latest start in this run; None when it was not started."""
         starts = self.pool.starts if self.pool is not None else []
         logs = [start.log for start in starts if start.configuration == configuration]
         return self.directory / logs[-1] if logs else None
 
     def kernel_path(self, server: Server) -> KernelPath:
-        """What log and metrics prove at this moment, and what was asked for."""
+        """What log and metrics prove so far, and what was asked for."""
         reader = server.engine if server.managed else "vllm"
         path = read_log(server.log, reader) if server.log is not None else KernelPath()
         if (text := self._metrics_of(server)) is not None:
@@ -255,7 +255,7 @@ class Session:
         return self.directory / f"metrics-{log.stem if log is not None else 'attached'}.txt"
 
     def _metrics_of(self, server: Server) -> str | None:
-        """The metrics as they were when the server was first looked at."""
+        """The metrics from the first look at the server."""
         kept = self.metrics_file(server.log if server.managed else None)
         if not kept.exists():
             text = metrics.fetch(server.endpoint)
@@ -275,13 +275,13 @@ class Session:
         self.file.engine.path = self.kernel_path(server)
         self.file.engine.base_url = server.endpoint.base_url
         self.file.engine.startup_s = server.startup_s
-        # What the running engine says of itself counts for more than what was installed.
+        # The version that the running engine reports replaces the installed one.
         said = server.version or self.file.engine.path.version
         if said is not None:
             self.file.engine.version = said
 
     def note_stop(self, configuration: str, report: StopReport) -> None:
-        """A server was stopped: what it left is decided as any test is."""
+        """A server was stopped. What it left is decided like a test."""
         self.stops[report.log] = report
         if not report.clean:
             self.ledger.decide(_unclean(report.log.removesuffix(".log") or configuration, report))
@@ -315,7 +315,7 @@ class Session:
             self.cannot_write(error)
 
     def _judge(self) -> None:
-        """The run's verdict and its reason, from the tests to the certificate."""
+        """Set the run's verdict and its reason, by the tests and by the certificate."""
         file = self.file
         file.judge()
         if file.finished and self.target.obstacle is not None:
@@ -333,12 +333,12 @@ class Session:
                 )
         ended = next((crash for crash in file.crashes if crash.kind == "memory_floor"), None)
         if ended is not None and file.verdict is Verdict.PASS:
-            # What did run held; the machine did not stand the rest of it.
+            # All that ran held, but the machine could not run the rest.
             file.settle(Verdict.INCONCLUSIVE)
             file.reason = f"the run was ended: {ended.summary}"
 
     def cannot_write(self, error: OSError) -> None:
-        """A report that cannot be written is no verdict: said once, and never green."""
+        """The report cannot be written. Say so once; such a run is never green."""
         if self._unwritten is None:
             self._unwritten = f"the report cannot be written: {error.strerror or error}"
             self.say("report", f"{self.directory}: {self._unwritten}")
@@ -353,7 +353,7 @@ class Session:
     # The end.
 
     def abort(self, reason: str) -> None:
-        """The machine is about to fail: end the server at once, and run nothing more."""
+        """The machine is about to fail: kill the server at once, and run no further test."""
         first = self.aborted is None
         if first:
             self.aborted = ("memory_floor", reason)
@@ -363,20 +363,22 @@ class Session:
             self.remark(reason)
 
     def close(self) -> None:
-        """Stop what runs and write the last word. The run has finished when every selected test
-        had its turn and nobody interrupted it, whatever else is said of its end."""
+        """Stop what runs and write the final report.
+
+        The run has finished when every selected test was decided and nobody interrupted it.
+        """
         if self.sampler is not None:
             self.sampler.stop()
         if self.pool is not None and self.pool.current is not None:
             self.pool.stop()
-        if self._under_test is not None:  # the whole log now, with what came while it served
+        if self._under_test is not None:  # now from the whole log
             self.file.engine.path = self.kernel_path(self._under_test)
         self.file.finished = self.ledger.complete and not self.interrupted
         self.save()
 
     def release(self) -> None:
-        """Nothing is left: a server that was started after the end is stopped, the folder is free
-        for another run."""
+        """Stop a server that was started after the end, and free the report directory for another
+        run."""
         if self.stop() is not None:
             self.save()
         self.lock.close()

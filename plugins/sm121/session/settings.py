@@ -1,4 +1,4 @@
-"""What the user asked for, validated; every mistake is one line before anything starts."""
+"""What the user asked for, validated. A mistake is reported in one line before anything starts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sm121.stress import soak
 
 _ENGINE = "vllm"
 
-#: Gives the value of an option by its name on the command line, None where it was not given.
+#: Gives the value of an option by its name on the command line; None when it was not given.
 Option = Callable[[str], Any]
 
 
@@ -39,12 +39,12 @@ class Worker:
 
 @dataclass(frozen=True)
 class Settings:
-    """What was asked for; None where nothing was said."""
+    """What was asked for; None where an option was not given."""
 
     arch: str | None = None
     profile: Profile | None = None
     engine: str = _ENGINE
-    #: The engine that listens at --base-url, where the user named it.
+    #: The engine at --base-url, if the user named it.
     attached_engine: str | None = None
     engine_python: str = sys.executable
     engine_arguments: tuple[str, ...] = ()
@@ -74,19 +74,19 @@ class Settings:
     record_golden: Path | None = None
     accuracy: Path | None = None
     accuracy_baseline: Path | None = None
-    #: Where the canary's and the matrix's caches lie.
+    #: Folder of the canary's and the matrix's caches.
     root: Path = Path()
     #: Which process of several this is; None where it is the only one.
     worker: Worker | None = None
 
 
 def read(option: Option, *, started_in: Path, root: Path, worker: Worker | None) -> Settings:
-    """The settings that the options of a command line say.
+    """The settings from the options of a command line.
 
     Args:
         option: gives the value of an option.
         started_in: where paths on the command line are relative to.
-        root: where caches lie.
+        root: the folder for caches.
         worker: which process of several this is.
 
     Raises:
@@ -241,8 +241,10 @@ def _count(name: str, text: str | None) -> int | None:
 
 
 def _sides(option: Option) -> tuple[tuple[Side, Side] | None, str | None]:
-    """What ``--ab`` compares, and the URL that the run is attached to: of two URLs the first one,
-    unless another was given."""
+    """What ``--ab`` compares, and the URL that the run is attached to.
+
+    Of two URLs that is the first one, unless ``--base-url`` was given.
+    """
     base_url = option("--base-url")
     texts = option("--ab")
     if texts is None:
@@ -275,7 +277,7 @@ def _hypothesis(option: Option, started_in: Path) -> Hypothesis | None:
 
 
 def _program(option: Option, engine: str, base_url: str | None) -> str:
-    """What starts the engine: an interpreter, or the engine's own program."""
+    """The interpreter or the program that starts the engine."""
     given, own = option("--engine-binary"), registry.engine(engine)
     if not isinstance(own, Program):
         if given:
@@ -299,7 +301,7 @@ def _interpreter(path: str | None) -> str:
         raise UsageError(
             f"--engine-python {path}: expected a Python interpreter, there is no such file"
         )
-    # Not resolved: the path of a virtual environment's link is what makes it that environment.
+    # Links are not resolved: a virtual environment is found by the path of its interpreter's link.
     return str(Path(path).absolute())
 
 

@@ -1,4 +1,4 @@
-"""SIGTERM ends a session as Ctrl-C does."""
+"""SIGTERM ends a session in the same way as Ctrl-C."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sm121.session.session import Session
 class Signals:
     """Turns SIGINT and SIGTERM into one KeyboardInterrupt, until `restore`.
 
-    The first signal counts. A second one must not break off the stopping that the first began.
+    The first signal stops the run. Later ones are ignored, so that they cannot interrupt the stop.
     """
 
     def __init__(self, session: Session) -> None:

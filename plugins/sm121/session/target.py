@@ -1,4 +1,4 @@
-"""From what was asked for and what is here to what will be judged, before anything starts."""
+"""Chooses what will be judged, from the request and the machine, before anything starts."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _CANARY = "canary:"
 
 @dataclass(frozen=True)
 class Target:
-    """What a run is about. ``obstacle`` says why nothing of it can run here, None if it can."""
+    """What a run judges. ``obstacle`` says why it cannot run here; None when it can."""
 
     arch: str
-    #: The architecture was named by the user, so that a run without any of its tests is NOT_RUN.
+    #: The user named the architecture: a run without any of its tests is then NOT_RUN.
     asked: bool
     evidence: str
     profile: Profile | None
@@ -91,7 +91,7 @@ def attached_server(settings: Settings, chosen: Profile) -> Server | None:
     """The server of ``--base-url``, probed; None when the suite is to start one itself.
 
     Raises:
-        UsageError: it does not answer, or is not what was asked for.
+        UsageError: the server does not answer, or is not the one that was asked for.
     """
     if settings.base_url is None:
         return None
@@ -107,12 +107,12 @@ def attached_server(settings: Settings, chosen: Profile) -> Server | None:
 def configurations(
     settings: Settings, chosen: Profile, *, notify: Callable[[str], None]
 ) -> dict[str, ServerConfiguration]:
-    """The profile's server configurations with the user's arguments on top.
+    """The profile's server configurations with the user's arguments added.
 
     Builds the canary checkpoint where the profile names it and it is not there yet.
 
     Raises:
-        UsageError: the model cannot be had.
+        UsageError: the model is not available.
     """
     model = settings.model or chosen.model.id
     if model.startswith(_CANARY):
@@ -141,13 +141,13 @@ def configurations(
 
 
 def profiler_mode(settings: Settings, chosen: Profile) -> str:
-    """``keep``, ``restart`` or ``off``: what the user said, else the profile."""
+    """``keep``, ``restart`` or ``off``: by the user's option, else by the profile."""
     asked = settings.profile_kernels
     return chosen.engine.profiler if asked == "auto" else asked
 
 
 def _traces(settings: Settings, chosen: Profile) -> str | None:
-    """Where the engine's profiler writes; None when it is not used, or somebody else uses it."""
+    """Folder of the engine's profiler; None when it is not used, or when the user configured it."""
     engine = registry.engine(settings.engine)
     if profiler_mode(settings, chosen) == "off" or not isinstance(engine, Profiling):
         return None
@@ -165,7 +165,7 @@ def _nsys_report(settings: Settings) -> str | None:
 
 
 def engine_version(settings: Settings, chosen: Profile) -> str | None:
-    """Version of the engine that will be started, None where its files do not say.
+    """Version of the engine that will be started; None when its files do not show it.
 
     Raises:
         UsageError: the interpreter has no such engine.
