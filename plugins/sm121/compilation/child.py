@@ -29,8 +29,6 @@ class Ended:
     status: int
     output: str
     """stdout and stderr together, the first `OUTPUT_LIMIT` bytes."""
-    seconds: float
-    """Wall time."""
 
 
 def run(
@@ -46,7 +44,7 @@ def run(
         TookTooLong: it, or something that it started, ran longer than ``timeout_s`` seconds.
         OSError: it cannot be started.
     """
-    started = time.monotonic()
+    deadline = time.monotonic() + timeout_s
     process = subprocess.Popen(
         [str(word) for word in command],
         stdin=subprocess.DEVNULL,
@@ -59,8 +57,8 @@ def run(
     assert process.stdout is not None
     with process.stdout as stream:
         try:
-            kept = _drain(stream, started + timeout_s)
-            status = process.wait(max(0.1, started + timeout_s - time.monotonic()))
+            kept = _drain(stream, deadline)
+            status = process.wait(max(0.1, deadline - time.monotonic()))
         except (TimeoutError, subprocess.TimeoutExpired) as error:
             name = Path(str(command[0])).name
             raise TookTooLong(f"{name}: required: done in {timeout_s:.0f} s; seen: not") from error
@@ -68,7 +66,7 @@ def run(
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-    return Ended(status, kept.decode("utf-8", "replace"), time.monotonic() - started)
+    return Ended(status, kept.decode("utf-8", "replace"))
 
 
 def _drain(stream: IO[bytes], deadline: float) -> bytes:

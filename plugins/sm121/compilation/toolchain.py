@@ -59,6 +59,15 @@ class Disassembler:
         return f"cuobjdump {self.version} ({self.cuobjdump})"
 
 
+@dataclass(frozen=True)
+class Tools:
+    """What compiles and what reads the result, and the folder that it is written to."""
+
+    compiler: Compiler
+    disassembler: Disassembler
+    folder: Path
+
+
 def site_packages(python: str | None = None) -> list[Path]:
     """Where wheels are: this interpreter's import path, and the folders beside ``python``."""
     found = [Path(entry) for entry in sys.path if entry]
@@ -116,7 +125,10 @@ def find_disassembler(
 
 
 def _first(tool: str, variables: Mapping[str, str], packages: Sequence[Path]) -> Path | None:
-    return next((path for path in _candidates(tool, variables, packages) if _runs(path)), None)
+    for path in _candidates(tool, variables, packages):
+        if path.is_file() and os.access(path, os.X_OK):
+            return path
+    return None
 
 
 def _candidates(
@@ -131,10 +143,6 @@ def _candidates(
         yield from sorted(folder.glob(f"nvidia/cu*/bin/{tool}"), reverse=True)
     for folder in packages:
         yield folder / "triton" / "backends" / "nvidia" / "bin" / tool
-
-
-def _runs(path: Path) -> bool:
-    return path.is_file() and os.access(path, os.X_OK)
 
 
 def _version(tool: Path) -> str:
