@@ -35,7 +35,6 @@ def run(
     command: Sequence[str | Path],
     *,
     timeout_s: float,
-    folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Ended:
     """Run a command to its end.
@@ -50,7 +49,6 @@ def run(
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        cwd=folder,
         env=None if environment is None else dict(environment),
         start_new_session=True,  # nvcc starts others: all of them end with the group
     )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sm121.compilation import child
 from sm121.core.errors import Sm121Error
 from sm121.core.verdict import NotRun
 
@@ -166,15 +166,6 @@ def _root(nvcc: Path) -> Path:
 
 def _ask(tool: Path, *arguments: str) -> str:
     try:
-        done = subprocess.run(
-            [tool, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=60,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
+        return child.run([tool, *arguments], timeout_s=60).output
+    except (OSError, child.TookTooLong) as error:
         raise NotRun(f"required: a working {tool.name}; seen: {tool}: {error}") from error
-    return done.stdout

@@ -38,19 +38,14 @@ class Survivor:
         return f"pid {self.pid} ({self.status}) {self.command}"
 
 
-def marked(variable: str, value: str, *, besides: Iterable[int] = ()) -> list[psutil.Process]:
-    """Living processes with ``variable=value`` in their environment, except those ``besides``."""
-    excluded = {os.getpid(), *besides}
-    found = []
-    for process in psutil.process_iter():
-        if process.pid in excluded:
-            continue
-        try:
-            if process.environ().get(variable) == value:
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue  # ended meanwhile, a zombie (which has no environment), or another user's
-    return found
+def marked(variable: str, value: str) -> list[psutil.Process]:
+    """Living processes with ``variable=value`` in their environment, except this one."""
+    return [
+        process
+        # None: a zombie, which has no environment, or another user's.
+        for process in psutil.process_iter(["environ"])
+        if process.pid != os.getpid() and (process.info["environ"] or {}).get(variable) == value
+    ]
 
 
 def tree(
