@@ -122,7 +122,7 @@ def end(find: Callable[[], list[psutil.Process]], *, polite_s: float, firm_s: fl
 
     ``find`` is asked again each time, since a dying tree may still start processes.
     """
-    _signal(find(), signal.SIGTERM)
+    send(find(), signal.SIGTERM)
     deadline = time.monotonic() + polite_s
     while time.monotonic() < deadline:
         if not find():
@@ -131,15 +131,14 @@ def end(find: Callable[[], list[psutil.Process]], *, polite_s: float, firm_s: fl
     killed: set[int] = set()
     deadline = time.monotonic() + firm_s
     while (remaining := find()) and time.monotonic() < deadline:
-        _signal(remaining, signal.SIGKILL)
+        send(remaining, signal.SIGKILL)
         killed.update(process.pid for process in remaining)
         time.sleep(0.05)
     return len(killed)
 
 
-def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+def send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    """Send a signal to each of the processes that still lives."""
     for process in processes:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(number)
-        except psutil.NoSuchProcess:
-            continue

@@ -115,14 +115,7 @@ def _profiler(traces: str) -> str:
 def _under_nsys(report: str) -> list[str]:
     """Nsight Systems around the engine, which records only while the profiler is asked to."""
     return [
-        "nsys",
-        "profile",
-        "--output",
-        report,
-        "--trace",
-        "cuda",
-        "--trace-fork-before-exec=true",
-        "--cuda-graph-trace=node",
-        "--capture-range=cudaProfilerApi",
-        "--capture-range-end=repeat",
+        *("nsys", "profile", "--output", report, "--trace", "cuda"),
+        *("--trace-fork-before-exec=true", "--cuda-graph-trace=node"),
+        *("--capture-range=cudaProfilerApi", "--capture-range-end=repeat"),
     ]
