@@ -11,8 +11,7 @@ from pydantic import Field
 from sm121.compilation.device_code import Image
 from sm121.compilation.sass import Kernel
 from sm121.core.data_file import DataTable, Pattern
-
-_SHOWN = 3
+from sm121.core.printable import some_of
 
 
 class SassRule(DataTable):
@@ -112,6 +111,4 @@ def unacceptable_images(images: Sequence[Image], gpu: int) -> list[str]:
 
 
 def _some(texts: Sequence[str]) -> str:
-    shown = ", ".join(text if len(text) <= 120 else f"{text[:117]}..." for text in texts[:_SHOWN])
-    more = len(texts) - _SHOWN
-    return f"{shown} and {more} more" if more > 0 else shown
+    return some_of([text if len(text) <= 120 else f"{text[:117]}..." for text in texts], 3)

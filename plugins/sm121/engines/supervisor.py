@@ -169,10 +169,8 @@ class _Supervisor:
             self._ended(pid, None)  # its parent was faster, and does not say
         else:
             state, *others = fields.split()
-            if state == "Z":
-                self._ended(pid, os.waitstatus_to_exitcode(int(others[_EXIT_CODE])))
-            else:
-                self._ended(pid, None)
+            status = os.waitstatus_to_exitcode(int(others[_EXIT_CODE])) if state == "Z" else None
+            self._ended(pid, status)
         if self._main_status is None:
             self._report()
 
