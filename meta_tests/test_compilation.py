@@ -36,6 +36,7 @@ from sm121.compilation.build import BuildOutcome, without_architectures
 from sm121.compilation.device_code import Image
 from sm121.compilation.libraries import CodeState
 from sm121.compilation.sass import UnreadableSass
+from sm121.core import data_file
 from sm121.core.data_file import DataFileError
 from sm121.core.errors import Sm121Error, UsageError
 from sm121.core.verdict import NotRun
@@ -96,10 +97,8 @@ def compile_probe(compiler, disassembler, tmp_path):
         return probes.compile_probe(
             probes.probe(name),
             arch(architecture),
-            compiler=compiler,
-            disassembler=disassembler,
-            folder=tmp_path,
-            places=places,
+            toolchain.Tools(compiler, disassembler, tmp_path),
+            places,
         )
 
     return compiled
@@ -197,8 +196,7 @@ def test_plain_sm121_moe_gemm_compiled_here(compiler, disassembler, tmp_path):
         unit,
         arch("121"),
         modules.module("moe_mxfp8_mxfp4_unit"),
-        compiler,
-        disassembler,
+        toolchain.Tools(compiler, disassembler, tmp_path),
         tmp_path / "moe.fatbin",
     )
     assert plain.outcome is BuildOutcome.TRAP, plain.reason
@@ -229,9 +227,7 @@ def test_an_outcome_that_is_not_the_required_one_is_named(compiler, disassembler
     wrong = probes.probe("cvt_e2m1x2").model_copy(
         update={"outcomes": {"121": BuildOutcome.HARDWARE, "121a": BuildOutcome.REFUSED}}
     )
-    found = probes.contradictions(
-        wrong, compiler=compiler, disassembler=disassembler, folder=tmp_path, places={}
-    )
+    found = probes.contradictions(wrong, toolchain.Tools(compiler, disassembler, tmp_path), {})
     assert len(found) == 2
     assert "for sm_121: required hardware, seen refused" in found[0] and "e2m1x2" in found[0]
     assert "for sm_121a: required refused, seen hardware" in found[1]
@@ -257,7 +253,7 @@ source = "meta test"
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"QMMA"', '"QMMA("', "must_see.*a regular expression is expected"),
+        ('"QMMA"', '"QMMA("', "must_see.*expected a regular expression"),
         ("121a =", '"12.1b" =', "outcomes.*12.1b"),
         ('"hardware"', '"perhaps"', "outcomes.121a"),
         ("must_see", "must_sea", "must_sea: unknown key"),
@@ -267,7 +263,7 @@ source = "meta test"
 )
 def test_a_mistake_in_the_probes_is_named(old, new, message):
     with pytest.raises(DataFileError, match=f"probes.toml: key.*{message}"):
-        probes.parse_probes(PROBE.replace(old, new, 1))
+        data_file.parse(PROBE.replace(old, new, 1), probes.ProbeData, "probes.toml")
 
 
 def test_every_probe_has_a_source_and_every_source_a_probe():
@@ -318,26 +314,22 @@ def test_a_module_is_judged_by_its_device_code(
     chosen = modules.module("xqa_decode").model_copy(
         update={"arch_list": arch_list, "architectures": (required,), "memory_gib": 0.001}
     )
-    result = modules.compile_module(
+    wrong = modules.contradictions(
         chosen,
-        flashinfer=OneUnit("python", tmp_path),
-        compiler=compiler,
-        disassembler=disassembler,
-        folder=tmp_path,
+        OneUnit("python", tmp_path),
+        toolchain.Tools(compiler, disassembler, tmp_path),
     )
-    assert any(said in line for line in result.wrong), result.wrong
+    assert any(said in line for line in wrong), wrong
 
 
 def test_a_module_that_needs_more_memory_than_there_is_is_not_run(tmp_path):
     chosen = modules.module("xqa_decode").model_copy(update={"memory_gib": 1e6})
     nothing = toolchain.Compiler(tmp_path, tmp_path, "13.0")
     with pytest.raises(NotRun, match=r"required: 1000000 GiB of memory.*seen:.*remedy"):
-        modules.compile_module(
+        modules.contradictions(
             chosen,
-            flashinfer=OneUnit("python", tmp_path),
-            compiler=nothing,
-            disassembler=toolchain.Disassembler(tmp_path, tmp_path, "13.4"),
-            folder=tmp_path,
+            OneUnit("python", tmp_path),
+            toolchain.Tools(nothing, toolchain.Disassembler(tmp_path, tmp_path, "13.4"), tmp_path),
         )
 
 
@@ -655,10 +647,8 @@ def test_pip_wheels_alone_suffice(monkeypatch, tmp_path):
         outcomes = {text: chosen.outcomes[text] for text in ("121a", "121")}
         found = probes.contradictions(
             chosen.model_copy(update={"outcomes": outcomes}),
-            compiler=compiler,
-            disassembler=disassembler,
-            folder=tmp_path,
-            places={},
+            toolchain.Tools(compiler, disassembler, tmp_path),
+            {},
         )
         assert not found, found
 
@@ -673,10 +663,8 @@ def test_an_nvcc_that_makes_another_architecture_is_caught(disassembler, tmp_pat
         probes.compile_probe(
             probes.probe("cvt_e2m1x2"),
             arch("121a"),
-            compiler=toolchain.Compiler(liar, tmp_path, "0"),
-            disassembler=disassembler,
-            folder=tmp_path,
-            places={},
+            toolchain.Tools(toolchain.Compiler(liar, tmp_path, "0"), disassembler, tmp_path),
+            {},
         )
 
 

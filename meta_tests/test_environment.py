@@ -322,7 +322,7 @@ class FakeNvml(SimpleNamespace):
         known = {
             "nvmlInit": None,
             "nvmlShutdown": None,
-            "nvmlSystemGetDriverVersion": b"580.95.05",
+            "nvmlSystemGetDriverVersion": "580.95.05",
             "nvmlDeviceGetCount": 1,
             "nvmlDeviceGetHandleByIndex": "handle",
             "nvmlDeviceGetName": "NVIDIA GB10",

@@ -12,7 +12,7 @@ from sm121.core.configuration import ServerConfiguration
 from sm121.core.data_file import DataFileError, parse
 from sm121.core.profile import load, shipped
 from sm121.engines import requested
-from sm121.engines.requested import RequestRules, compare, differences, load_requests
+from sm121.engines.requested import RequestRules, compare, different, load_requests
 from sm121.evidence import variables
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.metrics import with_metrics
@@ -30,6 +30,10 @@ GB10_LOG = [
     CORE + "[mxfp4.py:499] Using 'FLASHINFER_CUTLASS_MXFP4_MXFP8' Mxfp4 MoE backend.",
     CORE + "[gpu_model_runner.py:6582] Graph capturing finished in 5 secs, took 0.35 GiB",
 ]
+
+
+def differences(asked, path, environment) -> list[str]:
+    return different(compare(asked, path, environment))
 
 
 def configuration(*arguments: str, **environment: str) -> ServerConfiguration:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from sm121.core.configuration import ServerConfiguration
-from sm121.engines.requested import compare, differences, load_requests
+from sm121.engines.requested import compare, different, load_requests
 from sm121.evidence import variables
 from sm121.evidence.kernel_path import KernelPath, read_log
 from sm121.evidence.variables import Registry
@@ -83,11 +83,8 @@ def test_registry_that_cannot_be_read_proves_nothing(tmp_path: Path) -> None:
 def test_log_of_a_real_engine_that_ignored_what_was_asked() -> None:
     """vLLM 0.32 on a CPU, started with an attention backend of a GPU and a fork's variable."""
     path = read_log(DATA / "vllm-0.32-cpu-asked-otherwise.log")
-    wrong = differences(
-        configuration("--attention-backend", "TRITON_ATTN", VLLM_MXFP4_BACKEND="marlin"),
-        path,
-        {"VLLM_MXFP4_BACKEND": "marlin"},
-    )
+    asked = configuration("--attention-backend", "TRITON_ATTN", VLLM_MXFP4_BACKEND="marlin")
+    wrong = different(compare(asked, path, {"VLLM_MXFP4_BACKEND": "marlin"}))
     assert len(wrong) == 2, wrong
     assert "VLLM_MXFP4_BACKEND=marlin: not applicable" in wrong[0]
     assert (
@@ -99,7 +96,7 @@ def test_log_of_a_real_engine_that_ignored_what_was_asked() -> None:
 
 
 def test_probe_uses_the_standard_library_alone() -> None:
-    source = Path(variables.__file__).with_name("variable_probe.py")
+    source = Path(variables.__file__).with_name("engine_probe.py")
     isolated = subprocess.run(
         [sys.executable, "-I", "-S", str(source)], input="[]", capture_output=True, text=True
     )

@@ -311,9 +311,9 @@ def _path(options: argparse.Namespace) -> int:
     path = KernelPath() if options.log is None else read_log(options.log, engine)
     answer: dict[str, object] = {} if options.log is None else {"engine": engine}
     if options.metrics is not None:
-        from sm121.evidence.metrics import with_metrics_file
+        from sm121.evidence.metrics import with_metrics
 
-        path = with_metrics_file(path, options.metrics, engine)
+        path = with_metrics(path, options.metrics.read_text("utf-8", "replace"), engine)
     if options.jit_cache is not None:
         from sm121.compilation.architecture import CodeArchitecture
         from sm121.evidence import jit_cache

@@ -11,7 +11,7 @@ from pathlib import Path
 from sm121.compilation import child, device_code, sass
 from sm121.compilation.architecture import CodeArchitecture
 from sm121.compilation.rules import RuleFinding, SassRule, examine
-from sm121.compilation.toolchain import Compiler, Disassembler
+from sm121.compilation.toolchain import Tools
 from sm121.core.errors import Sm121Error
 
 
@@ -40,8 +40,6 @@ class Built:
     """One line: the finding in the instructions, or the compiler's first error."""
     finding: RuleFinding | None
     """None when nothing was compiled."""
-    seconds: float
-    """Wall time of nvcc."""
 
 
 def build(
@@ -50,8 +48,7 @@ def build(
     rule: SassRule,
     *,
     refusal: re.Pattern[str],
-    compiler: Compiler,
-    disassembler: Disassembler,
+    tools: Tools,
     output: Path,
     arguments: Sequence[str] = (),
     timeout_s: float = 120.0,
@@ -63,8 +60,7 @@ def build(
         architecture: the only one that is compiled for; no PTX is kept.
         rule: what its instructions are judged by.
         refusal: matches ptxas' message that the architecture lacks an instruction.
-        compiler: an nvcc.
-        disassembler: reads what it made.
+        tools: the compiler, and what reads what it made.
         output: file to write.
         arguments: further arguments of nvcc; architectures among them are replaced.
         timeout_s: limit on the compilation, in seconds of wall time.
@@ -75,7 +71,7 @@ def build(
     """
     # -fatbin: device code only, so that neither host compilation nor linking takes part.
     command = [
-        compiler.nvcc,
+        tools.compiler.nvcc,
         "-fatbin",
         *without_architectures(arguments),
         "-gencode",
@@ -89,19 +85,19 @@ def build(
         match = refusal.search(ended.output)
         outcome = BuildOutcome.REFUSED if match else BuildOutcome.BROKEN
         reason = match[0] if match else _first_error(ended)
-        return Built(architecture, outcome, reason, None, ended.seconds)
+        return Built(architecture, outcome, reason, None)
     made = device_code.read(output)
     if made != (device_code.Image("sass", architecture),):
         seen = ", ".join(map(str, made)) or "no device code"
         raise Sm121Error(f"{source.name}: required of nvcc: {architecture}; seen: {seen}")
-    finding = examine(rule, sass.disassemble(output, disassembler))
+    finding = examine(rule, sass.disassemble(output, tools.disassembler))
     if finding.holds:
         outcome = BuildOutcome.HARDWARE
     elif finding.only_trapping or any("BPT.TRAP" in found for found in finding.forbidden):
         outcome = BuildOutcome.TRAP
     else:
         outcome = BuildOutcome.SOFTWARE
-    return Built(architecture, outcome, str(finding), finding, ended.seconds)
+    return Built(architecture, outcome, str(finding), finding)
 
 
 def without_architectures(arguments: Sequence[str]) -> list[str]:

@@ -29,15 +29,12 @@ class Ended:
     status: int
     output: str
     """stdout and stderr together, the first `OUTPUT_LIMIT` bytes."""
-    seconds: float
-    """Wall time."""
 
 
 def run(
     command: Sequence[str | Path],
     *,
     timeout_s: float,
-    folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Ended:
     """Run a command to its end.
@@ -46,21 +43,20 @@ def run(
         TookTooLong: it, or something that it started, ran longer than ``timeout_s`` seconds.
         OSError: it cannot be started.
     """
-    started = time.monotonic()
+    deadline = time.monotonic() + timeout_s
     process = subprocess.Popen(
         [str(word) for word in command],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        cwd=folder,
         env=None if environment is None else dict(environment),
         start_new_session=True,  # nvcc starts others: all of them end with the group
     )
     assert process.stdout is not None
     with process.stdout as stream:
         try:
-            kept = _drain(stream, started + timeout_s)
-            status = process.wait(max(0.1, started + timeout_s - time.monotonic()))
+            kept = _drain(stream, deadline)
+            status = process.wait(max(0.1, deadline - time.monotonic()))
         except (TimeoutError, subprocess.TimeoutExpired) as error:
             name = Path(str(command[0])).name
             raise TookTooLong(f"{name}: required: done in {timeout_s:.0f} s; seen: not") from error
@@ -68,7 +64,7 @@ def run(
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-    return Ended(status, kept.decode("utf-8", "replace"), time.monotonic() - started)
+    return Ended(status, kept.decode("utf-8", "replace"))
 
 
 def _drain(stream: IO[bytes], deadline: float) -> bytes:

@@ -17,9 +17,9 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from sm121.compilation import child
-from sm121.compilation.rules import Table
 from sm121.compilation.toolchain import Compiler
 from sm121.core import data_file
+from sm121.core.data_file import DataTable
 from sm121.core.interpreter import imports
 from sm121.core.verdict import NotRun
 
@@ -30,7 +30,7 @@ REMEDY = (
 _QUESTION_S = 120.0
 
 
-class Resolution(Table):
+class Resolution(DataTable):
     """What FlashInfer must make of one value of FLASHINFER_CUDA_ARCH_LIST."""
 
     arch_list: str
@@ -45,7 +45,7 @@ class Resolution(Table):
         return self
 
 
-class ResolutionData(Table):
+class ResolutionData(DataTable):
     """The content of ``fixtures/compilation/flashinfer.toml``."""
 
     resolution: tuple[Resolution, ...] = Field(min_length=1)
@@ -54,9 +54,7 @@ class ResolutionData(Table):
 @cache
 def load_resolutions() -> tuple[Resolution, ...]:
     """What is required of FlashInfer. Raises DataFileError when the file is wrong."""
-    name = "flashinfer.toml"
-    text = (files("sm121.fixtures") / "compilation" / name).read_text(encoding="utf-8")
-    return data_file.parse(text, ResolutionData, name).resolution
+    return data_file.load("compilation/flashinfer.toml", ResolutionData).resolution
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,14 @@ from pathlib import Path
 
 from sm121.compilation import flashinfer, modules, probes, toolchain
 from sm121.compilation.flashinfer import FlashInfer
-from sm121.compilation.toolchain import Compiler, Disassembler
+from sm121.compilation.toolchain import Tools
 
 
 @dataclass(frozen=True)
 class Compilation:
     """The tools of an environment, and what is wrong with what they make."""
 
-    compiler: Compiler
-    disassembler: Disassembler
-    folder: Path
-    """For results; FlashInfer generates sources there."""
+    tools: Tools
     _python: str
 
     @property
@@ -27,29 +24,17 @@ class Compilation:
 
     def wrong_architectures(self) -> list[str]:
         """Where FlashInfer compiles for other architectures than required."""
-        return flashinfer.contradictions(self.flashinfer, self.compiler)
+        return flashinfer.contradictions(self.flashinfer, self.tools.compiler)
 
     def wrong_outcomes(self, probe: str) -> list[str]:
         """Where a probe comes out otherwise than required, over its architectures."""
         chosen = probes.probe(probe)
         places = {"flashinfer": self.flashinfer.data} if chosen.tier == "headers" else {}
-        return probes.contradictions(
-            chosen,
-            compiler=self.compiler,
-            disassembler=self.disassembler,
-            folder=self.folder,
-            places=places,
-        )
+        return probes.contradictions(chosen, self.tools, places)
 
-    def wrong_in_module(self, module: str) -> tuple[str, ...]:
+    def wrong_in_module(self, module: str) -> list[str]:
         """What of a FlashInfer module's device code is not as required."""
-        return modules.compile_module(
-            modules.module(module),
-            flashinfer=self.flashinfer,
-            compiler=self.compiler,
-            disassembler=self.disassembler,
-            folder=self.folder,
-        ).wrong
+        return modules.contradictions(modules.module(module), self.flashinfer, self.tools)
 
 
 def find(python: str, folder: Path) -> Compilation:
@@ -59,4 +44,4 @@ def find(python: str, folder: Path) -> Compilation:
     """
     packages = toolchain.site_packages(python)
     compiler = toolchain.find_compiler(packages)
-    return Compilation(compiler, toolchain.find_disassembler(packages), folder, python)
+    return Compilation(Tools(compiler, toolchain.find_disassembler(packages), folder), python)

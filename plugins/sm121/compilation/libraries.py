@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib.resources import files
 from pathlib import Path
 from typing import IO
 
@@ -17,10 +16,10 @@ from pydantic import Field
 from sm121.compilation import device_code, sass
 from sm121.compilation.architecture import GB10, CodeArchitecture
 from sm121.compilation.device_code import Image, UnreadableCode
-from sm121.compilation.rules import Table
 from sm121.compilation.sass import UnreadableSass
 from sm121.compilation.toolchain import Disassembler
 from sm121.core import data_file
+from sm121.core.data_file import DataTable
 from sm121.core.errors import UsageError
 from sm121.core.interpreter import imports
 
@@ -152,7 +151,7 @@ def _disassembled(images: Sequence[Image], gpu: int) -> list[CodeArchitecture]:
     return sorted({CodeArchitecture(a.number, a.suffix.replace("f", "")) for a in running})
 
 
-class _Required(Table):
+class _Required(DataTable):
     """Libraries of an engine of which each must have code for the GPU that it runs on."""
 
     engine: str
@@ -163,7 +162,7 @@ class _Required(Table):
     source: str = Field(min_length=3)
 
 
-class _RequiredData(Table):
+class _RequiredData(DataTable):
     library: tuple[_Required, ...] = Field(min_length=1)
 
 
@@ -181,10 +180,8 @@ def without_code(engine: str, origins: Mapping[str, str | None], gpu: int) -> li
     Raises:
         DataFileError: ``fixtures/compilation/libraries.toml`` is wrong.
     """
-    name = "libraries.toml"
-    text = (files("sm121.fixtures") / "compilation" / name).read_text(encoding="utf-8")
     found = []
-    for entry in data_file.parse(text, _RequiredData, name).library:
+    for entry in data_file.load("compilation/libraries.toml", _RequiredData).library:
         if entry.engine != engine:
             continue
         origin = origins.get(entry.package)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -17,10 +15,10 @@ from sm121.compilation.architecture import GB10, CodeArchitecture
 from sm121.compilation.build import Built, build
 from sm121.compilation.flashinfer import FlashInfer, Unit
 from sm121.compilation.probes import load_probes
-from sm121.compilation.rules import RuleFinding, SassRule, Table, unacceptable_images
-from sm121.compilation.toolchain import Compiler, Disassembler
+from sm121.compilation.rules import RuleFinding, SassRule, unacceptable_images
+from sm121.compilation.toolchain import Tools
 from sm121.core import data_file
-from sm121.core.errors import UsageError
+from sm121.core.data_file import DataTable, Entries
 from sm121.core.verdict import NotRun
 
 
@@ -39,18 +37,16 @@ class Module(SassRule):
     source: str = Field(min_length=3)
 
 
-class ModuleData(Table):
+class ModuleData(DataTable):
     """The content of ``fixtures/compilation/modules.toml``."""
 
-    module: tuple[Module, ...] = Field(min_length=1)
+    module: Entries[Module]
 
 
 @cache
 def load_modules() -> tuple[Module, ...]:
     """The modules that come with the suite. Raises DataFileError when the file is wrong."""
-    name = "modules.toml"
-    text = (files("sm121.fixtures") / "compilation" / name).read_text(encoding="utf-8")
-    return data_file.parse(text, ModuleData, name).module
+    return data_file.load("compilation/modules.toml", ModuleData).module
 
 
 def names() -> list[str]:
@@ -60,39 +56,15 @@ def names() -> list[str]:
 
 def module(name: str) -> Module:
     """A module by name. Raises UsageError naming those that there are."""
-    found = next((entry for entry in load_modules() if entry.name == name), None)
-    if found is None:
-        raise UsageError(f"module {name!r}: expected one of {', '.join(names())}")
-    return found
+    return data_file.named(load_modules(), name, "module")
 
 
-@dataclass(frozen=True)
-class ModuleResult:
-    """A module that was compiled."""
-
-    wrong: tuple[str, ...]
-    """What is not as required, a line each."""
-    units: int
-    seconds: float
-    """Wall time of nvcc, all units."""
-
-
-def compile_module(
-    chosen: Module,
-    *,
-    flashinfer: FlashInfer,
-    compiler: Compiler,
-    disassembler: Disassembler,
-    folder: Path,
-) -> ModuleResult:
-    """Compile a module's CUDA units one after the other, and judge them as one.
+def contradictions(chosen: Module, flashinfer: FlashInfer, tools: Tools) -> list[str]:
+    """Compile a module's CUDA units one after the other; what is not as required, a line each.
 
     Args:
         chosen: of `load_modules`.
-        flashinfer: generates the sources and the arguments.
-        compiler: an nvcc.
-        disassembler: reads what it made.
-        folder: where sources are generated and results written.
+        flashinfer: generates the sources, into the tools' folder, and the arguments.
 
     Raises:
         NotRun: the machine has too little memory for the compiler, or FlashInfer does not answer.
@@ -104,10 +76,9 @@ def compile_module(
             f"required: {chosen.memory_gib:.0f} GiB of memory for the compiler; seen: "
             f"{available:.1f} GiB available; remedy: stop what holds memory"
         )
-    units = flashinfer.units(chosen.name, chosen.arch_list, compiler, folder)
+    units = flashinfer.units(chosen.name, chosen.arch_list, tools.compiler, tools.folder)
     wrong: list[str] = []
     findings: list[RuleFinding] = []
-    seconds = 0.0
     required = [CodeArchitecture.parse(text) for text in chosen.architectures]
     for number, unit in enumerate(units):
         seen = sorted(CodeArchitecture.parse(text) for text in unit.compiled_for)
@@ -115,9 +86,8 @@ def compile_module(
             wrong.append(f"{unit.source.name}: required {_list(required)}, seen {_list(seen)}")
             continue
         for architecture in required:
-            output = folder / f"{chosen.name}.{number}.{architecture}.fatbin"
-            built = compile_unit(unit, architecture, chosen, compiler, disassembler, output)
-            seconds += built.seconds
+            output = tools.folder / f"{chosen.name}.{number}.{architecture}.fatbin"
+            built = compile_unit(unit, architecture, chosen, tools, output)
             if built.finding is None:
                 wrong.append(f"{unit.source.name} for {architecture}: {built.reason}")
             else:
@@ -131,29 +101,23 @@ def compile_module(
             wrong.append(f"{chosen.name}: {whole}")
     elif not wrong:
         wrong.append(f"{chosen.name}: required: CUDA units; seen: none")
-    return ModuleResult(tuple(wrong), len(units), seconds)
+    return wrong
 
 
 def compile_unit(
-    unit: Unit,
-    architecture: CodeArchitecture,
-    chosen: Module,
-    compiler: Compiler,
-    disassembler: Disassembler,
-    output: Path,
+    unit: Unit, architecture: CodeArchitecture, chosen: Module, tools: Tools, output: Path
 ) -> Built:
     """Compile one unit for one architecture, whatever FlashInfer would have chosen, and judge it.
 
-    Errors as for `compile_module`.
+    Errors as for `contradictions`.
     """
     with as_file(files("sm121.fixtures") / "compilation" / "headers") as headers:
         return build(
             unit.source,
             architecture,
             chosen,
-            refusal=re.compile(load_probes().refusal),
-            compiler=compiler,
-            disassembler=disassembler,
+            refusal=load_probes().refusal,
+            tools=tools,
             output=output,
             # Last in the search order: the toolkit's own headers win where it has them.
             arguments=[*unit.arguments, "-isystem", str(headers)],

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from sm121.compilation.architecture import CodeArchitecture
 from sm121.compilation.build import BuildOutcome, Built, build
-from sm121.compilation.rules import SassRule, Table
-from sm121.compilation.toolchain import Compiler, Disassembler
+from sm121.compilation.rules import SassRule
+from sm121.compilation.toolchain import Tools
 from sm121.core import data_file
+from sm121.core.data_file import DataTable, Entries, Regex
 from sm121.core.errors import UsageError
 
 Tier = Literal["probes", "headers"]
@@ -43,37 +43,18 @@ class Probe(SassRule):
         return outcomes
 
 
-class ProbeData(Table):
+class ProbeData(DataTable):
     """The content of ``fixtures/compilation/probes.toml``."""
 
-    refusal: str
-    """Regular expression: ptxas says that the architecture lacks an instruction."""
-    probe: tuple[Probe, ...] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _check(self) -> ProbeData:
-        names = [probe.name for probe in self.probe]
-        if len(set(names)) != len(names):
-            raise ValueError("names must be unique")
-        try:
-            re.compile(self.refusal)
-        except re.error as error:
-            raise ValueError(
-                f"refusal: a regular expression is expected, got {self.refusal!r}: {error}"
-            ) from error
-        return self
-
-
-def parse_probes(text: str, origin: str = "probes.toml") -> ProbeData:
-    """The data file's text, validated. Raises DataFileError naming file and entry."""
-    return data_file.parse(text, ProbeData, origin)
+    refusal: Regex
+    """ptxas says that the architecture lacks an instruction."""
+    probe: Entries[Probe]
 
 
 @cache
 def load_probes() -> ProbeData:
     """The probes that come with the suite. Raises DataFileError when the file is wrong."""
-    folder = files("sm121.fixtures") / "compilation"
-    return parse_probes((folder / "probes.toml").read_text(encoding="utf-8"))
+    return data_file.load("compilation/probes.toml", ProbeData)
 
 
 def names(tier: Tier) -> list[str]:
@@ -83,30 +64,18 @@ def names(tier: Tier) -> list[str]:
 
 def probe(name: str) -> Probe:
     """A probe by name. Raises UsageError naming those that there are."""
-    found = next((entry for entry in load_probes().probe if entry.name == name), None)
-    if found is None:
-        known = ", ".join(entry.name for entry in load_probes().probe)
-        raise UsageError(f"probe {name!r}: expected one of {known}")
-    return found
+    return data_file.named(load_probes().probe, name, "probe")
 
 
 def compile_probe(
-    chosen: Probe,
-    architecture: CodeArchitecture,
-    *,
-    compiler: Compiler,
-    disassembler: Disassembler,
-    folder: Path,
-    places: Mapping[str, Path],
+    chosen: Probe, architecture: CodeArchitecture, tools: Tools, places: Mapping[str, Path]
 ) -> Built:
     """Compile a probe for one architecture and judge what came out.
 
     Args:
         chosen: of `load_probes`.
         architecture: what it is compiled for; its outcome there need not be known.
-        compiler: an nvcc.
-        disassembler: reads what it made.
-        folder: where the result is written.
+        tools: the compiler, what reads what it made, and where that is written.
         places: folders by the name that stands for them in ``arguments``.
 
     Raises:
@@ -123,36 +92,21 @@ def compile_probe(
             data / "sources" / f"{chosen.name}.cu",
             architecture,
             chosen,
-            refusal=re.compile(load_probes().refusal),
-            compiler=compiler,
-            disassembler=disassembler,
-            output=folder / f"{chosen.name}.{architecture}.fatbin",
+            refusal=load_probes().refusal,
+            tools=tools,
+            output=tools.folder / f"{chosen.name}.{architecture}.fatbin",
             arguments=arguments,
         )
 
 
-def contradictions(
-    chosen: Probe,
-    *,
-    compiler: Compiler,
-    disassembler: Disassembler,
-    folder: Path,
-    places: Mapping[str, Path],
-) -> list[str]:
+def contradictions(chosen: Probe, tools: Tools, places: Mapping[str, Path]) -> list[str]:
     """Compile a probe for each architecture that it speaks of; where it came out otherwise.
 
     A line each. Arguments and errors as for `compile_probe`.
     """
     found = []
     for text, required in chosen.outcomes.items():
-        built = compile_probe(
-            chosen,
-            CodeArchitecture.parse(text),
-            compiler=compiler,
-            disassembler=disassembler,
-            folder=folder,
-            places=places,
-        )
+        built = compile_probe(chosen, CodeArchitecture.parse(text), tools, places)
         if built.outcome is not required:
             found.append(
                 f"{chosen.name} for {built.architecture}: required {required}, "

@@ -6,39 +6,21 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field
 
 from sm121.compilation.device_code import Image
 from sm121.compilation.sass import Kernel
-
-_SHOWN = 3
-
-
-class Table(BaseModel):
-    """Base of the tables of ``fixtures/compilation``: no key but the known ones."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+from sm121.core.data_file import DataTable, Pattern
+from sm121.core.printable import some_of
 
 
-class SassRule(Table):
+class SassRule(DataTable):
     """Regular expressions; the first two on an instruction with its modifiers."""
 
-    must_see: tuple[str, ...] = Field(min_length=1)
-    must_not_see: tuple[str, ...] = ("^BPT\\.TRAP",)
-    must_see_kernel: tuple[str, ...] = ()
+    must_see: tuple[Pattern, ...] = Field(min_length=1)
+    must_not_see: tuple[Pattern, ...] = ("^BPT\\.TRAP",)
+    must_see_kernel: tuple[Pattern, ...] = ()
     """On the mangled name of a kernel."""
-
-    @field_validator("must_see", "must_not_see", "must_see_kernel")
-    @classmethod
-    def _compilable(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        for pattern in patterns:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(
-                    f"a regular expression is expected, got {pattern!r}: {error}"
-                ) from error
-        return patterns
 
 
 @dataclass(frozen=True)
@@ -129,6 +111,4 @@ def unacceptable_images(images: Sequence[Image], gpu: int) -> list[str]:
 
 
 def _some(texts: Sequence[str]) -> str:
-    shown = ", ".join(text if len(text) <= 120 else f"{text[:117]}..." for text in texts[:_SHOWN])
-    more = len(texts) - _SHOWN
-    return f"{shown} and {more} more" if more > 0 else shown
+    return some_of([text if len(text) <= 120 else f"{text[:117]}..." for text in texts], 3)

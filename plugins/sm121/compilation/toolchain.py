@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sm121.compilation import child
 from sm121.core.errors import Sm121Error
 from sm121.core.verdict import NotRun
 
@@ -57,6 +57,15 @@ class Disassembler:
 
     def __str__(self) -> str:
         return f"cuobjdump {self.version} ({self.cuobjdump})"
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What compiles and what reads the result, and the folder that it is written to."""
+
+    compiler: Compiler
+    disassembler: Disassembler
+    folder: Path
 
 
 def site_packages(python: str | None = None) -> list[Path]:
@@ -116,7 +125,10 @@ def find_disassembler(
 
 
 def _first(tool: str, variables: Mapping[str, str], packages: Sequence[Path]) -> Path | None:
-    return next((path for path in _candidates(tool, variables, packages) if _runs(path)), None)
+    for path in _candidates(tool, variables, packages):
+        if path.is_file() and os.access(path, os.X_OK):
+            return path
+    return None
 
 
 def _candidates(
@@ -131,10 +143,6 @@ def _candidates(
         yield from sorted(folder.glob(f"nvidia/cu*/bin/{tool}"), reverse=True)
     for folder in packages:
         yield folder / "triton" / "backends" / "nvidia" / "bin" / tool
-
-
-def _runs(path: Path) -> bool:
-    return path.is_file() and os.access(path, os.X_OK)
 
 
 def _version(tool: Path) -> str:
@@ -158,15 +166,6 @@ def _root(nvcc: Path) -> Path:
 
 def _ask(tool: Path, *arguments: str) -> str:
     try:
-        done = subprocess.run(
-            [tool, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=60,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
+        return child.run([tool, *arguments], timeout_s=60).output
+    except (OSError, child.TookTooLong) as error:
         raise NotRun(f"required: a working {tool.name}; seen: {tool}: {error}") from error
-    return done.stdout

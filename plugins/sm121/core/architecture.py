@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,22 +13,10 @@ from sm121.core.errors import UsageError
 
 CPU = "cpu"
 
-#: Compute capability of each GPU architecture that the suite knows by name.
-CAPABILITIES: dict[str, tuple[int, int]] = {
-    "sm80": (8, 0),
-    "sm86": (8, 6),
-    "sm87": (8, 7),
-    "sm89": (8, 9),
-    "sm90": (9, 0),
-    "sm100": (10, 0),
-    "sm103": (10, 3),
-    "sm110": (11, 0),
-    "sm120": (12, 0),
-    "sm121": (12, 1),
-}
+#: The GPU architectures that the suite knows, by their compute capability.
+GPUS = ("sm80", "sm86", "sm87", "sm89", "sm90", "sm100", "sm103", "sm110", "sm120", "sm121")
 
-NAMES: tuple[str, ...] = (CPU, *CAPABILITIES)
-
+NAMES: tuple[str, ...] = (CPU, *GPUS)
 
 _CPU_BUILD = re.compile(r"^cuda(: [^=]+)? = None$", re.MULTILINE)
 
@@ -60,8 +50,8 @@ def detect() -> Detection:
     for probe in (_torch_capability, _nvml_capability):
         capability, evidence = probe()
         if capability is not None:
-            name = next((n for n, c in CAPABILITIES.items() if c == capability), None)
-            return Detection(name, evidence)
+            name = "sm{}{}".format(*capability)
+            return Detection(name if name in GPUS else None, evidence)
         seen.append(evidence)
     return Detection(CPU, "; ".join(seen))
 
@@ -88,17 +78,28 @@ def _nvml_capability() -> tuple[tuple[int, int] | None, str]:
     import pynvml
 
     try:
-        pynvml.nvmlInit()
+        with opened_nvml():
+            if pynvml.nvmlDeviceGetCount() == 0:
+                return None, "NVML: no device"
+            handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+            major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+            return (major, minor), f"NVML: {pynvml.nvmlDeviceGetName(handle)}"
     except pynvml.NVMLError as error:
         return None, f"NVML: {error}"
+
+
+@contextlib.contextmanager
+def opened_nvml() -> Iterator[None]:
+    """NVML, shut down afterwards.
+
+    Raises:
+        pynvml.NVMLError: there is no driver.
+    """
+    import pynvml
+
+    pynvml.nvmlInit()
     try:
-        if pynvml.nvmlDeviceGetCount() == 0:
-            return None, "NVML: no device"
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-        return (major, minor), f"NVML: {pynvml.nvmlDeviceGetName(handle)}"
-    except pynvml.NVMLError as error:
-        return None, f"NVML: {error}"
+        yield
     finally:
         pynvml.nvmlShutdown()
 
@@ -108,12 +109,7 @@ def gpu_count() -> int:
     import pynvml
 
     try:
-        pynvml.nvmlInit()
+        with opened_nvml():
+            return int(pynvml.nvmlDeviceGetCount())
     except pynvml.NVMLError:
         return 0
-    try:
-        return int(pynvml.nvmlDeviceGetCount())
-    except pynvml.NVMLError:
-        return 0
-    finally:
-        pynvml.nvmlShutdown()

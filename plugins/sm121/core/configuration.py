@@ -53,7 +53,4 @@ class ServerConfiguration:
 
 def environment_items(*layers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """Layered environments as sorted pairs; later layers win."""
-    merged: dict[str, str] = {}
-    for layer in layers:
-        merged.update(layer)
-    return tuple(sorted(merged.items()))
+    return tuple(sorted({name: layer[name] for layer in layers for name in layer}.items()))

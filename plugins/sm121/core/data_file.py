@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from importlib.resources import files
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -56,16 +56,12 @@ def compiles(pattern: str) -> str:
     return pattern
 
 
-class _HasId(Protocol):
-    @property
-    def id(self) -> str: ...
+def _name_of(entry: BaseModel) -> str:
+    return str(next(getattr(entry, key) for key in ("id", "name") if hasattr(entry, key)))
 
 
-_Entry = TypeVar("_Entry", bound=_HasId)
-
-
-def _unique(entries: tuple[_Entry, ...]) -> tuple[_Entry, ...]:
-    ids = [entry.id for entry in entries]
+def _unique(entries: tuple[_Model, ...]) -> tuple[_Model, ...]:
+    ids = [_name_of(entry) for entry in entries]
     if twice := sorted({name for name in ids if ids.count(name) > 1}):
         raise ValueError(f"ids must be unique, seen twice: {', '.join(twice)}")
     return entries
@@ -75,8 +71,20 @@ def _unique(entries: tuple[_Entry, ...]) -> tuple[_Entry, ...]:
 Pattern = Annotated[str, AfterValidator(compiles)]
 #: A regular expression, compiled.
 Regex = Annotated[re.Pattern[str], BeforeValidator(_compiled)]
-#: At least one entry, each with an ``id`` of its own.
-Entries = Annotated[tuple[_Entry, ...], Field(min_length=1), AfterValidator(_unique)]
+#: At least one entry, each with an ``id`` or a ``name`` of its own.
+Entries = Annotated[tuple[_Model, ...], Field(min_length=1), AfterValidator(_unique)]
+
+
+def named(entries: tuple[_Model, ...], name: str, what: str) -> _Model:
+    """The entry of that id or name.
+
+    Raises:
+        UsageError: there is none; names those that there are.
+    """
+    known = {_name_of(entry): entry for entry in entries}
+    if name not in known:
+        raise UsageError(f"{what} {name!r}: expected one of {', '.join(known)}")
+    return known[name]
 
 
 def load(path: str, model: type[_Model]) -> _Model:

@@ -413,16 +413,8 @@ class Profile(DataTable):
     def _consistent(self) -> Profile:
         if self.arch not in NAMES:
             raise ValueError(f"arch: expected one of {', '.join(NAMES)}, got {self.arch!r}")
-        for key, role in (("under_test", self.under_test), ("baseline", self.baseline)):
-            if role not in self.configurations:
-                known = ", ".join(self.configurations)
-                raise ValueError(f"{key}: expected one of [configurations] ({known}), got {role!r}")
-        unknown = [n for n in self.correctness.same_answers if n not in self.configurations]
-        if unknown:
-            known = ", ".join(self.configurations)
-            raise ValueError(
-                f"correctness.same_answers: expected some of {known}, got {unknown[0]!r}"
-            )
+        named = [("under_test", self.under_test), ("baseline", self.baseline)]
+        named += [("correctness.same_answers", name) for name in self.correctness.same_answers]
         for rule in self.kernel_path.rules:
             known = {"log": "configuration", "profile": "moe"}[rule.where]
             if known not in rule.when:
@@ -431,12 +423,12 @@ class Profile(DataTable):
                     f"when.{known}, got {rule.when}"
                 )
             compiles(rule.when.get("moe", ""))
-            name = rule.when.get("configuration")
-            if name is not None and name not in self.configurations:
-                names = ", ".join(self.configurations)
-                raise ValueError(
-                    f"kernel_path.rules: when.configuration: expected one of {names}, got {name!r}"
-                )
+            if (name := rule.when.get("configuration")) is not None:
+                named.append(("kernel_path.rules: when.configuration", name))
+        for key, name in named:
+            if name not in self.configurations:
+                known = ", ".join(self.configurations)
+                raise ValueError(f"{key}: expected one of [configurations] ({known}), got {name!r}")
         missing = [level for level in LEVELS if level not in self.test_timeout_s]
         if missing:
             raise ValueError(f"test_timeout_s: expected every level, {missing[0]} is missing")

@@ -5,63 +5,29 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
+import tomllib
 from collections.abc import Collection, Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 REDACTED = "[redacted]"
 
 _SECRET_NAME = re.compile(
     r"(?i)(?:^|[_-])(?:token|tokens_file|api_?key|key|secret|password|passwd|credentials?|cookie|auth)$"
 )
-_NAMED = (
-    r"(?:\w+[_-])?(?:token|api[_-]?key|access[_-]?key|secret|password|passwd|credentials?)['\"]?"
+
+
+def _expanded(regex: str) -> re.Pattern[str]:
+    return re.compile(re.sub("<(NAMED|NO_VALUE)>", lambda part: str(_DATA[part[1]]), regex))
+
+
+_DATA: dict[str, Any] = tomllib.loads(
+    (files("sm121.fixtures") / "redaction.toml").read_text("utf-8")
 )
-_NO_VALUE = r"(?!(?:none|None|null|true|True|false|False|redacted)\b|\[redacted\])"
-_PATTERNS = (
-    # scheme://user:password@host, and a bare token in the place of the user; @ in a password too
-    (re.compile(r"(?<=://)[^/\s'\"]+@"), f"{REDACTED}@"),
-    (
-        re.compile(
-            r"(?i)\b(authorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic|token)\s+)[^\s'\",]+"
-        ),
-        rf"\1{REDACTED}",
-    ),
-    # Any other scheme, or none: the whole value.
-    (
-        re.compile(
-            r"(?i)\b(authorization['\"]?\s*[:=]\s*['\"]?)"
-            r"(?!(?:(?:bearer|basic|token)\s+)?\[redacted\])[^'\"\n,}\s][^'\"\n,}]*"
-        ),
-        rf"\1{REDACTED}",
-    ),
-    (re.compile(r"\b([Bb]earer\s+)[A-Za-z0-9._~+/=-]{8,}"), rf"\1{REDACTED}"),
-    (re.compile(r"\bhf_[A-Za-z0-9]{16,}"), REDACTED),
-    (re.compile(r"\bapi_org_[A-Za-z0-9]{16,}"), REDACTED),
-    (re.compile(r"\bsk-[A-Za-z0-9_-]{16,}"), REDACTED),
-    (re.compile(r"\b(?:nvapi-|ghp_|gho_|github_pat_|glpat-)[A-Za-z0-9_-]{16,}"), REDACTED),
-    # NAME=value and 'name': 'value', for names that end in a secret's word (max_tokens does not)
-    (re.compile(rf"(?i)\b({_NAMED}\s*[=:]\s*)\[['\"][^\]]*\]"), rf"\1{REDACTED}"),
-    (
-        re.compile(rf"(?i)\b({_NAMED}\s*[=:]\s*\[?['\"]?){_NO_VALUE}[^\s'\",\])}}]{{3,}}"),
-        rf"\1{REDACTED}",
-    ),
-    # Variables: OPENAI_KEY, but not key or cache_key, which name no secret.
-    (
-        re.compile(
-            rf"\b([A-Z][A-Z0-9_]*_(?:KEY|AUTH|COOKIE)['\"]?\s*[=:]\s*['\"]?){_NO_VALUE}"
-            r"[^\s'\",\])}]{3,}"
-        ),
-        rf"\1{REDACTED}",
-    ),
-    # --api-key x, and the same as a list of arguments
-    (
-        re.compile(
-            rf"(--(?:[a-z]+-)*(?:api-key|token|secret|password)(?:[= ]|['\"],\s*)['\"]?)"
-            rf"{_NO_VALUE}(?!-)[^\s'\",\])]+"
-        ),
-        rf"\1{REDACTED}",
-    ),
-)
+_PATTERNS = [(_expanded(entry["regex"]), entry["shown"]) for entry in _DATA["pattern"]]
+_WORDS = tuple(word.encode() for word in _DATA["WORDS"])
+_SIGN = re.compile(_DATA["SIGN"].encode())
 #: A shorter value of a variable, such as 1 or true, is in half of all lines.
 _LEAST_OF_A_VARIABLE = 6
 _CHUNK_BYTES = 1 << 20
@@ -155,19 +121,6 @@ def redact_file(file: Path, secrets: Collection[str] = ()) -> bool:
         shutil.copyfileobj(draft, log)
         log.truncate()
     return True
-
-
-#: In small letters, a part of everything that a pattern finds: a log is searched once for it, and
-#: only the lines that have it are looked at again.
-_WORDS = (
-    *(b"token", b"key", b"://", b"auth", b"secret", b"passw", b"hf_", b"sk-", b"earer", b"api"),
-    *(b"gh", b"glpat", b"credential", b"cookie"),
-)
-_SIGN = re.compile(
-    rb"://[^/\s'\"]+@|authorization|bearer\s|hf_[a-z0-9]{16}|api_org_|sk-[a-z0-9_-]{16}|nvapi-|gh[po]_"
-    rb"|github_pat_|glpat-|--[a-z-]*(?:api-key|token|secret|password)[ ='\"]"
-    rb"|(?:token|key|secret|password|passwd|credentials?|_auth|cookie)['\"]?\s*[=:]"
-)
 
 
 def _redacted_piece(piece: bytes, secrets: Collection[str]) -> bytes:

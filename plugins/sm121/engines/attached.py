@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -79,9 +80,15 @@ def _models(http: httpx.Client, root: str) -> list[str]:
 
 def _version(http: httpx.Client) -> str | None:
     """vLLM's /version; other servers have none, and then it is not known."""
-    try:
-        answer = get_whole(http, "/version", _ANSWER_WITHIN_S)
-        version = answer.json()["version"] if answer.status_code == 200 else None
-    except (httpx.HTTPError, ValueError, KeyError, TypeError):
-        return None
+    version = json_of(http, "/version").get("version")
     return str(version) if version is not None else None
+
+
+def json_of(http: httpx.Client, path: str) -> dict[str, Any]:
+    """The JSON object that a server answers; empty where it answers anything else."""
+    try:
+        answer = get_whole(http, path, _ANSWER_WITHIN_S)
+        content = answer.json() if answer.status_code == 200 else {}
+    except (httpx.HTTPError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import httpx
 
 from sm121.core.server import Server
+from sm121.engines.attached import json_of
 from sm121.engines.capabilities import Capabilities, EngineFile, of, shipped
 
 #: A server that no file recognises is held to what every OpenAI-compatible server has.
@@ -38,11 +37,11 @@ def _recognised(http: httpx.Client, file: EngineFile, owners: set[str]) -> bool:
         return True
     if own.path is None or own.key is None:
         return False
-    return own.key in _json(http, own.path)
+    return own.key in json_of(http, own.path)
 
 
 def _owners(http: httpx.Client) -> set[str]:
-    entries = _json(http, "/v1/models").get("data")
+    entries = json_of(http, "/v1/models").get("data")
     entries = entries if isinstance(entries, list) else []
     return {str(entry.get("owned_by")) for entry in entries if isinstance(entry, dict)}
 
@@ -51,14 +50,5 @@ def _version(http: httpx.Client, file: EngineFile) -> str | None:
     own = file.detection
     if own.version_path is None or own.version_key is None:
         return None
-    version = _json(http, own.version_path).get(own.version_key)
+    version = json_of(http, own.version_path).get(own.version_key)
     return str(version) if version is not None else None
-
-
-def _json(http: httpx.Client, path: str) -> dict[str, Any]:
-    try:
-        answer = http.get(path)
-        content = answer.json() if answer.status_code == 200 else {}
-    except (httpx.HTTPError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}

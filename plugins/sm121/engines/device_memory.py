@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
+
+from sm121.core.architecture import opened_nvml
 
 
 @dataclass(frozen=True)
@@ -37,19 +40,14 @@ def read() -> DeviceMemory | None:
     """Ask NVML. None without a driver or a GPU."""
     import pynvml
 
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:  # no driver: no device memory to speak of
-        return None
-    try:
-        handles = [
-            pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
-        ]
-        return _of(pynvml, handles) if handles else None
-    except pynvml.NVMLError as error:
-        return DeviceMemory(None, {}, False, str(error))
-    finally:
-        pynvml.nvmlShutdown()
+    with contextlib.suppress(pynvml.NVMLError), opened_nvml():
+        try:
+            count = pynvml.nvmlDeviceGetCount()
+            handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+            return _of(pynvml, handles) if handles else None
+        except pynvml.NVMLError as error:
+            return DeviceMemory(None, {}, False, str(error))
+    return None  # no driver: no device memory to speak of
 
 
 def _of(pynvml: Any, handles: list[Any]) -> DeviceMemory:

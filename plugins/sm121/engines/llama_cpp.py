@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import UsageError
+from sm121.engines.python_engine import own_options
 
 _WITHIN_S = 60.0
 
@@ -44,14 +45,7 @@ class LlamaCpp:
         """With the metrics that the suite reads. The key comes by the environment."""
         return [
             configuration.python,
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-            "--model",
-            configuration.model,
-            "--alias",
-            configuration.served_name,
+            *own_options(configuration, port, name="--alias"),
             "--metrics",
             *configuration.arguments,
         ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,7 @@ from sm121.engines.process_tree import (
     describe,
     end,
     reap,
+    send,
     tree,
 )
 from sm121.engines.protocol import Engine
@@ -211,15 +213,10 @@ class ManagedServer:
         Raises:
             ServerDied: it ended, or answers that its engine is dead.
         """
-        exit_status = self.exit_status
-        if exit_status is not None:
-            raise ServerDied(
-                f"the server ended with status {exit_status} while serving",
-                classify(self.log, exit_status),
-                self.log,
-            )
+        if (exit_status := self.exit_status) is not None:
+            raise self._died(f"the server ended with status {exit_status} while serving")
         if self._endpoint is None:
-            raise ServerDied("the server is not running", classify(self.log), self.log)
+            raise self._died("the server is not running")
         with self._endpoint.http(timeout_s=10.0) as http:
             try:
                 status = http.get("/health").status_code
@@ -232,12 +229,11 @@ class ManagedServer:
         # A dying server answers 503 or nothing shortly before it exits: its status says more.
         time.sleep(1.0)
         exit_status = self.exit_status
-        raise ServerDied(
-            f"the server answers /health with {status_text}"
-            + ("" if exit_status is None else f" and has ended with status {exit_status}"),
-            classify(self.log, exit_status),
-            self.log,
-        )
+        ended = "" if exit_status is None else f" and has ended with status {exit_status}"
+        raise self._died(f"the server answers /health with {status_text}{ended}")
+
+    def _died(self, what: str) -> ServerDied:
+        return ServerDied(what, classify(self.log, self.exit_status), self.log)
 
     def answers(self, within_s: float = 5.0) -> bool:
         """Whether it serves a token; /health may be answered by a web server without an engine."""
@@ -252,14 +248,8 @@ class ManagedServer:
     def kill(self) -> None:
         """SIGKILL to the engine's processes at once: for a machine that is about to wedge. The
         supervisor stays, and cleans up; `stop` is still to be called."""
-        running = self._executor.process if self._executor is not None else None
-        for process in self.processes():
-            if running is not None and process.pid == running.pid:
-                continue
-            try:
-                process.kill()
-            except psutil.NoSuchProcess:
-                continue
+        found = self.processes()
+        send((each for each in found if each.pid != self._supervisor_pid), signal.SIGKILL)
 
     def stop(self) -> StopReport:
         """Stop politely, then firmly; safe to call at any time and again."""
@@ -326,10 +316,14 @@ class ManagedServer:
 
     def processes(self) -> list[psutil.Process]:
         """The living processes of the server's tree, the supervisor first."""
-        running = self._executor.process if self._executor is not None else None
-        root = running.pid if running is not None else None
+        root = self._supervisor_pid
         found = tree(SERVER_ID, self._server_id, root=root, session=self._session())
         return sorted(found, key=lambda process: process.pid)
+
+    @property
+    def _supervisor_pid(self) -> int | None:
+        running = self._executor.process if self._executor is not None else None
+        return None if running is None else int(running.pid)
 
     def _start_once(self) -> Server:
         started = time.monotonic()
@@ -365,16 +359,10 @@ class ManagedServer:
         self._scratch = Path(tempfile.mkdtemp(prefix="sm121-", dir=_scratch_base()))
         environment["TMPDIR"] = str(self._scratch)
         command = [
-            sys.executable,
-            "-m",
-            "sm121.engines.supervisor",
-            "--status",
-            str(self._status_file),
-            "--scratch",
-            str(self._scratch),
-            "--grace",
-            str(self.limits.stop_s),
-            "--",
+            *(sys.executable, "-m", "sm121.engines.supervisor"),
+            *("--status", str(self._status_file)),
+            *("--scratch", str(self._scratch)),
+            *("--grace", str(self.limits.stop_s), "--"),
             *self.engine.command(self.configuration, port=self._port),
         ]
         self._executor = SimpleExecutor(

@@ -8,7 +8,6 @@ from pathlib import Path
 import psutil
 
 from sm121.engines import device_memory
-from sm121.engines.device_memory import DeviceMemory
 
 #: The first of all namespaces (PROC_PID_INIT_INO of linux/proc_ns.h): from inside another one the
 #: processes that hold a GPU's memory are not all to be seen.
@@ -80,11 +79,8 @@ def _device_use() -> DeviceUse | None:
     seen = device_memory.read()
     if seen is None:
         return None
-    return DeviceUse(sum(seen.used) if seen.used is not None else None, _held(seen))
-
-
-def _held(seen: DeviceMemory) -> int | None:
-    return seen.held() if _namespace() == _OF_THE_MACHINE else None
+    held = seen.held() if _namespace() == _OF_THE_MACHINE else None
+    return DeviceUse(sum(seen.used) if seen.used is not None else None, held)
 
 
 def _namespace() -> str:

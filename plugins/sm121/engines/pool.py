@@ -102,18 +102,19 @@ class ServerPool:
                 self._on_stop(configuration.name, managed.stopped)
             if isinstance(error, StartError):
                 self._failures[configuration.key] = error
-                started = Start(configuration.name, configuration.key, None, managed.log.name)
-                self.starts.append(started)
+                self._note_start(managed, None)
             raise
         finally:
             self._starting = None
         if managed.stopped is not None and not managed.stopped.clean:  # of an attempt before it
             self._on_stop(configuration.name, managed.stopped)
         self._current = (managed, server)
-        self.starts.append(
-            Start(configuration.name, configuration.key, server.startup_s, managed.log.name)
-        )
+        self._note_start(managed, server.startup_s)
         return server
+
+    def _note_start(self, managed: ManagedServer, startup_s: float | None) -> None:
+        own = managed.configuration
+        self.starts.append(Start(own.name, own.key, startup_s, managed.log.name))
 
     def forget(self, configuration: ServerConfiguration) -> None:
         """Start it anew when it is next asked for: a start that failed is tried again, and a server

@@ -20,13 +20,13 @@ from pydantic import Field, model_validator
 
 from sm121.core import data_file
 from sm121.core.data_file import DataTable, Entries, Regex
+from sm121.core.printable import some_of
 from sm121.core.profile import Needs
 
 Severity = Literal["error", "warning", "note"]
 
 _GIB = 1 << 30
 _CACHE_NAME = re.compile(r"\d{2,3}[a-z]?(_\d{2,3}[a-z]?)*")
-_WARNING_LIST = 5  # names shown of what may be a long list
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ def _jit(
             severity="warning",
             message=f"the JIT cache of {architecture.name} must hold "
             f"{', '.join(architecture.codes)}, "
-            f"seen {_short(sorted(folder.name for folder in wrong))} in {cache_folder}",
+            f"seen {some_of(sorted(folder.name for folder in wrong), 5)} in {cache_folder}",
             remedy=f"set FLASHINFER_CUDA_ARCH_LIST={architecture.target}a; "
             "remove those directories if nothing else uses them",
         )
@@ -220,7 +220,8 @@ def _jit(
             check="jit_cache",
             severity="note",
             message=f"the JIT cache in {cache_folder} is {state}: the first start builds "
-            f"{_short(missing)}, which takes minutes (unless flashinfer-jit-cache is installed)",
+            f"{some_of(missing, 5)}, which takes minutes "
+            "(unless flashinfer-jit-cache is installed)",
             remedy="allow for it in the start-up limit, or start once before measuring",
         )
         yield from _max_jobs(data, environment)
@@ -325,9 +326,3 @@ def _one_line(arguments: Sequence[str]) -> str:
         else:
             words.append(argument)
     return " ".join(words)
-
-
-def _short(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_WARNING_LIST])
-    more = len(names) - _WARNING_LIST
-    return f"{shown} and {more} more" if more > 0 else shown

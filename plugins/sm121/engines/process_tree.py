@@ -38,19 +38,14 @@ class Survivor:
         return f"pid {self.pid} ({self.status}) {self.command}"
 
 
-def marked(variable: str, value: str, *, besides: Iterable[int] = ()) -> list[psutil.Process]:
-    """Living processes with ``variable=value`` in their environment, except those ``besides``."""
-    excluded = {os.getpid(), *besides}
-    found = []
-    for process in psutil.process_iter():
-        if process.pid in excluded:
-            continue
-        try:
-            if process.environ().get(variable) == value:
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue  # ended meanwhile, a zombie (which has no environment), or another user's
-    return found
+def marked(variable: str, value: str) -> list[psutil.Process]:
+    """Living processes with ``variable=value`` in their environment, except this one."""
+    return [
+        process
+        # None: a zombie, which has no environment, or another user's.
+        for process in psutil.process_iter(["environ"])
+        if process.pid != os.getpid() and (process.info["environ"] or {}).get(variable) == value
+    ]
 
 
 def tree(
@@ -127,7 +122,7 @@ def end(find: Callable[[], list[psutil.Process]], *, polite_s: float, firm_s: fl
 
     ``find`` is asked again each time, since a dying tree may still start processes.
     """
-    _signal(find(), signal.SIGTERM)
+    send(find(), signal.SIGTERM)
     deadline = time.monotonic() + polite_s
     while time.monotonic() < deadline:
         if not find():
@@ -136,15 +131,14 @@ def end(find: Callable[[], list[psutil.Process]], *, polite_s: float, firm_s: fl
     killed: set[int] = set()
     deadline = time.monotonic() + firm_s
     while (remaining := find()) and time.monotonic() < deadline:
-        _signal(remaining, signal.SIGKILL)
+        send(remaining, signal.SIGKILL)
         killed.update(process.pid for process in remaining)
         time.sleep(0.05)
     return len(killed)
 
 
-def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+def send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    """Send a signal to each of the processes that still lives."""
     for process in processes:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(number)
-        except psutil.NoSuchProcess:
-            continue

@@ -10,6 +10,7 @@ from typing import ClassVar
 from sm121.core import interpreter
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import UsageError
+from sm121.engines.ports import LOOPBACK
 
 #: Scripts that run in the engine's interpreter, without the suite.
 IN_ENGINE = Path(__file__).parent / "in_engine"
@@ -24,8 +25,23 @@ _DEBUG_VARIABLES = {
 }
 
 
+def own_options(
+    configuration: ServerConfiguration,
+    port: int,
+    *,
+    model: str = "--model",
+    name: str = "--served-model-name",
+) -> list[str]:
+    """The options that every server is started with; ``model`` and ``name`` as the engine calls
+    them."""
+    address = ["--host", LOOPBACK, "--port", str(port)]
+    return [*address, model, configuration.model, name, configuration.served_name]
+
+
 class PythonEngine:
     """What such engines have in common."""
+
+    name: str
 
     #: Its name for people, and how one gets it.
     title: ClassVar[str]
@@ -33,8 +49,6 @@ class PythonEngine:
     #: Source that prints ``{"version": TEXT}`` as JSON, or null where the engine is not installed.
     #: It does not import the engine, which takes seconds and may want a GPU.
     version_script: ClassVar[str]
-    #: File of `IN_ENGINE` that asks the engine's parser about lists of arguments.
-    arguments_script: ClassVar[str]
 
     def check_interpreter(self, python: str, environment: Mapping[str, str]) -> str | None:
         """Version of the engine that ``python`` imports in that environment, None if not known.
@@ -67,9 +81,9 @@ class PythonEngine:
         try:
             answers = interpreter.ask(
                 python,
-                IN_ENGINE / self.arguments_script,
+                IN_ENGINE / "sm121_arguments.py",
                 environment,
-                [list(arguments) for arguments in lists],
+                {"engine": self.name, "lists": [list(arguments) for arguments in lists]},
                 within_s=_ARGUMENTS_WITHIN_S,
             )
         except interpreter.NoAnswer as error:
@@ -77,9 +91,7 @@ class PythonEngine:
                 f"--engine-python {python}: its engine's own parser cannot be asked: {error}"
             ) from error
         if len(answers) != len(lists):
-            raise UsageError(
-                f"{self.arguments_script}: {len(answers)} answers to {len(lists)} lists"
-            )
+            raise UsageError(f"sm121_arguments.py: {len(answers)} answers to {len(lists)} lists")
         return [None if answer is None else str(answer) for answer in answers]
 
     def _environment(

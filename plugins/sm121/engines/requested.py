@@ -161,32 +161,23 @@ def compare(
     return found
 
 
-def differences(
-    configuration: ServerConfiguration,
-    path: KernelPath,
-    environment: Mapping[str, str] | None = None,
-) -> list[str]:
-    """What was asked for and is not what ran, a line each; empty when all of it is.
-
-    A variable that the installed engine does not know is among them ("not applicable"): whoever set
-    it asked for something that this engine cannot do. With any of these lines, numbers measured on
-    the configuration are INVALID.
-    """
-    return different(compare(configuration, path, environment))
-
-
 def require_as_asked(configuration: ServerConfiguration, path: KernelPath, log: Path) -> None:
     """What a test that measures calls first.
 
     Raises:
         Invalid: something that was asked for is not what ran; names all of it and the evidence.
     """
-    if wrong := differences(configuration, path):
+    if wrong := different(compare(configuration, path)):
         raise Invalid(f"{'; '.join(wrong)}. Evidence: {log}")
 
 
 def different(reports: Iterable[RequestReport]) -> list[str]:
-    """The lines of `differences`, from what `compare` found."""
+    """What was asked for and is not what ran, a line each; empty when all of it is.
+
+    A variable that the installed engine does not know is among them ("not applicable"): whoever set
+    it asked for something that this engine cannot do. With any of these lines, numbers measured on
+    the configuration are INVALID.
+    """
     wrong = (RequestState.DIFFERENT.value, RequestState.NOT_APPLICABLE.value)
     return [report.message for report in reports if report.state in wrong]
 

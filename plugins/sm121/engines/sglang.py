@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sm121.core.configuration import ServerConfiguration
-from sm121.engines.python_engine import IN_ENGINE, PythonEngine
+from sm121.engines.python_engine import IN_ENGINE, PythonEngine, own_options
 
 _VERSION_SCRIPT = """
 import importlib.metadata as m, importlib.util as u, json
@@ -25,7 +25,6 @@ class SGLang(PythonEngine):
     title = "SGLang"
     remedy = "`pip install sglang` in one of its own; its containers have it"
     version_script = _VERSION_SCRIPT
-    arguments_script = "sm121_sglang_arguments.py"
     reserved_arguments: tuple[str, ...] = (
         "--host",
         "--port",
@@ -41,14 +40,7 @@ class SGLang(PythonEngine):
         return [
             configuration.python,
             str(IN_ENGINE / "sm121_sglang_launch.py"),
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-            "--model-path",
-            configuration.model,
-            "--served-model-name",
-            configuration.served_name,
+            *own_options(configuration, port, model="--model-path"),
             "--enable-metrics",
             *configuration.arguments,
         ]

@@ -27,6 +27,7 @@ from typing import IO
 
 import psutil
 
+from sm121.core.files import write_text
 from sm121.core.lock_file import SERVERS, open_lock, try_lock
 from sm121.engines.process_tree import RUN_ID, become_subreaper, end
 from sm121.engines.stale import OWNER
@@ -168,10 +169,8 @@ class _Supervisor:
             self._ended(pid, None)  # its parent was faster, and does not say
         else:
             state, *others = fields.split()
-            if state == "Z":
-                self._ended(pid, os.waitstatus_to_exitcode(int(others[_EXIT_CODE])))
-            else:
-                self._ended(pid, None)
+            status = os.waitstatus_to_exitcode(int(others[_EXIT_CODE])) if state == "Z" else None
+            self._ended(pid, status)
         if self._main_status is None:
             self._report()
 
@@ -234,16 +233,12 @@ class _Supervisor:
         )
 
     def _write(self, content: dict[str, object]) -> None:
-        draft = self._status.with_suffix(".draft")
         try:
-            draft.write_text(json.dumps(content), "utf-8")
-            draft.replace(self._status)
+            write_text(json.dumps(content), self._status)
         except OSError as error:  # a full disk: the server is watched, and ended, all the same
             if not self._could_not_write:
                 _say(f"{self._status}: cannot be written: {error.strerror or error}")
             self._could_not_write = True
-            with contextlib.suppress(OSError):
-                draft.unlink(missing_ok=True)
 
 
 def _say(line: str) -> None:

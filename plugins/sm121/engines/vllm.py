@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.interpreter import imports
-from sm121.engines.python_engine import IN_ENGINE, PythonEngine
+from sm121.engines.python_engine import IN_ENGINE, PythonEngine, own_options
 
 _PROFILER_ARGUMENT = "--profiler-config"
 
@@ -41,7 +41,6 @@ class Vllm(PythonEngine):
     title = "vLLM"
     remedy = "`make env` makes one for the CPU; inside a vLLM container its own python has it"
     version_script = _VERSION_SCRIPT
-    arguments_script = "sm121_vllm_arguments.py"
 
     #: Set by the suite itself: the address, the key and the names by which it finds its server.
     reserved_arguments: tuple[str, ...] = (
@@ -64,14 +63,7 @@ class Vllm(PythonEngine):
             configuration.python,
             "-m",
             "vllm.entrypoints.openai.api_server",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-            "--model",
-            configuration.model,
-            "--served-model-name",
-            configuration.served_name,
+            *own_options(configuration, port),
         ]
         if configuration.speaking_worker:
             command += ["--worker-cls", "sm121_probe.SpeakingWorker"]
@@ -123,14 +115,7 @@ def _profiler(traces: str) -> str:
 def _under_nsys(report: str) -> list[str]:
     """Nsight Systems around the engine, which records only while the profiler is asked to."""
     return [
-        "nsys",
-        "profile",
-        "--output",
-        report,
-        "--trace",
-        "cuda",
-        "--trace-fork-before-exec=true",
-        "--cuda-graph-trace=node",
-        "--capture-range=cudaProfilerApi",
-        "--capture-range-end=repeat",
+        *("nsys", "profile", "--output", report, "--trace", "cuda"),
+        *("--trace-fork-before-exec=true", "--cuda-graph-trace=node"),
+        *("--capture-range=cudaProfilerApi", "--capture-range-end=repeat"),
     ]

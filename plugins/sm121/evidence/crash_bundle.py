@@ -5,9 +5,10 @@ Each part is written even when others are not to be had; what is missing says wh
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import itertools
 import json
-import os
 import shutil
 import subprocess
 import tempfile
@@ -18,7 +19,7 @@ from typing import Any
 
 from pydantic import AliasChoices, Field
 
-from sm121.core.data_file import Record
+from sm121.core.files import write_text
 from sm121.evidence import process_snapshot
 from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_messages import KernelMessages
@@ -38,17 +39,13 @@ class Unavailable(Exception):
     """A part that is not to be had; the message says why."""
 
 
-class BundleIndex(Record):
+class BundleIndex(Cause):
     """The whole of bundle.json."""
 
     schema_version: int = 1
     kind: str = Field(serialization_alias="class", validation_alias=AliasChoices("class", "kind"))
     """One of `sm121.evidence.failure.Kind`, or a class of the suite's own such as suite_killed."""
     what: str
-    summary: str
-    owner: str
-    remedy: str | None
-    lines: list[str]
     test: str | None
     at: str
     exit_status: int | None
@@ -106,21 +103,16 @@ def _fill(folder: Path, evidence: Evidence, redact: Redact) -> None:
     parts: dict[str, dict[str, str]] = {}
     for name, produce in _PARTS.items():
         try:
-            _write_new(folder / name, redact(produce(evidence)))
+            write_text(redact(produce(evidence)), folder / name)
             parts[name] = {"file": name}
         except Unavailable as reason:
             parts[name] = {"unavailable": redact(str(reason))}
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             # A reason such as "No space left on device" is what one wants to read then.
             parts[name] = {"unavailable": redact(f"{type(error).__name__}: {error}")}
-            (folder / name).unlink(missing_ok=True)
     index = BundleIndex(
-        kind=evidence.cause.kind,
+        **evidence.cause.model_dump(),
         what=evidence.what,
-        summary=evidence.cause.summary,
-        owner=evidence.cause.owner,
-        remedy=evidence.cause.remedy,
-        lines=evidence.cause.lines,
         test=evidence.test,
         at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         exit_status=evidence.exit_status,
@@ -129,9 +121,9 @@ def _fill(folder: Path, evidence: Evidence, redact: Redact) -> None:
         rerun=evidence.rerun,
         parts=parts,
     )
-    _write_new(folder / "README.md", redact(_readme(index)))
+    write_text(redact(_readme(index)), folder / "README.md")
     text = json.dumps(index.model_dump(mode="json", by_alias=True), indent=2)
-    _write_new(folder / INDEX, redact(text) + "\n")
+    write_text(redact(text) + "\n", folder / INDEX)
 
 
 def write_somewhere(evidence: Evidence, directory: Path, redact: Redact) -> tuple[Path, str | None]:
@@ -177,12 +169,6 @@ def _said(*command: str) -> str:
 
 def _json(value: object) -> str:
     return json.dumps(value, indent=2) + "\n"
-
-
-def _tree(evidence: Evidence) -> str:
-    if not evidence.tree:
-        raise Unavailable(evidence.missing.get("tree", _NO_PROCESS))
-    return process_snapshot.table(evidence.tree)
 
 
 def _exits(evidence: Evidence) -> str:
@@ -232,22 +218,18 @@ def _gpu(_evidence: Evidence) -> str:
     return _said(tool, asked, "--format=csv") + _said(tool, "-q")
 
 
-def _field(name: str, otherwise: str) -> Callable[[Evidence], str]:
-    """A field of `Evidence` as JSON."""
+def _field(
+    name: str, otherwise: str, shown: Callable[[Any], str] = _json
+) -> Callable[[Evidence], str]:
+    """A field of `Evidence`, where it is known."""
 
     def produce(evidence: Evidence) -> str:
         value = getattr(evidence, name)
-        if value is None:
+        if value is None or (name == "tree" and not value):
             raise Unavailable(evidence.missing.get(name, otherwise))
-        return _json(value)
+        return shown(value)
 
     return produce
-
-
-def _metrics(evidence: Evidence) -> str:
-    if evidence.metrics is None:
-        raise Unavailable("/metrics was not read before")
-    return evidence.metrics
 
 
 def _flashinfer(evidence: Evidence) -> str:
@@ -269,7 +251,7 @@ def _flashinfer(evidence: Evidence) -> str:
 #: The files of a bundle, in the order in which they are written.
 _PARTS: dict[str, Callable[[Evidence], str]] = {
     "server.log": _log,
-    "process-tree.txt": _tree,
+    "process-tree.txt": _field("tree", _NO_PROCESS, process_snapshot.table),
     "exits.json": _exits,
     "stacks.txt": _stacks,
     "kernel.log": _kernel,
@@ -277,7 +259,7 @@ _PARTS: dict[str, Callable[[Evidence], str]] = {
     "gpu.txt": _gpu,
     "memory.json": _field("memory", "no memory was sampled"),
     "in-flight.json": _field("in_flight", "no load of the suite was running"),
-    "metrics-before.txt": _metrics,
+    "metrics-before.txt": _field("metrics", "/metrics was not read before", str),
     "configuration.json": _field("configuration", "the server is attached: not known"),
     "flashinfer-api.log": _flashinfer,
 }
@@ -302,21 +284,10 @@ def _readme(index: BundleIndex) -> str:
 
 def _new_folder(directory: Path, kind: str) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
-    number = 1
-    while True:
-        taken = [path for path in directory.iterdir() if path.name.startswith(f"{number}-")]
+    for number in itertools.count(1):
         folder = directory / f"{number}-{kind}"
-        if not taken:
-            try:
+        if not any(directory.glob(f"{number}-*")):
+            with contextlib.suppress(FileExistsError):  # somebody has just made it
                 folder.mkdir()
-            except FileExistsError:
-                continue
-            return folder
-        number += 1
-
-
-def _write_new(path: Path, text: str) -> None:
-    """A new file: never through a link that somebody has put there."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
-    with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as stream:
-        stream.write(text)
+                return folder
+    raise AssertionError("numbers do not end")

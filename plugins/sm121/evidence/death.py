@@ -7,7 +7,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sm121.evidence.failure import Basis, Cause, classify_lines
+from sm121.evidence.failure import Basis, Cause, classify_lines, ended
 from sm121.evidence.kernel_messages import KernelMessages
 
 #: Classes that only say that something died.
@@ -34,17 +34,11 @@ def cause_of(
     if told := kernel.killed(pids) or kernel.xids:
         found = classify_lines(told)
         return found.model_copy(update={"lines": [*told[:4], *logged.lines[:4]]})
-    ended = [entry for entry in exits if (entry.get("status") or 0) < 0]
-    killed = [entry for entry in ended if entry["status"] == -signal.SIGKILL]
+    signalled = [entry for entry in exits if (entry.get("status") or 0) < 0]
+    killed = [entry for entry in signalled if entry["status"] == -signal.SIGKILL]
     guessed = logged.basis is Basis.SIGKILL_ALONE
     if kills > 0 and (killed or guessed):
-        return Cause(
-            kind="oom",
-            summary=f"the control group killed a process of the server ({kills} OOM kills)",
-            owner="host memory: the limit of the control group (the container's --memory)",
-            remedy="raise the limit, or lower the engine's memory settings",
-            lines=logged.lines,
-        )
+        return ended("group_killed", logged.lines, kills=kills)
     if (killed and (logged.kind in VAGUE or guessed)) or (guessed and not kernel.unavailable):
         checked = (
             f"the kernel's log cannot be read ({kernel.unavailable}), so that this may have been "
@@ -52,16 +46,17 @@ def cause_of(
             if kernel.unavailable
             else "neither the kernel's log nor the control group shows an OOM kill"
         )
-        return _killed(f"{_names(killed) or 'the server'} was killed by SIGKILL; {checked}", logged)
+        how = f"{_names(killed) or 'the server'} was killed by SIGKILL; {checked}"
+        return ended("killed", logged.lines, how=how)
     silent = [entry for entry in exits if entry.get("status") is None]
-    if logged.basis is Basis.AFTERMATH and not ended:
-        return _killed(
+    if logged.basis is Basis.AFTERMATH and not signalled:
+        how = (
             f"{_names(silent) or 'a process of the engine'} ended without a word in the log, and "
-            "its parent does not say how: most likely SIGKILL",
-            logged,
+            "its parent does not say how: most likely SIGKILL"
         )
+        return ended("killed", logged.lines, how=how)
     # SIGTERM is how helpers are sent home, also by an engine that is well.
-    first = next((entry for entry in ended if entry["status"] != -signal.SIGTERM), None)
+    first = next((entry for entry in signalled if entry["status"] != -signal.SIGTERM), None)
     if first is not None and logged.kind in VAGUE:
         name = signal.Signals(-first["status"]).name
         summary = f"{_names([first])} was ended by {name}; {logged.summary}"
@@ -71,13 +66,3 @@ def cause_of(
 
 def _names(entries: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(f"{entry.get('name') or 'process'} ({entry['pid']})" for entry in entries)
-
-
-def _killed(summary: str, logged: Cause) -> Cause:
-    return Cause(
-        kind="killed",
-        summary=summary,
-        owner="whoever sent SIGKILL (an operator, a container's stop, a watchdog)",
-        remedy="look for who did: systemd-oomd, earlyoom, docker stop, a scheduler's limit",
-        lines=logged.lines,
-    )

@@ -1,8 +1,18 @@
 """Asks an interpreter what is installed in its environment, without importing any of it.
 
 Runs inside the engine's environment (``python -c``), which has nothing of this suite: standard
-library only. Prints one JSON object. A package is located by its import specification, because an
-engine on PYTHONPATH (as in the development container) has no metadata.
+library only. A package is located by its import specification, because an engine on PYTHONPATH (as
+in the development container) has no metadata.
+
+Asked ``null`` on its standard input it prints one JSON object about what is installed. Asked a list
+of registries of environment variables it prints, for each, whether the package is there and which
+names it knows:
+
+* a registry with ``module`` is a file of the package that holds a dictionary ``name`` of all
+  variables (``vllm/envs.py``). It is loaded by itself where that works, since importing the whole
+  package takes seconds and may fail for reasons of its own.
+* one with ``suffixes`` is read from the package's sources: a variable that no source names is not
+  read by it.
 """
 
 from __future__ import annotations
@@ -55,8 +65,46 @@ def _direct_url(distribution: importlib.metadata.Distribution) -> Any:
         return None
 
 
-def main() -> None:
-    """Prints the answer."""
+def _registered(folder: str, registry: dict[str, Any]) -> list[str]:
+    """The keys of the package's own dictionary of variables."""
+    path = os.path.join(folder, registry["module"])  # noqa: PTH118
+    try:
+        spec = importlib.util.spec_from_file_location("sm121_registry", path)
+        if spec is None or spec.loader is None:
+            raise ImportError(path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except (ImportError, AttributeError):
+        stem = registry["module"].removesuffix(".py").replace("/", ".")
+        module = importlib.import_module(f"{registry['package']}.{stem}")
+    return [str(name) for name in getattr(module, registry["name"])]
+
+
+def _named_in_sources(folder: str, registry: dict[str, Any]) -> list[str]:
+    """The variables of the prefix that stand as a string in the package's sources."""
+    quoted = re.compile(rf"""["']({re.escape(registry["prefix"])}[A-Z0-9_]+)["']""")
+    found: set[str] = set()
+    for directory, _, names in os.walk(folder):
+        for name in names:
+            if name.endswith(tuple(registry["suffixes"])):
+                path = os.path.join(directory, name)  # noqa: PTH118
+                try:
+                    with open(path, encoding="utf-8", errors="replace") as source:  # noqa: PTH123
+                        found.update(quoted.findall(source.read()))
+                except OSError:
+                    continue
+    return sorted(found)
+
+
+def _known(registry: dict[str, Any]) -> dict[str, Any]:
+    folder = _location(registry["package"])
+    known = None
+    if folder is not None:
+        known = (_registered if registry["module"] else _named_in_sources)(folder, registry)
+    return {"prefix": registry["prefix"], "installed": folder is not None, "known": known}
+
+
+def _installed() -> dict[str, Any]:
     packages: dict[str, str] = {}
     commits: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
@@ -69,25 +117,23 @@ def main() -> None:
         if commit:
             commits[re.sub(r"[-_.]+", "-", name).lower()] = commit
     vllm, flashinfer, torch = _location("vllm"), _location("flashinfer"), _location("torch")
-    sys.stdout.write(
-        json.dumps(
-            {
-                "python": sys.version.split()[0],
-                "packages": packages,
-                "commits": commits,
-                "locations": {"vllm": vllm, "flashinfer": flashinfer},
-                "versions": {
-                    "vllm": _constant(vllm, "_version.py", "__version__"),
-                    "flashinfer": _constant(flashinfer, "_build_meta.py", "__version__"),
-                },
-                "built_from": {
-                    "vllm": _constant(vllm, "_version.py", "__commit_id__"),
-                    "flashinfer": _constant(flashinfer, "_build_meta.py", "__git_version__"),
-                },
-                "cuda": _constant(torch, "version.py", "cuda"),
-            }
-        )
-    )
+    return {
+        "python": sys.version.split()[0],
+        "packages": packages,
+        "commits": commits,
+        "locations": {"vllm": vllm, "flashinfer": flashinfer},
+        "versions": {
+            "vllm": _constant(vllm, "_version.py", "__version__"),
+            "flashinfer": _constant(flashinfer, "_build_meta.py", "__version__"),
+        },
+        "built_from": {
+            "vllm": _constant(vllm, "_version.py", "__commit_id__"),
+            "flashinfer": _constant(flashinfer, "_build_meta.py", "__git_version__"),
+        },
+        "cuda": _constant(torch, "version.py", "cuda"),
+    }
 
 
-main()
+question = json.load(sys.stdin)
+answer = _installed() if question is None else [_known(registry) for registry in question]
+sys.stdout.write("\n" + json.dumps(answer) + "\n")

@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import psutil
+from packaging.utils import canonicalize_name
 from pydantic import BaseModel, Field, JsonValue, TypeAdapter, ValidationError
 
 from sm121.core import interpreter
+from sm121.core.architecture import opened_nvml
 from sm121.core.data_file import Record
 from sm121.core.redaction import redact, redact_arguments, redact_environment, secrets_of
 
@@ -280,11 +282,8 @@ def _checkout(file: Path) -> tuple[str, bool | None] | None:
 
 
 def _own_packages() -> dict[str, str]:
-    packages: dict[str, str] = {}
-    for distribution in metadata.distributions():
-        name = distribution.metadata["Name"]
-        if name:
-            packages.setdefault(re.sub(r"[-_.]+", "-", name).lower(), distribution.version)
+    found = reversed(list(metadata.distributions()))  # the first of a name counts
+    packages = {canonicalize_name(each.name): each.version for each in found if each.name}
     return dict(sorted(packages.items()))
 
 
@@ -329,23 +328,16 @@ def _driver_from_proc(root: Path, unknown: dict[str, str]) -> str | None:
 
 def gpus(unknown: dict[str, str]) -> tuple[list[GpuRecord] | None, str | None]:
     """The GPUs and the driver's version. (None, None) without NVML."""
+    nvml: Any = import_module("pynvml")
     try:
-        nvml: Any = import_module("pynvml")
-    except ImportError:
-        unknown["gpus"] = "nvidia-ml-py is not installed"
-        return None, None
-    try:
-        nvml.nvmlInit()
+        with opened_nvml():
+            driver = _ask(nvml, nvml.nvmlSystemGetDriverVersion)
+            count: int = _ask(nvml, nvml.nvmlDeviceGetCount) or 0
+            handles = [_ask(nvml, nvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
+            return [_gpu(nvml, handle) for handle in handles if handle is not None], driver
     except nvml.NVMLError as error:
         unknown["gpus"] = f"NVML: {error}"
         return None, None
-    try:
-        driver = _ask(nvml, nvml.nvmlSystemGetDriverVersion)
-        count: int = _ask(nvml, nvml.nvmlDeviceGetCount) or 0
-        handles = [_ask(nvml, nvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
-        return [_gpu(nvml, handle) for handle in handles if handle is not None], _text(driver)
-    finally:
-        nvml.nvmlShutdown()
 
 
 def _ask(nvml: Any, function: Any, *arguments: Any) -> Any:
@@ -354,12 +346,6 @@ def _ask(nvml: Any, function: Any, *arguments: Any) -> Any:
         return function(*arguments)
     except nvml.NVMLError:
         return None
-
-
-def _text(value: Any) -> str | None:
-    if value is None:
-        return None
-    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _gpu(nvml: Any, handle: Any) -> GpuRecord:
@@ -372,7 +358,7 @@ def _gpu(nvml: Any, handle: Any) -> GpuRecord:
     capability, persistence = ask("CudaComputeCapability"), ask("PersistenceMode")
     total = ask("MemoryInfo")
     record = GpuRecord(
-        name=_text(ask("Name")),
+        name=ask("Name"),
         compute_capability=None if capability is None else f"{capability[0]}.{capability[1]}",
         sm_clock_mhz=ask("ClockInfo", sm),
         sm_clock_max_mhz=ask("MaxClockInfo", sm),

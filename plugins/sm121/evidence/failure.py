@@ -119,17 +119,42 @@ class _Markers(DataTable):
     stopped: tuple[Regex, ...] = Field(min_length=1)
 
 
+class Ending(DataTable):
+    """A cause that no line of the log states, and what is said of it."""
+
+    id: str
+    kind: str
+    summary: str
+    """Template: whoever finds the cause knows the words for its braces."""
+    owner: str
+    remedy: str | None = None
+
+
 class FailureSet(DataTable):
     """All that is known of failures; the same for every engine."""
 
     markers: _Markers
     failure: Entries[FailureSignature]
+    ending: Entries[Ending]
 
 
 @cache
 def load_failures() -> FailureSet:
     """The known failures. Raises DataFileError when the file is wrong."""
     return data_file.load("signatures/failures.toml", FailureSet)
+
+
+def ended(name: str, lines: list[str], *, basis: Basis = Basis.STATED, **words: object) -> Cause:
+    """The cause of an ending of the data file, ``words`` put into its summary."""
+    known = data_file.named(load_failures().ending, name, "ending")
+    return Cause(
+        kind=known.kind,
+        summary=known.summary.format_map(words),
+        owner=known.owner,
+        remedy=known.remedy,
+        lines=lines,
+        basis=basis,
+    )
 
 
 @dataclass(slots=True)
@@ -253,23 +278,17 @@ class FailureReader:
         hit = self._best(died=False)
         return None if hit is None else hit.line
 
-    def cause(self, exit_code: int | None, signal: int | None) -> Cause:
+    def cause(self, exit_code: int | None) -> Cause:
         """The cause, from the log and from how the process ended."""
         hit = self._best(died=False)
         if hit is None or hit.entry.rank >= _DEAD_RANK:
-            from_status = self._cause_from_status(exit_code, signal, hit)
+            from_status = self._cause_from_status(exit_code, hit)
             if from_status is not None:
                 return from_status
         # An exception that one request met counts last: it need not have ended the server.
         hit = hit or self._best(died=True)
         if hit is None:
-            return Cause(
-                kind="unknown",
-                summary=f"the log shows no cause ({_ending(exit_code, signal)[1]})",
-                owner="engine core",
-                remedy="start it again with --engine-debug and keep dmesg",
-                lines=self._last_line(),
-            )
+            return ended("unknown", self._last_line(), how=_ending(exit_code)[1])
         lines = [hit.line]
         lines += [
             other.line
@@ -277,16 +296,9 @@ class FailureReader:
             if rank >= _DEAD_RANK and other.line not in lines
         ]
         if hit.entry.rank >= _DEAD_RANK:
-            return Cause(
-                kind=hit.entry.kind,
-                summary=cut(
-                    f"{hit.summary} (no cause above it: something outside ended the process)"
-                ),
-                owner="host: the OOM killer, or whoever sent a signal to the engine's processes",
-                remedy="look for 'Out of memory: Killed process' and Xid in dmesg",
-                lines=lines,
-                basis=Basis.AFTERMATH,
-            )
+            cause = ended("aftermath", lines, basis=Basis.AFTERMATH, line=hit.summary)
+            changed = {"kind": hit.entry.kind, "summary": cut(cause.summary)}
+            return cause.model_copy(update=changed)
         return Cause(
             kind=self._kind(hit),
             summary=hit.summary,
@@ -298,93 +310,56 @@ class FailureReader:
     def _last_line(self) -> list[str]:
         return [cut(self._last)] if self._last else []
 
-    def _cause_from_status(
-        self, exit_code: int | None, signal: int | None, hit: _Hit | None
-    ) -> Cause | None:
+    def _cause_from_status(self, exit_code: int | None, hit: _Hit | None) -> Cause | None:
         """What the exit status says where the log has nothing better. None when it says nothing
         either."""
-        number, text = _ending(exit_code, signal)
+        number, text = _ending(exit_code)
         lines = [hit.line] if hit is not None else self._last_line()
         if number == signals.SIGKILL:
-            return Cause(
-                kind="oom",
-                summary="killed by SIGKILL, no cause in the log: probably the host's OOM killer",
-                owner="host memory",
-                remedy="look for 'Killed process' in dmesg; lower the engine's memory settings",
-                lines=lines,
-                basis=Basis.SIGKILL_ALONE,
-            )
+            return ended("sigkill_alone", lines, basis=Basis.SIGKILL_ALONE)
         if number == signals.SIGILL:
-            return Cause(
-                kind="illegal_instruction",
-                summary="killed by SIGILL: the build has instructions this processor lacks",
-                owner="CPU build flags",
-                remedy="use a build for this processor",
-                lines=lines,
-            )
+            return ended("sigill", lines)
         if number not in (None, signals.SIGTERM, signals.SIGINT):
-            return Cause(
-                kind="engine_dead",
-                summary=f"{text}, with no cause in the log",
-                owner="native code: take a core dump or run under gdb",
-                lines=lines,
-            )
+            return ended("other_signal", lines, how=text)
         if hit is not None:
             return None
         if self.stopped or number is not None:
-            return Cause(
-                kind="engine_dead",
-                summary=f"the server was told to stop ({text})",
-                owner="whoever sent the signal",
-                lines=lines,
-            )
-        if exit_code == 0:
-            return Cause(
-                kind="engine_dead",
-                summary="exited with status 0",
-                owner="engine core",
-                remedy="a server must not end by itself: look for an Xid in dmesg",
-                lines=lines,
-            )
-        return None
+            return ended("told_to_stop", lines, how=text)
+        return ended("status_0", lines) if exit_code == 0 else None
 
 
 def _any_of(patterns: tuple[re.Pattern[str], ...]) -> re.Pattern[str]:
     return re.compile("|".join(f"(?:{each.pattern})" for each in patterns))
 
 
-def _ending(exit_code: int | None, signal: int | None) -> tuple[int | None, str]:
+def _ending(exit_code: int | None) -> tuple[int | None, str]:
     """The signal that ended a process, and the end in words. A shell reports signal N as 128 + N,
     subprocess as -N."""
-    if signal is None and exit_code is not None:
-        if exit_code < 0:
-            signal = -exit_code
-        elif 128 < exit_code < 128 + 65:
-            signal = exit_code - 128
-    if signal is not None:
-        known = signal in {member.value for member in signals.Signals}
-        return signal, f"killed by {signals.Signals(signal).name if known else f'signal {signal}'}"
-    return None, "exit status not known" if exit_code is None else f"exited with status {exit_code}"
+    if exit_code is None:
+        return None, "exit status not known"
+    number = -exit_code if exit_code < 0 else exit_code - 128
+    if exit_code >= 0 and not 0 < number < 65:
+        return None, f"exited with status {exit_code}"
+    known = number in {member.value for member in signals.Signals}
+    return number, f"killed by {signals.Signals(number).name if known else f'signal {number}'}"
 
 
-def classify_lines(
-    lines: Iterable[str], exit_code: int | None = None, signal: int | None = None
-) -> Cause:
+def classify_lines(lines: Iterable[str], exit_code: int | None = None) -> Cause:
     """As `classify`, from lines."""
     reader = FailureReader()
     for line in join_wrapped(lines):
         reader.feed(line)
-    return reader.cause(exit_code, signal)
+    return reader.cause(exit_code)
 
 
-def classify(log: Path, exit_code: int | None = None, signal: int | None = None) -> Cause:
+def classify(log: Path, exit_code: int | None = None) -> Cause:
     """Why the server that wrote `log` is dead.
 
     `exit_code` as of `subprocess` (negative: the signal) or of a shell (128 + signal); None when
     unknown. A SIGKILL with no cause in the log is reported as a *probable* kill by the host's OOM
     killer, because nothing else is printed then. Raises OSError when the log cannot be read.
     """
-    return classify_lines(read_physical_lines(log), exit_code, signal)
+    return classify_lines(read_physical_lines(log), exit_code)
 
 
 def relevant_lines(log: Path, limit: int = 20) -> list[str]:

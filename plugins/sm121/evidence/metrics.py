@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 
@@ -47,11 +46,6 @@ def with_metrics(path: KernelPath, text: str, engine: str = "vllm") -> KernelPat
         elif known != value:
             changed.evidence.setdefault(f"{signature.field}_also", cut(f"/metrics: {line}"))
     return changed
-
-
-def with_metrics_file(path: KernelPath, file: Path, engine: str = "vllm") -> KernelPath:
-    """As `with_metrics`, of a file that holds the text. Raises OSError when it cannot be read."""
-    return with_metrics(path, file.read_text("utf-8", errors="replace"), engine)
 
 
 def total(text: str, name: str) -> float | None:

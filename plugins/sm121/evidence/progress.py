@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 from sm121.evidence.log_lines import clean
-from sm121.evidence.signatures import Signature, load_signatures
+from sm121.evidence.signatures import load_signatures
 
 
-@cache
-def _phases(engine: str) -> tuple[Signature, ...]:
-    return load_signatures(engine).of("progress")
-
-
-def startup_progress(line: str, engine: str = "vllm") -> str | None:
+def startup_progress(line: str) -> str | None:
     """The phase that a start is in by this line, such as ``loading weights (33 %)``; None when it
     tells none.
 
-    Percentages are the server's own. Raises DataFileError when nothing is known of `engine`.
+    Percentages are the server's own.
     """
     message = clean(line)
-    for phase in _phases(engine):
+    for phase in load_signatures("vllm").of("progress"):
         match = phase.search(message)
         if match is None:
             continue

@@ -69,7 +69,11 @@ class ResourceSampler(threading.Thread):
     def sample(self) -> None:
         """Take one sample; the floor counts whether or not a server runs."""
         available = psutil.virtual_memory().available
-        self._look_at_floor(available)
+        if available < self._floor:
+            self._on_floor(
+                f"MemAvailable is {available / 2**30:.2f} GiB, required at least "
+                f"{self._floor / 2**30:.2f} GiB: the run is ended before the machine wedges"
+            )
         rss, used_s, times = 0, 0.0, {}
         for process in self._processes():
             try:
@@ -92,13 +96,6 @@ class ResourceSampler(threading.Thread):
         seen.cpu_seconds = round((seen.cpu_seconds or 0.0) + used_s, 2)
         seen.samples += 1
         self._previous = times
-
-    def _look_at_floor(self, available: int) -> None:
-        if available < self._floor:
-            self._on_floor(
-                f"MemAvailable is {available / 2**30:.2f} GiB, required at least "
-                f"{self._floor / 2**30:.2f} GiB: the run is ended before the machine wedges"
-            )
 
     def stop(self) -> None:
         """Take no more samples."""

@@ -14,7 +14,7 @@ from sm121.core.files import write_text
 from sm121.core.redaction import redact, secrets_of
 from sm121.evidence import cgroup, crash_bundle, kernel_messages, process_snapshot
 from sm121.evidence.crash_bundle import Evidence
-from sm121.evidence.failure import Cause
+from sm121.evidence.failure import Cause, ended
 
 _LOOK_BACK_S = 600.0
 
@@ -35,20 +35,13 @@ def tell(status: Path, names: Mapping[int, str], main_pid: int, *, suite: str) -
     secrets = secrets_of(os.environ)
     kernel = kernel_messages.since(time.monotonic() - _LOOK_BACK_S)
     named = kernel.killed({int(suite)}) if suite.isdecimal() else []
-    cause = Cause(
-        kind="suite_killed",
-        summary="pytest ended without stopping its server: it was killed, or crashed"
-        + (f"; the kernel says: {named[-1]}" if named else ""),
-        owner="whoever ended pytest (the OOM killer, a time limit of CI, SIGKILL)",
-        remedy="look into dmesg and the CI system's log; the server was stopped and removed",
-        lines=named[-3:],
-    )
+    says = f"; the kernel says: {named[-1]}" if named else ""
+    cause = ended("suite_killed", named[-3:], kernel=says)
     processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
     evidence = Evidence(
         cause=cause,
         what="the suite died",
         log=Path("/proc/self/fd/1").resolve(),  # what the server says goes where we say it
-        exits=[],
         tree=process_snapshot.snapshot(processes),
         kernel=kernel,
         cgroup_after=cgroup.memory_events(),

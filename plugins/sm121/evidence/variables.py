@@ -57,14 +57,14 @@ def ask(
     answer, `known` is None and `problem` says why.
     """
     kept = tuple((name, environment[name]) for name in _ASKED_OF if name in environment)
-    return dict(_ask(python, kept, tuple(registries)))
+    return _ask(python, kept, tuple(registries))
 
 
 @lru_cache(maxsize=16)
 def _ask(
     python: str, environment: tuple[tuple[str, str], ...], registries: tuple[Registry, ...]
-) -> tuple[tuple[str, Knowledge], ...]:
-    source = (files("sm121.evidence") / "variable_probe.py").read_text("utf-8")
+) -> dict[str, Knowledge]:
+    source = (files("sm121.evidence") / "engine_probe.py").read_text("utf-8")
     variables = {**dict(environment), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         answers = interpreter.ask(
@@ -72,15 +72,12 @@ def _ask(
         )
     except interpreter.NoAnswer as error:
         problem = f"the engine's own list of variables cannot be read: {error}"
-        return tuple((r.prefix, Knowledge(r.package, False, None, problem)) for r in registries)
-    return tuple(
-        (
-            registry.prefix,
-            Knowledge(
-                registry.package,
-                answer["installed"],
-                None if answer["known"] is None else frozenset(answer["known"]),
-            ),
+        return {r.prefix: Knowledge(r.package, False, None, problem) for r in registries}
+    return {
+        registry.prefix: Knowledge(
+            registry.package,
+            answer["installed"],
+            None if answer["known"] is None else frozenset(answer["known"]),
         )
         for registry, answer in zip(registries, answers, strict=True)
-    )
+    }

@@ -14,7 +14,7 @@ def compilation(conformance: Session, tmp_path_factory: pytest.TempPathFactory) 
     """Compiling for GB10. NotRun without nvcc and cuobjdump, with what pip would install."""
     found = gb10.find(conformance.settings.engine_python, tmp_path_factory.mktemp("compilation"))
     conformance.file.environment["compilation"] = {
-        "compiler": str(found.compiler),
-        "disassembler": str(found.disassembler),
+        "compiler": str(found.tools.compiler),
+        "disassembler": str(found.tools.disassembler),
     }
     return found

@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 from _pytest.mark.expression import Expression
 
-from sm121.core.architecture import CAPABILITIES, CPU, NAMES
+from sm121.core.architecture import CPU, GPUS, NAMES
 from sm121.core.profile import LEVELS, Ability, Profile
 from sm121.plugin.stash import APPLIES_TO, ID, LEVEL
 from sm121.run.verdict_file import NOT_RUN
@@ -142,7 +142,7 @@ def _applies_to(item: pytest.Item) -> frozenset[str]:
     names: set[str] = set()
     for name in marker.args:
         if name == "gpu":
-            names.update(CAPABILITIES)
+            names.update(GPUS)
         elif name in NAMES:
             names.add(name)
         else:

@@ -10,6 +10,7 @@ query and 8 KV heads.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import os
@@ -63,31 +64,18 @@ def _xqa() -> Any:
     return gen_xqa_module(torch.bfloat16, torch.bfloat16, 16, 64, 8, True, torch.bfloat16)
 
 
-def _fp4() -> Any:
-    from flashinfer.jit.fp4_quantization import gen_fp4_quantization_sm120f_module
-
-    return gen_fp4_quantization_sm120f_module()
-
-
-def _mxfp8() -> Any:
-    from flashinfer.jit.fp8_quantization import gen_mxfp8_quantization_sm100_module
-
-    return gen_mxfp8_quantization_sm100_module()
+def _generated(file: str, name: str) -> Any:
+    functions: dict[str, Any] = vars(importlib.import_module(f"flashinfer.jit.{file}"))
+    return functions[name]()
 
 
-def _moe() -> Any:
-    from flashinfer.jit.fused_moe import gen_cutlass_fused_moe_sm120_module
-
-    return gen_cutlass_fused_moe_sm120_module()
-
-
-MODULES = {
+MODULES: dict[str, Any] = {
     "attention_sink_window": lambda: _sink(True),
     "attention_sink_full": lambda: _sink(False),
     "xqa_decode": _xqa,
-    "fp4_quantize": _fp4,
-    "mxfp8_quantize": _mxfp8,
-    "moe_mxfp8_mxfp4_unit": _moe,
+    "fp4_quantize": lambda: _generated("fp4_quantization", "gen_fp4_quantization_sm120f_module"),
+    "mxfp8_quantize": lambda: _generated("fp8_quantization", "gen_mxfp8_quantization_sm100_module"),
+    "moe_mxfp8_mxfp4_unit": lambda: _generated("fused_moe", "gen_cutlass_fused_moe_sm120_module"),
 }
 
 

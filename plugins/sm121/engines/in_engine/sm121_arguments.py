@@ -1,0 +1,75 @@
+"""Asks an engine's own parser what it takes. Runs in the engine's interpreter, without the suite.
+
+Reads a JSON object with the name of the ``engine`` and ``lists`` of arguments, writes a JSON list:
+the parser's message where it refuses one of them, else null. Nothing is started, and nothing is
+resolved: that may need the model and the GPU.
+"""
+
+import argparse
+import importlib
+import json
+import sys
+from typing import Any, NoReturn
+
+
+def _first(places: list[tuple[str, str]]) -> Any:
+    for module, name in places:
+        try:
+            return getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError):
+            continue
+    sys.exit(f"this vLLM has none of {places}")
+
+
+def _raising(kind: Any) -> Any:
+    """A parser of that class, which raises ValueError where another ends the process."""
+
+    class Parser(kind):  # type: ignore[misc]
+        def error(self, message: str) -> NoReturn:
+            raise ValueError(message)
+
+        def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+            raise ValueError(message or f"it ended with {status}")
+
+    return Parser()
+
+
+def _sglang() -> Any:
+    parser = _raising(argparse.ArgumentParser)
+    importlib.import_module("sglang.srt.server_args").ServerArgs.add_cli_args(parser)
+    return parser
+
+
+def _vllm() -> Any:
+    make = _first(
+        [
+            ("vllm.entrypoints.launchers.cli_args", "make_arg_parser"),  # 0.30 and later
+            ("vllm.entrypoints.openai.cli_args", "make_arg_parser"),
+        ]
+    )
+    kind = _first(
+        [
+            ("vllm.utils.argparse_utils", "FlexibleArgumentParser"),
+            ("vllm.utils", "FlexibleArgumentParser"),
+        ]
+    )
+    return make(_raising(kind))
+
+
+def main() -> None:
+    """Answers the question on standard input."""
+    question = json.load(sys.stdin)
+    parser = {"vllm": _vllm, "sglang": _sglang}[question["engine"]]()
+    answers: list[str | None] = []
+    for arguments in question["lists"]:
+        try:
+            parser.parse_args(arguments)
+        except (ValueError, TypeError) as error:
+            lines = str(error).strip().splitlines()
+            answers.append(lines[0] if lines else type(error).__name__)
+        else:
+            answers.append(None)
+    sys.stdout.write("\n" + json.dumps(answers) + "\n")
+
+
+main()
