@@ -133,17 +133,3 @@ def choose_scale(amax: Floats, rule: ScaleRule) -> Bytes:
     exponent = np.where(amax == 0, -E8M0_BIAS, exponent)
     scales: Bytes = np.clip(exponent + E8M0_BIAS, 0, E8M0_NAN - 1).astype(np.uint8)
     return scales
-
-
-def quantise(values: Floats, rule: ScaleRule) -> tuple[Bytes, Bytes]:
-    """Values to MXFP4: [..., K] -> packed [..., K/2] u8, scales [..., K/32] u8; elements to nearest
-    even.
-
-    Raises ValueError when K is no multiple of 32 or a value is not finite.
-    """
-    if values.shape[-1] % BLOCK:
-        raise ValueError(f"K must be a multiple of {BLOCK}, not {values.shape[-1]}")
-    blocks = values.astype(np.float64).reshape(*values.shape[:-1], -1, BLOCK)
-    scales = choose_scale(np.abs(blocks).max(axis=-1), rule)
-    codes = encode_elements(blocks / decode_scale(scales)[..., None])
-    return pack(codes.reshape(values.shape)), scales

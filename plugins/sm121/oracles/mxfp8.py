@@ -46,18 +46,6 @@ E4M3_VALUES: Floats = _values()
 """The value of each of the 256 E4M3 codes; 0x7F and 0xFF are NaN."""
 
 
-def dequantise(codes: Bytes, scales: Bytes) -> Floats:
-    """The values of MXFP8: codes [..., K] u8, scales [..., K/32] u8 -> [..., K] float64, exact.
-
-    A block with scale 0xFF is NaN throughout. Raises ValueError when the shapes do not belong
-    together.
-    """
-    if (*scales.shape[:-1], scales.shape[-1] * BLOCK) != codes.shape:
-        raise ValueError(f"scales {scales.shape} do not belong to elements {codes.shape}")
-    blocks = E4M3_VALUES[codes].reshape(*scales.shape, BLOCK)
-    return (blocks * mxfp4.decode_scale(scales)[..., None]).reshape(codes.shape)
-
-
 def encode_elements(values: Floats) -> Bytes:
     """The nearest E4M3 code of each value, ties to the even code, magnitudes above 448 saturated.
 
@@ -92,16 +80,3 @@ def choose_scale(amax: Floats, rule: ScaleRule) -> Bytes:
     exponent = np.where(amax == 0, -mxfp4.E8M0_BIAS, exponent)
     scales: Bytes = np.clip(exponent + mxfp4.E8M0_BIAS, 0, mxfp4.E8M0_NAN - 1).astype(np.uint8)
     return scales
-
-
-def quantise(values: Floats, rule: ScaleRule) -> tuple[Bytes, Bytes]:
-    """Values to MXFP8: [..., K] -> codes [..., K] u8, scales [..., K/32] u8.
-
-    Raises ValueError when K is no multiple of 32 or a value is not finite.
-    """
-    if values.shape[-1] % BLOCK:
-        raise ValueError(f"K must be a multiple of {BLOCK}, not {values.shape[-1]}")
-    blocks = values.astype(np.float64).reshape(*values.shape[:-1], -1, BLOCK)
-    scales = choose_scale(np.abs(blocks).max(axis=-1), rule)
-    codes = encode_elements(blocks / mxfp4.decode_scale(scales)[..., None])
-    return codes.reshape(values.shape), scales
