@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 import psutil
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
+from sm121.core.data_file import Record
 from sm121.core.errors import Sm121Error
 from sm121.core.profile import Box
 from sm121.measure.stream_bandwidth import (
@@ -50,10 +51,8 @@ class BoxState(StrEnum):
     UNKNOWN = "UNKNOWN"
 
 
-class Device(BaseModel):
+class Device(Record):
     """What the device can do at the moment."""
-
-    model_config = ConfigDict(extra="forbid")
 
     device: str
     bandwidth_gb_s: float
@@ -72,10 +71,8 @@ class Device(BaseModel):
     """Some reason other than idleness or a power cap of the application."""
 
 
-class Reading(BaseModel):
+class Reading(Record):
     """One look at the machine."""
-
-    model_config = ConfigDict(extra="forbid")
 
     device: Device | None
     memory_available_gib: float

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
+from sm121.core.data_file import Record
 from sm121.core.verdict import Verdict
 
 #: Fewer samples than this decide nothing.
@@ -19,10 +19,8 @@ _MOST_POINTS = 1500
 _LEAST_KNOWN = 0.5
 
 
-class Growth(BaseModel):
+class Growth(Record):
     """The growth of one quantity over the steady part of a load (Theil-Sen's slope)."""
-
-    model_config = ConfigDict(extra="forbid")
 
     quantity: str
     samples: int

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from sm121.oracles import mxfp4
 
-BLOCK = mxfp4.BLOCK
-MAX_ELEMENT = 448.0
 _ELEMENT_EMAX = 8
 _NAN_CODE = 0x7F
 
@@ -47,21 +45,8 @@ E4M3_VALUES: Floats = _values()
 
 
 def encode_elements(values: Floats) -> Bytes:
-    """The nearest E4M3 code of each value, ties to the even code, magnitudes above 448 saturated.
-
-    Same shape, u8. Raises ValueError for NaN, which a block's scale carries instead.
-    """
-    if np.isnan(values).any():
-        raise ValueError("NaN is not encoded")
-    magnitude = np.minimum(np.abs(values), MAX_ELEMENT)
-    finite = E4M3_VALUES[:_NAN_CODE]
-    midpoints = (finite[1:] + finite[:-1]) / 2
-    below = np.searchsorted(midpoints, magnitude, side="left")
-    above = np.searchsorted(midpoints, magnitude, side="right")
-    # On a midpoint the two searches differ by one: take the even code of the two.
-    codes = np.where(below % 2 == 0, below, above)
-    signed: Bytes = (codes | (np.signbit(values).astype(np.int64) << 7)).astype(np.uint8)
-    return signed
+    """The nearest E4M3 codes; see `mxfp4.nearest_codes`."""
+    return mxfp4.nearest_codes(values, E4M3_VALUES[:_NAN_CODE], sign=7)
 
 
 def choose_scale(amax: Floats, rule: ScaleRule) -> Bytes:
