@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -358,11 +358,9 @@ def wait_until_idle(own: Callable[[], Iterable[psutil.Process]], *, within_s: fl
 def _used(own: Callable[[], Iterable[psutil.Process]]) -> float:
     seconds = 0.0
     for process in own():
-        try:
+        with suppress(psutil.Error):  # it has ended
             times = process.cpu_times()
-        except psutil.Error:  # it has ended
-            continue
-        seconds += times.user + times.system
+            seconds += times.user + times.system
     return seconds
 
 

@@ -8,6 +8,8 @@ head h div (Hq / Hkv).
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -56,10 +58,8 @@ def prefill(
     q, k, v = (part.cpu().double() for part in (q, k, v))
     sinks = None if sinks is None else sinks.cpu().double()
     out = torch.zeros_like(q)
-    edges = cu_seqlens.tolist()
-    for i in range(len(edges) - 1):
-        span = slice(edges[i], edges[i + 1])
-        length = edges[i + 1] - edges[i]
+    for start, end in itertools.pairwise(cu_seqlens.tolist()):
+        span, length = slice(start, end), end - start
         if length:
             seen = visible_keys(torch.arange(length), length, window)
             out[span] = attend(q[span], k[span], v[span], seen, sinks=sinks, scale=scale)

@@ -10,15 +10,12 @@ from __future__ import annotations
 import enum
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sm121.oracles import mxfp4
+from sm121.oracles.mxfp4 import Bytes, Floats
 
 _ELEMENT_EMAX = 8
 _NAN_CODE = 0x7F
-
-Bytes = NDArray[np.uint8]
-Floats = NDArray[np.float64]
 
 
 class ScaleRule(enum.Enum):

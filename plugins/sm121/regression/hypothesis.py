@@ -146,11 +146,6 @@ def evaluate(
     return [_answer(criterion, by_name, visits, levels) for criterion in criteria]
 
 
-def conclude(answers: Sequence[CriterionResult]) -> Verdict:
-    """The verdict on a feature: the worst of its criteria."""
-    return worst(answer.verdict for answer in answers)
-
-
 def _answer(
     criterion: Criterion,
     outcomes: Mapping[str, Comparison],
@@ -232,7 +227,7 @@ def review(
         answers=answers,
         gate_text=gate[0],
         gate=gate[1],
-        verdict=conclude([*answers, *gate[1]]).value,
+        verdict=worst(answer.verdict for answer in [*answers, *gate[1]]).value,
         sides=sides,
         outcomes=outcomes,
         levels={name: verdict.value for name, verdict in levels.items()},
