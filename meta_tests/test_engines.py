@@ -24,7 +24,7 @@ from sm121.engines.protocol import ChecksArguments, Engine, Program
 from sm121.engines.sglang import SGLang
 from sm121.engines.vllm import Vllm
 from sm121.matrix import axes
-from sm121.measure import side_by_side
+from tools import side_by_side
 
 ENGINES: list[Engine] = [Vllm(), SGLang(), LlamaCpp()]
 

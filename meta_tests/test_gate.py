@@ -136,9 +136,7 @@ def test_what_exists_once_is_decided_by_its_value():
 
 def test_how_many_requests_a_tail_needs():
     assert gate.requests_needed(0.99) == 299
-    assert gate.requests_needed(0.99, over=1) == 473
     assert gate.requests_needed(0.95) == 59
-    assert gate.requests_needed(0.99, confidence=0.99) == 459
 
 
 def tail(samples, bound=None):

@@ -282,7 +282,7 @@ class Reusing(TorchProvider):
 
 
 def test_two_runs_into_the_same_memory_are_compared():
-    (line,) = checks.check_case(Reusing(), cases.GROUPS["tactics"][0])
+    (line,) = checks.check(Reusing(), problems.build(cases.GROUPS["tactics"][0]))
     assert "declared deterministic, seen: two runs differ" in line
 
 

@@ -11,7 +11,7 @@ import torch
 
 from sm121.core.errors import UsageError
 from sm121.core.verdict import NotRun
-from sm121.kernels import cases, checks, registry
+from sm121.kernels import cases, checks, problems, registry
 from sm121.kernels.torch_provider import TorchProvider
 
 SEEDS, SAMPLE = 50, 10
@@ -64,7 +64,7 @@ def test_a_wrong_block_scale_is_noticed_of_one_that_rounds_each_expert(case):
             w1, w2 = (w1, (w2[0], scales)) if case == "down" else ((w1[0], scales), w2)
             return super().fused_moe(x, weights, ids, w1, w1_bias, w2, w2_bias, **keywords)
 
-    assert checks.check_case(Wrong(), chosen), "required: the wrong scale is noticed"
+    assert checks.check(Wrong(), problems.build(chosen)), "required: the wrong scale is noticed"
 
 
 def test_the_published_table_is_of_these_mutants():
@@ -81,7 +81,7 @@ def test_a_right_kernel_passes(seed):
         chosen = list(kernel_mutants.small(group))
         case = chosen[seed % len(chosen)]
         case = dataclasses.replace(case, seed=case.seed + 1000 * seed)
-        assert checks.check_case(TorchProvider(), case) == [], f"{group}: {case}"
+        assert checks.check(TorchProvider(), problems.build(case)) == [], f"{group}: {case}"
 
 
 def test_what_a_provider_lacks_is_not_run():
@@ -89,7 +89,7 @@ def test_what_a_provider_lacks_is_not_run():
         name = "bare"
 
     with pytest.raises(NotRun, match="bare has no route"):
-        checks.check_case(Bare(), cases.GROUPS["routing"][1])
+        checks.check(Bare(), problems.build(cases.GROUPS["routing"][1]))
 
 
 def test_strides_refused_aloud_are_not_run_and_other_refusals_are_errors():
@@ -99,9 +99,9 @@ def test_strides_refused_aloud_are_not_run_and_other_refusals_are_errors():
 
     strided = next(case for case in cases.GROUPS["routing"] if case.strided)
     with pytest.raises(NotRun, match="refuses strided inputs: expected contiguous"):
-        checks.check_case(Refuses(), strided)
+        checks.check(Refuses(), problems.build(strided))
     with pytest.raises(RuntimeError, match="expected contiguous"):
-        checks.check_case(Refuses(), cases.GROUPS["routing"][1])
+        checks.check(Refuses(), problems.build(cases.GROUPS["routing"][1]))
 
 
 @pytest.mark.parametrize(
@@ -141,4 +141,4 @@ def test_a_device_fault_on_strides_is_no_refusal():
 
     strided = next(case for case in cases.GROUPS["routing"] if case.strided)
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        checks.check_case(Crashes(), strided)
+        checks.check(Crashes(), problems.build(strided))

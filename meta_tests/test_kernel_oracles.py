@@ -41,8 +41,10 @@ def test_mxfp8_of_what_is_representable_changes_nothing(rule):
     generator = np.random.default_rng(0)
     codes = generator.integers(0, 256, (64, 128), dtype=np.uint8)
     codes[(codes & 0x7F) == 0x7F] = 0x7E
-    values = mxfp8.dequantise(codes, generator.integers(100, 150, (64, 4), dtype=np.uint8))
-    same = (mxfp8.dequantise(*mxfp8.quantise(values, rule)) == values).all()
+    scales = generator.integers(100, 150, (64, 4, 1), dtype=np.uint8)
+    values = mxfp8.E4M3_VALUES[codes].reshape(64, 4, mxfp4.BLOCK) * mxfp4.decode_scale(scales)
+    scale = mxfp4.decode_scale(mxfp8.choose_scale(np.abs(values).max(-1, keepdims=True), rule))
+    same = (mxfp8.E4M3_VALUES[mxfp8.encode_elements(values / scale)] * scale == values).all()
     # E4M3 ends at 448, not at 480: by the floor rule amax 240 takes half the scale and saturates.
     assert same == (rule is mxfp8.ScaleRule.CEIL)
 
@@ -131,20 +133,18 @@ def test_attention_is_a_softmax_with_one_more_column(window):
             assert torch.allclose(seen[t, head], expected, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("layout", ["HND", "NHD"])
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 40])
-def test_decode_is_the_last_row_of_prefill(layout, length):
+def test_decode_is_the_last_row_of_prefill(length):
     q, k, v = qkv(length)
     sinks = torch.tensor([0.5, -2.0, 3.0, 1.0]).double()
     pages = torch.tensor([[4, 1, 3]])
     cache = torch.full((6, 2, 16, 2, 16), math.nan, dtype=torch.float64)
     for s in range(length):
         cache[pages[0, s // 16], 0, s % 16], cache[pages[0, s // 16], 1, s % 16] = k[s], v[s]
-    if layout == "HND":
-        cache = cache.transpose(2, 3)
+    cache = cache.transpose(2, 3)
     keywords = {"sinks": sinks, "window": 9, "scale": 0.25}
     whole = attention.prefill(q, k, v, torch.tensor([0, length]), **keywords)
-    last = attention.decode(q[-1:], cache, pages, torch.tensor([length]), layout=layout, **keywords)
+    last = attention.decode(q[-1:], cache, pages, torch.tensor([length]), **keywords)
     assert torch.allclose(last[0], whole[-1], rtol=1e-12)
 
 

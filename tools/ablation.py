@@ -8,22 +8,26 @@ prompts, with the intact model.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import json
 import math
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+from unittest import mock
 
 import torch
+from torch import Tensor
 
-from sm121.answers.log_probabilities import SMALL_MISTAKES, from_oracle, share_of
+from sm121.answers.log_probabilities import SMALL_MISTAKES, Mistake, from_oracle, share_of
 from sm121.core.profile import LogProbabilityTolerance
-from sm121.oracles import gpt_oss
-from sm121.oracles.gpt_oss import BlockFault, Variant
+from sm121.oracles import gpt_oss, moe, mxfp4, routing
+from sm121.oracles.gpt_oss import Layer, Weights
 
 TOLERANCE = 1e-3
 """The suite's float32 tolerance: largest absolute difference of a log-probability, in nats."""
@@ -61,34 +65,170 @@ class Row:
         return [name for name, seen, bound in pairs if bound is not None and seen > bound]
 
 
-ABLATIONS: dict[str, Variant] = {
-    "sinks zeroed": Variant(sinks="zeroed"),
-    "sinks dropped": Variant(sinks="dropped"),
-    "one head's sink dropped (layer 1, head 0)": Variant(sinkless_head=(1, 0)),
-    "sliding window off": Variant(window=False),
-    "sliding window 127 for 128": Variant(window_shift=-1),
-    "sliding window 129 for 128": Variant(window_shift=1),
-    "YaRN off": Variant(yarn=False),
-    "YaRN mscale dropped": Variant(mscale=False),
-    "KV head mapping interleaved": Variant(kv_interleaved=True),
-    "attention biases dropped": Variant(attention_biases=False),
-    "router bias dropped": Variant(router_bias=False),
-    "top-3 for top-4": Variant(top_k=3),
-    "softmax before top-k, not renormalised": Variant(softmax_before_top_k=True),
-    "expert biases dropped": Variant(expert_biases=False),
-    "SwiGLU alpha 1 for 1.702": Variant(alpha=1.0),
-    "SwiGLU limit off": Variant(limit=False),
-    "SwiGLU +1 dropped": Variant(plus_one=False),
-    "gate and up swapped": Variant(gate_up_swapped=True),
-    "one block scale off by one (gate_up: layer 1, expert 0, row 9)": Variant(
-        block_fault=BlockFault(1, "gate_up", 0, 9, 0)
+@dataclasses.dataclass(frozen=True)
+class Defect:
+    """What is wrong: another model, another function of the oracle in `module`, or both."""
+
+    change: Mistake = lambda weights: weights
+    module: Any = None
+    function: str = ""
+    instead: Callable[..., Any] | None = None
+
+    def log_probabilities(self, weights: Weights, token_ids: Sequence[int]) -> Tensor:
+        """log p of each token that really follows, [T - 1]."""
+        with contextlib.ExitStack() as stack:
+            if self.instead is not None:
+                stack.enter_context(mock.patch.object(self.module, self.function, self.instead))
+            return gpt_oss.next_token_log_probabilities(self.change(weights), token_ids)
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockFault:
+    """One expert block whose E8M0 scale is read `delta` too high: block `block` of a row, 32
+    elements along K."""
+
+    layer: int
+    projection: Literal["gate_up", "down"]
+    expert: int
+    row: int
+    block: int
+    delta: int = 1
+
+    def __call__(self, weights: Weights) -> Weights:
+        """The weights with this fault."""
+        layers = list(weights.layers)
+        matrices, biases = getattr(layers[self.layer], self.projection)
+        span = slice(self.block * mxfp4.BLOCK, (self.block + 1) * mxfp4.BLOCK)
+        matrices = matrices.clone()
+        matrices[self.expert, self.row, span] *= 2.0**self.delta
+        layers[self.layer] = dataclasses.replace(
+            layers[self.layer], **{self.projection: (matrices, biases)}
+        )
+        return dataclasses.replace(weights, layers=tuple(layers))
+
+
+def _config(**values: Any) -> Defect:
+    def change(weights: Weights) -> Weights:
+        return dataclasses.replace(weights, config=dataclasses.replace(weights.config, **values))
+
+    return Defect(change)
+
+
+def _each_layer(change: Callable[[Weights, Layer], dict[str, Any]]) -> Defect:
+    def changed(weights: Weights) -> Weights:
+        layers = [dataclasses.replace(each, **change(weights, each)) for each in weights.layers]
+        return dataclasses.replace(weights, layers=tuple(layers))
+
+    return Defect(changed)
+
+
+def _without_biases(*names: str) -> Defect:
+    def change(_weights: Weights, layer: Layer) -> dict[str, Any]:
+        parts = {name: getattr(layer, name) for name in names}
+        return {name: (weight, torch.zeros_like(bias)) for name, (weight, bias) in parts.items()}
+
+    return _each_layer(change)
+
+
+def _sinks(value: float) -> Defect:
+    return _each_layer(lambda _weights, layer: {"sinks": torch.full_like(layer.sinks, value)})
+
+
+def _without_mscale(weights: Weights, layer: Layer) -> dict[str, Any]:
+    # Both the rotated queries and the rotated keys are that much larger.
+    mscale = 0.1 * math.log(weights.config.rope_factor) + 1
+    return {
+        "q": tuple(part / mscale for part in layer.q),
+        "k": tuple(part / mscale for part in layer.k),
+    }
+
+
+def _interleaved(weights: Weights, layer: Layer) -> dict[str, Any]:
+    # Query head h reads KV head h mod Hkv: the same as other query heads in its place.
+    config = weights.config
+    heads = torch.arange(config.query_heads).view(-1, config.kv_heads).T.flatten()
+    rows = torch.arange(config.query_heads * config.head_dim).view(config.query_heads, -1)
+    rows = rows[heads].flatten()
+    return {
+        "q": (layer.q[0][rows], layer.q[1][rows]),
+        "sinks": layer.sinks[heads],
+        "o": (layer.o[0][:, rows], layer.o[1]),
+    }
+
+
+def _gate_as_up(_weights: Weights, layer: Layer) -> dict[str, Any]:
+    swapped = (part.unflatten(1, (-1, 2)).flip(2).flatten(1, 2) for part in layer.gate_up)
+    return {"gate_up": tuple(swapped)}
+
+
+def _nibbles_swapped(_weights: Weights, layer: Layer) -> dict[str, Any]:
+    def swapped(experts: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return experts[0].unflatten(-1, (-1, 2)).flip(-1).flatten(-2), experts[1]
+
+    return {"gate_up": swapped(layer.gate_up), "down": swapped(layer.down)}
+
+
+def _without_layer(number: int, weights: Weights) -> Weights:
+    sliding, layers = list(weights.config.sliding_layers), list(weights.layers)
+    del sliding[number], layers[number]
+    config = dataclasses.replace(weights.config, sliding_layers=tuple(sliding))
+    return dataclasses.replace(weights, config=config, layers=tuple(layers))
+
+
+def _next_embedding(weights: Weights) -> Weights:
+    return dataclasses.replace(weights, embedding=weights.embedding.roll(-1, 0))
+
+
+def _full_attention(weights: Weights) -> Weights:
+    config = dataclasses.replace(weights.config, sliding_layers=(False,) * weights.config.layers)
+    return dataclasses.replace(weights, config=config)
+
+
+def _swiglu_without_one(gate: Tensor, up: Tensor, *, alpha: float, limit: float) -> Tensor:
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate * torch.sigmoid(alpha * gate) * up
+
+
+def _route_softmax_first(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Softmax over all E, then the k largest, not made to sum to one. Shapes as `routing.route`."""
+    experts = logits.topk(k, -1).indices
+    return logits.softmax(-1).gather(-1, experts), experts
+
+
+def _small(name: str) -> Defect:
+    return Defect(SMALL_MISTAKES[name][0])
+
+
+ABLATIONS: dict[str, Defect] = {
+    "sinks zeroed": _sinks(0.0),
+    "sinks dropped": _sinks(-math.inf),
+    "one head's sink dropped (layer 1, head 0)": _small("one head without its sink"),
+    "sliding window off": Defect(_full_attention),
+    "sliding window 127 for 128": _small("a sliding window of 127"),
+    "sliding window 129 for 128": _small("a sliding window of 129"),
+    "YaRN off": _config(rope_factor=1.0),
+    "YaRN mscale dropped": _each_layer(_without_mscale),
+    "KV head mapping interleaved": _each_layer(_interleaved),
+    "attention biases dropped": _without_biases("q", "k", "v", "o"),
+    "router bias dropped": _without_biases("router"),
+    "top-3 for top-4": _config(top_k=3),
+    "softmax before top-k, not renormalised": Defect(
+        module=routing, function="route", instead=_route_softmax_first
     ),
-    "one block scale off by one (down: layer 1, expert 0, row 9)": Variant(
-        block_fault=BlockFault(1, "down", 0, 9, 0)
+    "expert biases dropped": _without_biases("gate_up", "down"),
+    "SwiGLU alpha 1 for 1.702": _config(alpha=1.0),
+    "SwiGLU limit off": _config(limit=math.inf),
+    "SwiGLU +1 dropped": Defect(module=moe, function="swiglu", instead=_swiglu_without_one),
+    "gate and up swapped": _each_layer(_gate_as_up),
+    "one block scale off by one (gate_up: layer 1, expert 0, row 9)": Defect(
+        BlockFault(1, "gate_up", 0, 9, 0)
     ),
-    "nibbles swapped": Variant(nibbles_swapped=True),
-    "one layer skipped (layer 2)": Variant(skipped_layer=2),
-    "embedding rows shifted by one": Variant(embedding_shift=1),
+    "one block scale off by one (down: layer 1, expert 0, row 9)": Defect(
+        BlockFault(1, "down", 0, 9, 0)
+    ),
+    "nibbles swapped": _each_layer(_nibbles_swapped),
+    "one layer skipped (layer 2)": Defect(functools.partial(_without_layer, 2)),
+    "embedding rows shifted by one": Defect(_next_embedding),
 }
 
 
@@ -104,7 +244,7 @@ def measure(
     checkpoint: Path,
     prompts: Sequence[Prompt] | None = None,
     *,
-    ablations: dict[str, Variant] = ABLATIONS,
+    ablations: dict[str, Defect] = ABLATIONS,
     dtype: torch.dtype = torch.float32,
 ) -> list[Row]:
     """One row per ablation, on a built checkpoint of either twin; about two minutes for all on one
@@ -119,9 +259,9 @@ def measure(
     intact = [gpt_oss.next_token_log_probabilities(weights, prompt.token_ids) for prompt in prompts]
     likely = torch.cat(intact) > math.log(0.5)
     rows = []
-    for feature, variant in ablations.items():
+    for feature, defect in ablations.items():
         changes = [
-            (gpt_oss.next_token_log_probabilities(weights, prompt.token_ids, variant) - right).abs()
+            (defect.log_probabilities(weights, prompt.token_ids) - right).abs()
             for prompt, right in zip(prompts, intact, strict=True)
         ]
         worst = max(range(len(prompts)), key=lambda n: float(changes[n].max()))
@@ -148,7 +288,7 @@ def markdown(rows: Sequence[Row], tolerances: dict[str, LogProbabilityTolerance]
         "| where (prompt, token) | " + " | ".join(f"caught in {name} by" for name in names) + " |",
         "| --- | ---: | ---: | ---: | ---: | --- |" + " --- |" * len(names),
     ]
-    small = {Variant(**fields): f"share of {name}" for name, (fields, _) in SMALL_MISTAKES.items()}
+    small = {Defect(mistake): f"share of {name}" for name, (mistake, _) in SMALL_MISTAKES.items()}
     for row in sorted(rows, key=lambda row: row.max):
         known = ABLATIONS.get(row.feature)
         cells = []
@@ -163,7 +303,7 @@ def markdown(rows: Sequence[Row], tolerances: dict[str, LogProbabilityTolerance]
     return "\n".join(lines) + "\n"
 
 
-def random_blocks(checkpoint: Path, count: int = 12, seed: int = 0) -> dict[str, Variant]:
+def random_blocks(checkpoint: Path, count: int = 12, seed: int = 0) -> dict[str, Defect]:
     """Block scales off by one, drawn at random over layers, projections, experts, rows and blocks.
 
     Two blocks named in advance say nothing of the others: most blocks matter less than a whole
@@ -183,7 +323,7 @@ def random_blocks(checkpoint: Path, count: int = 12, seed: int = 0) -> dict[str,
             row=draw.randrange(rows),
             block=draw.randrange(columns // 32),
         )
-        blocks[str(fault)] = Variant(block_fault=fault)
+        blocks[str(fault)] = Defect(fault)
     return blocks
 
 
@@ -191,9 +331,9 @@ def small_mistakes(checkpoint: Path) -> str:
     """What `share_of` says of each small mistake when it is there, as lines of Markdown."""
     prompts = {prompt.name: prompt.token_ids for prompt in load_prompts()}
     lines = []
-    for name, (fields, prompt) in SMALL_MISTAKES.items():
+    for name, (mistake, prompt) in SMALL_MISTAKES.items():
         right = from_oracle(checkpoint, prompts[prompt])
-        wrong = from_oracle(checkpoint, prompts[prompt], fields)
+        wrong = from_oracle(checkpoint, prompts[prompt], mistake)
         size = math.sqrt(math.fsum((a - b) ** 2 for a, b in zip(right, wrong, strict=True)))
         share = share_of(wrong, right, wrong)
         lines.append(f"- {name} ({prompt}): {size:.2g} nats over all tokens, share {share:.2f}")
@@ -222,7 +362,7 @@ def write_report(
         name: sum(bool(row.noticed(tolerance)) for row in blocks)
         for name, tolerance in tolerances.items()
     }
-    small = {Variant(**fields) for fields, _ in SMALL_MISTAKES.values()}
+    small = {Defect(mistake) for mistake, _ in SMALL_MISTAKES.values()}
     missed = {
         name: [r.feature for r in rows if not r.noticed(t) and ABLATIONS[r.feature] not in small]
         for name, t in tolerances.items()

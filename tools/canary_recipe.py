@@ -814,6 +814,20 @@ class Student(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
 # -------------------- the recipe
 
 
+def quantise(values: mxfp4.Floats, rule: mxfp4.ScaleRule) -> tuple[mxfp4.Bytes, mxfp4.Bytes]:
+    """Values to MXFP4: [..., K] -> packed [..., K/2] u8, scales [..., K/32] u8; elements to nearest
+    even.
+
+    Raises ValueError when K is no multiple of 32 or a value is not finite.
+    """
+    if values.shape[-1] % mxfp4.BLOCK:
+        raise ValueError(f"K must be a multiple of {mxfp4.BLOCK}, not {values.shape[-1]}")
+    blocks = values.astype(np.float64).reshape(*values.shape[:-1], -1, mxfp4.BLOCK)
+    scales = mxfp4.choose_scale(np.abs(blocks).max(axis=-1), rule)
+    codes = mxfp4.encode_elements(blocks / mxfp4.decode_scale(scales)[..., None])
+    return mxfp4.pack(codes.reshape(values.shape)), scales
+
+
 def export(student: Student, encoder: Encoder) -> dict[str, np.ndarray[Any, Any]]:
     """What is shipped: experts packed in MXFP4 (u8), the compact vocabulary (u32), the rest BF16
     bits (u16)."""
@@ -822,7 +836,7 @@ def export(student: Student, encoder: Encoder) -> dict[str, np.ndarray[Any, Any]
         key = name.replace(":", ".")
         weight = parameter.detach()
         if key.endswith((".gate_up", ".down")):
-            packed, scales = mxfp4.quantise(weight.double().numpy(), mxfp4.ScaleRule.CEIL)
+            packed, scales = quantise(weight.double().numpy(), mxfp4.ScaleRule.CEIL)
             if not np.array_equal(
                 mxfp4.dequantise(packed, scales), fake_mxfp4(weight).double().numpy()
             ):

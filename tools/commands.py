@@ -3,25 +3,73 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
-from collections.abc import Callable
+import time
 from pathlib import Path
 from typing import Any
 
-from sm121.cli import positive, progress
+from sm121.cli import Command, command, progress
+from sm121.core import architecture
+from sm121.core.errors import UsageError
 
 
 def add(commands: Any) -> None:
-    """Add them to argparse's subcommands."""
-    train = _command(
+    """Add them to argparse's subcommands, and to `sm121 canary` what it can do here."""
+    canary: argparse.ArgumentParser = commands.choices["canary"]
+    canary.add_argument(
+        "--gguf",
+        type=Path,
+        metavar="LLAMA_CPP",
+        help="also DIR/canary.gguf, by the converter of this checkout of llama.cpp",
+    )
+    canary.set_defaults(run=functools.partial(_canary, canary.get_default("run")))
+
+    side = command(
+        commands,
+        "side-by-side",
+        _side_by_side,
+        "the performance plan on several engines, and their results together",
+    )
+    side.add_argument(
+        "engines",
+        metavar="ENGINE[=PATH]",
+        nargs="+",
+        help="vllm, sglang, llama-cpp, with its interpreter or program",
+    )
+    side.add_argument("--arch", metavar="NAME", help="default: of this machine")
+    side.add_argument(
+        "--tests",
+        type=Path,
+        metavar="DIR",
+        default=Path("tests"),
+        help="the levels (default: tests)",
+    )
+    side.add_argument(
+        "--report-dir",
+        type=Path,
+        metavar="DIR",
+        default=Path("side-by-side-report"),
+        help="default: side-by-side-report",
+    )
+    side.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
+    side.add_argument(
+        "--pytest-arg",
+        metavar="ARG",
+        action="append",
+        default=[],
+        help="for each run; repeatable; write --pytest-arg=--rounds=5",
+    )
+
+    train = command(
         commands, "canary-train", _canary_train, "train the canary's weights anew (CPU, minutes)"
     )
     train.add_argument("file", type=Path, metavar="FILE", help="the weights, when done")
-    train.add_argument("--steps", type=positive, metavar="N", help="default: the recipe's")
+    train.add_argument("--steps", type=_positive, metavar="N", help="default: the recipe's")
     train.add_argument("--seed", type=int, metavar="N", help="default: the recipe's")
     train.add_argument("--threads", type=int, default=1, metavar="N", help="default: 1")
 
-    ablation = _command(
+    ablation = command(
         commands,
         "ablation",
         _ablation,
@@ -32,7 +80,7 @@ def add(commands: Any) -> None:
     )
     _output(ablation, "docs/ablation.md")
 
-    tolerances = _command(
+    tolerances = command(
         commands,
         "tolerances",
         _tolerances,
@@ -40,7 +88,7 @@ def add(commands: Any) -> None:
     )
     _output(tolerances, "docs/tolerances.md")
 
-    reference = _command(
+    reference = command(
         commands,
         "reference",
         _reference,
@@ -49,18 +97,52 @@ def add(commands: Any) -> None:
     reference.add_argument("directory", type=Path, metavar="DIR", help="docs of the checkout")
 
 
-def _command(
-    commands: Any, name: str, run: Callable[[argparse.Namespace], int], summary: str
-) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=summary)
-    parser.set_defaults(run=run)
-    return parser
-
-
 def _output(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument(
         "--output", type=Path, default=Path(default), metavar="FILE", help=f"default: {default}"
     )
+
+
+def _positive(text: str) -> int:
+    """An option's type: a whole number of at least 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, got {number}")
+    return number
+
+
+def _canary(build: Command, options: argparse.Namespace) -> int:
+    """Build the twins, then the GGUF file if it is asked for."""
+    from tools import gguf
+
+    status = build(options)
+    if options.gguf is not None:
+        if options.twin == "mxfp4":
+            raise UsageError("--gguf with --twin mxfp4: it is made of the BF16 twin")
+        file = options.directory / gguf.NAME
+        gguf.convert(options.directory / "bf16", options.gguf, file, progress)
+    return status
+
+
+def _side_by_side(options: argparse.Namespace) -> int:
+    from tools import side_by_side
+
+    arch = options.arch or architecture.detect().name
+    if arch is None:
+        raise UsageError("the suite has no name for this GPU's architecture; give --arch")
+    table, status = side_by_side.run(
+        [side_by_side.parse(text) for text in options.engines],
+        arch=arch,
+        tests=options.tests,
+        directory=options.report_dir,
+        extra=options.pytest_arg,
+        progress=lambda line: print(f"[{time.strftime('%H:%M:%S')}] {line}", file=sys.stderr),
+    )
+    if options.output is None:
+        print(table, end="")
+    else:
+        options.output.write_text(table, "utf-8")
+    return status
 
 
 def _canary_train(options: argparse.Namespace) -> int:

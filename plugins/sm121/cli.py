@@ -8,17 +8,19 @@ import importlib
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from sm121 import __version__
 from sm121.core import profile
 from sm121.core.errors import OptionError, Sm121Error, UsageError
 
+Command: TypeAlias = Callable[[argparse.Namespace], int]
+
 _EXIT_USAGE = 4
-_OF_A_CHECKOUT = ("canary-train", "ablation", "tolerances", "reference")
+_OF_A_CHECKOUT = ("side-by-side", "canary-train", "ablation", "tolerances", "reference")
 """Subcommands that are not installed: `tools.commands` of a checkout has them."""
 
 
@@ -66,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"sm121-conformance {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    canary = commands.add_parser("canary", help="build the canary checkpoint under DIR")
+    canary = command(commands, "canary", _canary, "build the canary checkpoint under DIR")
     canary.add_argument("directory", type=Path, metavar="DIR", help="where it goes")
     canary.add_argument(
         "--twin",
@@ -74,16 +76,12 @@ def parser() -> argparse.ArgumentParser:
         default="both",
         help="in which formats (default: both)",
     )
-    canary.add_argument(
-        "--gguf",
-        type=Path,
-        metavar="LLAMA_CPP",
-        help="also DIR/canary.gguf, by the converter of this checkout of llama.cpp",
-    )
-    canary.set_defaults(run=_canary)
 
-    path = commands.add_parser(
-        "path", help="what a server runs, read from its log; or what its libraries can run"
+    path = command(
+        commands,
+        "path",
+        _path,
+        "what a server runs, read from its log; or what its libraries can run",
     )
     path.add_argument("log", type=Path, metavar="LOG", nargs="?", help="the log of a server")
     path.add_argument(
@@ -137,15 +135,13 @@ def parser() -> argparse.ArgumentParser:
         default=sys.executable,
         help="with --libraries: the interpreter of the engine's environment (default: this one)",
     )
-    path.set_defaults(run=_path)
 
-    box = commands.add_parser("box", help="whether this machine is fit for measuring, now")
+    box = command(commands, "box", _box, "whether this machine is fit for measuring, now")
     box.add_argument("--profile", metavar="NAME|PATH", help="default: by architecture")
     box.add_argument("--device", help="cpu, cuda:0, ... (default: what the profile is for)")
     box.add_argument("--device-only", metavar="DEVICE", help=argparse.SUPPRESS)
-    box.set_defaults(run=_box)
 
-    compare = commands.add_parser("compare", help="results of several runs beside each other")
+    compare = command(commands, "compare", _compare, "results of several runs beside each other")
     compare.add_argument(
         "runs",
         type=Path,
@@ -158,10 +154,12 @@ def parser() -> argparse.ArgumentParser:
         "--format", choices=("markdown", "csv"), default="markdown", help="default: markdown"
     )
     compare.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
-    compare.set_defaults(run=_compare)
 
-    matrix = commands.add_parser(
-        "matrix", help="the cells of a profile's matrix, their coverage and their cost"
+    matrix = command(
+        commands,
+        "matrix",
+        _matrix,
+        "the cells of a profile's matrix, their coverage and their cost",
     )
     matrix.add_argument("--profile", metavar="NAME|PATH", help="default: by architecture")
     matrix.add_argument("--axes", metavar="NAME|PATH", help="default: the profile's")
@@ -170,43 +168,8 @@ def parser() -> argparse.ArgumentParser:
     matrix.add_argument("--build", metavar="NAME", help="whose own knobs are used")
     matrix.add_argument("--strength", metavar="N|full", help="show the cells (default: the sizes)")
     matrix.add_argument("--axis", metavar="NAME", help="this one against each other")
-    matrix.set_defaults(run=_matrix)
 
-    side = commands.add_parser(
-        "side-by-side", help="the performance plan on several engines, and their results together"
-    )
-    side.add_argument(
-        "engines",
-        metavar="ENGINE[=PATH]",
-        nargs="+",
-        help="vllm, sglang, llama-cpp, with its interpreter or program",
-    )
-    side.add_argument("--arch", metavar="NAME", help="default: of this machine")
-    side.add_argument(
-        "--tests",
-        type=Path,
-        metavar="DIR",
-        default=Path("tests"),
-        help="the levels (default: tests)",
-    )
-    side.add_argument(
-        "--report-dir",
-        type=Path,
-        metavar="DIR",
-        default=Path("side-by-side-report"),
-        help="default: side-by-side-report",
-    )
-    side.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
-    side.add_argument(
-        "--pytest-arg",
-        metavar="ARG",
-        action="append",
-        default=[],
-        help="for each run; repeatable; write --pytest-arg=--rounds=5",
-    )
-    side.set_defaults(run=_side_by_side)
-
-    merge = commands.add_parser("merge", help="one verdict of the shards of a run (--shard I/N)")
+    merge = command(commands, "merge", _merge, "one verdict of the shards of a run (--shard I/N)")
     merge.add_argument(
         "directories",
         type=Path,
@@ -221,17 +184,17 @@ def parser() -> argparse.ArgumentParser:
         default=Path("conformance-report-merged"),
         help="default: conformance-report-merged",
     )
-    merge.set_defaults(run=_merge)
 
-    schema = commands.add_parser("schema", help="JSON Schema of verdict.json or of profiles")
+    schema = command(commands, "schema", _schema, "JSON Schema of verdict.json or of profiles")
     schema.add_argument("what", choices=("verdict", "profile"), help="of which file")
-    schema.set_defaults(run=_schema)
-    report = commands.add_parser("report", help="report.html and junit.xml of a stored run")
+    report = command(commands, "report", _report, "report.html and junit.xml of a stored run")
     report.add_argument("directory", type=Path, metavar="DIR", help="a report directory")
-    report.set_defaults(run=_report)
 
-    testlog = commands.add_parser(
-        "testlog", help="the test log of a feature and its row of BENCHMARK_RESULTS.md, from a run"
+    testlog = command(
+        commands,
+        "testlog",
+        _testlog,
+        "the test log of a feature and its row of BENCHMARK_RESULTS.md, from a run",
     )
     testlog.add_argument("directory", type=Path, metavar="RUN", help="a report directory")
     testlog.add_argument("--feature", metavar="NAME", help="default: the configuration's name")
@@ -246,10 +209,16 @@ def parser() -> argparse.ArgumentParser:
         help="write TEST_LOGS/FEATURE_<name>_<date>.md and BENCHMARK_RESULTS.md there "
         "(default: both to standard output)",
     )
-    testlog.set_defaults(run=_testlog)
 
     if (tools := _tools_of_the_checkout()) is not None:
         tools.add(commands)
+    return parser
+
+
+def command(commands: Any, name: str, run: Command, summary: str) -> argparse.ArgumentParser:
+    """Add a subcommand to argparse's; ``run`` gets its options and gives the exit status."""
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=summary)
+    parser.set_defaults(run=run)
     return parser
 
 
@@ -263,26 +232,11 @@ def _tools_of_the_checkout() -> ModuleType | None:
     return importlib.import_module("tools.commands")
 
 
-def positive(text: str) -> int:
-    """An option's type: a whole number of at least 1."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, got {number}")
-    return number
-
-
 def _canary(options: argparse.Namespace) -> int:
     from sm121.checkpoint import canary
 
     for twin in ("bf16", "mxfp4") if options.twin == "both" else (options.twin,):
         canary.build(options.directory / twin, twin, progress=progress)
-    if options.gguf is not None:
-        from sm121.checkpoint import gguf
-
-        if options.twin == "mxfp4":
-            raise UsageError("--gguf with --twin mxfp4: it is made of the BF16 twin")
-        file = options.directory / gguf.NAME
-        gguf.convert(options.directory / "bf16", options.gguf, file, progress)
     return 0
 
 
@@ -412,28 +366,6 @@ def _shown_matrix(options: argparse.Namespace) -> str:
     if options.strength is None:
         return outlook.sizes(chosen, space)
     return outlook.cells(make_plan(chosen, space, strength=options.strength, focus=options.axis))
-
-
-def _side_by_side(options: argparse.Namespace) -> int:
-    from sm121.core import architecture
-    from sm121.measure import side_by_side
-
-    arch = options.arch or architecture.detect().name
-    if arch is None:
-        raise UsageError("the suite has no name for this GPU's architecture; give --arch")
-    table, status = side_by_side.run(
-        [side_by_side.parse(text) for text in options.engines],
-        arch=arch,
-        tests=options.tests,
-        directory=options.report_dir,
-        extra=options.pytest_arg,
-        progress=lambda line: print(f"[{time.strftime('%H:%M:%S')}] {line}", file=sys.stderr),
-    )
-    if options.output is None:
-        print(table, end="")
-    else:
-        options.output.write_text(table, "utf-8")
-    return status
 
 
 def _merge(options: argparse.Namespace) -> int:

@@ -8,11 +8,11 @@ import importlib.util
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from sm121.client.completions import Asker, Position, Request, ids_of, name_of
 from sm121.core.profile import LogProbabilityTolerance, Profile
@@ -20,7 +20,7 @@ from sm121.core.server import Server
 from sm121.core.verdict import NotRun, require
 
 if TYPE_CHECKING:
-    from sm121.oracles.gpt_oss import Variant
+    from sm121.oracles.gpt_oss import Weights
 
 _Bound = TypeVar("_Bound")
 
@@ -28,11 +28,32 @@ _Bound = TypeVar("_Bound")
 _LARGEST_CHECKPOINT_BYTES = 1 << 30
 _LIKELY = math.log(0.5)
 
+
+def _with_window(weights: Weights, shift: int) -> Weights:
+    window = weights.config.window + shift
+    config = dataclasses.replace(weights.config, window=window)
+    return dataclasses.replace(weights, config=config)
+
+
+def _without_sink(weights: Weights, layer: int, head: int) -> Weights:
+    layers = list(weights.layers)
+    sinks = layers[layer].sinks.clone()
+    sinks[head] = -math.inf
+    layers[layer] = dataclasses.replace(layers[layer], sinks=sinks)
+    return dataclasses.replace(weights, layers=tuple(layers))
+
+
+#: Makes the weights of a gpt-oss with a mistake of those of the intact one.
+Mistake: TypeAlias = "Callable[[Weights], Weights]"
+
 #: Mistakes too small for the tolerance of a coarse dtype, and the prompt that shows each best.
-SMALL_MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
-    "a sliding window of 127": ({"window_shift": -1}, "mixture of 300"),
-    "a sliding window of 129": ({"window_shift": 1}, "mixture of 300"),
-    "one head without its sink": ({"sinkless_head": (1, 0)}, "languages and code"),
+SMALL_MISTAKES: dict[str, tuple[Mistake, str]] = {
+    "a sliding window of 127": (functools.partial(_with_window, shift=-1), "mixture of 300"),
+    "a sliding window of 129": (functools.partial(_with_window, shift=1), "mixture of 300"),
+    "one head without its sink": (
+        functools.partial(_without_sink, layer=1, head=0),
+        "languages and code",
+    ),
 }
 
 #: Beyond YaRN's original 4096 positions, over 32 blocks of 128, in chunks of 2048 tokens.
@@ -157,13 +178,17 @@ def long_prompt() -> tuple[str, list[int]]:
     return f"{name}, over and over", ids[:LONG_PROMPT_TOKENS]
 
 
+@functools.lru_cache(maxsize=128)
 def from_oracle(
-    checkpoint: Path, token_ids: Sequence[int], mistake: dict[str, Any] | None = None
-) -> list[float]:
+    checkpoint: Path, token_ids: tuple[int, ...], mistake: Mistake | None = None
+) -> tuple[float, ...]:
     """log p of each token that really follows, by the reference model in float64; of a gpt-oss with
-    a mistake (fields of `Variant`) where one is given."""
-    names = tuple(sorted((mistake or {}).items()))
-    return list(_oracle(checkpoint, tuple(token_ids), names))
+    a mistake where one is given."""
+    from sm121.oracles import gpt_oss
+
+    weights = _weights(checkpoint)
+    changed = weights if mistake is None else mistake(weights)
+    return tuple(gpt_oss.next_token_log_probabilities(changed, token_ids).tolist())
 
 
 def generation_beyond(
@@ -219,7 +244,7 @@ def prompts_agree(asker: Asker, reference: OracleReference) -> None:
     limit = reference.tolerance.max_abs
     for name, ids in prompts():
         values = _of_prompt(asker, ids)
-        right = from_oracle(reference.checkpoint, ids)
+        right = from_oracle(reference.checkpoint, tuple(ids))
         error = compare(values, right)
         require(
             error.max_abs <= limit,
@@ -240,10 +265,10 @@ def mistake_is_absent(asker: Asker, reference: OracleReference, mistake: str) ->
         AssertionError: it is not.
         NotRun: the engine does not tell log-probabilities of a prompt.
     """
-    variant, name = SMALL_MISTAKES[mistake]
+    wrong_by, name = SMALL_MISTAKES[mistake]
     ids = dict(prompts())[name]
-    right = from_oracle(reference.checkpoint, ids)
-    wrong = from_oracle(reference.checkpoint, ids, variant)
+    right = from_oracle(reference.checkpoint, tuple(ids))
+    wrong = from_oracle(reference.checkpoint, tuple(ids), wrong_by)
     share = share_of(_of_prompt(asker, ids), right, wrong)
     wanted = "a share below 0.5 (0 is gpt-oss, 1 the mistake)"
     require(abs(share) < 0.5, wanted, f"{share:.2f}", f"{mistake} (prompt {name}): ")
@@ -298,17 +323,6 @@ def share_of(seen: Sequence[float], expected: Sequence[float], mistaken: Sequenc
     if not size > 0.0:
         raise ValueError("this mistake changes nothing on this prompt")
     return math.fsum(m * e for m, e in zip(mistake, errors, strict=True)) / size
-
-
-@functools.lru_cache(maxsize=128)
-def _oracle(
-    checkpoint: Path, token_ids: tuple[int, ...], mistake: tuple[tuple[str, Any], ...]
-) -> tuple[float, ...]:
-    from sm121.oracles import gpt_oss
-
-    variant: Variant = gpt_oss.Variant(**dict(mistake))
-    found = gpt_oss.next_token_log_probabilities(_weights(checkpoint), token_ids, variant)
-    return tuple(found.tolist())
 
 
 @functools.lru_cache(maxsize=1)

@@ -70,7 +70,8 @@ def build(directory: Path, twin: Twin, progress: Progress = print) -> Path:
         progress(f"writing the {twin} weights")
         _write_weights(work / "model.safetensors", twin)
         _write_json(work / "config.json", config(twin))
-        _write_json(work / "generation_config.json", generation_config())
+        # As gpt-oss has it: generation ends with <|return|>, <|endoftext|> or <|call|>.
+        (work / "generation_config.json").write_bytes(_data("checkpoint/generation_config.json"))
         _write_json(work / MANIFEST, wanted)
         work.chmod(0o755)
         try:
@@ -100,69 +101,10 @@ def manifest(twin: Twin) -> dict[str, Any]:
 
 def config(twin: Twin) -> dict[str, Any]:
     """config.json of a twin: the keys and values of gpt-oss, with smaller sizes."""
-    result: dict[str, Any] = {
-        "architectures": ["GptOssForCausalLM"],
-        "attention_bias": True,
-        "attention_dropout": 0.0,
-        "bos_token_id": 199_998,
-        "dtype": "bfloat16",
-        "eos_token_id": 200_002,
-        "experts_per_token": 4,
-        "head_dim": 64,
-        "hidden_act": "silu",
-        "hidden_size": 256,
-        "initial_context_length": 4096,
-        "initializer_range": 0.02,
-        "intermediate_size": 128,
-        "layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2),
-        "max_position_embeddings": 131_072,
-        "model_type": "gpt_oss",
-        "num_attention_heads": 8,
-        "num_experts_per_tok": 4,
-        "num_hidden_layers": LAYERS,
-        "num_key_value_heads": 2,
-        "num_local_experts": 8,
-        "output_router_logits": False,
-        "pad_token_id": 199_999,
-        "rms_norm_eps": 1e-5,
-        "rope_scaling": {
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "factor": 32.0,
-            "original_max_position_embeddings": 4096,
-            "rope_type": "yarn",
-            "truncate": False,
-        },
-        "rope_theta": 150_000,
-        "router_aux_loss_coef": 0.9,
-        "sliding_window": 128,
-        "swiglu_limit": 7.0,
-        "tie_word_embeddings": False,
-        "use_cache": True,
-        "vocab_size": tokenizer.VOCABULARY,
-    }
-    if twin == "mxfp4":
-        result["quantization_config"] = {
-            "modules_to_not_convert": [
-                "model.layers.*.self_attn",
-                "model.layers.*.mlp.router",
-                "model.embed_tokens",
-                "lm_head",
-            ],
-            "quant_method": "mxfp4",
-        }
+    result: dict[str, Any] = json.loads(_data("checkpoint/config.json"))
+    if twin == "bf16":
+        del result["quantization_config"]
     return result
-
-
-def generation_config() -> dict[str, Any]:
-    """generation_config.json, as gpt-oss has it: generation ends with <|return|>, <|endoftext|> or
-    <|call|>."""
-    return {
-        "bos_token_id": 199_998,
-        "do_sample": True,
-        "eos_token_id": [200_002, 199_999, 200_012],
-        "pad_token_id": 199_999,
-    }
 
 
 def tensors(twin: Twin) -> dict[str, tuple[str, Array]]:

@@ -5,11 +5,16 @@ oss-harmony embeds the tiktoken ranks but exports no file. Decoding every id giv
 the merge list follows from the ranks as in transformers' TikTokenConverter
 (convert_slow_tokenizer.py): every split of a token into two tokens is a merge, in the order of the
 whole token's rank.
+
+The rest is in fixtures/canary/checkpoint: the split pattern of o200k_base (tiktoken,
+tiktoken_ext/openai_public.py), and enough of the gpt-oss template for engines that render chats
+from it; vLLM uses harmony instead.
 """
 
 from __future__ import annotations
 
 import json
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -18,52 +23,12 @@ ORDINARY = 199_998
 
 VOCABULARY = 201_088
 
-# The split pattern of o200k_base (tiktoken, tiktoken_ext/openai_public.py).
-_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-PATTERN = "|".join(
-    [
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTION}",
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTION}",
-        r"\p{N}{1,3}",
-        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
-        r"\s*[\r\n]+",
-        r"\s+(?!\S)",
-        r"\s+",
-    ]
-)
-
 FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
 )
-
-# Enough of the gpt-oss template for engines that render chats from it; vLLM uses harmony instead.
-_CHAT_TEMPLATE = """\
-<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.
-Knowledge cutoff: 2024-06
-Current date: {{ strftime_now("%Y-%m-%d") }}
-
-Reasoning: {{ reasoning_effort | default("medium") }}
-
-# Valid channels: analysis, commentary, final. Channel must be included for every message.<|end|>
-{%- for message in messages -%}
-{%- if message.role == "assistant" -%}
-<|start|>assistant<|channel|>final<|message|>{{ message.content }}<|end|>
-{%- elif message.role in ("system", "developer") -%}
-<|start|>developer<|message|># Instructions
-
-{{ message.content }}<|end|>
-{%- else -%}
-<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-<|start|>assistant
-{%- endif -%}
-"""
 
 
 def ranks() -> list[bytes]:
@@ -128,74 +93,23 @@ def write(directory: Path) -> None:
     alphabet = byte_alphabet()
     texts = ["".join(alphabet[byte] for byte in token) for token in tokens]
     special = special_tokens()
-    flags: dict[str, Any] = {
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-        "special": True,
-    }
-    split = {
-        "type": "Split",
-        "pattern": {"Regex": PATTERN},
-        "behavior": "Isolated",
-        "invert": False,
-    }
-    byte_level = {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": True,
-        "use_regex": False,
-    }
-    tokenizer = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {"id": token, "content": text, **flags} for token, text in special.items()
-        ],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
-        "post_processor": None,
-        "decoder": {
-            "type": "ByteLevel",
-            "add_prefix_space": True,
-            "trim_offsets": True,
-            "use_regex": True,
-        },
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": True,
-            "vocab": {text: token for token, text in enumerate(texts)},
-            "merges": [[texts[left], texts[right]] for left, right in merges(tokens)],
-        },
-    }
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    flags["special"] = True
+    data = resources.files("sm121.fixtures") / "canary" / "checkpoint"
+    tokenizer = json.loads((data / "tokenizer.json").read_text("utf-8"))
+    tokenizer["added_tokens"] = [
+        {"id": token, "content": text, **flags} for token, text in special.items()
+    ]
+    tokenizer["model"]["vocab"] = {text: token for token, text in enumerate(texts)}
+    tokenizer["model"]["merges"] = [[texts[left], texts[right]] for left, right in merges(tokens)]
     _write_json(directory / "tokenizer.json", tokenizer, indent=None)
-    names = {
-        "bos_token": "<|startoftext|>",
-        "eos_token": "<|return|>",
-        "pad_token": "<|endoftext|>",
-    }
-    config = {
-        "added_tokens_decoder": {
-            str(token): {"content": text, **flags} for token, text in special.items()
-        },
-        **names,
-        "clean_up_tokenization_spaces": False,
-        "extra_special_tokens": {},
-        "model_input_names": ["input_ids", "attention_mask"],
-        "model_max_length": 131_072,
-        "tokenizer_class": "PreTrainedTokenizerFast",
+    config = json.loads((data / "tokenizer_config.json").read_text("utf-8"))
+    config["added_tokens_decoder"] = {
+        str(token): {"content": text, **flags} for token, text in special.items()
     }
     _write_json(directory / "tokenizer_config.json", config, indent=2)
-    _write_json(directory / "special_tokens_map.json", names, indent=2)
-    (directory / "chat_template.jinja").write_text(_CHAT_TEMPLATE, "utf-8")
+    for name in ("special_tokens_map.json", "chat_template.jinja"):
+        (directory / name).write_bytes((data / name).read_bytes())
 
 
 def _write_json(path: Path, value: Any, indent: int | None) -> None:

@@ -48,7 +48,15 @@ def select(depths: Iterable[int], *, full: bool) -> tuple[BenchmarkCase, ...]:
     Reduced: a twenty-fifth of an expert's weights, 8 experts, a sixteenth of the vocabulary.
     Attention and quantisation are as they are, at the depths given.
     """
-    cases = [*_experts(), *_attention(depths), *_codecs(full), *_lm_head()]
+    cases = [BenchmarkCase(f"moe-{n}", "fused_moe", tokens=n) for n in MOE_TOKENS]
+    for depth in depths:
+        decode = BenchmarkCase(f"decode-{depth}", "decode_attention", depth=depth)
+        cases += [decode, replace(decode, name=f"decode-window-{depth}", window=_WINDOW)]
+    codecs: tuple[Operation, ...] = ("mxfp4_quantize", "mxfp8_quantize")
+    for codec in codecs:
+        for tokens in (1, 2048 if full else 256):
+            cases.append(BenchmarkCase(f"{codec}-{tokens}", codec, tokens=tokens))
+    cases.append(BenchmarkCase("lm-head", "lm_head"))
     return tuple(cases if full else map(_reduced, cases))
 
 
@@ -81,26 +89,3 @@ def _reduced(case: BenchmarkCase) -> BenchmarkCase:
     if case.operation == "lm_head":
         return replace(case, vocabulary=201_088 // 16)
     return case
-
-
-def _experts() -> Iterable[BenchmarkCase]:
-    for tokens in MOE_TOKENS:
-        yield BenchmarkCase(f"moe-{tokens}", "fused_moe", tokens=tokens)
-
-
-def _attention(depths: Iterable[int]) -> Iterable[BenchmarkCase]:
-    for depth in depths:
-        full = BenchmarkCase(f"decode-{depth}", "decode_attention", depth=depth)
-        yield full
-        yield replace(full, name=f"decode-window-{depth}", window=_WINDOW)
-
-
-def _codecs(full: bool) -> Iterable[BenchmarkCase]:
-    operations: tuple[Operation, ...] = ("mxfp4_quantize", "mxfp8_quantize")
-    for operation in operations:
-        for tokens in (1, 2048 if full else 256):
-            yield BenchmarkCase(f"{operation}-{tokens}", operation, tokens=tokens)
-
-
-def _lm_head() -> Iterable[BenchmarkCase]:
-    yield BenchmarkCase("lm-head", "lm_head")

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from sm121.core.verdict import Inapplicable, NotRun
-from sm121.kernels import poison, problems
-from sm121.kernels.cases import Case
+from sm121.kernels import poison
 from sm121.kernels.problems import Problem
 from sm121.kernels.protocol import ACTIVATIONS, Declaration, declaration, prepared
 
@@ -122,11 +121,6 @@ def check_replay(provider: Any, problem: Problem, record: Recorder = record_grap
     if not wrong and not same:
         wrong.append(f"{problem.operation}: required: replay as eager, seen: other bits")
     return wrong
-
-
-def check_case(provider: Any, case: Case) -> list[str]:
-    """`check` on the problem of a case."""
-    return check(provider, problems.build(case))
 
 
 def _operation_of(provider: Any, problem: Problem) -> tuple[Declaration, Callable[..., Any]]:

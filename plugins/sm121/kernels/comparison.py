@@ -10,24 +10,21 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from importlib import resources
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, PositiveFloat
+from pydantic import PositiveFloat
 from torch import Tensor
 
 from sm121.core import data_file
+from sm121.core.data_file import DataTable
 
-_FILE = "kernels/tolerances.toml"
 Measure = Literal["max", "rms", "slope", "bias"]
 MEASURES: tuple[Measure, ...] = ("max", "rms", "slope", "bias")
 
 
-class KernelTolerance(BaseModel):
+class KernelTolerance(DataTable):
     """What an operation's output may be away from the oracle."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     operation: str
     #: The dtype of the output.
@@ -55,10 +52,8 @@ class KernelTolerance(BaseModel):
         return self.model_copy(update={"max": self.block_scale_max})
 
 
-class _Tolerances(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    tolerance: list[KernelTolerance]
+class _Tolerances(DataTable):
+    tolerance: tuple[KernelTolerance, ...]
 
 
 @functools.cache
@@ -67,8 +62,7 @@ def tolerances() -> tuple[KernelTolerance, ...]:
 
     Raises DataFileError when the file does not say what it has to.
     """
-    text = resources.files("sm121.fixtures").joinpath(_FILE).read_text("utf-8")
-    return tuple(data_file.parse(text, _Tolerances, f"fixtures/{_FILE}").tolerance)
+    return data_file.load("kernels/tolerances.toml", _Tolerances).tolerance
 
 
 def tolerance(

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from sm121.kernels.protocol import DecodeAttention, FusedMoe, Operation, PrefillAttention
+from sm121.kernels.protocol import DecodeAttention, FusedMoe, Operation, PrefillAttention, prepared
 
 Call = Callable[[], Tensor]
 
@@ -51,20 +51,18 @@ class PlanningProvider(ABC):
 
     def fused_moe(self, *arguments: Any, **keywords: Any) -> Tensor:
         """y [T, H]; see `FusedMoe`."""
-        return self._once("fused_moe", *arguments, **keywords)
+        y: Tensor = prepared(self, "fused_moe", *arguments, **keywords)()
+        return y
 
     def prefill_attention(self, *arguments: Any, **keywords: Any) -> Tensor:
         """o [T, Hq, D]; see `PrefillAttention`."""
-        return self._once("prefill_attention", *arguments, **keywords)
+        y: Tensor = prepared(self, "prefill_attention", *arguments, **keywords)()
+        return y
 
     def decode_attention(self, *arguments: Any, **keywords: Any) -> Tensor:
         """o [B, Hq, D]; see `DecodeAttention`."""
-        return self._once("decode_attention", *arguments, **keywords)
-
-    def _once(self, operation: Operation, *arguments: Any, **keywords: Any) -> Tensor:
-        call = self.prepare(operation, *arguments, **keywords)
-        assert call is not None
-        return call()
+        y: Tensor = prepared(self, "decode_attention", *arguments, **keywords)()
+        return y
 
     def lm_head(self, x: Tensor, weight: Tensor) -> Tensor:
         """[T, V] by cuBLAS, as vLLM's unquantised linear layers compute it."""

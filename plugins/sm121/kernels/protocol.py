@@ -27,6 +27,7 @@ beyond that is in `Declaration`; each of these is an attribute that may be missi
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -155,15 +156,9 @@ class Declaration:
 
 def declaration(provider: Any) -> Declaration:
     """What a provider declares. Raises TypeError where an attribute is of the wrong kind."""
-    default = Declaration()
-    name = getattr(provider, "name", type(provider).__name__)
-    return Declaration(
-        name=str(name),
-        device=str(getattr(provider, "device", default.device)),
-        deterministic=frozenset(getattr(provider, "deterministic", default.deterministic)),
-        mxfp4_scale_rule=getattr(provider, "mxfp4_scale_rule", default.mxfp4_scale_rule),
-        mxfp8_scale_rule=getattr(provider, "mxfp8_scale_rule", default.mxfp8_scale_rule),
-        block_sizes=tuple(getattr(provider, "block_sizes", default.block_sizes)),
-        graphs=frozenset(getattr(provider, "graphs", default.graphs)),
-        rounds_each_expert=bool(getattr(provider, "rounds_each_expert", False)),
-    )
+    found: dict[str, Any] = {"name": type(provider).__name__}
+    for name, default in dataclasses.asdict(Declaration()).items():
+        if hasattr(provider, name):
+            value = getattr(provider, name)
+            found[name] = value if default is None else type(default)(value)
+    return Declaration(**found)

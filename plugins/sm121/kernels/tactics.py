@@ -55,12 +55,12 @@ def _apart(name: str, case: Case, tactic: str, limit_s: float) -> list[str]:
 
 def main(arguments: list[str]) -> int:
     """Judge one tactic; a JSON list of what is wrong is the last line written."""
-    from sm121.kernels import checks
+    from sm121.kernels import checks, problems
 
     name, wanted, tactic = arguments
     (case,) = (case for case in cases.GROUPS[_GROUP] if str(case) == wanted)
     fixed = registry.load(name).with_tactic(tactic)
-    sys.stdout.write(json.dumps(checks.check_case(fixed, case)) + "\n")
+    sys.stdout.write(json.dumps(checks.check(fixed, problems.build(case))) + "\n")
     return 0
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from sm121.core.verdict import NotRun
-from sm121.kernels.protocol import DecodeAttention, FusedMoe, Packed, PrefillAttention
+from sm121.kernels.protocol import DecodeAttention, FusedMoe, Operation, Packed, PrefillAttention
 
 _BLOCK = 32
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -34,10 +34,7 @@ class TorchProvider:
 
     def __init__(self, device: str = "cpu") -> None:
         self.device = device
-        self.deterministic = frozenset(
-            {"mxfp4_quantize", "mxfp4_dequantize", "mxfp8_quantize", "route", "fused_moe"}
-            | {"prefill_attention", "decode_attention", "lm_head"}
-        )
+        self.deterministic: frozenset[str] = frozenset(get_args(Operation))
         # The others ask the device for numbers on the way: what is captured could not follow them.
         self.graphs = frozenset({"mxfp4_dequantize", "route", "lm_head"})
 

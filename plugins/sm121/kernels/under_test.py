@@ -32,7 +32,7 @@ class Kernels:
 
     def wrong(self, case: Case) -> str:
         """What is wrong with an operation on a case; empty when it holds."""
-        return self._checked(str(case), lambda: checks.check_case(self.provider, case))
+        return self._checked(str(case), lambda: checks.check(self.provider, problems.build(case)))
 
     def wrong_replayed(self, case: Case) -> str:
         """What is wrong with a CUDA graph of an operation; empty when it holds."""

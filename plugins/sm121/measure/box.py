@@ -12,15 +12,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
 import psutil
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
+from sm121.core.data_file import Record
 from sm121.core.errors import Sm121Error
 from sm121.core.profile import Box
 from sm121.measure.stream_bandwidth import (
@@ -50,10 +51,8 @@ class BoxState(StrEnum):
     UNKNOWN = "UNKNOWN"
 
 
-class Device(BaseModel):
+class Device(Record):
     """What the device can do at the moment."""
-
-    model_config = ConfigDict(extra="forbid")
 
     device: str
     bandwidth_gb_s: float
@@ -72,10 +71,8 @@ class Device(BaseModel):
     """Some reason other than idleness or a power cap of the application."""
 
 
-class Reading(BaseModel):
+class Reading(Record):
     """One look at the machine."""
-
-    model_config = ConfigDict(extra="forbid")
 
     device: Device | None
     memory_available_gib: float
@@ -361,11 +358,9 @@ def wait_until_idle(own: Callable[[], Iterable[psutil.Process]], *, within_s: fl
 def _used(own: Callable[[], Iterable[psutil.Process]]) -> float:
     seconds = 0.0
     for process in own():
-        try:
+        with suppress(psutil.Error):  # it has ended
             times = process.cpu_times()
-        except psutil.Error:  # it has ended
-            continue
-        seconds += times.user + times.system
+            seconds += times.user + times.system
     return seconds
 
 

@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 import time
+import tomllib
 from dataclasses import dataclass, field
+from importlib.resources import files
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from sm121.core.server import Endpoint
 
-#: By our name: the names of engines, without prefix.
-_NAMES = {
-    "generated": ("vllm:generation_tokens_total", "sglang:generation_tokens_total",
-                  "llamacpp:tokens_predicted_total"),
-    "prompted": ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total",
-                 "llamacpp:prompt_tokens_total"),
-    "running": ("vllm:num_requests_running", "sglang:num_running_reqs",
-                "llamacpp:requests_processing"),
-    "waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs",
-                "llamacpp:requests_deferred"),
-    "cache_usage": ("vllm:kv_cache_usage_perc", "sglang:token_usage",
-                    "llamacpp:kv_cache_usage_ratio"),
-    "cache_queries": ("vllm:prefix_cache_queries_total",),
-    "cache_hits": ("vllm:prefix_cache_hits_total", "sglang:cached_tokens_total"),
-    "preemptions": ("vllm:num_preemptions_total", "sglang:num_retracted_reqs_total"),
-    "drafts": ("vllm:spec_decode_num_drafts_total", "llamacpp:spec_decode_num_drafts_total"),
-    "draft_tokens": ("vllm:spec_decode_num_draft_tokens_total",
-                     "llamacpp:spec_decode_num_draft_tokens_total"),
-    "accepted_tokens": ("vllm:spec_decode_num_accepted_tokens_total",
-                        "llamacpp:spec_decode_num_accepted_tokens_total"),
-}  # fmt: skip
+_NAMES: dict[str, list[str]] = tomllib.loads(
+    files("sm121.fixtures").joinpath("counters.toml").read_text("utf-8")
+)
 _OURS = {theirs: ours for ours, names in _NAMES.items() for theirs in names}
 #: The counters are written by the engine's loop, shortly after the answer's last byte.
 _SETTLE_WITHIN_S = 2.0

@@ -13,6 +13,7 @@ rounds can neither fail a good engine nor hide a bad one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -31,7 +32,6 @@ Grade = Literal["minimum", "target", "stretch"]
 ERROR = 0.01
 FIRST_LOOK = 5
 _GROWTH = 1.4
-_CONFIDENCE = 0.95
 #: Of a gate on a tail, at its bound; at 299 requests with none over, the risk is 5 %.
 _LAST_TAIL_RISK = 0.01
 
@@ -99,7 +99,7 @@ def decide(samples: Sequence[float], gate: Gate, *, maximum_rounds: int) -> Deci
 def _side(values: Floats, threshold: float, share: float) -> bool | None:
     """Whether the median is above the threshold; None while that is open."""
     ordered = np.sort(values)
-    rank, _ = statistics.median_ranks(len(ordered), _CONFIDENCE)
+    rank, _ = statistics.median_ranks(len(ordered))
     low, high = ordered[rank], ordered[len(ordered) - 1 - rank]
     if not (low > threshold or high < threshold):
         return None
@@ -137,21 +137,10 @@ def _grade(estimate: Estimate, gate: Gate) -> Grade | None:
     return "minimum"
 
 
-def requests_needed(fraction: float, *, confidence: float = 0.95, over: int = 0) -> int:
-    """How many requests, of which at most ``over`` are over a bound, show with that confidence
-    that the ``fraction`` quantile is within it. For the 99th percentile and none over: 299."""
-    if not (0.0 < fraction < 1.0 and 0.0 < confidence < 1.0 and over >= 0):
-        raise ValueError("expected fraction and confidence between 0 and 1, and over >= 0")
-    low, high = over + 1, over + 2
-    while stats.binom.cdf(over, high, 1.0 - fraction) > 1.0 - confidence:
-        low, high = high, high * 2
-    while low < high:
-        middle = (low + high) // 2
-        if stats.binom.cdf(over, middle, 1.0 - fraction) > 1.0 - confidence:
-            low = middle + 1
-        else:
-            high = middle
-    return high
+def requests_needed(fraction: float) -> int:
+    """How many requests, none of them over a bound, show with 95 % confidence that the ``fraction``
+    quantile is within it. For the 99th percentile: 299."""
+    return math.ceil(math.log(1.0 - statistics.CONFIDENCE) / math.log(fraction))
 
 
 def decide_tail(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
+from sm121.core.data_file import Record
 from sm121.core.verdict import Verdict
 
 #: Fewer samples than this decide nothing.
@@ -19,10 +19,8 @@ _MOST_POINTS = 1500
 _LEAST_KNOWN = 0.5
 
 
-class Growth(BaseModel):
+class Growth(Record):
     """The growth of one quantity over the steady part of a load (Theil-Sen's slope)."""
-
-    model_config = ConfigDict(extra="forbid")
 
     quantity: str
     samples: int
@@ -92,16 +90,12 @@ def judge(
     if len(y) > _MOST_POINTS:
         chosen = np.linspace(0, len(y) - 1, _MOST_POINTS).round().astype(int)
         x, y = x[chosen], y[chosen]
-    slope, _, low, high = stats.theilslopes(y, x, alpha=growth.confidence)
+    slope, _, low, high = map(float, stats.theilslopes(y, x, alpha=growth.confidence))
     growth.level = float(np.median(y))
-    growth.per_request, growth.per_request_low, growth.per_request_high = (
-        float(slope),
-        float(low),
-        float(high),
+    growth.per_request, growth.per_request_low, growth.per_request_high = slope, low, high
+    growth.total, growth.total_low, growth.total_high = (
+        each * growth.requests for each in (slope, low, high)
     )
-    growth.total = float(slope) * growth.requests
-    growth.total_low = float(low) * growth.requests
-    growth.total_high = float(high) * growth.requests
     if growth.total_low > limit_total or growth.per_request_low > limit_per_request:
         growth.verdict = Verdict.FAIL
     elif growth.total_high <= limit_total and growth.per_request_high <= limit_per_request:

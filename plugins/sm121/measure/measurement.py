@@ -6,17 +6,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from sm121.client.timed_answer import Clock
+from sm121.core.data_file import DataTable, Record
 
 Unit = Literal["tok/s", "ms", "s", "GiB", "%", "tokens"]
 
 
-class Invalidity(BaseModel):
+class Invalidity(DataTable):
     """A named reason why a number counts neither way, with the evidence for it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     reason: str
     evidence: str
@@ -25,10 +24,8 @@ class Invalidity(BaseModel):
         return f"{self.reason}: {self.evidence}"
 
 
-class Measurement(BaseModel):
+class Measurement(Record):
     """One quantity by its name in verdict.json (``tg32@d0``, ``ttft_p99``)."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: str
     unit: Unit

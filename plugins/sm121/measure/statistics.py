@@ -9,12 +9,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
 Floats = NDArray[np.float64]
+#: Of every interval, where the samples allow it.
+CONFIDENCE = 0.95
 _RESAMPLES = 4000
 
 
@@ -30,39 +33,37 @@ class Estimate:
     rounds: int
 
 
-def estimate(samples: Sequence[float], confidence: float = 0.95) -> Estimate:
+def estimate(samples: Sequence[float]) -> Estimate:
     """The median and its interval.
 
     One sample has no interval: bounds and confidence are None.
 
     Raises:
-        ValueError: no samples, a sample that is no number, or a confidence outside (0, 1).
+        ValueError: no samples, or a sample that is no number.
     """
     values = _sorted(samples)
-    if not 0.0 < confidence < 1.0:
-        raise ValueError(f"confidence: expected a number between 0 and 1, got {confidence}")
     count = len(values)
-    median = _median(values)
+    middle = median(values.tolist())
     if count == 1:
-        return Estimate(median, None, None, None, 1)
-    rank, coverage = median_ranks(count, confidence)
+        return Estimate(middle, None, None, None, 1)
+    rank, coverage = median_ranks(count)
     return Estimate(
-        value=median,
+        value=middle,
         ci_low=float(values[rank]),
         ci_high=float(values[count - 1 - rank]),
-        confidence=min(confidence, coverage),
+        confidence=min(CONFIDENCE, coverage),
         rounds=count,
     )
 
 
 @functools.cache
-def median_ranks(count: int, confidence: float) -> tuple[int, float]:
+def median_ranks(count: int) -> tuple[int, float]:
     """The rank r for which [r-th smallest, r-th largest] of ``count`` samples covers the median
-    with at least ``confidence`` (counted from 0), and its coverage. When even the whole range does
+    with at least `CONFIDENCE` (counted from 0), and its coverage. When even the whole range does
     not, rank 0 with what it covers."""
     ranks = np.arange((count + 1) // 2)
     coverage = 1.0 - 2.0 * stats.binom.cdf(ranks, count, 0.5)
-    enough = np.flatnonzero(coverage >= confidence)
+    enough = np.flatnonzero(coverage >= CONFIDENCE)
     best = int(enough[-1]) if len(enough) else 0
     return best, float(coverage[best])
 
@@ -75,14 +76,12 @@ def quantile(samples: Sequence[float], fraction: float) -> float:
     return float(values[max(index, 0)])
 
 
-def estimate_quantile(
-    samples: Sequence[float], fraction: float, confidence: float = 0.95
-) -> Estimate:
+def estimate_quantile(samples: Sequence[float], fraction: float) -> Estimate:
     """A quantile and its interval of order statistics; a bound that the samples do not reach is
     None. ``confidence`` is that of the interval, None unless both its ends are there."""
     values = _sorted(samples)
     count = len(values)
-    tail = (1.0 - confidence) / 2.0
+    tail = (1.0 - CONFIDENCE) / 2.0
     low = int(stats.binom.ppf(tail, count, fraction)) - 1
     high = int(stats.binom.ppf(1.0 - tail, count, fraction))
     whole = low >= 0 and high < count
@@ -90,7 +89,7 @@ def estimate_quantile(
         value=quantile(samples, fraction),
         ci_low=float(values[low]) if low >= 0 else None,
         ci_high=float(values[high]) if high < count else None,
-        confidence=confidence if whole else None,
+        confidence=CONFIDENCE if whole else None,
         rounds=count,
     )
 
@@ -112,20 +111,12 @@ def ratio_interval(
         generator.choice(below, (_RESAMPLES, len(below))), axis=1
     )
     low, high = np.quantile(ratios, [0.025, 0.975])
-    return _median(above) / _median(below), float(low), float(high)
+    return median(above.tolist()) / median(below.tolist()), float(low), float(high)
 
 
 def finite(value: float | None) -> float | None:
     """The value, None where it is infinite or no number: JSON has neither."""
     return value if value is not None and np.isfinite(value) else None
-
-
-def _median(values: Floats) -> float:
-    middle = len(values) // 2
-    if len(values) % 2:
-        return float(values[middle])
-    low, high = float(values[middle - 1]), float(values[middle])
-    return low if low == high else (low + high) / 2.0  # two infinities too
 
 
 def _sorted(samples: Sequence[float]) -> Floats:

@@ -178,14 +178,10 @@ def gpu_seconds(torch: Any, kernel: Callable[[], Any], repetitions: int) -> list
     for _ in range(3):  # choice of the kernel, clocks
         kernel()
     torch.cuda.synchronize()
-    passes = 1
-    while True:
-        times = [_timed(torch, kernel, passes) for _ in range(1 if passes == 1 else repetitions)]
-        if passes > 1 or times[0] >= _SHORTEST_S:
-            break
-        passes = max(2, int(np.ceil(_SHORTEST_S / max(times[0], 1e-7))))
-    if len(times) < repetitions:
-        times = [_timed(torch, kernel, passes) for _ in range(repetitions)]
+    first = _timed(torch, kernel, 1)
+    short = first < _SHORTEST_S
+    passes = max(2, int(np.ceil(_SHORTEST_S / max(first, 1e-7)))) if short else 1
+    times = [_timed(torch, kernel, passes) for _ in range(repetitions)]
     return [seconds / passes for seconds in times]
 
 

@@ -8,14 +8,10 @@ head h div (Hq / Hkv).
 
 from __future__ import annotations
 
-from typing import Literal
+import itertools
 
 import torch
 from torch import Tensor
-
-Layout = Literal["HND", "NHD"]
-"""Order of heads (H) and positions (N) inside a page: [blocks, 2, Hkv, block, D] is HND, [blocks,
-2, block, Hkv, D] is NHD."""
 
 
 def attend(
@@ -62,27 +58,20 @@ def prefill(
     q, k, v = (part.cpu().double() for part in (q, k, v))
     sinks = None if sinks is None else sinks.cpu().double()
     out = torch.zeros_like(q)
-    edges = cu_seqlens.tolist()
-    for i in range(len(edges) - 1):
-        span = slice(edges[i], edges[i + 1])
-        length = edges[i + 1] - edges[i]
+    for start, end in itertools.pairwise(cu_seqlens.tolist()):
+        span, length = slice(start, end), end - start
         if length:
             seen = visible_keys(torch.arange(length), length, window)
             out[span] = attend(q[span], k[span], v[span], seen, sinks=sinks, scale=scale)
     return out
 
 
-def gather_pages(
-    kv_cache: Tensor, pages: Tensor, length: int, layout: Layout
-) -> tuple[Tensor, Tensor]:
-    """Keys and values [length, Hkv, D] of one sequence from a paged cache; pages: its row of the
-    block table."""
-    block = kv_cache.shape[3 if layout == "HND" else 2]
-    held = kv_cache[pages[: -(-length // block)].long()]
-    if layout == "HND":
-        held = held.transpose(2, 3)
-    # [pages, 2, block, Hkv, D] -> [2, positions, Hkv, D]
-    keys, values = held.transpose(0, 1).flatten(1, 2)[:, :length]
+def gather_pages(kv_cache: Tensor, pages: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Keys and values [length, Hkv, D] of one sequence from a paged cache [blocks, 2, Hkv, block,
+    D]; pages: its row of the block table."""
+    held = kv_cache[pages[: -(-length // kv_cache.shape[3])].long()]
+    # [pages, 2, Hkv, block, D] -> [2, positions, Hkv, D]
+    keys, values = held.transpose(2, 3).transpose(0, 1).flatten(1, 2)[:, :length]
     return keys, values
 
 
@@ -95,14 +84,13 @@ def decode(
     sinks: Tensor | None,
     window: int | None,
     scale: float,
-    layout: Layout = "HND",
 ) -> Tensor:
     """One query a sequence, at its last position: q [B, Hq, D], block_table [B, pages], seq_lens
     [B] (the query's own token included) -> [B, Hq, D] float64."""
     sinks = None if sinks is None else sinks.cpu().double()
     out = torch.zeros(q.shape, dtype=torch.float64)
     for b, length in enumerate(seq_lens.tolist()):
-        k, v = gather_pages(kv_cache.cpu(), block_table[b].cpu(), length, layout)
+        k, v = gather_pages(kv_cache.cpu(), block_table[b].cpu(), length)
         seen = visible_keys(torch.tensor([length - 1]), length, window)
         query = q[b : b + 1].cpu().double()
         out[b] = attend(query, k.double(), v.double(), seen, sinks=sinks, scale=scale)[0]

@@ -3,8 +3,8 @@
 Plain PyTorch in float64 or float32, no cache, no kernel, nothing taken from an engine. Sources: the
 gpt-oss model card (OpenAI 2025, arXiv:2508.10925) and reference implementation (openai/gpt-oss,
 gpt_oss/torch/model.py) for attention sinks, routing and the clamped SwiGLU; YaRN (Peng et al. 2023,
-arXiv:2309.00071) for the rotary embedding. `Variant` switches each feature off or breaks it, which
-is how the suite knows that it would notice.
+arXiv:2309.00071) for the rotary embedding. A model with a mistake is this one with other weights or
+another configuration, which is how the suite knows that it would notice one.
 
 Shapes: T tokens, V vocabulary, H hidden, Hq query heads, Hkv key/value heads, D head size, E
 experts, I intermediate size.
@@ -17,7 +17,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -94,57 +94,6 @@ class GptOssConfig:
             )
         except KeyError as error:
             raise ValueError(f"config.json lacks {error.args[0]!r}") from None
-
-
-@dataclasses.dataclass(frozen=True)
-class BlockFault:
-    """One expert block whose E8M0 scale is read `delta` too high: block `block` of a row, 32
-    elements along K."""
-
-    layer: int
-    projection: Literal["gate_up", "down"]
-    expert: int
-    row: int
-    block: int
-    delta: int = 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Variant:
-    """gpt-oss with something missing or wrong. The default is gpt-oss."""
-
-    sinks: Literal["kept", "zeroed", "dropped"] = "kept"
-    """zeroed: the logit of every sink is 0; dropped: the softmax has no sink column."""
-    sinkless_head: tuple[int, int] | None = None
-    """(layer, query head) whose sink alone is dropped."""
-    window: bool = True
-    window_shift: int = 0
-    """Added to the sliding window's size; the window counts the token itself."""
-    yarn: bool = True
-    """Off: plain rotary frequencies and no mscale."""
-    mscale: bool = True
-    kv_interleaved: bool = False
-    """Query head h reads KV head h mod Hkv, not h div (Hq / Hkv)."""
-    attention_biases: bool = True
-    router_bias: bool = True
-    expert_biases: bool = True
-    alpha: float | None = None
-    limit: bool = True
-    plus_one: bool = True
-    gate_up_swapped: bool = False
-    top_k: int | None = None
-    softmax_before_top_k: bool = False
-    """Softmax over all experts, and the chosen ones' shares taken without making them sum to
-    one."""
-    nibbles_swapped: bool = False
-    """Of each byte of an expert's weights the high nibble is read as the even element."""
-    block_fault: BlockFault | None = None
-    skipped_layer: int | None = None
-    embedding_shift: int = 0
-    """Every token reads the embedding of the token that many ids further on."""
-
-
-GPT_OSS = Variant()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,29 +195,24 @@ def load(checkpoint: Path, dtype: torch.dtype = torch.float32) -> Weights:
     )
 
 
-def rotary(
-    config: GptOssConfig, length: int, dtype: torch.dtype, variant: Variant = GPT_OSS
-) -> tuple[Tensor, Tensor]:
+def rotary(config: GptOssConfig, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """cos, sin [T, D/2] for positions 0..T-1, already times YaRN's attention scaling (mscale)."""
     half = config.head_dim // 2
     steps = torch.arange(half, dtype=torch.float64)
     frequency = config.rope_theta ** (-steps / half)
-    mscale = 1.0
-    if variant.yarn:
 
-        def dimension(turns: float) -> float:
-            # The dimension that makes `turns` turns over the original context.
-            period = config.rope_original_positions / (turns * 2 * math.pi)
-            return half * math.log(period) / math.log(config.rope_theta)
+    def dimension(turns: float) -> float:
+        # The dimension that makes `turns` turns over the original context.
+        period = config.rope_original_positions / (turns * 2 * math.pi)
+        return half * math.log(period) / math.log(config.rope_theta)
 
-        low, high = dimension(config.rope_beta_fast), dimension(config.rope_beta_slow)
-        if config.rope_truncate:
-            low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0.0), min(high, config.head_dim - 1.0)
-        stretched = ((steps - low) / (high - low)).clamp(0, 1)
-        frequency = frequency * (1 - stretched) + frequency / config.rope_factor * stretched
-        if variant.mscale:
-            mscale = 0.1 * math.log(config.rope_factor) + 1
+    low, high = dimension(config.rope_beta_fast), dimension(config.rope_beta_slow)
+    if config.rope_truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0.0), min(high, config.head_dim - 1.0)
+    stretched = ((steps - low) / (high - low)).clamp(0, 1)
+    frequency = frequency * (1 - stretched) + frequency / config.rope_factor * stretched
+    mscale = 0.1 * math.log(config.rope_factor) + 1
     # The reference and every engine keep frequencies and angles in float32. At position 500 that
     # turns a pair by up to 3e-5 rad, far more than the rest of float32 costs, so it is part of the
     # definition here.
@@ -282,9 +226,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
-def _linear(x: Tensor, parameters: tuple[Tensor, Tensor], bias: bool) -> Tensor:
-    y = x @ parameters[0].T
-    return y + parameters[1] if bias else y
+def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return x @ weight.T + bias
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -294,7 +237,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
 
-def attention(weights: Weights, n: int, x: Tensor, variant: Variant = GPT_OSS) -> Tensor:
+def attention(weights: Weights, n: int, x: Tensor) -> Tensor:
     """The attention of layer n on normalised x [T, H] -> [T, H]: causal, grouped-query, with sinks.
 
     A sink is one more logit a head, beside the scaled scores, that takes its share of the softmax
@@ -302,23 +245,12 @@ def attention(weights: Weights, n: int, x: Tensor, variant: Variant = GPT_OSS) -
     """
     config, layer = weights.config, weights.layers[n]
     length = x.shape[0]
-    q = _linear(x, layer.q, variant.attention_biases).view(
-        length, config.query_heads, config.head_dim
+    q, k, v = (
+        _linear(x, *part).view(length, -1, config.head_dim) for part in (layer.q, layer.k, layer.v)
     )
-    k = _linear(x, layer.k, variant.attention_biases).view(length, config.kv_heads, config.head_dim)
-    v = _linear(x, layer.v, variant.attention_biases).view(length, config.kv_heads, config.head_dim)
-    cos, sin = rotary(config, length, x.dtype, variant)
+    cos, sin = rotary(config, length, x.dtype)
     q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
-    window = None
-    if config.sliding_layers[n] and variant.window:
-        window = config.window + variant.window_shift
-    if variant.kv_interleaved:
-        mapping = torch.arange(config.query_heads) % config.kv_heads
-        k, v = k[:, mapping], v[:, mapping]
-    sinks = None if variant.sinks == "dropped" else layer.sinks * (variant.sinks == "kept")
-    if sinks is not None and variant.sinkless_head is not None and variant.sinkless_head[0] == n:
-        sinks = sinks.clone()
-        sinks[variant.sinkless_head[1]] = -math.inf
+    window = config.window if config.sliding_layers[n] else None
     scale = 1 / math.sqrt(config.head_dim)
     parts = []
     for start in range(0, length, _QUERY_CHUNK):  # keys that none of the queries sees are left out
@@ -330,76 +262,36 @@ def attention(weights: Weights, n: int, x: Tensor, variant: Variant = GPT_OSS) -
         keys = slice(first, end)
         parts.append(
             attention_oracle.attend(
-                q[start:end], k[keys], v[keys], visible, sinks=sinks, scale=scale
+                q[start:end], k[keys], v[keys], visible, sinks=layer.sinks, scale=scale
             )
         )
-    out = torch.cat(parts)
-    return _linear(out.flatten(1), layer.o, variant.attention_biases)
+    return _linear(torch.cat(parts).flatten(1), *layer.o)
 
 
-def swiglu(t: Tensor, alpha: float, limit: float, variant: Variant = GPT_OSS) -> Tensor:
-    """The clamped SwiGLU of gpt-oss: t [..., 2I], gate and linear part interleaved -> [..., I]."""
-    gate, linear = t[..., 0::2], t[..., 1::2]
-    if variant.gate_up_swapped:
-        gate, linear = linear, gate
-    return moe.swiglu(
-        gate,
-        linear,
-        alpha=alpha if variant.alpha is None else variant.alpha,
-        limit=limit if variant.limit else math.inf,
-        offset=1.0 if variant.plus_one else 0.0,
-    )
-
-
-def _expert_matrix(
-    weight: Tensor, n: int, projection: str, expert: int, variant: Variant
-) -> Tensor:
-    matrix = weight[expert]
-    if variant.nibbles_swapped:
-        matrix = matrix.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-    fault = variant.block_fault
-    if fault is not None and (fault.layer, fault.projection, fault.expert) == (
-        n,
-        projection,
-        expert,
-    ):
-        matrix = matrix.clone()
-        span = slice(fault.block * mxfp4.BLOCK, (fault.block + 1) * mxfp4.BLOCK)
-        matrix[fault.row, span] *= 2.0**fault.delta
-    return matrix
-
-
-def experts(weights: Weights, n: int, x: Tensor, variant: Variant = GPT_OSS) -> Tensor:
+def experts(weights: Weights, n: int, x: Tensor) -> Tensor:
     """The mixture of experts of layer n on normalised x [T, H] -> [T, H]."""
     config, layer = weights.config, weights.layers[n]
-    logits = _linear(x, layer.router, variant.router_bias)
-    top_k = config.top_k if variant.top_k is None else variant.top_k
-    route = routing.route_softmax_first if variant.softmax_before_top_k else routing.route
-    shares, chosen = route(logits, top_k)
+    shares, chosen = routing.route(_linear(x, *layer.router), config.top_k)
 
     def expert(e: int, rows: Tensor) -> Tensor:
-        up = _expert_matrix(layer.gate_up[0], n, "gate_up", e, variant)
-        down = _expert_matrix(layer.down[0], n, "down", e, variant)
-        t = _linear(rows, (up, layer.gate_up[1][e]), variant.expert_biases)
-        t = swiglu(t, config.alpha, config.limit, variant)
-        return _linear(t, (down, layer.down[1][e]), variant.expert_biases)
+        t = _linear(rows, layer.gate_up[0][e], layer.gate_up[1][e])
+        t = moe.swiglu(t[:, 0::2], t[:, 1::2], alpha=config.alpha, limit=config.limit)
+        return _linear(t, layer.down[0][e], layer.down[1][e])
 
     return moe.mixture(x, shares, chosen, expert)
 
 
-def hidden_states(weights: Weights, token_ids: Sequence[int], variant: Variant = GPT_OSS) -> Tensor:
+def hidden_states(weights: Weights, token_ids: Sequence[int]) -> Tensor:
     """The normalised last hidden state of each token, [T, H]. Raises ValueError for an empty or
     unknown token."""
     config = weights.config
     ids = torch.tensor(list(token_ids), dtype=torch.int64)
     if not len(ids) or int(ids.min()) < 0 or int(ids.max()) >= config.vocabulary:
         raise ValueError(f"token ids must be one or more of 0..{config.vocabulary - 1}")
-    x = weights.embedding[(ids + variant.embedding_shift) % config.vocabulary].to(weights.dtype)
+    x = weights.embedding[ids].to(weights.dtype)
     for n, layer in enumerate(weights.layers):
-        if n == variant.skipped_layer:
-            continue
-        x = x + attention(weights, n, rms_norm(x, layer.attention_norm, config.eps), variant)
-        x = x + experts(weights, n, rms_norm(x, layer.mlp_norm, config.eps), variant)
+        x = x + attention(weights, n, rms_norm(x, layer.attention_norm, config.eps))
+        x = x + experts(weights, n, rms_norm(x, layer.mlp_norm, config.eps))
     return rms_norm(x, weights.norm, config.eps)
 
 
@@ -410,33 +302,28 @@ def _logit_chunks(weights: Weights, states: Tensor) -> Iterator[tuple[int, Tenso
 
 
 def log_probabilities(
-    weights: Weights,
-    token_ids: Sequence[int],
-    variant: Variant = GPT_OSS,
-    positions: Sequence[int] | None = None,
+    weights: Weights, token_ids: Sequence[int], positions: Sequence[int] | None = None
 ) -> Tensor:
     """log p(token | everything up to each position), [positions, V]; all T positions unless some
     are named.
 
     A full row is V numbers (1.6 MB in float64 for gpt-oss): name the positions that are wanted.
     """
-    states = hidden_states(weights, token_ids, variant)
+    states = hidden_states(weights, token_ids)
     if positions is not None:
         states = states[list(positions)]
     logits = torch.cat([chunk for _, chunk in _logit_chunks(weights, states)], -1)
     return logits.log_softmax(-1)
 
 
-def next_token_log_probabilities(
-    weights: Weights, token_ids: Sequence[int], variant: Variant = GPT_OSS
-) -> Tensor:
+def next_token_log_probabilities(weights: Weights, token_ids: Sequence[int]) -> Tensor:
     """log p of each token that really follows, [T - 1]: what an engine reports as prompt
     log-probabilities.
 
     Never holds [T, V]: the vocabulary is walked in chunks. The logits that are only summed over are
     float32, their sum is float64: that costs below 1e-5 and saves half of the time.
     """
-    states = hidden_states(weights, token_ids, variant)[:-1]
+    states = hidden_states(weights, token_ids)[:-1]
     targets = weights.head[torch.tensor(list(token_ids)[1:], dtype=torch.int64)].to(states.dtype)
     coarse = states.float()
     total = torch.full((len(states),), -math.inf, dtype=torch.float64)
@@ -445,20 +332,3 @@ def next_token_log_probabilities(
         shares = (logits - most).exp_().sum(-1, dtype=torch.float64)
         total = torch.logaddexp(total, most[:, 0].double() + shares.log())
     return (states * targets).sum(-1) - total.to(states.dtype)
-
-
-def greedy(
-    weights: Weights,
-    token_ids: Sequence[int],
-    count: int,
-    stop: frozenset[int] = frozenset(),
-    variant: Variant = GPT_OSS,
-) -> list[int]:
-    """Up to `count` tokens of greatest probability after `token_ids`, ended by (and with) a stop
-    token."""
-    ids = list(token_ids)
-    for _ in range(count):
-        ids.append(int(log_probabilities(weights, ids, variant, positions=[len(ids) - 1]).argmax()))
-        if ids[-1] in stop:
-            break
-    return ids[len(token_ids) :]

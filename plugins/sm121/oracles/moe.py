@@ -18,13 +18,13 @@ Packed = tuple[Tensor, Tensor]
 """MXFP4 weights: packed [E, rows, K/2] u8, scales [E, rows, K/32] u8."""
 
 
-def swiglu(gate: Tensor, up: Tensor, *, alpha: float, limit: float, offset: float = 1.0) -> Tensor:
-    """min(gate, limit) * sigmoid(alpha * that) * (clamp(up, -limit, limit) + offset).
+def swiglu(gate: Tensor, up: Tensor, *, alpha: float, limit: float) -> Tensor:
+    """min(gate, limit) * sigmoid(alpha * that) * (clamp(up, -limit, limit) + 1).
 
     gate, up and the result have one shape. The gate is clamped from above only.
     """
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    return gate * torch.sigmoid(alpha * gate) * (up + offset)
+    return gate * torch.sigmoid(alpha * gate) * (up + 1.0)
 
 
 def mixture(

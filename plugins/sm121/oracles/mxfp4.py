@@ -8,7 +8,7 @@ checkpoints: element 2j in the low nibble of byte j, element 2j+1 in the high ni
 from __future__ import annotations
 
 import enum
-import itertools
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,6 @@ E8M0_BIAS = 127
 E8M0_NAN = 0xFF
 
 _CODE_VALUES = np.array(E2M1_VALUES + tuple(-value for value in E2M1_VALUES), dtype=np.float64)
-_MAX_ELEMENT = 6.0
 _ELEMENT_EMAX = 2
 
 Bytes = NDArray[np.uint8]
@@ -91,21 +90,28 @@ def dequantise(packed: Bytes, scales: Bytes) -> Floats:
     return blocks.reshape(elements.shape)
 
 
-def encode_elements(values: Floats) -> Bytes:
-    """The nearest E2M1 code of each value, ties to the even code, magnitudes above 6 saturated.
+def nearest_codes(values: Floats, magnitudes: Sequence[float] | Floats, sign: int) -> Bytes:
+    """The nearest code of each value, ties to the even code, what is larger saturated.
 
-    Same shape, u8. NaN has no E2M1 code; raises ValueError for it.
+    magnitudes: of the codes from 0 on, ascending; sign: the bit of the sign. Same shape, u8. Raises
+    ValueError for NaN, which a block's scale carries instead.
     """
     if np.isnan(values).any():
-        raise ValueError("NaN has no E2M1 code")
-    magnitude = np.minimum(np.abs(values), _MAX_ELEMENT)
-    midpoints = np.array([(a + b) / 2 for a, b in itertools.pairwise(E2M1_VALUES)])
+        raise ValueError("NaN has no code of its own")
+    table = np.asarray(magnitudes)
+    magnitude = np.minimum(np.abs(values), table[-1])
+    midpoints = (table[1:] + table[:-1]) / 2
     below = np.searchsorted(midpoints, magnitude, side="left")
     above = np.searchsorted(midpoints, magnitude, side="right")
     # On a midpoint the two searches differ by one: take the even code of the two.
-    codes = np.where(below == above, below, np.where(below % 2 == 0, below, above))
-    signed: Bytes = (codes | (np.signbit(values).astype(np.int64) << 3)).astype(np.uint8)
+    codes = np.where(below % 2 == 0, below, above)
+    signed: Bytes = (codes | (np.signbit(values).astype(np.int64) << sign)).astype(np.uint8)
     return signed
+
+
+def encode_elements(values: Floats) -> Bytes:
+    """The nearest E2M1 codes; see `nearest_codes`."""
+    return nearest_codes(values, E2M1_VALUES, sign=3)
 
 
 def choose_scale(amax: Floats, rule: ScaleRule) -> Bytes:
@@ -133,17 +139,3 @@ def choose_scale(amax: Floats, rule: ScaleRule) -> Bytes:
     exponent = np.where(amax == 0, -E8M0_BIAS, exponent)
     scales: Bytes = np.clip(exponent + E8M0_BIAS, 0, E8M0_NAN - 1).astype(np.uint8)
     return scales
-
-
-def quantise(values: Floats, rule: ScaleRule) -> tuple[Bytes, Bytes]:
-    """Values to MXFP4: [..., K] -> packed [..., K/2] u8, scales [..., K/32] u8; elements to nearest
-    even.
-
-    Raises ValueError when K is no multiple of 32 or a value is not finite.
-    """
-    if values.shape[-1] % BLOCK:
-        raise ValueError(f"K must be a multiple of {BLOCK}, not {values.shape[-1]}")
-    blocks = values.astype(np.float64).reshape(*values.shape[:-1], -1, BLOCK)
-    scales = choose_scale(np.abs(blocks).max(axis=-1), rule)
-    codes = encode_elements(blocks / decode_scale(scales)[..., None])
-    return pack(codes.reshape(values.shape)), scales

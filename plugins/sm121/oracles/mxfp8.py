@@ -10,17 +10,12 @@ from __future__ import annotations
 import enum
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sm121.oracles import mxfp4
+from sm121.oracles.mxfp4 import Bytes, Floats
 
-BLOCK = mxfp4.BLOCK
-MAX_ELEMENT = 448.0
 _ELEMENT_EMAX = 8
 _NAN_CODE = 0x7F
-
-Bytes = NDArray[np.uint8]
-Floats = NDArray[np.float64]
 
 
 class ScaleRule(enum.Enum):
@@ -46,34 +41,9 @@ E4M3_VALUES: Floats = _values()
 """The value of each of the 256 E4M3 codes; 0x7F and 0xFF are NaN."""
 
 
-def dequantise(codes: Bytes, scales: Bytes) -> Floats:
-    """The values of MXFP8: codes [..., K] u8, scales [..., K/32] u8 -> [..., K] float64, exact.
-
-    A block with scale 0xFF is NaN throughout. Raises ValueError when the shapes do not belong
-    together.
-    """
-    if (*scales.shape[:-1], scales.shape[-1] * BLOCK) != codes.shape:
-        raise ValueError(f"scales {scales.shape} do not belong to elements {codes.shape}")
-    blocks = E4M3_VALUES[codes].reshape(*scales.shape, BLOCK)
-    return (blocks * mxfp4.decode_scale(scales)[..., None]).reshape(codes.shape)
-
-
 def encode_elements(values: Floats) -> Bytes:
-    """The nearest E4M3 code of each value, ties to the even code, magnitudes above 448 saturated.
-
-    Same shape, u8. Raises ValueError for NaN, which a block's scale carries instead.
-    """
-    if np.isnan(values).any():
-        raise ValueError("NaN is not encoded")
-    magnitude = np.minimum(np.abs(values), MAX_ELEMENT)
-    finite = E4M3_VALUES[:_NAN_CODE]
-    midpoints = (finite[1:] + finite[:-1]) / 2
-    below = np.searchsorted(midpoints, magnitude, side="left")
-    above = np.searchsorted(midpoints, magnitude, side="right")
-    # On a midpoint the two searches differ by one: take the even code of the two.
-    codes = np.where(below % 2 == 0, below, above)
-    signed: Bytes = (codes | (np.signbit(values).astype(np.int64) << 7)).astype(np.uint8)
-    return signed
+    """The nearest E4M3 codes; see `mxfp4.nearest_codes`."""
+    return mxfp4.nearest_codes(values, E4M3_VALUES[:_NAN_CODE], sign=7)
 
 
 def choose_scale(amax: Floats, rule: ScaleRule) -> Bytes:
@@ -92,16 +62,3 @@ def choose_scale(amax: Floats, rule: ScaleRule) -> Bytes:
     exponent = np.where(amax == 0, -mxfp4.E8M0_BIAS, exponent)
     scales: Bytes = np.clip(exponent + mxfp4.E8M0_BIAS, 0, mxfp4.E8M0_NAN - 1).astype(np.uint8)
     return scales
-
-
-def quantise(values: Floats, rule: ScaleRule) -> tuple[Bytes, Bytes]:
-    """Values to MXFP8: [..., K] -> codes [..., K] u8, scales [..., K/32] u8.
-
-    Raises ValueError when K is no multiple of 32 or a value is not finite.
-    """
-    if values.shape[-1] % BLOCK:
-        raise ValueError(f"K must be a multiple of {BLOCK}, not {values.shape[-1]}")
-    blocks = values.astype(np.float64).reshape(*values.shape[:-1], -1, BLOCK)
-    scales = choose_scale(np.abs(blocks).max(axis=-1), rule)
-    codes = encode_elements(blocks / mxfp4.decode_scale(scales)[..., None])
-    return codes.reshape(values.shape), scales

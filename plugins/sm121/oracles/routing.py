@@ -16,10 +16,3 @@ def route(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """
     top, experts = logits.topk(k, -1)
     return top.softmax(-1), experts
-
-
-def route_softmax_first(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The other convention, which gpt-oss does not have: softmax over all E, then the k largest,
-    not made to sum to one. Shapes as `route`."""
-    experts = logits.topk(k, -1).indices
-    return logits.softmax(-1).gather(-1, experts), experts

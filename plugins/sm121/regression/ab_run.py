@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -15,7 +16,7 @@ from sm121.core import architecture
 from sm121.core.configuration import environment_items
 from sm121.core.files import write_text
 from sm121.core.server import Server
-from sm121.core.verdict import Inconclusive, Invalid, NotRun, Verdict
+from sm121.core.verdict import Inconclusive, Invalid, NotRun, Verdict, worst
 from sm121.engines.managed import ServerError
 from sm121.engines.pool import ServerPool
 from sm121.measure import statistics
@@ -249,15 +250,13 @@ class AbRun:
 def _resident(pool: ServerPool) -> int:
     total = 0
     for process in pool.processes():
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             total += process.memory_info().rss
-        except psutil.NoSuchProcess:
-            continue
     return total
 
 
 def _conclude(answers: list[CriterionResult], file: Path) -> None:
-    verdict = hypothesis.conclude(answers)
+    verdict = worst(answer.verdict for answer in answers)
     lines = [
         f"{answer.criterion}: {answer.verdict.value}, A {answer.baseline or '-'}, "
         f"B {answer.actual or '-'} ({answer.note})"

@@ -9,15 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from sm121.core import data_file
-from sm121.core.data_file import Pattern
+from sm121.core.data_file import DataTable, Pattern
 from sm121.core.errors import UsageError
 from sm121.core.profile import Level
 from sm121.core.verdict import Verdict, worst
@@ -26,11 +25,7 @@ from sm121.regression.ab import Comparison, Visit, difference_of_pairs, verdict_
 Phase = Literal["P1", "P2", "P3", "P4", "P5", "P6"]
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Criterion(_Table):
+class Criterion(DataTable):
     """One promise. Exactly one kind of it."""
 
     metric: str | None = None
@@ -87,7 +82,7 @@ _BOUNDS = {
 }
 
 
-class Hypothesis(_Table):
+class Hypothesis(DataTable):
     """A feature's file."""
 
     feature: str = Field(min_length=3)
@@ -101,12 +96,12 @@ class Hypothesis(_Table):
     improvements: tuple[str, ...] = ()
 
 
-class _Gate(_Table):
+class _Gate(DataTable):
     description: str
     criteria: tuple[Criterion, ...] = Field(min_length=1)
 
 
-class _Phases(_Table):
+class _Phases(DataTable):
     phases: dict[Phase, _Gate]
 
 
@@ -136,9 +131,7 @@ def load(path: Path) -> Hypothesis:
 
 def gate_behind(phase: Phase) -> tuple[str, tuple[Criterion, ...]]:
     """What must hold before the phase after this one begins."""
-    source = files("sm121.fixtures") / "hypotheses" / "phases.toml"
-    phases = data_file.parse(source.read_text("utf-8"), _Phases, "phases.toml").phases
-    found = phases.get(phase)
+    found = data_file.load("hypotheses/phases.toml", _Phases).phases.get(phase)
     return (found.description, found.criteria) if found else ("", ())
 
 
@@ -151,11 +144,6 @@ def evaluate(
     """Each criterion against what was seen; what was not measured is NOT_RUN."""
     by_name = {outcome.metric: outcome for outcome in outcomes}
     return [_answer(criterion, by_name, visits, levels) for criterion in criteria]
-
-
-def conclude(answers: Sequence[CriterionResult]) -> Verdict:
-    """The verdict on a feature: the worst of its criteria."""
-    return worst(answer.verdict for answer in answers)
 
 
 def _answer(
@@ -239,7 +227,7 @@ def review(
         answers=answers,
         gate_text=gate[0],
         gate=gate[1],
-        verdict=conclude([*answers, *gate[1]]).value,
+        verdict=worst(answer.verdict for answer in [*answers, *gate[1]]).value,
         sides=sides,
         outcomes=outcomes,
         levels={name: verdict.value for name, verdict in levels.items()},
