@@ -8,14 +8,14 @@ import re
 import pytest
 
 from sm121.answers import agreement
-from sm121.answers.agreement import Bound
 from sm121.client.completions import Asker, Completion, Position, Request, parse
+from sm121.core.profile import AgreementBound
 from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import NotRun
 from sm121.evidence import metrics
 
-EXACT = Bound(max_abs=1e-3, mean_abs=1e-4, fork=0)
-NOISY = Bound(max_abs=0.2, mean_abs=0.1, fork=0.1)
+EXACT = AgreementBound(max_abs=1e-3, mean_abs=1e-4, fork=0, source="a test")
+NOISY = AgreementBound(max_abs=0.2, mean_abs=0.1, fork=0.1, source="a test")
 
 
 def at(token: int, p: float = 0.6, **others: float) -> Position:

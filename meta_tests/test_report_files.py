@@ -17,7 +17,7 @@ import pytest
 import report_runs
 
 from sm121.cli import main
-from sm121.core import lenient
+from sm121.core import data_file, lenient
 from sm121.core.errors import UsageError
 from sm121.core.verdict import Verdict
 from sm121.evidence.crash_bundle import BundleIndex
@@ -339,7 +339,8 @@ def test_references_are_drawn_only_beside_what_they_are_of(runs):
     run.arch = "cpu"
     assert known.comparable(run) == "they are of sm121, this run is of cpu"
     with pytest.raises(UsageError, match="unknown key"):
-        references.parse('[target]\narch="a"\nmodel="b"\ndescription="c"\nwrong=1\n')
+        wrong = '[target]\narch="a"\nmodel="b"\ndescription="c"\nwrong=1\n'
+        data_file.parse(wrong, references.References, "references.toml")
 
 
 def test_memory_is_shown_as_it_was_sampled(runs):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -11,29 +10,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
+from scipy import stats
 
+from sm121.core.data_file import DataTable
 from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
 from sm121.core.verdict import Inconclusive, NotRun, Verdict, require
 
 Kind = Literal["begins", "exact", "contains", "number", "letter"]
-#: Two-sided 95 %.
-_Z = 1.959963984540054
 SIGNIFICANT = 0.05
 _AT_ONCE = 4
 _Line = TypeVar("_Line", bound=BaseModel)
 
 
-class Question(BaseModel):
+class Question(DataTable):
     """One line of the file.
 
     ``begins``: a text that is gone on from; the rest are chat questions, of whose answer the text
     (``exact``), a part of it (``contains``), the last number (``number``) or the first single
     capital letter (``letter``) counts.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     prompt: str = Field(min_length=1)
     answer: str = Field(min_length=1)
@@ -59,10 +56,8 @@ class Question(BaseModel):
         return self.id or self.prompt
 
 
-class Output(BaseModel):
+class Output(DataTable):
     """What came of a question; kept in the report directory."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     key: str
     kind: Kind
@@ -189,14 +184,8 @@ def interval(outputs: Iterable[Output]) -> Interval:
     right, n = sum(marks), len(marks)
     if not n:
         raise ValueError("an interval needs at least one answer")
-    share = right / n
-    middle = share + _Z**2 / (2 * n)
-    half = _Z * math.sqrt(share * (1 - share) / n + _Z**2 / (4 * n * n))
-    scale = 1 + _Z**2 / n
-    # At the ends the bound is exact; rounding must not leave 0.9999.
-    low = 0.0 if right == 0 else (middle - half) / scale
-    high = 1.0 if right == n else (middle + half) / scale
-    return Interval(right, n, low, high)
+    found = stats.binomtest(right, n).proportion_ci(0.95, method="wilson")
+    return Interval(right, n, float(found.low), float(found.high))
 
 
 def paired(before: Iterable[Output], now: Iterable[Output]) -> Paired:
@@ -214,7 +203,9 @@ def paired(before: Iterable[Output], now: Iterable[Output]) -> Paired:
         )
     gained = sum(new[key] and not old[key] for key in old)
     lost = sum(old[key] and not new[key] for key in old)
-    return Paired(gained, lost, len(old) - gained - lost, _sign_test(gained, lost))
+    changed = gained + lost
+    p_value = float(stats.binomtest(lost, changed).pvalue) if changed else 1.0
+    return Paired(gained, lost, len(old) - changed, p_value)
 
 
 def judge(
@@ -253,13 +244,6 @@ def judge(
     if verdict is Verdict.INCONCLUSIVE:
         raise Inconclusive(f"required: {wanted}, seen: {seen} ({kept})")
     require(verdict is Verdict.PASS, wanted, f"{seen}; outputs: {kept}")
-
-
-def _sign_test(gained: int, lost: int) -> float:
-    """Two-sided probability of a split as uneven as this, when both ways are as likely."""
-    n, fewer = gained + lost, min(gained, lost)
-    tail = sum(math.comb(n, k) for k in range(fewer + 1))
-    return float(min(1.0, 2 * tail / 2**n))
 
 
 def _plain(text: str) -> str:

@@ -15,24 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sm121.client.completions import Completion, Position, ids_of
+from sm121.core.profile import AgreementBound
 
 #: More forks than this in one answer are no accident of rounding.
 MOST_FORKS = 6
 
 Positions = Sequence[Position]
 Resume = Callable[[tuple[int, ...]], Positions | None]
-
-
-@dataclass(frozen=True)
-class Bound:
-    """How far two runs may differ, in nats."""
-
-    max_abs: float
-    """Of the log-probability of any token that both tell, at one place."""
-    mean_abs: float
-    """The same on average over the places of a run."""
-    fork: float
-    """Between two tokens for either to be a right choice; 0 where equal tokens are promised."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +69,7 @@ class TokenAgreement:
 def judge(
     judged: Sequence[Position],
     other: Sequence[Position],
-    bound: Bound,
+    bound: AgreementBound,
     resume: Resume | None = None,
 ) -> TokenAgreement:
     """Check each token of `judged` under another run of the same prompt.

@@ -11,15 +11,15 @@ import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from sm121.api import schema
 from sm121.api.client import CHAT, COMPLETIONS, RESPONSES, Api, Wrong
 from sm121.client.exchange import Exchange
 from sm121.core import data_file
+from sm121.core.data_file import DataTable
 from sm121.core.verdict import NotRun
 from sm121.engines.capabilities import Name, needed
 
@@ -38,11 +38,7 @@ ProblemKind = Literal[
 _NEVER: tuple[ProblemKind, ...] = ("hang", "server_error", "serves_wrongly_afterwards")
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Case(_Table):
+class Case(DataTable):
     """One request, and what must become of it."""
 
     id: str = Field(pattern=r"^[a-z0-9-]+$")
@@ -53,7 +49,7 @@ class Case(_Table):
     method: Literal["GET", "POST"] = "POST"
     path: str
     #: Laid over the plain request of that path.
-    body: Json = {}
+    body: Json = Field(default_factory=dict)
     without: tuple[str, ...] = ()
     #: The body as text, where no JSON can say it. ``%MODEL%`` is the served name.
     raw: str | None = None
@@ -75,7 +71,7 @@ class Case(_Table):
         return self.id
 
 
-class CaseFile(_Table):
+class CaseFile(DataTable):
     """All cases, and how long an answer may take."""
 
     answer_within_s: float = Field(gt=0)
@@ -108,8 +104,7 @@ def shipped() -> CaseFile:
     Raises:
         UsageError: the file is not valid.
     """
-    file = files("sm121.fixtures") / "api" / "cases.toml"
-    return load_text(file.read_text("utf-8"), "cases.toml")
+    return data_file.load("api/cases.toml", CaseFile)
 
 
 def load_text(text: str, origin: str) -> CaseFile:

@@ -17,11 +17,10 @@ from pathlib import Path
 import httpx
 
 from sm121.answers import agreement, golden, sanity
-from sm121.answers.agreement import Bound
 from sm121.answers.golden import GoldenFile
 from sm121.answers.log_probabilities import dtype_of
 from sm121.answers.prompts import PromptSet, continuations
-from sm121.client.completions import Asker, Position, Refused, Request
+from sm121.client.completions import Asker, Refused, Request
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import Sm121Error
 from sm121.core.files import write_text
@@ -299,7 +298,6 @@ class Examiner:
         if self.baseline is None:
             raise NotRun("the baseline has no answers to compare with")
         bound = self._bound(record.values)
-        limits = Bound(bound.max_abs, bound.mean_abs, bound.fork)
         expected = {answer.name: answer for answer in self.baseline.golden.answers}
         wanted = [self.prompts.prompts[n % len(self.prompts.prompts)]
                   for n in range(self.settings.stress_requests)]  # fmt: skip
@@ -308,11 +306,8 @@ class Examiner:
             [Request(p.text, p.tokens, salt=f"stress-{n}") for n, p in enumerate(wanted)]
         )
         for prompt, answer in zip(wanted, answers, strict=True):
-            positions = [
-                Position(p.token, p.log_probability, p.top) for p in expected[prompt.name].positions
-            ]
             judged = agreement.judge(
-                positions, asker.positions(answer), limits,
+                expected[prompt.name].positions, asker.positions(answer), bound,
                 golden.continuation(asker, answer.prompt_ids, prompt.tokens),
             )  # fmt: skip
             if judged.disagreement is not None:

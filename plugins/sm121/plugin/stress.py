@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from sm121.answers.agreement import Bound
 from sm121.answers.log_probabilities import bound_for
 from sm121.core.server import Server
 from sm121.engines.capabilities import Capabilities
@@ -27,8 +26,8 @@ def stress(
     if known is not None:
         known[1].close()
     profile = conformance.profile
-    own = bound_for(profile.correctness.agreement, server, profile, "agreement")
-    made = Stress(conformance, server, capabilities, Bound(own.max_abs, own.mean_abs, own.fork))
+    bound = bound_for(profile.correctness.agreement, server, profile, "agreement")
+    made = Stress(conformance, server, capabilities, bound)
     pytestconfig.stash[_STRESS] = (server, made)
     return made
 

@@ -8,16 +8,18 @@ from dataclasses import replace
 from typing import cast
 
 from sm121.answers import agreement
-from sm121.answers.agreement import Bound
 from sm121.client.completions import Completion
 from sm121.client.load import Job, JobOutcome, LoadResult
+from sm121.core.profile import AgreementBound
 from sm121.stress.fault import Fault, Kind
 
 #: Fewer requests than this have no tail to speak of.
 _LEAST_FOR_A_TAIL = 20
 
 
-def faults(load: LoadResult, bound: Bound, *, stopped_at: float | None = None) -> list[Fault]:
+def faults(
+    load: LoadResult, bound: AgreementBound, *, stopped_at: float | None = None
+) -> list[Fault]:
     """Everything that is wrong with the answers of a load.
 
     Args:
@@ -42,7 +44,7 @@ def is_aborted(outcome: JobOutcome, stopped_at: float | None) -> bool:
     )
 
 
-def fault(outcome: JobOutcome, bound: Bound, *, aborted: bool = False) -> Fault | None:
+def fault(outcome: JobOutcome, bound: AgreementBound, *, aborted: bool = False) -> Fault | None:
     """What is wrong with one answer; None if it holds.
 
     Args:
@@ -75,7 +77,7 @@ def fault(outcome: JobOutcome, bound: Bound, *, aborted: bool = False) -> Fault 
 
 
 def _wrong(
-    where: str, job: Job, answer: Completion, bound: Bound, *, aborted: bool
+    where: str, job: Job, answer: Completion, bound: AgreementBound, *, aborted: bool
 ) -> Fault | None:
     alone, tokens = job.alone, job.tokens
     if not aborted and (lacking := _lacking(where, answer, alone)) is not None:
@@ -126,7 +128,9 @@ def _lacking(where: str, answer: Completion, alone: Completion | None) -> Fault 
     return None
 
 
-def _against_alone(where: str, answer: Completion, alone: Completion, bound: Bound) -> Fault | None:
+def _against_alone(
+    where: str, answer: Completion, alone: Completion, bound: AgreementBound
+) -> Fault | None:
     if answer.ids is not None and alone.ids is not None and len(answer.ids) > len(alone.ids):
         # Of a long answer only the beginning was asked for alone.
         answer = _begun(answer, len(alone.ids))

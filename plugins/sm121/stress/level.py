@@ -17,13 +17,13 @@ from typing import Any
 
 import psutil
 
-from sm121.answers.agreement import Bound
 from sm121.answers.prompts import continuations
 from sm121.client.completions import Asker
 from sm121.client.connection import Patience
 from sm121.client.load import Job, LoadClient, LoadResult
 from sm121.core import architecture
 from sm121.core.files import write_text
+from sm121.core.profile import AgreementBound
 from sm121.core.server import Server
 from sm121.core.verdict import Inconclusive, NotRun, Verdict
 from sm121.engines.capabilities import Capabilities
@@ -60,7 +60,7 @@ class Stress:
     """
 
     def __init__(
-        self, harness: Harness, server: Server, capabilities: Capabilities, bound: Bound
+        self, harness: Harness, server: Server, capabilities: Capabilities, bound: AgreementBound
     ) -> None:
         capabilities.require("completions", "token_ids", "ignore_eos")
         self._harness = harness
