@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from sm121.core import lenient
 from sm121.core.errors import UsageError
 from sm121.matrix.feature_matrix import MatrixFile
-from sm121.report import crash_list, details, matrix_file, memory_timeline
+from sm121.report import crash_list, details, memory_timeline
 from sm121.report.crash_list import Crash
 from sm121.report.details import Details
 from sm121.report.memory_timeline import MemoryTimeline
@@ -61,7 +61,7 @@ def read(directory: Path) -> StoredReport:
         ) from error
     memory_name = run.memory.file if run.memory is not None else MEMORY_JSON
     memory = _beside(MemoryFile, directory, memory_name, run)
-    matrix = _beside(MatrixFile, directory, matrix_file.NAME, run)
+    matrix = _beside(MatrixFile, directory, "matrix/matrix.json", run)
     return StoredReport(
         run=run,
         directory=directory,

@@ -5,13 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
 
 from sm121.answers import agreement
 from sm121.client.completions import Completion
 from sm121.client.load import Job, JobOutcome, LoadResult
 from sm121.core.profile import AgreementBound
-from sm121.stress.fault import Fault, Kind
+from sm121.stress.fault import Fault
 
 #: Fewer requests than this have no tail to speak of.
 _LEAST_FOR_A_TAIL = 20
@@ -62,12 +61,12 @@ def fault(outcome: JobOutcome, bound: AgreementBound, *, aborted: bool = False) 
             return None
         if outcome.problem is not None and outcome.problem[0] != "refused":
             kind, text = outcome.problem
-            return Fault(cast("Kind", kind), f"{where}: required status 4xx, seen {text}")
+            return Fault(kind, f"{where}: required status 4xx, seen {text}")
         return Fault("bad_request_accepted", f"{where}: required status 4xx, seen {outcome.status}")
     if outcome.problem is not None:
         kind, text = outcome.problem
         of_the_load = kind in ("hang", "stuck_request", "memory_floor")
-        return Fault(cast("Kind", kind), text if of_the_load else f"{where}: {text}")
+        return Fault(kind, text if of_the_load else f"{where}: {text}")
     if job.behaviour in ("cancel", "disconnect"):
         return None
     if outcome.answer is None:
@@ -88,7 +87,7 @@ def _wrong(
     if answer.ids is not None:
         seen = len(answer.ids)
         if seen > tokens or (seen < tokens and not aborted):
-            kind: Kind = "token_lost" if seen < tokens else "token_doubled"
+            kind = "token_lost" if seen < tokens else "token_doubled"
             required = f"at most {tokens}" if aborted else str(tokens)
             return Fault(kind, f"{where}: required {required} token ids, seen {seen}")
         tokens = seen
@@ -142,7 +141,7 @@ def _against_alone(
         if found.disagreement is None:
             return None
         different = found.disagreement
-    kind: Kind = "corrupted_answer"
+    kind = "corrupted_answer"
     if answer.ids is not None and alone.ids is not None:
         kind = _lost_or_doubled(answer.ids, alone.ids) or kind
     return Fault(kind, f"{where}, against the same asked alone: {different}")
@@ -155,7 +154,7 @@ def _begun(answer: Completion, tokens: int) -> Completion:
     return replace(answer, ids=ids, positions=positions)
 
 
-def _lost_or_doubled(seen: Sequence[int], alone: Sequence[int]) -> Kind | None:
+def _lost_or_doubled(seen: Sequence[int], alone: Sequence[int]) -> str | None:
     """Whether the answer is the right one with a token left out, or one twice."""
     for place in range(len(alone)):
         if tuple(seen[:-1]) == (*alone[:place], *alone[place + 1 :]) and seen[:place] == tuple(
