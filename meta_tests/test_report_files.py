@@ -29,14 +29,13 @@ from sm121.report import (
     findings,
     github,
     junit,
-    memory_timeline,
     metric_names,
     page,
     references,
     stored,
     summary,
 )
-from sm121.run import reason, verdict_file
+from sm121.run import verdict_file
 from sm121.run.verdict_file import CrashReport, MemoryReport
 from sm121.stress.memory import MemoryFile
 
@@ -239,7 +238,7 @@ def test_a_pass_says_what_did_not_run_and_gates_nothing_that_has_none(runs):
     found = stored.read(runs["pass"])
     found.run.tests[0].skipped, found.run.tests[0].verdict = True, Verdict.NOT_RUN
     held = len(found.run.tests) - 1
-    assert reason.reason(found.run) == f"{held} checks ran and held; 1 did not run"
+    assert found.run.why() == f"{held} checks ran and held; 1 did not run"
     found.run.metrics["tg32@d0"].minimum = found.run.metrics["tg32@d0"].target = None
     found.run.metrics["tg32@d0"].stretch = None
     for metric in [
@@ -344,14 +343,14 @@ def test_references_are_drawn_only_beside_what_they_are_of(runs):
 
 def test_memory_is_shown_as_it_was_sampled(runs):
     found = MemoryFile.model_validate_json((runs["pass"] / "memory.json").read_text())
-    shown = memory_timeline.timeline(found)
+    shown = stored.timeline(found)
     assert set(shown.levels) == {"server's processes", "host memory available"}, "no GPU, no line"
     assert shown.seconds[0] == 0.0 and len(shown.seconds) == len(found.samples)
     assert shown.levels["server's processes"][-1] == found.samples[-1].pss_bytes / 2**30
     assert max(share for share in shown.cache if share is not None) <= 1
     many = found.model_copy(update={"samples": found.samples * 50})
-    assert len(memory_timeline.timeline(many).seconds) <= 1800, "a chart of a soak stays small"
-    assert memory_timeline.timeline(found.model_copy(update={"samples": []})) is None
+    assert len(stored.timeline(many).seconds) <= 1800, "a chart of a soak stays small"
+    assert stored.timeline(found.model_copy(update={"samples": []})) is None
 
 
 def test_the_memory_of_a_worker_is_found_where_verdict_json_says(runs, tmp_path):

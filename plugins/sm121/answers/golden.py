@@ -24,6 +24,7 @@ from sm121.answers.prompts import Prompt, PromptSet
 from sm121.client.completions import Asker, Completion, Position, Refused, Request, ids_of
 from sm121.core.data_file import DataTable
 from sm121.core.errors import UsageError
+from sm121.core.files import write_text
 from sm121.core.profile import GoldenBound
 
 TOP = 20
@@ -165,9 +166,7 @@ def load(path: Path) -> GoldenFile:
 
 def save(golden: GoldenFile, path: Path) -> None:
     """Write a golden file, whole or not at all."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(golden.model_dump_json(indent=1) + "\n", "utf-8")
-    part.replace(path)
+    write_text(golden.model_dump_json(indent=1) + "\n", path)
 
 
 def save_repeated(first: GoldenFile, second: GoldenFile, path: Path) -> None:

@@ -107,15 +107,6 @@ def shipped() -> CaseFile:
     return data_file.load("api/cases.toml", CaseFile)
 
 
-def load_text(text: str, origin: str) -> CaseFile:
-    """Parse and validate a file of cases.
-
-    Raises:
-        UsageError: one line, with the file, the key and what was expected.
-    """
-    return data_file.parse(text, CaseFile, f"api cases {origin}")
-
-
 def judge(api: Api, case: Case, healthy: str) -> tuple[str, CaseProblem | None]:
     """Send a case: what the server answered, and what is wrong with that or with it afterwards.
 
@@ -126,7 +117,8 @@ def judge(api: Api, case: Case, healthy: str) -> tuple[str, CaseProblem | None]:
         NotRun: the server cannot do what the case is about.
     """
     body = {"model": api.model, **shipped().plain.get(case.path, {}), **case.body}
-    api.capabilities.require(*case.needs, *_needed_by_path(case.path))
+    by_path = needed(case.path, {}) if case.path in (COMPLETIONS, CHAT, RESPONSES) else ()
+    api.capabilities.require(*case.needs, *by_path)
     exchange = api.send(
         case.method,
         case.path.replace("%MODEL%", api.model),
@@ -224,10 +216,6 @@ def _content(api: Api, case: Case, body: Json) -> bytes:
             [{"role": "user", "content": text}] if case.overlong == "messages" else text
         )
     return json.dumps({k: v for k, v in body.items() if k not in case.without}).encode()
-
-
-def _needed_by_path(path: str) -> list[Name]:
-    return needed(path, {}) if path in (COMPLETIONS, CHAT, RESPONSES) else []
 
 
 def healthy(api: Api) -> str:

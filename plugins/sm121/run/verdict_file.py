@@ -219,6 +219,24 @@ class VerdictFile(Record):
             executed.append(Verdict.NOT_RUN)
         self.settle(worst(executed))
 
+    def why(self) -> str:
+        """One line on why a finished run has its verdict."""
+        if self.verdict is Verdict.NOT_RUN:
+            return "no test of a level was executed: all were skipped or deselected"
+        decisive = [
+            t for t in self.tests if t.verdict is self.verdict and not t.skipped and not t.waived
+        ]
+        if self.verdict is Verdict.PASS:
+            held = sum(test.verdict is Verdict.PASS for test in self.tests)
+            waived = sum(test.waived for test in self.tests)
+            tolerated = f"; {waived} failed and are waived" if waived else ""
+            left = len(self.tests) - held - waived
+            missing = f"; {left} did not run" if left else ""
+            return f"{held} check{'' if held == 1 else 's'} ran and held{tolerated}{missing}"
+        first = decisive[0]
+        more = f" (and {len(decisive) - 1} more)" if len(decisive) > 1 else ""
+        return f"{first.id}: {first.message}{more}"
+
     def settle(self, verdict: Verdict) -> None:
         """Set the run's verdict together with its exit status."""
         self.verdict = verdict
