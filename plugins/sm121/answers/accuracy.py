@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from scipy import stats
 
 from sm121.core.data_file import DataTable
@@ -21,7 +21,6 @@ from sm121.core.verdict import Inconclusive, NotRun, Verdict, require
 Kind = Literal["begins", "exact", "contains", "number", "letter"]
 SIGNIFICANT = 0.05
 _AT_ONCE = 4
-_Line = TypeVar("_Line", bound=BaseModel)
 
 
 class Question(DataTable):
@@ -65,6 +64,9 @@ class Output(DataTable):
     content: str
     right: bool
     completion_tokens: int | None = None
+
+
+_Line = TypeVar("_Line", Question, Output)
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ def load(path: Path) -> list[Question]:
     Raises:
         UsageError: one line with the file, the line and what was expected.
     """
-    return _lines(path, Question, "--accuracy", lambda question: question.key)
+    return _lines(path, Question, "--accuracy")
 
 
 def load_outputs(path: Path) -> list[Output]:
@@ -130,7 +132,7 @@ def load_outputs(path: Path) -> list[Output]:
     Raises:
         UsageError: it is no such file.
     """
-    return _lines(path, Output, "--accuracy-baseline", lambda output: output.key)
+    return _lines(path, Output, "--accuracy-baseline")
 
 
 def is_right(question: Question, content: str) -> bool:
@@ -256,7 +258,7 @@ def _number(text: str) -> float | None:
     return float(found[-1].replace(",", "")) if found else None
 
 
-def _lines(path: Path, model: type[_Line], option: str, key: Callable[[_Line], str]) -> list[_Line]:
+def _lines(path: Path, model: type[_Line], option: str) -> list[_Line]:
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -278,9 +280,9 @@ def _lines(path: Path, model: type[_Line], option: str, key: Callable[[_Line], s
             raise UsageError(f"{option} {path}: line {number}: {where}: {said}") from error
         except (ValueError, RecursionError) as error:
             raise UsageError(f"{option} {path}: line {number}: expected JSON: {error}") from error
-        if key(entry) in seen:
-            raise UsageError(f"{option} {path}: line {number}: {key(entry)!r} is there twice")
-        seen.add(key(entry))
+        if entry.key in seen:
+            raise UsageError(f"{option} {path}: line {number}: {entry.key!r} is there twice")
+        seen.add(entry.key)
         entries.append(entry)
     if not entries:
         raise UsageError(f"{option} {path}: expected at least one line, it is empty")

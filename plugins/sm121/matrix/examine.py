@@ -188,8 +188,10 @@ class Examiner:
             self._done(name, began, outcome, wrong, record.log)
             self._check_alive()
             return
-        self._step = "performance"
-        self._performance(record, server)
+        began, self._step = time.monotonic(), "performance"
+        outcome, message = self._judge_rate(record, server)
+        evidence = record.log if outcome is CellOutcome.FAIL else None
+        self._done("performance", began, outcome, message, evidence)
 
     def _check_alive(self) -> None:
         """Raises ServerDied when a server of the suite has died."""
@@ -314,14 +316,8 @@ class Examiner:
                 return f"{len(wanted)} at the same time: {prompt.name!r}: {judged.disagreement}"
         return None
 
-    def _performance(self, record: CellRecord, server: Server) -> None:
-        """The cell's rate against the baseline's, from a server that stands the sample."""
-        began = time.monotonic()
-        outcome, message = self._judge_rate(record, server)
-        evidence = record.log if outcome is CellOutcome.FAIL else None
-        self._done("performance", began, outcome, message, evidence)
-
     def _judge_rate(self, record: CellRecord, server: Server) -> tuple[CellOutcome, str]:
+        """The cell's rate against the baseline's, from a server that stands the sample."""
         sample = self._rate(server, record)
         if sample.invalid and not sample.failed:
             # Once more: a disturbed sample says nothing of the values.
@@ -385,15 +381,10 @@ class Examiner:
     ) -> tuple[str, list[float], list[Invalidity]]:
         """A few rates of one stream: name, samples, and what speaks against them."""
         own = self.settings
+        names = ("rounds", "short_rounds", "warm_up_requests", "drift_bound", "second_clock_bound")
+        changed = {name: getattr(own, name) for name in names}
         measuring = self.profile.performance.measuring.model_copy(
-            update={
-                "rounds": own.rounds,
-                "maximum_rounds": own.rounds,
-                "short_rounds": own.short_rounds,
-                "warm_up_requests": own.warm_up_requests,
-                "drift_bound": own.drift_bound,
-                "second_clock_bound": own.second_clock_bound,
-            }
+            update={**changed, "maximum_rounds": own.rounds}
         )
         plan = Plan(own.prompt_tokens, (own.generated_tokens,), (0,), measuring)
         name = f"tg{own.generated_tokens}@d0"
@@ -474,12 +465,9 @@ class Examiner:
         folder.mkdir(parents=True, exist_ok=True)
         if log.is_file():
             shutil.copy(log, folder / "server.log")
-        write_text(
-            self.harness.redact(record.model_dump_json(indent=2)) + "\n", folder / "cell.json"
-        )
-        write_text(
-            self.harness.redact(cause.model_dump_json(indent=2)) + "\n", folder / "cause.json"
-        )
+        for name, content in (("cell.json", record), ("cause.json", cause)):
+            text = self.harness.redact(content.model_dump_json(indent=2))
+            write_text(f"{text}\n", folder / name)
         return str(folder.relative_to(self.directory.parent))
 
 

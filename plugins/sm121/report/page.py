@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -43,7 +42,6 @@ def html(report: StoredReport) -> str:
     others = references.load()
     figures = _charts(report)
     found = findings.grouped(report)
-    embedded = _json({chart.id: chart.figure for group in figures.values() for chart in group})
     style = _asset("templates/report.css")
     scripts = (_plotly(), _asset("templates/report.js"))
     return (
@@ -57,7 +55,7 @@ def html(report: StoredReport) -> str:
             style=Markup(style),  # noqa: S704  # our own file
             plotly=Markup(scripts[0]),  # noqa: S704  # the vendored bundle
             script=Markup(scripts[1]),  # noqa: S704  # our own file
-            figures=Markup(embedded),  # noqa: S704  # JSON in which every < is written as an escape
+            figures={chart.id: chart.figure for group in figures.values() for chart in group},
             charts=figures,
             levels=dict.fromkeys((*LEVELS, *run.levels)),
             headline=_headline(run),
@@ -70,7 +68,6 @@ def html(report: StoredReport) -> str:
             words=metric_names.words,
             number=charts.number,
             interval=charts.interval,
-            requirement=requirement,
             box=_box(run),
             logs=[(s, (report.directory / s.log).is_file()) for s in run.starts],
             links=_links(report.directory),
@@ -84,17 +81,6 @@ def write(report: StoredReport) -> Path:
     path = report.directory / NAME
     write_text(html(report), path)
     return path
-
-
-def requirement(metric: MetricReport) -> str:
-    """What a metric is held against, in words; empty where nothing is demanded."""
-    limits = {
-        "at least": metric.minimum,
-        "at most": metric.at_most,
-        "target": metric.target,
-        "stretch": metric.stretch,
-    }
-    return ", ".join(f"{word} {charts.number(v)}" for word, v in limits.items() if v is not None)
 
 
 def _charts(report: StoredReport) -> dict[str, list[Chart]]:
@@ -203,19 +189,6 @@ def _policy(scripts: tuple[str, ...]) -> str:
     )
 
 
-_IN_SCRIPT = {
-    "<": "\\u003c",
-    ">": "\\u003e",
-    "&": "\\u0026",
-}
-
-
-def _json(value: Any) -> str:
-    """JSON that no text in it can break out of: it stands in a script element."""
-    text = json.dumps(value, ensure_ascii=True, allow_nan=False)
-    return "".join(_IN_SCRIPT.get(character, character) for character in text)
-
-
 def _shown(value: object) -> object:
     """Text without anything that a screen obeys: lines and tabs stay, the rest is written out."""
     if isinstance(value, Markup) or not isinstance(value, str):
@@ -236,6 +209,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False}
     environment.tests["table"] = lambda value: isinstance(value, Mapping)
     environment.tests["listing"] = lambda value: isinstance(value, (list, tuple))
     return environment
