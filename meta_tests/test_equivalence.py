@@ -75,7 +75,7 @@ def test_two_attractors_are_both_right_and_the_rest_is_asked_again():
 
     found = agreement.judge(ATTRACTOR, OTHER, NOISY, resume)
     assert found.disagreement is None, found
-    assert asked == [(1, 2)] and len(found.forks) == 1 and found.top1 == (True, False, True)
+    assert asked == [(1, 2)] and found.forks == 1 and found.top1 == (True, False, True)
 
 
 def test_after_a_fork_what_follows_is_still_judged():

@@ -25,16 +25,6 @@ Resume = Callable[[tuple[int, ...]], Positions | None]
 
 
 @dataclass(frozen=True)
-class Fork:
-    """Where two runs chose differently, both rightly."""
-
-    place: int
-    judged: str
-    other: str
-    gap: float
-
-
-@dataclass(frozen=True)
 class TokenAgreement:
     """How one run compares with another, over the tokens that were judged."""
 
@@ -44,7 +34,8 @@ class TokenAgreement:
     """Whether the other run chose the same token at each place."""
     divergences: tuple[float, ...]
     """KL divergence of the most likely tokens at each place (`divergence`)."""
-    forks: tuple[Fork, ...]
+    forks: int
+    """Places where the runs chose differently, both rightly."""
     disagreement: str | None
     """What is wrong, None when the runs agree."""
     unjudged: int = 0
@@ -81,10 +72,8 @@ def judge(
     errors: list[float] = []
     top1: list[bool] = []
     divergences: list[float] = []
-    forks: list[Fork] = []
     wrong: str | None = None
-    unjudged = 0
-    place = offset = 0
+    unjudged = forks = place = offset = 0
     while place < len(judged):
         if place - offset >= len(other):
             wrong = f"token {place}: required {judged[place].token}, seen the end of the answer"
@@ -102,9 +91,9 @@ def judge(
                     f"{gap:.3g} nats (equally likely would be up to {bound.fork:g})"
                 )
                 break
-            forks.append(Fork(place, mine.token, theirs.token, gap))
-            if len(forks) > MOST_FORKS:
-                wrong = f"token {place}: the {len(forks)}th place where the runs choose differently"
+            forks += 1
+            if forks > MOST_FORKS:
+                wrong = f"token {place}: the {forks}th place where the runs choose differently"
                 break
             if place + 1 < len(judged):
                 ids = ids_of(judged[: place + 1])
@@ -122,9 +111,7 @@ def judge(
             )
             break
         place += 1
-    found = TokenAgreement(
-        tuple(errors), tuple(top1), tuple(divergences), tuple(forks), wrong, unjudged
-    )
+    found = TokenAgreement(tuple(errors), tuple(top1), tuple(divergences), forks, wrong, unjudged)
     if wrong is None and found.mean_abs > bound.mean_abs:
         wrong = (
             f"{len(errors)} tokens: required a mean difference of at most {bound.mean_abs:g}, "

@@ -138,7 +138,7 @@ class Comparison:
         """One line of figures."""
         name, place, size = self.worst
         tokens = sum(len(j.agreement.top1) for j in self.judgements)
-        forks = sum(len(j.agreement.forks) for j in self.judgements)
+        forks = sum(j.agreement.forks for j in self.judgements)
         return (
             f"{len(self.judgements)} prompts, {tokens} tokens: mean KL {self.mean_divergence:.3g} "
             f"nats, top-1 agreement {self.top1:.2%}, worst token {size:.3g} nats ({name}, token "

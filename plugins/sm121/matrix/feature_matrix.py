@@ -145,19 +145,17 @@ def _coverage(space: Space, array: Array, records: Sequence[CellRecord]) -> list
     most = max(2, array.strength) if isinstance(array.strength, int) else 2
     planned = [planned.cell for planned in array.cells]
     ended = [r.values for r in records if r.outcome is not CellOutcome.NOT_RUN]
-    reports = []
-    for strength in range(1, min(most, len(space.axes)) + 1):
-        found = coverage(space, planned, strength)
-        reports.append(
-            CoverageReport(
-                strength=strength,
-                allowed=found.allowed,
-                covered=found.covered,
-                ran=coverage(space, ended, strength).covered,
-                incompatible=found.excluded,
-            )
+    strengths = range(1, min(most, len(space.axes)) + 1)
+    return [
+        CoverageReport(
+            strength=strength,
+            allowed=found.allowed,
+            covered=found.covered,
+            ran=coverage(space, ended, strength).covered,
+            incompatible=found.excluded,
         )
-    return reports
+        for strength, found in ((n, coverage(space, planned, n)) for n in strengths)
+    ]
 
 
 def pairs(space: Space, file: MatrixFile) -> dict[Choice, PairState]:
