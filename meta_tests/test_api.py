@@ -236,7 +236,7 @@ def judged(case: Case, *answers: Exchange, engine: str = "vllm", version: str | 
 
 
 def answer(status: int | None, body: object = None, failure: str = "") -> Exchange:
-    return Exchange(status, "application/json", json.dumps(body).encode(), 0.1, failure)
+    return Exchange(status, "application/json", json.dumps(body).encode(), failure)
 
 
 ERROR = {"error": {"message": "no", "type": "x", "param": None, "code": 400}}
