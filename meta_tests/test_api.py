@@ -12,6 +12,7 @@ from sm121.api import cases, invariants, schema, stream, tools
 from sm121.api.cases import Case
 from sm121.api.client import Api, Wrong
 from sm121.client.exchange import Exchange
+from sm121.core import data_file
 from sm121.core.errors import UsageError
 from sm121.core.server import Endpoint
 from sm121.engines import capabilities
@@ -235,7 +236,7 @@ def judged(case: Case, *answers: Exchange, engine: str = "vllm", version: str | 
 
 
 def answer(status: int | None, body: object = None, failure: str = "") -> Exchange:
-    return Exchange(status, "application/json", json.dumps(body).encode(), 0.1, failure)
+    return Exchange(status, "application/json", json.dumps(body).encode(), failure)
 
 
 ERROR = {"error": {"message": "no", "type": "x", "param": None, "code": 400}}
@@ -315,5 +316,5 @@ def test_every_case_says_why_and_none_comes_twice():
 )
 def test_a_bad_file_of_cases_is_one_line(text, said):
     with pytest.raises(UsageError, match=said) as caught:
-        cases.load_text(text, "mine.toml")
+        data_file.parse(text, cases.CaseFile, "api cases mine.toml")
     assert "\n" not in str(caught.value)

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from sm121.api.client import Api
-from sm121.api.guarded import GuardedClient
+from sm121.api.sdk import GuardedClient
 from sm121.core import data_file
 from sm121.core.errors import UsageError
 from sm121.core.server import Endpoint, Server

@@ -8,14 +8,14 @@ import re
 import pytest
 
 from sm121.answers import agreement
-from sm121.answers.agreement import Bound
 from sm121.client.completions import Asker, Completion, Position, Request, parse
+from sm121.core.profile import AgreementBound
 from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import NotRun
 from sm121.evidence import metrics
 
-EXACT = Bound(max_abs=1e-3, mean_abs=1e-4, fork=0)
-NOISY = Bound(max_abs=0.2, mean_abs=0.1, fork=0.1)
+EXACT = AgreementBound(max_abs=1e-3, mean_abs=1e-4, fork=0, source="a test")
+NOISY = AgreementBound(max_abs=0.2, mean_abs=0.1, fork=0.1, source="a test")
 
 
 def at(token: int, p: float = 0.6, **others: float) -> Position:
@@ -75,7 +75,7 @@ def test_two_attractors_are_both_right_and_the_rest_is_asked_again():
 
     found = agreement.judge(ATTRACTOR, OTHER, NOISY, resume)
     assert found.disagreement is None, found
-    assert asked == [(1, 2)] and len(found.forks) == 1 and found.top1 == (True, False, True)
+    assert asked == [(1, 2)] and found.forks == 1 and found.top1 == (True, False, True)
 
 
 def test_after_a_fork_what_follows_is_still_judged():

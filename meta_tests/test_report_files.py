@@ -17,7 +17,7 @@ import pytest
 import report_runs
 
 from sm121.cli import main
-from sm121.core import lenient
+from sm121.core import data_file, lenient
 from sm121.core.errors import UsageError
 from sm121.core.verdict import Verdict
 from sm121.evidence.crash_bundle import BundleIndex
@@ -29,15 +29,13 @@ from sm121.report import (
     findings,
     github,
     junit,
-    matrix_file,
-    memory_timeline,
     metric_names,
     page,
     references,
     stored,
     summary,
 )
-from sm121.run import reason, verdict_file
+from sm121.run import verdict_file
 from sm121.run.verdict_file import CrashReport, MemoryReport
 from sm121.stress.memory import MemoryFile
 
@@ -240,7 +238,7 @@ def test_a_pass_says_what_did_not_run_and_gates_nothing_that_has_none(runs):
     found = stored.read(runs["pass"])
     found.run.tests[0].skipped, found.run.tests[0].verdict = True, Verdict.NOT_RUN
     held = len(found.run.tests) - 1
-    assert reason.reason(found.run) == f"{held} checks ran and held; 1 did not run"
+    assert found.run.why() == f"{held} checks ran and held; 1 did not run"
     found.run.metrics["tg32@d0"].minimum = found.run.metrics["tg32@d0"].target = None
     found.run.metrics["tg32@d0"].stretch = None
     for metric in [
@@ -339,19 +337,20 @@ def test_references_are_drawn_only_beside_what_they_are_of(runs):
     run.arch = "cpu"
     assert known.comparable(run) == "they are of sm121, this run is of cpu"
     with pytest.raises(UsageError, match="unknown key"):
-        references.parse('[target]\narch="a"\nmodel="b"\ndescription="c"\nwrong=1\n')
+        wrong = '[target]\narch="a"\nmodel="b"\ndescription="c"\nwrong=1\n'
+        data_file.parse(wrong, references.References, "references.toml")
 
 
 def test_memory_is_shown_as_it_was_sampled(runs):
     found = MemoryFile.model_validate_json((runs["pass"] / "memory.json").read_text())
-    shown = memory_timeline.timeline(found)
+    shown = stored.timeline(found)
     assert set(shown.levels) == {"server's processes", "host memory available"}, "no GPU, no line"
     assert shown.seconds[0] == 0.0 and len(shown.seconds) == len(found.samples)
     assert shown.levels["server's processes"][-1] == found.samples[-1].pss_bytes / 2**30
     assert max(share for share in shown.cache if share is not None) <= 1
     many = found.model_copy(update={"samples": found.samples * 50})
-    assert len(memory_timeline.timeline(many).seconds) <= 1800, "a chart of a soak stays small"
-    assert memory_timeline.timeline(found.model_copy(update={"samples": []})) is None
+    assert len(stored.timeline(many).seconds) <= 1800, "a chart of a soak stays small"
+    assert stored.timeline(found.model_copy(update={"samples": []})) is None
 
 
 def test_the_memory_of_a_worker_is_found_where_verdict_json_says(runs, tmp_path):
@@ -369,14 +368,17 @@ def test_the_memory_of_a_worker_is_found_where_verdict_json_says(runs, tmp_path)
 
 def test_a_matrix_is_shown_with_every_declared_value(runs, tmp_path):
     file = MatrixFile.model_validate_json((runs["pass"] / "matrix" / "matrix.json").read_text())
-    assert matrix_file.facts(file.cells[1]) == {
-        "took": "61 s",
-        "tg32@d0": "53.1 (100% of the baseline)",
-    }
-    assert ("cells not run yet", "1") in matrix_file.coverage(file)
-    assert ("combinations of 2", "45 ran of 47, 47 planned") in matrix_file.coverage(file)
     found = stored.read(runs["pass"])
     text = page.html(found)
+    own = text.partition(f'<span class="thin small">{file.cells[1].id}</span>')[2].partition(
+        "</tr>"
+    )[0]
+    assert re.findall(r'<span class="muted">(.*?)</span>', own) == [
+        "took 61 s",
+        "tg32@d0 53.1 (100% of the baseline)",
+    ]
+    assert "<dt>cells not run yet</dt><dd>1</dd>" in text
+    assert "<dt>combinations of 2</dt><dd>45 ran of 47, 47 planned</dd>" in text
     assert all(f'<th scope="col">{axis}</th>' in text for axis in file.values)
     grid = page._grid(found)
     assert grid["names"] == file.values[grid["columns"]]

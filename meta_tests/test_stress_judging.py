@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from sm121.answers.agreement import Bound
 from sm121.client.completions import Completion
 from sm121.client.load import Job, JobOutcome, LoadResult
 from sm121.core import profile
 from sm121.core.errors import UsageError
+from sm121.core.profile import AgreementBound
 from sm121.core.redaction import redact
 from sm121.core.verdict import Verdict
 from sm121.evidence import crash_bundle, death, kernel_messages
@@ -24,7 +24,7 @@ from sm121.measure import growth
 from sm121.stress import checks, memory, shapes, soak
 from sm121.stress.timeline import Sample
 
-EXACT = Bound(1e-3, 1e-4, 0.0)
+EXACT = AgreementBound(max_abs=1e-3, mean_abs=1e-4, fork=0, source="a test")
 ALONE = Completion("abcd", "length", (1, 2, 3, 4), (9,), None, None, 4, 1)
 MIB = 2**20
 

@@ -18,10 +18,10 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from sm121.answers.agreement import Bound
 from sm121.client.connection import Patience
 from sm121.client.load import Job, JobOutcome, LoadClient, LoadResult
 from sm121.core import profile
+from sm121.core.profile import AgreementBound
 from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import Inconclusive, NotRun
 from sm121.engines import capabilities
@@ -30,6 +30,8 @@ from sm121.plugin.stress import end_with_its_level
 from sm121.run.verdict_file import EngineReport, VerdictFile
 from sm121.stress import checks, memory, throughput
 from sm121.stress.level import Stress
+
+EXACT = AgreementBound(max_abs=1e-3, mean_abs=1e-4, fork=0, source="a test")
 
 ENDPOINT = Endpoint("http://127.0.0.1:9", "key", "canary")
 JOB = Job("x", {"prompt": "x"}, 4)
@@ -99,7 +101,7 @@ def begin() -> Callable[..., tuple[SimpleNamespace, Callable[[], Stress]]]:
         )
         server = SimpleNamespace(endpoint=ENDPOINT, engine="vllm", version="0", configuration=None)
         able = SimpleNamespace(require=lambda *_names: None, engine="vllm")
-        return run, lambda: Stress(run, server, able, Bound(1e-3, 1e-4, 0.0))
+        return run, lambda: Stress(run, server, able, EXACT)
 
     return make
 
@@ -191,7 +193,7 @@ def test_the_level_runs_from_a_script_on_an_attached_server(begin, endpoint, tmp
     lines: list[str] = []
     harness.say = lambda _what, line: lines.append(line)
     server = Server(endpoint, False, "vllm", "0.32.0", None, None, None)
-    level = Stress(harness, server, capabilities.of("vllm", "0.32.0"), Bound(1e-3, 1e-4, 0.0))
+    level = Stress(harness, server, capabilities.of("vllm", "0.32.0"), EXACT)
     assert harness.observer is level
     level.sustained()
     level.brim()

@@ -11,7 +11,6 @@ import pytest
 
 from sm121.answers import accuracy, golden, log_probabilities, prompts
 from sm121.api import (
-    accounting,
     chats,
     endings,
     harmony,
@@ -38,7 +37,7 @@ def test_known_answers(sdk, profile):
 @pytest.mark.parametrize("asked", [1, 7, 32])
 def test_token_counts_are_exact(sdk, asked):
     """The answer has as many tokens as were asked for, and usage gives that number."""
-    accounting.counts_are_exact(sdk, asked)
+    endings.counts_are_exact(sdk, asked)
 
 
 def test_log_probabilities_are_finite(sdk):
@@ -196,12 +195,12 @@ def test_accuracy(sdk, profile, conformance):
 
 def test_usage_equals_the_ids(api):
     """Usage counts the ids that came: at a natural end, at the limit, and over several choices."""
-    accounting.usage_equals_the_ids(api)
+    endings.usage_equals_the_ids(api)
 
 
 def test_usage_of_a_stream_equals_the_ids(api):
     """Usage in the last chunk of a stream counts the ids of all chunks."""
-    accounting.usage_of_a_stream_equals_the_ids(api)
+    endings.usage_of_a_stream_equals_the_ids(api)
 
 
 def test_sixteen_tokens_by_default(api):

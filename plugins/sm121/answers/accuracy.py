@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -11,29 +10,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
+from scipy import stats
 
+from sm121.core.data_file import DataTable
 from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
 from sm121.core.verdict import Inconclusive, NotRun, Verdict, require
 
 Kind = Literal["begins", "exact", "contains", "number", "letter"]
-#: Two-sided 95 %.
-_Z = 1.959963984540054
 SIGNIFICANT = 0.05
 _AT_ONCE = 4
-_Line = TypeVar("_Line", bound=BaseModel)
 
 
-class Question(BaseModel):
+class Question(DataTable):
     """One line of the file.
 
     ``begins``: a text that is gone on from; the rest are chat questions, of whose answer the text
     (``exact``), a part of it (``contains``), the last number (``number``) or the first single
     capital letter (``letter``) counts.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     prompt: str = Field(min_length=1)
     answer: str = Field(min_length=1)
@@ -59,10 +55,8 @@ class Question(BaseModel):
         return self.id or self.prompt
 
 
-class Output(BaseModel):
+class Output(DataTable):
     """What came of a question; kept in the report directory."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     key: str
     kind: Kind
@@ -70,6 +64,9 @@ class Output(BaseModel):
     content: str
     right: bool
     completion_tokens: int | None = None
+
+
+_Line = TypeVar("_Line", Question, Output)
 
 
 @dataclass(frozen=True)
@@ -126,7 +123,7 @@ def load(path: Path) -> list[Question]:
     Raises:
         UsageError: one line with the file, the line and what was expected.
     """
-    return _lines(path, Question, "--accuracy", lambda question: question.key)
+    return _lines(path, Question, "--accuracy")
 
 
 def load_outputs(path: Path) -> list[Output]:
@@ -135,7 +132,7 @@ def load_outputs(path: Path) -> list[Output]:
     Raises:
         UsageError: it is no such file.
     """
-    return _lines(path, Output, "--accuracy-baseline", lambda output: output.key)
+    return _lines(path, Output, "--accuracy-baseline")
 
 
 def is_right(question: Question, content: str) -> bool:
@@ -189,14 +186,8 @@ def interval(outputs: Iterable[Output]) -> Interval:
     right, n = sum(marks), len(marks)
     if not n:
         raise ValueError("an interval needs at least one answer")
-    share = right / n
-    middle = share + _Z**2 / (2 * n)
-    half = _Z * math.sqrt(share * (1 - share) / n + _Z**2 / (4 * n * n))
-    scale = 1 + _Z**2 / n
-    # At the ends the bound is exact; rounding must not leave 0.9999.
-    low = 0.0 if right == 0 else (middle - half) / scale
-    high = 1.0 if right == n else (middle + half) / scale
-    return Interval(right, n, low, high)
+    found = stats.binomtest(right, n).proportion_ci(0.95, method="wilson")
+    return Interval(right, n, float(found.low), float(found.high))
 
 
 def paired(before: Iterable[Output], now: Iterable[Output]) -> Paired:
@@ -214,7 +205,9 @@ def paired(before: Iterable[Output], now: Iterable[Output]) -> Paired:
         )
     gained = sum(new[key] and not old[key] for key in old)
     lost = sum(old[key] and not new[key] for key in old)
-    return Paired(gained, lost, len(old) - gained - lost, _sign_test(gained, lost))
+    changed = gained + lost
+    p_value = float(stats.binomtest(lost, changed).pvalue) if changed else 1.0
+    return Paired(gained, lost, len(old) - changed, p_value)
 
 
 def judge(
@@ -255,13 +248,6 @@ def judge(
     require(verdict is Verdict.PASS, wanted, f"{seen}; outputs: {kept}")
 
 
-def _sign_test(gained: int, lost: int) -> float:
-    """Two-sided probability of a split as uneven as this, when both ways are as likely."""
-    n, fewer = gained + lost, min(gained, lost)
-    tail = sum(math.comb(n, k) for k in range(fewer + 1))
-    return float(min(1.0, 2 * tail / 2**n))
-
-
 def _plain(text: str) -> str:
     return " ".join(text.casefold().split()).strip(" .!\"'")
 
@@ -272,7 +258,7 @@ def _number(text: str) -> float | None:
     return float(found[-1].replace(",", "")) if found else None
 
 
-def _lines(path: Path, model: type[_Line], option: str, key: Callable[[_Line], str]) -> list[_Line]:
+def _lines(path: Path, model: type[_Line], option: str) -> list[_Line]:
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -294,9 +280,9 @@ def _lines(path: Path, model: type[_Line], option: str, key: Callable[[_Line], s
             raise UsageError(f"{option} {path}: line {number}: {where}: {said}") from error
         except (ValueError, RecursionError) as error:
             raise UsageError(f"{option} {path}: line {number}: expected JSON: {error}") from error
-        if key(entry) in seen:
-            raise UsageError(f"{option} {path}: line {number}: {key(entry)!r} is there twice")
-        seen.add(key(entry))
+        if entry.key in seen:
+            raise UsageError(f"{option} {path}: line {number}: {entry.key!r} is there twice")
+        seen.add(entry.key)
         entries.append(entry)
     if not entries:
         raise UsageError(f"{option} {path}: expected at least one line, it is empty")

@@ -15,34 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sm121.client.completions import Completion, Position, ids_of
+from sm121.core.profile import AgreementBound
 
 #: More forks than this in one answer are no accident of rounding.
 MOST_FORKS = 6
 
 Positions = Sequence[Position]
 Resume = Callable[[tuple[int, ...]], Positions | None]
-
-
-@dataclass(frozen=True)
-class Bound:
-    """How far two runs may differ, in nats."""
-
-    max_abs: float
-    """Of the log-probability of any token that both tell, at one place."""
-    mean_abs: float
-    """The same on average over the places of a run."""
-    fork: float
-    """Between two tokens for either to be a right choice; 0 where equal tokens are promised."""
-
-
-@dataclass(frozen=True)
-class Fork:
-    """Where two runs chose differently, both rightly."""
-
-    place: int
-    judged: str
-    other: str
-    gap: float
 
 
 @dataclass(frozen=True)
@@ -55,7 +34,8 @@ class TokenAgreement:
     """Whether the other run chose the same token at each place."""
     divergences: tuple[float, ...]
     """KL divergence of the most likely tokens at each place (`divergence`)."""
-    forks: tuple[Fork, ...]
+    forks: int
+    """Places where the runs chose differently, both rightly."""
     disagreement: str | None
     """What is wrong, None when the runs agree."""
     unjudged: int = 0
@@ -80,7 +60,7 @@ class TokenAgreement:
 def judge(
     judged: Sequence[Position],
     other: Sequence[Position],
-    bound: Bound,
+    bound: AgreementBound,
     resume: Resume | None = None,
 ) -> TokenAgreement:
     """Check each token of `judged` under another run of the same prompt.
@@ -92,10 +72,8 @@ def judge(
     errors: list[float] = []
     top1: list[bool] = []
     divergences: list[float] = []
-    forks: list[Fork] = []
     wrong: str | None = None
-    unjudged = 0
-    place = offset = 0
+    unjudged = forks = place = offset = 0
     while place < len(judged):
         if place - offset >= len(other):
             wrong = f"token {place}: required {judged[place].token}, seen the end of the answer"
@@ -113,9 +91,9 @@ def judge(
                     f"{gap:.3g} nats (equally likely would be up to {bound.fork:g})"
                 )
                 break
-            forks.append(Fork(place, mine.token, theirs.token, gap))
-            if len(forks) > MOST_FORKS:
-                wrong = f"token {place}: the {len(forks)}th place where the runs choose differently"
+            forks += 1
+            if forks > MOST_FORKS:
+                wrong = f"token {place}: the {forks}th place where the runs choose differently"
                 break
             if place + 1 < len(judged):
                 ids = ids_of(judged[: place + 1])
@@ -133,9 +111,7 @@ def judge(
             )
             break
         place += 1
-    found = TokenAgreement(
-        tuple(errors), tuple(top1), tuple(divergences), tuple(forks), wrong, unjudged
-    )
+    found = TokenAgreement(tuple(errors), tuple(top1), tuple(divergences), forks, wrong, unjudged)
     if wrong is None and found.mean_abs > bound.mean_abs:
         wrong = (
             f"{len(errors)} tokens: required a mean difference of at most {bound.mean_abs:g}, "

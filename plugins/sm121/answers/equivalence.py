@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from sm121.answers import agreement, sanity
-from sm121.answers.agreement import Bound
 from sm121.answers.prompts import Prompt, PromptSet
 from sm121.client.completions import Asker, Completion, Request
+from sm121.core.profile import AgreementBound
 from sm121.core.verdict import NotRun, require
 
 #: Longer than a step's budget of tokens, and than the blocks of the prefix cache.
@@ -30,7 +30,7 @@ class Continuations:
     """
 
     prompts: PromptSet
-    bound: Bound
+    bound: AgreementBound
     asker: Asker
     _salts: Iterator[int] = field(default_factory=itertools.count)
     _alone: dict[str, Completion] = field(default_factory=dict)

@@ -15,14 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import Field, JsonValue, ValidationError
 
 from sm121 import __version__
 from sm121.answers import agreement
-from sm121.answers.agreement import Bound, TokenAgreement
+from sm121.answers.agreement import TokenAgreement
 from sm121.answers.prompts import Prompt, PromptSet
 from sm121.client.completions import Asker, Completion, Position, Refused, Request, ids_of
+from sm121.core.data_file import DataTable
 from sm121.core.errors import UsageError
+from sm121.core.files import write_text
 from sm121.core.profile import GoldenBound
 
 TOP = 20
@@ -30,11 +32,7 @@ TOP = 20
 _TOPS = (TOP, 5, 1)
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class GoldenAnswer(_Table):
+class GoldenAnswer(DataTable):
     """One prompt's greedy answer."""
 
     name: str
@@ -43,7 +41,7 @@ class GoldenAnswer(_Table):
     positions: tuple[Position, ...] = Field(min_length=1)
 
 
-class Identity(_Table):
+class Identity(DataTable):
     """What is served. A hash is null where the files are not at hand (an attached server)."""
 
     served_name: str
@@ -53,7 +51,7 @@ class Identity(_Table):
     tokenizer_sha256: str | None = None
 
 
-class GoldenFile(_Table):
+class GoldenFile(DataTable):
     """A trusted run's answers."""
 
     schema_version: Literal[1] = 1
@@ -140,7 +138,7 @@ class Comparison:
         """One line of figures."""
         name, place, size = self.worst
         tokens = sum(len(j.agreement.top1) for j in self.judgements)
-        forks = sum(len(j.agreement.forks) for j in self.judgements)
+        forks = sum(j.agreement.forks for j in self.judgements)
         return (
             f"{len(self.judgements)} prompts, {tokens} tokens: mean KL {self.mean_divergence:.3g} "
             f"nats, top-1 agreement {self.top1:.2%}, worst token {size:.3g} nats ({name}, token "
@@ -168,9 +166,7 @@ def load(path: Path) -> GoldenFile:
 
 def save(golden: GoldenFile, path: Path) -> None:
     """Write a golden file, whole or not at all."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(golden.model_dump_json(indent=1) + "\n", "utf-8")
-    part.replace(path)
+    write_text(golden.model_dump_json(indent=1) + "\n", path)
 
 
 def save_repeated(first: GoldenFile, second: GoldenFile, path: Path) -> None:
@@ -286,7 +282,6 @@ def compare(
     """
     asked: dict[str, Prompt] = {prompt.name: prompt for prompt in prompts.prompts}
     judgements = []
-    limits = Bound(bound.max_abs, bound.mean_abs, bound.fork)
     for expected in golden.answers:
         prompt = asked[expected.name]
         answer = ask(asker, prompt.text, prompt.tokens)
@@ -299,7 +294,7 @@ def compare(
         found = agreement.judge(
             expected.positions,
             asker.positions(answer),
-            limits,
+            bound,
             continuation(asker, ids, prompt.tokens),
         )
         wrong = found.disagreement or _other_text(expected, answer, found)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from importlib.resources import files
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from sm121.core import data_file
+from sm121.core.data_file import DataTable
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Prompt(_Table):
+class Prompt(DataTable):
     """A text to go on from, and by how many tokens."""
 
     name: str = Field(min_length=1)
@@ -25,7 +21,7 @@ class Prompt(_Table):
     varied: bool = True
 
 
-class PromptSet(_Table):
+class PromptSet(DataTable):
     """Prompts with one right greedy continuation each."""
 
     schema_version: Literal[1]
@@ -46,7 +42,7 @@ class PromptSet(_Table):
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
 
-class Questions(_Table):
+class Questions(DataTable):
     """Questions for a chat."""
 
     schema_version: Literal[1]
@@ -56,13 +52,9 @@ class Questions(_Table):
 
 def continuations() -> PromptSet:
     """fixtures/answers/prompts.toml."""
-    return data_file.parse(_text("prompts.toml"), PromptSet, "answers/prompts.toml")
+    return data_file.load("answers/prompts.toml", PromptSet)
 
 
 def questions() -> Questions:
     """fixtures/answers/questions.toml."""
-    return data_file.parse(_text("questions.toml"), Questions, "answers/questions.toml")
-
-
-def _text(name: str) -> str:
-    return (files("sm121.fixtures") / "answers" / name).read_text("utf-8")
+    return data_file.load("answers/questions.toml", Questions)

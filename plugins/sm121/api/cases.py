@@ -11,15 +11,15 @@ import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from sm121.api import schema
 from sm121.api.client import CHAT, COMPLETIONS, RESPONSES, Api, Wrong
 from sm121.client.exchange import Exchange
 from sm121.core import data_file
+from sm121.core.data_file import DataTable
 from sm121.core.verdict import NotRun
 from sm121.engines.capabilities import Name, needed
 
@@ -38,11 +38,7 @@ ProblemKind = Literal[
 _NEVER: tuple[ProblemKind, ...] = ("hang", "server_error", "serves_wrongly_afterwards")
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Case(_Table):
+class Case(DataTable):
     """One request, and what must become of it."""
 
     id: str = Field(pattern=r"^[a-z0-9-]+$")
@@ -53,7 +49,7 @@ class Case(_Table):
     method: Literal["GET", "POST"] = "POST"
     path: str
     #: Laid over the plain request of that path.
-    body: Json = {}
+    body: Json = Field(default_factory=dict)
     without: tuple[str, ...] = ()
     #: The body as text, where no JSON can say it. ``%MODEL%`` is the served name.
     raw: str | None = None
@@ -75,7 +71,7 @@ class Case(_Table):
         return self.id
 
 
-class CaseFile(_Table):
+class CaseFile(DataTable):
     """All cases, and how long an answer may take."""
 
     answer_within_s: float = Field(gt=0)
@@ -108,17 +104,7 @@ def shipped() -> CaseFile:
     Raises:
         UsageError: the file is not valid.
     """
-    file = files("sm121.fixtures") / "api" / "cases.toml"
-    return load_text(file.read_text("utf-8"), "cases.toml")
-
-
-def load_text(text: str, origin: str) -> CaseFile:
-    """Parse and validate a file of cases.
-
-    Raises:
-        UsageError: one line, with the file, the key and what was expected.
-    """
-    return data_file.parse(text, CaseFile, f"api cases {origin}")
+    return data_file.load("api/cases.toml", CaseFile)
 
 
 def judge(api: Api, case: Case, healthy: str) -> tuple[str, CaseProblem | None]:
@@ -131,7 +117,8 @@ def judge(api: Api, case: Case, healthy: str) -> tuple[str, CaseProblem | None]:
         NotRun: the server cannot do what the case is about.
     """
     body = {"model": api.model, **shipped().plain.get(case.path, {}), **case.body}
-    api.capabilities.require(*case.needs, *_needed_by_path(case.path))
+    by_path = needed(case.path, {}) if case.path in (COMPLETIONS, CHAT, RESPONSES) else ()
+    api.capabilities.require(*case.needs, *by_path)
     exchange = api.send(
         case.method,
         case.path.replace("%MODEL%", api.model),
@@ -229,10 +216,6 @@ def _content(api: Api, case: Case, body: Json) -> bytes:
             [{"role": "user", "content": text}] if case.overlong == "messages" else text
         )
     return json.dumps({k: v for k, v in body.items() if k not in case.without}).encode()
-
-
-def _needed_by_path(path: str) -> list[Name]:
-    return needed(path, {}) if path in (COMPLETIONS, CHAT, RESPONSES) else []
 
 
 def healthy(api: Api) -> str:

@@ -28,10 +28,12 @@ Kind = Literal[
 ]
 
 
-class _Error(BaseModel):
-    """The error object. ``code`` is a string or null as published; servers send the status."""
-
+class _Open(BaseModel):
     model_config = ConfigDict(extra="allow")
+
+
+class _Error(_Open):
+    """The error object. ``code`` is a string or null as published; servers send the status."""
 
     message: str = Field(min_length=1)
     type: str = Field(min_length=1)
@@ -39,15 +41,11 @@ class _Error(BaseModel):
     code: str | int | None = None
 
 
-class _ErrorBody(BaseModel):
-    model_config = ConfigDict(extra="allow")
-
+class _ErrorBody(_Open):
     error: _Error
 
 
-class _ModelList(BaseModel):
-    model_config = ConfigDict(extra="allow")
-
+class _ModelList(_Open):
     object: Literal["list"]
     data: list[Model]
 

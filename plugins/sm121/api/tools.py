@@ -15,14 +15,10 @@ from sm121.core.verdict import require
 
 
 @functools.cache
-def _shipped() -> tuple[Json, ...]:
-    text = (files("sm121.fixtures") / "api" / "tools.json").read_text("utf-8")
-    return tuple(json.loads(text))
-
-
 def tools() -> list[Json]:
     """The tools as /v1/chat/completions takes them."""
-    return list(_shipped())
+    text = (files("sm121.fixtures") / "api" / "tools.json").read_text("utf-8")
+    return list(json.loads(text))
 
 
 def called_every_time(api: Api, known: Correctness) -> None:

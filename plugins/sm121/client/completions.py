@@ -58,7 +58,6 @@ class Completion:
     """Of the prompt's tokens from the second on."""
     completion_tokens: int | None
     prompt_tokens: int | None
-    cached_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,6 @@ class Request:
     prompt: Prompt
     tokens: int
     top: int = 5
-    ignore_eos: bool = True
     prompt_log_probabilities: bool = False
     #: Requests of one salt share the prefix cache, others do not (vLLM's ``cache_salt``).
     salt: str | None = None
@@ -83,7 +81,7 @@ class Request:
             "temperature": 0.0,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
-            "ignore_eos": self.ignore_eos,
+            "ignore_eos": True,
         }
         if self.top:
             body["logprobs"] = self.top
@@ -221,7 +219,6 @@ def parse(*parts: Mapping[str, Any]) -> Completion:
         prompt_log_probabilities=_of_prompt(choices[0].get("prompt_logprobs"), prompt_ids),
         completion_tokens=usage.get("completion_tokens"),
         prompt_tokens=usage.get("prompt_tokens"),
-        cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
     )
 
 

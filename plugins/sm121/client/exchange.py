@@ -21,7 +21,6 @@ class Exchange:
     status: int | None
     content_type: str
     content: bytes
-    seconds: float
     failure: str = ""
 
     @property
@@ -55,7 +54,6 @@ def send(
     headers = {"Content-Type": "application/json"} if content is not None else {}
     if key is not None:
         headers["Authorization"] = f"Bearer {key}"
-    started = time.monotonic()
     with endpoint.http(timeout_s=timeout_s) as http:
         try:
             answer = http.request(method, path, content=content, headers=headers)
@@ -65,9 +63,8 @@ def send(
             failure = f"{type(error).__name__}: {error}"
         else:
             kind = answer.headers.get("content-type", "")
-            seconds = time.monotonic() - started
-            return Exchange(answer.status_code, kind, answer.content, seconds)
-    return Exchange(None, "", b"", time.monotonic() - started, failure)
+            return Exchange(answer.status_code, kind, answer.content)
+    return Exchange(None, "", b"", failure)
 
 
 def get_whole(http: httpx.Client, path: str, within_s: float) -> httpx.Response:

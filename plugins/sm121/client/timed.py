@@ -253,7 +253,6 @@ def completion(
     prompt_tokens: int,
     tokens: int,
     stream: bool = True,
-    options: dict[str, Any] | None = None,
 ) -> TimedRequest:
     """A greedy completion of exactly so many tokens, with everything that helps to count them."""
     body: dict[str, Any] = {
@@ -265,7 +264,6 @@ def completion(
         "temperature": 0.0,
         "return_token_ids": True,
         "stream": stream,
-        **(options or {}),
     }
     if isinstance(prompt, str):
         body["add_special_tokens"] = False  # the text has the tokens that it should have

@@ -203,7 +203,9 @@ class LogProbabilityTolerance(DataTable):
 class AgreementBound(DataTable):
     """Bounds on what two greedy runs of one prompt may differ by, in nats."""
 
+    #: Of the log-probability of any token that both tell, at one place.
     max_abs: Positive
+    #: The same on average over the places of a run.
     mean_abs: Positive
     #: Up to this two tokens are equally likely: either may be chosen. 0: the tokens are equal.
     fork: Annotated[float, Field(ge=0)]

@@ -17,11 +17,10 @@ from pathlib import Path
 import httpx
 
 from sm121.answers import agreement, golden, sanity
-from sm121.answers.agreement import Bound
 from sm121.answers.golden import GoldenFile
 from sm121.answers.log_probabilities import dtype_of
 from sm121.answers.prompts import PromptSet, continuations
-from sm121.client.completions import Asker, Position, Refused, Request
+from sm121.client.completions import Asker, Refused, Request
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import Sm121Error
 from sm121.core.files import write_text
@@ -189,8 +188,10 @@ class Examiner:
             self._done(name, began, outcome, wrong, record.log)
             self._check_alive()
             return
-        self._step = "performance"
-        self._performance(record, server)
+        began, self._step = time.monotonic(), "performance"
+        outcome, message = self._judge_rate(record, server)
+        evidence = record.log if outcome is CellOutcome.FAIL else None
+        self._done("performance", began, outcome, message, evidence)
 
     def _check_alive(self) -> None:
         """Raises ServerDied when a server of the suite has died."""
@@ -299,7 +300,6 @@ class Examiner:
         if self.baseline is None:
             raise NotRun("the baseline has no answers to compare with")
         bound = self._bound(record.values)
-        limits = Bound(bound.max_abs, bound.mean_abs, bound.fork)
         expected = {answer.name: answer for answer in self.baseline.golden.answers}
         wanted = [self.prompts.prompts[n % len(self.prompts.prompts)]
                   for n in range(self.settings.stress_requests)]  # fmt: skip
@@ -308,25 +308,16 @@ class Examiner:
             [Request(p.text, p.tokens, salt=f"stress-{n}") for n, p in enumerate(wanted)]
         )
         for prompt, answer in zip(wanted, answers, strict=True):
-            positions = [
-                Position(p.token, p.log_probability, p.top) for p in expected[prompt.name].positions
-            ]
             judged = agreement.judge(
-                positions, asker.positions(answer), limits,
+                expected[prompt.name].positions, asker.positions(answer), bound,
                 golden.continuation(asker, answer.prompt_ids, prompt.tokens),
             )  # fmt: skip
             if judged.disagreement is not None:
                 return f"{len(wanted)} at the same time: {prompt.name!r}: {judged.disagreement}"
         return None
 
-    def _performance(self, record: CellRecord, server: Server) -> None:
-        """The cell's rate against the baseline's, from a server that stands the sample."""
-        began = time.monotonic()
-        outcome, message = self._judge_rate(record, server)
-        evidence = record.log if outcome is CellOutcome.FAIL else None
-        self._done("performance", began, outcome, message, evidence)
-
     def _judge_rate(self, record: CellRecord, server: Server) -> tuple[CellOutcome, str]:
+        """The cell's rate against the baseline's, from a server that stands the sample."""
         sample = self._rate(server, record)
         if sample.invalid and not sample.failed:
             # Once more: a disturbed sample says nothing of the values.
@@ -390,15 +381,10 @@ class Examiner:
     ) -> tuple[str, list[float], list[Invalidity]]:
         """A few rates of one stream: name, samples, and what speaks against them."""
         own = self.settings
+        names = ("rounds", "short_rounds", "warm_up_requests", "drift_bound", "second_clock_bound")
+        changed = {name: getattr(own, name) for name in names}
         measuring = self.profile.performance.measuring.model_copy(
-            update={
-                "rounds": own.rounds,
-                "maximum_rounds": own.rounds,
-                "short_rounds": own.short_rounds,
-                "warm_up_requests": own.warm_up_requests,
-                "drift_bound": own.drift_bound,
-                "second_clock_bound": own.second_clock_bound,
-            }
+            update={**changed, "maximum_rounds": own.rounds}
         )
         plan = Plan(own.prompt_tokens, (own.generated_tokens,), (0,), measuring)
         name = f"tg{own.generated_tokens}@d0"
@@ -479,12 +465,9 @@ class Examiner:
         folder.mkdir(parents=True, exist_ok=True)
         if log.is_file():
             shutil.copy(log, folder / "server.log")
-        write_text(
-            self.harness.redact(record.model_dump_json(indent=2)) + "\n", folder / "cell.json"
-        )
-        write_text(
-            self.harness.redact(cause.model_dump_json(indent=2)) + "\n", folder / "cause.json"
-        )
+        for name, content in (("cell.json", record), ("cause.json", cause)):
+            text = self.harness.redact(content.model_dump_json(indent=2))
+            write_text(f"{text}\n", folder / name)
         return str(folder.relative_to(self.directory.parent))
 
 

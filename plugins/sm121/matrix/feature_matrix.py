@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from pydantic import Field
 
 from sm121.core.data_file import Record
@@ -143,19 +145,17 @@ def _coverage(space: Space, array: Array, records: Sequence[CellRecord]) -> list
     most = max(2, array.strength) if isinstance(array.strength, int) else 2
     planned = [planned.cell for planned in array.cells]
     ended = [r.values for r in records if r.outcome is not CellOutcome.NOT_RUN]
-    reports = []
-    for strength in range(1, min(most, len(space.axes)) + 1):
-        found = coverage(space, planned, strength)
-        reports.append(
-            CoverageReport(
-                strength=strength,
-                allowed=found.allowed,
-                covered=found.covered,
-                ran=coverage(space, ended, strength).covered,
-                incompatible=found.excluded,
-            )
+    strengths = range(1, min(most, len(space.axes)) + 1)
+    return [
+        CoverageReport(
+            strength=strength,
+            allowed=found.allowed,
+            covered=found.covered,
+            ran=coverage(space, ended, strength).covered,
+            incompatible=found.excluded,
         )
-    return reports
+        for strength, found in ((n, coverage(space, planned, n)) for n in strengths)
+    ]
 
 
 def pairs(space: Space, file: MatrixFile) -> dict[Choice, PairState]:
@@ -179,57 +179,23 @@ def pairs(space: Space, file: MatrixFile) -> dict[Choice, PairState]:
 
 def markdown(space: Space, file: MatrixFile, *, command: str | None = None) -> str:
     """FEATURE_MATRIX.md."""
-    by = f"Made by `{command}`.\n\n" if command else ""
-    predicted = f" Predicted: {file.predicted}." if file.predicted else ""
-    parts = [
-        "# Feature matrix",
-        "",
-        f"{by}{file.engine} {file.version or '(version unknown)'}, profile `{file.profile}`, axes "
-        f"`{file.axes}`, strength {file.strength}: {len(file.cells)} cells "
-        f"({counted(file.cells) or 'none ran'}) of {file.product} combinations; "
-        f"{file.spent['boots']:.0f} boots in this run, {cost.duration(file.spent['seconds'])}."
-        f"{predicted}",
-        "",
-        "## What fails",
-        "",
-        *([f"- {_plain(one.text)} Cells: {', '.join(f'`{c}`' for c in one.cells[:6])}."
-           for one in file.failing_sets] or ["Nothing of what was run."]),
-        "",
-        "## Coverage",
-        "",
-        "| values together | allowed | in the plan | came to an outcome | incompatible |",
-        "|---:|---:|---:|---:|---:|",
-        *(f"| {c.strength} | {c.allowed} | {c.covered} | {c.ran} | {c.incompatible} |"
-          for c in file.coverage),
-        "",
-        "## Cells",
-        "",
-        "| values | outcome | worst difference, nats | rate of the baseline's | boot s | all s "
-        "| reason |",
-        "|---|---|---:|---|---:|---:|---|",
-        *(_row(record) for record in file.cells),
-        *(f"| `{name}` | NOT_RUN | | | | | no outcome yet |" for name in file.not_run),
-        *(f"| {_plain(name)} | {'INCOMPATIBLE' if why.startswith('INCOMPATIBLE') else 'not here'} "
-          f"| | | | | {_plain(why)} |" for name, why in file.left_out.items()),
-        "",
-        "## Pairs",
-        "",
-        "ok: in a cell that passes, or of which all but the rate was judged and passed (INVALID); "
-        "**X**: has a failing set in it; -: known not to go together; ?: not known.",
-        "",
-        *_table_of_pairs(space, file),
-        "",
-        "## Axes",
-        "",
-        "| axis | what | values (the first is the baseline) |",
-        "|---|---|---|",
-        *(f"| {axis} | {_plain(space.file.axes[axis].title)} "
-          f"| {', '.join(dict.fromkeys((first, *space.values(axis))))} |"
-          for axis, first in space.baseline.items()),
-        "",
-        *_lists(file),
-    ]  # fmt: skip
-    return "\n".join(parts).rstrip() + "\n"
+    environment = Environment(  # noqa: S701 - Markdown: everything that is put in goes by `_plain`
+        loader=PackageLoader("sm121.matrix"),
+        undefined=StrictUndefined,
+        finalize=_plain,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template("feature_matrix.md.j2").render(
+        space=space,
+        file=file,
+        command=command,
+        counted=counted,
+        duration=cost.duration,
+        columns=[choice for (choice,) in space.choices(1)],
+        signs={choice: _SIGN[state] for choice, state in pairs(space, file).items()},
+    )
 
 
 def counted(records: Sequence[CellRecord]) -> str:
@@ -238,54 +204,11 @@ def counted(records: Sequence[CellRecord]) -> str:
     return ", ".join(f"{n} {o.value}" for o, n in counts.items() if n)
 
 
-def _row(record: CellRecord) -> str:
-    rate = ""
-    if record.rate is not None and record.rate.ratio is not None:
-        rate = f"{record.rate.ratio:.2f} [{record.rate.ci_low:.2f}, {record.rate.ci_high:.2f}]"
-    elif record.rate is not None and record.rate.value is not None:
-        rate = f"{record.rate.value:.3g} tok/s"
-    boot = f"{record.boot_s:.0f}" if record.boot_s is not None else "ran"
-    note = " (isolating)" if record.isolating else ""
-    worst = f"{record.agreement.worst_nats:.2g}" if record.agreement is not None else ""
-    return (
-        f"| `{record.id}`{note} | {record.outcome.value} | {worst} | {rate} | {boot} | "
-        f"{record.took_s:.0f} | {_plain(record.reason)} |"
-    )
-
-
-def _table_of_pairs(space: Space, file: MatrixFile) -> list[str]:
-    if len(space.axes) < 2:
-        return ["One axis has no pairs."]
-    states = pairs(space, file)
-    columns = [choice for (choice,) in space.choices(1)]
-    lines = [
-        "| | " + " | ".join(f"{axis} {value}" for axis, value in columns) + " |",
-        "|---|" + "---|" * len(columns),
-    ]
-    for row, own in enumerate(columns):
-        known = [states.get((other, own)) for other in columns[:row]]
-        signs = [*(_SIGN[state] if state else "" for state in known), *[""] * (len(columns) - row)]
-        lines.append(f"| {own[0]} {own[1]} | {' | '.join(signs)} |")
-    return lines
-
-
-def _lists(file: MatrixFile) -> list[str]:
-    lines = []
-    tables: Sequence[tuple[str, Mapping[str, str]]] = (
-        ("Not applicable here", file.absent),
-        ("Known not to go together", file.incompatible),
-        ("Not proven: nothing shows that it was in force", file.unproven),
-    )
-    for title, table in tables:
-        if table:
-            lines += [f"## {title}", ""]
-            lines += [f"- `{name}`: {_plain(why)}" for name, why in table.items()]
-            lines += [""]
-    return lines
-
-
-def _plain(text: str) -> str:
-    line = printable(" ".join(text.split()))
+def _plain(value: object) -> str:
+    """One line of Markdown; what the template calls safe stands as it is."""
+    if isinstance(value, Markup):
+        return value
+    line = printable(" ".join(str(value).split()))
     line = line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
     return line.replace("|", "\\|").replace("<", "&lt;")
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from sm121.answers import accuracy, golden, log_probabilities, prompts
-from sm121.answers.agreement import Bound
 from sm121.answers.equivalence import Continuations
 from sm121.answers.golden import GoldenFile, Identity
 from sm121.answers.log_probabilities import OracleReference, bound_for
@@ -77,9 +76,8 @@ def continuations(
     kept = pytestconfig.stash.setdefault(_CONTINUATIONS, {})
     key = f"{server.endpoint.base_url} {server.startup_s}"
     if key not in kept:
-        own = bound_for(profile.correctness.agreement, server, profile, "agreement")
-        limits = Bound(own.max_abs, own.mean_abs, own.fork)
-        kept[key] = Continuations(prompts.continuations(), limits, asker)
+        bound = bound_for(profile.correctness.agreement, server, profile, "agreement")
+        kept[key] = Continuations(prompts.continuations(), bound, asker)
     return kept[key]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from sm121.api.guarded import GuardedClient
+from sm121.api.sdk import GuardedClient
 from sm121.core.profile import Profile
 from sm121.core.server import Server
 from sm121.core.verdict import NotRun

@@ -6,8 +6,10 @@ paper.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -15,8 +17,8 @@ import numpy as np
 from sm121.core.printable import printable
 from sm121.report import metric_names
 from sm121.report.details import Details, Samples, Series
-from sm121.report.memory_timeline import MemoryTimeline
 from sm121.report.references import References
+from sm121.report.stored import MemoryTimeline
 from sm121.run.verdict_file import MetricReport, VerdictFile
 
 _OWN = ("var(--series-1)", "var(--series-2)", "var(--series-3)")
@@ -31,6 +33,10 @@ _MOST_HISTORIES = 6
 _WIDE = 20.0
 
 Figure = dict[str, Any]
+#: Parts of plotly's layout that are the same in every figure.
+_LOOKS: dict[str, Figure] = json.loads(
+    (files("sm121.report") / "templates" / "figure.json").read_text("utf-8")
+)
 
 
 @dataclass(frozen=True)
@@ -333,16 +339,7 @@ def memory(timeline: MemoryTimeline) -> Chart:
         )
     figure = _figure(traces, x="seconds", y="GiB")
     if timeline.cache:
-        figure["layout"]["yaxis2"] = {
-            "automargin": True,
-            "title": {"text": "% of the KV cache"},
-            "overlaying": "y",
-            "side": "right",
-            "range": [0, 102],
-            "tick0": 0,
-            "dtick": 25,
-            "showgrid": False,
-        }
+        figure["layout"]["yaxis2"] = _LOOKS["right_axis"]
     quantities = [
         (what, [v for v in values if v is not None], "GiB", "GiB")
         for what, values in timeline.levels.items()
@@ -412,16 +409,7 @@ def _history(name: str, series: Series, place: int) -> Chart:
     figure = _figure(traces, x="run, oldest first; the star is this one", y=unit, small=True)
     changes = [start for start, _, _ in series.levels[1:]]
     figure["layout"]["shapes"] = [
-        {
-            "type": "line",
-            "x0": start + 0.5,
-            "x1": start + 0.5,
-            "yref": "paper",
-            "y0": 0,
-            "y1": 1,
-            "line": {"color": "var(--fail)", "width": 1.5, "dash": "dash"},
-        }
-        for start in changes
+        {**_LOOKS["change"], "x0": start + 0.5, "x1": start + 0.5} for start in changes
     ]
     rows = []
     for index, point in enumerate(series.points):
@@ -457,30 +445,13 @@ def _figure(
 ) -> Figure:
     kind = {"type": "category"} if category else {"type": "log"} if logarithmic else {}
     limits = {"range": list(y_range)} if y_range else {"rangemode": "tozero"} if category else {}
-    axis: Figure = {
-        "automargin": True,
-        "gridcolor": "var(--line)",
-        "linecolor": "var(--line)",
-        "zerolinecolor": "var(--line)",
+    layout: Figure = {
+        **_LOOKS["layout"],  # no legend: the page has its own, which is text and takes no room here
+        "height": 260 if small else 420,
+        "xaxis": {**_LOOKS["axis"], "title": {"text": x}, **kind},
+        "yaxis": {**_LOOKS["axis"], "title": {"text": y}, **limits},
     }
-    return {
-        "data": traces,
-        "layout": {
-            "height": 260 if small else 420,
-            "margin": {"l": 48, "r": 12, "t": 12, "b": 44},
-            "paper_bgcolor": "rgba(0,0,0,0)",
-            "plot_bgcolor": "rgba(0,0,0,0)",
-            "font": {"color": "var(--text)", "family": "system-ui, sans-serif", "size": 13},
-            "hoverlabel": {"bgcolor": "var(--card)", "font": {"color": "var(--text)"}},
-            "xaxis": {**axis, "title": {"text": x}, **kind},
-            "yaxis": {
-                **axis,
-                "title": {"text": y},
-                **limits,
-            },
-            "showlegend": False,  # the page has its own, which is text and takes no room here
-        },
-    }
+    return {"data": traces, "layout": layout}
 
 
 def _label(text: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from sm121.core import lenient
@@ -15,19 +14,13 @@ _MOST_LINES = 20
 _MOST_FILES = 50
 
 
-@dataclass(frozen=True)
-class Crash:
+class Crash(CrashReport):
     """A server that died, why, and where everything of it lies."""
 
-    kind: str
-    summary: str
-    test: str | None = None
     when: str | None = None
-    owner: str | None = None
     remedy: str | None = None
     reproduce: str | None = None
     lines: tuple[str, ...] = ()
-    bundle: str | None = None
     files: tuple[str, ...] = ()
 
 
@@ -48,18 +41,15 @@ def _crash(report: CrashReport, directory: Path) -> Crash:
     """verdict.json's words stand; the bundle has the lines and how to run again."""
     folder = _inside(directory, report.bundle)
     index = _index(folder)
-    return Crash(
-        kind=report.kind,
-        summary=report.summary,
-        owner=report.owner,
-        test=report.test,
-        bundle=report.bundle,
-        files=_files(folder, directory.resolve()) if folder else (),
-        when=index.at if index else None,
-        remedy=index.remedy if index else None,
-        reproduce=index.rerun or None if index else None,
-        lines=tuple(index.lines[:_MOST_LINES]) if index else (),
-    )
+    crash = Crash(**report.model_dump())
+    if folder is not None:
+        files = (file for file in folder.rglob("*") if file.is_file())
+        names = sorted(file.relative_to(directory.resolve()).as_posix() for file in files)
+        crash.files = tuple(names[:_MOST_FILES])
+    if index is not None:
+        crash.when, crash.remedy, crash.reproduce = index.at, index.remedy, index.rerun or None
+        crash.lines = tuple(index.lines[:_MOST_LINES])
+    return crash
 
 
 def _unlisted(name: str, directory: Path) -> CrashReport:
@@ -91,8 +81,3 @@ def _index(folder: Path | None) -> BundleIndex | None:
         return lenient.validate(BundleIndex, json.loads((folder / INDEX).read_text("utf-8")))
     except (OSError, ValueError):
         return None  # the page links the folder whatever is in it
-
-
-def _files(folder: Path, root: Path) -> tuple[str, ...]:
-    files = (item.relative_to(root).as_posix() for item in folder.rglob("*") if item.is_file())
-    return tuple(sorted(files)[:_MOST_FILES])

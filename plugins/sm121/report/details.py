@@ -98,16 +98,8 @@ def samples_of(extra_info: Mapping[str, Any]) -> Samples:
     """From what a stored benchmark says of itself."""
     every = [float(sample) for sample in extra_info.get("samples") or []]
     step = max(1, math.ceil(len(every) / _MOST_SAMPLES))
-    return Samples(
-        unit=str(extra_info["unit"]),
-        higher_is_better=bool(extra_info.get("higher_is_better", True)),
-        quantile=extra_info.get("quantile"),
-        samples=every[::step],
-        taken=len(every),
-        failures=int(extra_info.get("failures") or 0),
-        verdict=str(extra_info.get("verdict", "PASS")),
-        reason=str(extra_info.get("reason", "")),
-    )
+    given = {key: value for key, value in extra_info.items() if value is not None}
+    return Samples.model_validate({**given, "samples": every[::step], "taken": len(every)})
 
 
 def series_of(

@@ -48,17 +48,14 @@ def commands(report: StoredReport, root: Path, workspace: Path | None = None) ->
 
 def command(name: str, properties: Mapping[str, str], message: str) -> str:
     """One workflow command; no text in it can end it or begin another one."""
-    listed = ",".join(f"{key}={_property(value)}" for key, value in properties.items())
+    escaped = {k: _data(v).replace(":", "%3A").replace(",", "%2C") for k, v in properties.items()}
+    listed = ",".join(f"{key}={value}" for key, value in escaped.items())
     return f"::{name}{' ' if listed else ''}{listed}::{_data(message)}"
 
 
 def _data(text: str) -> str:
     escaped = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return printable(escaped)
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
 def append_summary(text: str, file: Path) -> None:

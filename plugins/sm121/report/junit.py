@@ -34,23 +34,17 @@ def xml(report: StoredReport) -> str:
         suite.set("time", f"{sum(test.seconds for test in tests):.3f}")
     failed = any(element.tag in ("failure", "error") for element in root.iter())
     if run.verdict is not Verdict.PASS and not failed:
-        _of_the_run(root, run)
+        # A certificate was refused, or nothing was executed. Readers of this format look at cases
+        # alone, and would show the run as green.
+        suite = ElementTree.SubElement(root, "testsuite", name="run", timestamp=run.started)
+        _properties(suite, {"verdict": run.verdict.value, "run.reason": run.reason})
+        judged = TestReport(id="run::verdict", level="run", verdict=run.verdict, message=run.reason)
+        _case(suite, judged, run.reason, always=True)
     for element in (*root, root):
         for name, tag in _COUNTED.items():
             element.set(name, str(sum(1 for _ in element.iter(tag))))
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, "unicode") + "\n"
-
-
-def _of_the_run(root: ElementTree.Element, run: VerdictFile) -> None:
-    """A run is not green and no test failed: a certificate was refused, or nothing was executed.
-
-    Readers of this format look at cases alone, and would show it as green.
-    """
-    suite = ElementTree.SubElement(root, "testsuite", name="run", timestamp=run.started)
-    _properties(suite, {"verdict": run.verdict.value, "run.reason": run.reason})
-    judged = TestReport(id="run::verdict", level="run", verdict=run.verdict, message=run.reason)
-    _case(suite, judged, run.reason, always=True)
 
 
 def _of_level(run: VerdictFile, level: str) -> dict[str, object]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -23,46 +22,12 @@ from sm121 import __version__
 from sm121.core.files import write_text
 from sm121.core.printable import printable
 from sm121.core.profile import LEVELS
-from sm121.core.verdict import Verdict
-from sm121.report import charts, findings, matrix_file, metric_names, references
+from sm121.report import charts, findings, metric_names, references
 from sm121.report.charts import Chart
 from sm121.report.stored import StoredReport
-from sm121.run import verdict_file
 from sm121.run.verdict_file import MetricReport, VerdictFile
 
 NAME = "report.html"
-_MEANING = {
-    Verdict.PASS: "Everything that ran held. What did not run is listed under Levels.",
-    Verdict.FAIL: "Something that ran did not hold. The first finding below says what.",
-    Verdict.INVALID: "Numbers were measured that count neither way: on another kernel path, from a "
-    "warm cache, or with a clock that cannot be trusted. Mend that, and measure again.",
-    Verdict.INCONCLUSIVE: "The machine or the noise allows no decision. Quiet the machine, or give "
-    "more rounds, and run again.",
-    Verdict.NOT_RUN: "What was asked for did not run here: that is not green.",
-}
-_LEVEL_WORDS = {
-    "smoke": "starts, answers, stops clean",
-    "kernel": "runs on the kernels it claims",
-    "correctness": "answers what the model answers",
-    "stress": "holds under load, leaks nothing",
-    "performance": "is fast enough",
-    "regression": "is no worse than before",
-    "matrix": "holds in every combination",
-}
-_PATH_WORDS = {
-    "attention": "attention",
-    "moe": "MoE experts",
-    "native_fp4": "native FP4",
-    "quantization": "checkpoint's format",
-    "kv_layout": "KV layout",
-    "kv_cache_dtype": "KV cache dtype",
-    "dtype": "dtype",
-    "cuda_graphs": "CUDA graphs",
-    "speculative": "speculation",
-    "prefix_caching": "prefix caching",
-    "block_size": "KV block size",
-    "load_format": "load format",
-}
 #: Findings that are told in full; all are in the table of tests.
 _MOST_FINDINGS = 100
 _UNIT_WORDS = {"gb_s": "GB/s", "tflop_s": "TFLOP/s", "mib": "MiB", "gib": "GiB", "mhz": "MHz",
@@ -77,7 +42,6 @@ def html(report: StoredReport) -> str:
     others = references.load()
     figures = _charts(report)
     found = findings.grouped(report)
-    embedded = _json({chart.id: chart.figure for group in figures.values() for chart in group})
     style = _asset("templates/report.css")
     scripts = (_plotly(), _asset("templates/report.js"))
     return (
@@ -86,17 +50,15 @@ def html(report: StoredReport) -> str:
         .render(
             report=report,
             run=run,
-            meaning=_MEANING[run.verdict],
             version=__version__,
             policy=_policy(scripts),
             style=Markup(style),  # noqa: S704  # our own file
             plotly=Markup(scripts[0]),  # noqa: S704  # the vendored bundle
             script=Markup(scripts[1]),  # noqa: S704  # our own file
-            figures=Markup(embedded),  # noqa: S704  # JSON in which every < is written as an escape
+            figures={chart.id: chart.figure for group in figures.values() for chart in group},
             charts=figures,
-            levels=_levels(run),
+            levels=dict.fromkeys((*LEVELS, *run.levels)),
             headline=_headline(run),
-            path=_path(run),
             findings=found[:_MOST_FINDINGS],
             more=len(found[_MOST_FINDINGS:]),
             waived=[test for test in run.tests if test.waived],
@@ -106,13 +68,10 @@ def html(report: StoredReport) -> str:
             words=metric_names.words,
             number=charts.number,
             interval=charts.interval,
-            requirement=requirement,
             box=_box(run),
-            logs=_logs(report),
+            logs=[(s, (report.directory / s.log).is_file()) for s in run.starts],
             links=_links(report.directory),
             grid=_grid(report),
-            coverage=matrix_file.coverage,
-            facts=matrix_file.facts,
         )
     )
 
@@ -122,17 +81,6 @@ def write(report: StoredReport) -> Path:
     path = report.directory / NAME
     write_text(html(report), path)
     return path
-
-
-def requirement(metric: MetricReport) -> str:
-    """What a metric is held against, in words; empty where nothing is demanded."""
-    limits = {
-        "at least": metric.minimum,
-        "at most": metric.at_most,
-        "target": metric.target,
-        "stretch": metric.stretch,
-    }
-    return ", ".join(f"{word} {charts.number(v)}" for word, v in limits.items() if v is not None)
 
 
 def _charts(report: StoredReport) -> dict[str, list[Chart]]:
@@ -145,11 +93,6 @@ def _charts(report: StoredReport) -> dict[str, list[Chart]]:
         "memory": [charts.memory(report.memory)] if report.memory is not None else [],
         "history": charts.histories(report.details, gated),
     }
-
-
-def _levels(run: VerdictFile) -> list[tuple[str, str, verdict_file.LevelReport | None]]:
-    names = [*LEVELS, *(name for name in run.levels if name not in LEVELS)]
-    return [(name, _LEVEL_WORDS.get(name, ""), run.levels.get(name)) for name in names]
 
 
 def _headline(run: VerdictFile) -> list[tuple[str, MetricReport]]:
@@ -169,19 +112,6 @@ def _headline(run: VerdictFile) -> list[tuple[str, MetricReport]]:
     times.sort(key=lambda name: run.metrics[name].at_most is None)
     chosen += [*times[:1], "startup_s"]
     return [(name, run.metrics[name]) for name in chosen if name in run.metrics]
-
-
-def _path(run: VerdictFile) -> list[tuple[str, str, str]]:
-    """What runs, and the line that proves it."""
-    path = run.engine.path
-    rows = []
-    for field, what in _PATH_WORDS.items():
-        value = getattr(path, field)
-        if value is None and field not in ("attention", "moe", "native_fp4", "kv_layout"):
-            continue
-        shown = {True: "yes", False: "no", None: "not proven"}.get(value, str(value))
-        rows.append((what, shown, path.evidence.get(field, "")))
-    return rows
 
 
 def _box(run: VerdictFile) -> list[tuple[str, str, str]]:
@@ -206,10 +136,6 @@ def _value(value: Any) -> str:
     if isinstance(value, float):
         return charts.number(value)
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _logs(report: StoredReport) -> list[tuple[verdict_file.StartReport, bool]]:
-    return [(start, (report.directory / start.log).is_file()) for start in report.run.starts]
 
 
 def _links(directory: Path) -> list[str]:
@@ -263,19 +189,6 @@ def _policy(scripts: tuple[str, ...]) -> str:
     )
 
 
-_IN_SCRIPT = {
-    "<": "\\u003c",
-    ">": "\\u003e",
-    "&": "\\u0026",
-}
-
-
-def _json(value: Any) -> str:
-    """JSON that no text in it can break out of: it stands in a script element."""
-    text = json.dumps(value, ensure_ascii=True, allow_nan=False)
-    return "".join(_IN_SCRIPT.get(character, character) for character in text)
-
-
 def _shown(value: object) -> object:
     """Text without anything that a screen obeys: lines and tabs stay, the rest is written out."""
     if isinstance(value, Markup) or not isinstance(value, str):
@@ -296,6 +209,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False}
     environment.tests["table"] = lambda value: isinstance(value, Mapping)
     environment.tests["listing"] = lambda value: isinstance(value, (list, tuple))
     return environment

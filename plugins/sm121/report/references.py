@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from sm121.core import data_file
+from sm121.core.data_file import DataTable
 from sm121.run.verdict_file import VerdictFile
 
-_FILE = "references.toml"
 
-
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ReferenceTarget(_Part):
+class ReferenceTarget(DataTable):
     """Machine and model that all of the numbers are of."""
 
     arch: str
@@ -26,7 +20,7 @@ class ReferenceTarget(_Part):
     description: str
 
 
-class ReferenceEngine(_Part):
+class ReferenceEngine(DataTable):
     """One engine in one configuration."""
 
     name: str
@@ -39,7 +33,7 @@ class ReferenceEngine(_Part):
     deviations: Mapping[str, float] = Field(default_factory=dict)
 
 
-class References(_Part):
+class References(DataTable):
     """The whole file."""
 
     target: ReferenceTarget
@@ -55,12 +49,7 @@ class References(_Part):
         return None
 
 
-def parse(text: str, origin: str = _FILE) -> References:
-    """Validate the file's text. Raises DataFileError naming file, key and expectation."""
-    return data_file.parse(text, References, origin)
-
-
 @cache
 def load() -> References:
     """The shipped references."""
-    return parse((files("sm121.fixtures") / _FILE).read_text("utf-8"))
+    return data_file.load("references.toml", References)

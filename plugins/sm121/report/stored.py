@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -12,14 +13,36 @@ from pydantic import BaseModel
 from sm121.core import lenient
 from sm121.core.errors import UsageError
 from sm121.matrix.feature_matrix import MatrixFile
-from sm121.report import crash_list, details, matrix_file, memory_timeline
+from sm121.measure.growth import Growth
+from sm121.report import crash_list, details
 from sm121.report.crash_list import Crash
 from sm121.report.details import Details
-from sm121.report.memory_timeline import MemoryTimeline
 from sm121.run.verdict_file import SCHEMA_VERSION, VerdictFile
 from sm121.stress.memory import MEMORY_JSON, MemoryFile
+from sm121.stress.timeline import Sample
 
 _Model = TypeVar("_Model", bound=BaseModel)
+
+
+#: Points that a chart shows; more only make the file larger.
+_MOST_POINTS = 1500
+_LEVELS: dict[str, Callable[[Sample], float | None]] = {
+    # Shared pages by their share first: the better sum over a tree of processes.
+    "server's processes": lambda sample: sample.pss_bytes or sample.rss_bytes,
+    "GPU memory in use": lambda sample: sample.device_bytes,
+    "host memory available": lambda sample: sample.available_bytes,
+}
+
+
+@dataclass(frozen=True)
+class MemoryTimeline:
+    """What a page shows: levels in GiB over the seconds; a level that was not read is None."""
+
+    seconds: tuple[float, ...]
+    levels: dict[str, tuple[float | None, ...]]
+    #: Share of the KV cache in use, 0 to 1; empty when no sample has it.
+    cache: tuple[float | None, ...] = ()
+    growth: tuple[Growth, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,15 +84,34 @@ def read(directory: Path) -> StoredReport:
         ) from error
     memory_name = run.memory.file if run.memory is not None else MEMORY_JSON
     memory = _beside(MemoryFile, directory, memory_name, run)
-    matrix = _beside(MatrixFile, directory, matrix_file.NAME, run)
+    matrix = _beside(MatrixFile, directory, "matrix/matrix.json", run)
     return StoredReport(
         run=run,
         directory=directory,
         details=details.read(directory),
-        memory=memory_timeline.timeline(memory) if memory else None,
+        memory=timeline(memory) if memory else None,
         matrix=matrix if matrix and matrix.cells else None,
         crashes=crash_list.read(run.crashes, directory),
         schema_version=int(raw["schema_version"]),
+    )
+
+
+def timeline(file: MemoryFile) -> MemoryTimeline | None:
+    """At most 1,500 of the samples, evenly; None when there is none."""
+    samples = file.samples[:: max(1, len(file.samples) // _MOST_POINTS)]
+    if not samples:
+        return None
+    levels = {}
+    for what, level in _LEVELS.items():
+        sizes = [level(sample) for sample in samples]
+        if any(size is not None for size in sizes):
+            levels[what] = tuple(None if size is None else size / 2**30 for size in sizes)
+    cache = tuple(sample.cache_usage for sample in samples)
+    return MemoryTimeline(
+        seconds=tuple(sample.at_s - samples[0].at_s for sample in samples),
+        levels=levels,
+        cache=cache if any(share is not None for share in cache) else (),
+        growth=tuple(file.growth),
     )
 
 

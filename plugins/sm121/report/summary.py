@@ -28,10 +28,6 @@ def plain(value: object) -> str:
     return _MENTION.sub("@\u2060", text)
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= _MOST_LENGTH else f"{text[:_MOST_LENGTH]} ..."
-
-
 def _shown(name: str, metric: MetricReport) -> bool:
     """Whether a pull request wants it: what has a gate, and the first rates."""
     rate = metric_names.rate(name)
@@ -66,6 +62,6 @@ def markdown(run: VerdictFile) -> str:
             metrics={name: m for name, m in run.metrics.items() if _shown(name, m)},
             number=charts.number,
             interval=charts.interval,
-            short=_short,
+            short=lambda text: text if len(text) <= _MOST_LENGTH else f"{text[:_MOST_LENGTH]} ...",
         )
     )

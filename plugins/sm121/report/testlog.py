@@ -14,15 +14,6 @@ from sm121.report.summary import environment, plain
 from sm121.run.verdict_file import MetricReport, VerdictFile
 
 RESULTS = "BENCHMARK_RESULTS.md"
-_LEVELS = (
-    ("smoke", "Level 1: Smoke Test"),
-    ("kernel", "Level 1.5: Kernel Path Validation"),
-    ("correctness", "Level 2: Correctness Test"),
-    ("stress", "Level 3: Stress Test"),
-    ("performance", "Level 4: Performance Benchmark"),
-    ("regression", "Level 5: Regression Test"),
-    ("matrix", "Level 6: Combinatorial Test"),
-)
 #: New rows go below the line that ends the table's head, the latest first.
 _MARK = "|--------|------|--------|------|-------|--------|----------|----------|---------|-------|"
 _HEAD = f"""# Benchmark results
@@ -55,7 +46,6 @@ def log(
         date=run.started[:10],
         run=run,
         report=report,
-        levels=[(name, title, run.levels.get(name)) for name, title in _LEVELS],
         seconds=lambda name: _duration(run, name),
         notes=lambda name: _notes(report, name),
         rows=_rows(run, baseline.run if baseline is not None else None),

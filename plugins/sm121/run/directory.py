@@ -55,7 +55,8 @@ def is_shared(directory: Path, share: str) -> bool:
 
 
 def _take(directory: Path, share: str | None) -> ReportDirectory:
-    if directory.is_dir() and not _is_a_reports(directory):
+    known = (directory / "verdict.json").is_file() or (directory / WORKERS).is_dir()
+    if directory.is_dir() and not known:
         foreign = [item.name for item in directory.iterdir() if item.name != _LOCK]
         if foreign:
             raise UsageError(
@@ -87,10 +88,6 @@ def _take(directory: Path, share: str | None) -> ReportDirectory:
     if share is not None:
         fcntl.flock(lock, fcntl.LOCK_SH)
     return ReportDirectory(directory, lock, earlier)
-
-
-def _is_a_reports(directory: Path) -> bool:
-    return (directory / "verdict.json").is_file() or (directory / WORKERS).is_dir()
 
 
 def _wait_for_supervisors(directory: Path) -> None:

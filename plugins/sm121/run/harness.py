@@ -22,16 +22,13 @@ class Observer(Protocol):
 
     def under_way(self) -> list[dict[str, Any]]:
         """The requests that are running now."""
-        ...
 
     def memory_record(self) -> dict[str, Any]:
         """The samples of memory so far."""
-        ...
 
     @property
     def metrics(self) -> str | None:
         """The server's /metrics from the last read; None before the first."""
-        ...
 
 
 class Harness(Protocol):
@@ -43,47 +40,38 @@ class Harness(Protocol):
     @property
     def profile(self) -> Profile:
         """The profile in force."""
-        ...
 
     @property
     def arch(self) -> str:
         """The architecture of the target."""
-        ...
 
     @property
     def directory(self) -> Path:
         """The report directory."""
-        ...
 
     @property
     def file(self) -> VerdictFile:
         """The verdict file so far. Metrics, memory and remarks are written into it."""
-        ...
 
     @property
     def ledger(self) -> Ledger:
         """The decision on each test."""
-        ...
 
     @property
     def configurations(self) -> Mapping[str, ServerConfiguration]:
         """The profile's server configurations, by name; empty where the server is attached."""
-        ...
 
     @property
     def attached(self) -> Server | None:
         """The attached server; None where the suite starts its own."""
-        ...
 
     @property
     def pool(self) -> ServerPool | None:
         """The servers that the suite starts; None when one is attached, or none can be started."""
-        ...
 
     @property
     def aborted(self) -> tuple[str, str] | None:
         """Why no further test runs, as (class, text); None while all is well."""
-        ...
 
     def server(self, configuration: str | None = None) -> Server:
         """The server of a configuration (default: the one under test), started if need be.
@@ -92,7 +80,6 @@ class Harness(Protocol):
             NotRun: another configuration than the attached server's was asked for.
             StartError: it does not start.
         """
-        ...
 
     def start(self, configuration: ServerConfiguration) -> Server:
         """The server of any configuration: one of the profile's, or a cell's.
@@ -101,11 +88,9 @@ class Harness(Protocol):
             NotRun: nothing is started in this run.
             StartError: it does not start.
         """
-        ...
 
     def stop(self) -> StopReport | None:
         """Stop the running server; None when none runs, or when it is attached."""
-        ...
 
     def managed_configuration(self, name: str) -> ServerConfiguration:
         """A configuration that the suite starts itself.
@@ -113,27 +98,21 @@ class Harness(Protocol):
         Raises:
             NotRun: the server is attached.
         """
-        ...
 
     def kernel_path(self, server: Server) -> KernelPath:
         """What log and metrics prove so far, and what was asked for."""
-        ...
 
     def obstacle(self) -> str | None:
         """Why no further server is started; None while all is well."""
-        ...
 
     def crashed(self, error: ServerError, test: str | None) -> Cause:
         """After an abnormal end: write a bundle, print one line, and check what the server left."""
-        ...
 
     def abort(self, reason: str) -> None:
         """The machine is about to fail: kill the server at once, and run no further test."""
-        ...
 
     def say(self, what: str, line: str) -> None:
         """Show progress of long work at once."""
-        ...
 
     def remark(self, line: str, *, at_once: bool = True) -> None:
         """Keep a remark: worth knowing, and without effect on any verdict.
@@ -142,12 +121,9 @@ class Harness(Protocol):
             line: the remark, kept in the report.
             at_once: also show it now.
         """
-        ...
 
     def redact(self, text: str) -> str:
         """Text without secrets."""
-        ...
 
     def save(self) -> None:
         """Write verdict.json and summary.md as they stand."""
-        ...

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from sm121.core.verdict import Verdict, worst
 from sm121.measure.box import BoxState
 from sm121.run.ledger import Ledger
-from sm121.run.reason import reason
 from sm121.run.verdict_file import (
     BESIDE,
     SCHEMA_VERSION,
@@ -124,7 +123,7 @@ def merge_shards(parts: Mapping[str, VerdictFile]) -> VerdictFile:
     elif not whole.finished:
         whole.reason = next(file.reason for file in files if not file.finished)
     else:
-        whole.reason = reason(whole)
+        whole.reason = whole.why()
     return whole
 
 

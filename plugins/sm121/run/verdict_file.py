@@ -7,9 +7,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from sm121.core import lenient
+from sm121.core.data_file import Record
 from sm121.core.files import write_text
 from sm121.core.verdict import Verdict, worst
 from sm121.evidence.kernel_path import KernelPath
@@ -20,11 +21,7 @@ from sm121.measure.growth import Growth
 SCHEMA_VERSION = 1
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class EngineReport(_Part):
+class EngineReport(Record):
     """The engine under test. Null where the evidence does not show a value."""
 
     name: str
@@ -39,7 +36,7 @@ class EngineReport(_Part):
     """Kernels of some decode steps, those of the longest time; null where none were profiled."""
 
 
-class BoxReport(_Part):
+class BoxReport(Record):
     """State of the machine. UNKNOWN until it was measured."""
 
     state: str = "UNKNOWN"
@@ -55,7 +52,7 @@ class BoxReport(_Part):
         return self != BoxReport()
 
 
-class LevelReport(_Part):
+class LevelReport(Record):
     """A level: its verdict, and how many of its tests ended how."""
 
     verdict: Verdict = Verdict.NOT_RUN
@@ -83,7 +80,7 @@ NOT_RUN = "NOT_RUN: "
 BESIDE = "end of the run::"
 
 
-class TestReport(_Part):
+class TestReport(Record):
     """One test. ``message`` is one line for people; the whole text is in pytest's output."""
 
     __test__ = False  # a report, not a test: pytest would collect the name
@@ -107,7 +104,7 @@ class TestReport(_Part):
         return not self.skipped and self.verdict is not Verdict.NOT_RUN
 
 
-class StartReport(_Part):
+class StartReport(Record):
     """One start of a managed server."""
 
     configuration: str
@@ -117,7 +114,7 @@ class StartReport(_Part):
     clean_stop: bool | None = None
 
 
-class MetricReport(_Part):
+class MetricReport(Record):
     """One measured quantity and its gate. Null where nothing was measured or demanded."""
 
     value: float | None
@@ -141,7 +138,7 @@ class MetricReport(_Part):
         return self.minimum is not None or self.at_most is not None
 
 
-class MemoryReport(_Part):
+class MemoryReport(Record):
     """Memory under load: how it grew, and what a graph of it needs. ``file`` has every sample."""
 
     file: str
@@ -156,7 +153,7 @@ class MemoryReport(_Part):
     verdict: Verdict = Verdict.NOT_RUN
 
 
-class CrashReport(_Part):
+class CrashReport(Record):
     """An abnormal end, and where its bundle is."""
 
     kind: str
@@ -167,14 +164,14 @@ class CrashReport(_Part):
     """Folder of the bundle, in the report directory; null where it could not be written."""
 
 
-class ShardTest(_Part):
+class ShardTest(Record):
     """A test of the whole run, whichever shard has it."""
 
     id: str
     level: str
 
 
-class ShardReport(_Part):
+class ShardReport(Record):
     """Which part of a run this is (``--shard``)."""
 
     index: int
@@ -183,7 +180,7 @@ class ShardReport(_Part):
     """All of the whole run, in its order."""
 
 
-class VerdictFile(_Part):
+class VerdictFile(Record):
     """The whole of verdict.json."""
 
     schema_version: int = SCHEMA_VERSION
@@ -221,6 +218,24 @@ class VerdictFile(_Part):
         if not self.finished:
             executed.append(Verdict.NOT_RUN)
         self.settle(worst(executed))
+
+    def why(self) -> str:
+        """One line on why a finished run has its verdict."""
+        if self.verdict is Verdict.NOT_RUN:
+            return "no test of a level was executed: all were skipped or deselected"
+        decisive = [
+            t for t in self.tests if t.verdict is self.verdict and not t.skipped and not t.waived
+        ]
+        if self.verdict is Verdict.PASS:
+            held = sum(test.verdict is Verdict.PASS for test in self.tests)
+            waived = sum(test.waived for test in self.tests)
+            tolerated = f"; {waived} failed and are waived" if waived else ""
+            left = len(self.tests) - held - waived
+            missing = f"; {left} did not run" if left else ""
+            return f"{held} check{'' if held == 1 else 's'} ran and held{tolerated}{missing}"
+        first = decisive[0]
+        more = f" (and {len(decisive) - 1} more)" if len(decisive) > 1 else ""
+        return f"{first.id}: {first.message}{more}"
 
     def settle(self, verdict: Verdict) -> None:
         """Set the run's verdict together with its exit status."""

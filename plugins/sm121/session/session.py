@@ -31,7 +31,6 @@ from sm121.report import summary
 from sm121.run import verdict_file
 from sm121.run.harness import Observer
 from sm121.run.ledger import Ledger
-from sm121.run.reason import reason
 from sm121.run.verdict_file import StartReport, TestReport, VerdictFile
 from sm121.session import certification
 from sm121.session.settings import Settings
@@ -323,7 +322,7 @@ class Session:
             file.reason = self.target.obstacle
             file.certified = False if self.settings.certify else None
         elif file.finished:
-            file.reason = reason(file)
+            file.reason = file.why()
             if self.settings.certify:
                 certification.certify(
                     file,

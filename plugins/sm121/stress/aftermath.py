@@ -12,31 +12,28 @@ from sm121.measure import counters
 from sm121.stress.fault import Fault
 
 _ZOMBIE_FOR_S = 2.0
+_IDLE_WITHIN_S = 15.0
 #: Of the KV cache: a block that the engine keeps for itself.
 _NO_USAGE = 0.01
 
 
-def not_idle(endpoint: Endpoint, within_s: float = 15.0) -> Fault | None:
+def not_idle(endpoint: Endpoint) -> Fault | None:
     """Requests or KV blocks that are kept after the last answer; None when all is given back, or
     the server does not say."""
-    deadline = time.monotonic() + within_s
+    deadline = time.monotonic() + _IDLE_WITHIN_S
     while True:
         now = counters.fetch(endpoint)
         if now is None:
             return None
-        names = ("running", "waiting", "cache_usage")
-        kept = {name: now.values[name] for name in names if name in now.values}
-        busy = {
-            name: value
-            for name, value in kept.items()
-            if value > (_NO_USAGE if name == "cache_usage" else 0.0)
-        }
+        idle = {"running": 0.0, "waiting": 0.0, "cache_usage": _NO_USAGE}
+        busy = {name: v for name, most in idle.items() if (v := now.values.get(name, 0.0)) > most}
         if not busy:
             return None
         if time.monotonic() > deadline:
             seen = ", ".join(f"{name} {value:g}" for name, value in busy.items())
             return Fault(
-                "not_idle", f"required 0 within {within_s:.0f} s of the last answer, seen {seen}"
+                "not_idle",
+                f"required 0 within {_IDLE_WITHIN_S:.0f} s of the last answer, seen {seen}",
             )
         time.sleep(0.2)
 

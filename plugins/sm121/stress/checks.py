@@ -5,19 +5,20 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
 
 from sm121.answers import agreement
-from sm121.answers.agreement import Bound
 from sm121.client.completions import Completion
 from sm121.client.load import Job, JobOutcome, LoadResult
-from sm121.stress.fault import Fault, Kind
+from sm121.core.profile import AgreementBound
+from sm121.stress.fault import Fault
 
 #: Fewer requests than this have no tail to speak of.
 _LEAST_FOR_A_TAIL = 20
 
 
-def faults(load: LoadResult, bound: Bound, *, stopped_at: float | None = None) -> list[Fault]:
+def faults(
+    load: LoadResult, bound: AgreementBound, *, stopped_at: float | None = None
+) -> list[Fault]:
     """Everything that is wrong with the answers of a load.
 
     Args:
@@ -42,7 +43,7 @@ def is_aborted(outcome: JobOutcome, stopped_at: float | None) -> bool:
     )
 
 
-def fault(outcome: JobOutcome, bound: Bound, *, aborted: bool = False) -> Fault | None:
+def fault(outcome: JobOutcome, bound: AgreementBound, *, aborted: bool = False) -> Fault | None:
     """What is wrong with one answer; None if it holds.
 
     Args:
@@ -60,12 +61,12 @@ def fault(outcome: JobOutcome, bound: Bound, *, aborted: bool = False) -> Fault 
             return None
         if outcome.problem is not None and outcome.problem[0] != "refused":
             kind, text = outcome.problem
-            return Fault(cast("Kind", kind), f"{where}: required status 4xx, seen {text}")
+            return Fault(kind, f"{where}: required status 4xx, seen {text}")
         return Fault("bad_request_accepted", f"{where}: required status 4xx, seen {outcome.status}")
     if outcome.problem is not None:
         kind, text = outcome.problem
         of_the_load = kind in ("hang", "stuck_request", "memory_floor")
-        return Fault(cast("Kind", kind), text if of_the_load else f"{where}: {text}")
+        return Fault(kind, text if of_the_load else f"{where}: {text}")
     if job.behaviour in ("cancel", "disconnect"):
         return None
     if outcome.answer is None:
@@ -75,7 +76,7 @@ def fault(outcome: JobOutcome, bound: Bound, *, aborted: bool = False) -> Fault 
 
 
 def _wrong(
-    where: str, job: Job, answer: Completion, bound: Bound, *, aborted: bool
+    where: str, job: Job, answer: Completion, bound: AgreementBound, *, aborted: bool
 ) -> Fault | None:
     alone, tokens = job.alone, job.tokens
     if not aborted and (lacking := _lacking(where, answer, alone)) is not None:
@@ -86,7 +87,7 @@ def _wrong(
     if answer.ids is not None:
         seen = len(answer.ids)
         if seen > tokens or (seen < tokens and not aborted):
-            kind: Kind = "token_lost" if seen < tokens else "token_doubled"
+            kind = "token_lost" if seen < tokens else "token_doubled"
             required = f"at most {tokens}" if aborted else str(tokens)
             return Fault(kind, f"{where}: required {required} token ids, seen {seen}")
         tokens = seen
@@ -126,7 +127,9 @@ def _lacking(where: str, answer: Completion, alone: Completion | None) -> Fault 
     return None
 
 
-def _against_alone(where: str, answer: Completion, alone: Completion, bound: Bound) -> Fault | None:
+def _against_alone(
+    where: str, answer: Completion, alone: Completion, bound: AgreementBound
+) -> Fault | None:
     if answer.ids is not None and alone.ids is not None and len(answer.ids) > len(alone.ids):
         # Of a long answer only the beginning was asked for alone.
         answer = _begun(answer, len(alone.ids))
@@ -138,7 +141,7 @@ def _against_alone(where: str, answer: Completion, alone: Completion, bound: Bou
         if found.disagreement is None:
             return None
         different = found.disagreement
-    kind: Kind = "corrupted_answer"
+    kind = "corrupted_answer"
     if answer.ids is not None and alone.ids is not None:
         kind = _lost_or_doubled(answer.ids, alone.ids) or kind
     return Fault(kind, f"{where}, against the same asked alone: {different}")
@@ -151,7 +154,7 @@ def _begun(answer: Completion, tokens: int) -> Completion:
     return replace(answer, ids=ids, positions=positions)
 
 
-def _lost_or_doubled(seen: Sequence[int], alone: Sequence[int]) -> Kind | None:
+def _lost_or_doubled(seen: Sequence[int], alone: Sequence[int]) -> str | None:
     """Whether the answer is the right one with a token left out, or one twice."""
     for place in range(len(alone)):
         if tuple(seen[:-1]) == (*alone[:place], *alone[place + 1 :]) and seen[:place] == tuple(

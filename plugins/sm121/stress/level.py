@@ -17,7 +17,6 @@ from typing import Any
 
 import psutil
 
-from sm121.answers.agreement import Bound
 from sm121.answers.log_probabilities import bound_for
 from sm121.answers.prompts import continuations
 from sm121.client.completions import Asker
@@ -25,6 +24,7 @@ from sm121.client.connection import Patience
 from sm121.client.load import Job, LoadClient, LoadResult
 from sm121.core import architecture
 from sm121.core.files import write_text
+from sm121.core.profile import AgreementBound
 from sm121.core.server import Server
 from sm121.core.verdict import Inconclusive, NotRun, Verdict
 from sm121.engines.capabilities import Capabilities
@@ -66,13 +66,12 @@ class Stress:
         harness: Harness,
         server: Server,
         capabilities: Capabilities,
-        bound: Bound | None = None,
+        bound: AgreementBound | None = None,
     ) -> None:
         capabilities.require("completions", "token_ids", "ignore_eos")
         if bound is None:
             profile = harness.profile
-            own = bound_for(profile.correctness.agreement, server, profile, "agreement")
-            bound = Bound(own.max_abs, own.mean_abs, own.fork)
+            bound = bound_for(profile.correctness.agreement, server, profile, "agreement")
         self._harness = harness
         self._server = server
         self._capabilities = capabilities

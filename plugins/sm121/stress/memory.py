@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from sm121.core.data_file import Record
 from sm121.core.files import write_text
 from sm121.core.profile import StressSizes
 from sm121.core.verdict import worst
@@ -25,10 +26,8 @@ _LEAST_GROWTH_HANDLES = 20.0
 _CURVE_POINTS = 200
 
 
-class MemoryFile(BaseModel):
+class MemoryFile(Record):
     """The whole of memory.json: every sample of the memory over the run."""
-
-    model_config = ConfigDict(extra="forbid")
 
     every_s: float
     device_memory: str

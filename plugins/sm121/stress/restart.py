@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from sm121.answers.agreement import Bound
 from sm121.client.load import Job, LoadClient, LoadResult
+from sm121.core.profile import AgreementBound
 from sm121.core.verdict import Inconclusive
 from sm121.run.harness import Harness
 from sm121.stress import checks
@@ -24,7 +24,7 @@ def under_load(
     client: LoadClient,
     jobs: Sequence[Job],
     concurrency: int,
-    bound: Bound,
+    bound: AgreementBound,
     before_stop: Callable[[], None],
 ) -> None:
     """Stop the server under a load, and play one job of each name on the server started again.

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from sm121.answers.agreement import Bound
 from sm121.client.load import LoadClient
+from sm121.core.profile import AgreementBound
 from sm121.core.verdict import Inconclusive, NotRun
 from sm121.stress import checks
 from sm121.stress.fault import Fault, UnderLoad
@@ -44,7 +44,9 @@ class Reading:
     others: float
 
 
-def read(client: LoadClient, shapes: Shapes, bound: Bound, processes: Processes) -> Reading:
+def read(
+    client: LoadClient, shapes: Shapes, bound: AgreementBound, processes: Processes
+) -> Reading:
     """Take a reading.
 
     Args:
