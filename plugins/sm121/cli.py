@@ -14,7 +14,9 @@ from types import ModuleType
 from typing import Any, NoReturn, TypeAlias
 
 from sm121 import __version__
-from sm121.core import profile
+from sm121.core import data_file, profile
+from sm121.core.arguments import Argument
+from sm121.core.data_file import DataTable
 from sm121.core.errors import OptionError, Sm121Error, UsageError
 
 Command: TypeAlias = Callable[[argparse.Namespace], int]
@@ -22,6 +24,18 @@ Command: TypeAlias = Callable[[argparse.Namespace], int]
 _EXIT_USAGE = 4
 _OF_A_CHECKOUT = ("side-by-side", "canary-train", "ablation", "tolerances", "reference")
 """Subcommands that are not installed: `tools.commands` of a checkout has them."""
+
+
+class _CommandRow(DataTable):
+    """A subcommand of `_COMMANDS`."""
+
+    name: str
+    help: str
+    argument: tuple[Argument, ...] = ()
+
+
+class _CommandsFile(DataTable):
+    command: tuple[_CommandRow, ...]
 
 
 class _WrongArgumentsError(UsageError):
@@ -68,148 +82,11 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"sm121-conformance {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    canary = command(commands, "canary", _canary, "build the canary checkpoint under DIR")
-    canary.add_argument("directory", type=Path, metavar="DIR", help="where it goes")
-    canary.add_argument(
-        "--twin",
-        choices=("bf16", "mxfp4", "both"),
-        default="both",
-        help="in which formats (default: both)",
-    )
-
-    path = command(
-        commands,
-        "path",
-        _path,
-        "what a server runs, read from its log; or what its libraries can run",
-    )
-    path.add_argument("log", type=Path, metavar="LOG", nargs="?", help="the log of a server")
-    path.add_argument(
-        "--engine", metavar="NAME", help="vllm, sglang or llama-cpp (default: told by the log)"
-    )
-    path.add_argument(
-        "--metrics",
-        type=Path,
-        metavar="FILE",
-        help="the text of the server's /metrics, as evidence beside the log",
-    )
-    path.add_argument(
-        "--trace",
-        type=Path,
-        metavar="FILE",
-        help="kernels by name and share of time, of a trace of the torch profiler (.json, "
-        ".json.gz), a .nsys-rep, or the CSV of nsys stats --report cuda_gpu_kern_sum",
-    )
-    path.add_argument(
-        "--table", action="store_true", help="with --trace: a Markdown table instead of JSON"
-    )
-    path.add_argument(
-        "--jit-cache",
-        type=Path,
-        metavar="DIR",
-        nargs="+",
-        help="modules that were compiled into these folders, and what their code is for",
-    )
-    path.add_argument(
-        "--libraries",
-        type=Path,
-        metavar="PATH",
-        nargs="*",
-        help="judge the device code of these files and folders instead of a log "
-        "(default: the engine's packages and the caches of compiled kernels)",
-    )
-    path.add_argument(
-        "--sass",
-        action="store_true",
-        help="with --libraries: read the instructions too, and find kernels that only trap",
-    )
-    path.add_argument(
-        "--gpu",
-        metavar="ARCH",
-        default="12.1",
-        help="with --libraries: the GPU that they are for (default: 12.1, GB10)",
-    )
-    path.add_argument(
-        "--engine-python",
-        metavar="PYTHON",
-        default=sys.executable,
-        help="with --libraries: the interpreter of the engine's environment (default: this one)",
-    )
-
-    box = command(commands, "box", _box, "whether this machine is fit for measuring, now")
-    box.add_argument("--profile", metavar="NAME|PATH", help="default: by architecture")
-    box.add_argument("--device", help="cpu, cuda:0, ... (default: what the profile is for)")
-    box.add_argument("--device-only", metavar="DEVICE", help=argparse.SUPPRESS)
-
-    compare = command(commands, "compare", _compare, "results of several runs beside each other")
-    compare.add_argument(
-        "runs",
-        type=Path,
-        metavar="RUN",
-        nargs="+",
-        help="a report directory, verdict.json, a file of pytest-benchmark's storage, or JSON of "
-        "llama-benchy or llama-bench; NAME=PATH gives it a name",
-    )
-    compare.add_argument(
-        "--format", choices=("markdown", "csv"), default="markdown", help="default: markdown"
-    )
-    compare.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
-
-    matrix = command(
-        commands,
-        "matrix",
-        _matrix,
-        "the cells of a profile's matrix, their coverage and their cost",
-    )
-    matrix.add_argument("--profile", metavar="NAME|PATH", help="default: by architecture")
-    matrix.add_argument("--axes", metavar="NAME|PATH", help="default: the profile's")
-    matrix.add_argument("--engine", metavar="NAME", help="default: the profile's")
-    matrix.add_argument("--version", dest="engine_version", metavar="VERSION", help="of the engine")
-    matrix.add_argument("--build", metavar="NAME", help="whose own knobs are used")
-    matrix.add_argument("--strength", metavar="N|full", help="show the cells (default: the sizes)")
-    matrix.add_argument("--axis", metavar="NAME", help="this one against each other")
-
-    merge = command(commands, "merge", _merge, "one verdict of the shards of a run (--shard I/N)")
-    merge.add_argument(
-        "directories",
-        type=Path,
-        metavar="DIR",
-        nargs="+",
-        help="the report directories of all shards",
-    )
-    merge.add_argument(
-        "--output",
-        type=Path,
-        metavar="DIR",
-        default=Path("conformance-report-merged"),
-        help="default: conformance-report-merged",
-    )
-
-    schema = command(commands, "schema", _schema, "JSON Schema of verdict.json or of profiles")
-    schema.add_argument("what", choices=("verdict", "profile"), help="of which file")
-    report = command(commands, "report", _report, "report.html and junit.xml of a stored run")
-    report.add_argument("directory", type=Path, metavar="DIR", help="a report directory")
-
-    testlog = command(
-        commands,
-        "testlog",
-        _testlog,
-        "the test log of a feature and its row of BENCHMARK_RESULTS.md, from a run",
-    )
-    testlog.add_argument("directory", type=Path, metavar="RUN", help="a report directory")
-    testlog.add_argument("--feature", metavar="NAME", help="default: the configuration's name")
-    testlog.add_argument("--branch", metavar="NAME", help="default: the engine's commit")
-    testlog.add_argument(
-        "--baseline", type=Path, metavar="RUN", help="another run, to set beside this one"
-    )
-    testlog.add_argument(
-        "--output",
-        type=Path,
-        metavar="DIR",
-        help="write TEST_LOGS/FEATURE_<name>_<date>.md and BENCHMARK_RESULTS.md there "
-        "(default: both to standard output)",
-    )
-
+    for row in data_file.load("commands.toml", _CommandsFile).command:
+        added = command(commands, row.name, _COMMANDS[row.name], row.help)
+        for argument in row.argument:
+            given = argument.given(python=sys.executable)
+            added.add_argument(argument.name, **{"help": argparse.SUPPRESS, **given})
     if (tools := _tools_of_the_checkout()) is not None:
         tools.add(commands)
     return parser
@@ -417,3 +294,15 @@ def _schema(options: argparse.Namespace) -> int:
 def progress(line: str) -> None:
     """Print a line of progress with the time of day."""
     print(f"[{time.strftime('%H:%M:%S')}] {line}", flush=True)
+
+
+_COMMANDS: dict[str, Command] = {
+    "canary": _canary,
+    "path": _path,
+    "box": _box,
+    "compare": _compare,
+    "matrix": _matrix,
+    "merge": _merge,
+    "schema": _schema,
+    "report": _report,
+}

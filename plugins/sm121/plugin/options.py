@@ -7,6 +7,7 @@ import functools
 import pytest
 
 from sm121.core import architecture, data_file, profile
+from sm121.core.arguments import Argument
 from sm121.core.data_file import DataTable
 from sm121.core.errors import UsageError
 from sm121.engines import capabilities
@@ -17,18 +18,6 @@ from sm121.session import settings
 from sm121.session.settings import Settings, Worker
 
 
-class _Option(DataTable):
-    """An option, as argparse takes it."""
-
-    name: str
-    help: str
-    metavar: str | tuple[str, ...] | None = None
-    nargs: int | None = None
-    action: str | None = None
-    choices: tuple[str, ...] | None = None
-    default: str | list[str] | None = None
-
-
 class _Marker(DataTable):
     """A marker beside those of levels and architectures."""
 
@@ -37,7 +26,7 @@ class _Marker(DataTable):
 
 
 class _OptionsFile(DataTable):
-    option: tuple[_Option, ...]
+    option: tuple[Argument, ...]
     marker: tuple[_Marker, ...]
 
 
@@ -54,8 +43,7 @@ def add(parser: pytest.Parser) -> None:
         "providers": ", ".join(kernel_providers.NAMES),
     }
     for option in _file().option:
-        given = option.model_dump(exclude={"name"}, exclude_none=True)
-        group.addoption(option.name, **{**given, "help": option.help.format(**shipped)})
+        group.addoption(option.name, **option.given(**shipped))
 
 
 def markers() -> list[str]:

@@ -1,0 +1,35 @@
+"""Arguments of a command line as data: what argparse, and pytest's parser, take of a row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sm121.core.data_file import DataTable
+
+
+class Argument(DataTable):
+    """An argument. Without ``help`` it is not shown."""
+
+    name: str
+    help: str | None = None
+    metavar: str | tuple[str, ...] | None = None
+    nargs: int | str | None = None
+    action: str | None = None
+    choices: tuple[str, ...] | None = None
+    default: str | list[str] | None = None
+    dest: str | None = None
+    #: Its values are paths.
+    path: bool = False
+
+    def given(self, **values: str) -> dict[str, Any]:
+        """The keyword arguments of ``add_argument``.
+
+        Args:
+            values: stand in help and default in the place of ``{name}``.
+        """
+        given = self.model_dump(exclude={"name", "path"}, exclude_none=True)
+        for key in ("help", "default"):
+            if isinstance(text := given.get(key), str):
+                given[key] = text.format(**values)
+        return {**given, "type": Path} if self.path else given
