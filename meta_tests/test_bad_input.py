@@ -160,14 +160,13 @@ def test_the_version_is_of_the_checkout_that_is_imported(tmp_path, version_file,
 
 def test_the_rules_of_each_configuration_are_looked_at(tmp_path):
     """A signature that no log has is missed, for the baseline as for the configuration judged."""
-    from sm121.core import profile
+    from sm121.core import data_file, profile
     from sm121.evidence import requirement
     from sm121.evidence.kernel_path import KernelPath
 
     text = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
-    mine = profile.load_text(
-        text.replace(r"Using \\w*CPUUnquantizedExperts", "NEVER IN ANY LOG"), "mine"
-    )
+    altered = text.replace(r"Using \\w*CPUUnquantizedExperts", "NEVER IN ANY LOG")
+    mine = data_file.parse(altered, profile.Profile, "profile mine")
     assert "NEVER IN ANY LOG" in str(mine.kernel_path)
     log = tmp_path / "server.log"
     log.write_text("Using CPUUnquantizedExperts MoE backend\n")

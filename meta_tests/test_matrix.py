@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from sm121 import cli
-from sm121.core import profile
+from sm121.core import data_file, profile
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import Sm121Error, UsageError
 from sm121.core.server import Endpoint, Server
@@ -41,6 +41,13 @@ from sm121.matrix.outcome import CellOutcome, CellRate, CellRecord, Step, worst
 from sm121.measure.measurement import Invalidity
 
 SM121 = axes.load("sm121")
+SHIPPED = {name: file.read_text("utf-8") for name, file in data_file.shipped("matrix").items()}
+
+
+def load_text(text: str, origin: str) -> axes.AxesFile:
+    return data_file.parse(text, axes.AxesFile, f"matrix {origin}")
+
+
 CPU = axes.load("cpu")
 SPACES = [
     Space(CPU, "vllm", "0.32.0"),
@@ -147,10 +154,10 @@ def test_one_axis_against_all_others():
     ],
 )  # fmt: skip
 def test_a_wrong_axes_file_is_one_line(text, why):
-    own = axes.shipped()["cpu"]
+    own = SHIPPED["cpu"]
     whole = f"{text}\n{own}" if text == "colour = 1" else f"{own}\n{text}"
     with pytest.raises(UsageError, match=f"(?s)matrix mine.toml: .*({why})") as seen:
-        axes.load_text(whole, "mine.toml")
+        load_text(whole, "mine.toml")
     assert "\n" not in str(seen.value)
 
 
@@ -178,7 +185,7 @@ source = "the test"
 
 def test_a_rule_about_an_axis_without_a_choice_counts():
     """The axis is at its baseline; what is ruled out with that is ruled out."""
-    space = Space(axes.load_text(axes.shipped()["cpu"] + _ONLY_ONE, "mine.toml"), "vllm", "0.32.0")
+    space = Space(load_text(SHIPPED["cpu"] + _ONLY_ONE, "mine.toml"), "vllm", "0.32.0")
     assert "only" not in space.axes and space.fixed == {"only": "here"}
     assert not space.allowed((("dtype", "bfloat16"), ("seqs", "1")))
     assert space.allowed((("graphs", "compiled"),))
@@ -187,15 +194,15 @@ def test_a_rule_about_an_axis_without_a_choice_counts():
 
 
 def test_one_axis_alone_has_each_value():
-    text = "".join(axes.shipped()["cpu"].partition("[axes.graphs]")[0])
-    space = Space(axes.load_text(text, "mine.toml"), "vllm", "0.32.0")
+    text = "".join(SHIPPED["cpu"].partition("[axes.graphs]")[0])
+    space = Space(load_text(text, "mine.toml"), "vllm", "0.32.0")
     cells = [planned.cell["dtype"] for planned in covering.build(space, 1).cells]
     assert cells == ["float32", "bfloat16"]
 
 
 def test_what_is_switched_is_seen_or_said_to_be_unseen():
     text = (
-        axes.shipped()["cpu"]
+        SHIPPED["cpu"]
         + """
 [axes.mine]
 title = "of the test"
@@ -208,9 +215,9 @@ expected = { must_not_see = ["falling back"] }
 """
     )
     with pytest.raises(UsageError, match=r"axes\.mine.*values\.on: vllm: expected evidence"):
-        axes.load_text(text, "mine.toml")
+        load_text(text, "mine.toml")
     reason = "no line of the log names it"
-    space = Space(axes.load_text(f'{text}unproven = "{reason}"\n', "mine.toml"), "vllm", "0.32.0")
+    space = Space(load_text(f'{text}unproven = "{reason}"\n', "mine.toml"), "vllm", "0.32.0")
     assert space.unproven() == {"mine=on": reason}
     file = feature_matrix.build(space, covering.build(space, 1), [], [], profile="p")
     assert f"- `mine=on`: {reason}" in feature_matrix.markdown(space, file)
@@ -226,7 +233,7 @@ def test_an_axes_file_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
     def refuse(*_args: object, **_options: object) -> str:
         raise PermissionError(13, "Permission denied")
 
-    shipped = axes.shipped()
+    shipped = SHIPPED
     monkeypatch.setattr(axes, "shipped", lambda: shipped)
     monkeypatch.setattr(Path, "read_text", refuse)
     with pytest.raises(UsageError, match="Permission denied"):
@@ -239,7 +246,7 @@ def test_contradicting_incompatibilities_are_named():
         "reason = 'why'\nsource = 'the test'\n"
         for value in ("eager", "compiled")
     )
-    file = axes.load_text(axes.shipped()["cpu"] + rules, "mine.toml")
+    file = load_text(SHIPPED["cpu"] + rules, "mine.toml")
     with pytest.raises(UsageError, match="no combination is left with dtype=bfloat16"):
         Space(file, "vllm", "0.32.0")
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from sm121.core import profile
+from sm121.core import data_file, profile
 from sm121.core.errors import UsageError
 
 CPU = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
@@ -58,7 +58,7 @@ def test_every_architecture_has_at_most_one_profile_for_an_engine():
 def test_a_mistake_is_named_with_file_key_and_expectation(old, new, expected):
     assert old in CPU
     with pytest.raises(UsageError) as caught:
-        profile.load_text(CPU.replace(old, new, 1), "mine.toml")
+        data_file.parse(CPU.replace(old, new, 1), profile.Profile, "profile mine.toml")
     message = str(caught.value)
     assert "profile mine.toml: " in message and expected in message, message
     assert "\n" not in message.replace("\n", "", 0).strip() or "expected TOML" in message

@@ -96,6 +96,26 @@ def add(commands: Any) -> None:
     )
     reference.add_argument("directory", type=Path, metavar="DIR", help="docs of the checkout")
 
+    testlog = command(
+        commands,
+        "testlog",
+        _testlog,
+        "the test log of a feature and its row of BENCHMARK_RESULTS.md, from a run",
+    )
+    testlog.add_argument("directory", type=Path, metavar="RUN", help="a report directory")
+    testlog.add_argument("--feature", metavar="NAME", help="default: the configuration's name")
+    testlog.add_argument("--branch", metavar="NAME", help="default: the engine's commit")
+    testlog.add_argument(
+        "--baseline", type=Path, metavar="RUN", help="another run, to set beside this one"
+    )
+    testlog.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="write TEST_LOGS/FEATURE_<name>_<date>.md and BENCHMARK_RESULTS.md there "
+        "(default: both to standard output)",
+    )
+
 
 def _output(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument(
@@ -182,4 +202,21 @@ def _reference(options: argparse.Namespace) -> int:
 
     for file in pages.write(options.directory):
         print(file)
+    return 0
+
+
+def _testlog(options: argparse.Namespace) -> int:
+    from sm121.report import stored
+    from tools import testlog
+
+    found = stored.read(options.directory)
+    feature = options.feature or found.run.engine.configuration or found.run.engine.name
+    baseline = stored.read(options.baseline) if options.baseline is not None else None
+    log = testlog.log(found, feature=feature, branch=options.branch, baseline=baseline)
+    if options.output is None:
+        print(log)
+        print(testlog.entry(found, feature=feature))
+    else:
+        for file in testlog.write(found, log, options.output, feature=feature):
+            print(file)
     return 0

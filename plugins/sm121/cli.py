@@ -22,7 +22,7 @@ from sm121.core.errors import OptionError, Sm121Error, UsageError
 Command: TypeAlias = Callable[[argparse.Namespace], int]
 
 _EXIT_USAGE = 4
-_OF_A_CHECKOUT = ("side-by-side", "canary-train", "ablation", "tolerances", "reference")
+_OF_A_CHECKOUT = ("side-by-side", "canary-train", "ablation", "tolerances", "reference", "testlog")
 """Subcommands that are not installed: `tools.commands` of a checkout has them."""
 
 
@@ -261,22 +261,6 @@ def _report(options: argparse.Namespace) -> int:
     found = stored.read(options.directory)
     write_text(junit.xml(found), found.directory / junit.NAME)
     print(page.write(found))
-    return 0
-
-
-def _testlog(options: argparse.Namespace) -> int:
-    from sm121.report import stored, testlog
-
-    found = stored.read(options.directory)
-    feature = options.feature or found.run.engine.configuration or found.run.engine.name
-    baseline = stored.read(options.baseline) if options.baseline is not None else None
-    log = testlog.log(found, feature=feature, branch=options.branch, baseline=baseline)
-    if options.output is None:
-        print(log)
-        print(testlog.entry(found, feature=feature))
-    else:
-        for file in testlog.write(found, log, options.output, feature=feature):
-            print(file)
     return 0
 
 

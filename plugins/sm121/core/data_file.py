@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import tomllib
 from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import (
@@ -97,6 +99,37 @@ def load(path: str, model: type[_Model]) -> _Model:
     if not file.is_file():
         raise DataFileError(f"fixtures/{path}: no such file")
     return parse(file.read_text("utf-8"), model, path)
+
+
+def shipped(folder: str) -> dict[str, Traversable]:
+    """The TOML files of a folder of ``fixtures/``, by their names without the ending."""
+    found = sorted((files("sm121.fixtures") / folder).iterdir(), key=lambda item: item.name)
+    return {item.name[:-5]: item for item in found if item.name.endswith(".toml")}
+
+
+def chosen(name_or_path: str, folder: str, model: type[_Model], what: str, kind: str) -> _Model:
+    """A data file that a user named: a shipped one, or a path.
+
+    Args:
+        folder: of ``fixtures/``, where the shipped ones are.
+        what: names the choice in errors, as ``--profile`` does.
+        kind: names the file in errors.
+
+    Raises:
+        UsageError: there is no such file, or it is wrong; one line.
+    """
+    sources = shipped(folder)
+    if name_or_path in sources:
+        text = sources[name_or_path].read_text("utf-8")
+        return parse(text, model, f"{kind} {name_or_path}.toml")
+    path = Path(name_or_path)
+    if not path.is_file():
+        raise UsageError(f"{what} {path}: expected a file or one of {', '.join(sources)}")
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{what} {path}: expected a text file in UTF-8 ({error})") from error
+    return parse(text, model, f"{kind} {path}")
 
 
 def parse(text: str, model: type[_Model], origin: str) -> _Model:

@@ -6,9 +6,7 @@ line that names the file, the key and what was expected.
 
 from __future__ import annotations
 
-from importlib.resources import files
 from importlib.resources.abc import Traversable
-from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
@@ -447,9 +445,7 @@ class Profile(DataTable):
 
 def shipped() -> dict[str, Traversable]:
     """The profiles that come with the suite, by name."""
-    folder = files("sm121.fixtures") / "profiles"
-    found = (item for item in folder.iterdir() if item.name.endswith(".toml"))
-    return {item.name.removesuffix(".toml"): item for item in sorted(found, key=lambda i: i.name)}
+    return data_file.shipped("profiles")
 
 
 def for_architecture(arch: str, engine: str = "vllm") -> str:
@@ -458,8 +454,8 @@ def for_architecture(arch: str, engine: str = "vllm") -> str:
     Raises:
         UsageError: the suite ships none for it.
     """
-    for name, source in shipped().items():
-        found = load_text(source.read_text("utf-8"), name)
+    for name in shipped():
+        found = load(name)
         if found.arch == arch and found.engine.name == engine:
             return name
     raise UsageError(
@@ -486,25 +482,4 @@ def load(name_or_path: str) -> Profile:
     Raises:
         UsageError: there is no such profile, or it is not valid.
     """
-    sources = shipped()
-    if name_or_path in sources:
-        return load_text(sources[name_or_path].read_text("utf-8"), f"{name_or_path}.toml")
-    path = Path(name_or_path)
-    if not path.is_file():
-        raise UsageError(
-            f"--profile {name_or_path}: expected a file or one of {', '.join(sources)}"
-        )
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--profile {path}: cannot be read ({error})") from error
-    return load_text(text, str(path))
-
-
-def load_text(text: str, origin: str) -> Profile:
-    """Parse and validate a profile; ``origin`` names it in errors.
-
-    Raises:
-        UsageError: one line, with the file, the key and what was expected.
-    """
-    return data_file.parse(text, Profile, f"profile {origin}")
+    return data_file.chosen(name_or_path, "profiles", Profile, "--profile", "profile")

@@ -12,8 +12,6 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib.resources import files
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -211,40 +209,13 @@ def _listed(values: str | tuple[str, ...]) -> tuple[str, ...]:
     return (values,) if isinstance(values, str) else values
 
 
-def shipped() -> dict[str, str]:
-    """The texts of the axis files that come with the suite, by name."""
-    folder = files("sm121.fixtures") / "matrix"
-    return {
-        item.name.removesuffix(".toml"): item.read_text("utf-8")
-        for item in sorted(folder.iterdir(), key=lambda item: item.name)
-        if item.name.endswith(".toml")
-    }
-
-
 def load(name_or_path: str) -> AxesFile:
     """An axis file by the name of a shipped one, or by path.
 
     Raises:
         UsageError: there is none, or it is not valid; one line with file, key and expectation.
     """
-    known = shipped()
-    if name_or_path in known:
-        return load_text(known[name_or_path], f"{name_or_path}.toml")
-    path = Path(name_or_path)
-    if not path.is_file():
-        raise UsageError(
-            f"matrix axes {name_or_path}: expected a file or one of {', '.join(known)}"
-        )
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"matrix axes {path}: expected a text file in UTF-8 ({error})") from error
-    return load_text(text, str(path))
-
-
-def load_text(text: str, origin: str) -> AxesFile:
-    """Parse and validate; ``origin`` names the file in errors."""
-    return data_file.parse(text, AxesFile, f"matrix {origin}")
+    return data_file.chosen(name_or_path, "matrix", AxesFile, "matrix axes", "matrix")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from sm121.report.summary import environment, plain
 from sm121.run.verdict_file import MetricReport, VerdictFile
 
 RESULTS = "BENCHMARK_RESULTS.md"
+_TEMPLATE = Path(__file__).with_suffix(".md.j2")
 #: New rows go below the line that ends the table's head, the latest first.
 _MARK = "|--------|------|--------|------|-------|--------|----------|----------|---------|-------|"
 _HEAD = f"""# Benchmark results
@@ -39,7 +40,7 @@ def log(
         baseline: another run, for the second column of the numbers.
     """
     run = report.run
-    template = environment(trimmed=True).get_template("testlog.md.j2")
+    template = environment(trimmed=True).from_string(_TEMPLATE.read_text("utf-8"))
     return template.render(
         feature=feature,
         branch=branch or _branch(run),
