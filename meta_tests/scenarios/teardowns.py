@@ -8,7 +8,7 @@ pytestmark = [pytest.mark.correctness, pytest.mark.applies_to("cpu", "gpu")]
 @pytest.fixture
 def failing_teardown():
     yield
-    raise RuntimeError("the server died meanwhile")
+    raise RuntimeError("the teardown of a fixture fails")
 
 
 def test_skipped_then_failed(failing_teardown):

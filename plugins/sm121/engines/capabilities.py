@@ -1,7 +1,6 @@
 """What an engine can do, as data: one file per engine in ``fixtures/engines``.
 
 A test that asks for something the engine cannot do is NOT_RUN, with the reason that the file gives.
-Nothing else in the suite knows an engine by its name.
 """
 
 from __future__ import annotations
