@@ -239,7 +239,7 @@ def test_an_engine_that_lists_the_chosen_token_alone_is_compared():
 
 
 def test_a_divergence_of_nothing_is_no_agreement():
-    nothing = golden.Comparison((), ())
+    nothing = golden.GoldenComparison((), ())
     assert math.isnan(nothing.mean_divergence)
     assert "KL divergence" in "; ".join(nothing.beyond(BOUND))
 

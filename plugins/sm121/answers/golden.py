@@ -79,7 +79,7 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class GoldenComparison:
     """How a run agrees with a golden file."""
 
     judgements: tuple[Judgement, ...]
@@ -273,7 +273,7 @@ def compare(
     bound: GoldenBound,
     environment: Mapping[str, JsonValue],
     origin: str = "--golden",
-) -> Comparison:
+) -> GoldenComparison:
     """Ask the same again and judge each golden token under the answers.
 
     Raises:
@@ -299,7 +299,7 @@ def compare(
         )
         wrong = found.disagreement or _other_text(expected, answer, found)
         judgements.append(Judgement(expected.name, found, wrong))
-    return Comparison(tuple(judgements), tuple(differences(golden.environment, environment)))
+    return GoldenComparison(tuple(judgements), tuple(differences(golden.environment, environment)))
 
 
 def unproven(golden: GoldenFile, now: Identity) -> str | None:

@@ -369,7 +369,7 @@ class Stress:
     def _take(self, source: Callable[[int], Iterator[Job]], count: int) -> list[Job]:
         return list(itertools.islice(source(int(self._sizes.answer_tokens.value)), count))
 
-    def _read_throughput(self) -> throughput.Reading:
+    def _read_throughput(self) -> throughput.ThroughputReading:
         return throughput.read(self.client, self.shapes, self._bound, self._processes)
 
     def _judge_growth(self, first: int) -> list[Growth]:

@@ -30,7 +30,7 @@ Processes = Callable[[], Iterable[psutil.Process]]
 
 
 @dataclass(frozen=True)
-class Reading:
+class ThroughputReading:
     """A reading of the throughput."""
 
     #: Tokens a second, the median of single streams.
@@ -46,7 +46,7 @@ class Reading:
 
 def read(
     client: LoadClient, shapes: Shapes, bound: AgreementBound, processes: Processes
-) -> Reading:
+) -> ThroughputReading:
     """Take a reading.
 
     Args:
@@ -72,7 +72,7 @@ def read(
     server = ended.server - began.server
     others = (ended.all - began.all) - server - (ended.suite - began.suite)
     available = (ended.at - began.at) * (psutil.cpu_count() or 1)
-    return Reading(
+    return ThroughputReading(
         rate=statistics.median(rates),
         tokens=load.tokens,
         per_cpu_s=load.tokens / max(server, 1e-9),
@@ -82,8 +82,8 @@ def read(
 
 
 def compare(
-    before: Reading,
-    take: Callable[[], Reading],
+    before: ThroughputReading,
+    take: Callable[[], ThroughputReading],
     *,
     allowed: float,
     on_cpu: bool,
