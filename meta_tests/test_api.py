@@ -318,3 +318,23 @@ def test_a_bad_file_of_cases_is_one_line(text, said):
     with pytest.raises(UsageError, match=said) as caught:
         data_file.parse(text, cases.CaseFile, "api cases mine.toml")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("tail", "wrong"),
+    [
+        ("INTERNAL ERROR", "no event"),
+        ('data: {"b":', "not JSON"),
+        ('data: {"error": "x"}\n', "[DONE] once, at the end"),
+        ("\n", ""),
+    ],
+)
+def test_what_comes_after_the_last_whole_event_is_judged(tail, wrong):
+    """A client drops what the body breaks off; a server that sends it is wrong all the same."""
+    events = [f"data: {json.dumps(item)}\n\n" for item in CHUNKS] + ["data: [DONE]\n\n", tail]
+    found = stream.violations(
+        stream.read("text/event-stream", "".join(events).encode()),
+        "chat completion chunk",
+        usage=True,
+    )
+    assert (wrong in "; ".join(found)) if wrong else not found, found

@@ -14,6 +14,7 @@ import pytest
 from sm121 import cli
 from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration
+from sm121.core.errors import UsageError
 from sm121.core.verdict import NotRun, Verdict
 from sm121.matrix import axes, covering, feature_matrix, state
 from sm121.matrix.axes import Space
@@ -348,3 +349,10 @@ def test_the_newest_earlier_run_with_kernel_tests_is_taken_over(tmp_path):
     now.profile = "third"
     assert resume.earlier_run(run) is None
     assert remarks == ["--resume: nothing is taken over: another profile (other, now third)"]
+
+
+def test_a_shard_whose_matrix_cannot_be_read_is_refused(tmp_path):
+    """Its cells would be missing from FEATURE_MATRIX.md without a word."""
+    worker_wrote(tmp_path, "gw0", "{ half")
+    with pytest.raises(UsageError, match=r"the matrix in workers/gw0 cannot be read"):
+        merging.write_matrix(tmp_path, ["workers/gw0"])

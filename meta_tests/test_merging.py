@@ -102,7 +102,7 @@ def test_one_of_two_decisions_stands():
         (passed, skipped, passed), (skipped, passed, passed),
         (said("t", "NOT_RUN"), passed, passed),
         (passed, failed, failed), (failed, invalid, failed), (invalid, passed, invalid),
-        (passed, said("t", "PASS", "later"), said("t", "PASS", "later")),
+        (said("t", "FAIL", "first"), failed, said("t", "FAIL", "first")),
     ):  # fmt: skip
         assert stands(first, second) == standing
 

@@ -28,7 +28,9 @@ class Stream:
 def read(content_type: str, content: bytes) -> Stream:
     """A stream from the body of an answer."""
     parser = EventParser()
-    events = tuple(data.decode("utf-8", "replace") for data in parser.feed(content))
+    # The end of the body ends its last event too: what a client would drop is judged all the same.
+    given = [*parser.feed(content), *parser.feed(b"\n\n")]
+    events = tuple(data.decode("utf-8", "replace") for data in given)
     malformed = [
         f"a line that is no event: {line.decode('utf-8', 'replace')[:80]!r}"
         for line in parser.malformed

@@ -34,6 +34,8 @@ def check(provider: Any, problem: Problem) -> list[str]:
     the provider lacks the operation or refuses the input aloud.
     """
     declared, operation = _operation_of(provider, problem)
+    if problem.block is not None and problem.block not in declared.block_sizes:
+        raise NotRun(f"provider {declared.name} has pages of {declared.block_sizes} tokens only")
     wrong: list[str] = []
     outputs = []
     for kind in poison.KINDS:
@@ -131,8 +133,6 @@ def _operation_of(provider: Any, problem: Problem) -> tuple[Declaration, Callabl
             f"provider {declared.name} has no {problem.operation}; another one may "
             "(--kernel-provider)"
         )
-    if problem.block is not None and problem.block not in declared.block_sizes:
-        raise NotRun(f"provider {declared.name} has pages of {declared.block_sizes} tokens only")
     return declared, operation
 
 

@@ -10,11 +10,8 @@ pytest_plugins = (
     "sm121.plugin.answers",
     "sm121.plugin.api",
     "sm121.plugin.kernels",
-    "sm121.plugin.compilation",
-    "sm121.plugin.profiling",
     "sm121.plugin.benchmarks",
     "sm121.plugin.performance",
-    "sm121.plugin.regression",
     "sm121.plugin.stress",
     "sm121.plugin.matrix",
 )

@@ -197,8 +197,9 @@ def decide_comparison(config: pytest.Config, session: Session) -> None:
     lines = [f"{name}: {what}" for name, what in getattr(benchmarks, "performance_regressions", [])]
     if not getattr(benchmarks, "benchmarks", []):
         lines = ["--benchmark-compare-fail was given and no benchmark ran: that is no success"]
-    for line in lines:
+    for number, line in enumerate(lines):
         name = f"--benchmark-compare-fail::{line.split(':')[0][:80]}"
+        name += f" #{number}" if name in session.ledger else ""  # two checks of one benchmark
         session.ledger.decide(
             TestReport(id=name, level="regression", verdict=Verdict.FAIL, message=line)
         )

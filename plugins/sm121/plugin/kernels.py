@@ -1,5 +1,5 @@
-"""Fixtures for the numerics tests and the kernel benchmarks: the provider under test, and the cases
-that apply here."""
+"""Fixtures of the kernel level: the provider under test and its cases, the engine's kernel profile,
+the compiler."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sm121.compilation import gb10
+from sm121.compilation.gb10 import Compilation
+from sm121.core.server import Server
 from sm121.core.verdict import NotRun
+from sm121.evidence.kernel_profile import KernelProfile
 from sm121.kernels import benchmark_cases, cases, registry
 from sm121.plugin import selection
 from sm121.plugin.stash import LEVEL, SETTINGS
+from sm121.run import decode_profile as decode
+from sm121.session import target
 from sm121.session.session import Session
 from sm121.session.settings import Settings
 
@@ -73,3 +79,21 @@ def mark_what_cannot_run(settings: Settings, items: Iterable[pytest.Item]) -> No
     if using and (obstacle := _obstacle(settings)) is not None:
         for item in using:
             selection.skip(item, obstacle)
+
+
+@pytest.fixture
+def decode_profile(conformance: Session, server: Server) -> KernelProfile:
+    """Kernels of some decode steps of the server under test; table and trace are in the report."""
+    mode = target.profiler_mode(conformance.settings, conformance.profile)
+    return decode.take(conformance, server, mode=mode, nsys=conformance.settings.nsys)
+
+
+@pytest.fixture(scope="session")
+def compilation(conformance: Session, tmp_path_factory: pytest.TempPathFactory) -> Compilation:
+    """Compiling for GB10. NotRun without nvcc and cuobjdump, with what pip would install."""
+    found = gb10.find(conformance.settings.engine_python, tmp_path_factory.mktemp("compilation"))
+    conformance.file.environment["compilation"] = {
+        "compiler": str(found.tools.compiler),
+        "disassembler": str(found.tools.disassembler),
+    }
+    return found

@@ -1,7 +1,8 @@
-"""Fixtures for the performance tests. A rate is measured when a test first asks for it."""
+"""Fixtures of the performance and regression levels: cells of the plan, stored runs, A and B."""
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator
 
@@ -12,11 +13,15 @@ from rich.status import Status
 from sm121.core import profile
 from sm121.core.server import Server
 from sm121.core.verdict import NotRun
+from sm121.engines.attached import attach
 from sm121.measure.plan import Plan
 from sm121.performance.bench import Bench, PerformanceChecks
-from sm121.plugin.benchmarks import MetricRecorder
+from sm121.performance.box import RunBox
+from sm121.plugin.benchmarks import HISTORY, MetricRecorder, history_of
 from sm121.plugin.stash import SETTINGS
 from sm121.plugin.terminal import say
+from sm121.regression.ab_run import AbRun
+from sm121.regression.measured import MeasuredHistory
 from sm121.session.session import Session
 
 _LINE_EVERY_S = 10.0
@@ -103,3 +108,34 @@ def memory_peak_gib(conformance: Session) -> float:
     if peak is None:
         raise NotRun("no process of the server could be looked at")
     return peak / 2**30
+
+
+@pytest.fixture(scope="session")
+def measured_history(conformance: Session, pytestconfig: pytest.Config) -> MeasuredHistory:
+    """This run's measurements and the stored ones that they can be compared with."""
+    return pytestconfig.stash.setdefault(HISTORY, history_of(pytestconfig, conformance))
+
+
+@pytest.fixture(scope="session")
+def ab_run(conformance: Session, box: RunBox) -> AbRun:
+    """A against B, started in turns."""
+    assert box is not None  # read before the first start
+    settings, profile = conformance.settings, conformance.profile
+    if settings.ab is None:
+        raise NotRun("nothing to compare: give --ab A B")
+    attach_to = functools.partial(
+        attach,
+        api_key=settings.api_key,
+        served_name=settings.served_name,
+        default_name=profile.model.served_name,
+        log=None,
+    )
+    return AbRun(
+        conformance,
+        settings.ab,
+        Plan.of(profile, depths=settings.depths, rounds=settings.rounds),
+        attach_to,
+        pairs=settings.ab_pairs,
+        hypothesis=settings.hypothesis,
+        obstacle=conformance.target.obstacle,
+    )

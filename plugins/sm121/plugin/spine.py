@@ -53,7 +53,7 @@ from sm121.report import details
 from sm121.run.verdict_file import NOT_RUN
 from sm121.session import last_word, target
 from sm121.session.crashes import CrashDesk
-from sm121.session.opening import open_session
+from sm121.session.opening import prepare
 from sm121.session.session import Session
 from sm121.session.settings import Settings
 from sm121.session.signals import Signals
@@ -92,9 +92,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[SETTINGS] = options.read(config)
     except UsageError as error:
         raise pytest.UsageError(str(error)) from error
-    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
-        config.stash[_CONTROLLER] = controller = Controller(config)
-        _controllers.append(controller)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -179,13 +176,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Make the scheduler. It reads from the workers' folders which tests belong together."""
     if config.getoption("dist") != "loadgroup":
         return None
-    return scheduling.by_groups(config, log, config.stash[_CONTROLLER].groups)
+    return scheduling.by_groups(config, log, _controller(config).groups)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Tell a worker, before it starts, which run it is part of."""
-    node.workerinput["sm121_run"] = node.config.stash[_CONTROLLER].name
+    node.workerinput["sm121_run"] = _controller(node.config).name
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -194,7 +191,7 @@ def pytest_xdist_node_collection_finished(node: Any) -> None:
     for every worker."""
     config = node.config
     try:
-        session = config.stash[_CONTROLLER].opened_by_a_worker()
+        session = _controller(config).opened_by_a_worker()
     except UsageError as error:
         raise pytest.UsageError(str(error)) from error
     if session is None:
@@ -208,7 +205,7 @@ def pytest_xdist_node_collection_finished(node: Any) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object | None) -> None:
     """A worker has ended: keep what it reported."""
-    node.config.stash[_CONTROLLER].worker_ended(node, error)
+    _controller(node.config).worker_ended(node, error)
     _step("a worker ended")
 
 
@@ -225,17 +222,16 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
     """After the last test: the server is still there, and pytest-benchmark has stored nothing."""
     try:
-        return (yield)
+        result = yield
     finally:
-        run = session.config.stash.get(SESSION, None)
-        if run is not None:
+        if (run := session.config.stash.get(SESSION, None)) is not None:
             if run.box is not None and not run.interrupted:
                 run.box.read_at_the_end()
                 _step("box read again")
             _step("last test ended")
-            benchmarks.keep_history(
-                session.config, run, session.config.stash.setdefault(DETAILS, details.Details())
-            )
+    if run is not None and DETAILS in session.config.stash:
+        benchmarks.keep_history(session.config, run, session.config.stash[DETAILS])
+    return result
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # waiting is outside a test's time limit
@@ -257,8 +253,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     item.stash[STARTS] = len(session.pool.starts) if session.pool is not None else 0
     item.config.stash[CRASHES].test_begins()
     stress.end_with_its_level(item, session)
-    if session.aborted is not None:
-        item.config.stash[CRASHES].after_abort()
+    item.config.stash[CRASHES].after_abort()
     if (why := outcomes.why_not(session, item) or workers.why_not(item)) is not None:
         pytest.skip(f"{NOT_RUN}{why}")
 
@@ -408,7 +403,7 @@ def _open(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
     kernels.mark_what_cannot_run(settings, tests)
     if config.option.collectonly:
         return None
-    session = open_session(
+    session = prepare(
         settings,
         chosen,
         [(item.stash[ID], item.stash[LEVEL]) for item in tests],
@@ -438,6 +433,14 @@ def _target(config: pytest.Config, settings: Settings, tests: list[pytest.Item])
         obstacle = f"-m {expression!r} selects no test for {chosen.arch}, which is the target"
         return dataclasses.replace(chosen, obstacle=obstacle)
     return chosen
+
+
+def _controller(config: pytest.Config) -> Controller:
+    """The controller of this process, from when xdist begins to distribute tests."""
+    if _CONTROLLER not in config.stash:
+        config.stash[_CONTROLLER] = Controller(config)
+        _controllers.append(config.stash[_CONTROLLER])
+    return config.stash[_CONTROLLER]
 
 
 def _step(what: str) -> None:

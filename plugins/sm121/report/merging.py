@@ -82,12 +82,12 @@ def write(shards: Sequence[ShardFolder], output: Path) -> VerdictFile:
 
     Raises:
         UsageError: the merged report would be written into a shard's own, or the shards' matrices
-            are not of one run.
+            cannot be read, or are not of one run.
     """
     folders = [_brought(shard, output) for shard in shards]
     merged = merge_shards({f: shard.file for f, shard in zip(folders, shards, strict=True)})
     output.mkdir(parents=True, exist_ok=True)
-    write_matrix(output, folders, merged.remarks.append)
+    write_matrix(output, folders)
     verdict_file.write(merged, output / "verdict.json")
     write_text(summary.markdown(merged), output / "summary.md")
     details.write(_details(output, folders), output)
@@ -134,14 +134,14 @@ def _details(output: Path, folders: Iterable[str]) -> Details:
 
 
 def write_matrix(
-    directory: Path, folders: Iterable[str], remark: Callable[[str], None]
+    directory: Path, folders: Iterable[str], remark: Callable[[str], None] | None = None
 ) -> MatrixFile | None:
     """Write ``matrix/`` of a report directory from those of the parts; None where no part has one.
 
     Args:
         directory: the report directory of the whole.
         folders: the parts' own, as seen from it.
-        remark: is told of a part's matrix that cannot be read.
+        remark: is told of a part's matrix that cannot be read; without it, that is an error.
 
     Raises:
         UsageError: the parts are of different axes, engines or profiles.
@@ -154,7 +154,10 @@ def write_matrix(
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
-            remark(f"the matrix in {folder} cannot be read: {type(error).__name__}")
+            line = f"the matrix in {folder} cannot be read: {type(error).__name__}"
+            if remark is None:
+                raise UsageError(line) from error
+            remark(line)
             continue
         for cell in part.cells:
             cell.log = f"{folder}/{cell.log}" if cell.log else None

@@ -42,12 +42,12 @@ class CrashDesk:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        session.on_crash = self.after_crash
+        session.on_unwritten = self.after_unwritten
         #: Logs of servers already reported: all tests that want such a server have its error.
         self._told: set[Path] = set()
         #: When the running test began, by ``time.monotonic``.
         self._test_began = 0.0
-        session.on_crash = self.after_crash
-        session.on_unwritten = self.after_unwritten
 
     def test_begins(self) -> None:
         """A test begins. A process that ended earlier is not blamed on it."""
@@ -57,7 +57,7 @@ class CrashDesk:
     def _managed(self) -> ManagedServer | None:
         return self._session.pool.latest if self._session.pool is not None else None
 
-    def after_test(self, test: str, error: ServerError | UnderLoad | RanOutOfTime) -> None:
+    def after_test(self, test: str, error: Exception) -> None:
         """A test ended with an error which means that its server may have failed."""
         if isinstance(error, ServerError):
             if error.log in self._told:

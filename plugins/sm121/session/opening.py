@@ -24,6 +24,7 @@ from sm121.evidence.resources import ResourceSampler
 from sm121.run import directory as report_directory
 from sm121.run.verdict_file import EngineReport, TestReport, VerdictFile
 from sm121.session import target as targets
+from sm121.session.crashes import CrashDesk
 from sm121.session.session import Session
 from sm121.session.settings import Settings
 from sm121.session.target import Target
@@ -33,7 +34,14 @@ def _print(what: str, line: str) -> None:
     sys.stderr.write(f"{what}: {line}\n")
 
 
-def open_session(
+def open_session(settings: Settings) -> Session:
+    """The session of a script: see `prepare`. A crash leaves a bundle, as in a run of pytest."""
+    session = prepare(settings)
+    CrashDesk(session)
+    return session
+
+
+def prepare(
     settings: Settings,
     chosen: Target | None = None,
     tests: Sequence[tuple[str, str]] = (),

@@ -386,8 +386,10 @@ class Session:
         return self
 
     def __exit__(self, *_raised: object) -> None:
-        self.close()
-        self.release()
+        try:
+            self.close()
+        finally:
+            self.release()
 
 
 def _unclean(name: str, report: StopReport) -> TestReport:

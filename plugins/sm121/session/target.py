@@ -180,7 +180,8 @@ def _gguf(root: Path) -> Path:
     if not file.is_file():
         raise UsageError(
             f"the profile's model is the canary as GGUF, expected at {file}: "
-            "`sm121 canary .cache/canary --gguf LLAMA_CPP` makes it, LLAMA_CPP being a checkout"
+            "`sm121 canary .cache/canary --gguf LLAMA_CPP` makes it, in a checkout of the suite, "
+            "LLAMA_CPP being one of llama.cpp"
         )
     return file
 
