@@ -216,23 +216,22 @@ def test_unknown_exception_of_a_dead_engine_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "signal", "kind", "says"),
+    ("exit_code", "kind", "says"),
     [
-        (137, None, "oom", "probably"),
-        (-9, None, "oom", "probably"),
-        (None, 9, "oom", "probably"),
-        (-11, None, "engine_dead", "SIGSEGV"),
-        (139, None, "engine_dead", "SIGSEGV"),
-        (-4, None, "illegal_instruction", "SIGILL"),
-        (-15, None, "engine_dead", "told to stop"),
-        (0, None, "engine_dead", "exited with status 0"),
-        (3, None, "unknown", "status 3"),
-        (None, None, "unknown", "not known"),
+        (137, "oom", "probably"),
+        (-9, "oom", "probably"),
+        (-11, "engine_dead", "SIGSEGV"),
+        (139, "engine_dead", "SIGSEGV"),
+        (-4, "illegal_instruction", "SIGILL"),
+        (-15, "engine_dead", "told to stop"),
+        (0, "engine_dead", "exited with status 0"),
+        (3, "unknown", "status 3"),
+        (None, "unknown", "not known"),
     ],
 )
-def test_silent_end(exit_code: int | None, signal: int | None, kind: str, says: str) -> None:
+def test_silent_end(exit_code: int | None, kind: str, says: str) -> None:
     cause = classify_lines(
-        ["INFO 11-20 10:19:39 [core.py:1] Loading weights took 1 seconds"], exit_code, signal
+        ["INFO 11-20 10:19:39 [core.py:1] Loading weights took 1 seconds"], exit_code
     )
     assert cause.kind == kind
     assert says in cause.summary

@@ -233,8 +233,6 @@ def test_an_axes_file_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
     def refuse(*_args: object, **_options: object) -> str:
         raise PermissionError(13, "Permission denied")
 
-    shipped = SHIPPED
-    monkeypatch.setattr(axes, "shipped", lambda: shipped)
     monkeypatch.setattr(Path, "read_text", refuse)
     with pytest.raises(UsageError, match="Permission denied"):
         axes.load(str(file))
