@@ -28,6 +28,7 @@ FAULTS = {
     "stubborn": "ignores SIGTERM",
     "orphan": "leaves a daemon that ignores SIGTERM",
     "zombie": "does not reap a child",
+    "no-metrics": "answers /metrics with status 500",
     "dies-later": "ends by SIGKILL at the second completion",
 }
 MODEL = "canary"
@@ -58,6 +59,8 @@ class Handler(BaseHTTPRequestHandler):
             self.answer("<html><body>It works!</body></html>", kind="text/html")
         elif self.path == "/health":
             self.answer("", 503 if self.fault == "never-ready" else 200)
+        elif self.path == "/metrics" and self.fault == "no-metrics":
+            self.answer("vllm:prefix_cache_hits_total 3.0", 500, kind="text/plain")
         elif self.path == "/version":
             self.answer({"version": "0.0-fault"})
         elif self.path == "/v1/models":

@@ -132,6 +132,12 @@ def test_compare_fail_sees_ten_percent_and_not_two(measured):
     assert "Performance has regressed" in run.output
     assert verdict["verdict"] == "FAIL", "verdict.json says what the exit status says"
     assert verdict["metrics"]["tg32@d0"]["verdict"] == "PASS", "the gate itself held"
+    status, verdict, run = measured(
+        slower, "--benchmark-compare", "--benchmark-compare-fail", "median:5%", "min:5%", "-q"
+    )
+    assert status == 1, run.output
+    found = [test["message"] for test in verdict["tests"] if "compare-fail" in test["id"]]
+    assert len(found) == 2 and len({line.split("'")[1] for line in found}) == 2, found
 
 
 def test_compare_fail_with_nothing_measured_is_no_success(measured):

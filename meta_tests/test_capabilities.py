@@ -187,3 +187,13 @@ def test_what_a_model_cannot_is_said_by_its_profile(fault_server, run_pytest):
     )  # fmt: skip
     (test,) = run.verdict["tests"]
     assert test["verdict"] == "NOT_RUN" and "one call a turn" in test["message"], test
+
+
+def test_metrics_that_a_server_does_not_tell_are_not_zero(fault_server, run_pytest):
+    for fault in ("none", "no-metrics"):
+        server = fault_server(fault)
+        status, run = run_pytest(
+            "--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key,
+            "meta_tests/scenarios/prefix_hits.py",
+        )  # fmt: skip
+        assert status == 0, run.output

@@ -105,6 +105,34 @@ def test_a_run_that_loses_a_worker(begin):
     assert steps(other)[-2:] == END
 
 
+def test_workers_that_no_n_asked_for(begin):
+    """xdist's own words, ``--tx``: no hook made a controller before its first worker was."""
+    both = (f"{VERDICTS}::test_pass", f"{VERDICTS}::test_fail")
+    run, _ = begin(*both, "-d", "--tx", "2*popen")
+    assert run.wait() == 4 and "--dist load: expected -n N alone" in run.output, run.output
+    run, steps = begin(*both, "--dist", "loadgroup", "--tx", "2*popen")
+    assert run.wait() == 1, run.output
+    decided = {test["id"].rpartition("::")[2]: test["verdict"] for test in run.verdict["tests"]}
+    assert decided == {"test_pass": "PASS", "test_fail": "FAIL"}, run.output
+    assert steps()[-4:] == ["workers' parts merged", "closed FAIL", *END]
+
+
+def test_a_run_that_is_interrupted_after_a_measurement(begin, tmp_path):
+    """No history is looked for when the loop did not return; what was measured is kept."""
+    samples = '{"ttft_p50": [90.0, 91.0, 92.0, 90.5, 91.5, 90.2], "startup_s": {"waits": true}}'
+    run, steps = begin(
+        *("meta_tests/scenarios/measurements.py", "-v", "--benchmark-autosave"),
+        *("--benchmark-storage", str(tmp_path / "none")),
+        samples=samples,
+    )
+    run.wait_for("[startup_s]", 60)
+    os.kill(run.process.pid, signal.SIGINT)
+    assert run.wait() == 2, run.output
+    assert "Error" not in run.output, run.output
+    assert run.verdict["metrics"]["ttft_p50"]["rounds"] == 6
+    assert (run.report / "report.html").is_file() and steps()[-2:] == END
+
+
 def test_every_hook_is_implemented_once_and_in_one_module():
     """No plugin of the set but the spine has a hook: its order is no one else's."""
     import importlib

@@ -49,3 +49,39 @@ def test_the_levels_run_from_a_plain_script_against_a_url(canary_bf16, tmp_path)
     assert verdict["engine"]["path"]["attention"] == "CPU_ATTN"
     assert (tmp_path / "judged" / "matrix" / "FEATURE_MATRIX.md").is_file()
     assert (tmp_path / "judged" / "memory.json").is_file()
+
+
+CRASH = """
+import sys
+from pathlib import Path
+
+from sm121.engines.managed import ServerError
+from sm121.profile import load
+from sm121.session.opening import open_session
+from sm121.session.settings import Settings
+
+wrong = Settings(
+    profile=load("cpu-tiny-gpt-oss"),
+    engine_arguments=("--max-model-len", "-7"),
+    report_dir=Path("judged"),
+    root=Path(sys.argv[1]),
+)
+with open_session(wrong) as session:
+    try:
+        session.server()
+    except ServerError as error:
+        print(session.crashed(error, None).kind)
+"""
+
+
+def test_a_server_that_does_not_start_for_a_script_leaves_a_bundle(canary_bf16, tmp_path):
+    file = tmp_path / "crash.py"
+    file.write_text(WITHOUT_PYTEST + CRASH)
+    ran = subprocess.run(
+        [sys.executable, str(file), str(ROOT)], cwd=tmp_path,
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    (crash,) = json.loads((tmp_path / "judged" / "verdict.json").read_text())["crashes"]
+    assert (tmp_path / "judged" / crash["bundle"] / "bundle.json").is_file(), crash
+    assert crash["kind"] in ran.stdout and "crash: " in ran.stderr, ran.stderr

@@ -1,8 +1,10 @@
 """Measurements from a file (SM121_META_SAMPLES), recorded as benchmarks; started by
-meta_tests/test_benchmark_bridge.py. A list of samples, or {"samples": ..., "and": field, ...}."""
+meta_tests/test_benchmark_bridge.py. A list of samples, or {"samples": ..., "and": field, ...};
+{"waits": true} measures nothing and waits to be interrupted."""
 
 import json
 import os
+import time
 
 import pytest
 
@@ -16,6 +18,8 @@ GIVEN = json.loads(os.environ["SM121_META_SAMPLES"])
 @pytest.mark.parametrize("name", list(GIVEN))
 def test_metric(record_metric, name):
     given = GIVEN[name] if isinstance(GIVEN[name], dict) else {"samples": GIVEN[name]}
+    if given.get("waits"):
+        time.sleep(600)
     rate = name.startswith(("tg", "pp"))
     fields = {
         "unit": "tok/s" if rate else "s" if name.endswith("_s") else "ms",

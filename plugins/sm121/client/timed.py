@@ -59,17 +59,24 @@ class LagWatch:
     def __init__(self) -> None:
         self.late: list[tuple[int, int]] = []
         self.worst_ns = 0
+        self._timer: asyncio.TimerHandle
 
-    async def run(self) -> None:
-        """Look every few milliseconds, until cancelled."""
-        while True:
-            due = time.perf_counter_ns() + int(_TICK_S * 1e9)
-            await asyncio.sleep(_TICK_S)
-            now = time.perf_counter_ns()
-            lag = now - due
-            self.worst_ns = max(self.worst_ns, lag)
-            if lag > _LAG_OF_NOTE_NS:
-                self.late.append((now, lag))
+    def start(self) -> None:
+        """Look every few milliseconds from now on, until `stop`."""
+        due = time.perf_counter_ns() + int(_TICK_S * 1e9)
+        self._timer = asyncio.get_running_loop().call_later(_TICK_S, self._look, due)
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._timer.cancel()
+
+    def _look(self, due: int) -> None:
+        now = time.perf_counter_ns()
+        lag = now - due
+        self.worst_ns = max(self.worst_ns, lag)
+        if lag > _LAG_OF_NOTE_NS:
+            self.late.append((now, lag))
+        self.start()
 
     def at(self, stamp_ns: int) -> int:
         """The delay that may be in a stamp: the loop was blocked until shortly before it."""
@@ -103,7 +110,6 @@ class TimedClient:
     ) -> TimedBatch:
         """Send the requests, so many at a time; each worker sends its next when one has ended."""
         watch = LagWatch()
-        ticker = asyncio.create_task(watch.run())
         pending = iter(enumerate(requests))
         results: list[tuple[TimedAnswer, list[tuple[int, bytes]]] | None] = [None] * len(requests)
 
@@ -114,10 +120,11 @@ class TimedClient:
         clocks = _clocks()
         cpu = time.process_time()
         started_ns = time.perf_counter_ns()
+        watch.start()
         try:
             await asyncio.gather(*(work() for _ in range(min(concurrency, len(requests)))))
         finally:
-            ticker.cancel()
+            watch.stop()
         ended_ns = time.perf_counter_ns()
         batch = TimedBatch(
             answers=[],
