@@ -13,6 +13,7 @@ from sm121.evidence.failure import (
     FailureSet,
     classify,
     classify_lines,
+    explain,
     load_failures,
     relevant_lines,
 )
@@ -72,6 +73,57 @@ CASES = {
         "RuntimeError: CUDA error: no kernel image is available for execution on the device"
     ],
     "arch_refused": ["csrc/apis/gemm.hpp:99: Unsupported architecture or scaling factor types"],
+    "no_kernel_for_layer": [
+        ERROR + "ValueError: Failed to find a kernel that can implement the NVFP4 linear layer. "
+        "Reasons: ",
+        ERROR
+        + " CutlassNvFp4LinearKernel cannot implement due to: requires compute capability 100",
+        ERROR + " MarlinNvFp4LinearKernel is disabled by the environment",
+    ],
+    "no_kernel_compiled": [
+        ERROR + "NotImplementedError: No compiled cutlass_scaled_mm for CUDA device capability: 121"
+    ],
+    "no_kernel_flashinfer": [
+        ERROR + "flashinfer.utils.BackendSupportedError: mm_fp4 does not support backend 'trtllm' "
+        "with capability 121"
+    ],
+    "no_kernel_implemented": [
+        ERROR + "NotImplementedError: MXFP4 attention backend with sinks and fp8 is not written"
+    ],
+    "cutlass_internal": [
+        ERROR + "RuntimeError: cutlass_gemm_caller, /workspace/csrc/libtorch_stable/quantization/"
+        "w8a8/cutlass/c3x/cutlass_gemm_caller.cuh:62, Error Internal"
+    ],
+    "kernel_resources": [
+        ERROR + "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: "
+        "114688, Hardware limit: 101376. Reducing block sizes or `num_stages` may help."
+    ],
+    "checkpoint_file_missing": [
+        ERROR + "FileNotFoundError: Weight files referenced in index but missing: "
+        "{'/models/gpt-oss-120b/model-00007-of-00014.safetensors'}"
+    ],
+    "checkpoint_weights_missing": [
+        ERROR + "ValueError: Following weights were not initialized from checkpoint: "
+        "{'model.layers.35.mlp.experts.w2_bias'}"
+    ],
+    "checkpoint_broken": [
+        ERROR + "safetensors_rust.SafetensorError: Error while deserializing header: "
+        "MetadataIncompleteBuffer"
+    ],
+    "checkpoint_other_names": [ERROR + "KeyError: 'layers.0.mlp.experts.w2_weight'"],
+    "harmony_vocabulary": [
+        "(APIServer pid=1) ERROR 11-20 10:19:39 [x.py:1] openai_harmony.HarmonyError: error "
+        "downloading or loading vocab file: failed to download or load vocab file"
+    ],
+    "hang_collective": [
+        "[rank0]:[E ProcessGroupNCCL.cpp:563] [Rank 0] Watchdog caught collective operation "
+        "timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, "
+        "Timeout(ms)=600000) ran for 600059 milliseconds before timing out."
+    ],
+    "nccl_error": [
+        ERROR + "RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for "
+        "details)"
+    ],
     "jit_compiler_error": [
         '/x/flashinfer/fusion.cuh(487): error: identifier "batchIdx" is undefined'
     ],
@@ -158,16 +210,223 @@ def test_every_kind_that_a_log_can_show_is_covered() -> None:
         "illegal_memory_access",
         "illegal_instruction",
         "unsupported_arch",
+        "no_kernel",
+        "kernel_launch",
         "jit_build",
         "xid",
         "import_error",
+        "checkpoint",
+        "vocabulary",
         "hang",
+        "nccl",
         "garbage_output",
         "engine_dead",
         "port",
         "config",
         "unknown",
     }
+
+
+AFTERMATH = [
+    ERROR + "EngineCore failed to start.",
+    "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above. "
+    "Failed core proc(s): {}",
+]
+#: The same classes in the words of other versions and engines, as they were published.
+PUBLISHED = {
+    "the reasons are wrapped by the poster": (
+        "no_kernel",
+        [
+            "ValueError: Failed to find a kernel that can implement the WNA16 linear layer. "
+            "Reasons: ",
+            " MacheteLinearKernel requires capability 90, current compute capability is 121",
+            " ExllamaLinearKernel cannot implement due to: Exllama only supports float16",
+        ],
+    ),
+    "no MXFP4 backend": (
+        "no_kernel",
+        [
+            ERROR + "NotImplementedError: No MXFP4 MoE backend supports the deployment "
+            "configuration. weight_key=kMxfp4Static, activation_key=None. Candidate backends "
+            "were: ['flashinfer_trtllm']. Reasons: device"
+        ],
+    ),
+    "experts that refuse": (
+        "no_kernel",
+        [
+            ERROR + "ValueError: TrtLlmGenExperts does not support this MoE deployment since the "
+            "device is not supported."
+        ],
+    ),
+    "FlashInfer's fused MoE": (
+        "no_kernel",
+        [
+            "(EngineCore pid=7) RuntimeError: Check failed: (false) is false: Could not construct "
+            "fused moe op with the requested input combination Activation: Float8_e4m3fn"
+        ],
+    ),
+    "FlashInfer finds no backend": (
+        "no_kernel",
+        [ERROR + "BackendSupportedError: No suitable auto backends found for mm_fp4"],
+    ),
+    "XQA": (
+        "no_kernel",
+        [ERROR + "RuntimeError: XQA is only supported on SM90, SM100, SM120/SM121 GPUs"],
+    ),
+    "an operator that the build lacks": (
+        "no_kernel",
+        [ERROR + "AttributeError: '_OpNamespace' '_C' object has no attribute 'cutlass_fp4_mm'"],
+    ),
+    "sinks": (
+        "no_kernel",
+        [
+            ERROR + "NotImplementedError: FlashInfer backend currently does not support attention "
+            "sinks, please use trtllm on blackwell or flash attention on earlier GPUs."
+        ],
+    ),
+    "an old CUTLASS of vLLM": ("kernel_launch", [ERROR + "RuntimeError: Error Internal"]),
+    "CUTLASS under FlashInfer": (
+        "kernel_launch",
+        [
+            ERROR + "RuntimeError: [FP4 gemm Runner] Failed to run cutlass FP4 gemm on "
+            "sm120/sm121. Error: Error Internal"
+        ],
+    ),
+    "CUTLASS under TensorRT-LLM's MoE": (
+        "kernel_launch",
+        [
+            "[2026-07-21 10:00:00 TP1] RuntimeError: [TensorRT-LLM][ERROR] Assertion failed: "
+            "Failed to initialize cutlass TMA WS grouped gemm. Error: Error Internal (/w/x.cu:60)"
+        ],
+    ),
+    "CUTLASS under SGLang": (
+        "kernel_launch",
+        [
+            "[2026-07-21 10:00:00 TP1] Scheduler hit an exception: Traceback (most recent call "
+            "last):",
+            "RuntimeError: cutlass group_gemm.run failed: Error Internal",
+        ],
+    ),
+    "no weights at all": (
+        "checkpoint",
+        [ERROR + "RuntimeError: Cannot find any model weights with `/models/gpt-oss-120b`"],
+    ),
+    "a shard that is not there": (
+        "checkpoint",
+        [
+            ERROR + "FileNotFoundError: No such file or directory: "
+            '"/models/gpt-oss-120b/model-00003-of-00014.safetensors"'
+        ],
+    ),
+    "a shard cut short": (
+        "checkpoint",
+        [
+            ERROR + "safetensors_rust.SafetensorError: Error while deserializing header: "
+            "incomplete metadata, file not fully covered"
+        ],
+    ),
+    "a tensor of llama.cpp": (
+        "checkpoint",
+        ["llama_model_load: error loading model: missing tensor 'blk.35.ffn_down_exps.weight'"],
+    ),
+    "another layout": (
+        "checkpoint",
+        [
+            ERROR + "ValueError: There is no module or parameter named 'block' in "
+            "GptOssForCausalLM. The available parameters belonging to  (GptOssModel) are: {}"
+        ],
+    ),
+    "TensorRT-LLM's words for the vocabulary": (
+        "vocabulary",
+        [
+            "[11/02/2025-22:00:50] [TRT-LLM] [E] Error in harmony chat completion: %s error "
+            "downloading or loading vocab file: failed to download or load vocab file"
+        ],
+    ),
+    "a vocabulary that is another file": (
+        "vocabulary",
+        [
+            ERROR + "openai_harmony.HarmonyError: error downloading or loading vocab file: "
+            "invalid tiktoken vocab file: hash mismatch"
+        ],
+    ),
+    "the watchdog's thread": (
+        "hang",
+        [
+            "[rank1]:[E1120 10:19:39.1 ProcessGroupNCCL.cpp:2057] [PG ID 2 PG GUID 3 Rank 1] "
+            "Process group watchdog thread terminated with exception: [Rank 1] Watchdog caught "
+            "collective operation timeout: WorkNCCL(SeqNum=12590, OpType=_ALLGATHER_BASE)",
+            "terminate called after throwing an instance of 'c10::DistBackendError'",
+            "Fatal Python error: Aborted",
+        ],
+    ),
+    "the watchdog is stuck": (
+        "hang",
+        [
+            "[rank0]:[F ProcessGroupNCCL.cpp:1169] [PG 0 Rank 0] ProcessGroupNCCL's watchdog got "
+            "stuck for 600 seconds without making progress in monitoring enqueued collectives."
+        ],
+    ),
+    "NCCL 2.30": (
+        "nccl",
+        [
+            ERROR + "torch.distributed.DistBackendError: NCCL error in: /pytorch/torch/csrc/"
+            "distributed/c10d/ProcessGroupNCCL.cpp:94, remote process exited or there was a "
+            "network error, NCCL version 2.28.9"
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_published_words_have_class_owner_and_remedy(name: str) -> None:
+    kind, lines = PUBLISHED[name]
+    for log in (lines, [*lines, *AFTERMATH], ["INFO:     Application startup complete.", *lines]):
+        if log[0].startswith("INFO") and kind == "checkpoint":
+            continue  # weights are read before the server serves
+        cause = classify_lines([*log, *AFTERMATH], 1)
+        assert cause.kind == kind, cause.summary
+        assert len(cause.owner) > 10
+        assert len(cause.remedy or "") > 20
+        assert read_lines(log).failure == kind
+
+
+def test_error_answer_of_a_server_is_explained() -> None:
+    answer = (
+        "openai.InternalServerError: Error code: 500 - {'error': {'message': 'error downloading or "
+        "loading vocab file: failed to download or load vocab file', 'code': 500}}"
+    )
+    told = explain(answer)
+    assert told is not None
+    assert told.startswith("vocabulary: ")
+    assert "TIKTOKEN_ENCODINGS_BASE" in told
+    assert explain(answer.replace("500", "400")) is None
+    assert explain("Error code: 500 - {'error': {'message': 'RuntimeError: no'}}") is None
+    assert explain("AssertionError: required 500 tokens, seen 499") is None
+
+
+def test_why_each_kernel_refused_is_told() -> None:
+    for lines in (
+        CASES["no_kernel_for_layer"],
+        PUBLISHED["the reasons are wrapped by the poster"][1],
+    ):
+        summary = classify_lines([*lines, *AFTERMATH], 1).summary
+        assert "cannot implement due to" in summary or "requires capability" in summary
+
+
+@pytest.mark.parametrize(
+    ("cause", "messenger"),
+    [
+        (CASES["illegal_instruction"], PUBLISHED["the watchdog's thread"][1]),
+        (CASES["oom_device"], PUBLISHED["NCCL 2.30"][1]),
+        (CASES["cutlass_internal"], CASES["hang_collective"]),
+        (CASES["harmony_vocabulary"], CASES["garbage_harmony"]),
+        (CASES["checkpoint_broken"], CASES["checkpoint_other_names"]),
+    ],
+)
+def test_messenger_is_not_blamed(cause: list[str], messenger: list[str]) -> None:
+    for lines in ([*cause, *messenger], [*messenger, *cause]):
+        assert classify_lines([*lines, *AFTERMATH], 1).kind == classify_lines(cause, 1).kind
 
 
 def test_cause_wins_over_consequences() -> None:
@@ -290,6 +549,42 @@ HARMLESS = {
     ],
     "not fatal at ERROR level": [
         "ERROR 03-27 12:18:33 [fa_utils.py:145] Cannot use FA version 2 is not supported"
+    ],
+    "tactics that the autotuner skips on SM12x": [
+        "(EngineCore pid=7) 2025-11-11 06:41:27,319 - WARNING - autotuner.py:485 - flashinfer.jit: "
+        "[Autotuner]: Skipping tactic <MoERunner object at 0x7c70> 15, due to failure while "
+        "profiling: [TensorRT-LLM][ERROR] Assertion failed: Failed to initialize cutlass TMA WS "
+        "grouped gemm. Error: Error Internal (/w/x.cu:60)",
+        "(EngineCore pid=7) 1       0x7c6dd0a58b16 tensorrt_llm::common::throwRuntimeError + 97",
+        "WARNING 11-20 10:17:56 [autotuner.py:9] [Autotuner]: Skipping tactic 3: OutOfResources: "
+        "out of resource: shared memory",
+    ],
+    "kernels that are looked at and left": [
+        "INFO 11-20 10:17:56 [__init__.py:604] Selected CutlassFp8BlockScaledMMKernel for "
+        "Fp8LinearMethod",
+        "DEBUG 11-20 10:17:56 [mxfp4.py:713] Mxfp4 MoE backend 'FLASHINFER_TRTLLM' does not "
+        "support the deployment configuration since kernel does not support current device cuda.",
+        "WARNING 11-20 10:17:56 [__init__.py:1233] NVFP4 linear falling back to the slow emulation "
+        "backend as no optimized backend is available",
+    ],
+    "a checkpoint that is read": [
+        "Loading safetensors checkpoint shards: 100% Completed | 14/14 [00:26<00:00,  1.88it/s]",
+        "WARNING 11-20 10:17:56 [gemma2.py:372] Some weights are not initialized from checkpoints: "
+        "{'layers.23.mlp.down_proj.weight'}",
+        "INFO 11-20 10:17:56 [weight_utils.py:1] No model.safetensors.index.json found in remote.",
+    ],
+    "NCCL at its work and at its end": [
+        "spark:2301:2981 [0] NCCL INFO NET/Plugin: Failed to find ncclNetPlugin symbol",
+        "[rank0]:[W814 07:51:20.5 ProcessGroupNCCL.cpp:1575] Warning: WARNING: "
+        "destroy_process_group() was not called before program exit, which can leak resources.",
+        "[rank0]:[I814 07:51:20.5 ProcessGroupNCCL.cpp:980] [PG ID 0 Rank 0] ProcessGroupNCCL "
+        "environments: NCCL version: 2.28.9, TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC: 600",
+    ],
+    "a key that a request lacks": [
+        "INFO:     Application startup complete.",
+        "(APIServer pid=1) ERROR 11-20 10:17:56 [serving.py:1] KeyError: 'layers.0.tool.name'",
+        "(APIServer pid=1) ERROR 11-20 10:17:56 [serving.py:1] NotImplementedError: this backend "
+        "has no logprobs for prompts",
     ],
     "stack frame that quotes a message": ['    raise ValueError("Address already in use")'],
 }

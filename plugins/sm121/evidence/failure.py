@@ -23,6 +23,7 @@ from sm121.core import data_file
 from sm121.core.data_file import DataTable, Entries, Record, Regex
 from sm121.evidence.log_lines import (
     LogLine,
+    clean,
     cut,
     is_traceback_opening,
     join_wrapped,
@@ -35,10 +36,15 @@ Kind = Literal[
     "illegal_memory_access",
     "illegal_instruction",
     "unsupported_arch",
+    "no_kernel",
+    "kernel_launch",
     "jit_build",
     "xid",
     "import_error",
+    "checkpoint",
+    "vocabulary",
     "hang",
+    "nccl",
     "garbage_output",
     "engine_dead",
     "port",
@@ -51,7 +57,6 @@ _DEAD_RANK = 80
 _QUIET_LEVELS = frozenset({"DEBUG", "INFO", "WARNING"})
 _FRAME = re.compile(r'File "([^"]+)", line (\d+),? in (\S+)')
 _FRAME_TEXT = "{}:{} in {}"
-_DETAIL = re.compile(r"^\s+Value error, ")
 _ACCESS_LOG = re.compile(r'"(?:GET|POST|HEAD|OPTIONS) /')
 _CARETS = re.compile(r"^[\s^~]+$")
 
@@ -96,6 +101,8 @@ class FailureSignature(LinePattern):
     """True when the same line, once the server serves, is about a single request."""
     summary: str | None = None
     """Template of the summary: groups of `regex`, and ``{line}``. The line itself without one."""
+    detail: Regex | None = None
+    """Lines right behind this one that match are added to the summary."""
     owner: str
     remedy: str | None = None
 
@@ -174,7 +181,7 @@ class FailureReader:
         self._hints = [(hint, entry) for entry in known.failure for hint in entry.hint]
         self._first: dict[int, _Hit] = {}
         self._weak: _Hit | None = None
-        self._validation: _Hit | None = None
+        self._told: _Hit | None = None
         self._last: str | None = None
         self.ready = False
         """The log says that the server served."""
@@ -194,10 +201,12 @@ class FailureReader:
         if self._is_stop(text):
             self.stopped = True
             return
-        if self._validation is not None and _DETAIL.match(text):
-            self._validation.summary = cut(f"{self._validation.summary} {text.strip()}")
-            self._validation = None
-            return
+        if self._told is not None:
+            detail = self._told.entry.detail
+            if detail is not None and detail.match(text):
+                self._told.summary = cut(f"{self._told.summary} {text.strip()}")
+                return
+            self._told = None
         hit = self._match(line)
         if hit is None:
             if self._weak is not None and self.shows_life(line):
@@ -205,10 +214,10 @@ class FailureReader:
             return
         if hit.entry.weak:
             self._weak = hit
-        elif not (self.stopped and hit.entry.rank >= _GENERIC_RANK):
-            if hit.entry.rank not in self._first:
-                self._first[hit.entry.rank] = hit
-            self._validation = hit if hit.entry.id == "config_validation" else None
+        elif hit.entry.rank not in self._first and not (
+            self.stopped and hit.entry.rank >= _GENERIC_RANK
+        ):
+            self._first[hit.entry.rank] = self._told = hit
 
     def is_plain(self, line: LogLine) -> bool:
         """Whether a line says nothing about a failure, whatever digits stand in it."""
@@ -360,6 +369,22 @@ def classify(log: Path, exit_code: int | None = None) -> Cause:
     killer, because nothing else is printed then. Raises OSError when the log cannot be read.
     """
     return classify_lines(read_physical_lines(log), exit_code)
+
+
+_SERVER_ERROR = re.compile(r"\b5\d\d\b")
+
+
+def explain(answer: str) -> str | None:
+    """What to do about an error that a server answered with (status 5xx), where its words are
+    those of a known failure; None where they are not."""
+    if not _SERVER_ERROR.search(answer):
+        return None
+    reader = FailureReader()
+    reader.feed(clean(answer))
+    known = reader._best(died=False)
+    if known is None or known.entry.rank >= _GENERIC_RANK or known.entry.remedy is None:
+        return None
+    return f"{known.entry.kind}: {known.entry.remedy} (ask: {known.entry.owner})"
 
 
 def relevant_lines(log: Path, limit: int = 20) -> list[str]:

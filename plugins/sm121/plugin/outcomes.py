@@ -10,6 +10,7 @@ from sm121.core.printable import printable
 from sm121.core.profile import LEVELS
 from sm121.core.verdict import Inapplicable, NotRun, Undecided, Verdict
 from sm121.engines.managed import ServerError
+from sm121.evidence import failure
 from sm121.plugin.stash import FINDING, ID, LEVEL
 from sm121.run.verdict_file import BESIDE, NOT_RUN, TestReport
 from sm121.session.crashes import RanOutOfTime
@@ -106,8 +107,10 @@ def _message(session: Session, call: pytest.CallInfo[None], report: pytest.TestR
     else:
         text = call.excinfo.exconly()
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    first = lines[0] if lines else "failed without a message"
-    return printable(session.redact(first))[:_MESSAGE_LENGTH]
+    first = session.redact(lines[0] if lines else "failed without a message")
+    if (known := failure.explain(first)) is not None:
+        first = f"{first[: _MESSAGE_LENGTH // 3]}; {known}"
+    return printable(first)[:_MESSAGE_LENGTH]
 
 
 def _skip_reason(report: pytest.TestReport) -> str:
