@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -21,37 +24,95 @@ GIB = 2**30
 
 
 def at(
-    *, available: int = 100, resident: int = 10, used: int | None = None, held: int | None = None,
-    gpu: bool = True,
+    *, available: int = 100, taken: int | None = 10, shared: int = 0, used: int | None = None,
+    held: int | None = None, gpu: bool = True,
 ) -> Memory:  # fmt: skip
     def size(value: int | None) -> int | None:
         return None if value is None else value * GIB
 
     device = DeviceUse(size(used), size(held)) if gpu else None
-    return Memory(available * GIB, resident * GIB, device)
+    return Memory(available * GIB, size(taken), shared * GIB, device)
 
 
 @pytest.mark.parametrize(
     ("before", "after", "missing", "doubt"),
     [
-        # Without a GPU: what is resident is somebody's.
-        (at(gpu=False), at(available=95, resident=15, gpu=False), 0, False),
+        # Without a GPU: what processes of the machine hold is theirs, in whichever container.
+        (at(gpu=False), at(available=95, taken=15, gpu=False), 0, False),
         (at(gpu=False), at(available=95, gpu=False), 5, False),
+        # A file in memory, or locked pages: whose they are is not known.
+        (at(gpu=False), at(available=83, shared=17, gpu=False), 0, True),
+        (at(gpu=False), at(available=63, shared=17, gpu=False), 20, False),
+        (at(taken=None, gpu=False), at(available=95, taken=None, gpu=False), 0, True),
         # A GPU of its own: another process, or pytest itself, took 2 GiB meanwhile.
         (at(used=4, held=3), at(used=6, held=5), 0, False),
         (at(used=4, held=3), at(used=6, held=3), 2, False),
         # In a container the others are not seen.
         (at(used=4), at(used=6), 0, True),
         (at(used=4), at(used=4), 0, False),
-        # Unified memory (GB10): what others hold on the device is resident in no process.
+        (at(used=4), at(used=4, available=90), 10, False),
+        (at(used=4), at(used=4, available=90, taken=20), 0, False),
+        # Unified memory (GB10): what others hold on the device is no process's of the system.
         (at(held=3), at(available=90, held=13), 0, False),
         (at(held=3), at(available=90, held=3), 10, False),
+        (at(held=3), at(available=90, held=3, taken=20), 0, False),
+        (at(held=3), at(available=90, held=3, shared=10), 0, True),
         (at(), at(available=90), 0, True),
+        (at(), at(available=90, taken=20), 0, False),
     ],
 )
 def test_memory_that_others_hold_is_not_missing(before, after, missing, doubt):
     assert before.missing(after, slack=GIB) == missing * GIB
     assert (before.doubt(after, slack=GIB) is not None) is doubt
+
+
+#: Reads the machine's memory, waits for a line, and reads it again.
+_READER = """
+import sys
+from sm121.engines.memory import Memory
+before = Memory.now()
+print("read", flush=True)
+sys.stdin.readline()
+after = Memory.now()
+print(before.missing(after, slack=256 << 20))
+"""
+_TAKER = """
+import sys, time
+from pathlib import Path
+size = 512 << 20
+if len(sys.argv) > 1:
+    Path(sys.argv[1]).write_bytes(b"x" * size)
+else:
+    block = bytearray(b"x" * size)
+print("taken", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("in_a_file", [False, True], ids=["a process", "a file in memory"])
+def test_memory_that_an_unseen_process_takes_is_no_leak_of_the_server(in_a_file):
+    """From inside a container no process of the host is seen; the kernel's own account says it."""
+    apart = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("no namespace of processes can be made here")
+    taken = Path("/dev/shm") / f"sm121-meta-{os.getpid()}"
+    reader = subprocess.Popen(
+        [*apart, sys.executable, "-c", _READER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    taker = None
+    try:
+        assert reader.stdout.readline() == "read\n"
+        command = [sys.executable, "-c", _TAKER, *([str(taken)] if in_a_file else [])]
+        taker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert taker.stdout.readline() == "taken\n"
+        said, _ = reader.communicate("\n", timeout=20.0)
+    finally:
+        for process in filter(None, (reader, taker)):
+            process.kill()
+            process.communicate()
+        taken.unlink(missing_ok=True)
+    assert int(said) == 0
 
 
 class Failed(Exception):

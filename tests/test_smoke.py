@@ -59,7 +59,8 @@ def test_stop_leaves_nothing_behind(servers, profile):
     assert not left, f"required: no process, seen: {left}"
     assert report.port_free, "required: the port is free, seen: something listens on it"
     assert report.memory_missing_bytes == 0, (
-        f"required: MemAvailable as before, missing: {report.memory_missing_bytes / 2**30:.1f} GiB"
+        "required: all memory that no living process holds is free again, seen: "
+        f"{report.memory_missing_bytes / 2**30:.1f} GiB missing; server's log: {report.log}"
     )
 
 

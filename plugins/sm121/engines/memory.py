@@ -1,17 +1,33 @@
-"""Memory of the machine, before a server and after it."""
+"""Memory of the machine, before a server and after it: what has not come back, and who holds it.
+
+There is one rule for the system's memory and for a device's. What a living process holds is its
+own. What is certainly held by nobody and yet gone is missing. What may be held by a process that
+cannot be seen from here is in doubt.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import resource
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
 
 from sm121.engines import device_memory
 
 #: The first of all namespaces (PROC_PID_INIT_INO of linux/proc_ns.h): from inside another one the
 #: processes that hold a GPU's memory are not all to be seen.
 _OF_THE_MACHINE = "pid:[4026531836]"
+_MEMINFO = Path("/proc/meminfo")
+#: Since Linux 6.7 up to an eighth of the memory waits in lists of each CPU after it was freed, for
+#: minutes, and is not in MemAvailable.
+_ZONES = Path("/proc/zoneinfo")
+#: Lines of /proc/meminfo that only living processes, huge pages and the balloon of a virtual
+#: machine can raise. They count every process of the machine, also those of other containers.
+_HELD = ("AnonPages", "KernelStack", "PageTables", "SecPageTables", "Hugetlb", "Balloon")
+#: Files in memory, and pages that are locked there. The kernel does not say whose they are.
+_SHARED = ("Shmem", "Unevictable")
 
 
 @dataclass(frozen=True)
@@ -28,20 +44,22 @@ class DeviceUse:
 class Memory:
     """Memory at one moment, in bytes."""
 
+    #: MemAvailable, and what was freed and waits in lists of a CPU.
     available: int
-    #: Sum of the resident sizes of all processes.
-    resident: int
+    #: What living processes hold, of any user and container. None where the kernel does not say.
+    held: int | None
+    #: Files in memory and locked pages, whoever made them.
+    shared: int
     #: None without a GPU.
     device: DeviceUse | None
 
     @classmethod
     def now(cls) -> Memory:
         """Read it."""
-        resident = 0
-        for process in psutil.process_iter(["memory_info"]):
-            info = process.info["memory_info"]
-            resident += info.rss if info is not None else 0
-        return cls(psutil.virtual_memory().available, resident, _device_use())
+        lines = _meminfo()
+        held = sum(lines.get(name, 0) for name in _HELD) if _HELD[0] in lines else None
+        shared = sum(lines.get(name, 0) for name in _SHARED)
+        return cls(lines["MemAvailable"] + _waiting(), held, shared, _device_use())
 
     def missing(self, later: Memory, *, slack: int) -> int:
         """What has certainly not come back, beyond ``slack``; 0 when it has.
@@ -49,30 +67,61 @@ class Memory:
         Memory that living processes hold is theirs, and not missing: what counts is what nobody
         holds and yet is gone, as a driver keeps it on unified memory.
         """
-        worst = max((lost for lost, certain in self._losses(later) if certain), default=0)
+        worst = max(lost for lost, _doubtful, _where in self._losses(later))
         return worst if worst > slack else 0
 
     def doubt(self, later: Memory, *, slack: int) -> str | None:
-        """What may not have come back, or may be held by a process that is not seen from here."""
-        worst = max((lost for lost, certain in self._losses(later) if not certain), default=0)
+        """What may not have come back, or may be held by a process that is not seen from here;
+        None where there is no doubt."""
+        if self.missing(later, slack=slack):
+            return None
+        worst, where = max((doubtful, where) for _lost, doubtful, where in self._losses(later))
         if worst <= slack:
             return None
         return (
-            f"{worst / 2**30:.1f} GiB less device memory is free than before the server; whether "
-            "other processes hold it cannot be known here (their share is not shown to this one)"
+            f"{worst / 2**30:.1f} GiB less {where} is free than before the server; whether "
+            "other processes hold it cannot be known here"
         )
 
-    def _losses(self, later: Memory) -> list[tuple[int, bool]]:
-        """Bytes that are gone, each with whether it is certain that no process holds them."""
-        system = (self.available - later.available) - max(0, later.resident - self.resident)
+    def _losses(self, later: Memory) -> list[tuple[int, int, str]]:
+        """Of each memory: bytes that are gone and held by nobody for certain, bytes that are gone
+        and not known to be held by anybody, and the memory's name."""
+        gone = self.available - later.available
+        gone -= max(0, (later.held or 0) - (self.held or 0))
+        certain = gone - max(0, later.shared - self.shared)
+        system = "memory of the machine"
+        known = self.held is not None and later.held is not None
         before, after = self.device, later.device
         if before is None or after is None:
-            return [(system, True)]
-        known = before.held is not None and after.held is not None
-        held = max(0, (after.held or 0) - (before.held or 0)) if known else 0
-        if before.used is None or after.used is None:  # unified: what a device holds is in no RSS
-            return [(system - held, known)]
-        return [(system, True), (after.used - before.used - held, known)]
+            return [_loss(certain, gone, system, known=known)]
+        shown = before.held is not None and after.held is not None
+        on_device = max(0, (after.held or 0) - (before.held or 0)) if shown else 0
+        device = "device memory"
+        if before.used is None or after.used is None:  # unified: a device's holders hold the system
+            lost = (certain - on_device, gone - on_device)
+            return [_loss(*lost, device, known=known and shown)]
+        used = after.used - before.used - on_device
+        return [
+            _loss(certain, gone, system, known=known), _loss(used, used, device, known=shown)
+        ]  # fmt: skip
+
+
+def _loss(certain: int, gone: int, where: str, *, known: bool) -> tuple[int, int, str]:
+    return (certain if known else 0, gone, where)
+
+
+def _meminfo() -> Mapping[str, int]:
+    """Bytes of each line of /proc/meminfo that has a size."""
+    found = re.findall(r"^(\S+):\s+(\d+) kB$", _MEMINFO.read_text("ascii"), re.MULTILINE)
+    return {name: int(kib) * 1024 for name, kib in found}
+
+
+def _waiting() -> int:
+    """Bytes in the free lists of all CPUs; 0 where the kernel does not show them."""
+    if not os.access(_ZONES, os.R_OK):
+        return 0
+    counts = re.findall(r"^\s+count:\s+(\d+)$", _ZONES.read_text("ascii"), re.MULTILINE)
+    return sum(int(pages) for pages in counts) * resource.getpagesize()
 
 
 def _device_use() -> DeviceUse | None:

@@ -408,12 +408,12 @@ def _unclean(name: str, report: StopReport) -> TestReport:
 
 def _doubted(name: str, report: StopReport) -> TestReport:
     return TestReport(
-        id=f"end of the run::device memory after {name}",
+        id=f"end of the run::memory after {name}",
         level="smoke",
         verdict=Verdict.INCONCLUSIVE,
         message=(
-            "required: what a stopped server held of the device is free again; "
-            f"seen: {report.remark}. End what else uses the GPU and run again, or run where all "
-            "processes are seen (docker run --pid=host)"
+            "required: the memory that a stopped server held is free again; "
+            f"seen: {report.remark}. End what else takes memory and run again; of a GPU's memory, "
+            "run where all processes are seen (docker run --pid=host)"
         ),
     )
