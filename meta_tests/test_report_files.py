@@ -19,6 +19,7 @@ import report_runs
 from sm121.cli import main
 from sm121.core import data_file, lenient
 from sm121.core.errors import UsageError
+from sm121.core.numbers import number
 from sm121.core.verdict import Verdict
 from sm121.evidence.crash_bundle import BundleIndex
 from sm121.matrix.feature_matrix import MatrixFile
@@ -276,6 +277,30 @@ def test_the_summary_is_short(runs, kind):
     text = summary.markdown(stored.read(runs[kind]).run)
     assert len(text) < 6000 and len(text.splitlines()) < 60
     assert "<script" not in text and "\x1b" not in text
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, ""), (0.0, "0"), (0.0003, "0.0003"), (0.00001234, "0.00001234"), (51.96, "51.96"),
+        (999.96, "1000"), (9999.6, "10000"), (17280.4, "17280"), (-17280.0, "-17280"),
+        (1234567.8, "1234568"), (float("inf"), "inf"),
+    ],
+)  # fmt: skip
+def test_a_number_is_digits_that_can_be_copied(value, shown):
+    assert number(value) == shown
+    assert not shown or float(shown) == pytest.approx(value, rel=5e-4)
+
+
+def test_a_large_rate_is_the_same_number_wherever_it_is_shown(runs):
+    found = stored.read(runs["pass"])
+    rate = found.run.metrics["pp2048@d0"]
+    rate.value, rate.ci_low, rate.ci_high = 17280.4, 17210.0, 17350.0
+    for text in (page.html(found), summary.markdown(found.run)):
+        assert "17280 tok/s" in text and "17210 to 17350" in text
+        assert not re.search(r"1[.]7\d*e\+|17[^0-9]280|\\u202f|\u202f", text)
+    figures = json.dumps([chart.figure for chart in page._charts(found)["rates"]])
+    assert "y:.5~r" in figures and '"exponentformat": "none"' in figures
 
 
 def test_a_model_calls_nobody_in_a_pull_request():
@@ -576,7 +601,7 @@ def test_the_test_log_is_the_documents_template_filled_in(runs, tmp_path, capsys
         "- Observed kernels:",
         "## Level 3: Stress Test",
         "| Metric | Baseline | This Feature | Delta |",
-        "| tg32@d0 | 54.1 \\(53.3 to 54.6\\) | 47.3 \\(46.6 to 47.8\\) | -12.6% |",
+        "| tg32@d0 | 54.1 \\(53.29 to 54.64\\) | 47.3 \\(46.59 to 47.77\\) | -12.6% |",
         "## Level 6: Combinatorial Test",
         "- **NEEDS FIXES**",
     ):

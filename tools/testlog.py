@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 
 from sm121.core.errors import UsageError
+from sm121.core.numbers import number
 from sm121.core.verdict import Verdict
-from sm121.report import charts, findings, metric_names
+from sm121.report import findings, metric_names
 from sm121.report.stored import StoredReport
 from sm121.report.summary import environment, plain
 from sm121.run.verdict_file import MetricReport, VerdictFile
@@ -116,9 +117,9 @@ def _metric(run: VerdictFile, kind: str) -> MetricReport | None:
 def _cell(metric: MetricReport | None) -> str:
     if metric is None or metric.value is None:
         return "-"
-    shown = charts.number(metric.value)
+    shown = number(metric.value)
     if metric.ci_low is not None and metric.ci_high is not None:
-        shown += f" ({charts.number(metric.ci_low)} to {charts.number(metric.ci_high)})"
+        shown += f" ({number(metric.ci_low)} to {number(metric.ci_high)})"
     return shown if metric.verdict in (Verdict.PASS, Verdict.FAIL) else f"{shown} {metric.verdict}"
 
 

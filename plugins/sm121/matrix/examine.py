@@ -24,6 +24,7 @@ from sm121.client.completions import Asker, Refused, Request
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import Sm121Error
 from sm121.core.files import write_text
+from sm121.core.numbers import number
 from sm121.core.profile import GoldenBound, MatrixPlan
 from sm121.core.server import Server
 from sm121.core.verdict import Invalid, NotRun, Undecided
@@ -341,8 +342,8 @@ class Examiner:
                 slower = self._compare(again.rate, self.baseline.rate, record.values)
                 record.rate = rate = max((rate, again.rate), key=lambda one: one.ratio or 0.0)
         return CellOutcome.SLOWER if slower else CellOutcome.PASS, (
-            f"{rate.metric} {rate.value:.4g} tok/s, the baseline has "
-            f"{self.baseline.rate.value:.4g}: {rate.ratio:.3f} of it "
+            f"{rate.metric} {number(rate.value)} tok/s, the baseline has "
+            f"{number(self.baseline.rate.value)}: {rate.ratio:.3f} of it "
             f"[{rate.ci_low:.3f}, {rate.ci_high:.3f}]; {rate.allowed:.0%} less allowed"
         )
 

@@ -14,6 +14,7 @@ from pydantic import Field
 from sm121.core.data_file import Record
 from sm121.core.errors import UsageError
 from sm121.core.files import write_text
+from sm121.core.numbers import number
 from sm121.core.printable import printable
 from sm121.matrix import cost
 from sm121.matrix.axes import AxesFile, Choice, Space, identity, label
@@ -192,6 +193,7 @@ def markdown(space: Space, file: MatrixFile, *, command: str | None = None) -> s
         file=file,
         command=command,
         counted=counted,
+        number=number,
         duration=cost.duration,
         columns=[choice for (choice,) in space.choices(1)],
         signs={choice: _SIGN[state] for choice, state in pairs(space, file).items()},

@@ -18,6 +18,7 @@ import numpy as np
 from scipy import special
 
 from sm121.core.errors import UsageError
+from sm121.core.numbers import number
 from sm121.core.verdict import Verdict
 from sm121.measure.statistics import Floats
 
@@ -113,7 +114,7 @@ class Comparison:
 
     def __str__(self) -> str:
         return (
-            f"{self.metric}: A {self.a:.4g}, B {self.b:.4g} {self.unit}; B/A {self.ratio:.3f} "
+            f"{self.metric}: A {number(self.a)}, B {number(self.b)} {self.unit}; B/A {self.ratio:.3f} "
             f"[{self.ci_low:.3f}, {self.ci_high:.3f}] over {self.pairs} pairs of starts; "
             f"{self.allowed:.0%} worse allowed"
         )

@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from sm121.core import data_file
 from sm121.core.data_file import DataTable, Pattern
 from sm121.core.errors import UsageError
+from sm121.core.numbers import number
 from sm121.core.profile import Level
 from sm121.core.verdict import Verdict, worst
 from sm121.regression.ab import Comparison, Visit, difference_of_pairs, verdict_of
@@ -175,13 +176,13 @@ def _answer(
         delta = difference_of_pairs(visits, criterion.metric)
         assert delta is not None
         low, high = delta[1], delta[2]
-        note = f"B - A = {delta[0]:.3g} [{low:.3g}, {high:.3g}] {outcome.unit}"
+        note = f"B - A = {number(delta[0])} [{number(low)}, {number(high)}] {outcome.unit}"
     elif criterion.value_at_least is not None or criterion.value_at_most is not None:
         values = [v.metrics[criterion.metric].value for v in visits if v.side == "B"]
         low, high = min(values), max(values)
-        note = f"B from {low:.4g} to {high:.4g} {outcome.unit}"
+        note = f"B from {number(low)} to {number(high)} {outcome.unit}"
     verdict = _on_the_right_side(criterion, low, high)
-    return CriterionResult(criterion, verdict, f"{outcome.a:.4g}", f"{outcome.b:.4g}", note)
+    return CriterionResult(criterion, verdict, number(outcome.a), number(outcome.b), note)
 
 
 def _on_the_right_side(criterion: Criterion, low: float, high: float) -> Verdict:
@@ -230,6 +231,7 @@ def review(
         verdict=worst(answer.verdict for answer in [*answers, *gate[1]]).value,
         sides=sides,
         outcomes=outcomes,
+        number=number,
         levels={name: verdict.value for name, verdict in levels.items()},
         run=run,
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from sm121.core.numbers import number
 from sm121.core.printable import printable
 from sm121.report import metric_names
 from sm121.report.details import Details, Samples, Series
@@ -62,16 +63,6 @@ class Chart:
                 colour = line.get("color") or trace["marker"]["color"]
                 found.append((trace["name"], colour, shape))
         return found
-
-
-def number(value: float | None) -> str:
-    """A measured number for people; empty for none."""
-    if value is None:
-        return ""
-    size = abs(value)
-    if size >= 10_000:
-        return f"{value:,.0f}".replace(",", "\u202f")
-    return f"{value:.0f}" if size >= 1000 else f"{value:.4g}" if size >= 100 else f"{value:.3g}"
 
 
 def interval(metric: MetricReport) -> str:
@@ -149,7 +140,7 @@ def _measured(kind: str, by_depth: Mapping[int, MetricReport], colour: str) -> F
         "lines+markers",
         [f"{depth}" for depth, _, _ in known],
         [value for _, _, value in known],
-        f"{kind} at depth %{{x}}: %{{y:.4g}} tok/s",
+        f"{kind} at depth %{{x}}: %{{y:.5~r}} tok/s",
         name=f"{kind}, this run",
         error_y={
             "type": "data",
@@ -186,7 +177,7 @@ def _required(measured: Mapping[str, Mapping[int, MetricReport]]) -> list[Figure
                     "markers",
                     [x for x, _ in points],
                     [y for _, y in points],
-                    f"{grade} at depth %{{x}}: %{{y:.4g}} tok/s",
+                    f"{grade} at depth %{{x}}: %{{y:.5~r}} tok/s",
                     name=f"{grade} required" if grade == "minimum" else grade,
                     marker={
                         "symbol": "line-ew-open",
@@ -213,7 +204,7 @@ def _reference(
                 "lines+markers",
                 [f"{depth}" for depth, _ in points],
                 [value for _, value in points],
-                f"{_label(name)} %{{x}}: %{{y:.4g}} tok/s",
+                f"{_label(name)} %{{x}}: %{{y:.5~r}} tok/s",
                 name=f"{_label(name)} ({kind})",
                 line={"color": colour, "width": 1.5, "dash": dash},
                 marker={"size": 6, "color": colour, "symbol": "diamond"},
@@ -237,7 +228,7 @@ def _roofline(measured: Mapping[str, Mapping[int, MetricReport]]) -> Figure | No
         "lines",
         [f"{depth}" for depth in sorted(bound)],
         [bound[depth] for depth in sorted(bound)],
-        "the memory allows %{y:.4g} tok/s",
+        "the memory allows %{y:.5~r} tok/s",
         name="roofline (memory)",
         line={"color": "var(--muted)", "width": 2, "dash": "dash"},
     )
@@ -293,7 +284,7 @@ def _distribution(base: str, samples: Samples, place: int) -> Chart:
                     "lines" if len(finite) > 60 else "lines+markers",
                     [round(float(value), 4) for value in values],
                     [round(float(share) * reached * 100, 3) for share in shares],
-                    "%{y:.0f} % within %{x:.4g} " + unit,
+                    "%{y:.0f} % within %{x:.5~r} " + unit,
                     line={"shape": "hv", "color": _OWN[0], "width": 2.5},
                     marker={"size": 5, "color": _OWN[0]},
                 )
@@ -385,7 +376,7 @@ def _history(name: str, series: Series, place: int) -> Chart:
             "lines+markers",
             list(range(1, count + 1)),
             [point.value for point in series.points],
-            f"%{{text}}: %{{y:.4g}} {unit}",
+            f"%{{text}}: %{{y:.5~r}} {unit}",
             text=[_label(point.run) for point in series.points],
             line={"color": _OWN[0], "width": 1},
             marker={

@@ -20,6 +20,7 @@ from markupsafe import Markup
 
 from sm121 import __version__
 from sm121.core.files import write_text
+from sm121.core.numbers import number
 from sm121.core.printable import printable
 from sm121.core.profile import LEVELS
 from sm121.report import charts, findings, metric_names, references
@@ -66,7 +67,7 @@ def html(report: StoredReport) -> str:
             references=others,
             incomparable=others.comparable(run),
             words=metric_names.words,
-            number=charts.number,
+            number=number,
             interval=charts.interval,
             box=_box(run),
             logs=[(s, (report.directory / s.log).is_file()) for s in run.starts],
@@ -134,7 +135,7 @@ def _value(value: Any) -> str:
     if value is None or value == []:
         return ""
     if isinstance(value, float):
-        return charts.number(value)
+        return number(value)
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
@@ -155,8 +156,8 @@ def _grid(report: StoredReport) -> dict[str, Any] | None:
 
     def cells(row: str, column: str) -> list[tuple[str, str, str]]:
         return [
-            (cell.outcome.value, str(number), cell.reason)
-            for number, cell in enumerate(matrix.cells, 1)
+            (cell.outcome.value, str(place), cell.reason)
+            for place, cell in enumerate(matrix.cells, 1)
             if cell.values.get(rows) == row and cell.values.get(columns) == column
         ]
 

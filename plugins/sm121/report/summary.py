@@ -6,6 +6,7 @@ import re
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from sm121.core.numbers import number
 from sm121.core.printable import printable
 from sm121.report import charts, findings, metric_names
 from sm121.run.verdict_file import MetricReport, VerdictFile
@@ -60,7 +61,7 @@ def markdown(run: VerdictFile) -> str:
             failures=failures[:_MOST_FAILURES],
             more=len(failures[_MOST_FAILURES:]),
             metrics={name: m for name, m in run.metrics.items() if _shown(name, m)},
-            number=charts.number,
+            number=number,
             interval=charts.interval,
             short=lambda text: text if len(text) <= _MOST_LENGTH else f"{text[:_MOST_LENGTH]} ...",
         )
