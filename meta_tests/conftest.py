@@ -43,6 +43,15 @@ LONG = (
 )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Warnings are errors here. In a run of the levels they may be anybody's, and never are."""
+    config.addinivalue_line("filterwarnings", "error")
+    # "no file to compare with", "another machine": for the user to read, no crash of pytest.
+    config.addinivalue_line(
+        "filterwarnings", "default::pytest_benchmark.logger.PytestBenchmarkWarning"
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rank = {name: number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: rank.get(item.path.name, len(LONG)))

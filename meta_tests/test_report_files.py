@@ -88,13 +88,13 @@ def test_the_page_is_sound_small_and_alone(runs, kind):
 
 def test_a_run_in_which_everything_fails_is_still_a_page_that_opens(runs):
     found = stored.read(runs["pass"])
-    for number in range(3000):
+    for count in range(3000):
         test = found.run.tests[0].model_copy(
-            update={"id": f"tests/test_kernel.py::test_x[{number}]"}
+            update={"id": f"tests/test_kernel.py::test_x[{count}]"}
         )
         found.run.tests.append(test)
-        if number % 5 == 0:
-            test.verdict, test.message = Verdict.FAIL, f"required: 0, seen: {number}" + "x" * 500
+        if count % 5 == 0:
+            test.verdict, test.message = Verdict.FAIL, f"required: 0, seen: {count}" + "x" * 500
             failure = details.FailureDetail(id=test.id, text="y" * 20_000, reproduce="pytest")
             found.details.failures.append(failure)
     text = page.html(found)

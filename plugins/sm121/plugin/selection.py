@@ -12,6 +12,7 @@ from _pytest.mark.expression import Expression
 
 from sm121.core.architecture import CPU, GPUS, NAMES
 from sm121.core.profile import LEVELS, Ability, Profile
+from sm121.plugin import others
 from sm121.plugin.stash import APPLIES_TO, ID, LEVEL
 from sm121.run.verdict_file import NOT_RUN
 from sm121.session.target import Target
@@ -40,6 +41,7 @@ def by_level(config: pytest.Config, items: list[pytest.Item]) -> None:
             continue
         item.stash[LEVEL] = level
         item.stash[ID] = item.nodeid
+        others.only_warn_in(item)
         item.stash[APPLIES_TO] = names = _applies_to(item)
         for name in sorted(names):
             item.add_marker(name)

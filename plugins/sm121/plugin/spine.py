@@ -24,6 +24,7 @@ from sm121.plugin import (
     kernels,
     matrix,
     options,
+    others,
     outcomes,
     performance,
     reporting,
@@ -88,6 +89,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for line in options.markers():
         config.addinivalue_line("markers", line)
     workers.disable_timing(config)
+    others.only_warn_from_now_on(config)
     try:
         config.stash[SETTINGS] = options.read(config)
     except UsageError as error:
@@ -139,7 +141,8 @@ def pytest_collection_finish(session: pytest.Session) -> Generator[None, object,
     """Open the run. Wrong requests are refused before anything is started."""
     config = session.config
     try:
-        run = _open(config, session.items)
+        with others.only_warn():
+            run = _open(config, session.items)
         if run is not None:
             answers.refuse_wrong_files(config, run)
             benchmarks.keep_quiet(config, session.items)
@@ -302,7 +305,8 @@ def pytest_sessionfinish(
         return (yield)
     finally:
         if run is not None:
-            _finish(session, run, exitstatus)
+            with others.only_warn():
+                _finish(session, run, exitstatus)
 
 
 def _finish(session: pytest.Session, run: Session, exitstatus: int | pytest.ExitCode) -> None:

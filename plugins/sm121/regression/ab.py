@@ -114,9 +114,9 @@ class Comparison:
 
     def __str__(self) -> str:
         return (
-            f"{self.metric}: A {number(self.a)}, B {number(self.b)} {self.unit}; B/A {self.ratio:.3f} "
-            f"[{self.ci_low:.3f}, {self.ci_high:.3f}] over {self.pairs} pairs of starts; "
-            f"{self.allowed:.0%} worse allowed"
+            f"{self.metric}: A {number(self.a)}, B {number(self.b)} {self.unit}; "
+            f"B/A {self.ratio:.3f} [{self.ci_low:.3f}, {self.ci_high:.3f}] "
+            f"over {self.pairs} pairs of starts; {self.allowed:.0%} worse allowed"
         )
 
 

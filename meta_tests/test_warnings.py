@@ -1,0 +1,49 @@
+"""What other people's packages warn of ends no run of the levels."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+#: As the redirector of the ``pynvml`` package, and worse: it warns on each call, too.
+REDIRECTOR = """
+import warnings
+
+def say():
+    warnings.warn("The pynvml package is deprecated", FutureWarning, stacklevel=3)
+
+class NVMLError(Exception):
+    pass
+
+def nvmlInit():
+    say()
+    raise NVMLError("Driver Not Loaded")
+
+say()
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["-o", "filterwarnings=error"]],
+    ids=["as shipped", "in a project with errors of its own"],
+)
+def test_a_package_that_warns_ends_no_run(run_pytest, fault_server, tmp_path, arguments):
+    (tmp_path / "pynvml.py").write_text(REDIRECTOR)
+    server = fault_server()
+    folders = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
+    status, run = run_pytest(
+        "tests/test_smoke.py::test_health", "--base-url", server.base_url, "--api-key",
+        server.key, *arguments,
+        environment={"PYTHONPATH": os.pathsep.join(folders)},
+    )  # fmt: skip
+    assert status == 0 and run.verdict["verdict"] == "PASS", run.output
+    assert "The pynvml package is deprecated" in run.output
+
+
+def test_our_own_tests_take_a_warning_for_an_error(pytestconfig):
+    assert "error" in pytestconfig.getini("filterwarnings")
+    shipped = (Path(__file__).parents[1] / "pytest.ini").read_text()
+    assert "filterwarnings" not in shipped
