@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import psutil
 
 from sm121.client.exchange import get_whole
 from sm121.core.errors import UsageError
 from sm121.core.server import Endpoint, Server
+from sm121.engines import process_tree
 
 _NO_KEY = "none"
 _ANSWER_WITHIN_S = 15.0
@@ -43,6 +47,39 @@ def attach(
             f"it serves {', '.join(models) or 'nothing'}; name one with --served-model-name"
         )
     return Server(endpoint, False, "openai-compatible", version, log, None, None)
+
+
+class AttachedProcesses:
+    """The processes of an attached server, found by where it listens.
+
+    They are whoever holds the listening socket, and all that descends from it: vLLM's engine core
+    is a child of the process that answers. What stands behind a proxy, in a container, or belongs
+    to another user is not among them.
+    """
+
+    def __init__(self, base_url: str) -> None:
+        parts = urlsplit(base_url)
+        self.host = parts.hostname or ""
+        self.port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._listeners: list[psutil.Process] = []
+
+    @functools.cached_property
+    def here(self) -> bool:
+        """Whether it listens on this machine."""
+        return process_tree.is_here(self.host)
+
+    def find(self) -> list[psutil.Process]:
+        """Those that live now; empty where they cannot be known."""
+        if not self.here:
+            return []
+        if not self._listeners or any(map(process_tree.has_ended, self._listeners)):
+            self._listeners = process_tree.listeners(self.host, self.port)
+        found: dict[int, psutil.Process] = {}
+        for process in self._listeners:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                descendants = process.children(recursive=True)
+                found.update({each.pid: each for each in [process, *descendants]})
+        return list(found.values())
 
 
 def _root(base_url: str) -> str:

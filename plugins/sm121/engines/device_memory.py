@@ -36,6 +36,26 @@ class DeviceMemory:
         return sum(size for size in sizes if size is not None)
 
 
+def computing() -> dict[int, set[int]] | None:
+    """Pids of the processes that compute on each GPU, by the GPU's index. What only draws, as a
+    desktop does, is left out. None where NVML does not say."""
+    import pynvml
+
+    try:
+        with opened_nvml():
+            return {
+                index: {
+                    int(process.pid)
+                    for process in pynvml.nvmlDeviceGetComputeRunningProcesses(
+                        pynvml.nvmlDeviceGetHandleByIndex(index)
+                    )
+                }
+                for index in range(pynvml.nvmlDeviceGetCount())
+            }
+    except pynvml.NVMLError:
+        return None
+
+
 def read() -> DeviceMemory | None:
     """Ask NVML. None without a driver or a GPU."""
     import pynvml

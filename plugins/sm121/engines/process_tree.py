@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import ipaddress
 import os
 import signal
+import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -71,6 +74,78 @@ def tree(
                 if process.pid != os.getpid() and os.getsid(process.pid) == session:
                     found[process.pid] = process
     return [process for process in found.values() if not has_ended(process)]
+
+
+def addresses(host: str) -> set[str]:
+    """The addresses of a host's name, or of an address itself; empty where nobody knows it."""
+    try:
+        return {str(found[4][0]).partition("%")[0] for found in socket.getaddrinfo(host, None)}
+    except (OSError, UnicodeError):
+        return set()
+
+
+def is_here(host: str) -> bool:
+    """Whether a host is this machine: a loopback address, or one of its own."""
+    own = {
+        str(entry.address).partition("%")[0]
+        for entries in psutil.net_if_addrs().values()
+        for entry in entries
+    }
+    found = addresses(host)
+    return bool(found) and all(
+        address in own or _address(address).is_loopback or _address(address).is_unspecified
+        for address in found
+    )
+
+
+def listeners(host: str, port: int) -> list[psutil.Process]:
+    """Every process of this machine that holds the socket which listens there.
+
+    Several do where a server forks: whoever opened the socket, and its workers. Those of another
+    user, or in a container, are not seen from here.
+    """
+    sockets = _listening(port)
+    wanted = {_address(address) for address in addresses(host)}
+    if any(address.is_unspecified for address in wanted):
+        wanted |= set(sockets.values())
+    # One at the very address is asked before one that takes what comes to any.
+    exact = {inode for inode, address in sockets.items() if address in wanted}
+    found = exact or {inode for inode, address in sockets.items() if address.is_unspecified}
+    return [process for process in psutil.process_iter() if found and _holds(process.pid, found)]
+
+
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def _address(text: str) -> _Address:
+    address = ipaddress.ip_address(text)
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
+
+
+def _listening(port: int) -> dict[str, _Address]:
+    """Sockets that listen at a port, each inode with its address (proc_net_tcp(5))."""
+    found = {}
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):  # no IPv6
+            for line in Path("/proc/net", name).read_text("ascii").splitlines()[1:]:
+                fields = line.split()
+                where, _, number = fields[1].partition(":")
+                if fields[3] == "0A" and int(number, 16) == port:
+                    words = [where[at : at + 8] for at in range(0, len(where), 8)]
+                    packed = b"".join(bytes.fromhex(word)[::-1] for word in words)
+                    found[fields[9]] = _address(str(ipaddress.ip_address(packed)))
+    return found
+
+
+def _holds(pid: int, inodes: Collection[str]) -> bool:
+    wanted = {f"socket:[{inode}]" for inode in inodes}
+    with contextlib.suppress(OSError):  # it has ended, or is another user's
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):  # closed meanwhile
+                if str(entry.readlink()) in wanted:
+                    return True
+    return False
 
 
 def has_ended(process: psutil.Process) -> bool:

@@ -24,8 +24,9 @@ from pydantic import Field, ValidationError
 from sm121.core.data_file import Record
 from sm121.core.errors import Sm121Error
 from sm121.core.profile import Box
+from sm121.engines import device_memory
 from sm121.measure.stream_bandwidth import (
-    gpu_seconds,
+    gpu_second,
     gpu_torch,
     last_level_cache_bytes,
     matrix_rate,
@@ -81,18 +82,40 @@ class Reading(Record):
     others: list[str] = Field(default_factory=list)
     """The busiest of them."""
     gpu_others: list[int] | None = None
-    """Processes of others on the GPU; null without NVML."""
+    """Processes of others on the GPU; null without NVML, or where it cannot be told whose they
+    are."""
+    gpu_unattributed: list[int] | None = None
+    """Processes on the GPU where a server runs and none of them is known to be its: they may be the
+    server's, or others'. Else null."""
     seconds: float
     problem: str | None = None
     """Why the device could not be measured."""
 
+    @property
+    def cannot_tell(self) -> str | None:
+        """What is not known of the processes on the GPU; None where all is."""
+        if self.gpu_unattributed is None:
+            return None
+        seen = f"processes {self.gpu_unattributed}" if self.gpu_unattributed else "nobody"
+        return (
+            f"cannot tell whose the GPU is: none of the server's processes is seen on it, seen "
+            f"{seen}"
+        )
 
-def read(device: str, *, own: Callable[[], Iterable[psutil.Process]] = lambda: ()) -> Reading:
+
+def read(
+    device: str,
+    *,
+    own: Callable[[], Iterable[psutil.Process]] = lambda: (),
+    serving: bool = False,
+) -> Reading:
     """Look at the machine.
 
     Args:
         device: ``cpu`` or ``cuda:0``.
         own: processes of the run besides this one and its children: an idle server, say.
+        serving: whether a server of the run is up. If it is, and none of ``own`` is on a GPU, those
+            that are may well be the server's, and are not held against the machine.
     """
     start = time.monotonic()
     before = CpuUse.take(own)
@@ -106,12 +129,14 @@ def read(device: str, *, own: Callable[[], Iterable[psutil.Process]] = lambda: (
     if remaining > 0:
         time.sleep(remaining)
     other, names = CpuUse.take(own).since(before)
+    others, unattributed = (None, None) if device == "cpu" else _gpu_users(device, own, serving)
     return Reading(
         device=found,
         memory_available_gib=round(psutil.virtual_memory().available / 2**30, 2),
         other_load=round(other, 3),
         others=names,
-        gpu_others=_gpu_others(own) if device != "cpu" else None,
+        gpu_others=others,
+        gpu_unattributed=unattributed,
         seconds=round(time.monotonic() - start, 2),
         problem=problem,
     )
@@ -178,10 +203,12 @@ def judge(
             return BoxState.UNKNOWN, f"{name} the measurements: {reading.problem}"
     first = readings[0][1].device
     assert first is not None
+    whose = next((line for _, reading in readings if (line := reading.cannot_tell)), None)
     return BoxState.QUALIFIED, (
         f"{first.bandwidth_gb_s:.4g} GB/s, {first.matrix_tflop_s:.3g} TFLOP/s"
         + (f", {first.sm_clock_mhz} MHz under load" if first.sm_clock_mhz else "")
         + f", {readings[0][1].other_load:.0%} of the CPU taken by others"
+        + (f"; {whose}" if whose else "")
     )
 
 
@@ -262,7 +289,7 @@ def _under_load(device: str) -> dict[str, Any]:
     """Clock, power, temperature and throttling by NVML, while matrices are multiplied."""
     torch = gpu_torch(device)
     matrix = torch.randn((8192, 8192), dtype=torch.bfloat16, device=device)
-    each = gpu_seconds(torch, lambda: torch.matmul(matrix, matrix), 1)[0]
+    each = gpu_second(torch, lambda: torch.matmul(matrix, matrix))
     for _ in range(max(1, int(_LOADED_S / each))):
         torch.matmul(matrix, matrix)  # queued: the device works while we look
     number = device.partition(":")[2]
@@ -325,13 +352,22 @@ def _nvml_while(working: Callable[[], bool], index: int) -> dict[str, Any]:
     }
 
 
-def _gpu_others(own: Callable[[], Iterable[psutil.Process]]) -> list[int] | None:
-    with _nvml(0) as ask:
-        running = ask("nvmlDeviceGetComputeRunningProcesses") if ask is not None else None
-    if running is None:
-        return None
+def _gpu_users(
+    device: str, own: Callable[[], Iterable[psutil.Process]], serving: bool
+) -> tuple[list[int] | None, list[int] | None]:
+    """Who computes on the server's GPUs: pids of others, and pids that nobody can tell whose they
+    are. One of the two is None; both are without NVML."""
+    users = device_memory.computing()
+    if users is None:
+        return None, None
     ours = {process.pid for process in _ours(own)}
-    return sorted(process.pid for process in running if process.pid not in ours)
+    servers = {process.pid for process in own()}
+    held = {gpu for gpu, pids in users.items() if pids & servers}
+    if serving and not held:
+        return None, sorted(set().union(*users.values()) - ours)
+    number = device.partition(":")[2]
+    looked_at = held or {int(number) if number.isdigit() else 0}
+    return sorted(set().union(*(users.get(gpu, set()) for gpu in looked_at)) - ours), None
 
 
 def _ours(own: Callable[[], Iterable[psutil.Process]]) -> list[psutil.Process]:

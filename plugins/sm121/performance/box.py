@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import psutil
 
 from sm121.core import architecture
 from sm121.core.errors import Sm121Error
 from sm121.core.verdict import Verdict
+from sm121.engines.attached import AttachedProcesses
 from sm121.measure import box, roofline
 from sm121.measure.box import BoxState, CpuUse, Reading
 from sm121.measure.roofline import Ceiling
@@ -23,7 +24,6 @@ from sm121.run.verdict_file import BESIDE, TestReport
 _ATTEMPTS = 3
 _SETTLED_WITHIN_S = 10.0
 _CANARY = "canary:"
-_LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass
@@ -33,22 +33,25 @@ class RunBox:
     harness: Harness
     #: Folder of the built canaries, by name; None when none was built.
     canaries: Path | None = None
+    #: URLs of servers that are measured beside the attached one: the sides of ``--ab``.
+    also: Sequence[str] = ()
     before: Reading | None = None
     after: Reading | None = None
     #: CPU use when the measurements began, and the number of server starts before that.
     _began: tuple[CpuUse, int] | None = None
     _load_during: float | None = None
+    _told: bool = False
     #: GB/s of reading a number of bytes on the CPU. Small models are in its caches.
     _by_size: dict[int, float] = field(default_factory=dict)
 
     @functools.cached_property
     def elsewhere(self) -> str | None:
         """Why the readings of this machine do not apply to the numbers; None when they do."""
-        if self.harness.attached is not None:
-            host = urlsplit(self.harness.attached.endpoint.base_url).hostname
-            if host not in _LOCAL:
+        for server in self._attached:
+            if not server.here:
                 return (
-                    f"the server is attached at {host}: this machine says nothing about its numbers"
+                    f"the server is attached at {server.host}: this machine says nothing about its "
+                    "numbers"
                 )
         wanted, here = self.harness.profile.arch, architecture.detect().name
         if wanted == here:
@@ -61,14 +64,12 @@ class RunBox:
         self._began = (CpuUse.take(self._own), self._starts)
         self._conclude()
         if self.before is None or self.before.device is None:
-            file = self.harness.file
-            line = f"box and roofline: {file.box.reason or 'not measured'}"
-            if line not in file.unproven:
-                file.unproven.append(line)
+            self._unproven(f"box and roofline: {self.harness.file.box.reason or 'not measured'}")
 
     def read_after(self) -> None:
         """Read the box after everything was measured."""
-        if self._began is not None and self._began[1] == self._starts:
+        self._load_during = None
+        if self._began is not None and self._began[1] == self._starts and not self._strangers:
             # Only if no server was started since: the CPU use of a stopped server is not known.
             self._load_during = round(CpuUse.take(self._own).since(self._began[0])[0], 3)
         self.after = self._read("after")
@@ -165,10 +166,11 @@ class RunBox:
         device = "cpu" if harness.arch == architecture.CPU else "cuda:0"
         for _ in range(_ATTEMPTS):  # a state that passes within seconds does not count
             box.wait_until_idle(self._own, within_s=_SETTLED_WITHIN_S)
-            reading = box.read(device, own=self._own)
+            reading = box.read(device, own=self._own, serving=self._serving)
             earlier = self.before if when == "after" else None
             if box.judge(harness.profile.box, earlier, reading)[0] is not BoxState.DEGRADED:
                 break
+        self._say_what_is_not_known(reading)
         if reading.device is not None:
             harness.say(
                 "box",
@@ -182,5 +184,50 @@ class RunBox:
     def _starts(self) -> int:
         return len(self.harness.pool.starts) if self.harness.pool is not None else 0
 
+    @functools.cached_property
+    def _attached(self) -> list[AttachedProcesses]:
+        attached = self.harness.attached
+        if attached is None:
+            return []
+        urls = dict.fromkeys([attached.endpoint.base_url, *self.also])
+        return [AttachedProcesses(url) for url in urls]
+
+    @property
+    def _strangers(self) -> list[AttachedProcesses]:
+        """Attached servers whose processes cannot be told from other people's."""
+        return [server for server in self._attached if not server.find()]
+
+    @property
+    def _serving(self) -> bool:
+        """Whether a server is up, whose processes are to be expected on the device."""
+        return bool(self._attached or self._own())
+
     def _own(self) -> list[psutil.Process]:
-        return self.harness.pool.processes() if self.harness.pool is not None else []
+        if self.harness.pool is not None:
+            return self.harness.pool.processes()
+        return [process for server in self._attached for process in server.find()]
+
+    def _say_what_is_not_known(self, reading: Reading) -> None:
+        """Once: it holds for the whole run."""
+        for server in self._strangers:
+            self._unproven(
+                f"box: nobody who listens at {server.host}:{server.port} is seen from here (the "
+                "server is another user's, or in a container): what it takes of the machine cannot "
+                "be told from what others take; run the suite where the server runs, as its user"
+            )
+        if reading.cannot_tell is None or self._told:
+            return
+        self._told = True
+        if self._attached:
+            self._unproven(
+                f"box: {reading.cannot_tell}; others may work there, or the server may stand "
+                "behind a proxy: attach to its own port, on its machine and as its user"
+            )
+        else:
+            self.harness.remark(
+                f"box: {reading.cannot_tell}: the process ids of a container are its own"
+            )
+
+    def _unproven(self, line: str) -> None:
+        if line not in self.harness.file.unproven:
+            self.harness.file.unproven.append(line)

@@ -97,7 +97,12 @@ def _duration(measurement: Measurement, sample: float) -> float:
 @pytest.fixture(scope="session")
 def box(conformance: Session) -> RunBox:
     """The machine's state, read before the first measurement."""
-    conformance.box = RunBox(conformance, canaries=conformance.settings.root / ".cache" / "canary")
+    settings = conformance.settings
+    conformance.box = RunBox(
+        conformance,
+        canaries=settings.root / ".cache" / "canary",
+        also=[side.url for side in settings.ab or () if side.url is not None],
+    )
     conformance.box.read_before()
     return conformance.box
 
