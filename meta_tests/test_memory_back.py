@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from sm121.core.verdict import Verdict
-from sm121.engines import memory
+from sm121.engines import device_memory, memory
+from sm121.engines.device_memory import ServerMemory, ServerMemoryReader
 from sm121.engines.managed import StopReport
 from sm121.engines.memory import DeviceUse, Memory
 from sm121.engines.process_tree import Survivor
@@ -176,6 +177,54 @@ def test_what_a_tree_holds_of_the_device(monkeypatch, driver, held, source):
     monkeypatch.setenv("PATH", "")  # no nvidia-smi
     tree = ServerDeviceMemory()
     assert tree.used({7, 8}) == held and source in tree.source
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "device", "total", "source"),
+    [
+        (nvml(100, {}), nvml(170, {8: 66}), 71, 81, "NVML by process"),  # 7 draws 5
+        (nvml(None, {}), nvml(None, {8: 66}), 71, 81, "NVML by process"),  # GB10
+        (nvml(100, {}), nvml(170, {8: None}), 70, 80, "beyond what was before the server"),
+        (nvml(None, {}), nvml(None, {8: None}), None, 40, "the GPU's is the system's"),
+    ],
+    ids=["a GPU", "GB10", "a container", "GB10 without processes"],
+)
+def test_what_a_server_holds_in_all(monkeypatch, before, after, device, total, source):
+    """Of a model of 66 GiB on the device, the host holds 6."""
+    available = [50, 10]
+    machine = SimpleNamespace(
+        virtual_memory=lambda: SimpleNamespace(available=available.pop(0)), Process=None
+    )
+    monkeypatch.setattr(device_memory, "psutil", machine)
+    monkeypatch.setitem(sys.modules, "pynvml", before)
+    reader = ServerMemoryReader(gpu=True)
+    monkeypatch.setitem(sys.modules, "pynvml", after)
+    held = reader.read({7, 8}, 10)
+    assert (held.device, held.total) == (device, total) and source in held.source
+
+
+def test_once_processes_are_shown_nothing_else_is_taken_for_the_servers(monkeypatch):
+    """Between two servers, say, while somebody else takes the GPU's memory."""
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(100, {8: 66}))
+    reader = ServerMemoryReader(gpu=True)
+    assert reader.read({8}, 10).device == 66
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(5000, {9: 4900}))
+    assert reader.read({8}, 10) == ServerMemory(
+        None, None, "resident memory of the processes, and NVML by process"
+    )
+
+
+def test_without_a_gpu_the_resident_memory_is_all(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(100, {8: 66}))
+    assert ServerMemoryReader(gpu=False).read({8}, 10).total == 10
+
+
+def test_a_driver_that_says_nothing_leaves_it_unknown(monkeypatch):
+    silent = nvml(100, {})
+    silent.nvmlDeviceGetCount = lambda: 0
+    monkeypatch.setitem(sys.modules, "pynvml", silent)
+    held = ServerMemoryReader(gpu=True).read({8}, 10)
+    assert held.total is None and held.device is None and "not known" in held.source
 
 
 def test_of_several_gpus_nobody_knows_which_are_the_servers(monkeypatch):

@@ -58,6 +58,26 @@ def test_the_floor_is_watched_when_processes_cannot_be_read():
     assert len(troubles) == 1 and "AccessDenied" in troubles[0], "said once"
 
 
+def test_peaks_are_of_host_and_device_together_and_of_one_way_to_know_them():
+    def held(device, total, source):
+        return SimpleNamespace(device=device, total=total, source=source)
+
+    samples = [
+        held(900, 1000, "the whole GPU"),  # while it starts, beside somebody else
+        held(None, None, "by process"),
+        held(70, 80, "by process"),
+        held(60, 90, "by process"),
+    ]
+    sampler = ResourceSampler(
+        lambda: [psutil.Process()], held=lambda _pids, _resident: samples.pop(0)
+    )
+    for _ in range(4):
+        sampler.sample()
+    seen = sampler.resources
+    assert (seen.device_peak_bytes, seen.memory_peak_bytes) == (70, 90)
+    assert seen.memory_source == "by process" and seen.tree_rss_peak_bytes > 0
+
+
 def test_a_run_without_a_server_is_ended_too_and_leaves_a_bundle(run_pytest, tmp_path):
     text = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
     file = tmp_path / "mine.toml"

@@ -73,5 +73,5 @@ def test_startup_time(startup_s, performance):
 
 
 def test_memory_peak(memory_peak_gib, performance):
-    """The peak of the resident memory of all processes of the server."""
+    """The peak of the memory that all processes of the server hold, of the host and the GPU."""
     performance.once("memory_peak_gib", "GiB", memory_peak_gib)

@@ -1,4 +1,4 @@
-"""What NVML says of the memory of all GPUs at one moment."""
+"""What NVML says of the memory of all GPUs at one moment, and what a server holds in all."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
+
+import psutil
 
 from sm121.core.architecture import opened_nvml
 
@@ -95,3 +97,66 @@ def _of(pynvml: Any, handles: list[Any]) -> DeviceMemory:
                 else:
                     by_process[index, process.pid] = int(shown)
     return DeviceMemory(used, by_process, all_kinds, refused)
+
+
+@dataclass(frozen=True)
+class ServerMemory:
+    """What a server holds at one moment, in bytes. None where it is not known."""
+
+    #: Of the GPUs. None also where the GPU's memory is the system's and no process's share is told.
+    device: int | None
+    #: Of the host and the GPUs together.
+    total: int | None
+    #: How that is known.
+    source: str
+
+
+class ServerMemoryReader:
+    """Reads what a server holds. Made before the server is started: where no process's share of a
+    GPU is told, what is in use since then is taken for the server's.
+
+    Args:
+        gpu: whether the server computes on a GPU. Else its resident memory is all there is.
+    """
+
+    def __init__(self, *, gpu: bool) -> None:
+        self._gpu = gpu
+        self._available = psutil.virtual_memory().available
+        before = read() if gpu else None
+        self._used = before.used if before is not None else None
+        self._by_process = False
+
+    def read(self, pids: Collection[int], resident: int) -> ServerMemory:
+        """Read it now.
+
+        Args:
+            pids: of the server's processes.
+            resident: their resident memory together, in bytes.
+        """
+        if not self._gpu:
+            return ServerMemory(None, resident, "resident memory of the processes")
+        seen = read()
+        if seen is None:
+            return ServerMemory(None, None, "not known: NVML finds no driver")
+        held = seen.held(pids)
+        if held is not None or self._by_process:  # else it is not on the GPU yet, or no more
+            self._by_process = True
+            total = None if held is None else resident + held
+            return ServerMemory(
+                held, total, "resident memory of the processes, and NVML by process"
+            )
+        if seen.used is not None and self._used is not None:
+            more = max(0, sum(seen.used) - sum(self._used))
+            source = (
+                "resident memory of the processes, and what NVML shows in use on the GPU beyond "
+                "what was before the server (it shows no process's share)"
+            )
+            return ServerMemory(more, resident + more, source)
+        if seen.used is None and seen.refused is not None:  # GB10: one memory for both
+            more = max(resident, self._available - psutil.virtual_memory().available)
+            source = (
+                "what less of the machine's memory is available than before the server: the GPU's "
+                f"is the system's, and NVML shows no process's share ({seen.refused})"
+            )
+            return ServerMemory(None, more, source)
+        return ServerMemory(None, None, "not known: NVML was not to be had before the server")

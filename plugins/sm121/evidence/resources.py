@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from typing import Protocol
 
 import psutil
 from pydantic import BaseModel
@@ -17,9 +18,26 @@ class Resources(BaseModel):
     samples: int = 0
     interval_s: float
     tree_rss_peak_bytes: int | None = None
+    device_peak_bytes: int | None = None
+    """Of the GPUs' memory; null without a GPU, and where nothing says what the server holds."""
+    memory_peak_bytes: int | None = None
+    """Of the host's and the GPUs' memory together; null where one of them is not known."""
+    memory_source: str | None = None
+    """How the last of these was known, or why it is not."""
     mem_available_min_bytes: int | None = None
     cpu_percent_peak: float | None = None
     cpu_seconds: float | None = None
+
+
+class _Held(Protocol):
+    """What a server holds at one moment, in bytes; None where it is not known."""
+
+    @property
+    def device(self) -> int | None: ...
+    @property
+    def total(self) -> int | None: ...
+    @property
+    def source(self) -> str: ...
 
 
 class ResourceSampler(threading.Thread):
@@ -27,6 +45,7 @@ class ResourceSampler(threading.Thread):
 
     Args:
         processes: gives the processes to look at, asked anew for every sample.
+        held: what processes of these pids, with so many resident bytes, hold of all memory.
         interval_s: time between samples.
         floor_bytes: when less than this is available, ``on_floor`` is called at each sample: what
             it ends may just be starting.
@@ -37,6 +56,7 @@ class ResourceSampler(threading.Thread):
         self,
         processes: Callable[[], Iterable[psutil.Process]],
         *,
+        held: Callable[[Collection[int], int], _Held] | None = None,
         interval_s: float = 2.0,
         floor_bytes: float = 0.0,
         on_floor: Callable[[str], None] = lambda _text: None,
@@ -44,6 +64,7 @@ class ResourceSampler(threading.Thread):
     ) -> None:
         super().__init__(name="sm121-resources", daemon=True)
         self._processes = processes
+        self._held = held
         self._ended = threading.Event()
         self._previous: dict[int, float] = {}
         self.resources = Resources(interval_s=interval_s)
@@ -89,6 +110,7 @@ class ResourceSampler(threading.Thread):
         seen = self.resources
         self.history.append((round(time.monotonic(), 2), rss, available))
         seen.tree_rss_peak_bytes = max(rss, seen.tree_rss_peak_bytes or 0)
+        self._look_at_all(set(times), rss)
         seen.mem_available_min_bytes = min(available, seen.mem_available_min_bytes or available)
         if self._previous:
             percent = round(100.0 * used_s / seen.interval_s, 1)
@@ -96,6 +118,18 @@ class ResourceSampler(threading.Thread):
         seen.cpu_seconds = round((seen.cpu_seconds or 0.0) + used_s, 2)
         seen.samples += 1
         self._previous = times
+
+    def _look_at_all(self, pids: Collection[int], resident: int) -> None:
+        if self._held is None:
+            return
+        seen, held = self.resources, self._held(pids, resident)
+        if held.source != seen.memory_source:  # peaks are of one way to know it
+            seen.device_peak_bytes = seen.memory_peak_bytes = None
+            seen.memory_source = held.source
+        if held.device is not None:
+            seen.device_peak_bytes = max(held.device, seen.device_peak_bytes or 0)
+        if held.total is not None:
+            seen.memory_peak_bytes = max(held.total, seen.memory_peak_bytes or 0)
 
     def stop(self) -> None:
         """Take no more samples."""

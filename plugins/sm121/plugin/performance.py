@@ -100,14 +100,18 @@ def startup_s(server: Server) -> float:
 
 @pytest.fixture
 def memory_peak_gib(conformance: Session) -> float:
-    """The most memory that the server's processes held so far."""
+    """The most memory, of the host and the GPU together, that the server held so far."""
     if conformance.sampler is None:
         raise NotRun("the attached server's processes are not ours to look at")
     conformance.sampler.sample()
-    peak = conformance.sampler.resources.tree_rss_peak_bytes
-    if peak is None:
+    seen = conformance.sampler.resources
+    if seen.tree_rss_peak_bytes is None:
         raise NotRun("no process of the server could be looked at")
-    return peak / 2**30
+    host = f"{seen.tree_rss_peak_bytes / 2**30:.2f} GiB are resident in the host's memory"
+    if seen.memory_peak_bytes is None:
+        raise NotRun(f"what the server holds of the GPU is {seen.memory_source}; {host}")
+    conformance.remark(f"memory_peak_gib: {seen.memory_source}; {host}", at_once=False)
+    return seen.memory_peak_bytes / 2**30
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from sm121.core.configuration import environment_items
 from sm121.core.files import write_text
 from sm121.core.server import Server
 from sm121.core.verdict import Inconclusive, Invalid, NotRun, Verdict, worst
+from sm121.engines.device_memory import ServerMemoryReader
 from sm121.engines.managed import ServerError
 from sm121.engines.pool import ServerPool
 from sm121.measure import statistics
@@ -31,7 +32,7 @@ from sm121.run.harness import Harness
 from sm121.run.verdict_file import MetricReport
 
 #: How much worse B may be in what varies from start to start on any machine.
-_ALLOWED = {"startup_s": 0.25, "memory_gib": 0.10}
+_ALLOWED = {"startup_s": 0.25, "memory_gib": 0.10, "device_memory_gib": 0.10}
 
 
 @dataclass
@@ -149,13 +150,11 @@ class AbRun:
         self.harness.say("A/B", f"{name}, pair {which}: {side.text or '(as it is)'}")
         visit = Visit(name)
         try:
-            server, available = self._server(name, side)
+            server, memory = self._server(name, side)
             visit.metrics = self._measure(name, server)
             if server.startup_s is not None:
                 visit.metrics["startup_s"] = MetricOfStart(server.startup_s, "s", False)
-            memory = self._memory_gib(available)
-            if memory:
-                visit.metrics["memory_gib"] = MetricOfStart(memory, "GiB", False)
+            visit.metrics.update(self._memory(memory))
             visit.path = speed_path(self.harness.kernel_path(server))
             if self.harness.pool is not None:
                 self.harness.pool.check()
@@ -166,15 +165,15 @@ class AbRun:
                              f"{visit.failure}") from error  # fmt: skip
         self.visits.append(visit)
 
-    def _server(self, name: str, side: Side) -> tuple[Server, int]:
-        """A fresh start of a side; of a URL, the server there. And the memory free before it."""
+    def _server(self, name: str, side: Side) -> tuple[Server, ServerMemoryReader | None]:
+        """A fresh start of a side, and what reads its memory; of a URL, the server there."""
         if side.url is not None:
-            return self.attach(side.url), psutil.virtual_memory().available
+            return self.attach(side.url), None
         pool = self.harness.pool
         if pool is None:
             raise NotRun(self.obstacle or "no server can be started here")
         pool.stop()
-        available = psutil.virtual_memory().available
+        memory = ServerMemoryReader(gpu=self.harness.arch != architecture.CPU)
         own = self.harness.managed_configuration(self.harness.profile.under_test)
         configuration = dataclasses.replace(
             own,
@@ -183,7 +182,7 @@ class AbRun:
             arguments=(*own.arguments, *side.arguments),
             environment=environment_items(dict(own.environment), dict(side.environment)),
         )
-        return self.harness.start(configuration), available
+        return self.harness.start(configuration), memory
 
     def _measure(self, name: str, server: Server) -> dict[str, MetricOfStart]:
         directory = self.harness.directory / "ab" / f"{len(self.visits):02}-{name}"
@@ -207,14 +206,18 @@ class AbRun:
             )
         return values
 
-    def _memory_gib(self, available_before: int) -> float | None:
+    def _memory(self, reader: ServerMemoryReader | None) -> dict[str, MetricOfStart]:
+        """What the server holds: all of it, and of the GPU; without what is not known."""
         pool = self.harness.pool
-        if pool is None:
-            return None
-        if self.harness.arch == architecture.CPU:
-            return round(_resident(pool) / 2**30, 4)
-        # What a GPU that shares the host's memory takes is in no process's resident set.
-        return round((available_before - psutil.virtual_memory().available) / 2**30, 4)
+        if pool is None or reader is None:
+            return {}
+        pids, resident = _resident(pool)
+        held = reader.read(pids, resident)
+        return {
+            name: MetricOfStart(round(size / 2**30, 4), "GiB", False)
+            for name, size in (("memory_gib", held.total), ("device_memory_gib", held.device))
+            if size
+        }
 
     def _write(self, outcomes: list[Comparison]) -> None:
         """What is known so far, in ab.json and among the metrics."""
@@ -247,12 +250,14 @@ class AbRun:
         self.harness.save()
 
 
-def _resident(pool: ServerPool) -> int:
-    total = 0
+def _resident(pool: ServerPool) -> tuple[set[int], int]:
+    """The server's processes, and the bytes of the host that they hold together."""
+    pids, total = set(), 0
     for process in pool.processes():
         with contextlib.suppress(psutil.NoSuchProcess):
             total += process.memory_info().rss
-    return total
+            pids.add(process.pid)
+    return pids, total
 
 
 def _conclude(answers: list[CriterionResult], file: Path) -> None:

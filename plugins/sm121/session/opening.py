@@ -14,6 +14,7 @@ from sm121.core import architecture
 from sm121.core.profile import Profile
 from sm121.core.verdict import Verdict
 from sm121.engines import devices, registry, stale
+from sm121.engines.device_memory import ServerMemoryReader
 from sm121.engines.managed import StartLimits
 from sm121.engines.pool import ServerPool
 from sm121.engines.process_tree import RUN_ID
@@ -173,6 +174,7 @@ def _make_pool(session: Session, profile: Profile) -> None:
     )
     session.sampler = ResourceSampler(
         session.pool.processes,
+        held=ServerMemoryReader(gpu=profile.arch != architecture.CPU).read,
         floor_bytes=profile.stress.memory_floor_gib.value * 2**30,
         on_floor=session.abort,
         on_trouble=session.remark,
