@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -15,6 +18,10 @@ import pytest
 from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration
 from sm121.engines import pool
+from sm121.engines.managed import ManagedServer
+from sm121.evidence import death
+from sm121.evidence.failure import Cause
+from sm121.evidence.kernel_messages import KernelMessages
 from sm121.evidence.resources import ResourceSampler
 from sm121.run import directory
 from sm121.session import crashes
@@ -157,6 +164,72 @@ def test_a_supervisor_gives_the_exit_status_that_it_cannot_write(tmp_path):
     supervisor = supervised(tmp_path / "no" / "x.json", tmp_path / "scratch", "raise SystemExit(3)")
     _, _ = supervisor.communicate(timeout=30)
     assert supervisor.returncode == 3
+
+
+#: An engine with a core and a worker, both of which it ends when it is told to end.
+ENGINE = """
+import os, pathlib, signal, subprocess, sys, time
+ready = pathlib.Path({ready!r})
+core = subprocess.Popen([sys.executable, "-c", {core!r}])
+def end(*_):
+    core.kill()
+    core.wait()
+    os.kill(int(ready.read_text()), signal.{number})
+    time.sleep(0.5)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+time.sleep(600)
+"""
+CORE = """
+import pathlib, subprocess, sys, time
+worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+pathlib.Path({ready!r}).write_text(str(worker.pid))
+time.sleep(600)
+"""
+VAGUE = Cause(kind="engine_dead", summary="the engine is dead", owner="the engine")
+NO_KERNEL = KernelMessages()
+
+
+@pytest.mark.parametrize(
+    ("before", "number", "kind", "named"),
+    [
+        (None, "SIGKILL", "engine_dead", False),  # as vLLM ends its workers
+        (None, "SIGTERM", "engine_dead", False),
+        (None, "SIGSEGV", "engine_dead", True),  # it crashed as it was asked to end
+        (signal.SIGKILL, "SIGKILL", "killed", True),  # somebody killed it before
+    ],
+)
+def test_a_worker_that_our_stop_killed_is_no_cause(tmp_path, before, number, kind, named):
+    ready, status = tmp_path / "ready", tmp_path / "server-x.status.json"
+    core = CORE.format(ready=str(ready))
+    code = ENGINE.format(core=core, number=number, ready=str(ready))
+    supervisor = supervised(status, tmp_path / "scratch", code)
+    while not ready.is_file() or not ready.read_text():
+        assert supervisor.poll() is None
+        time.sleep(0.05)
+    worker = int(ready.read_text())
+    if before is not None:
+        time.sleep(2.5)  # until the supervisor knows of it
+        os.kill(worker, before)
+        time.sleep(0.5)
+    supervisor.terminate()
+    supervisor.wait(30)
+    supervisor.stdin.close()
+    exits = json.loads(status.read_text())["exits"]
+    found = death.cause_of(VAGUE, exits=exits, kernel=NO_KERNEL, kills=0, pids={worker})
+    assert found.kind == kind
+    assert (str(worker) in found.summary) is named, (found.summary, exits)
+    assert worker in {entry["pid"] for entry in exits}, "the bundle has it all the same"
+
+
+def test_each_start_has_a_status_of_its_own(tmp_path):
+    first = ManagedServer(CONFIGURATION, None, pool.StartLimits(1, 1, 1), tmp_path, "x")
+    first.log.write_text("it ran")
+    first._status_file.write_text(json.dumps({"exit_status": -9, "exits": [], "pid": 7}))
+    second = ManagedServer(CONFIGURATION, None, pool.StartLimits(1, 1, 1), tmp_path, "x")
+    assert second.log.name == "server-x-2.log" and second.exit_status is None
+    second._status_file.write_text(json.dumps({"exit_status": None, "exits": [], "pid": 8}))
+    assert first.exit_status == -9 and second.exit_status is None
 
 
 LOST = UnderLoad("a load", [Fault("token_lost", "x")], 1)

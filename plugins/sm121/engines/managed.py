@@ -157,7 +157,6 @@ class ManagedServer:
     _server_id: str = field(init=False)
     _executor: SimpleExecutor | None = field(init=False, default=None)
     _output: IO[str] | None = field(init=False, default=None)
-    _status_file: Path = field(init=False)
     _endpoint: Endpoint | None = field(init=False, default=None)
     _port: int = field(init=False, default=0)
     _scratch: Path | None = field(init=False, default=None)
@@ -167,12 +166,14 @@ class ManagedServer:
     #: What was left of a start that failed.
     stopped: StopReport | None = field(init=False, default=None)
     _memory_before: Memory | None = field(init=False, default=None)
+    #: When `kill` was called (``time.monotonic``); None before.
+    _killed_at: float | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self._api_key = secrets.token_urlsafe(24)
         self._server_id = f"{self.run_id}/{uuid.uuid4().hex[:8]}"
         self.log = self.directory / f"server-{self.configuration.name}.log"
-        self._status_file = self.directory / f"server-{self.configuration.name}.status.json"
+        self._number_log()
 
     @property
     def secrets(self) -> tuple[str, ...]:
@@ -248,6 +249,7 @@ class ManagedServer:
     def kill(self) -> None:
         """SIGKILL to the engine's processes at once: for a machine that is about to wedge. The
         supervisor stays, and cleans up; `stop` is still to be called."""
+        self._killed_at = time.monotonic()
         found = self.processes()
         send((each for each in found if each.pid != self._supervisor_pid), signal.SIGKILL)
 
@@ -435,8 +437,12 @@ class ManagedServer:
 
     def exits(self) -> list[dict[str, Any]]:
         """How processes of the tree ended so far: pid, name, status (negative: a signal; None:
-        its parent has collected it and does not say), monotonic_s (when that was seen)."""
+        its parent has collected it and does not say), monotonic_s (when that was seen), and by_us:
+        whether our own stop ended it."""
         found: list[dict[str, Any]] = self._status().get("exits") or []
+        for entry in found:
+            if self._killed_at is not None and entry["monotonic_s"] >= self._killed_at:
+                entry["by_us"] = True
         return found
 
     @property
@@ -455,6 +461,11 @@ class ManagedServer:
     def was_stopped(self) -> bool:
         """Whether it was asked to end: by the suite, or by the suite's own end."""
         return self._status().get("stopped_by") is not None
+
+    @property
+    def _status_file(self) -> Path:
+        """Beside the log: each start has its own."""
+        return self.log.with_suffix(".status.json")
 
     def _status(self) -> dict[str, Any]:
         """What the supervisor last wrote; empty before it has."""

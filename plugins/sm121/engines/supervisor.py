@@ -37,6 +37,8 @@ _SEGMENTS_EVERY_S = 2.0
 _END_OF_THE_SUITE = "end of the suite"
 #: Of /proc/PID/stat, counted from the field after the state.
 _EXIT_CODE = 48
+#: Signals by which processes are ended on purpose.
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, nothing is made there
 
 
@@ -57,6 +59,8 @@ class _Supervisor:
         self._ended_at: dict[int, float] = {}
         #: Descriptors that become readable when a process ends.
         self._watched: dict[int, int] = {}
+        #: When we began to end the tree (``time.monotonic``); None before.
+        self._ending_s: float | None = None
         self._could_not_write = False
         #: The next run in this folder waits until it is released, by our end.
         self._lock: IO[str] | None = None
@@ -73,6 +77,7 @@ class _Supervisor:
         try:
             self._watch_over_it()
         finally:  # no process of the server may be left, whatever went wrong here
+            self._ending_s = self._ending_s or time.monotonic()
             killed = end(self._tree, polite_s=2.0 if self._stop_requested else 0.5)
             self._reap()
             self._remove_what_is_left()
@@ -100,6 +105,7 @@ class _Supervisor:
     def _stop(self) -> None:
         """Ask the main process alone, so that it can end its own children in order."""
         _say(f"stopping the server: {self._stop_requested}")
+        self._ending_s = time.monotonic()
         for number, patience_s in ((signal.SIGTERM, self._grace_s), (signal.SIGKILL, 10.0)):
             with contextlib.suppress(ProcessLookupError):  # it has just ended: reaped below
                 os.kill(self._main_pid, number)
@@ -218,6 +224,7 @@ class _Supervisor:
                 "name": self._names.get(pid),
                 "status": status,
                 "monotonic_s": round(self._ended_at[pid], 3),
+                "by_us": self._by_us(pid, status),
             }
             for pid, status in sorted(self._exits.items())
         ]
@@ -231,6 +238,13 @@ class _Supervisor:
                 "exits": exits,
             }
         )
+
+    def _by_us(self, pid: int, status: int | None) -> bool:
+        """Whether our stop ended it. An engine that is told to end kills its own workers; what
+        crashes then was ended by nobody."""
+        began = self._ending_s
+        crashed = status is not None and status < 0 and -status not in _ENDING
+        return began is not None and self._ended_at[pid] >= began and not crashed
 
     def _write(self, content: dict[str, object]) -> None:
         try:

@@ -26,7 +26,8 @@ def cause_of(
 
     Args:
         logged: from the log and the main process's exit status.
-        exits: how processes of the tree ended (pid, name, status).
+        exits: how processes of the tree ended (pid, name, status). One that our own stop ended
+            (by_us) is no cause.
         kernel: messages since the start.
         kills: OOM kills of the control group since then.
         pids: of the tree.
@@ -34,6 +35,7 @@ def cause_of(
     if told := kernel.killed(pids) or kernel.xids:
         found = classify_lines(told)
         return found.model_copy(update={"lines": [*told[:4], *logged.lines[:4]]})
+    exits = [entry for entry in exits if not entry.get("by_us")]
     signalled = [entry for entry in exits if (entry.get("status") or 0) < 0]
     killed = [entry for entry in signalled if entry["status"] == -signal.SIGKILL]
     guessed = logged.basis is Basis.SIGKILL_ALONE

@@ -316,6 +316,7 @@ def _is_dying(managed: ManagedServer, error: Exception | None, began: float) -> 
         entry
         for entry in managed.exits()
         if (entry.get("status") or 0) < 0
+        and not entry.get("by_us")
         and entry["status"] != -signal.SIGTERM
         and entry.get("monotonic_s", began) >= began
     ]
