@@ -7,6 +7,8 @@ from typing import Any
 
 import aiohttp
 
+from sm121.core.bounded import LARGEST_ANSWER
+
 #: Less than the five seconds after which uvicorn closes an idle connection.
 _KEEP_ALIVE_S = 2.0
 
@@ -26,10 +28,13 @@ class Patience:
 def open_session(api_key: str, **options: Any) -> aiohttp.ClientSession:
     """A session with any number of connections and no time limit on a request.
 
+    Nothing is unpacked: an answer is asked for as it is.
+
     Args:
         options: further ones of `aiohttp.ClientSession`.
     """
     return aiohttp.ClientSession(
+        auto_decompress=False,
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=30.0),
         headers={
@@ -39,3 +44,33 @@ def open_session(api_key: str, **options: Any) -> aiohttp.ClientSession:
         },
         **options,
     )
+
+
+def refuse_packed(response: aiohttp.ClientResponse) -> None:
+    """A packed answer cannot be timed, nor be held to a bound.
+
+    Raises:
+        aiohttp.ClientPayloadError: the answer is packed.
+    """
+    packed = response.headers.get("Content-Encoding", "identity")
+    if packed.lower() != "identity":
+        raise aiohttp.ClientPayloadError(
+            f"the answer is packed ({packed}) though it was asked for as it is"
+        )
+
+
+async def read_whole(response: aiohttp.ClientResponse) -> bytes:
+    """The body of an answer that is no stream.
+
+    Raises:
+        aiohttp.ClientError: it is packed or too large, or the connection broke.
+    """
+    refuse_packed(response)
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > LARGEST_ANSWER:
+            raise aiohttp.ClientPayloadError(
+                f"the answer is larger than {LARGEST_ANSWER >> 20} MiB"
+            )
+    return bytes(body)

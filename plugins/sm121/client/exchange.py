@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
 from sm121.core.server import Endpoint
-
-_LARGEST_ANSWER_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,7 @@ def send(
 
     Args:
         key: in place of the endpoint's own.
-        timeout_s: for each read.
+        timeout_s: for the whole answer.
     """
     headers = {"Content-Type": "application/json"} if content is not None else {}
     if key is not None:
@@ -65,21 +62,3 @@ def send(
             kind = answer.headers.get("content-type", "")
             return Exchange(answer.status_code, kind, answer.content)
     return Exchange(None, "", b"", failure)
-
-
-def get_whole(http: httpx.Client, path: str, within_s: float) -> httpx.Response:
-    """GET within a deadline for the whole answer: httpx's timeouts are for each read alone.
-
-    Raises:
-        httpx.HTTPError: there was no such answer, or it was larger than 4 MiB.
-    """
-    deadline = time.monotonic() + within_s
-    with http.stream("GET", path) as answer:
-        content = b""
-        for chunk in answer.iter_raw():
-            content += chunk
-            if time.monotonic() > deadline or len(content) > _LARGEST_ANSWER_BYTES:
-                raise httpx.ReadTimeout(
-                    f"no whole answer within {within_s:.0f} s and {_LARGEST_ANSWER_BYTES >> 20} MiB"
-                )
-        return httpx.Response(answer.status_code, headers=answer.headers, content=content)

@@ -19,8 +19,9 @@ from typing import Any, Literal
 import aiohttp
 
 from sm121.client.completions import Completion, parse
-from sm121.client.connection import Patience, open_session
+from sm121.client.connection import Patience, open_session, read_whole, refuse_packed
 from sm121.client.sse import DONE, EventParser
+from sm121.core.bounded import LARGEST_STREAM
 from sm121.core.server import Endpoint
 
 _LOOK_EVERY_S = 0.25
@@ -271,13 +272,13 @@ class LoadClient:
             async with session.post(url, json=job.body) as response:
                 outcome.status = response.status
                 if response.status != 200:
-                    text = (await response.text(errors="replace"))[:_LONGEST_TEXT]
+                    text = (await read_whole(response)).decode("utf-8", "replace")[:_LONGEST_TEXT]
                     kind = "http_5xx" if response.status >= 500 else "refused"
                     outcome.problem = kind, f"status {response.status}: {text}"
                 elif job.streamed:
                     await self._read_stream(response, outcome)
                 else:
-                    content = json.loads(await response.read())
+                    content = json.loads(await read_whole(response))
                     outcome.answer = parse(content)
                     outcome.progress(len(outcome.answer.ids or ()) or 1)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -288,9 +289,11 @@ class LoadClient:
             outcome.ended = time.monotonic()
 
     async def _read_stream(self, response: aiohttp.ClientResponse, outcome: JobOutcome) -> None:
+        refuse_packed(response)
         events = EventParser()
         parts: list[dict[str, Any]] = []
         ended = False
+        size = 0
         slow = outcome.job.behaviour == "slow"
         while True:
             piece = await (
@@ -298,6 +301,9 @@ class LoadClient:
             )
             if not piece:
                 break
+            size += len(piece)
+            if size > LARGEST_STREAM:
+                raise ValueError(f"the stream is larger than {LARGEST_STREAM >> 20} MiB")
             for data in events.feed(piece):
                 if data == DONE:
                     ended = True

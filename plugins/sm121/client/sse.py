@@ -20,7 +20,7 @@ class EventParser:
         #: Lines that are neither a field of an event nor a comment.
         self.malformed: list[bytes] = []
         self._data: list[bytes] = []
-        self._line = b""
+        self._line = bytearray()
         self._after_cr = False
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
@@ -30,8 +30,13 @@ class EventParser:
         if self._after_cr and piece.startswith(b"\n"):
             piece = piece[1:]  # the second half of a CRLF that was cut in two
         self._after_cr = piece.endswith(b"\r")
-        lines = (self._line + piece).splitlines(keepends=True)
-        self._line = lines.pop() if lines and not lines[-1].endswith((b"\r", b"\n")) else b""
+        self._line += piece
+        if b"\n" not in piece and b"\r" not in piece:
+            return  # a long line is not looked at again for each of its pieces
+        lines = bytes(self._line).splitlines(keepends=True)
+        self._line.clear()
+        if lines and not lines[-1].endswith((b"\r", b"\n")):
+            self._line += lines.pop()
         for ended in lines:
             line = ended.rstrip(b"\r\n")
             name, _, value = line.partition(b":")

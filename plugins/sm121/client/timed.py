@@ -15,8 +15,9 @@ from typing import Any
 
 import aiohttp
 
-from sm121.client.connection import Patience, open_session
+from sm121.client.connection import Patience, open_session, refuse_packed
 from sm121.client.timed_answer import TimedAnswer, read_answer, read_event
+from sm121.core.bounded import LARGEST_ANSWER
 
 _TICK_S = 0.004
 #: Delays below this are the resolution of the event loop's own timers.
@@ -200,9 +201,16 @@ class TimedClient:
                 self._base_url + request.path, data=request.body, trace_request_ctx=answer
             ) as response:
                 answer.status = response.status
+                refuse_packed(response)
                 read = response.content.readany
+                size = 0
                 while piece := await read():
                     reads.append((now(), piece))
+                    size += len(piece)
+                    if size > LARGEST_ANSWER:
+                        raise aiohttp.ClientPayloadError(
+                            f"the answer is larger than {LARGEST_ANSWER >> 20} MiB"
+                        )
                 answer.ended_ns = now()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             answer.ended_ns = now()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import httpx
 
+from sm121.core.bounded import transport
 from sm121.core.configuration import ServerConfiguration
+from sm121.core.errors import UsageError
+from sm121.core.redaction import REDACTED
 
 if TYPE_CHECKING:
     import openai
@@ -37,18 +42,67 @@ class Endpoint:
             "api_key": self.api_key,
             "timeout": timeout_s,
             "max_retries": 0,
-            # A proxy or a .netrc of the environment must not be used.
-            "http_client": openai.DefaultHttpxClient(timeout=timeout_s, trust_env=False),
+            "http_client": openai.DefaultHttpxClient(
+                timeout=timeout_s, trust_env=False, transport=transport(_library_of(openai))
+            ),
         }
 
     def http(self, *, timeout_s: float = 30.0) -> httpx.Client:
-        """A plain client for everything beside the API: /health, /metrics, /tokenize."""
+        """A plain client for everything beside the API: /health, /metrics, /tokenize.
+
+        Args:
+            timeout_s: for the whole of an answer (see `sm121.core.bounded`).
+        """
         return httpx.Client(
             base_url=self.base_url,
             headers={"Authorization": f"Bearer {self.api_key}"},
             timeout=timeout_s,
             trust_env=False,
+            transport=transport(httpx),
         )
+
+    def page(self, path: str, *, timeout_s: float = 10.0) -> str | None:
+        """The text that GET answers with status 200; None where it does not."""
+        with self.http(timeout_s=timeout_s) as http:
+            try:
+                answer = http.get(path)
+            except httpx.HTTPError:
+                return None
+        return answer.text if answer.status_code == 200 else None
+
+
+def root_of(url: str, option: str) -> str:
+    """A server's address as `Endpoint` has it.
+
+    Raises:
+        UsageError: ``url`` is no address, or has a password in it; the message, which names
+            ``option``, does not show it.
+    """
+    scheme, _, rest = url.partition("://")
+    expected = "expected http://HOST:PORT, with or without /v1"
+    if "@" in rest:
+        raise UsageError(
+            f"{option} {scheme}://{REDACTED}@{rest.rpartition('@')[2]}: {expected}, and no user or "
+            "password in it, which would be in every report: give the server's key by the "
+            "variable SM121_API_KEY, with --api-key-file or with --api-key"
+        )
+    if "?" in rest or "#" in rest:
+        shown = rest.partition("?")[0].partition("#")[0]
+        raise UsageError(f"{option} {scheme}://{shown}: {expected}, and nothing behind it")
+    parts = urlsplit(url)
+    try:
+        port_is_valid = parts.port is None or parts.port > 0
+    except ValueError:
+        port_is_valid = False
+    if parts.scheme not in ("http", "https") or not parts.hostname or not port_is_valid:
+        raise UsageError(f"{option} {url}: {expected}")
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def _library_of(openai: Any) -> Any:
+    """The HTTP library that the openai package is made with: httpx, or its successor."""
+    base = openai.DefaultHttpxClient.__mro__[1]
+    return sys.modules[base.__module__.partition(".")[0]]
 
 
 @dataclass(frozen=True)

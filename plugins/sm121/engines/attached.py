@@ -11,13 +11,12 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 
-from sm121.client.exchange import get_whole
 from sm121.core.errors import UsageError
-from sm121.core.server import Endpoint, Server
+from sm121.core.server import Endpoint, Server, root_of
 from sm121.engines import process_tree
 
 _NO_KEY = "none"
-_ANSWER_WITHIN_S = 15.0
+_ANSWER_WITHIN_S = 10.0
 
 
 def attach(
@@ -36,9 +35,9 @@ def attach(
     Raises:
         UsageError: nobody answers, what answers is no such server, or it serves another model.
     """
-    root = _root(base_url)
+    root = root_of(base_url, "--base-url")
     endpoint = Endpoint(root, api_key or _NO_KEY, served_name or default_name)
-    with endpoint.http(timeout_s=10.0) as http:
+    with endpoint.http(timeout_s=_ANSWER_WITHIN_S) as http:
         models = _models(http, root)
         version = _version(http)
     if endpoint.served_name not in models:
@@ -82,27 +81,17 @@ class AttachedProcesses:
         return list(found.values())
 
 
-def _root(base_url: str) -> str:
-    parts = urlsplit(base_url)
-    try:
-        port_is_valid = parts.port is None or parts.port > 0
-    except ValueError:
-        port_is_valid = False
-    if parts.scheme not in ("http", "https") or not parts.hostname or not port_is_valid:
-        raise UsageError(f"--base-url {base_url}: expected http://HOST:PORT, with or without /v1")
-    return base_url.rstrip("/").removesuffix("/v1")
-
-
 def _models(http: httpx.Client, root: str) -> list[str]:
     expected = f"--base-url {root}: expected an OpenAI-compatible server"
     try:
-        answer = get_whole(http, "/v1/models", _ANSWER_WITHIN_S)
+        answer = http.get("/v1/models")
     except httpx.HTTPError as error:
         reason = str(error) or type(error).__name__
         raise UsageError(f"{expected}, got no answer from /v1/models ({reason})") from error
     if answer.status_code in (401, 403):
         raise UsageError(
-            f"{expected} that accepts the key; it answered {answer.status_code}: give --api-key"
+            f"{expected} that accepts the key; it answered {answer.status_code}: give it by the "
+            "variable SM121_API_KEY, with --api-key-file or with --api-key"
         )
     if answer.status_code != 200:
         raise UsageError(f"{expected}; /v1/models answered with status {answer.status_code}")
@@ -124,7 +113,7 @@ def _version(http: httpx.Client) -> str | None:
 def json_of(http: httpx.Client, path: str) -> dict[str, Any]:
     """The JSON object that a server answers; empty where it answers anything else."""
     try:
-        answer = get_whole(http, path, _ANSWER_WITHIN_S)
+        answer = http.get(path)
         content = answer.json() if answer.status_code == 200 else {}
     except (httpx.HTTPError, ValueError):
         return {}

@@ -27,7 +27,8 @@ from sm121.evidence.log_lines import (
     cut,
     is_traceback_opening,
     join_wrapped,
-    read_physical_lines,
+    read_new_lines,
+    without_digits,
 )
 from sm121.evidence.signatures import LinePattern
 
@@ -179,10 +180,12 @@ class FailureReader:
         self._is_ready = _any_of(known.markers.ready).search
         self._is_stop = _any_of(known.markers.stopped).search
         self._hints = [(hint, entry) for entry in known.failure for hint in entry.hint]
+        self._hints_quiet = [(h, entry) for h, entry in self._hints if entry.levels == "any"]
+        self._bare_hints = {without_digits(hint) for hint, _ in self._hints}
         self._first: dict[int, _Hit] = {}
         self._weak: _Hit | None = None
         self._told: _Hit | None = None
-        self._last: str | None = None
+        self._last: str | bytes | None = None
         self.ready = False
         """The log says that the server served."""
         self.stopped = False
@@ -219,6 +222,20 @@ class FailureReader:
         ):
             self._first[hit.entry.rank] = self._told = hit
 
+    def read(self, log: Path) -> None:
+        """Takes a whole file, as `feed` does of `join_wrapped`, ten times as fast."""
+        for line in read_new_lines(log, self._says_nothing, self._again):
+            self.feed(line)
+
+    def _says_nothing(self, line: LogLine) -> bool:
+        text = without_digits(line.text)
+        return self.is_plain(line) and not any(hint in text for hint in self._bare_hints)
+
+    def _again(self, raw: bytes, like: LogLine) -> None:
+        self._last = raw
+        if self.shows_life(like):
+            self.goes_on()
+
     def is_plain(self, line: LogLine) -> bool:
         """Whether a line says nothing about a failure, whatever digits stand in it."""
         text = line.text
@@ -242,8 +259,8 @@ class FailureReader:
         if line.is_indented or is_traceback_opening(line):
             return None  # a frame quotes source code, which may hold any message
         text = line.text
-        for hint, entry in self._hints:
-            if hint not in text or (entry.levels == "error" and line.level in _QUIET_LEVELS):
+        for hint, entry in self._hints_quiet if line.level in _QUIET_LEVELS else self._hints:
+            if hint not in text:
                 continue
             if entry.at_start_only and self.ready:
                 continue
@@ -317,6 +334,8 @@ class FailureReader:
         )
 
     def _last_line(self) -> list[str]:
+        if isinstance(self._last, bytes):
+            self._last = clean(self._last.decode("utf-8", errors="replace")).text
         return [cut(self._last)] if self._last else []
 
     def _cause_from_status(self, exit_code: int | None, hit: _Hit | None) -> Cause | None:
@@ -368,7 +387,9 @@ def classify(log: Path, exit_code: int | None = None) -> Cause:
     unknown. A SIGKILL with no cause in the log is reported as a *probable* kill by the host's OOM
     killer, because nothing else is printed then. Raises OSError when the log cannot be read.
     """
-    return classify_lines(read_physical_lines(log), exit_code)
+    reader = FailureReader()
+    reader.read(log)
+    return reader.cause(exit_code)
 
 
 _SERVER_ERROR = re.compile(r"\b5\d\d\b")
@@ -401,7 +422,8 @@ def relevant_lines(log: Path, limit: int = 20) -> list[str]:
     seen: set[str] = set()
     frame: str | None = None
     exception = next(entry for entry in known.failure if entry.id == "exception")
-    for physical in join_wrapped(read_physical_lines(log)):
+    reader = FailureReader()
+    for physical in read_new_lines(log, reader._says_nothing, lambda _raw, _like: None):
         if match := _FRAME.match(physical.text.lstrip()):
             frame = _FRAME_TEXT.format(*match.groups())
             continue

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from sm121.core.data_file import Record
 from sm121.evidence.failure import FailureReader, load_failures
-from sm121.evidence.log_lines import LogLine, clean, continues, cut, join, read_raw_lines
+from sm121.evidence.log_lines import LogLine, cut, read_new_lines, without_digits
 from sm121.evidence.signatures import (
     Signature,
     SignatureField,
@@ -26,9 +26,6 @@ _NO_SINGLE_VALUE = ("unknown_env", "fallback", "silent_fallback", "progress", "f
 _SINGLE_FIELDS = tuple(name for name in get_args(SignatureField) if name not in _NO_SINGLE_VALUE)
 _LIST_LIMIT = 200  # entries kept of unknown variables and fallbacks: a log may repeat without end
 _DETECTED_IN = 4 << 20
-_PLAIN_LIMIT = 20_000  # different lines remembered as saying nothing
-_DIGITS = b"0123456789"
-_NO_DIGITS = {ord(digit): None for digit in "0123456789"}
 _RESOLVED_LATER = frozenset({"version", "attention", "moe", "cuda_graphs"})
 """What no server says before its opening line: the log begins in the run before."""
 _OF_TARGET_ONLY = frozenset({"attention", "moe", "native_fp4"})
@@ -189,8 +186,7 @@ class LogReader:
         ]
         texts = {hint for hint, _ in self._hints}
         texts |= {hint for entry in load_failures().failure for hint in entry.hint}
-        self._bare_hints = {text.translate(_NO_DIGITS) for text in texts}
-        self._plain: dict[bytes, bool] = {}
+        self._bare_hints = {without_digits(text) for text in texts}
 
     def take(self, line: LogLine) -> None:
         """Takes the next whole line."""
@@ -212,51 +208,19 @@ class LogReader:
         state.failures.feed(line)
 
     def read(self, path: Path) -> None:
-        """Takes a whole file, as `take` does of `join_wrapped`, ten times as fast.
+        """Takes a whole file, as `take` does of `join_wrapped`, ten times as fast."""
+        for line in read_new_lines(path, self._is_plain, self._again):
+            self.take(line)
 
-        A log of a gigabyte says the same few things over and over with other numbers. A line is
-        plain when no entry's hint is in it, digits aside; one that differs from a plain line in
-        digits alone is not looked at again, unless a later piece continues it.
-        """
-        held: LogLine | None = None
-        pending: bytes | None = None  # a plain line in the place of `held`
-        key = b""
-        for raw in read_raw_lines(path):
-            new_key = raw.translate(None, _DIGITS)
-            shows_life = self._plain.get(new_key)
-            if shows_life is not None:
-                if held is not None:
-                    self._close(held, key)
-                    held = None
-                pending = raw
-                if shows_life:
-                    self._states[""].failures.goes_on()
-                continue
-            line = clean(raw.decode("utf-8", errors="replace"))
-            if not line.text:
-                continue
-            if pending is not None:
-                if line.bare and line.is_indented:
-                    held, key = clean(pending.decode("utf-8", errors="replace")), b""
-                pending = None
-            if held is not None:
-                if continues(line, held):
-                    held, key = join(held, line), b""
-                    continue
-                self._close(held, key)
-            held, key = line, new_key
-        if held is not None:
-            self._close(held, key)
+    def _is_plain(self, line: LogLine) -> bool:
+        text = without_digits(line.text)
+        is_plain = self._states[line.container].failures.is_plain(line)
+        return is_plain and not any(hint in text for hint in self._bare_hints)
 
-    def _close(self, line: LogLine, key: bytes) -> None:
-        """Takes a line, and remembers by its key, unless that is empty, when it is a plain one."""
-        self.take(line)
-        if not key or line.container or len(self._plain) >= _PLAIN_LIMIT:
-            return
-        state = self._states[""]
-        text = line.text.translate(_NO_DIGITS)
-        if state.failures.is_plain(line) and not any(hint in text for hint in self._bare_hints):
-            self._plain[key] = state.failures.shows_life(line)
+    def _again(self, _raw: bytes, like: LogLine) -> None:
+        failures = self._states[like.container].failures
+        if failures.shows_life(like):
+            failures.goes_on()
 
     def path(self) -> KernelPath:
         """What all of it proves."""

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
-import httpx
-
-from sm121.core.server import Endpoint
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.log_lines import cut
 from sm121.evidence.signatures import MetricSignature, load_signatures
 
 _SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-
-
-def fetch(endpoint: Endpoint) -> str | None:
-    """The text of GET /metrics; None where the server has none."""
-    try:
-        with endpoint.http(timeout_s=10.0) as http:
-            answer = http.get("/metrics")
-    except httpx.HTTPError:
-        return None
-    return answer.text if answer.status_code == 200 else None
 
 
 def with_metrics(path: KernelPath, text: str, engine: str = "vllm") -> KernelPath:
@@ -49,9 +37,9 @@ def with_metrics(path: KernelPath, text: str, engine: str = "vllm") -> KernelPat
 
 
 def total(text: str, name: str) -> float | None:
-    """The sum of the samples of a metric; None without any."""
+    """The sum of the samples of a metric; None without any, or where one is no number."""
     values = [value for sample, _, value, _ in _samples(text) if sample == name]
-    return sum(values) if values else None
+    return sum(values) if values and all(map(math.isfinite, values)) else None
 
 
 def _samples(text: str) -> Iterator[tuple[str, dict[str, str], float, str]]:

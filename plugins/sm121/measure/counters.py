@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 import tomllib
 from dataclasses import dataclass, field
 from importlib.resources import files
 
-import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from sm121.core.server import Endpoint
@@ -25,35 +25,43 @@ class Counters:
     """Values at one moment, by our names; what the server does not have is absent."""
 
     values: dict[str, float] = field(default_factory=dict)
+    #: What the server has, but says no number of (NaN, or infinite); absent in ``values``.
+    no_number: frozenset[str] = frozenset()
 
     def since(self, earlier: Counters) -> dict[str, float]:
-        """How far each counter went on; gauges as they are now."""
+        """How far each counter went on; gauges as they are now. Absent where either moment says
+        no number."""
         gauges = ("running", "waiting", "cache_usage")
         return {
             name: value if name in gauges else value - earlier.values.get(name, 0.0)
             for name, value in self.values.items()
+            if name in gauges or name not in earlier.no_number
         }
 
 
 def read(text: str) -> Counters:
-    """The counters in a Prometheus exposition, summed over engines and models."""
+    """The counters in a Prometheus exposition, summed over engines and models.
+
+    Raises:
+        ValueError: it is no such exposition.
+    """
     values: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if (ours := _OURS.get(sample.name)) is not None:
                 values[ours] = values.get(ours, 0.0) + sample.value
-    return Counters(values)
+    finite = {name: value for name, value in values.items() if math.isfinite(value)}
+    return Counters(finite, frozenset(values.keys() - finite.keys()))
 
 
 def fetch(endpoint: Endpoint) -> Counters | None:
-    """What /metrics says now; None where there is no such thing."""
-    with endpoint.http(timeout_s=10.0) as http:
-        try:
-            answer = http.get("/metrics")
-            found = read(answer.text) if answer.status_code == 200 else None
-        except (httpx.HTTPError, ValueError):
-            return None
-    return found if found is not None and found.values else None
+    """What /metrics says now; None where there is no such thing, or it cannot be read."""
+    text = endpoint.page("/metrics")
+    try:
+        found = read(text) if text is not None else None
+    except ValueError:
+        return None
+    return found if found is not None and (found.values or found.no_number) else None
 
 
 def fetch_quiet(endpoint: Endpoint) -> Counters | None:

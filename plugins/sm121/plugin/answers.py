@@ -123,9 +123,7 @@ def prefix_cache_hits(server: Server) -> Callable[[], float | None]:
     """Tokens that the server took from its prefix cache so far, None where it does not count."""
 
     def read() -> float | None:
-        with server.endpoint.http() as http:
-            answer = http.get("/metrics")
-        text = answer.text if answer.status_code == 200 else ""
+        text = server.endpoint.page("/metrics") or ""
         return metrics.total(text, "vllm:prefix_cache_hits_total")
 
     return read

@@ -19,6 +19,7 @@ from scipy import special
 
 from sm121.core.errors import UsageError
 from sm121.core.numbers import number
+from sm121.core.server import root_of
 from sm121.core.verdict import Verdict
 from sm121.measure.statistics import Floats
 
@@ -53,7 +54,8 @@ def parse_sides(texts: Sequence[str]) -> tuple[Side, Side]:
 
 def _side(text: str) -> Side:
     if text.startswith(("http://", "https://")):
-        return Side(text, url=text.rstrip("/").removesuffix("/v1"))
+        url = root_of(text, "--ab")
+        return Side(url, url=url)
     try:
         words = shlex.split(text)
     except ValueError as error:

@@ -257,7 +257,7 @@ class Session:
         """The metrics from the first look at the server."""
         kept = self.metrics_file(server.log if server.managed else None)
         if not kept.exists():
-            text = metrics.fetch(server.endpoint)
+            text = server.endpoint.page("/metrics")
             if text is None:
                 return None
             try:

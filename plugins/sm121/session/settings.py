@@ -13,6 +13,7 @@ from typing import Any
 from sm121.core import architecture, profile, waivers
 from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
+from sm121.core.server import root_of
 from sm121.core.waivers import Waiver
 from sm121.engines import capabilities, devices, registry
 from sm121.engines.protocol import Program
@@ -23,6 +24,7 @@ from sm121.regression.hypothesis import Hypothesis
 from sm121.stress import soak
 
 _ENGINE = "vllm"
+_KEY_VARIABLE = "SM121_API_KEY"
 
 #: Gives the value of an option by its name on the command line; None when it was not given.
 Option = Callable[[str], Any]
@@ -136,7 +138,7 @@ def read(option: Option, *, started_in: Path, root: Path, worker: Worker | None)
         ),
         engine_debug=option("--engine-debug"),
         base_url=base_url,
-        api_key=option("--api-key"),
+        api_key=_api_key(option) if base_url else None,
         server_log=Path(server_log) if server_log else None,
         model=model,
         served_name=option("--served-model-name"),
@@ -162,6 +164,31 @@ def read(option: Option, *, started_in: Path, root: Path, worker: Worker | None)
         root=root,
         worker=worker,
     )
+
+
+def _api_key(option: Option) -> str | None:
+    """The key of the attached server: from the option, a file, or the variable SM121_API_KEY.
+
+    Raises:
+        UsageError: it is no key. The message does not show it.
+    """
+    key, file = option("--api-key"), option("--api-key-file")
+    if key and file:
+        raise UsageError("--api-key and --api-key-file: expected one of them")
+    source = "--api-key" if key else f"--api-key-file {file}"
+    if file:
+        try:
+            key = Path(file).read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is no text"
+            raise UsageError(f"{source}: expected a file with the key ({reason})") from error
+    elif not key:
+        key, source = os.environ.get(_KEY_VARIABLE, "").strip(), _KEY_VARIABLE
+        if not key:
+            return None
+    if not key or not (key.isascii() and key.isprintable()):
+        raise UsageError(f"{source}: expected a key, one line of ASCII characters")
+    return str(key)
 
 
 def _reference(path: str | None) -> Path | None:
@@ -199,7 +226,7 @@ def _refuse_conflicts(option: Option, base_url: str | None) -> None:
         "--engine-debug",
         "--model",
     )
-    attaching = ("--api-key", "--server-log")
+    attaching = ("--api-key", "--api-key-file", "--server-log")
     if base_url:
         given = [name for name in starting if option(name)]
         why = "an attached server is never started"
@@ -245,7 +272,7 @@ def _sides(option: Option) -> tuple[tuple[Side, Side] | None, str | None]:
 
     Of two URLs that is the first one, unless ``--base-url`` was given.
     """
-    base_url = option("--base-url")
+    base_url = option("--base-url") and root_of(option("--base-url"), "--base-url")
     texts = option("--ab")
     if texts is None:
         if option("--ab-pairs"):

@@ -1,0 +1,393 @@
+"""A server, an address and a log that are not as they should be: every read has a bound in bytes
+and in time, and no secret is shown."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import socket
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from sm121.client.connection import Patience
+from sm121.client.load import Job, LoadClient
+from sm121.client.timed import TimedClient, TimedRequest
+from sm121.core import bounded
+from sm121.core.errors import UsageError
+from sm121.core.server import Endpoint, root_of
+from sm121.evidence import metrics
+from sm121.evidence.failure import classify
+from sm121.evidence.kernel_path import read_log
+from sm121.measure import counters, validity
+from sm121.measure.validity import Findings
+from sm121.regression.ab import parse_sides
+from sm121.session import settings
+
+SECRET = "Tr0ub4dor"
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+EVENT = b'data: {"choices": [{"index": 0, "text": "a"}]}\n\n'
+#: 600 KB that are 600 MB.
+BOMB = gzip.compress(bytes(1 << 20), 9) * 600
+Send = Callable[[bytes], None]
+
+
+def whole(send: Send) -> None:
+    send(HEAD + b'Content-Length: 12\r\n\r\n{"data": []}')
+
+
+def packed(send: Send) -> None:
+    body = gzip.compress(b'{"da') + gzip.compress(b'ta": []}')  # two members
+    send(HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+
+def packed_otherwise(send: Send) -> None:
+    send(HEAD + b"Content-Encoding: br\r\nContent-Length: 4\r\n\r\nabcd")
+
+
+def not_packed(send: Send) -> None:
+    send(HEAD + b"Content-Encoding: gzip\r\nContent-Length: 4\r\n\r\nabcd")
+
+
+def bomb(send: Send) -> None:
+    send(HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(BOMB) + BOMB)
+
+
+def flood(send: Send) -> None:
+    send(HEAD + b"\r\n")
+    while True:
+        send(bytes(1 << 18))
+
+
+def dripping(send: Send) -> None:
+    send(HEAD + b"Content-Length: 100000\r\n\r\n")
+    while True:
+        send(b"x")
+        time.sleep(0.05)
+
+
+def dripping_headers(send: Send) -> None:
+    send(HEAD)
+    while True:
+        send(b"X-A: b\r\n")
+        time.sleep(0.05)
+
+
+def silent(_send: Send) -> None:
+    time.sleep(30.0)
+
+
+def slow_stream(send: Send) -> None:
+    """Three times as long as a whole answer may take here."""
+    send(HEAD.replace(b"application/json", b"text/event-stream") + b"\r\n")
+    for _ in range(15):
+        send(EVENT)
+        time.sleep(0.1)
+    send(b"data: [DONE]\n\n")
+
+
+def endless_stream(send: Send) -> None:
+    send(HEAD.replace(b"application/json", b"text/event-stream") + b"\r\n")
+    while True:
+        send(EVENT)
+        time.sleep(0.05)
+
+
+def packed_stream(send: Send) -> None:
+    body = gzip.compress(EVENT * 4)
+    send(HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Callable[[Send], None]], Endpoint]]:
+    """A server that answers every request in the same way."""
+    listening: list[socket.socket] = []
+
+    def start(answer: Callable[[Send], None]) -> Endpoint:
+        listener = socket.create_server(("127.0.0.1", 0))
+        listening.append(listener)
+
+        def one(connection: socket.socket) -> None:
+            try:
+                connection.recv(1 << 16)
+                answer(connection.sendall)
+            except OSError:
+                pass  # the client hung up, as it should
+            finally:
+                connection.close()
+
+        def accept() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                threading.Thread(target=one, args=(connection,), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        return Endpoint(f"http://127.0.0.1:{listener.getsockname()[1]}", "key", "canary")
+
+    yield start
+    for listener in listening:
+        listener.close()
+
+
+HOSTILE = {
+    bomb: "larger than 4 MiB",
+    flood: "larger than 4 MiB",
+    dripping: "no whole answer within 0.5 s",
+    dripping_headers: "no whole answer within 0.5 s",
+    silent: "no whole answer within 0.5 s",
+    packed_otherwise: "packed (br)",
+    not_packed: "cannot be unpacked",
+}
+
+
+@pytest.mark.parametrize("answer", HOSTILE, ids=lambda answer: answer.__name__)
+def test_every_answer_has_a_bound(serve, answer):
+    endpoint = serve(answer)
+    began = time.monotonic()
+    tracemalloc.start()
+    try:
+        with (
+            endpoint.http(timeout_s=0.5) as http,
+            pytest.raises(httpx.HTTPError) as seen,
+        ):
+            http.get("/metrics")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert HOSTILE[answer] in str(seen.value)
+    assert peak < 48 << 20, f"required: less than 48 MiB, seen: {peak >> 20}"
+    with endpoint.openai(timeout_s=0.5) as client, pytest.raises(openai.APIConnectionError) as seen:
+        client.models.list()
+    assert HOSTILE[answer] in str(seen.value.__cause__)
+    assert endpoint.page("/metrics", timeout_s=0.5) is None
+    assert time.monotonic() - began < 5.0
+
+
+@pytest.mark.parametrize("answer", [whole, packed], ids=["whole", "packed"])
+def test_an_answer_within_its_bounds_comes_whole(serve, answer):
+    endpoint = serve(answer)
+    assert endpoint.page("/v1/models") == '{"data": []}'
+    with endpoint.openai() as client:
+        assert list(client.models.list()) == []
+
+
+def test_a_stream_may_take_longer_than_an_answer(serve):
+    with serve(slow_stream).openai(timeout_s=0.5) as client:
+        stream = client.completions.create(model="m", prompt="p", stream=True)
+        assert sum(1 for _ in stream) == 15
+
+
+def test_a_stream_does_not_last_for_ever(serve, monkeypatch):
+    monkeypatch.setattr(bounded, "_STREAM_PATIENCE", 2.0)
+    began = time.monotonic()
+    with serve(endless_stream).openai(timeout_s=0.5) as client:
+        stream = client.completions.create(model="m", prompt="p", stream=True)
+        with pytest.raises(openai.APITimeoutError) as seen:
+            sum(1 for _ in stream)
+    assert "no whole answer within 1 s" in str(seen.value.__cause__)
+    assert time.monotonic() - began < 3.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"), [(packed_stream, "packed (gzip)"), (flood, "larger than 64 MiB")]
+)
+def test_the_timed_client_takes_neither_packed_nor_endless_answers(serve, answer, says):
+    endpoint = serve(answer)
+
+    async def ask():
+        request = TimedRequest("/v1/completions", b"{}", 8, 4)
+        async with TimedClient(endpoint.base_url, endpoint.api_key) as client:
+            return await client.run([request], concurrency=1, patience=Patience(20.0, 10.0))
+
+    assert says in str(asyncio.run(ask()).answers[0].error)
+
+
+@pytest.mark.parametrize(
+    ("answer", "streamed", "says"),
+    [
+        (packed_stream, True, "packed (gzip)"),
+        (bomb, False, "packed (gzip)"),
+        (flood, False, "larger than 64 MiB"),
+    ],
+)
+def test_the_load_client_takes_neither_packed_nor_endless_answers(serve, answer, streamed, says):
+    job = Job("one", {"model": "m", "prompt": "p", "stream": streamed}, 8)
+    result = LoadClient(serve(answer), Patience(20.0, 10.0)).run([job])
+    assert says in str(result.outcomes[0].problem)
+
+
+METRICS = """# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{{engine="0"}} {running}
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{{engine="0"}} 0.0
+# TYPE vllm:generation_tokens_total counter
+vllm:generation_tokens_total{{engine="0"}} {generated}
+vllm:generation_tokens_total{{engine="1"}} 1.0
+# TYPE vllm:prefix_cache_hits_total counter
+vllm:prefix_cache_hits_total{{engine="0"}} {generated}
+"""
+
+
+@pytest.mark.parametrize("no_number", ["NaN", "+Inf", "-Inf", "nan"])
+def test_what_is_no_number_is_unknown_and_said(no_number):
+    before = counters.read(METRICS.format(running=0, generated=no_number))
+    after = counters.read(METRICS.format(running=no_number, generated=100))
+    assert before.no_number == {"generated", "cache_hits"}
+    assert after.no_number == {"running"}
+    delta = after.since(before)
+    assert "running" not in delta
+    assert "generated" not in delta, "what was there before is not known"
+    findings = Findings()
+    validity.check_counters(delta, [], "token_ids", findings)
+    said = "\n".join(findings.unproven)
+    assert "other clients: /metrics says no number of the requests that are running" in said
+    assert "no number of generated tokens" in said
+    text = METRICS.format(running=0, generated=no_number)
+    assert metrics.total(text, "vllm:prefix_cache_hits_total") is None
+
+
+def test_numbers_are_read_as_before():
+    before = counters.read(METRICS.format(running=0, generated=40))
+    after = counters.read(METRICS.format(running=2, generated=100))
+    assert (before.no_number, after.no_number) == (frozenset(), frozenset())
+    delta = after.since(before)
+    assert (delta["running"], delta["generated"]) == (2.0, 60.0)
+    findings = Findings()
+    validity.check_counters(delta, [], "token_ids", findings)
+    assert "2 requests run or wait" in findings.invalid[0].evidence
+
+
+WITH_PASSWORD = [
+    f"http://user:{SECRET}@127.0.0.1:8000/v1",
+    f"http://user:a/{SECRET}@127.0.0.1:8000",
+    f"http://user:a@{SECRET}@127.0.0.1:8000",
+    f"https://{SECRET}@127.0.0.1:8000",
+    f"http://user:{SECRET}?@127.0.0.1:8000",
+    f"http://127.0.0.1:8000/v1?api_key={SECRET}",
+    f"http://127.0.0.1:8000/v1#{SECRET}",
+]
+
+
+@pytest.mark.parametrize("url", WITH_PASSWORD)
+def test_a_secret_in_an_address_is_refused_and_not_shown(url):
+    with pytest.raises(UsageError) as seen:
+        root_of(url, "--base-url")
+    assert SECRET not in str(seen.value)
+    assert "127.0.0.1:8000" in str(seen.value)
+    with pytest.raises(UsageError) as seen:
+        parse_sides([url, "http://127.0.0.1:8000"])
+    assert SECRET not in str(seen.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://127.0.0.1:8000", "https://spark.local/v1/", "http://[::1]:8000/v1", "http://h/a"],
+)
+def test_an_address_without_one_is_taken(url):
+    assert root_of(url, "--base-url") == url.rstrip("/").removesuffix("/v1")
+
+
+def test_a_run_with_a_password_in_its_address(run_pytest):
+    status, run = run_pytest("--arch", "cpu", "--base-url", WITH_PASSWORD[0])
+    assert status == 4
+    assert SECRET not in run.output
+    assert "--api-key-file" in run.output
+    files = (
+        [path for path in run.report.rglob("*") if path.is_file()] if run.report.exists() else []
+    )
+    assert not any(SECRET in path.read_text(errors="replace") for path in files)
+
+
+def option_of(**given: object) -> Callable[[str], object]:
+    return lambda name: given.get(name.removeprefix("--").replace("-", "_"))
+
+
+def test_the_key_comes_from_a_file_or_a_variable(tmp_path, monkeypatch):
+    file = tmp_path / "key"
+    file.write_text(f"{SECRET}\n")
+    monkeypatch.delenv("SM121_API_KEY", raising=False)
+    assert settings._api_key(option_of()) is None
+    assert settings._api_key(option_of(api_key_file=str(file))) == SECRET
+    monkeypatch.setenv("SM121_API_KEY", "of-the-variable")
+    assert settings._api_key(option_of()) == "of-the-variable"
+    assert settings._api_key(option_of(api_key_file=str(file))) == SECRET
+    assert settings._api_key(option_of(api_key=SECRET)) == SECRET
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (None, "No such file"),
+        ("", "expected a key"),
+        (f"{SECRET}\n{SECRET}", "expected a key"),
+        (f"{SECRET}\u00e9", "expected a key"),
+        (b"\xff\xfe", "it is no text"),
+    ],
+)
+def test_a_file_without_a_key_is_refused_and_not_shown(tmp_path, content, expected):
+    file = tmp_path / "key"
+    if content is not None:
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UsageError, match=expected) as seen:
+        settings._api_key(option_of(api_key_file=str(file)))
+    assert SECRET not in str(seen.value)
+
+
+def test_two_keys_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="one of them"):
+        settings._api_key(option_of(api_key=SECRET, api_key_file=str(tmp_path)))
+
+
+def test_a_key_of_the_environment_reaches_the_server_and_no_report(run_pytest, fault_server):
+    server = fault_server("none", key=SECRET)
+    arguments = (
+        "--arch",
+        "cpu",
+        "--base-url",
+        server.base_url,
+        "tests/test_smoke.py",
+        "-k",
+        "models",
+    )
+    _, run = run_pytest(*arguments, environment={"SM121_API_KEY": SECRET})
+    assert "accepts the key" not in run.output
+    assert run.report.exists()
+    files = [path for path in run.report.rglob("*") if path.is_file()]
+    assert not any(SECRET in path.read_text(errors="replace") for path in files)
+    assert SECRET not in run.output
+
+
+def test_the_middle_of_a_long_log_is_read(tmp_path: Path):
+    log = tmp_path / "server.log"
+    lines = "".join(
+        f"(APIServer pid=1) INFO 11-20 10:17:{n % 60:02d} [loggers.py:1] Engine 000: {n} tokens/s\n"
+        for n in range(20_000)
+    ).encode()
+    core = b"(EngineCore pid=7) "
+    with log.open("wb") as file:
+        for place in range(64):
+            file.write(lines)
+            if place == 30:
+                file.write(
+                    core + b"INFO 11-20 10:19:39 [cuda.py:482] Using TRITON_ATTN attention backend "
+                    b"out of potential backends: ['FLASHINFER', 'TRITON_ATTN'].\n"
+                    + core + b"ERROR 11-20 10:19:39 [core.py:1] torch.AcceleratorError: CUDA "
+                    b"error: an illegal memory access was encountered\n"
+                )  # fmt: skip
+        file.write(
+            core + b"ERROR 11-20 10:19:39 [core.py:1] EngineCore encountered a fatal error.\n"
+        )
+    assert log.stat().st_size > 96 << 20
+    path = read_log(log, "vllm")
+    assert path.attention == "TRITON_ATTN"
+    assert path.failure == "illegal_memory_access"
+    assert classify(log, 1).kind == "illegal_memory_access"
