@@ -324,6 +324,48 @@ class _GateBothWays(TorchProvider):
         return super().activation(t.clamp(min=-limit / 4), alpha, limit)
 
 
+@mutant("gate clamped at -limit too", "moe_activation")
+class _GateTwoSided(TorchProvider):
+    def activation(self, t, alpha, limit):
+        gate, up = t[:, 0::2].clamp(-limit, limit), t[:, 1::2].clamp(-limit, limit)
+        return gate * torch.sigmoid(alpha * gate) * (up + 1)
+
+
+@mutant("gate at zero below -limit", "moe_activation")
+class _GateCutOff(TorchProvider):
+    def activation(self, t, alpha, limit):
+        low = (t[:, 0::2] < -limit)[..., None].repeat(1, 1, 2).flatten(-2)
+        return super().activation(t.masked_fill(low, 0.0), alpha, limit)
+
+
+@mutant("sigmoid of the gate cut at -limit", "moe_activation")
+class _SigmoidCut(TorchProvider):
+    def activation(self, t, alpha, limit):
+        gate, up = t[:, 0::2].clamp(max=limit), t[:, 1::2].clamp(-limit, limit)
+        return gate * torch.sigmoid(alpha * gate.clamp(min=-limit)) * (up + 1)
+
+
+@mutant("gate not clamped", "moe_activation")
+class _GateFree(TorchProvider):
+    def activation(self, t, alpha, limit):
+        gate, up = t[:, 0::2], t[:, 1::2].clamp(-limit, limit)
+        return gate * torch.sigmoid(alpha * gate) * (up + 1)
+
+
+@mutant("up clamped from above only", "moe_activation")
+class _UpFromAbove(TorchProvider):
+    def activation(self, t, alpha, limit):
+        gate, up = t[:, 0::2].clamp(max=limit), t[:, 1::2].clamp(max=limit)
+        return gate * torch.sigmoid(alpha * gate) * (up + 1)
+
+
+@mutant("up clamped from below only", "moe_activation")
+class _UpFromBelow(TorchProvider):
+    def activation(self, t, alpha, limit):
+        gate, up = t[:, 0::2].clamp(max=limit), t[:, 1::2].clamp(min=-limit)
+        return gate * torch.sigmoid(alpha * gate) * (up + 1)
+
+
 @mutant("up not clamped", "moe_activation")
 class _UpFree(TorchProvider):
     def activation(self, t, alpha, limit):

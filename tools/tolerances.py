@@ -237,7 +237,9 @@ def found_block_scales(case: MoeCase) -> list[BlockScales]:
         )
     every = torch.cat(ratios)
     limits = [
-        t.of_block_scales().max for t in comparison.tolerances() if t.operation == "fused_moe"
+        t.of_block_scales().max
+        for t in comparison.tolerances()
+        if t.operation == "fused_moe" and not t.below_limit
     ]
     return [_counted(case, "gate-up", limit, every) for limit in limits]
 

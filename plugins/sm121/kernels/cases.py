@@ -94,6 +94,9 @@ class MoeCase(_Case):
     of the first is an error of one output and not a thousandth of all."""
     gain: float = 1.0
     """Factor of the activations: with 4, a third of them is beyond the SwiGLU limit."""
+    below_limit: bool = False
+    """Every gate is below -limit, where SwiGLU does not clamp it, and the second bias is zero: the
+    output is tiny, and a clamp there makes it several times as large."""
     strided: bool = False
 
 

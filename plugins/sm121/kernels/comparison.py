@@ -41,6 +41,8 @@ class KernelTolerance(DataTable):
     floor: PositiveFloat
     #: For providers that declare `rounds_each_expert` alone.
     each_expert_rounded: bool = False
+    #: For the cases in which every gate is below -limit alone.
+    below_limit: bool = False
     #: `max` of the cases that look for a wrong block scale in single outputs, where it is another.
     block_scale_max: PositiveFloat | None = None
     source: str
@@ -66,11 +68,15 @@ def tolerances() -> tuple[KernelTolerance, ...]:
 
 
 def tolerance(
-    operation: str, dtype: torch.dtype, *, each_expert_rounded: bool = False
+    operation: str,
+    dtype: torch.dtype,
+    *,
+    each_expert_rounded: bool = False,
+    below_limit: bool = False,
 ) -> KernelTolerance | None:
     """The tolerance of an operation with outputs of a dtype; None where there is none."""
-    name = str(dtype).removeprefix("torch.")
-    found = [t for t in tolerances() if (t.operation, t.dtype) == (operation, name)]
+    wanted = (operation, str(dtype).removeprefix("torch."), below_limit)
+    found = [t for t in tolerances() if (t.operation, t.dtype, t.below_limit) == wanted]
     special = [t for t in found if t.each_expert_rounded]
     if each_expert_rounded and special:
         return special[0]
