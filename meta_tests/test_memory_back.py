@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from sm121.core.verdict import Verdict
@@ -18,6 +19,7 @@ from sm121.engines.memory import DeviceUse, Memory
 from sm121.engines.process_tree import Survivor
 from sm121.plugin import kernels, outcomes
 from sm121.plugin.stash import LEVEL
+from sm121.regression.ab_run import AbRun
 from sm121.session.session import Session
 from sm121.stress.timeline import ServerDeviceMemory
 
@@ -212,6 +214,17 @@ def test_once_processes_are_shown_nothing_else_is_taken_for_the_servers(monkeypa
     assert reader.read({8}, 10) == ServerMemory(
         None, None, "resident memory of the processes, and NVML by process"
     )
+
+
+def test_a_comparison_has_the_memory_of_the_device_beside_the_whole(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(None, {os.getpid(): 66 * GIB}))
+    pool = SimpleNamespace(processes=lambda: [psutil.Process()])
+    run = AbRun(SimpleNamespace(pool=pool), sides=(), plan=None, attach=None)
+    found = run._memory(ServerMemoryReader(gpu=True))
+    assert found["device_memory_gib"].value == 66.0
+    assert 66.0 < found["memory_gib"].value < 70.0
+    (alone,) = run._memory(ServerMemoryReader(gpu=False)).values()
+    assert 0.0 < alone.value < 4.0, "what is not there is no metric"
 
 
 def test_without_a_gpu_the_resident_memory_is_all(monkeypatch):
