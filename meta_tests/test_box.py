@@ -297,8 +297,8 @@ def test_an_engine_that_still_spins_is_waited_for():
 SERVES = """
 import os, socket, subprocess, sys
 listener = socket.create_server(("127.0.0.1", 0))
-asleep = [sys.executable, "-c", "import time; time.sleep(600)"]
-core = subprocess.Popen(asleep, start_new_session=True, close_fds=True)
+child = [sys.executable, "-c", "import time; time.sleep(600)"]
+core = subprocess.Popen(child, start_new_session=True, close_fds=True)
 print(listener.getsockname()[1], core.pid, flush=True)
 sys.stdin.read()
 """
@@ -405,6 +405,13 @@ def test_all_who_hold_the_listening_socket_are_the_server():
         found = AttachedProcesses(f"http://127.0.0.1:{port}").find()
         assert {each.pid for each in found} == {process.pid, child}
         process.stdin.close()
+
+
+def test_what_an_attached_server_computes_is_no_load_of_others(serving, run_box):
+    assert run_box  # whatever descends from this test is not the run's
+    known = AttachedProcesses(f"http://127.0.0.1:{serving.port}").find
+    assert {serving.listener, serving.core} <= set(box.CpuUse.take(known).ours)
+    assert not {serving.listener, serving.core} & set(box.CpuUse.take(list).ours)
 
 
 def test_the_engine_of_an_attached_server_is_no_stranger(serving, run_box, monkeypatch):
