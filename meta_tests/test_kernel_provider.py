@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
+
+from sm121.kernels import builds
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -64,3 +67,96 @@ def test_cases_and_plugin_are_there_without_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def another_build(tmp_path):
+    """An interpreter that imports another build of vLLM, as that of a user's virtual environment
+    does."""
+    package = tmp_path / "site" / "vllm"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("__version__ = '0.33.0'\n")
+    metadata = tmp_path / "site" / "vllm-0.33.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.33.0\n")
+    (metadata / "RECORD").write_text("vllm/__init__.py,,\n")
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\nPYTHONPATH={tmp_path / "site"}:$PYTHONPATH exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    return python
+
+
+def test_the_suites_own_interpreter_has_the_engines_build():
+    names = builds.packages("vllm") + builds.packages("flashinfer")
+    assert set(names) == {"vllm", "flashinfer", "torch"}
+    assert builds.differences(names, sys.executable, dict(os.environ)) is None
+
+
+def test_another_interpreter_with_the_same_packages_has_the_same_build(tmp_path):
+    link = tmp_path / "python"
+    link.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    link.chmod(0o755)
+    assert builds.differences(("vllm", "torch"), str(link), dict(os.environ)) is None
+
+
+def test_another_build_of_the_engine_is_seen(another_build):
+    seen = builds.differences(("vllm", "torch"), str(another_build), dict(os.environ))
+    assert seen is not None
+    assert f"the engine serves with vllm 0.33.0 at {another_build.parent / 'site' / 'vllm'}" in seen
+    assert "torch" not in seen, "that is the same"
+
+
+def test_another_build_by_the_engines_environment_is_seen(another_build):
+    environment = {**os.environ, "PYTHONPATH": str(another_build.parent / "site")}
+    seen = builds.differences(("vllm",), sys.executable, environment)
+    assert seen is not None
+    assert "0.33.0" in seen
+
+
+def test_an_engine_without_the_package_and_one_that_does_not_answer(tmp_path):
+    bare = tmp_path / "bare"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o755)
+    seen = builds.differences(("vllm",), str(bare), dict(os.environ))
+    assert seen is not None
+    assert "the engine serves with no vllm" in seen
+    seen = builds.differences(("vllm",), str(tmp_path / "none"), dict(os.environ))
+    assert seen is not None
+    assert "cannot be started" in seen
+    assert builds.differences((), str(tmp_path / "none"), {}) is None, "nothing of an engine"
+
+
+@pytest.mark.parametrize("provider", ["vllm-cpu", "mine:provider"])
+def test_the_engines_build_is_judged_or_it_is_said_that_it_was_not(
+    run_pytest, tmp_path, another_build, provider
+):
+    (tmp_path / "mine.py").write_text(
+        "import importlib.util, sys\n"
+        "found = importlib.util.find_spec('vllm')\n"
+        "sys.modules['vllm'] = importlib.util.module_from_spec(found)\n"  # as if imported
+        "from sm121.kernels.torch_provider import TorchProvider\n"
+        "provider = TorchProvider()\n"
+    )
+    status, run = run_pytest(
+        *NUMERICS, "--kernel-provider", provider, f"--engine-python={another_build}",
+        environment={"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+    )  # fmt: skip
+    assert status == 5, run.output
+    assert {t["verdict"] for t in judged(run)} == {"NOT_RUN"}
+    message = judged(run)[0]["message"]
+    assert "vllm 0.33.0" in message
+    assert "that build was not judged" in message
+    assert "pip install sm121-conformance" in message
+
+
+def test_an_attached_servers_build_is_not_known_and_that_is_said(run_pytest, fault_server):
+    server = fault_server("none")
+    _, run = run_pytest(
+        *NUMERICS, "--kernel-provider", "vllm-cpu", "--base-url", server.base_url,
+        "--api-key", server.key,
+    )  # fmt: skip
+    assert {t["verdict"] for t in judged(run)} == {"PASS"}, run.output
+    said = "\n".join(run.verdict["remarks"])
+    assert "whether the attached server serves with that build cannot be known" in said

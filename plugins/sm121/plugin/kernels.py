@@ -12,8 +12,10 @@ from sm121.compilation import gb10
 from sm121.compilation.gb10 import Compilation
 from sm121.core.server import Server
 from sm121.core.verdict import NotRun
+from sm121.engines import registry as engines
+from sm121.engines.protocol import Program
 from sm121.evidence.kernel_profile import KernelProfile
-from sm121.kernels import benchmark_cases, cases, registry
+from sm121.kernels import benchmark_cases, builds, cases, registry
 from sm121.plugin import selection
 from sm121.plugin.stash import LEVEL, SETTINGS
 from sm121.run import decode_profile as decode
@@ -56,7 +58,11 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def kernels(conformance: Session) -> Kernels:
-    """The provider of ``--kernel-provider``, or the one of the architecture and the engine."""
+    """The provider of ``--kernel-provider``, or the one of the architecture and the engine.
+
+    Raises:
+        NotRun: it would judge another build than the one that the engine serves with.
+    """
     settings = conformance.settings
     if (obstacle := _obstacle(settings)) is not None:
         raise NotRun(obstacle)
@@ -65,8 +71,39 @@ def kernels(conformance: Session) -> Kernels:
     name = settings.kernel_provider
     if name is None:
         name = registry.default(conformance.arch, settings.engine)
+    if name in registry.NAMES:
+        _require_the_engines_build(conformance, name)
     worker = settings.worker
-    return under_test.load(name, workers=1 if worker is None else worker.count)
+    loaded = under_test.load(name, workers=1 if worker is None else worker.count)
+    if name not in registry.NAMES:  # what it imports is known now
+        _require_the_engines_build(conformance, name)
+    return loaded
+
+
+def _require_the_engines_build(conformance: Session, provider: str) -> None:
+    settings = conformance.settings
+    if not (names := builds.packages(provider)):
+        return
+    if settings.base_url is not None:
+        elsewhere = "whether the attached server serves with that build cannot be known"
+    elif isinstance(engines.engine(settings.engine), Program):
+        elsewhere = f"{settings.engine} has kernels of its own, which are not judged"
+    else:
+        elsewhere = None
+    if elsewhere is not None:
+        line = f"the numerics judge {builds.here(names)}, of this machine; {elsewhere}"
+        if settings.certify:
+            raise NotRun(f"{line}: run the kernel level in the engine's environment")
+        conformance.remark(line)
+        return
+    configuration = conformance.managed_configuration(conformance.profile.under_test)
+    environment = conformance.engine_environment(configuration)
+    if (other := builds.differences(names, configuration.python, environment)) is not None:
+        raise NotRun(
+            f"{other}: that build was not judged. Install the suite in the engine's environment "
+            f"({configuration.python} -m pip install sm121-conformance) and start pytest with that "
+            "interpreter"
+        )
 
 
 def _obstacle(settings: Settings) -> str | None:

@@ -1,0 +1,72 @@
+"""Whether the kernels that a provider calls are those of the build that serves.
+
+A provider imports vLLM or FlashInfer in this process. The engine has an interpreter and an
+environment of its own (``--engine-python``, a PYTHONPATH of its configuration), and may import
+another build.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+
+from sm121.core import interpreter
+from sm121.kernels import build_probe
+
+#: What kernels come from: the provider's package, and what that calls in turn.
+_OF_PROVIDER = {
+    "vllm-cpu": ("vllm", "torch"),
+    "vllm": ("vllm", "flashinfer", "torch"),
+    "vllm-triton": ("vllm", "flashinfer", "torch"),
+    "flashinfer": ("flashinfer", "torch"),
+    "torch": (),
+    "torch-cuda": (),
+}
+_ENGINES = ("vllm", "flashinfer")
+
+
+def packages(provider: str) -> tuple[str, ...]:
+    """Whose kernels a provider calls; of MODULE:ATTR, the engines' packages that are imported by
+    now."""
+    if provider in _OF_PROVIDER:
+        return _OF_PROVIDER[provider]
+    return tuple(name for name in _ENGINES if name in sys.modules)
+
+
+def here(names: Sequence[str]) -> str:
+    """The builds that this process imports, for people."""
+    return _shown(build_probe.look(list(names)), names)
+
+
+def differences(names: Sequence[str], python: str, environment: Mapping[str, str]) -> str | None:
+    """What the engine's interpreter imports otherwise than this process; None when it is the same.
+
+    Args:
+        python: the engine's interpreter.
+        environment: the whole environment of the engine's process.
+    """
+    if not names:
+        return None
+    own = build_probe.look(list(names))
+    source = files("sm121.kernels").joinpath("build_probe.py").read_text("utf-8")
+    try:
+        theirs = interpreter.ask(python, source, environment, list(names))
+    except interpreter.NoAnswer as error:
+        return f"{error}, so that it is not known which build the engine serves with"
+    other = [name for name in names if own[name][0] != theirs[name][0]]
+    if not other:
+        return None
+    return (
+        f"the provider's kernels are those of {_shown(own, other)}; the engine serves with "
+        f"{_shown(theirs, other)} ({python})"
+    )
+
+
+def _shown(found: Mapping[str, Sequence[str | None]], names: Sequence[str]) -> str:
+    return ", ".join(
+        f"{name} {found[name][1] or '(version not known)'} at {found[name][0]}"
+        if found[name][0] is not None
+        else f"no {name}"
+        for name in names
+    )
