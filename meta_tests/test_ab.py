@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from sm121.core import profile
 from sm121.core.errors import UsageError
-from sm121.core.verdict import Verdict
+from sm121.core.server import Endpoint, Server
+from sm121.core.verdict import Invalid, NotRun, Verdict
 from sm121.regression import ab, hypothesis
 from sm121.regression.ab import MetricOfStart, Visit
+from sm121.regression.ab_run import AbRun
 from sm121.regression.hypothesis import Criterion
+from sm121.regression.visited import Process
 
 
 def visits(b_factor: float, *, pairs: int = 3, boot: float = 0.005, drift: float = 0.0, seed: int):
@@ -62,7 +66,11 @@ def test_a_drifting_machine_favours_nobody():
 def test_noisy_starts_are_inconclusive_and_one_pair_decides_nothing():
     noisy = [judged(0.97, boot=0.05, seed=s)["tg32@d0"].verdict for s in range(50)]
     assert noisy.count(Verdict.INCONCLUSIVE) >= 45
-    assert judged(0.5, pairs=1, seed=1)["tg32@d0"].verdict is Verdict.INCONCLUSIVE
+    alone = judged(0.5, pairs=1, seed=1)["tg32@d0"]
+    assert alone.verdict is Verdict.INCONCLUSIVE and alone.ci_low is None and alone.ci_high is None
+    assert "no interval: that needs two pairs" in str(alone) and "inf" not in str(alone)
+    open_one = answer(visits(0.5, pairs=1, seed=1), metric="tg32@d0", change_at_least=0.1)
+    assert open_one.verdict is Verdict.INCONCLUSIVE and "two pairs" in open_one.note
 
 
 def test_the_interval_covers_as_often_as_it_says():
@@ -80,6 +88,9 @@ def test_sides_as_they_are_given():
     one, other = ab.parse_sides([f"--engine-python {sys.executable}", "http://h:1/v1"[:0]])
     assert one.python == sys.executable and other.python is None
     assert ab.parse_sides(["http://a:1/v1", "http://b:2"])[0].url == "http://a:1"
+    with_log = ab.parse_sides([f"http://a:1 --server-log {__file__}", "http://a:2"])
+    assert with_log[0].url == "http://a:1" and str(with_log[0].log) == __file__
+    assert with_log[1].log is None
 
 
 @pytest.mark.parametrize(
@@ -88,6 +99,10 @@ def test_sides_as_they_are_given():
         (["http://a:1", "--x"], "not one of each"),
         (["--engine-python /nowhere/python", ""], "there is no file '/nowhere/python'"),
         (["--x 'y", ""], "as a shell reads them"),
+        (["http://a:1 --server-log /nowhere.log", "http://a:2"], "there is no file '/nowhere.log'"),
+        (["http://a:1 --moe-backend triton", "http://a:2"], "nothing but --server-log PATH"),
+        (["http://a:1", "http://a:1/v1"], "the URLs of two servers"),
+        (["http://localhost:80", "http://127.0.0.1"], "the URLs of two servers"),
     ],
 )
 def test_sides_that_are_none(texts, why):
@@ -227,11 +242,71 @@ def test_two_servers_of_known_rate(compared, tmp_path):
     assert [visit["side"] for visit in record["visits"][:4]] == ["A", "B", "B", "A"]
 
 
+def test_the_words_of_a_side_are_its_own(run_pytest):
+    """``--enforce-eager`` is no option of pytest's; and a side may say what is one."""
+    status, run = run_pytest(
+        "--collect-only", "-q", "tests/test_regression.py", "--ab", "", "--enforce-eager"
+    )
+    assert status == 0 and "test_b_is_not_worse_than_a" in run.output, run.output
+    status, run = run_pytest("tests/test_regression.py", "--ab", "--port 1", "--model")
+    assert status == 4 and "--port 1" in run.output, run.output
+
+
+ONE = Process("1763.25", frozenset({(7, 1763.2)}))
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        (ONE, True),
+        (Process("1763.25"), True),  # behind a proxy: another listener, the same engine
+        (Process("1763.26", ONE.listeners), False),  # a proxy in front of both
+        (Process(None, ONE.listeners), True),
+        (Process(None, frozenset({(8, 1763.2)})), False),
+        (Process(None, frozenset({(7, 1800.0)})), False),  # its pid was given again
+        (Process(), None),
+    ],
+)
+def test_two_addresses_of_one_process_are_told_from_two_servers(other, same):
+    assert ONE.is_one_with(other) is same and other.is_one_with(ONE) is same
+
+
+def test_a_server_that_was_replaced_between_visits_counts_for_nothing(monkeypatch, tmp_path):
+    now = iter([Process("1.0"), Process("2.0"), Process("1.0"), Process("3.0")])
+    monkeypatch.setattr(Process, "at", classmethod(lambda _cls, _server: next(now)))
+    sides = ab.parse_sides(["http://a:1", "http://a:2"])
+    harness = SimpleNamespace(file=SimpleNamespace(unproven=[]))
+    run = AbRun(harness, sides, None, lambda _side: None)
+    server = Server(Endpoint("http://a:1", "x", "m"), False, "x", None, None, None, None)
+    for name, side in zip("ABA", (*sides, sides[0]), strict=True):
+        run._check(Visit(name), server, side)
+    assert len(harness.file.unproven) == 2, "the path of either is called unproven, once"
+    assert "http://a:1 --server-log PATH" in harness.file.unproven[0]
+    with pytest.raises(Invalid, match="another process answers at http://a:2"):
+        run._check(Visit("B"), server, sides[1])
+
+
+def test_a_comparison_that_was_broken_off_is_not_begun_again():
+    class Interrupted(BaseException):
+        pass
+
+    def visit(_name, _which):
+        raise Interrupted
+
+    run = AbRun(SimpleNamespace(), ab.parse_sides(["", "--x"]), None, lambda _side: None)
+    run._visit = visit
+    with pytest.raises(Interrupted):
+        run.judge()
+    with pytest.raises(NotRun, match="broken off"):
+        run.judge()
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
         (["--hypothesis", "x.toml"], "expected together with --ab"),
         (["--ab", "--port 1", ""], "--port is set by the suite itself"),
+        (["--ab", "http://127.0.0.1:1", "http://localhost:1/v1"], "the URLs of two servers"),
     ],
 )
 def test_bad_input_is_one_clear_line(run_pytest, arguments, why):

@@ -89,6 +89,8 @@ class Pace:
     counter_factor: float = 1.0
 
 
+_BEGAN = time.time()
+
 TRAPS: dict[str, dict[str, Any]] = {
     "none": {},
     "three-tokens-a-chunk": {"tokens_per_chunk": 3, "first_chunk_tokens": 3},
@@ -226,6 +228,8 @@ class TimedServer:
             kind = "counter" if name.endswith("_total") else "gauge"
             lines.append(f"# TYPE vllm:{name.removesuffix('_total')} {kind}")
             lines.append(f'vllm:{name}{{engine="0",model_name="{self.model}"}} {float(value)}')
+        # As of the prometheus client that vLLM uses.
+        lines += ["# TYPE process_start_time_seconds gauge", f"process_start_time_seconds {_BEGAN}"]
         return web.Response(text="\n".join(lines) + "\n")
 
     async def complete(self, request: web.Request) -> web.StreamResponse:

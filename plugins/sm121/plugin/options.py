@@ -30,6 +30,17 @@ class _OptionsFile(DataTable):
     marker: tuple[_Marker, ...]
 
 
+class _AnyWords(int):
+    """So many words of the command line, whatever they begin with.
+
+    argparse takes ``--enforce-eager`` behind ``--ab ""`` for an option of its own. It makes the
+    pattern of an option's words by ``"A" * nargs``, A being a word that is no option, and O one.
+    """
+
+    def __rmul__(self, _word: object) -> list[str]:  # type: ignore[override]
+        return ["[AO]"] * int(self)
+
+
 @functools.cache
 def _file() -> _OptionsFile:
     return data_file.load("options.toml", _OptionsFile)
@@ -43,7 +54,10 @@ def add(parser: pytest.Parser) -> None:
         "providers": ", ".join(kernel_providers.NAMES),
     }
     for option in _file().option:
-        group.addoption(option.name, **option.given(**shipped))
+        given = option.given(**shipped)
+        if isinstance(given.get("nargs"), int):
+            given["nargs"] = _AnyWords(given["nargs"])
+        group.addoption(option.name, **given)
 
 
 def markers() -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Iterator
 
@@ -20,6 +19,7 @@ from sm121.performance.box import RunBox
 from sm121.plugin.benchmarks import HISTORY, MetricRecorder, history_of
 from sm121.plugin.stash import SETTINGS
 from sm121.plugin.terminal import say
+from sm121.regression.ab import Side
 from sm121.regression.ab_run import AbRun
 from sm121.regression.measured import MeasuredHistory
 from sm121.session.session import Session
@@ -127,18 +127,24 @@ def ab_run(conformance: Session, box: RunBox) -> AbRun:
     settings, profile = conformance.settings, conformance.profile
     if settings.ab is None:
         raise NotRun("nothing to compare: give --ab A B")
-    attach_to = functools.partial(
-        attach,
-        api_key=settings.api_key,
-        served_name=settings.served_name,
-        default_name=profile.model.served_name,
-        log=None,
-    )
+
+    def attach_to(side: Side) -> Server:
+        known = conformance.attached
+        is_attached = known is not None and known.endpoint.base_url == side.url
+        return attach(
+            str(side.url),
+            api_key=settings.api_key,
+            served_name=settings.served_name,
+            default_name=profile.model.served_name,
+            log=side.log or (settings.server_log if is_attached else None),
+        )
+
     return AbRun(
         conformance,
         settings.ab,
         Plan.of(profile, depths=settings.depths, rounds=settings.rounds),
         attach_to,
+        box.read_after,
         pairs=settings.ab_pairs,
         hypothesis=settings.hypothesis,
         obstacle=conformance.target.obstacle,

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 from scipy import special
@@ -26,6 +27,7 @@ from sm121.measure.statistics import Floats
 CONFIDENCE = 0.95
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _PYTHON = "--engine-python"
+_LOG = "--server-log"
 
 
 @dataclass(frozen=True)
@@ -34,14 +36,17 @@ class Side:
 
     text: str
     url: str | None = None
+    #: Of the server at the URL, for its kernel path.
+    log: Path | None = None
     python: str | None = None
     arguments: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
 
 
 def parse_sides(texts: Sequence[str]) -> tuple[Side, Side]:
-    """Both sides of ``--ab``: two URLs, or for each the engine's arguments, ``KEY=VALUE`` and
-    ``--engine-python PATH`` that come on top of the configuration under test.
+    """Both sides of ``--ab``: two URLs, each perhaps with ``--server-log PATH`` behind it, or for
+    each the engine's arguments, ``KEY=VALUE`` and ``--engine-python PATH`` that come on top of the
+    configuration under test.
 
     Raises:
         UsageError: they are not that.
@@ -49,13 +54,24 @@ def parse_sides(texts: Sequence[str]) -> tuple[Side, Side]:
     first, second = (_side(text) for text in texts)
     if (first.url is None) != (second.url is None):
         raise UsageError("--ab: expected two URLs or two configurations, not one of each")
+    if first.url is not None and second.url is not None and _place(first.url) == _place(second.url):
+        raise UsageError(f"--ab: expected the URLs of two servers, got {first.url} twice")
     return first, second
+
+
+def _place(url: str) -> tuple[str, int, str]:
+    """Host, port and path of an address; every name of this machine's own is one host."""
+    parts = urlsplit(url)
+    host = (parts.hostname or "").lower()
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return ("localhost" if host in ("127.0.0.1", "::1") else host, port, parts.path)
 
 
 def _side(text: str) -> Side:
     if text.startswith(("http://", "https://")):
-        url = root_of(text, "--ab")
-        return Side(url, url=url)
+        url, _, behind = text.partition(" ")
+        url = root_of(url, "--ab")
+        return Side(url, url, _log_behind(url, behind))
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -76,7 +92,20 @@ def _side(text: str) -> Side:
             environment.append((name, value))
         else:
             arguments.append(word)
-    return Side(text, None, python, tuple(arguments), tuple(environment))
+    return Side(text, None, None, python, tuple(arguments), tuple(environment))
+
+
+def _log_behind(url: str, text: str) -> Path | None:
+    """The log that is given behind a URL."""
+    if not text.strip():
+        return None
+    name, value = [*re.split(r"[\s=]+", text.strip(), maxsplit=1), ""][:2]
+    if name != _LOG or not value:
+        raise UsageError(f"--ab {url}: expected nothing but {_LOG} PATH behind it")
+    path = Path(value.strip("'\""))
+    if not path.is_file():
+        raise UsageError(f"--ab {url}: {_LOG}: there is no file {str(path)!r}")
+    return path.absolute()
 
 
 @dataclass(frozen=True)
@@ -94,7 +123,11 @@ class Visit:
 
     side: str
     metrics: dict[str, MetricOfStart] = field(default_factory=dict)
+    #: What ran, by the evidence; empty where no log is known.
     path: dict[str, Any] = field(default_factory=dict)
+    #: What was asked for, and what became of it.
+    requested: list[str] = field(default_factory=list)
+    log: str | None = None
     failure: str | None = None
 
 
@@ -107,9 +140,10 @@ class Comparison:
     higher_is_better: bool
     a: float
     b: float
-    ratio: float
-    ci_low: float
-    ci_high: float
+    #: None where a value is no positive number; the interval also where there is but one pair.
+    ratio: float | None
+    ci_low: float | None
+    ci_high: float | None
     pairs: int
     allowed: float
     verdict: Verdict
@@ -117,9 +151,17 @@ class Comparison:
     def __str__(self) -> str:
         return (
             f"{self.metric}: A {number(self.a)}, B {number(self.b)} {self.unit}; "
-            f"B/A {self.ratio:.3f} [{self.ci_low:.3f}, {self.ci_high:.3f}] "
-            f"over {self.pairs} pairs of starts; {self.allowed:.0%} worse allowed"
+            f"B/A {self.shown} over {self.pairs} pairs of starts; {self.allowed:.0%} worse allowed"
         )
+
+    @property
+    def shown(self) -> str:
+        """The ratio with its interval, for people."""
+        if self.ratio is None:
+            return "not known"
+        if self.ci_low is None or self.ci_high is None:
+            return f"{self.ratio:.3f} (no interval: that needs two pairs)"
+        return f"{self.ratio:.3f} [{self.ci_low:.3f}, {self.ci_high:.3f}]"
 
 
 def order(pairs: int) -> list[str]:
@@ -164,7 +206,9 @@ def _compared(
     second = np.array([start.value for start in b])
     ratio, low, high = ratio_of_pairs(first, second, looks=looks)
     higher = a[0].higher_is_better
-    if higher:
+    if low is None or high is None:
+        holds = fails = False
+    elif higher:
         holds, fails = low >= 1.0 - allowed, high < 1.0 - allowed
     else:
         holds, fails = high <= 1.0 + allowed, low > 1.0 + allowed
@@ -181,17 +225,20 @@ def verdict_of(holds: bool, fails: bool) -> Verdict:
     return Verdict.FAIL if fails else Verdict.INCONCLUSIVE
 
 
-def ratio_of_pairs(first: Any, second: Any, *, looks: int = 1) -> tuple[float, float, float]:
-    """Mean ratio of pairs and its interval, by Student's t on logarithms; without two pairs the
-    interval is everything."""
+#: A value with its interval. What cannot be known from so few, or such, values is None.
+Interval = tuple[float | None, float | None, float | None]
+
+
+def ratio_of_pairs(first: Any, second: Any, *, looks: int = 1) -> Interval:
+    """Mean ratio of pairs and its interval, by Student's t on logarithms."""
     if (np.asarray(first) <= 0).any() or (np.asarray(second) <= 0).any():
-        return float("nan"), 0.0, float("inf")
+        return None, None, None
     logs = np.log(np.asarray(second)) - np.log(np.asarray(first))
-    middle, low, high = np.exp(_mean(logs, looks))
-    return float(middle), float(low), float(high)
+    middle, low, high = (None if v is None else float(np.exp(v)) for v in _mean(logs, looks))
+    return middle, low, high
 
 
-def difference_of_pairs(visits: Sequence[Visit], metric: str) -> tuple[float, float, float] | None:
+def difference_of_pairs(visits: Sequence[Visit], metric: str) -> Interval | None:
     """Mean of B - A over pairs and its interval; None where a side lacks the metric."""
     first, second = (
         [v.metrics[metric].value for v in visits if v.side == side and metric in v.metrics]
@@ -203,11 +250,11 @@ def difference_of_pairs(visits: Sequence[Visit], metric: str) -> tuple[float, fl
     return _mean(np.array(second[:pairs]) - np.array(first[:pairs]), looks=1)
 
 
-def _mean(values: Floats, looks: int) -> tuple[float, float, float]:
-    """The mean and its interval, by Student's t; without two values it is everything."""
+def _mean(values: Floats, looks: int) -> Interval:
+    """The mean and its interval, by Student's t."""
     middle, count = float(values.mean()), len(values)
     if count < 2:
-        return middle, float("-inf"), float("inf")
+        return middle, None, None
     critical = float(-special.stdtrit(count - 1, (1.0 - CONFIDENCE) / 2.0 / looks))
     reach = critical * float(values.std(ddof=1)) / float(np.sqrt(count))
     return middle, middle - reach, middle + reach

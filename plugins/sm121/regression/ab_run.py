@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from sm121.core import architecture
 from sm121.core.configuration import environment_items
 from sm121.core.files import write_text
 from sm121.core.server import Server
-from sm121.core.verdict import Inconclusive, Invalid, NotRun, Verdict, worst
+from sm121.core.verdict import Inconclusive, Invalid, NotRun, Undecided, Verdict, worst
 from sm121.engines.device_memory import ServerMemoryReader
 from sm121.engines.managed import ServerError
 from sm121.engines.pool import ServerPool
@@ -24,10 +23,10 @@ from sm121.measure import statistics
 from sm121.measure.box import BoxState
 from sm121.measure.cells import MeasuredCell, MeasuredServer
 from sm121.measure.plan import Plan
-from sm121.performance.recorder import speed_path
-from sm121.regression import ab, hypothesis
+from sm121.regression import ab, hypothesis, visited
 from sm121.regression.ab import Comparison, MetricOfStart, Side, Visit
 from sm121.regression.hypothesis import CriterionResult, Hypothesis
+from sm121.regression.visited import Process
 from sm121.run.harness import Harness
 from sm121.run.verdict_file import MetricReport
 
@@ -43,7 +42,8 @@ class AbRun:
         harness: of the run.
         sides: A and B.
         plan: what is measured of each start, at its first depth.
-        attach: gives the server that listens at the URL of a side.
+        attach: gives the server of a side that is a URL.
+        look_at_box: reads the machine's state again, after the last visit.
         pairs: so many pairs of starts at least, and twice as many at most.
         hypothesis: what the feature promised, if it was given.
         obstacle: why no server can be started here; None where one can.
@@ -52,20 +52,38 @@ class AbRun:
     harness: Harness
     sides: tuple[Side, Side]
     plan: Plan
-    attach: Callable[[str], Server]
+    attach: Callable[[Side], Server]
+    look_at_box: Callable[[], None] = lambda: None
     pairs: int = 3
     hypothesis: Hypothesis | None = None
     obstacle: str | None = None
     visits: list[Visit] = field(default_factory=list)
 
-    @functools.cached_property
+    #: What came of it, good or bad: it is done once, whoever asks.
+    _ended: list[Comparison] | Exception | None = None
+    #: Which process answered at the URL of a side first.
+    _processes: dict[str, Process] = field(default_factory=dict)
+
+    @property
     def outcomes(self) -> list[Comparison]:
         """B against A in every metric, after as many pairs of starts as it took to decide.
 
         Raises:
-            NotRun: A does not start.
-            Invalid: a number of either side does not count.
+            NotRun: A does not start, or an earlier call was broken off.
+            Invalid: a visit does not count. A second call starts nothing and says the same.
         """
+        if self._ended is None:
+            self._ended = NotRun("the comparison was broken off; run it again")
+            try:
+                self._ended = self._compared()
+            except Undecided as error:
+                self._ended = error
+                self._void(str(error), error.verdict)
+        if isinstance(self._ended, Exception):
+            raise self._ended
+        return self._ended
+
+    def _compared(self) -> list[Comparison]:
         least, most = self.pairs, 2 * self.pairs
         looks = most - least + 1
         found: list[Comparison] = []
@@ -76,6 +94,7 @@ class AbRun:
                 if self._broken:
                     self._write(found)
                     return found
+            self._check_that_they_differ()
             if pair + 1 < least:
                 continue
             limits = self.harness.profile.regression
@@ -84,6 +103,7 @@ class AbRun:
             self._write(found)
             if all(outcome.verdict is not Verdict.INCONCLUSIVE for outcome in found):
                 break
+        self.look_at_box()
         return found
 
     def judge(self) -> None:
@@ -91,6 +111,7 @@ class AbRun:
 
         Raises:
             AssertionError: it is, or it does not run.
+            Invalid, NotRun: a visit does not count, or A does not run.
             Inconclusive: the starts differ too much among themselves, or the box is unfit.
         """
         outcomes = self.outcomes
@@ -115,12 +136,16 @@ class AbRun:
         chosen = self.hypothesis
         if chosen is None:
             raise NotRun("no hypothesis: give --hypothesis FILE with --ab")
-        outcomes = self.outcomes
+        outcomes, undecided = self._outcomes_or_why_none()
         self.harness.save()  # which judges the levels by the tests that have ended
         levels = {name: level.verdict for name, level in self.harness.file.levels.items()}
-        answers = hypothesis.evaluate(chosen.criteria, outcomes, self.visits, levels)
         text, criteria = hypothesis.gate_behind(chosen.phase) if chosen.phase else ("", ())
-        gate = hypothesis.evaluate(criteria, outcomes, self.visits, levels)
+        answers, gate = (
+            hypothesis.evaluate(asked, outcomes, self.visits, levels)
+            if undecided is None
+            else hypothesis.void(asked, undecided.verdict, str(undecided))
+            for asked in (chosen.criteria, criteria)
+        )
         file = self.harness.directory / "review.md"
         engine = self.harness.file.engine
         write_text(
@@ -139,7 +164,20 @@ class AbRun:
             ),
             file,
         )
+        if undecided is not None:
+            raise type(undecided)(f"{undecided}; the review is in {file}")
         _conclude([*answers, *gate], file)
+
+    def _outcomes_or_why_none(self) -> tuple[list[Comparison], Undecided | None]:
+        """What a hypothesis is judged by, and why it cannot be; None where it can."""
+        try:
+            outcomes = self.outcomes
+        except Undecided as error:
+            return [], error
+        box = self.harness.file.box
+        if box.state == BoxState.DEGRADED and not self._broken:
+            return outcomes, Inconclusive(f"the box is DEGRADED: {box.reason}")
+        return outcomes, None
 
     @property
     def _broken(self) -> str | None:
@@ -151,13 +189,20 @@ class AbRun:
         visit = Visit(name)
         try:
             server, memory = self._server(name, side)
-            visit.metrics = self._measure(name, server)
+            visit.log = server.log.name if server.log is not None else None
+            self._check(visit, server, side)
+            try:
+                visit.metrics = self._measure(name, server)
+            finally:  # of a server that has died, its death is what is said
+                if self.harness.pool is not None:
+                    self.harness.pool.check()
             if server.startup_s is not None:
                 visit.metrics["startup_s"] = MetricOfStart(server.startup_s, "s", False)
             visit.metrics.update(self._memory(memory))
-            visit.path = speed_path(self.harness.kernel_path(server))
-            if self.harness.pool is not None:
-                self.harness.pool.check()
+            self._check(visit, server, side)  # a fallback may come with the first request
+        except Undecided:
+            self.visits.append(visit)  # for the record
+            raise
         except ServerError as error:
             visit.failure = self.harness.redact(str(error).splitlines()[0])
             if name == "A":
@@ -165,10 +210,75 @@ class AbRun:
                              f"{visit.failure}") from error  # fmt: skip
         self.visits.append(visit)
 
+    def _check(self, visit: Visit, server: Server, side: Side) -> None:
+        """What runs is what the side was to be, and what it was at its first visit.
+
+        Raises:
+            Invalid: it is not; names all of it and the evidence.
+        """
+        harness, name = self.harness, visit.side
+        where = f"{name}, visit {1 + sum(known.side == name for known in self.visits)}"
+        if side.url is not None:
+            self._check_process(where, name, server, side.url)
+        if server.log is None:
+            line = f"A/B: the kernel path of {name} is not known: give --ab '{side.url} "
+            self._unproven(f"{line}--server-log PATH'")
+            return
+        path = harness.kernel_path(server)
+        visit.path = visited.effects(path)
+        visit.requested = [f"{report.state}: {report.message}" for report in path.requested]
+        under_test = harness.profile.under_test
+        own = harness.managed_configuration(under_test) if side.url is None else None
+        required = harness.profile.kernel_path
+        wrong = visited.not_as_asked(required, server, path, own, under_test)
+        wrong += visited.moved(visit, self.visits)
+        if wrong:
+            raise Invalid(f"{where}: {'; '.join(wrong)}. Evidence: {server.log}")
+
+    def _check_process(self, where: str, name: str, server: Server, url: str) -> None:
+        now = Process.at(server)
+        first = self._processes.setdefault(name, now)
+        if first.is_one_with(now) is False:
+            raise Invalid(f"{where}: another process answers at {url} than at the first visit")
+        if (other := self._processes.get("A")) is None or name == "A":
+            return
+        same = other.is_one_with(now)
+        if same:
+            urls = " and ".join(str(each.url) for each in self.sides)
+            raise Invalid(f"{urls} are one server: of a comparison with itself nothing follows")
+        if same is None:
+            self._unproven(
+                "A/B: whether the URLs are of two servers is not known: neither the metric "
+                "process_start_time_seconds nor their processes can be seen from here"
+            )
+
+    def _check_that_they_differ(self) -> None:
+        """Of two configurations, B runs something else than A."""
+        a, b = (next(v for v in reversed(self.visits) if v.side == name) for name in ("A", "B"))
+        if self.sides[0].url is not None:
+            return
+        own = self.harness.managed_configuration(self.harness.profile.under_test)
+        why, silent = visited.the_same(self.sides, own.engine, a, b)
+        if why is not None:
+            raise Invalid(f"{why}. Evidence: {a.log}, {b.log}")
+        if silent is not None:
+            self._unproven(silent)
+
+    def _unproven(self, line: str) -> None:
+        if line not in self.harness.file.unproven:
+            self.harness.file.unproven.append(line)
+
+    def _void(self, why: str, verdict: Verdict) -> None:
+        """What was written of earlier looks counts no more."""
+        for name, metric in self.harness.file.metrics.items():
+            if name.startswith("ab:"):
+                metric.verdict = verdict
+        self._write([], why)
+
     def _server(self, name: str, side: Side) -> tuple[Server, ServerMemoryReader | None]:
         """A fresh start of a side, and what reads its memory; of a URL, the server there."""
         if side.url is not None:
-            return self.attach(side.url), None
+            return self.attach(side), None
         pool = self.harness.pool
         if pool is None:
             raise NotRun(self.obstacle or "no server can be started here")
@@ -219,8 +329,12 @@ class AbRun:
             if size
         }
 
-    def _write(self, outcomes: list[Comparison]) -> None:
-        """What is known so far, in ab.json and among the metrics."""
+    def _write(self, outcomes: list[Comparison], why: str | None = None) -> None:
+        """What is known so far, in ab.json and among the metrics.
+
+        Args:
+            why: the comparison does not count; None while it does.
+        """
         for outcome in outcomes:
             rate = outcome.higher_is_better
             self.harness.file.metrics[f"ab:{outcome.metric}"] = MetricReport(
@@ -236,6 +350,7 @@ class AbRun:
             )
         record = {
             "sides": [side.text for side in self.sides],
+            "void": why,
             "visits": [dataclasses.asdict(visit) for visit in self.visits],
             "outcomes": [
                 {

@@ -147,6 +147,11 @@ def evaluate(
     return [_answer(criterion, by_name, visits, levels) for criterion in criteria]
 
 
+def void(criteria: Sequence[Criterion], verdict: Verdict, why: str) -> list[CriterionResult]:
+    """Each criterion where the comparison itself counts neither way."""
+    return [CriterionResult(criterion, verdict, "", "", why) for criterion in criteria]
+
+
 def _answer(
     criterion: Criterion,
     outcomes: Mapping[str, Comparison],
@@ -172,9 +177,12 @@ def _answer(
         note = f"not measured on both sides; measured: {known}"
         return CriterionResult(criterion, Verdict.NOT_RUN, "", "", note)
     low, high, note = outcome.ci_low, outcome.ci_high, str(outcome)
+    if low is None or high is None:  # too few pairs for an interval
+        seen = (number(outcome.a), number(outcome.b))
+        return CriterionResult(criterion, Verdict.INCONCLUSIVE, *seen, note)
     if criterion.difference_at_most is not None:
         delta = difference_of_pairs(visits, criterion.metric)
-        assert delta is not None
+        assert delta is not None and delta[1] is not None and delta[2] is not None
         low, high = delta[1], delta[2]
         note = f"B - A = {number(delta[0])} [{number(low)}, {number(high)}] {outcome.unit}"
     elif criterion.value_at_least is not None or criterion.value_at_most is not None:

@@ -255,6 +255,9 @@ class Session:
 
     def _metrics_of(self, server: Server) -> str | None:
         """The metrics from the first look at the server."""
+        attached = self.attached.endpoint.base_url if self.attached is not None else None
+        if attached is not None and server.endpoint.base_url != attached:  # a side of --ab
+            return server.endpoint.page("/metrics")
         kept = self.metrics_file(server.log if server.managed else None)
         if not kept.exists():
             text = server.endpoint.page("/metrics")

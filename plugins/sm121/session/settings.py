@@ -116,6 +116,8 @@ def read(option: Option, *, started_in: Path, root: Path, worker: Worker | None)
         )
     _refuse_conflicts(option, base_url)
     server_log = option("--server-log")
+    if not server_log and ab is not None and base_url == ab[0].url:
+        server_log = ab[0].log
     if server_log and not Path(server_log).is_file():
         raise UsageError(f"--server-log {server_log}: expected the log file of the server")
     if (model := option("--model")) is not None and not base_url:

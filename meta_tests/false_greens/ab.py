@@ -1,0 +1,317 @@
+"""10: ``--ab`` looks whether B ran what B was asked for, and A what A was."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import socketserver
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from sm121.core.configuration import ServerConfiguration
+from sm121.core.profile import KernelPathRequirement
+from sm121.core.server import Endpoint, Server
+from sm121.core.verdict import Undecided
+from sm121.engines import requested
+from sm121.evidence.kernel_path import KernelPath, read_log
+from sm121.regression import ab
+from sm121.regression.ab import MetricOfStart
+from sm121.regression.ab_run import AbRun
+from sm121.regression.hypothesis import Criterion, Hypothesis
+from sm121.run.verdict_file import VerdictFile
+
+from . import Case, Outcome, Place
+
+_ITEM = "10 B that ran something else"
+_CONFIG = (
+    "INFO 11-20 10:00:00 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: "
+    "model='canary', speculative_config=None, dtype=torch.{dtype}, load_format=auto, "
+    "enforce_eager={eager}, enable_prefix_caching=True\n"
+    "INFO 11-20 10:00:01 [mxfp4.py:1] Using '{moe}' Mxfp4 MoE backend.\n"
+)
+#: What B promises: more than what a start of the same thing shows.
+_PROMISE = Hypothesis(
+    feature="a faster backend",
+    hypothesis="This should improve tg32 by 10 % because the experts run on another kernel.",
+    criteria=(Criterion(metric="tg32@d0", change_at_least=0.10),),
+)
+
+
+@dataclass
+class _Log:
+    """What a start says: its experts, its dtype, whether graphs are off."""
+
+    moe: str = "MARLIN"
+    dtype: str = "bfloat16"
+    eager: bool = False
+
+    def text(self) -> str:
+        return _CONFIG.format(moe=self.moe, dtype=self.dtype, eager=self.eager)
+
+
+#: The log of a side's visit, by its number from 1 on.
+Logs = Callable[[int], _Log]
+
+
+def _always(**said: Any) -> Logs:
+    return lambda _visit: _Log(**said)
+
+
+@dataclass
+class _Starts(AbRun):
+    """Both sides, whose starts are their logs; B is 20 % faster, or as fast."""
+
+    logs: dict[str, Logs] = field(default_factory=dict)
+    folder: Path = Path()
+    factor: float = 1.2
+    visited: list[str] = field(default_factory=list)
+
+    def _server(self, name: str, side: ab.Side) -> tuple[Server, None]:
+        self.visited.append(name)
+        log = self.folder / f"server-{len(self.visited)}-{name}.log"
+        log.write_text(self.logs[name](self.visited.count(name)).text())
+        own = _OWN
+        made = ServerConfiguration(
+            name, own.engine, own.python, own.model, own.served_name,
+            (*own.arguments, *side.arguments), tuple(side.environment),
+        )  # fmt: skip
+        endpoint = Endpoint("http://127.0.0.1:9", "x", "canary")
+        return Server(endpoint, True, "vllm", None, log, made, None), None
+
+    def _measure(self, name: str, server: Server) -> dict[str, MetricOfStart]:
+        value = (self.factor if name == "B" else 1.0) * (100 + 0.1 * len(self.visited))
+        return {"tg32@d0": MetricOfStart(value, "tok/s", True)}
+
+
+_OWN = ServerConfiguration("base", "vllm", "python", "canary", "canary")
+
+
+def _kernel_path(server: Server) -> KernelPath:
+    assert server.log is not None and server.configuration is not None
+    path = read_log(server.log)
+    reports = requested.compare(server.configuration, path, dict(server.configuration.environment))
+    return path.model_copy(
+        update={"requested": reports, "differences": requested.different(reports)}
+    )
+
+
+def _compared(
+    place: Place,
+    which: str,
+    sides: Sequence[str],
+    logs: dict[str, Logs],
+    *,
+    required: tuple[str, ...] = ("MARLIN", "TRITON"),
+    factor: float = 1.2,
+) -> Outcome:
+    """The comparison and the hypothesis of one run, judged as the two tests do."""
+    folder = place.tmp_path / which
+    folder.mkdir()
+    file = VerdictFile.model_construct(metrics={}, unproven=[], levels={}, profile="meta")
+    harness = SimpleNamespace(
+        say=lambda *_said: None, save=lambda: None, redact=str, pool=None, directory=folder,
+        kernel_path=_kernel_path, managed_configuration=lambda _name: _OWN, arch="sm121",
+        file=SimpleNamespace(
+            metrics=file.metrics, unproven=[], levels={}, profile="meta",
+            box=SimpleNamespace(state="QUALIFIED", reason=""),
+            engine=SimpleNamespace(name="vllm", version="0.32.0"),
+        ),
+        profile=SimpleNamespace(
+            under_test="base",
+            kernel_path=KernelPathRequirement(moe=required, source="meta"),
+            regression=SimpleNamespace(metrics={}, threshold=0.05),
+        ),
+    )  # fmt: skip
+    parsed = ab.parse_sides(sides)
+    run = _Starts(
+        harness, parsed, None, lambda _side: None, hypothesis=_PROMISE, logs=logs, folder=folder,
+        factor=factor,
+    )  # fmt: skip
+    verdicts, said = [], []
+    for judge in (run.judge, run.review):
+        try:
+            judge()
+            verdicts.append("PASS")
+        except AssertionError as error:
+            verdicts.append("FAIL")
+            said.append(str(error))
+        except Undecided as error:
+            verdicts.append(error.verdict.value)
+            said.append(str(error))
+    once = len(run.visited) <= 2 * run.pairs * 2 and len(run.visited) == len(run.visits)
+    again = "" if once else f"; started again: {run.visited}"
+    both = "PASS" if verdicts == ["PASS", "PASS"] else next(v for v in verdicts if v != "PASS")
+    if "PASS" in verdicts and both != "PASS":
+        both = f"PASS of one: {verdicts}"
+    return Outcome(both, f"{'; '.join(said)}{again}{'; '.join(harness.file.unproven)}")
+
+
+def _case(
+    name: str,
+    sides: Sequence[str],
+    logs: dict[str, Logs],
+    clean: dict[str, Logs],
+    expected: str,
+    clean_sides: Sequence[str] | None = None,
+    **options: Any,
+) -> Case:
+    return Case(
+        _ITEM,
+        name,
+        lambda place: _compared(place, "fault", sides, logs, **options),
+        lambda place: _compared(place, "clean", clean_sides or sides, clean, **options),
+        expected,
+    )
+
+
+_TRITON = ("", "--moe-backend triton")
+_RIGHT = {"A": _always(), "B": _always(moe="TRITON")}
+
+
+_DATA = Path(__file__).parents[1] / "data"
+#: What is compared here is what ran, on a machine that may be busy.
+_LENIENT = """
+[performance.measuring]
+second_clock_bound = 0.9
+drift_bound = 0.9
+warm_bound = 0.9
+client_lag_bound = 0.9
+[regression]
+threshold = 0.95
+metrics = { startup_s = 0.95, memory_gib = 0.95 }
+"""
+
+
+def _whole_run(place: Place, sides: Sequence[str], faults: str = "") -> Outcome:
+    """``pytest --ab`` on an engine whose B falls back, or does not, or on two URLs."""
+    checkpoint = place.tmp_path / "checkpoint"
+    checkpoint.mkdir(exist_ok=True)
+    (checkpoint / "config.json").write_text("{}")
+    text = (_DATA / "matrix-profile.toml").read_text() + _LENIENT
+    text = text.replace('"CHECKPOINT"', f'"{checkpoint}"')
+    text = text.replace('"AXES"', f'"{_DATA / "matrix-axes.toml"}"')
+    profile = place.tmp_path / "meta.toml"
+    profile.write_text(text)
+    status, run = place.run_pytest(
+        "-p", "matrix_engine", "--profile", str(profile), "tests/test_regression.py",
+        "--ab", *sides, "-k", "b_is_not_worse",
+        f"--benchmark-storage={place.tmp_path}/s", timeout_s=240.0,
+        environment={
+            "PYTHONPATH": os.pathsep.join([str(_DATA.parent), os.environ.get("PYTHONPATH", "")]),
+            "MATRIX_FAULTS": faults,
+        },
+    )  # fmt: skip
+    verdict = run.verdict
+    said = "; ".join(test["message"] for test in verdict["tests"])
+    return Outcome(verdict["verdict"], said, status, bool(verdict.get("certified")))
+
+
+class _Door(socketserver.ThreadingTCPServer):
+    """Another port of the server that listens on ``inside``."""
+
+    daemon_threads = True
+    inside = 0
+
+
+class _Visitor(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        with socket.create_connection(("127.0.0.1", self.server.inside)) as server:
+            back = threading.Thread(target=_copy, args=(server, self.request), daemon=True)
+            back.start()
+            _copy(self.request, server)
+            back.join(5.0)
+
+
+def _copy(one: socket.socket, other: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := one.recv(65536):
+            other.sendall(data)
+        other.shutdown(socket.SHUT_WR)
+
+
+@contextlib.contextmanager
+def _second_door(port: int) -> Iterator[str]:
+    with _Door(("127.0.0.1", 0), _Visitor) as door:
+        door.inside = port
+        threading.Thread(target=door.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{door.server_address[1]}"
+        door.shutdown()
+
+
+def _urls(place: Place, same: bool) -> Outcome:
+    """Two URLs: one server behind two ports, or two servers."""
+    first = place.timed_server("--rate", "500", "--model", "canary").base_url
+    if same:
+        with _second_door(int(first.rpartition(":")[2])) as other:
+            return _whole_run(place, (first, other))
+    return _whole_run(
+        place, (first, place.timed_server("--rate", "500", "--model", "canary").base_url)
+    )
+
+
+CASES = [
+    _case(
+        "B fell back to A's kernels",
+        _TRITON,
+        {"A": _always(), "B": _always()},
+        _RIGHT,
+        "moe resolved to MARLIN",
+    ),
+    _case(
+        "B falls back at its second visit only",
+        _TRITON,
+        {"A": _always(), "B": lambda visit: _Log(moe="TRITON" if visit == 1 else "MARLIN")},
+        _RIGHT,
+        "B, visit 2",
+    ),
+    _case(
+        "A is not on the profile's path",
+        _TRITON,
+        {"A": _always(moe="EMULATION"), "B": _always(moe="TRITON")},
+        _RIGHT,
+        "moe: required MARLIN or TRITON, seen EMULATION",
+    ),
+    _case(
+        "two spellings of one thing",
+        ("--moe-backend marlin", "--moe-backend=marlin"),
+        {"A": _always(), "B": _always()},
+        _RIGHT,
+        "B ran what A ran",
+        clean_sides=("--moe-backend marlin", "--moe-backend=triton"),
+    ),
+    _case(
+        "B asks for what A has by default",
+        ("", "--moe-backend marlin"),
+        {"A": _always(), "B": _always()},
+        {"A": _always(moe="TRITON"), "B": _always()},
+        "B ran what A ran (moe MARLIN)",
+    ),
+    _case(
+        "both ask for another dtype, and B does not get it",
+        ("--dtype float16", "--dtype float16 --moe-backend triton"),
+        {"A": _always(dtype="float16"), "B": _always(moe="TRITON")},
+        {"A": _always(dtype="float16"), "B": _always(moe="TRITON", dtype="float16")},
+        "--dtype float16",
+    ),
+    Case(
+        _ITEM,
+        "B fell back, in a whole run",
+        lambda place: _whole_run(place, _TRITON, "fallback:moe-backend+triton"),
+        lambda place: _whole_run(place, _TRITON),
+        "moe resolved to MARLIN",
+        slow=True,
+    ),
+    Case(
+        _ITEM,
+        "two ports of one server",
+        lambda place: _urls(place, True),
+        lambda place: _urls(place, False),
+        "are one server",
+        slow=True,
+    ),
+]

@@ -1,0 +1,148 @@
+"""What really ran at a visit to A or to B, against what it was asked for and what the other ran.
+
+A measurement on another kernel path than the one that was asked for counts neither way, and a
+comparison of a thing with itself says nothing. Both rules are the ones of every other measurement.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sm121.core.configuration import ServerConfiguration
+from sm121.core.profile import KernelPathRequirement
+from sm121.core.server import Server
+from sm121.engines import process_tree, requested
+from sm121.engines.attached import AttachedProcesses
+from sm121.evidence.kernel_path import KernelPath
+from sm121.evidence.requirement import contradictions
+from sm121.regression.ab import Side, Visit
+
+#: Of the kernel path: what makes two servers differ in what they compute, or how fast.
+_EFFECTS = (
+    "attention", "moe", "kv_layout", "cuda_graphs", "speculative", "native_fp4", "dtype",
+    "kv_cache_dtype", "load_format", "quantization", "prefix_caching", "block_size", "version",
+)  # fmt: skip
+#: Of the kernel path: what a profile requires.
+_REQUIRED: tuple[str, ...] = ("attention", "moe", "kv_layout")
+_STARTED = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+
+
+def effects(path: KernelPath) -> dict[str, Any]:
+    """The values of a path that two starts of one configuration have in common."""
+    return {name: getattr(path, name) for name in _EFFECTS}
+
+
+def not_as_asked(
+    required: KernelPathRequirement,
+    server: Server,
+    path: KernelPath,
+    own: ServerConfiguration | None,
+    under_test: str,
+) -> list[str]:
+    """What of a visit is not what it was to be, a line each; empty when all of it is.
+
+    Args:
+        required: of the profile. It holds, but for the values that the side itself asks for.
+        server: whose log is known.
+        path: what the evidence shows, with what was asked for.
+        own: the configuration without what the side adds; None for a server at a URL.
+        under_test: its name in the profile.
+    """
+    wrong = list(path.differences)
+    if server.log is None:
+        return wrong
+    known = {report.by for report in requested.compare(own, path)} if own is not None else set()
+    asked = {r.field for r in path.requested if own is not None and r.by not in known}
+    if asked:  # the side's word replaces the profile's; the rules on lines are about its own values
+        silent = {name: None for name in _REQUIRED if name in asked}
+        required = required.model_copy(update=silent).model_copy(update={"rules": ()})
+    return wrong + contradictions(required, path, server.log, under_test)
+
+
+def moved(visit: Visit, earlier: Sequence[Visit]) -> list[str]:
+    """What a visit ran otherwise than the first one of its side, a line each."""
+    first = next((known for known in earlier if known.side == visit.side and known.path), None)
+    if first is None:
+        return []
+    return [  # what one log shows and another does not, as a build that is cached, is no move
+        f"{name} is {visit.path[name]}, at its first visit it was {value}"
+        for name, value in first.path.items()
+        if None not in (value, visit.path.get(name)) and visit.path[name] != value
+    ]
+
+
+def the_same(
+    sides: tuple[Side, Side], engine: str, a: Visit, b: Visit
+) -> tuple[str | None, str | None]:
+    """Why a comparison of two configurations is one of a thing with itself, and what of their
+    difference nothing shows; None and None where neither is so."""
+    first, second = sides
+    if first.text == second.text:
+        return None, None  # asked for: how far starts of one thing differ
+    rules = requested.load_requests(engine).request
+    ours, theirs = _asked(first), _asked(second)
+    changed = {n for n in {*ours, *theirs} if ours.get(n) != theirs.get(n)}
+    # A table in JSON is there by its inner names, too.
+    changed = {n for n in changed if not any(other.startswith(f"{n}.") for other in changed)}
+    fields: dict[str, str] = {}
+    for rule in rules:
+        for name in filter(None, (rule.argument, rule.variable, *rule.aliases)):
+            fields[_normal(name)] = rule.field
+    unknown = {name for name in changed if name not in fields}
+    if first.python != second.python:
+        unknown.add("--engine-python")
+    asked = {fields[name] for name in changed if name in fields}
+    shown = {f for f in asked if a.path.get(f) is not None or b.path.get(f) is not None}
+    differing = {f for f in shown if a.path.get(f) != b.path.get(f)}
+    if not unknown and not differing and shown == asked:
+        ran = (
+            ", ".join(f"{name} {a.path.get(name)}" for name in sorted(asked)) or "the same options"
+        )
+        return (
+            f"B ran what A ran ({ran}): of a comparison with itself nothing follows for "
+            f"{second.text!r} against {first.text!r}",
+            None,
+        )
+    silent = sorted(unknown | {name for name in changed if fields.get(name) in asked - shown})
+    if differing or not silent or "--engine-python" in unknown:
+        return None, None
+    return None, f"A/B: nothing shows that {', '.join(silent)} made B another server than A"
+
+
+def _asked(side: Side) -> dict[str, str]:
+    words = requested.read_arguments(side.arguments)
+    return {**words, **{_normal(name): value for name, value in side.environment}}
+
+
+def _normal(name: str) -> str:
+    return name.lstrip("-").replace("-", "_")
+
+
+@dataclass(frozen=True)
+class Process:
+    """Which process answers at a URL, as far as that can be known."""
+
+    #: By its own metrics, in seconds since 1970.
+    started: str | None = None
+    #: Pid and start of who listens there, on this machine.
+    listeners: frozenset[tuple[int, float]] = frozenset()
+
+    @classmethod
+    def at(cls, server: Server) -> Process:
+        """The one that answers now."""
+        found = _STARTED.search(server.endpoint.page("/metrics") or "")
+        place = AttachedProcesses(server.endpoint.base_url)
+        listening = process_tree.listeners(place.host, place.port) if place.here else []
+        own = frozenset((each.pid, each.create_time()) for each in listening)
+        return cls(found[1] if found else None, own)
+
+    def is_one_with(self, other: Process) -> bool | None:
+        """Whether both are the same process; None where that cannot be known."""
+        if self.started is not None and other.started is not None:
+            return self.started == other.started
+        if self.listeners and other.listeners:
+            return bool(self.listeners & other.listeners)
+        return None
