@@ -10,9 +10,11 @@ import re
 from pathlib import Path
 
 import fault_proxy
+import httpx
 import protocol_faults
 import psutil
 import pytest
+from false_greens.engine import attached_engine
 from protocol_faults import vllm_serving
 
 from sm121.core import profile
@@ -84,23 +86,35 @@ def test_the_server_listens_on_the_loopback_only(managed_vllm):
 
 
 @pytest.mark.parametrize(
-    ("log", "test", "expected"),
+    ("line", "test", "expected"),
     [
-        ("vllm-0.32-cpu-stopped.log", "test_every_variable", "VLLM_ATTENTION_BACKEND"),
         (
-            "vllm-0.32-cpu-stopped.log",
-            "test_kernel_path",
-            "attention: required CPU_ATTN, seen None",
+            "WARNING 11-20 10:00:00 [envs.py:2027] Unknown vLLM environment variable detected: "
+            "VLLM_ATTENTION_BACKEND",
+            "test_every_variable",
+            "VLLM_ATTENTION_BACKEND",
         ),
-        ("vllm-0.32-port-held.log", "test_start_up_log", "required: no failure"),
+        (
+            "(Worker pid=3) INFO 11-20 10:00:00 [sm121_probe.py:40] Resolved attention backend: "
+            "TORCH_SDPA (Impl), 2 layers; in all 2 with sinks, 0 with a window",
+            "test_kernel_path_is",
+            "attention: required one value, seen CPU_ATTN and TORCH_SDPA",
+        ),
+        ("torch.OutOfMemoryError: CUDA out of memory.", "test_start_up_log", "required: no fail"),
+        (
+            "openai_harmony.HarmonyError: unexpected tokens remaining in message header",
+            "test_no_harmony_error",
+            "required: no HarmonyError",
+        ),
     ],
 )
-def test_what_the_log_shows_is_caught(fault_server, run_pytest, log, test, expected):
-    server = fault_server()
-    status, run = run_pytest(
-        "--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key,
-        "--server-log", str(HERE / "data" / log), "tests", "-k", test,
-    )  # fmt: skip
+def test_what_the_log_shows_is_caught(run_pytest, tmp_path, line, test, expected):
+    log = tmp_path / "server.log"
+    with attached_engine(log) as (url, _):
+        httpx.get(f"{url}/meta", params={"do": "print", "text": line})
+        status, run = run_pytest(
+            "--arch", "cpu", "--base-url", url, "--server-log", str(log), "tests", "-k", test
+        )
     assert status == 1, run.output
     assert expected in json.dumps(run.verdict["tests"]), run.verdict["tests"]
 

@@ -215,6 +215,13 @@ ONE_LINE = [
     (CONFIGURATION + "x, quantization=gpt_oss_mxfp4, x", "quantization", "gpt_oss_mxfp4"),
     (CONFIGURATION + "x, quantization=None, x", "quantization", "none"),
     (CONFIGURATION + "x, enable_prefix_caching=False, x", "prefix_caching", False),
+    (
+        CORE + "[core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: model='/m/x', "
+        "served_model_name=canary, x=1",
+        "model",
+        "/m/x",
+    ),
+    (CONFIGURATION + "x, served_model_name=canary, x=1", "served_model", "canary"),
     ("mtp.py:111   MTP draft vocab: 65536 of 248320 tokens", "speculative", "mtp"),
     (
         CORE + "[core.py:133] Initializing a V1 LLM engine (v0.20.1.dev0+g10) with config: x",
@@ -263,7 +270,7 @@ SILENT = [
 def values(path: KernelPath) -> dict[str, object]:
     """What a path states, without what is null, empty or evidence."""
     stated = {**path.model_dump(exclude={"evidence"}), "version": path.version}
-    return {name: value for name, value in stated.items() if value not in (None, [])}
+    return {name: value for name, value in stated.items() if value not in (None, [], {})}
 
 
 @pytest.mark.parametrize(("line", "field", "value"), ONE_LINE)
@@ -345,6 +352,8 @@ OTHER_LINES = [
     "Actual usage is 14.37 GiB, 0.69 GiB peak activation, 0.0 GiB CUDAGraph memory.",
     CORE + "[dspark_proposer.py:170] DSpark fast draft-output mode enabled: returned draft logits "
     "are skipped",
+    "(APIServer pid=1) INFO 10-05 02:13:00 [loggers.py:335] Engine 000: Avg prompt throughput: "
+    "12.5 tokens/s, Avg generation throughput: 0.1 tokens/s, Running: 0 reqs",
 ]
 
 

@@ -487,6 +487,6 @@ def test_no_harmony_error_in_the_log(server):
     """None of the requests of this level broke harmony's parser. This is the last test of the
     level."""
     if server.log is None:
-        raise NotRun("no log of the attached server; give --server-log")
+        raise NotRun(server.why_no_log)
     seen = harmony.errors_in(server.log)
     assert not seen, f"required: no HarmonyError, seen {len(seen)}: {seen[0]} in {server.log}"

@@ -15,30 +15,27 @@ from sm121.compilation.architecture import CodeArchitecture
 from sm121.core import interpreter
 from sm121.engines import requested
 from sm121.evidence import requirement
-from sm121.evidence.kernel_path import read_log
 from sm121.kernels.cases import BytesCase
 
 pytestmark = [pytest.mark.kernel, pytest.mark.applies_to("cpu", "gpu")]
 
 
-def test_kernel_path_is_the_required_one(server, kernel_path, profile):
+def test_kernel_path_is_the_required_one(conformance, server):
     """Attention, MoE and KV layout are as the profile requires; no fallback, no unknown
     variable."""
     if server.log is None:
-        pytest.skip("NOT_RUN: no log of the attached server; give --server-log")
-    wrong = requirement.contradictions(
-        profile.kernel_path, kernel_path, server.log, profile.under_test
-    )
+        pytest.skip(f"NOT_RUN: {server.why_no_log}")
+    wrong = conformance.contradictions(server)
     assert not wrong, "; ".join(wrong) + f". Evidence: {server.log}"
 
 
 def test_kernel_path_of_the_baseline_is_the_required_one(conformance, profile):
     """The kernel path of the baseline is the required one, too."""
-    log = conformance.log_of(profile.baseline)
-    if log is None:
+    server = conformance.last_server(profile.baseline)
+    if server is None:
         pytest.skip("NOT_RUN: the smoke level starts the baseline, and it was not started")
-    wrong = requirement.contradictions(profile.kernel_path, read_log(log), log, profile.baseline)
-    assert not wrong, "; ".join(wrong) + f". Evidence: {log}"
+    wrong = conformance.contradictions(server)
+    assert not wrong, "; ".join(wrong) + f". Evidence: {server.log}"
 
 
 def test_what_was_asked_for_is_what_ran(server, kernel_path):
@@ -51,11 +48,11 @@ def test_what_was_asked_for_is_what_ran(server, kernel_path):
 
 def test_what_was_asked_of_the_baseline_is_what_ran(conformance, profile):
     """The evidence of the baseline shows what its arguments and variables asked for, too."""
-    log = conformance.log_of(profile.baseline)
-    if log is None:
+    server = conformance.last_server(profile.baseline)
+    if server is None:
         pytest.skip("NOT_RUN: the smoke level starts the baseline, and it was not started")
     asked = conformance.managed_configuration(profile.baseline)
-    requested.require_as_asked(asked, read_log(log), log)
+    requested.require_as_asked(asked, conformance.kernel_path(server), server.log)
 
 
 def test_decode_runs_the_kernels_of_its_path(kernel_path, decode_profile, profile):

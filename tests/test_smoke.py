@@ -84,7 +84,7 @@ def test_start_up_log_shows_no_failure(kernel_path, server):
     """The start-up log shows no CUDA initialisation error, no failed JIT build and no dead
     engine."""
     if server.log is None:
-        pytest.skip("NOT_RUN: no log of the attached server; give --server-log")
+        pytest.skip(f"NOT_RUN: {server.why_no_log}")
     assert kernel_path.failure is None, (
         f"required: no failure in {server.log}, seen: {kernel_path.failure} "
         f"({kernel_path.evidence.get('failure')})"
@@ -94,7 +94,7 @@ def test_start_up_log_shows_no_failure(kernel_path, server):
 def test_every_variable_is_known_to_the_engine(kernel_path, server):
     """The engine knows every VLLM_* variable that is set. An unknown one has no effect."""
     if server.log is None:
-        pytest.skip("NOT_RUN: no log of the attached server; give --server-log")
+        pytest.skip(f"NOT_RUN: {server.why_no_log}")
     unknown = mistaken_environment(kernel_path)
     assert not unknown, f"required: no unknown VLLM_* variable, seen: {', '.join(unknown)}"
 

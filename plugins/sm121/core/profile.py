@@ -153,6 +153,8 @@ class KernelPathRequirement(DataTable):
     kv_layout: tuple[str, ...] | None = None
     #: Fallbacks that change no kernel, by their id in the signatures, each with the reason.
     accepted_fallbacks: dict[str, str] = Field(default={})
+    #: Values that some layers may have beside the others, as ``FIELD=VALUE``, with the reason.
+    accepted_also: dict[str, str] = Field(default={})
     source: str = Field(min_length=3)
     rules: tuple[PathRule, ...] = ()
 

@@ -107,7 +107,8 @@ def _library_of(openai: Any) -> Any:
 
 @dataclass(frozen=True)
 class Server:
-    """A server that answers. ``log`` is None where the suite has no access to it."""
+    """A server that answers. ``log`` is None where the suite has no access to it, or where it is
+    not proven to be this server's."""
 
     endpoint: Endpoint
     managed: bool
@@ -116,3 +117,6 @@ class Server:
     log: Path | None
     configuration: ServerConfiguration | None
     startup_s: float | None
+    #: Whose words its log and its metrics use; None where that is not known.
+    reader: str | None = None
+    why_no_log: str = "the attached server's log is not known; give --server-log"

@@ -48,6 +48,22 @@ _POLL_S = 0.1
 _PORT_ATTEMPTS = 3
 #: 107 bytes of a socket's path, less "/sm121-xxxxxxxx/" and the UUID that vLLM appends.
 _LONGEST_SCRATCH_BASE = 107 - 16 - 36
+#: A process that one of these ended did not end in order.
+_FATAL = frozenset(
+    -number
+    for number in (
+        signal.SIGSEGV,
+        signal.SIGABRT,
+        signal.SIGBUS,
+        signal.SIGILL,
+        signal.SIGFPE,
+        signal.SIGKILL,
+        signal.SIGSYS,
+        signal.SIGTRAP,
+    )
+)
+#: Within which a server serves a token after one of its processes has ended.
+_ANSWERS_WITHIN_S = 30.0
 #: The page cache and other processes change what is available. Less than this is not missed.
 _MEMORY_SLACK_BYTES = 1 << 30
 
@@ -168,6 +184,13 @@ class ManagedServer:
     _memory_before: Memory | None = field(init=False, default=None)
     #: When `kill` was called (``time.monotonic``); None before.
     _killed_at: float | None = field(init=False, default=None)
+    #: Whether the report has the reason of its end, or the suite itself ended it.
+    accounted: bool = field(init=False, default=False)
+    #: Processes of the tree when it was ready, and those of them whose end was looked at.
+    _serving: frozenset[int] = field(init=False, default=frozenset())
+    _ends_seen: set[int] = field(init=False, default_factory=set)
+    #: When /health last said that all is well (``time.monotonic``).
+    _healthy_at: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
         self._api_key = secrets.token_urlsafe(24)
@@ -225,6 +248,7 @@ class ManagedServer:
                 status_text = type(error).__name__
             else:
                 if status == 200:
+                    self._healthy_at = time.monotonic()
                     return
                 status_text = str(status)
         # A dying server answers 503 or nothing shortly before it exits: its status says more.
@@ -232,6 +256,41 @@ class ManagedServer:
         exit_status = self.exit_status
         ended = "" if exit_status is None else f" and has ended with status {exit_status}"
         raise self._died(f"the server answers /health with {status_text}{ended}")
+
+    def death(self, *, healthy_within_s: float = 0.0) -> ServerDied | None:
+        """Why it is no longer the server that was started; None while it is.
+
+        It ended, its engine did, or a process that it had when it was ready. One that crashed
+        counts also where another has taken its place.
+
+        Args:
+            healthy_within_s: /health is not asked when it answered so lately.
+        """
+        try:
+            if (
+                self.exit_status is not None
+                or time.monotonic() - self._healthy_at >= healthy_within_s
+            ):
+                self.check()
+            self._check_processes()
+        except ServerDied as error:
+            return error
+        return None
+
+    def _check_processes(self) -> None:
+        """Raises ServerDied when a process that it had when it was ready has crashed, or has ended
+        and nothing is served without it."""
+        ended = {entry["pid"]: entry for entry in self.exits() if entry["pid"] in self._serving}
+        for pid, entry in ended.items():
+            if entry["status"] in _FATAL:
+                name = signal.Signals(-entry["status"]).name
+                raise self._died(f"process {entry['name']} ({pid}) of the server ended by {name}")
+        gone = {pid for pid in self._serving if pid in ended or not psutil.pid_exists(pid)}
+        if new := gone - self._ends_seen:
+            self._ends_seen |= gone
+            if not self.answers(_ANSWERS_WITHIN_S):
+                shown = ", ".join(str(pid) for pid in sorted(new))
+                raise self._died(f"of the server's processes {shown} ended, and it serves nothing")
 
     def _died(self, what: str) -> ServerDied:
         return ServerDied(what, classify(self.log, self.exit_status), self.log)
@@ -250,6 +309,7 @@ class ManagedServer:
         """SIGKILL to the engine's processes at once: for a machine that is about to wedge. The
         supervisor stays, and cleans up; `stop` is still to be called."""
         self._killed_at = time.monotonic()
+        self.accounted = True
         found = self.processes()
         send((each for each in found if each.pid != self._supervisor_pid), signal.SIGKILL)
 
@@ -338,6 +398,7 @@ class ManagedServer:
         self._wait_until_ready(endpoint, started)
         self._endpoint = endpoint
         self._remember_tree()
+        self._serving, self._healthy_at = frozenset(self._seen), time.monotonic()
         startup_s = time.monotonic() - started
         self.progress = "ready"
         self.notify(StartPhase(f"ready after {startup_s:.1f} s on port {self._port}", ready=True))
@@ -349,6 +410,7 @@ class ManagedServer:
             log=self.log,
             configuration=self.configuration,
             startup_s=startup_s,
+            reader=self.engine.name,
         )
 
     def _launch(self) -> None:

@@ -11,7 +11,13 @@ import psutil
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.server import Server
 from sm121.engines.devices import DeviceLock
-from sm121.engines.managed import ManagedServer, StartError, StartLimits, StopReport
+from sm121.engines.managed import (
+    ManagedServer,
+    ServerDied,
+    StartError,
+    StartLimits,
+    StopReport,
+)
 from sm121.engines.registry import engine
 from sm121.engines.starting import StartPhase
 
@@ -24,6 +30,8 @@ class Start:
     key: str
     startup_s: float | None
     log: str
+    #: None where it was never ready.
+    server: Server | None = None
 
 
 class ServerPool:
@@ -35,6 +43,8 @@ class ServerPool:
         run_id: marks every process.
         notify: called with a configuration's name and what its server does, on each change.
         on_stop: called with the report of every stop.
+        on_death: called when a server is found that ended, or whose engine did, though nobody
+            asked it to; it is stopped afterwards.
         hidden: what no log may show.
         device: held while a server runs, where other workers may want the same device.
     """
@@ -47,6 +57,7 @@ class ServerPool:
         run_id: str,
         notify: Callable[[str, StartPhase], None],
         on_stop: Callable[[str, StopReport], None] = lambda _name, _report: None,
+        on_death: Callable[[ServerDied], None] = lambda _error: None,
         hidden: Callable[[], Collection[str]] = tuple,
         device: DeviceLock | None = None,
     ) -> None:
@@ -57,6 +68,9 @@ class ServerPool:
         self._run_id = run_id
         self._notify = notify
         self._on_stop = on_stop
+        self._on_death = on_death
+        self._looking = False
+        self._last_stop: StopReport | None = None
         self._current: tuple[ManagedServer, Server] | None = None
         self._starting: ManagedServer | None = None
         self._failures: dict[str, StartError] = {}
@@ -66,17 +80,21 @@ class ServerPool:
         self.secrets: set[str] = set()
 
     def get(self, configuration: ServerConfiguration) -> Server:
-        """The running server of that configuration; starts it, and replaces a dead one.
+        """The running server of that configuration; starts it where none runs, or a dead one.
+
+        A server that died is reported before another takes its place.
 
         Raises:
             StartError: it does not start. A second request gets the same error, at once, until
                 `forget`.
         """
         if self._current is not None:
+            self.look()
+        if self._current is not None:
             managed, server = self._current
-            if managed.configuration.key == configuration.key and managed.running:
+            if managed.configuration.key == configuration.key:
                 return server
-            self.stop()
+            self._stop()
         if configuration.key in self._failures:
             raise self._failures[configuration.key]
         managed = ManagedServer(
@@ -102,19 +120,20 @@ class ServerPool:
                 self._on_stop(configuration.name, managed.stopped)
             if isinstance(error, StartError):
                 self._failures[configuration.key] = error
-                self._note_start(managed, None)
+                self._note_start(managed)
             raise
         finally:
             self._starting = None
         if managed.stopped is not None and not managed.stopped.clean:  # of an attempt before it
             self._on_stop(configuration.name, managed.stopped)
         self._current = (managed, server)
-        self._note_start(managed, server.startup_s)
+        self._note_start(managed, server)
         return server
 
-    def _note_start(self, managed: ManagedServer, startup_s: float | None) -> None:
+    def _note_start(self, managed: ManagedServer, server: Server | None = None) -> None:
         own = managed.configuration
-        self.starts.append(Start(own.name, own.key, startup_s, managed.log.name))
+        startup_s = server.startup_s if server is not None else None
+        self.starts.append(Start(own.name, own.key, startup_s, managed.log.name, server))
 
     def forget(self, configuration: ServerConfiguration) -> None:
         """Start it anew when it is next asked for: a start that failed is tried again, and a server
@@ -142,13 +161,35 @@ class ServerPool:
         if self._current is not None:
             self._current[0].check()
 
+    def look(self, *, healthy_within_s: float = 0.0) -> bool:
+        """Whether the current server had ended without our stop; it is then reported and stopped.
+
+        Args:
+            healthy_within_s: /health is not asked when it answered so lately.
+        """
+        if self._current is None or self._looking or self._current[0].accounted:
+            return False
+        self._looking = True  # who is told may stop it
+        try:
+            error = self._current[0].death(healthy_within_s=healthy_within_s)
+            if error is None:
+                return False
+            self._on_death(error)
+        finally:
+            self._looking = False
+        self._stop()
+        return True
+
     def stop(self) -> StopReport | None:
-        """Stop the current server, if there is one."""
+        """Stop the current server, if there is one. One that had ended before is reported."""
+        return self._last_stop if self.look() else self._stop()
+
+    def _stop(self) -> StopReport | None:
         if self._current is None:
             return None
         managed, _ = self._current
         report = managed.stop()  # if this is interrupted, a second call stops the server
-        self._current = None
+        self._current, self._last_stop = None, report
         if self._device is not None:
             self._device.release()
         self._on_stop(managed.configuration.name, report)

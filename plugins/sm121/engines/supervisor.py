@@ -33,7 +33,9 @@ from sm121.engines.process_tree import RUN_ID, become_subreaper, end
 from sm121.engines.stale import OWNER
 
 _POLL_S = 0.05
-_SEGMENTS_EVERY_S = 2.0
+_LOOK_EVERY_S = 2.0
+#: A small server is ready, and may lose a process, before that. While it is young we look often.
+_YOUNG_S, _LOOK_AT_THE_YOUNG_EVERY_S = 10.0, 0.25
 _END_OF_THE_SUITE = "end of the suite"
 #: Of /proc/PID/stat, counted from the field after the state.
 _EXIT_CODE = 48
@@ -52,6 +54,7 @@ class _Supervisor:
         self._stop_requested: str | None = None
         self._main_pid = 0
         self._main_status: int | None = None
+        self._began = time.monotonic()
         self._next_look = 0.0
         #: Names of the processes seen, and how those that have ended did.
         self._names: dict[int, str] = {}
@@ -126,7 +129,8 @@ class _Supervisor:
         now = time.monotonic()
         if now < self._next_look:
             return
-        self._next_look = now + _SEGMENTS_EVERY_S
+        young = now - self._began < _YOUNG_S
+        self._next_look = now + (_LOOK_AT_THE_YOUNG_EVERY_S if young else _LOOK_EVERY_S)
         for process in self._tree():
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._names[process.pid] = process.name()

@@ -6,6 +6,8 @@ which the log is silent is None.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
@@ -14,7 +16,14 @@ from pydantic import Field
 
 from sm121.core.data_file import Record
 from sm121.evidence.failure import FailureReader, load_failures
-from sm121.evidence.log_lines import LogLine, cut, read_new_lines, without_digits
+from sm121.evidence.log_lines import (
+    LogLine,
+    clean,
+    cut,
+    read_new_lines,
+    read_raw_lines,
+    without_digits,
+)
 from sm121.evidence.signatures import (
     Signature,
     SignatureField,
@@ -22,7 +31,7 @@ from sm121.evidence.signatures import (
     load_signatures,
 )
 
-_NO_SINGLE_VALUE = ("unknown_env", "fallback", "silent_fallback", "progress", "fact")
+_NO_SINGLE_VALUE = ("unknown_env", "fallback", "silent_fallback", "progress", "fact", "prompt_rate")
 _SINGLE_FIELDS = tuple(name for name in get_args(SignatureField) if name not in _NO_SINGLE_VALUE)
 _LIST_LIMIT = 200  # entries kept of unknown variables and fallbacks: a log may repeat without end
 _DETECTED_IN = 4 << 20
@@ -79,6 +88,8 @@ class KernelPath(Record):
     evidence: dict[str, str] = Field(default_factory=dict)
     """Field to the log line (cleaned, at most 400 characters); ``fallbacks.<id>`` and
     ``unknown_env.<name>`` too. ``<field>_also`` is a line as strong that names another value."""
+    also: dict[str, list[str]] = Field(default_factory=dict)
+    """Field to the other values that lines as strong name: some layers run these."""
     requested: list[RequestReport] = Field(default_factory=list)
     """What the configuration asked for; empty where it is not known."""
     differences: list[str] = Field(default_factory=list)
@@ -86,6 +97,11 @@ class KernelPath(Record):
     INVALID."""
     version: str | None = Field(default=None, exclude=True)
     """The engine's own version, as it prints it; not part of ``path``."""
+    model: str | None = Field(default=None, exclude=True)
+    served_model: str | None = Field(default=None, exclude=True)
+    """What the server loaded, and by which name it serves it; not part of ``path`` either."""
+    begins: dict[str, int] = Field(default_factory=dict, exclude=True)
+    """Container to the number of the physical line with which its last start begins."""
 
 
 @dataclass(slots=True)
@@ -94,6 +110,8 @@ class _Candidate:
     strength: int
     line: str
     needs: tuple[str, ...]
+    #: Other values of the same strength, with their lines.
+    others: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -103,12 +121,13 @@ class _ServerState:
     failures: FailureReader = field(default_factory=FailureReader)
     facts: set[str] = field(default_factory=set)
     best: dict[str, list[_Candidate]] = field(default_factory=dict)
-    also: dict[str, str] = field(default_factory=dict)
     unknown_env: dict[str, str] = field(default_factory=dict)
     fallbacks: dict[str, str] = field(default_factory=dict)
     silent: dict[str, str] = field(default_factory=dict)
     opened: bool = False
     """Whether this run's opening line was seen."""
+    began: int = 0
+    """Number of the physical line with which this run begins."""
 
     def take(self, signature: Signature, line: LogLine) -> None:
         match = signature.search(line)
@@ -139,8 +158,8 @@ class _ServerState:
         candidates = self.best.setdefault(signature.field, [])
         for known in candidates:
             if known.strength == signature.strength and known.needs == signature.needs:
-                if known.value != value:
-                    self.also.setdefault(signature.field, shown)
+                if known.value != value and len(known.others) < _LIST_LIMIT:
+                    known.others.setdefault(str(value), shown)
                 return  # the first line of a strength counts
         candidates.append(_Candidate(value, signature.strength, shown, signature.needs))
 
@@ -181,7 +200,7 @@ class LogReader:
         self._hints = [
             (hint, entry)
             for entry in load_signatures(engine).signature
-            if entry.field != "progress"
+            if entry.field not in ("progress", "prompt_rate")
             for hint in entry.hint
         ]
         texts = {hint for hint, _ in self._hints}
@@ -195,14 +214,15 @@ class LogReader:
         if state is None:
             if len(states) >= _LIST_LIMIT:
                 return
-            state = states[line.container] = _ServerState()
+            state = states[line.container] = _ServerState(began=line.number)
         text = line.text
         for hint, entry in self._hints:
             if hint in text:  # cheap, and true of few lines
                 if entry.opens and entry.search(line):
                     begun = entry.field == "version" and bool(_RESOLVED_LATER & state.best.keys())
                     if state.opened or begun:
-                        state = states[line.container] = _ServerState()  # it was restarted
+                        # It was restarted.
+                        state = states[line.container] = _ServerState(began=line.number)
                     state.opened = True
                 state.take(entry, line)
         state.failures.feed(line)
@@ -224,7 +244,35 @@ class LogReader:
 
     def path(self) -> KernelPath:
         """What all of it proves."""
-        return _merge(list(self._states.values()))
+        path = _merge(list(self._states.values()))
+        path.begins = {n: state.began for n, state in self._states.items() if state.began}
+        return path
+
+
+def search_last_start(
+    path: Path, begins: Mapping[str, int], patterns: Collection[re.Pattern[str]]
+) -> Iterator[tuple[re.Pattern[str], str]]:
+    """Each pattern with each line of a log that matches it, from the last start of each server on.
+
+    What a line quotes of a user is not searched.
+
+    Args:
+        begins: of the `KernelPath` that was read from this log.
+
+    Raises OSError when the file cannot be read.
+    """
+    for number, raw in enumerate(read_raw_lines(path)):
+        text = raw.decode("utf-8", errors="replace").rstrip()
+        found = [pattern for pattern in patterns if pattern.search(text)]
+        if not found:
+            continue
+        line = clean(text)
+        if number < begins.get(line.container, 0):
+            continue
+        searched = text if text.endswith(line.text) else line.text
+        for pattern in found:
+            if pattern.search(searched):
+                yield pattern, text.strip()
 
 
 def detect_engine(path: Path) -> str:
@@ -263,9 +311,14 @@ def _merge(states: list[_ServerState]) -> KernelPath:
             continue
         setattr(result, name, named[0].value)
         result.evidence[name] = named[0].line
+        for candidate in named:
+            for value, line in candidate.others.items():
+                if KernelPath.model_fields[name].exclude:
+                    continue  # not part of the path
+                result.evidence.setdefault(f"{name}_also", line)
+                if value not in (others := result.also.setdefault(name, [])):
+                    others.append(value)
     for state in speaking:
-        for name, line in state.also.items():
-            result.evidence.setdefault(f"{name}_also", line)
         for field_name, lines, known in (
             ("unknown_env", state.unknown_env, result.unknown_env),
             ("fallbacks", state.fallbacks, result.fallbacks),

@@ -7,10 +7,11 @@ bounded memory, so that a signature is a pattern on the message alone.
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 LINE_LIMIT = 65_536
@@ -56,6 +57,11 @@ _BARE_FILE = re.compile(r"^\[?(?P<file>[\w./-]+\.py):\d+\]?:?[ \t]+")
 _QUOTES_A_USER = re.compile(
     r"^(Received request |Request \S+ details: |Generated response |(Receive|Finish): obj=)"
 )
+_MOMENT = re.compile(
+    r"(?:(?P<year>20\d\d)-|\b(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)[ \t]+)"
+    r"(?P<day>\d\d-\d\d)[ T](?P<time>\d\d:\d\d:\d\d)"
+)
+_PREFIX_LIMIT = 200
 _TRACEBACK_OPENING = re.compile(r"^Traceback \(most recent call last\)")
 
 _LEVELS = {"WARN": "WARNING"}
@@ -77,6 +83,8 @@ class LogLine:
     bare: bool
     """True when the line carried no prefix at all (output of a compiler, a wrapped or pasted
     line)."""
+    number: int = field(default=0, compare=False)
+    """Of the physical line that it begins with, where `read_new_lines` gives it."""
 
     @property
     def is_indented(self) -> bool:
@@ -168,6 +176,24 @@ def join(held: LogLine, line: LogLine) -> LogLine:
     return replace(held, text=f"{held.text} {line.text.strip()}"[:JOIN_LIMIT])
 
 
+def moment(raw: str, now: datetime.datetime) -> datetime.datetime | None:
+    """The time that a line was printed at, on its server's clock; None where it does not say.
+
+    A year that is missing is the one in which that day was last, seen from `now`.
+    """
+    match = _MOMENT.search(raw[:_PREFIX_LIMIT])
+    if match is None:
+        return None
+    day, time = match["day"], match["time"]
+    try:
+        seen = datetime.datetime.fromisoformat(f"{match['year'] or now.year}-{day} {time}")
+        if match["year"] is None and seen > now + datetime.timedelta(days=2):
+            seen = seen.replace(year=now.year - 1)
+    except ValueError:
+        return None  # no date: 02-30, or digits of something else
+    return seen
+
+
 def is_traceback_opening(line: LogLine) -> bool:
     """True for the line that opens a Python stack."""
     return _TRACEBACK_OPENING.match(line.text.lstrip()) is not None
@@ -235,7 +261,7 @@ def read_new_lines(
         if by and not line.container and len(plain) < _PLAIN_LIMIT and is_plain(line):
             plain[by] = line
 
-    for raw in read_raw_lines(path):
+    for number, raw in enumerate(read_raw_lines(path)):
         new_key = raw.translate(None, _DIGITS)
         like = plain.get(new_key)
         if like is not None:
@@ -245,12 +271,13 @@ def read_new_lines(
             pending = raw
             again(raw, like)
             continue
-        line = clean(raw.decode("utf-8", errors="replace"))
+        line = replace(clean(raw.decode("utf-8", errors="replace")), number=number)
         if not line.text:
             continue
         if pending is not None:
             if line.bare and line.is_indented:
-                held, key = clean(pending.decode("utf-8", errors="replace")), b""
+                plain_one = clean(pending.decode("utf-8", errors="replace"))
+                held, key = replace(plain_one, number=number - 1), b""
             pending = None
         if held is not None:
             if continues(line, held):

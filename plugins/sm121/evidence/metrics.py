@@ -33,6 +33,9 @@ def with_metrics(path: KernelPath, text: str, engine: str = "vllm") -> KernelPat
             changed.evidence[signature.field] = cut(f"/metrics: {line}")
         elif known != value:
             changed.evidence.setdefault(f"{signature.field}_also", cut(f"/metrics: {line}"))
+            others = changed.also.setdefault(signature.field, [])
+            if str(value) not in others:
+                others.append(str(value))
     return changed
 
 
@@ -40,6 +43,16 @@ def total(text: str, name: str) -> float | None:
     """The sum of the samples of a metric; None without any, or where one is no number."""
     values = [value for sample, _, value, _ in _samples(text) if sample == name]
     return sum(values) if values and all(map(math.isfinite, values)) else None
+
+
+def counters(text: str) -> dict[str, float]:
+    """The engine's counters by name, each the sum over its labels: they never fall while it
+    lives."""
+    found: dict[str, float] = {}
+    for name, _, value, _ in _samples(text):
+        if name.endswith("_total") and ":" in name and math.isfinite(value):
+            found[name] = found.get(name, 0.0) + value
+    return found
 
 
 def _samples(text: str) -> Iterator[tuple[str, dict[str, str], float, str]]:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from sm121.core.profile import KernelPathRequirement, PathRule
-from sm121.evidence.kernel_path import KernelPath, mistaken_environment
+from sm121.evidence.kernel_path import KernelPath, mistaken_environment, search_last_start
 from sm121.evidence.kernel_profile import KernelProfile, broken_rules
 
 
@@ -18,7 +18,7 @@ def contradictions(
     Args:
         required: of the profile.
         path: what the log proves; a value that it does not show contradicts a requirement on it.
-        log: searched for the rules' signatures, line by line.
+        log: searched for the rules' signatures, line by line, from its last start on.
         configuration: name of the server configuration, which selects the rules.
     """
     found = []
@@ -28,9 +28,16 @@ def contradictions(
         if accepted is not None and seen not in accepted:
             line = path.evidence.get(name, "no line of the log shows it")
             found.append(f"{name}: required {' or '.join(accepted)}, seen {seen} ({line})")
+    for name, others in path.also.items():
+        allowed = {*(getattr(required, name, None) or ())}
+        for value in others:
+            if value not in allowed and f"{name}={value}" not in required.accepted_also:
+                line = path.evidence.get(f"{name}_also", "no line")
+                seen = getattr(path, name)
+                found.append(f"{name}: required one value, seen {seen} and {value} ({line})")
     for rule in required.rules:
         if rule.where == "log" and rule.when.get("configuration") == configuration:
-            found.extend(_violations(rule, log))
+            found.extend(_violations(rule, log, path))
     if unknown := mistaken_environment(path):
         found.append(f"variables that the engine does not know: {', '.join(unknown)}")
     for name in path.fallbacks:
@@ -67,16 +74,18 @@ def kernel_contradictions(
     return found
 
 
-def _violations(rule: PathRule, log: Path) -> list[str]:
+def _violations(rule: PathRule, log: Path, path: KernelPath) -> list[str]:
     wanted = {pattern: re.compile(pattern) for pattern in rule.must_see}
     unwanted = [re.compile(pattern) for pattern in rule.must_not_see]
-    found = []
-    with log.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            for pattern in [p for p, compiled in wanted.items() if compiled.search(line)]:
-                del wanted[pattern]
-            for compiled in unwanted:
-                if compiled.search(line):
-                    found.append(f"must not see {compiled.pattern!r}, seen: {line.strip()[:200]}")
-    found.extend(f"must see {pattern!r}, no line of the log matches" for pattern in wanted)
+    found, seen = [], set()
+    patterns = {*wanted.values(), *unwanted}
+    for pattern, line in search_last_start(log, path.begins, patterns):
+        seen.add(pattern)
+        if pattern in unwanted:
+            found.append(f"must not see {pattern.pattern!r}, seen: {line[:200]}")
+    found.extend(
+        f"must see {text!r}, no line of the log matches"
+        for text, pattern in wanted.items()
+        if pattern not in seen
+    )
     return found

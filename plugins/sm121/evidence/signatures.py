@@ -34,10 +34,14 @@ SignatureField = Literal[
     "fallback",
     "silent_fallback",
     "version",
+    "model",
+    "served_model",
+    "prompt_rate",
     "progress",
     "fact",
 ]
-"""What a signature speaks of. A ``fact`` is no result of its own: other signatures lean on it."""
+"""What a signature speaks of. A ``fact`` is no result of its own: other signatures lean on it. A
+``prompt_rate`` counts the tokens of the last seconds."""
 
 
 class LinePattern(DataTable):

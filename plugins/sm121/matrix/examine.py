@@ -191,7 +191,9 @@ class Examiner:
             return
         began, self._step = time.monotonic(), "performance"
         outcome, message = self._judge_rate(record, server)
-        evidence = record.log if outcome is CellOutcome.FAIL else None
+        if wrong := self._left_path(record, server):
+            outcome, message = CellOutcome.FALLBACK, f"after the checks: {wrong}"
+        evidence = record.log if outcome in (CellOutcome.FAIL, CellOutcome.FALLBACK) else None
         self._done("performance", began, outcome, message, evidence)
 
     def _check_alive(self) -> None:
@@ -225,7 +227,7 @@ class Examiner:
     def _path(self, record: CellRecord, server: Server) -> str | None:
         """What the evidence shows against what the values, and the profile, ask for."""
         if not server.managed and server.log is None:
-            raise NotRun("the attached server's log is not known: nothing shows which path it took")
+            raise NotRun(f"nothing shows which path it took: {server.why_no_log}")
         path = self.harness.kernel_path(server)
         record.path = {name: getattr(path, name) for name in _SHOWN}
         wrong = list(path.differences)
@@ -246,6 +248,13 @@ class Examiner:
         if unknown := mistaken_environment(path):
             wrong.append(f"variables that the engine does not know: {', '.join(unknown)}")
         return "; ".join(wrong) or None
+
+    def _left_path(self, record: CellRecord, server: Server) -> str | None:
+        """What shows that the server is on its path no more; None where that is not known."""
+        try:
+            return self._path(record, server)
+        except Undecided:
+            return None  # the step "path" has said so
 
     def _known_answers(self, _record: CellRecord, server: Server) -> str | None:
         asker = Asker(server)

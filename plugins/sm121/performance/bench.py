@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from sm121.client.timed import chat
 from sm121.core.server import Server
 from sm121.core.verdict import Invalid, NotRun
-from sm121.evidence.requirement import contradictions
 from sm121.measure import metrics, validity
 from sm121.measure.cells import MeasuredCell, MeasuredServer, Show, prefill_slope
 from sm121.measure.measurement import Invalidity, Measurement
@@ -30,6 +29,8 @@ class Bench:
     plan: Plan
     #: Whether tails are measured with as many requests as their gates need.
     tails: bool = False
+    #: Why what was just measured is off the required path, by what the log says now.
+    off_path: Callable[[], list[Invalidity]] = list
     #: Called after each measurement; clears the line of progress.
     ended: Callable[[], None] = lambda: None
     _cells: dict[tuple[int, int], MeasuredCell] = field(default_factory=dict)
@@ -61,7 +62,8 @@ class Bench:
             invalid=invalid,
             unproven=unproven,
         ) as measured:
-            yield cls(measured, plan, tails, ended)
+            again = lambda: [] if invalid else _against_the_path(harness, server)[0]  # noqa: E731
+            yield cls(measured, plan, tails, again, ended)
 
     def cell(self, depth: int = 0, concurrency: int = 1) -> MeasuredCell:
         """A cell, with the plan's rounds at least."""
@@ -174,7 +176,7 @@ class PerformanceChecks:
                     samples=samples,
                     higher_is_better=False,
                     quantile=0.5,
-                    invalid=findings.invalid,
+                    invalid=[*findings.invalid, *self.bench.off_path()],
                     unproven=findings.unproven,
                     extra={"reasoning_chunks": waited, "cold": False},
                 )
@@ -200,18 +202,23 @@ class PerformanceChecks:
         growing: bool = True,
         short: bool = False,
     ) -> None:
+        def judged(cell: MeasuredCell) -> Measurement:
+            measurement = read(cell)
+            measurement.invalid = [*measurement.invalid, *self.bench.off_path()]
+            return measurement
+
         try:
             cell = self.bench.cell(depth, streams)
 
             def more(samples: int) -> Measurement:
                 if short:
-                    return read(cell.gather_short(samples))
+                    return judged(cell.gather_short(samples))
                 now, rounds = len(read(cell).samples), len(cell.long)
                 each = max(1, now // max(1, rounds))  # a round of several streams has several
-                return read(cell.gather(rounds + max(1, math.ceil((samples - now) / each))))
+                return judged(cell.gather(rounds + max(1, math.ceil((samples - now) / each))))
 
             self.record(
-                read(cell),
+                judged(cell),
                 more if growing else None,
                 maximum_rounds=bound or self.bench.plan.measuring.maximum_rounds,
             )
@@ -223,9 +230,8 @@ def _against_the_path(harness: Harness, server: Server) -> tuple[list[Invalidity
     """Why the numbers of a server that is not on its required kernel path are invalid, and which
     parts of the path cannot be checked."""
     if server.log is None:
-        return [], ["kernel path: the attached server's log is not known; give --server-log"]
-    required, under_test = harness.profile.kernel_path, harness.profile.under_test
-    found = contradictions(required, harness.kernel_path(server), server.log, under_test)
+        return [], [f"kernel path: {server.why_no_log}"]
+    found = harness.contradictions(server)
     if not found:
         return [], []
     return [Invalidity(reason="kernel_path", evidence="; ".join(found)[:500])], []

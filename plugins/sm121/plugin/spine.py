@@ -254,7 +254,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if session is None or LEVEL not in item.stash:
         return
     item.stash[STARTS] = len(session.pool.starts) if session.pool is not None else 0
-    item.config.stash[CRASHES].test_begins()
+    item.config.stash[CRASHES].before_test(item.stash[ID], item.stash[LEVEL])
     stress.end_with_its_level(item, session)
     item.config.stash[CRASHES].after_abort()
     if (why := outcomes.why_not(session, item) or workers.why_not(item)) is not None:
@@ -270,7 +270,7 @@ def pytest_runtest_makereport(
     if session is None or LEVEL not in item.stash:
         return (yield)
     if call.excinfo is not None and (error := outcomes.crash(call.excinfo.value)) is not None:
-        item.config.stash[CRASHES].after_test(item.stash[ID], error)
+        item.config.stash[CRASHES].after_error(item.stash[ID], error)
         _step("crash looked for")
     report = yield
     outcomes.take(session, item, call, report)
@@ -278,6 +278,7 @@ def pytest_runtest_makereport(
         reporting.note_failure(session, item.config.stash[DETAILS], item, report)
     if report.when == "teardown":
         _step(f"decided {item.stash[FINDING].verdict.value}")
+        item.config.stash[CRASHES].after_test(item.stash[ID], item.stash[LEVEL])
     return report
 
 
@@ -319,6 +320,7 @@ def _finish(session: pytest.Session, run: Session, exitstatus: int | pytest.Exit
         _step("workers' parts merged")
     if CRASHES in config.stash:
         config.stash[CRASHES].after_abort()
+        config.stash[CRASHES].at_the_end()
     benchmarks.decide_comparison(config, run)
     stress.end(config)
     run.interrupted = run.interrupted or exitstatus == pytest.ExitCode.INTERRUPTED

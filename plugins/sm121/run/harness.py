@@ -102,6 +102,10 @@ class Harness(Protocol):
     def kernel_path(self, server: Server) -> KernelPath:
         """What log and metrics prove so far, and what was asked for."""
 
+    def contradictions(self, server: Server) -> list[str]:
+        """What of a server's path is not as the profile requires, a line each; judged again by the
+        run itself until the server is closed. The server's log must be known."""
+
     def obstacle(self) -> str | None:
         """Why no further server is started; None while all is well."""
 

@@ -26,6 +26,8 @@ from sm121.stress.fault import OWNERS, UnderLoad
 _REPLACE = ("hang", "stuck_request", "connection", "memory_floor", "not_idle", "zombie", "http_5xx")
 #: Seconds within which an API server ends after its engine did.
 _DYING_S = 6.0
+#: At the boundaries of tests /health is not asked more often: they may come by the hundred.
+_LATELY_S = 1.0
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -44,20 +46,37 @@ class CrashDesk:
         self._session = session
         session.on_crash = self.after_crash
         session.on_unwritten = self.after_unwritten
+        session.on_changed = self.after_change
         #: Logs of servers already reported: all tests that want such a server have its error.
         self._told: set[Path] = set()
         #: When the running test began, by ``time.monotonic``.
         self._test_began = 0.0
 
-    def test_begins(self) -> None:
-        """A test begins. A process that ended earlier is not blamed on it."""
+    def before_test(self, test: str, level: str) -> None:
+        """A test is about to begin. A process that ended earlier is not blamed on it."""
+        if level != self._session.place[0]:
+            self._session.judge_paths_again()
+        self._look(level, f"before {test}")
+        self._session.place = (level, f"in {test}")
         self._test_began = time.monotonic()
+
+    def after_test(self, test: str, level: str) -> None:
+        """A test has ended and is decided. Look whether its server still lives."""
+        self._look(level, f"after {test}")
+
+    def at_the_end(self) -> None:
+        """The last test has ended, and nothing was stopped for it yet."""
+        self._session.place = (self._session.place[0], "at the end of the run")
+
+    def _look(self, level: str, where: str) -> None:
+        self._session.place = (level, where)
+        self._session.look_at_the_server(lately_s=_LATELY_S)
 
     @property
     def _managed(self) -> ManagedServer | None:
         return self._session.pool.latest if self._session.pool is not None else None
 
-    def after_test(self, test: str, error: Exception) -> None:
+    def after_error(self, test: str, error: Exception) -> None:
         """A test ended with an error which means that its server may have failed."""
         if isinstance(error, ServerError):
             if error.log in self._told:
@@ -76,6 +95,18 @@ class CrashDesk:
         self._tell(evidence)
         self._replace_server(evidence)
         return evidence.cause
+
+    def after_change(self, what: str) -> None:
+        """Another process answers than the attached server, or none does."""
+        evidence = self._gather(None, None, None)
+        evidence.what = "the attached server"
+        evidence.cause = Cause(
+            kind="engine_dead",
+            summary=what,
+            owner="whoever keeps the attached server: its own log says why it ended",
+            remedy="attach to one process, and let it live until the run has ended",
+        )
+        self._tell(evidence)
 
     def after_unwritten(self, error: OSError, why: str) -> None:
         """The report cannot be written: the disk is full, or the directory is gone."""
@@ -181,6 +212,8 @@ class CrashDesk:
     def _replace_server(self, evidence: Evidence) -> None:
         """Stop the server, so that the next test gets a new one, and check what it left."""
         session = self._session
+        if self._managed is not None:
+            self._managed.accounted = True
         if xids := evidence.kernel.xids:
             session.distrusted = (
                 f"the driver reported an error of the GPU ({xids[0].strip()[:120]}): nothing "

@@ -14,6 +14,7 @@ from sm121.core import architecture
 from sm121.core.profile import Profile
 from sm121.core.verdict import Verdict
 from sm121.engines import devices, registry, stale
+from sm121.engines.attached_life import AttachedLife
 from sm121.engines.device_memory import ServerMemoryReader
 from sm121.engines.managed import StartLimits
 from sm121.engines.pool import ServerPool
@@ -124,10 +125,10 @@ def _prepare_engine(session: Session, profile: Profile) -> None:
         session.file.engine.model = under_test.model
         arguments = under_test.arguments
         variables.update(under_test.environment)
-    elif session.attached.log is None:
-        session.file.unproven.append(
-            "kernel path: the attached server's log is not known; give --server-log"
-        )
+    else:
+        session.life = AttachedLife(session.attached)
+        if session.attached.log is None:
+            session.file.unproven.append(f"kernel path: {session.attached.why_no_log}")
     record = environment.record(
         # A program has no Python packages: record those of the suite's environment.
         sys.executable
@@ -166,7 +167,8 @@ def _make_pool(session: Session, profile: Profile) -> None:
         notify=StartProgress(
             lambda name, line: session.say(f"server {name}", line), everything=session.verbose
         ),
-        on_stop=session.note_stop,
+        on_stop=session.server_stopped,
+        on_death=session.note_death,
         hidden=lambda: session.secrets,
         device=None
         if worker is None

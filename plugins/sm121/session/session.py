@@ -13,15 +13,16 @@ from typing import IO
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.files import write_text
 from sm121.core.printable import printable
-from sm121.core.profile import Profile
+from sm121.core.profile import LEVELS, Profile
 from sm121.core.redaction import redact, secrets_of
 from sm121.core.server import Server
 from sm121.core.verdict import NotRun, Verdict
 from sm121.engines import preflight, registry, requested
-from sm121.engines.managed import ServerError, StopReport
+from sm121.engines.attached_life import AttachedLife
+from sm121.engines.managed import ServerDied, ServerError, StopReport
 from sm121.engines.pool import ServerPool
 from sm121.engines.preflight import PreflightFinding
-from sm121.evidence import cgroup, metrics
+from sm121.evidence import cgroup, metrics, requirement
 from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_path import KernelPath, read_log
 from sm121.evidence.resources import ResourceSampler
@@ -31,7 +32,7 @@ from sm121.report import summary
 from sm121.run import verdict_file
 from sm121.run.harness import Observer
 from sm121.run.ledger import Ledger
-from sm121.run.verdict_file import StartReport, TestReport, VerdictFile
+from sm121.run.verdict_file import BESIDE, StartReport, TestReport, VerdictFile
 from sm121.session import certification
 from sm121.session.settings import Settings
 from sm121.session.target import Target
@@ -55,6 +56,8 @@ class Session:
     started: float = field(default_factory=time.monotonic)
     configurations: Mapping[str, ServerConfiguration] = field(default_factory=dict)
     attached: Server | None = None
+    #: By which the attached server is known again.
+    life: AttachedLife | None = None
     pool: ServerPool | None = None
     sampler: ResourceSampler | None = None
     #: How each server was stopped, by the name of its log.
@@ -69,14 +72,22 @@ class Session:
     #: Why later results could not be trusted; None while all is well.
     distrusted: str | None = None
     observer: Observer | None = None
+    #: The level and the words of where in the run it is, for what is found beside the tests.
+    place: tuple[str, str] = (LEVELS[0], "in the run")
     #: The control group's memory events when the run began.
     cgroup_before: Mapping[str, int] | str = field(default_factory=cgroup.memory_events)
     #: Called after an abnormal end, and when the report cannot be written (see `crashes`).
     on_crash: Callable[[ServerError, str | None], Cause] | None = None
     on_unwritten: Callable[[OSError, str], None] | None = None
+    #: Called with what shows that another process answers than the attached one.
+    on_changed: Callable[[str], None] | None = None
     #: The machine's state; None before it was looked at.
     box: RunBox | None = None
     _unwritten: str | None = None
+    #: By configuration: a server whose path was judged, and what was said of it.
+    _judged_paths: dict[str, tuple[Server, set[str]]] = field(default_factory=dict)
+    #: When a log was last written to before it was judged.
+    _judged_at: dict[Path, int | None] = field(default_factory=dict)
     _under_test: Server | None = None
 
     @functools.cached_property
@@ -229,21 +240,56 @@ class Session:
         """The environment in which the engine of a configuration runs."""
         return registry.engine(configuration.engine).environment(configuration, api_key="")
 
-    def log_of(self, configuration: str) -> Path | None:
-        """Log of a configuration's latest start in this run; None when it was not started."""
+    def last_server(self, configuration: str) -> Server | None:
+        """The server of a configuration's latest start in this run, which may have been stopped;
+        None when it never served."""
         starts = self.pool.starts if self.pool is not None else []
-        logs = [start.log for start in starts if start.configuration == configuration]
-        return self.directory / logs[-1] if logs else None
+        servers = [start.server for start in starts if start.configuration == configuration]
+        return next((server for server in reversed(servers) if server is not None), None)
 
     def kernel_path(self, server: Server) -> KernelPath:
         """What log and metrics prove so far, and what was asked for."""
-        reader = server.engine if server.managed else "vllm"
+        if (reader := server.reader) is None:
+            return KernelPath()
         path = read_log(server.log, reader) if server.log is not None else KernelPath()
         if (text := self._metrics_of(server)) is not None:
-            path = metrics.with_metrics(path, text)
+            path = metrics.with_metrics(path, text, reader)
         if server.configuration is None:
             return path
         return requested.judged(server.configuration, path)
+
+    def contradictions(self, server: Server) -> list[str]:
+        """What of a server's path is not as the profile requires, a line each.
+
+        It is judged again after each level, when the server is closed, and at the end: what its log
+        says by then counts (see `judge_paths_again`). The server's log must be known.
+        """
+        configuration = server.configuration
+        name = configuration.name if configuration is not None else self.profile.under_test
+        wrong = self._contradictions(server, name)
+        self._judged_paths.setdefault(name, (server, set()))[1].update(wrong)
+        return wrong
+
+    def judge_paths_again(self) -> None:
+        """Judge each path that was judged before by what the log says now."""
+        for name, (judged, known) in self._judged_paths.items():
+            server = (self.last_server(name) if judged.managed else None) or judged
+            assert server.log is not None
+            written = server.log.stat().st_mtime_ns if server.log.is_file() else None
+            if written in (None, self._judged_at.get(server.log)):
+                continue  # nothing was written since
+            self._judged_at[server.log] = written
+            wrong = [line for line in self._contradictions(server, name) if line not in known]
+            if not wrong:
+                continue
+            known.update(wrong)
+            self.ledger.decide(_left_the_path(name, wrong, server.log, self.place[1]))
+            self.save()
+
+    def _contradictions(self, server: Server, name: str) -> list[str]:
+        assert server.log is not None
+        required, path = self.profile.kernel_path, self.kernel_path(server)
+        return requirement.contradictions(required, path, server.log, name)
 
     def metrics_file(self, log: Path | None) -> Path:
         """Where the metrics of a server are kept.
@@ -260,6 +306,9 @@ class Session:
             return server.endpoint.page("/metrics")
         kept = self.metrics_file(server.log if server.managed else None)
         if not kept.exists():
+            running = self.pool.current if self.pool is not None else None
+            if server.managed and (running is None or running.log != server.log):
+                return None
             text = server.endpoint.page("/metrics")
             if text is None:
                 return None
@@ -282,6 +331,12 @@ class Session:
         if said is not None:
             self.file.engine.version = said
 
+    def server_stopped(self, configuration: str, report: StopReport) -> None:
+        """A server was stopped: decide on what it left, and on the path that it was on to the
+        end."""
+        self.note_stop(configuration, report)
+        self.judge_paths_again()
+
     def note_stop(self, configuration: str, report: StopReport) -> None:
         """A server was stopped. What it left is decided like a test."""
         self.stops[report.log] = report
@@ -290,6 +345,33 @@ class Session:
         if report.remark:
             self.remark(f"after server {configuration}: {report.remark}")
             self.ledger.decide(_doubted(configuration, report))
+
+    def note_death(self, error: ServerDied) -> None:
+        """A server had ended and nobody had asked it to: a crash, and never a pass, whichever test
+        it was that did not notice."""
+        if self.aborted is not None:
+            return  # the suite killed it
+        cause = self.crashed(error, None)
+        self.ledger.decide(_unasked(error.log.stem, f"{error.what} ({cause.kind})", self.place))
+        self.save()
+
+    def look_at_the_server(self, *, lately_s: float = 0.0) -> None:
+        """Look whether the server is still the one that was started, or attached to. What is found
+        is reported.
+
+        Args:
+            lately_s: what was asked so lately is not asked again.
+        """
+        if self.pool is not None:
+            self.pool.look(healthy_within_s=lately_s)
+        if self.life is not None and self.aborted is None:
+            changed = self.life.changed(looked_within_s=5 * lately_s)
+            if changed is not None:
+                if self.on_changed is not None:
+                    self.on_changed(changed)
+                what = f"the attached server ended, and was perhaps started again: {changed}"
+                self.ledger.decide(_unasked("the attached server", what, self.place))
+                self.save()
 
     # What is written.
 
@@ -371,8 +453,10 @@ class Session:
         """
         if self.sampler is not None:
             self.sampler.stop()
+        self.look_at_the_server()
         if self.pool is not None and self.pool.current is not None:
             self.pool.stop()
+        self.judge_paths_again()
         if self._under_test is not None:  # now from the whole log
             self.file.engine.path = self.kernel_path(self._under_test)
         self.file.finished = self.ledger.complete and not self.interrupted
@@ -393,6 +477,31 @@ class Session:
             self.close()
         finally:
             self.release()
+
+
+def _unasked(name: str, what: str, place: tuple[str, str]) -> TestReport:
+    level, where = place
+    return TestReport(
+        id=f"{BESIDE}life of {name}",
+        level=level,
+        verdict=Verdict.FAIL,
+        message=(
+            "required: the server lives until it is stopped; "
+            f"seen, {where}: {what}. What it left is under crashes"
+        ),
+    )
+
+
+def _left_the_path(name: str, wrong: list[str], log: Path | None, where: str) -> TestReport:
+    return TestReport(
+        id=f"{BESIDE}kernel path of {name}",
+        level="kernel",
+        verdict=Verdict.FAIL,
+        message=(
+            "required: the server stays on the path of the profile until it is closed; "
+            f"seen, {where}: {'; '.join(wrong)[:400]}. Evidence: {log}"
+        ),
+    )
 
 
 def _unclean(name: str, report: StopReport) -> TestReport:

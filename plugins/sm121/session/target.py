@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import shutil
@@ -15,9 +16,11 @@ from sm121.core.configuration import ServerConfiguration, environment_items
 from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
 from sm121.core.server import Server
-from sm121.engines import registry
+from sm121.engines import attached_log, registry
 from sm121.engines.attached import attach
+from sm121.engines.detection import detect
 from sm121.engines.protocol import Profiling
+from sm121.evidence.signatures import known_engines
 from sm121.session.settings import Settings
 
 _CANARY = "canary:"
@@ -95,13 +98,20 @@ def attached_server(settings: Settings, chosen: Profile) -> Server | None:
     """
     if settings.base_url is None:
         return None
-    return attach(
+    log = settings.server_log
+    server = attach(
         settings.base_url,
         api_key=settings.api_key,
         served_name=settings.served_name,
         default_name=chosen.model.served_name,
-        log=settings.server_log,
+        log=log,
     )
+    can = detect(server, settings.attached_engine)
+    if can.engine in known_engines():
+        server = dataclasses.replace(server, reader=can.engine)
+    if log is not None and (doubt := attached_log.doubt(server, can, log)) is not None:
+        server = dataclasses.replace(server, log=None, why_no_log=doubt)
+    return server
 
 
 def configurations(

@@ -1,0 +1,528 @@
+"""The engine: it ends between tests, its path changes, its log is another's (7, 8, 9)."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import quote
+
+from scripted_engine import lines_of_a_start
+
+from false_greens import Case, Outcome, Place
+from sm121.core import profile
+from sm121.core.verdict import Verdict
+from sm121.evidence import requirement
+from sm121.evidence.kernel_path import read_log
+from sm121.measure.measurement import Invalidity, Measurement
+from sm121.performance.bench import PerformanceChecks
+from sm121.run.verdict_file import TestReport, VerdictFile
+from sm121.session.opening import open_session
+from sm121.session.session import Session
+from sm121.session.settings import Settings
+
+HERE = Path(__file__).parent.parent
+ROOT = HERE.parent
+ENGINE = HERE / "scripted_engine.py"
+SCENARIO = "meta_tests/scenarios/engine_events.py"
+VARIABLES = {"SM121_META_PYTHON": sys.executable, "SM121_META_SERVER": ENGINE.name}
+
+Doing = Callable[[Session], None]
+
+
+@contextlib.contextmanager
+def environment(variables: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+def script(place: Place, name: str, doing: Doing, **settings: object) -> Outcome:
+    """A script's session, in which all that was asked held, on the scripted engine."""
+    chosen = Settings(
+        profile=profile.load("cpu-tiny-gpt-oss"),
+        engine_python=str(HERE / "fake_python.py"),
+        report_dir=place.tmp_path / name,
+        root=ROOT,
+    )
+    with open_session(dataclasses.replace(chosen, **settings)) as session:
+        session.ledger.decide(TestReport(id="script::check", level="smoke", verdict=Verdict.PASS))
+        doing(session)
+    file = session.file
+    return Outcome(file.verdict.value, file.reason, file.exit_status, bool(file.certified))
+
+
+def scripted(doing: Doing, arguments: str = "") -> Callable[[Place], Outcome]:
+    def run(place: Place) -> Outcome:
+        with environment({**VARIABLES, "SM121_META_ARGUMENTS": arguments}):
+            return script(place, doing.__name__, doing)
+
+    return run
+
+
+def tell(session: Session, do: str, configuration: str | None = None) -> None:
+    """Tell the server of a configuration what to do, and wait until it was done."""
+    with session.server(configuration).endpoint.http() as http:
+        http.get(f"/meta?{do}")
+    time.sleep(1.0)
+
+
+# 7: a server that ended though nobody asked it to.
+
+
+def dies_at_the_end(session: Session) -> None:
+    tell(session, "do=signal&number=11")
+
+
+def exits_with_0(session: Session) -> None:
+    tell(session, "do=exit&status=0")
+    session.server()
+
+
+def changes_dead(session: Session) -> None:
+    tell(session, "do=signal&number=9")
+    session.server("bfloat16")
+
+
+def loses_its_core(session: Session) -> None:
+    tell(session, "do=core&number=9")
+    session.server()
+
+
+def is_restarted_by_us(session: Session) -> None:
+    session.server()
+    session.stop()
+    session.server("bfloat16")
+    session.server()
+
+
+def lives(session: Session) -> None:
+    session.server()
+    time.sleep(0.3)
+    session.server()
+
+
+def run_of_pytest(do: str, *tests: str) -> Callable[[Place], Outcome]:
+    def run(place: Place) -> Outcome:
+        status, ran = place.run_pytest(
+            "--arch", "cpu", "--engine-python", str(HERE / "fake_python.py"),
+            "--profile-kernels", "off", *tests, SCENARIO,
+            environment={**VARIABLES, "SM121_META_DO": do},
+        )  # fmt: skip
+        verdict = ran.verdict
+        return Outcome(verdict["verdict"], verdict["reason"], status, bool(verdict["certified"]))
+
+    return run
+
+
+@contextlib.contextmanager
+def attached_engine(log: Path, *arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The scripted engine started by hand: its address, and its process."""
+    port = log.with_suffix(".port")
+    port.unlink(missing_ok=True)
+    with log.open("a") as stream:
+        process = subprocess.Popen(
+            [sys.executable, str(ENGINE), "--port-file", str(port), *arguments],
+            stdout=stream, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 20
+        while not (port.is_file() and port.read_text()):
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        yield f"http://127.0.0.1:{port.read_text()}", process
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def restarted_behind_the_url(*, restart: bool, arguments: tuple[str, ...] = ()) -> Callable:
+    def run(place: Place) -> Outcome:
+        log = place.tmp_path / f"attached-{restart}.log"
+        with contextlib.ExitStack() as servers:
+            url, process = servers.enter_context(attached_engine(log, *arguments))
+
+            def doing(session: Session) -> None:
+                served = session.server().endpoint
+                with served.http() as http:
+                    for _ in range(3):
+                        http.post("/v1/completions", json={"prompt": "x", "max_tokens": 9})
+                session.look_at_the_server()  # as between two tests
+                if restart:
+                    process.terminate()
+                    process.wait(10)
+                    port = url.rpartition(":")[2]
+                    time.sleep(2.1)  # a start of the same second is not told apart
+                    servers.enter_context(attached_engine(log, "--port", port, *arguments))
+
+            return script(place, f"attached-{restart}-report", doing, base_url=url)
+
+    return run
+
+
+# 8: what the path is later, and of which start.
+
+FALLBACK = "INFO 11-20 10:00:00 [mxfp4.py:499] Using 'EMULATION' Mxfp4 MoE backend."
+#: vLLM 0.32 on a CPU says this at each start; the profile accepts it.
+ACCEPTED = (
+    "WARNING 11-20 10:00:00 [vllm.py:725] Model Runner V2 requires Triton; using the V1 model "
+    "runner instead."
+)
+CORE = "(EngineCore pid=2) INFO 11-20 10:00:00 "
+BANNER = "(APIServer pid=1) INFO 11-20 10:00:00 [api_utils.py:286] vLLM API server version 0.32.0"
+FLASHINFER = CORE + "[cuda.py:507] Using FLASHINFER attention backend out of potential backends: x"
+TRITON = CORE + "[cuda.py:446] Using AttentionBackendEnum.TRITON_ATTN backend."
+MARLIN = CORE + "[mxfp4.py:499] Using 'MARLIN' Mxfp4 MoE backend."
+OTHER_MOE = CORE + "[mxfp4.py:499] Using 'TRITON' Mxfp4 MoE backend."
+LAYOUT = CORE + "[utils.py:347] Using LBHNC KV cache layout."
+
+
+def says_later(line: str) -> Doing:
+    def doing(session: Session) -> None:
+        server = session.server()
+        assert not session.contradictions(server)  # as the kernel level does
+        tell(session, f"do=print&text={quote(line)}")
+
+    doing.__name__ = f"says-{len(line)}"
+    return doing
+
+
+def says_before_a_restart(line: str) -> Doing:
+    def doing(session: Session) -> None:
+        says_later(line)(session)
+        session.stop()
+        session.server("bfloat16")
+
+    doing.__name__ = f"says-and-ends-{len(line)}"
+    return doing
+
+
+def on_a_gb10(*lines: str) -> Callable[[Place], Outcome]:
+    """What a GB10's log of these lines is, against the profile's path."""
+
+    def run(place: Place) -> Outcome:
+        log = place.tmp_path / f"gb10-{len(lines)}.log"
+        log.write_text("\n".join(lines) + "\n", "utf-8")
+        required = profile.load("sm121-gpt-oss-120b").kernel_path
+        wrong = requirement.contradictions(required, read_log(log), log, "marlin")
+        return Outcome("FAIL" if wrong else "PASS", "; ".join(wrong))
+
+    return run
+
+
+def measured(*, leaves_the_path: bool) -> Callable[[Place], Outcome]:
+    """A rate that is read while the log says that the path was left."""
+
+    def run(_place: Place) -> Outcome:
+        found: list[Invalidity] = []
+        left = [Invalidity(reason="kernel_path", evidence=FALLBACK)] if leaves_the_path else []
+        rate = Measurement(name="tg32@d0", unit="tok/s", samples=[50.0], higher_is_better=True)
+        cell = SimpleNamespace(decode=lambda _tokens: rate)
+        bench = SimpleNamespace(cell=lambda *_: cell, off_path=lambda: left, ended=lambda: None)
+        checks = PerformanceChecks(bench, lambda item, *_, **__: found.extend(item.invalid))
+        bench.plan = SimpleNamespace(measuring=SimpleNamespace(maximum_rounds=2))
+        checks.decode_rate(32, 0)
+        return Outcome("INVALID" if found else "PASS", "; ".join(str(item) for item in found))
+
+    return run
+
+
+def path_in_a_run_of_pytest(line: str) -> Callable[[Place], Outcome]:
+    test = "tests/test_kernel.py::test_kernel_path_is_the_required_one"
+    return run_of_pytest(f"do=print&text={quote(line)}", test)
+
+
+# 9: whose log it is.
+
+
+def given_log(write: Callable[[Path, Path], None], *server: str) -> Callable[[Place], Outcome]:
+    """The kernel path of an attached server, from a log that `write` makes of the server's own.
+
+    Whether it is proven is what is asked: FAIL where it is not.
+    """
+
+    def run(place: Place) -> Outcome:
+        log = place.tmp_path / f"own-{time.monotonic_ns()}.log"
+        given = place.tmp_path / f"given-{time.monotonic_ns()}.log"
+        with attached_engine(log, *server) as (url, _), writing(write, log, given):
+            file: list[VerdictFile] = []
+
+            def doing(session: Session) -> None:
+                session.server()
+                file.append(session.file)
+
+            script(place, f"{given.stem}-report", doing, base_url=url, server_log=given)
+        path, unproven = file[0].engine.path, "; ".join(file[0].unproven)
+        proven = path.attention == "CPU_ATTN" and not unproven
+        return Outcome("PASS" if proven else "INVALID", unproven)
+
+    return run
+
+
+@contextlib.contextmanager
+def writing(write: Callable[[Path, Path], None], own: Path, given: Path) -> Iterator[None]:
+    """`write` over and over, as somebody would who keeps a log going."""
+    write(own, given)
+    over = threading.Event()
+
+    def go_on() -> None:
+        while not over.wait(0.05):
+            write(own, given)
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def its_own(own: Path, given: Path) -> None:
+    if not given.exists():
+        given.symlink_to(own)
+
+
+def once(text: Callable[[Path], str]) -> Callable[[Path, Path], None]:
+    def write(own: Path, given: Path) -> None:
+        if not given.exists():
+            given.write_text(text(own), "utf-8")
+
+    return write
+
+
+def with_a_start(**start: Any) -> Callable[[Path, Path], None]:
+    """The start of another server, then what this one says of its requests."""
+
+    def write(own: Path, given: Path) -> None:
+        access = [line for line in own.read_text("utf-8").splitlines() if "HTTP/1.1" in line]
+        put(given, lines_of_a_start(**start) + "\n".join([*access, ""]))
+
+    return write
+
+
+def of_another_process(own: Path, given: Path) -> None:
+    once(Path.read_text)(own, given)
+    with given.open("a") as stream:
+        stream.write('INFO:     10.0.0.7:1234 - "POST /v1/completions HTTP/1.1" 200 OK\n')
+
+
+def beginning_cut_off(own: Path, given: Path) -> None:
+    lines = own.read_text("utf-8").splitlines(keepends=True)
+    put(given, "".join(lines[9:]))
+
+
+def put(file: Path, text: str) -> None:
+    """All of it at once: nobody reads half a file."""
+    new = file.with_suffix(".new")
+    new.write_text(text, "utf-8")
+    new.replace(file)
+
+
+_CRASH = "7 A crash between tests"
+_PATH = "8 The path is judged once"
+_LOG = "9 Any log proves an attached server"
+CASES = [
+    Case(
+        item=_CRASH,
+        name="SIGSEGV after a test of the smoke level; a later test gets a fresh server",
+        fault=run_of_pytest("do=signal&number=11"),
+        clean=run_of_pytest(""),
+        expected="the server ended with status -11",
+    ),
+    Case(
+        item=_CRASH,
+        name="SIGSEGV after the last look of a script",
+        fault=scripted(dies_at_the_end),
+        clean=scripted(lives),
+        expected="seen, in the run: the server ended with status -11",
+    ),
+    Case(
+        item=_CRASH,
+        name="it ends by itself with status 0",
+        fault=scripted(exits_with_0),
+        clean=scripted(is_restarted_by_us),
+        expected="the server ended with status 0",
+        slow=True,
+    ),
+    Case(
+        item=_CRASH,
+        name="dead when another configuration is asked for",
+        fault=scripted(changes_dead),
+        clean=scripted(is_restarted_by_us),
+        expected="the server ended with status -9",
+        slow=True,
+    ),
+    Case(
+        item=_CRASH,
+        name="its engine core is dead, its API process lives",
+        fault=scripted(loses_its_core),
+        clean=scripted(lives),
+        expected="the server answers /health with 503",
+        slow=True,
+    ),
+    Case(
+        item=_CRASH,
+        name="its engine core crashes, and it starts another by itself",
+        fault=scripted(loses_its_core, "--heals"),
+        clean=scripted(lives, "--heals"),
+        expected="ended by SIGKILL",
+        slow=True,
+    ),
+    Case(
+        item=_CRASH,
+        name="an attached server is restarted behind its URL",
+        fault=restarted_behind_the_url(restart=True),
+        clean=restarted_behind_the_url(restart=False),
+        expected="the attached server ended, and was perhaps started again: its process began at",
+    ),
+    Case(
+        item=_CRASH,
+        name="an attached server without a start time is restarted: its counters fall",
+        fault=restarted_behind_the_url(restart=True, arguments=("--no-start-time",)),
+        clean=restarted_behind_the_url(restart=False, arguments=("--no-start-time",)),
+        expected="generation_tokens_total fell from 27 to 0",
+        slow=True,
+    ),
+    Case(
+        item=_PATH,
+        name="a fallback is logged after the path was judged",
+        fault=scripted(says_later(FALLBACK)),
+        clean=scripted(says_later(ACCEPTED)),
+        expected="the server stays on the path of the profile until it is closed",
+    ),
+    Case(
+        item=_PATH,
+        name="a fallback is logged, and another configuration is started before the end",
+        fault=scripted(says_before_a_restart(FALLBACK)),
+        clean=scripted(says_before_a_restart(ACCEPTED)),
+        expected="the server stays on the path of the profile until it is closed",
+        slow=True,
+    ),
+    Case(
+        item=_PATH,
+        name="a fallback in a run of pytest, after the kernel level",
+        fault=path_in_a_run_of_pytest(FALLBACK),
+        clean=path_in_a_run_of_pytest(ACCEPTED),
+        expected="fallback moe_emulation",
+        slow=True,
+    ),
+    Case(
+        item=_PATH,
+        name="a fallback is logged during a measurement",
+        fault=measured(leaves_the_path=True),
+        clean=measured(leaves_the_path=False),
+        expected="kernel_path",
+    ),
+    Case(
+        item=_PATH,
+        name="FLASHINFER for some layers and TRITON_ATTN for others",
+        fault=on_a_gb10(BANNER, FLASHINFER, MARLIN, LAYOUT, TRITON),
+        clean=on_a_gb10(BANNER, FLASHINFER, MARLIN, LAYOUT, FLASHINFER),
+        expected="attention: required one value, seen FLASHINFER and TRITON_ATTN",
+    ),
+    Case(
+        item=_PATH,
+        name="MARLIN for some layers and TRITON for others",
+        fault=on_a_gb10(BANNER, FLASHINFER, MARLIN, LAYOUT, OTHER_MOE),
+        clean=on_a_gb10(BANNER, FLASHINFER, MARLIN, LAYOUT, MARLIN),
+        expected="moe: required one value, seen MARLIN and TRITON",
+    ),
+    Case(
+        item=_PATH,
+        name="an old start in the log has what the new one has not",
+        fault=on_a_gb10(BANNER, FLASHINFER, MARLIN, LAYOUT, BANNER, FLASHINFER, LAYOUT),
+        clean=on_a_gb10(BANNER, TRITON, OTHER_MOE, BANNER, FLASHINFER, MARLIN, LAYOUT),
+        expected="no line of the log matches",
+    ),
+    Case(
+        item=_PATH,
+        name="a user's request has the words that must be seen",
+        fault=on_a_gb10(
+            BANNER,
+            FLASHINFER,
+            LAYOUT,
+            CORE + "[logger.py:40] Received request cmpl-1: prompt: \"Using 'MARLIN' Mxfp4 MoE "
+            'backend."',
+        ),
+        clean=on_a_gb10(BANNER, FLASHINFER, LAYOUT, MARLIN),
+        expected="no line of the log matches",
+    ),
+    Case(
+        item=_LOG,
+        name="a log of another version, which grows with our requests",
+        fault=given_log(with_a_start(version="0.24.0")),
+        clean=given_log(its_own),
+        expected="the log is of vllm 0.24.0, the server is 0.32.0",
+    ),
+    Case(
+        item=_LOG,
+        name="a log of another model, which grows with our requests",
+        fault=given_log(with_a_start(model="other", path="/models/other")),
+        clean=given_log(its_own),
+        expected="the log is of the model other",
+        slow=True,
+    ),
+    Case(
+        item=_LOG,
+        name="a log whose start is a year old",
+        fault=given_log(with_a_start(at=time.time() - 363 * 86400)),
+        clean=given_log(its_own),
+        expected="the log's last start is of",
+        slow=True,
+    ),
+    Case(
+        item=_LOG,
+        name="a log whose start is of tomorrow",
+        fault=given_log(with_a_start(at=time.time() + 86400)),
+        clean=given_log(its_own),
+        expected="the log's last start is of",
+        slow=True,
+    ),
+    Case(
+        item=_LOG,
+        name="a copy of the right log, which does not grow",
+        fault=given_log(once(Path.read_text)),
+        clean=given_log(its_own),
+        expected="no line of it follows requests",
+        slow=True,
+    ),
+    Case(
+        item=_LOG,
+        name="a copy of the right log, to which another process appends",
+        fault=given_log(of_another_process),
+        clean=given_log(its_own),
+        expected="no line of it follows requests",
+        slow=True,
+    ),
+    Case(
+        item=_LOG,
+        name="the server logs no request (its twin logs its rates)",
+        fault=given_log(its_own, "--no-access-log"),
+        clean=given_log(its_own, "--no-access-log", "--rates"),
+        expected="no line of it follows requests",
+        slow=True,
+    ),
+    Case(
+        item=_LOG,
+        name="a log whose beginning was rotated away",
+        fault=given_log(beginning_cut_off),
+        clean=given_log(its_own),
+        expected="it has no start of vllm",
+        slow=True,
+    ),
+]

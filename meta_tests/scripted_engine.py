@@ -1,0 +1,196 @@
+"""A server that looks like vLLM from outside, and does what it is told. No engine at all.
+
+It prints the lines of a start of vLLM on a CPU, has a child in the place of the engine core, and
+obeys ``GET /meta?do=WHAT``, with ``&after=SECONDS`` later:
+
+- ``print&text=LINE``: a line for the log.
+- ``exit&status=N``, ``signal&number=N``: ends, after the answer.
+- ``core&number=N``: the child ends by that signal. ``/health`` says 503 from then on, unless
+  ``--heals`` is given: then another child takes its place.
+
+Started by ``fake_python.py`` (SM121_META_SERVER names this file) or by itself, attached to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+MODEL = "canary"
+#: What vLLM 0.32 and the suite's probe print on a CPU, after the seconds since the epoch.
+START = """\
+(APIServer pid=1) INFO {at} [api_utils.py:347]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version {version}
+(APIServer pid=1) INFO {at} [api_utils.py:286] non-default args: {{'model': '{path}', \
+'served_model_name': ['{model}']}}
+(EngineCore pid=2) INFO {at} [core.py:133] Initializing a V1 LLM engine (v{version}) with config: \
+model='{path}', speculative_config=None, dtype=torch.float32, load_format=auto, \
+device_config=cpu, enforce_eager=True, served_model_name={model}, enable_prefix_caching=True
+(Worker pid=3) INFO {at} [unquantized.py:364] Using CPU Unquantized MoE backend out of potential \
+backends: ['CPU'].
+(Worker pid=3) INFO {at} [unquantized.py:529] Using CPUUnquantizedExperts MoE backend
+(Worker pid=3) INFO {at} [sm121_probe.py:40] Resolved attention backend: {attention} \
+(Impl), 4 layers; in all 4 with sinks, 2 with a window
+(EngineCore pid=2) INFO {at} [utils.py:347] Using LBHNC KV cache layout.
+(APIServer pid=1) INFO {at} [entry.py:140] Starting vLLM server on http://127.0.0.1:{port}
+INFO:     Application startup complete.
+"""
+
+
+def lines_of_a_start(
+    *,
+    version: str = "0.32.0",
+    model: str = MODEL,
+    path: str = "/models/canary",
+    attention: str = "CPU_ATTN",
+    port: int = 8000,
+    at: float | None = None,
+) -> str:
+    """The log of a start at some moment (default: now)."""
+    moment = time.strftime("%m-%d %H:%M:%S", time.localtime(at))
+    return START.format(
+        at=moment, version=version, model=model, path=path, attention=attention, port=port
+    )
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    options: argparse.Namespace
+    started = time.time()
+    core: subprocess.Popen[bytes] | None = None
+    dead = False
+    tokens = 0
+
+    def log_message(self, *_arguments: object) -> None:
+        pass
+
+    def answer(self, content: object, status: int = 200) -> None:
+        body = content.encode() if isinstance(content, str) else json.dumps(content).encode()
+        if not self.options.no_access_log:
+            host, port = self.client_address[:2]
+            say(f'INFO:     {host}:{port} - "{self.command} {self.path} HTTP/1.1" {status} OK')
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        parts = urlsplit(self.path)
+        given = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        own = type(self)
+        if parts.path == "/health":
+            self.answer("", 503 if own.dead else 200)
+        elif parts.path == "/version":
+            self.answer({"version": self.options.version})
+        elif parts.path == "/v1/models":
+            entry: dict[str, Any] = {"id": self.options.served_model_name, "object": "model"}
+            entry |= {"owned_by": "vllm", "created": int(time.time()), "root": self.options.path}
+            self.answer({"object": "list", "data": [entry]})
+        elif parts.path == "/metrics":
+            lines = [f"vllm:generation_tokens_total {own.tokens}.0"]
+            if not self.options.no_start_time:
+                lines.append(f"process_start_time_seconds {own.started}")
+            self.answer("\n".join(lines) + "\n")
+        elif parts.path == "/meta":
+            self.answer({})
+            threading.Timer(float(given.get("after", 0)), self.obey, [given]).start()
+        else:
+            self.answer({"error": "not found"}, 404)
+
+    def obey(self, given: dict[str, str]) -> None:
+        own = type(self)
+        match given["do"]:
+            case "print":
+                say(given["text"])
+            case "exit":
+                os._exit(int(given["status"]))
+            case "signal":
+                os.kill(os.getpid(), int(given["number"]))
+            case "core" if own.core is not None:
+                os.kill(own.core.pid, int(given["number"]))
+                time.sleep(0.5)  # who watches may read how it ended before it is collected
+                own.core.wait()
+                own.dead = not self.options.heals
+                if self.options.heals:
+                    start_core()
+
+    def do_POST(self) -> None:
+        said = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
+        own = type(self)
+        if own.dead:
+            self.answer({"error": {"message": "EngineDeadError"}}, 500)
+            return
+        tokens = int(said.get("max_tokens", 1))
+        own.tokens += tokens
+        choice = {"index": 0, "text": " Paris", "finish_reason": "length", "logprobs": None}
+        prompt = len(str(said.get("prompt")).split())
+        if self.options.rates:
+            line = f"Engine 000: Avg prompt throughput: {prompt / 10:.1f} tokens/s, x"
+            line = f"(APIServer pid=1) INFO 11-20 10:00:00 [loggers.py:335] {line}"
+            threading.Timer(2.0, say, [line]).start()
+        usage = {"prompt_tokens": prompt, "completion_tokens": tokens}
+        usage["total_tokens"] = prompt + tokens
+        self.answer(
+            {"id": "cmpl-1", "object": "text_completion", "created": 0,
+             "model": self.options.served_model_name, "choices": [choice], "usage": usage}
+        )  # fmt: skip
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def start_core() -> None:
+    Handler.core = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(3600)"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--served-model-name", default=MODEL)
+    parser.add_argument("--version", default="0.32.0")
+    parser.add_argument("--path", default="/models/canary")
+    parser.add_argument("--attention", default="CPU_ATTN")
+    parser.add_argument("--heals", action="store_true")
+    parser.add_argument("--no-access-log", action="store_true")
+    parser.add_argument("--rates", action="store_true", help="says how many tokens it took")
+    parser.add_argument("--no-start-time", action="store_true")
+    parser.add_argument("--port-file", type=Path, help="where the port is written")
+    given = [*sys.argv[1:], *os.environ.get("SM121_META_ARGUMENTS", "").split()]
+    Handler.options, _ = parser.parse_known_args(given)
+    options = Handler.options
+    server = ThreadingHTTPServer(("127.0.0.1", options.port), Handler)
+    server.daemon_threads = True
+    print(
+        lines_of_a_start(
+            version=options.version, model=options.served_model_name, path=options.path,
+            attention=options.attention, port=server.server_address[1],
+        ),
+        end="", flush=True,
+    )  # fmt: skip
+    start_core()
+    if options.port_file is not None:
+        options.port_file.write_text(str(server.server_address[1]))
+
+    def end(*_arguments: object) -> None:
+        if Handler.core is not None:
+            Handler.core.kill()
+            Handler.core.wait()
+        threading.Thread(target=server.shutdown).start()
+
+    signal.signal(signal.SIGTERM, end)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

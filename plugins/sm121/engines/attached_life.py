@@ -1,0 +1,121 @@
+"""Whether an attached server is still the process that was attached to."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+
+import httpx
+
+from sm121.core.server import Server
+from sm121.engines.attached import json_of
+from sm121.evidence import metrics
+
+#: A process' start is read from clocks that may be set in between.
+_CLOCK_SLACK_S = 2.0
+#: vLLM and others call a model "created" at the moment of the question.
+_TWO_QUESTIONS_S = 1.2
+#: How long a server that does not answer is asked again before it is called gone.
+_GONE_AFTER_S = 5.0
+
+
+@dataclass(frozen=True)
+class _Sign:
+    """What differs between two processes. Null and empty where the server does not say."""
+
+    started: float | None = None
+    version: str | None = None
+    created: int | None = None
+    counters: dict[str, float] = field(default_factory=dict)
+
+
+class AttachedLife:
+    """Remembers by which signs a server can be told from another that took its place.
+
+    They are the start of its process and its counters (``/metrics``), its version, and the time at
+    which its model was created where that stands still.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._endpoint = server.endpoint
+        self._created_stands = False
+        self._first = self._read()
+        if self._first.started is None and self._first.created is not None:
+            time.sleep(_TWO_QUESTIONS_S)
+            self._created_stands = self._read().created == self._first.created
+        self._last, self._looked_at = self._first, time.monotonic()
+        self._silent = False
+
+    def changed(self, *, looked_within_s: float = 0.0) -> str | None:
+        """What shows that another process answers than before, or none; None while all is well,
+        and when it was said before.
+
+        Args:
+            looked_within_s: the server is not asked again so soon.
+        """
+        if time.monotonic() - self._looked_at < looked_within_s:
+            return None
+        silence, was_silent = self._silence(), self._silent
+        self._silent, self._looked_at = silence is not None, time.monotonic()
+        if silence is not None:
+            return None if was_silent else silence
+        now, before = self._read(), self._last
+        self._last = replace(
+            now,
+            started=before.started if now.started is None else now.started,
+            version=now.version or before.version,
+            counters={**before.counters, **now.counters},
+        )
+        return _difference(before, now, self._created_stands)
+
+    def _silence(self) -> str | None:
+        deadline = time.monotonic() + _GONE_AFTER_S
+        with self._endpoint.http(timeout_s=10.0) as http:
+            while True:
+                try:
+                    http.get("/v1/models")
+                except httpx.TimeoutException:
+                    return None  # slow, perhaps for others' sake; a hang is for a test to find
+                except httpx.TransportError as error:
+                    why = f"it answers no more ({type(error).__name__}: {error})"
+                else:
+                    return None
+                if time.monotonic() >= deadline:
+                    return why
+                time.sleep(0.5)
+
+    def _read(self) -> _Sign:
+        text = self._endpoint.page("/metrics") or ""
+        with self._endpoint.http(timeout_s=10.0) as http:
+            version = json_of(http, "/version").get("version")
+            models = json_of(http, "/v1/models").get("data")
+        entries = [entry for entry in models or () if isinstance(entry, dict)]
+        own = next((e for e in entries if e.get("id") == self._endpoint.served_name), {})
+        created = own.get("created")
+        return _Sign(
+            metrics.total(text, "process_start_time_seconds"),
+            None if version is None else str(version),
+            created if isinstance(created, int) else None,
+            metrics.counters(text),
+        )
+
+
+def _difference(before: _Sign, now: _Sign, created_stands: bool) -> str | None:
+    if before.started is not None and now.started is not None:
+        if abs(now.started - before.started) > _CLOCK_SLACK_S:
+            return (
+                f"its process began at {_moment(now.started)}, the one before at "
+                f"{_moment(before.started)}"
+            )
+    elif created_stands and now.created is not None and now.created != before.created:
+        return f"its model was created at {now.created}, before at {before.created}"
+    if None not in (before.version, now.version) and before.version != now.version:
+        return f"its version is {now.version}, before {before.version}"
+    for name, count in before.counters.items():
+        if (current := now.counters.get(name)) is not None and current < count:
+            return f"its counter {name} fell from {count:g} to {current:g}"
+    return None
+
+
+def _moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(seconds))

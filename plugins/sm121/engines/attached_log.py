@@ -1,0 +1,208 @@
+"""Whether a log is the one that an attached server writes, now. Any file can be given as one."""
+
+from __future__ import annotations
+
+import datetime
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+
+from sm121.core.server import Endpoint, Server
+from sm121.engines.attached import json_of
+from sm121.engines.capabilities import Capabilities
+from sm121.evidence import metrics
+from sm121.evidence.kernel_path import KernelPath, read_log
+from sm121.evidence.log_lines import clean, moment, read_raw_lines
+from sm121.evidence.signatures import known_engines, load_signatures
+
+#: A line is in the file so soon after what it speaks of.
+_WRITTEN_WITHIN_S = 3.0
+#: So many requests, one after the other, must be so many lines.
+_COUNTS = (3, 2)
+#: vLLM and SGLang say every ten seconds how many tokens they took.
+_RATE_EVERY_S, _RATE_WITHIN_S, _RATE_FITS = 10.0, 13.0, (0.5, 1.6)
+#: From the start of a process to the first line with a time; to be read in any time zone.
+_FIRST_LINE = (datetime.timedelta(seconds=-5), datetime.timedelta(seconds=300))
+#: Hours and half hours, and the three that are neither.
+_ZONES = [datetime.timedelta(minutes=minutes) for minutes in (*range(-720, 841, 30), 345, 525, 765)]
+#: How far the clocks of two machines may be apart.
+_CLOCKS = datetime.timedelta(minutes=2)
+_HOW = (
+    "give the log that this server writes (vLLM: with its lines of access, so without "
+    "--disable-uvicorn-access-log, or with --enable-log-requests)"
+)
+
+
+def doubt(server: Server, can: Capabilities, log: Path) -> str | None:
+    """Why a log proves nothing about an attached server; None when it is that server's.
+
+    Version and model must be the server's, the start in it must be that of the server's process
+    where the server tells it, and the log must grow with requests that are sent here.
+
+    Args:
+        server: attached.
+        can: as `sm121.engines.detection.detect` recognised it.
+        log: given as its log.
+    """
+    if can.engine not in known_engines():
+        return (
+            f"the server at {server.endpoint.base_url} does not say which engine it is, so that "
+            "its log cannot be read; name it with --engine"
+        )
+    try:
+        path = read_log(log, can.engine)
+        found = (
+            _wrong_version(path, can.version, can.engine)
+            or _wrong_model(path, server.endpoint)
+            or _wrong_start(path, server.endpoint, log)
+            or _does_not_grow(server.endpoint, log, can.engine)
+        )
+    except OSError as error:
+        found = f"it cannot be read: {error.strerror or error}"
+    return f"--server-log {log} is not proven to be this server's: {found}" if found else None
+
+
+def _wrong_version(path: KernelPath, version: str | None, engine: str) -> str | None:
+    if path.version is None:
+        return f"it has no start of {engine} (its beginning is cut off, or it is another program's)"
+    if version is None:
+        return f"the server does not tell its version, the log says {path.version}"
+    if not (path.version == version or path.version.partition("+")[0] == version):
+        return f"the log is of {engine} {path.version}, the server is {version}"
+    return None
+
+
+def _wrong_model(path: KernelPath, endpoint: Endpoint) -> str | None:
+    with endpoint.http(timeout_s=10.0) as http:
+        entries = json_of(http, "/v1/models").get("data") or []
+    names = {endpoint.served_name}
+    for entry in entries:
+        own = isinstance(entry, dict) and entry.get("id") == endpoint.served_name
+        if own and isinstance(entry.get("root"), str):
+            names.add(entry["root"])
+    seen = [name for name in (path.served_model, path.model) if name is not None]
+    if not seen:
+        return "its last start names no model"
+    if not names & {*seen, *(Path(name).name for name in seen)}:
+        return f"the log is of the model {seen[0]}, the server has {endpoint.served_name}"
+    return None
+
+
+def _wrong_start(path: KernelPath, endpoint: Endpoint, log: Path) -> str | None:
+    started = metrics.total(endpoint.page("/metrics") or "", "process_start_time_seconds")
+    if started is None:
+        return None
+    now = datetime.datetime.now(datetime.UTC).replace(tzinfo=None)
+    began = datetime.datetime.fromtimestamp(started, datetime.UTC).replace(tzinfo=None)
+    stamps = list(_stamps(path, log, now))
+    if not stamps:
+        return None
+    first, last = stamps
+    shown = f"the log's last start is of {first}, the server's process began at {began:%F %T} UTC"
+    for ahead in _ZONES:
+        if _FIRST_LINE[0] <= first - ahead - began <= _FIRST_LINE[1]:
+            if last - ahead > now + _CLOCKS:
+                continue
+            return None
+    return shown
+
+
+def _stamps(path: KernelPath, log: Path, now: datetime.datetime) -> Iterator[datetime.datetime]:
+    """The first and the last time in the log's last start; nothing where it has none."""
+    begins = max(path.begins.values(), default=0)
+    first = last = None
+    for number, raw in enumerate(read_raw_lines(log)):
+        if number >= begins and (seen := moment(raw.decode("utf-8", "replace"), now)) is not None:
+            first, last = first or seen, seen
+    if first is not None and last is not None:
+        yield from (first, last)
+
+
+class _Growth:
+    """What is appended to a file from now on. It may be replaced, or cut, in between."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._at = log.stat().st_size
+        #: All that has come.
+        self._seen = ""
+
+    def more(self) -> str:
+        """All that has come by now."""
+        size = self._log.stat().st_size
+        with self._log.open("rb") as file:
+            file.seek(self._at if size >= self._at else 0)
+            read = file.read(8 << 20)
+        self._at = (self._at if size >= self._at else 0) + len(read)
+        self._seen += read.decode("utf-8", "replace")
+        return self._seen
+
+    def has(self, wanted: Callable[[str], bool], within_s: float) -> bool:
+        """Whether what has come is what is wanted, in time."""
+        deadline = time.monotonic() + within_s
+        while not wanted(self.more()):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.05)
+        return True
+
+
+def _does_not_grow(endpoint: Endpoint, log: Path, engine: str) -> str | None:
+    """Why the log does not follow requests of ours; None when it does."""
+    mark = f"sm121-{uuid.uuid4().hex}"
+    with endpoint.http(timeout_s=60.0) as http:
+        try:
+            growth = _Growth(log)
+            http.get("/v1/models", params={"sm121": mark})
+            if growth.has(lambda text: mark in text, _WRITTEN_WITHIN_S):
+                return None
+            if _counts_our_requests(http, log):
+                return None
+            growth = _Growth(log)
+            tokens = _complete(http, endpoint.served_name, mark)
+        except httpx.HTTPError as error:
+            return f"no request of ours was answered ({type(error).__name__}: {error})"
+    rates = [signature.regex for signature in load_signatures(engine).of("prompt_rate")]
+
+    def has_it(text: str) -> bool:
+        parts = (
+            float(match["value"]) * _RATE_EVERY_S / max(1, tokens)
+            for rate in rates
+            for match in rate.finditer(text)
+        )
+        return mark in text or any(_RATE_FITS[0] <= part <= _RATE_FITS[1] for part in parts)
+
+    if growth.has(has_it, _RATE_WITHIN_S if rates else _WRITTEN_WITHIN_S):
+        return None
+    return f"no line of it follows requests that are sent to {endpoint.base_url}; {_HOW}"
+
+
+def _counts_our_requests(http: httpx.Client, log: Path) -> bool:
+    """Whether requests without any mark of ours are as many lines, twice, and else there are
+    none."""
+    for count in _COUNTS:
+        growth = _Growth(log)
+        time.sleep(0.5)
+        if growth.more():
+            return False  # others use it, or write it
+        for _ in range(count):
+            http.get("/v1/models")
+        time.sleep(1.0)
+        lines = [clean(line).text for line in growth.more().splitlines()]
+        if sum("/v1/models" in line for line in lines) != count:
+            return False
+    return True
+
+
+def _complete(http: httpx.Client, model: str, mark: str) -> int:
+    """One token of an answer to a prompt that no cache has; the number of its tokens."""
+    prompt = f"{mark} " + "the quick brown fox jumps over the lazy dog " * 12
+    body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0}
+    answer = http.post("/v1/completions", json=body, headers={"X-Request-Id": mark})
+    try:
+        return int(answer.json()["usage"]["prompt_tokens"])
+    except (ValueError, KeyError, TypeError):
+        return len(prompt.split())
