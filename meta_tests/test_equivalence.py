@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 
 import pytest
+from scripted_answers import write_tokenizer
 
 from sm121.answers import agreement
-from sm121.client.completions import Asker, Completion, Position, Request, parse
+from sm121.client.completions import Asker, Completion, Position, Request, malformed, parse
+from sm121.core import vocabulary
 from sm121.core.profile import AgreementBound
 from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import NotRun
@@ -137,6 +140,66 @@ def test_tokens_are_compared_by_id_and_else_by_text():
     )
     assert agreement.same_tokens(answer("a"), answer("a")) is None
     assert "'b'" in str(agreement.same_tokens(answer("a"), answer("b")))
+
+
+def test_two_answers_end_in_the_same_place():
+    found = agreement.judge(run(1, 2), run(1, 2, 3), NOISY)
+    assert found.disagreement is not None and "the end of the answer" in found.disagreement
+
+
+# An answer is whole in itself
+
+WHOLE = Completion("ab", "length", (97, 98), (1, 2), tuple(run(97, 98)), None, 2, 2)
+
+
+def test_a_whole_answer_is_whole():
+    assert malformed(WHOLE, 2, (1, 2)) is None
+    bare = dataclasses.replace(WHOLE, ids=None, positions=None, completion_tokens=None)
+    assert malformed(bare, 2) is None, "what is not told is not wrong"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"ids": (97,)}, "seen: 1 ids, 2 log-probabilities, 2 usage"),
+        ({"positions": tuple(run(97))}, "1 log-probabilities"),
+        ({"completion_tokens": 3}, "3 usage"),
+        ({"ids": (97,), "positions": tuple(run(97)), "completion_tokens": 1}, "required: 2 tokens"),
+        ({"finish_reason": "stop"}, "finish_reason length, seen: stop"),
+        ({"finish_reason": None}, "finish_reason length, seen: None"),
+        ({"ids": (98, 97)}, "seen: 97 in place of 98 at 0"),
+        (
+            {"positions": (at(97), Position("token_id:98", math.nan, {}))},
+            "token 1: required: a log",
+        ),
+        ({"positions": (at(97), Position("token_id:98", 0.5, {}))}, "seen: 0.5"),
+        ({"positions": (at(97), at(98, 0.3, t5=0.6))}, "required: the likeliest token"),
+        ({"positions": (Position("a", -1, {}), Position("c", -1, {}))}, "of the text 'ab'"),
+        ({"prompt_ids": (1, 3)}, "3 in place of 2 at 1"),
+        ({"prompt_tokens": 3}, "usage of 2 prompt tokens, seen: 3"),
+    ],
+)
+def test_what_is_not_whole_is_said(change, said):
+    wrong = malformed(dataclasses.replace(WHOLE, **change), 2, (1, 2))
+    assert wrong is not None and said in wrong, wrong
+
+
+def test_an_engine_that_may_end_says_that_it_did():
+    short = Completion("a", "stop", (97,), None, None, None, 1, 1)
+    assert malformed(short, 2, may_end=True) is None and malformed(short, 2) is not None
+    cut = dataclasses.replace(short, finish_reason="length")
+    assert malformed(cut, 2, may_end=True) is not None
+
+
+def test_ids_are_held_against_their_text(tmp_path):
+    known = vocabulary.load(write_tokenizer(tmp_path) / vocabulary.FILE)
+    ids = [*"Grüße 👋".encode(), 256]
+    assert known.differs(ids, "Grüße 👋") is None
+    assert known.differs(ids, "Grüße 👋<|end|>") is None, "special tokens may be shown"
+    assert known.differs(ids[:-2], "Grüße ") is None, "half of a sign at the end"
+    assert known.differs(ids[3:], "üße 👋") is None, "half of a sign at the beginning"
+    assert "'Gruesse'" in known.differs(ids, "Gruesse")
+    assert "ids that are 'Grüße 👋'" in known.differs(ids, "")
 
 
 # What an engine sends, and what it does not

@@ -88,6 +88,7 @@ def test_a_line_that_is_no_field_is_kept_for_who_judges():
 def server() -> Iterator[Server]:
     """Streams a text with U+2028, then waits for the client to hang up."""
     chunks = [{"choices": [{"text": text, "token_ids": [7]}]} for text in ("a\u2028b", "c")]
+    chunks.append({"choices": [{"text": "", "finish_reason": "length"}]})
     body = "".join(f"data: {json.dumps(c, ensure_ascii=False)}\r\n\r\n" for c in chunks)
 
     class Handler(BaseHTTPRequestHandler):

@@ -63,7 +63,7 @@ def judge(
     bound: AgreementBound,
     resume: Resume | None = None,
 ) -> TokenAgreement:
-    """Check each token of `judged` under another run of the same prompt.
+    """Check each token of `judged` under another run of the same prompt, and that both end there.
 
     Args:
         resume: gives the other run's tokens after the prompt and the ids of some tokens of
@@ -111,6 +111,9 @@ def judge(
             )
             break
         place += 1
+    if wrong is None and not unjudged and len(other) > len(judged) - offset:
+        more = other[len(judged) - offset]
+        wrong = f"token {len(judged)}: required the end of the answer, seen {more.token}"
     found = TokenAgreement(tuple(errors), tuple(top1), tuple(divergences), forks, wrong, unjudged)
     if wrong is None and found.mean_abs > bound.mean_abs:
         wrong = (

@@ -19,6 +19,8 @@ from sm121.core.verdict import NotRun, require
 
 #: Longer than a step's budget of tokens, and than the blocks of the prefix cache.
 _LONG = "count past two windows"
+#: What an answer may not lack where the answer to the same prompt alone has it.
+_TOLD = ("ids", "positions", "prompt_ids", "completion_tokens")
 
 
 @dataclass
@@ -124,10 +126,23 @@ class Continuations:
     def wrong(self, prompt: Prompt, answer: Completion, how: str) -> str | None:
         """Why an answer to a prompt, asked in another way, is not the one that it has alone.
 
+        Before any noise is allowed for, it must have what the answer alone has, to the same prompt.
         Tokens are the same where the engine promises that; else they are judged within the noise,
         and the other way's tokens after a fork by the server asked alone.
+
+        Raises:
+            NotRun: tokens after a fork could not be judged.
         """
         alone = self.alone(prompt)
+        lacking = [
+            what
+            for what in _TOLD
+            if getattr(answer, what) is None and getattr(alone, what) is not None
+        ]
+        if lacking:
+            return f"{prompt.name!r} {how}: required {lacking[0]}, as asked alone, seen none"
+        if answer.prompt_ids != alone.prompt_ids:
+            return f"{prompt.name!r} {how}: required the prompt's ids as asked alone, seen others"
         if answer.ids is not None and answer.ids == alone.ids and answer.text != alone.text:
             return (
                 f"{prompt.name!r} {how}: the same tokens, required the text {alone.text!r}, "
@@ -144,6 +159,11 @@ class Continuations:
         found = agreement.judge(answer.positions, alone.positions, self.bound, self._again(prompt))
         if found.disagreement is not None:
             return f"{prompt.name!r} {how}, against the same alone: {found.disagreement}"
+        if found.unjudged:
+            raise NotRun(
+                f"{prompt.name!r} {how}: {found.unjudged} tokens after a fork within the noise "
+                "were not judged: the engine gives no token ids to ask from (return_token_ids)"
+            )
         return None
 
     def _hold(self, answers: Iterable[tuple[Prompt, Completion]], how: str) -> None:

@@ -26,6 +26,7 @@ from sm121.core.data_file import DataTable
 from sm121.core.errors import UsageError
 from sm121.core.files import write_text
 from sm121.core.profile import GoldenBound
+from sm121.core.verdict import NotRun
 
 TOP = 20
 #: An engine that refuses so many log-probabilities is asked for fewer (vLLM's default allows 20).
@@ -130,9 +131,19 @@ class GoldenComparison:
         return found
 
     def hold(self, bound: GoldenBound, of: str = "") -> None:
-        """Raises AssertionError with what is above the bound, if anything is."""
+        """Go on only if nothing is above the bound.
+
+        Raises:
+            AssertionError: something is; the message says what.
+            NotRun: tokens after an accepted fork could not be judged.
+        """
         if beyond := self.beyond(bound):
             raise AssertionError(f"{of}{'; '.join(beyond)} ({self.summary()})")
+        if unjudged := sum(j.agreement.unjudged for j in self.judgements):
+            raise NotRun(
+                f"{of}{unjudged} tokens after a fork within the noise were not judged: the engine "
+                f"gives no token ids to ask the rest from (return_token_ids) ({self.summary()})"
+            )
 
     def summary(self) -> str:
         """One line of figures."""
@@ -173,13 +184,14 @@ def save_repeated(first: GoldenFile, second: GoldenFile, path: Path) -> None:
     """Write the first of two recordings of one server.
 
     Raises:
-        AssertionError: the second has other texts.
+        AssertionError: the second has other tokens or texts.
     """
     for one, other in zip(first.answers, second.answers, strict=True):
-        if one.text != other.text:
+        tokens, again = ([p.token for p in answer.positions] for answer in (one, other))
+        if (one.text, tokens) != (other.text, again):
             raise AssertionError(
                 f"prompt {one.name!r}: required the same answer twice, seen {one.text!r} and "
-                f"{other.text!r}: this run is not fit to be trusted"
+                f"{other.text!r}, tokens {tokens} and {again}: this run is not fit to be trusted"
             )
     save(first, path)
 

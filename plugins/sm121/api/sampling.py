@@ -17,7 +17,9 @@ def seed_repeats_itself(sdk: Sdk, attempts: int) -> None:
     options: Json = {"max_tokens": 24, "temperature": 1.0, "extra_body": {"ignore_eos": True}}
 
     def sampled() -> Any:
-        return sdk.complete(seed=1234, **options).choices[0].token_ids
+        ids = sdk.complete(seed=1234, **options).choices[0].token_ids
+        require(len(ids) == 24, "24 token ids", len(ids))
+        return ids
 
     _hold_repeated(sampled, attempts, "tokens")
 

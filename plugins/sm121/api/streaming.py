@@ -25,6 +25,7 @@ def equals_not_streaming(sdk: Sdk, attempts: int) -> None:
             finish = choice.finish_reason or finish
     wholes = (sdk.exactly(48).choices[0] for _ in range(attempts))
     whole = first_that(wholes, lambda answer: answer.token_ids == ids)
+    require(len(whole.token_ids) == 48, "48 token ids", len(whole.token_ids))
     require(ids == whole.token_ids, f"token ids {whole.token_ids}", f"{ids} in the stream")
     require(text == whole.text, repr(whole.text), f"{text!r} in the stream")
     reason = whole.finish_reason

@@ -18,6 +18,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from sm121.core.vocabulary import byte_alphabet
+
 ORDINARY = 199_998
 """Ids below this are byte sequences; from here on they are special tokens."""
 
@@ -55,16 +57,6 @@ def special_tokens() -> dict[int, str]:
     if missing:
         raise ValueError(f"oss-harmony names no special token for id {min(missing)}")
     return dict(sorted(tokens.items()))
-
-
-def byte_alphabet() -> list[str]:
-    """The printable character that stands for each byte in a byte-level BPE file (GPT-2's
-    table)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    table = {byte: chr(byte) for byte in printable}
-    table |= {byte: chr(256 + n) for n, byte in enumerate(others)}
-    return [table[byte] for byte in range(256)]
 
 
 def merges(tokens: list[bytes]) -> list[tuple[int, int]]:

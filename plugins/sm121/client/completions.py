@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
@@ -16,6 +18,7 @@ from sm121.client.sse import DONE, EventParser
 from sm121.core.errors import Sm121Error
 from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import NotRun
+from sm121.core.vocabulary import Vocabulary, of_server
 
 Prompt = str | tuple[int, ...]
 _ID = "token_id:"
@@ -23,6 +26,9 @@ _ID = "token_id:"
 _OF_THE_API = frozenset({"model", "prompt", "max_tokens", "temperature", "logprobs"})
 _NOT_UNDERSTOOD = (400, 404, 422)
 _Result = TypeVar("_Result")
+#: What two evaluations of one log-softmax in float32 may differ by.
+_ROUNDING = 1e-3
+_SPECIAL = re.compile(r"<\|[^|<>]*\|>")
 
 
 class Refused(Sm121Error):
@@ -93,20 +99,35 @@ class Request:
 
 
 class Asker:
-    """Asks one server."""
+    """Asks one server. No tolerance reaches an answer that is not in itself whole: each is held
+    against its request by `malformed` before it is handed on.
 
-    def __init__(self, server: Server, *, timeout_s: float = 240.0) -> None:
+    Args:
+        checkpoint: the folder of what is served, for its tokenizer.json; without it, that of a
+            managed server's model.
+    """
+
+    def __init__(
+        self, server: Server, *, timeout_s: float = 240.0, checkpoint: Path | None = None
+    ) -> None:
         self._server = server
+        self._checkpoint = checkpoint
         self._timeout_s = timeout_s
         #: What vLLM is documented to send is required of it; of others it may be missing.
         self._documented = server.engine == "vllm" or server.version is not None
         self._plain = False
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """What ids are held against texts by; None where no tokenizer.json is at hand."""
+        return of_server(self._server, self._checkpoint)
 
     def ask(self, request: Request) -> Completion:
         """One completion.
 
         Raises:
             Refused: the server answered with an error.
+            AssertionError: the answer is `malformed`.
         """
         with self._server.endpoint.http(timeout_s=self._timeout_s) as http:
             return self._ask(http, request)
@@ -122,7 +143,7 @@ class Asker:
     def stream(self, request: Request) -> Completion:
         """The same completion, streamed and put together again."""
         with closing(self._chunks(request)) as chunks:
-            return parse(*chunks)
+            return self._whole(request, parse(*chunks))
 
     def abort(self, request: Request) -> None:
         """Start a streamed completion and hang up after its first chunk."""
@@ -160,7 +181,18 @@ class Asker:
                 raise NotRun(f"this check needs a request that the engine does not take: {refusal}")
         if answer.status_code != 200:
             raise Refused(answer.status_code, answer.text)
-        return parse(answer.json())
+        return self._whole(request, parse(answer.json()))
+
+    def _whole(self, request: Request, answer: Completion) -> Completion:
+        # Another engine may not know ignore_eos, and then the answer may end by itself.
+        may_end = self._plain or not self._documented
+        wrong = malformed(answer, request.tokens, request.prompt, may_end=may_end)
+        if wrong is None and answer.ids is not None and (known := self.vocabulary) is not None:
+            differs = known.differs(answer.ids, answer.text)
+            wrong = differs and f"required: the text of the ids, seen: {differs}"
+        if wrong is not None:
+            raise AssertionError(f"{_shown(request.prompt)}, {request.tokens} tokens: {wrong}")
+        return answer
 
     def _chunks(self, request: Request) -> Generator[dict[str, Any], None, None]:
         body = {**self._body(request), "stream_options": {"include_usage": True}}
@@ -220,6 +252,83 @@ def parse(*parts: Mapping[str, Any]) -> Completion:
         completion_tokens=usage.get("completion_tokens"),
         prompt_tokens=usage.get("prompt_tokens"),
     )
+
+
+def malformed(
+    answer: Completion, tokens: int, prompt: Prompt = "", *, may_end: bool = False
+) -> str | None:
+    """What makes a greedy answer wrong in itself, whatever another run says; None for nothing.
+
+    Held against each other: the tokens that were asked for, the ids, usage, the entries of the
+    log-probabilities and their values, finish_reason, the prompt's ids, the text.
+
+    Args:
+        may_end: the answer may end before the limit, as finish_reason must then say.
+    """
+    counts = {
+        "ids": _length(answer.ids),
+        "log-probabilities": _length(answer.positions),
+        "usage": answer.completion_tokens,
+    }
+    told = {what: count for what, count in counts.items() if count is not None}
+    ended = may_end and answer.finish_reason == "stop" and all(n <= tokens for n in told.values())
+    if len({*told.values()} | (set() if ended else {tokens})) > 1:
+        seen = ", ".join(f"{count} {what}" for what, count in told.items())
+        return f"required: {tokens} tokens, seen: {seen} (finish_reason {answer.finish_reason})"
+    if answer.finish_reason != "length" and not may_end:
+        return f"required: finish_reason length, seen: {answer.finish_reason}"
+    own = answer.prompt_ids
+    if own is not None and not isinstance(prompt, str) and own != prompt:
+        return f"required: the ids of the prompt, seen: {_different(prompt, own)}"
+    if own is not None and answer.prompt_tokens not in (None, len(own)):
+        return f"required: usage of {len(own)} prompt tokens, seen: {answer.prompt_tokens}"
+    return wrong_positions(answer)
+
+
+def wrong_positions(answer: Completion) -> str | None:
+    """What is wrong with the log-probabilities of a greedy answer: they are of its tokens, and each
+    is that of the likeliest one. None for nothing, or where there are none."""
+    if answer.positions is None:
+        return None
+    positions = answer.positions
+    named = ids_of(positions)
+    if named is not None and answer.ids is not None and named != answer.ids:
+        return (
+            "required: log-probabilities of the tokens that were generated, seen: "
+            f"{_different(answer.ids, named)}"
+        )
+    if named is None:
+        texts = "".join(position.token for position in positions)
+        alike = {_SPECIAL.sub("", text) for text in (texts, answer.text)}
+        if len(alike) > 1 and "\ufffd" not in texts + answer.text:
+            return f"required: log-probabilities of the text {answer.text!r}, seen: {texts!r}"
+    for place, position in enumerate(positions):
+        value, best = position.log_probability, max(position.top.values(), default=-math.inf)
+        if not value <= _ROUNDING or math.isinf(value):
+            return f"token {place}: required: a log-probability, seen: {value}"
+        if best > value + _ROUNDING:
+            return (
+                f"token {place}: required: the likeliest token, seen: {position.token} with "
+                f"{value:.6g} beside one with {best:.6g}"
+            )
+    return None
+
+
+def _length(found: Sequence[object] | None) -> int | None:
+    return None if found is None else len(found)
+
+
+def _different(required: Sequence[int], seen: Sequence[int]) -> str:
+    pairs = enumerate(zip(required, seen, strict=False))
+    place = next((n for n, (a, b) in pairs if a != b), min(len(required), len(seen)))
+    mine, other = (str(x[place]) if place < len(x) else "the end" for x in (required, seen))
+    return f"{other} in place of {mine} at {place}"
+
+
+def _shown(prompt: Prompt) -> str:
+    if isinstance(prompt, str):
+        return repr(prompt if len(prompt) <= 60 else f"{prompt[:57]}...")
+    return f"a prompt of {len(prompt)} ids"
 
 
 def ids_of(positions: Sequence[Position]) -> tuple[int, ...] | None:

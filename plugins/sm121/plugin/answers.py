@@ -19,6 +19,10 @@ from sm121.evidence import metrics
 from sm121.session.session import Session
 
 _GOLDEN = pytest.StashKey[GoldenFile]()
+_SAID_NO_TOKENIZER = (
+    "token ids were not held against their text: no tokenizer.json of the served model is at hand; "
+    "name its checkpoint with --reference PATH"
+)
 
 
 def refuse_wrong_files(config: pytest.Config, session: Session) -> None:
@@ -54,9 +58,12 @@ def _identity(session: Session) -> Identity:
 
 
 @pytest.fixture
-def asker(server: Server) -> Asker:
+def asker(conformance: Session, server: Server) -> Asker:
     """Asks the server under test for greedy completions."""
-    return Asker(server)
+    asker = Asker(server, checkpoint=conformance.settings.reference)
+    if asker.vocabulary is None and _SAID_NO_TOKENIZER not in conformance.file.remarks:
+        conformance.remark(_SAID_NO_TOKENIZER)
+    return asker
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sm121.answers import agreement
-from sm121.client.completions import Completion
+from sm121.client.completions import Completion, wrong_positions
 from sm121.client.load import Job, JobOutcome, LoadResult
 from sm121.core.profile import AgreementBound
 from sm121.stress.fault import Fault
@@ -110,6 +110,8 @@ def _wrong(
             "wrong_finish",
             f"{where}: required finish_reason length, seen {answer.finish_reason}",
         )
+    if (wrong := wrong_positions(answer)) is not None:
+        return Fault("corrupted_answer", f"{where}: {wrong}")
     if alone is None or (aborted and alone.ids is None):
         return None
     return _against_alone(where, answer, _begun(alone, tokens) if aborted else alone, bound)

@@ -1,0 +1,175 @@
+"""11: answers that a tolerance would let pass, though they are not whole or not of the request."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from scripted_answers import Break, Json, answer, scripted, write_tokenizer
+
+from sm121.answers import golden
+from sm121.answers.equivalence import Continuations
+from sm121.answers.prompts import continuations
+from sm121.client.completions import Asker
+from sm121.core.profile import AgreementBound, GoldenBound
+from sm121.core.server import Server
+from sm121.core.verdict import NotRun
+
+from . import Case, Outcome, Place
+
+ITEM = "11 Answers within a tolerance"
+#: As the profile of a GB10: forks are allowed.
+BOUND = AgreementBound(max_abs=0.5, mean_abs=0.1, fork=0.25, source="as sm121-gpt-oss-120b")
+GOLDEN = GoldenBound(**{**BOUND.model_dump(), "mean_divergence": 0.02, "top1_at_least": 0.5})
+_OTHER = b"A prompt of somebody else: "
+
+
+def _in_a_batch(change: Callable[[Json], None]) -> Break:
+    """Break the answers of requests that are under way together."""
+
+    def apply(_body: Json, together: bool, said: Json) -> None:
+        if together:
+            change(said)
+
+    return apply
+
+
+def _cut(said: Json) -> None:
+    ids = said["ids"][:1]
+    said.update(ids=ids, places=said["places"][:1], text=bytes(ids).decode())
+
+
+def _others_ids_and_text(said: Json) -> None:
+    other = answer(_OTHER, len(said["ids"]), together=True)
+    said.update(ids=other["ids"], text=other["text"])
+
+
+def _fork(said: Json) -> int | None:
+    """Where the first two tokens are as likely as each other."""
+    return next((n for n, p in enumerate(said["places"]) if p[0][1] - p[1][1] < 0.1), None)
+
+
+def _others_text(said: Json) -> None:
+    """Only of answers with a fork: of the others the ids are known, and so is the text."""
+    if _fork(said) is not None:
+        said["text"] = answer(_OTHER, len(said["ids"]), together=True)["text"]
+
+
+def _shifted(said: Json) -> None:
+    said["ids"] = [*said["ids"][1:], said["ids"][0]]
+
+
+def _usage_of_more(said: Json) -> None:
+    said["usage"] = len(said["ids"]) + 1
+
+
+def _ended_early(said: Json) -> None:
+    said["finish"] = "stop"
+
+
+def _others_rest(said: Json) -> None:
+    """After the first fork another request's answer, whose beginning nobody can ask from."""
+    place = _fork(said)
+    said["hides_prompt"] = True
+    if place is not None and place + 1 < len(said["ids"]):
+        rest = answer(_OTHER, len(said["ids"]) - place - 1, together=False)
+        said["ids"][place + 1 :] = rest["ids"]
+        said["places"][place + 1 :] = rest["places"]
+        said["text"] = bytes(said["ids"]).decode()
+
+
+def _hides_prompt(_body: Json, _together: bool, said: Json) -> None:
+    said["hides_prompt"] = True
+
+
+def _others_rest_without_prompts(body: Json, together: bool, said: Json) -> None:
+    _hides_prompt(body, together, said)
+    if together:
+        _others_rest(said)
+
+
+def _second_best(_body: Json, _together: bool, said: Json) -> None:
+    """Not greedy, and always the same."""
+    found = said["places"][-1]
+    found[0], found[1] = found[1], found[0]
+    said["ids"][-1] = found[0][0]
+    said["text"] = bytes(said["ids"]).decode()
+
+
+def _judged(check: Callable[[Place, Server], None], place: Place, broken: Break | None) -> Outcome:
+    write_tokenizer(place.tmp_path)
+    with scripted(broken) as server:
+        try:
+            check(place, server)
+        except AssertionError as error:
+            return Outcome("FAIL", str(error))
+        except NotRun as error:
+            return Outcome("NOT_RUN", str(error))
+    return Outcome("PASS", "")
+
+
+def _asker(place: Place, server: Server) -> Asker:
+    return Asker(server, checkpoint=place.tmp_path)
+
+
+def _in_batches(place: Place, server: Server) -> None:
+    Continuations(continuations(), BOUND, _asker(place, server)).equal_in_a_batch()
+
+
+def _against_itself(place: Place, server: Server) -> None:
+    """A recording, and the same server held against it."""
+    asker, prompts = _asker(place, server), continuations()
+    kept = golden.record(
+        asker, prompts, model=golden.Identity(served_name="canary"), dtype="auto", engine="vllm",
+        engine_version="0.32.0", configuration="cutlass", environment={},
+    )  # fmt: skip
+    golden.compare(kept, asker, prompts, GOLDEN, {}).hold(GOLDEN)
+
+
+def _case(
+    name: str,
+    broken: Break,
+    expected: str,
+    check: Callable[[Place, Server], None] = _in_batches,
+    *,
+    slow: bool = False,
+) -> Case:
+    return Case(
+        ITEM,
+        name,
+        functools.partial(_judged, check, broken=broken),
+        functools.partial(_judged, check, broken=None),
+        expected,
+        slow,
+    )
+
+
+CASES = [
+    _case("one token of 24 in a batch", _in_a_batch(_cut), "seen: 1 ids"),
+    _case(
+        "the ids and the text of another request",
+        _in_a_batch(_others_ids_and_text),
+        "log-probabilities of the tokens that were generated",
+    ),
+    _case("the text of another request", _in_a_batch(_others_text), "the text of the ids"),
+    _case(
+        "after a fork the answer of another request, and no prompt ids to ask again from",
+        _others_rest_without_prompts,
+        "not judged",
+    ),
+    _case(
+        "a recording of cut answers agrees with itself",
+        lambda _body, _together, said: _cut(said),
+        "seen: 1 ids",
+        _against_itself,
+    ),
+    _case(
+        "ids shifted by one beside the right text",
+        _in_a_batch(_shifted),
+        "log-probabilities of the tokens that were generated",
+        slow=True,
+    ),
+    _case("usage of a token more", _in_a_batch(_usage_of_more), "41 usage", slow=True),
+    _case("an early end that is none", _in_a_batch(_ended_early), "finish_reason", slow=True),
+    _case("a greedy answer that is not the likeliest", _second_best, "the likeliest", slow=True),
+]

@@ -1,0 +1,121 @@
+"""An engine by script, for `/v1/completions`: honest, with the forks of an honest one under
+load, or broken in one known way.
+
+Its tokens are bytes. After each sequence one token is likeliest, in one place of 32 by hardly
+anything; among others the second one is taken there, as arithmetic in another order does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from sm121.core.server import Endpoint, Server
+from sm121.core.vocabulary import FILE, byte_alphabet
+
+Json = dict[str, Any]
+#: Of a request: its body, whether others are under way, and the answer that an honest engine gives.
+Break = Callable[[Json, bool, Json], None]
+LETTERS = b"abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ,.0123456789"
+
+
+def write_tokenizer(directory: Path) -> Path:
+    """The engine's tokenizer.json: a byte is a token."""
+    vocabulary = {sign: byte for byte, sign in enumerate(byte_alphabet())}
+    content = {
+        "added_tokens": [{"id": 256, "content": "<|end|>", "special": True}],
+        "decoder": {"type": "ByteLevel"},
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+    }
+    (directory / FILE).write_text(json.dumps(content), "utf-8")
+    return directory
+
+
+def likeliest(before: bytes) -> list[tuple[int, float]]:
+    """The three likeliest tokens after others, and their log-probabilities."""
+    seed = hashlib.sha256(before).digest()
+    first, second, third = (LETTERS[(seed[0] + 7 * n) % len(LETTERS)] for n in range(3))
+    gap = 0.05 if seed[1] % 32 == 0 else 2.0
+    top = math.log(0.45 if gap < 1 else 0.8)
+    return [(first, top), (second, top - gap), (third, top - gap - 2.0)]
+
+
+def answer(prompt: bytes, tokens: int, *, together: bool) -> Json:
+    """What an honest engine says; one of many at the same time takes the second of equals."""
+    ids: list[int] = []
+    places = []
+    for _ in range(tokens):
+        found = likeliest(prompt + bytes(ids))
+        if together and found[0][1] - found[1][1] < 0.1:
+            found[0], found[1] = (found[1][0], found[0][1]), (found[0][0], found[1][1])
+        ids.append(found[0][0])
+        places.append(found)
+    return {"ids": ids, "places": places, "text": bytes(ids).decode(), "finish": "length"}
+
+
+def _wire(prompt: bytes, said: Json) -> Json:
+    names = [[(f"token_id:{token}", value) for token, value in found] for found in said["places"]]
+    choice = {
+        "index": 0,
+        "text": said["text"],
+        "finish_reason": said["finish"],
+        "token_ids": said["ids"],
+        "prompt_token_ids": None if said.get("hides_prompt") else list(prompt),
+        "logprobs": {
+            "tokens": [found[0][0] for found in names],
+            "token_logprobs": [found[0][1] for found in names],
+            "top_logprobs": [dict(found) for found in names],
+        },
+    }
+    count = said.get("usage", len(said["ids"]))
+    usage = {"prompt_tokens": len(prompt), "completion_tokens": count}
+    return {"id": "c", "object": "text_completion", "choices": [choice], "usage": usage}
+
+
+@contextmanager
+def scripted(broken: Break | None = None) -> Iterator[Server]:
+    """Serve on a loopback port until the block ends."""
+
+    class Handler(BaseHTTPRequestHandler):
+        running = 0
+        lock = threading.Lock()
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked = body["prompt"]
+            prompt = bytes(asked) if isinstance(asked, list) else asked.encode()
+            with self.lock:
+                type(self).running += 1
+            time.sleep(0.03)  # those that come together are together
+            together = type(self).running > 1
+            time.sleep(0.03)
+            said = answer(prompt, body["max_tokens"], together=together)
+            if broken is not None:
+                broken(body, together, said)
+            with self.lock:
+                type(self).running -= 1
+            content = json.dumps(_wire(prompt, said)).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_arguments: object) -> None: ...
+
+    class Listening(ThreadingHTTPServer):
+        request_queue_size = 64
+
+    with Listening(("127.0.0.1", 0), Handler) as listening:
+        threading.Thread(target=listening.serve_forever, daemon=True).start()
+        endpoint = Endpoint(f"http://127.0.0.1:{listening.server_port}", "key", "canary")
+        yield Server(endpoint, False, "vllm", "0.32.0", None, None, None)
+        listening.shutdown()

@@ -1,0 +1,117 @@
+"""Which text token ids stand for, by the tokenizer.json of a checkpoint (byte-level BPE).
+
+Needs no tokenizer library: to read ids is to put the bytes of their tokens one behind the other.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm121.core.server import Server
+
+FILE = "tokenizer.json"
+#: What an engine shows for bytes that are no UTF-8; how many of it differs between decoders.
+_REPLACED = "\ufffd"
+
+
+def byte_alphabet() -> list[str]:
+    """The printable character that stands for each byte in a byte-level BPE file (GPT-2's
+    table)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    table = {byte: chr(byte) for byte in printable}
+    table |= {byte: chr(256 + n) for n, byte in enumerate(others)}
+    return [table[byte] for byte in range(256)]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The text of each token, as tokenizer.json spells it."""
+
+    ordinary: Mapping[int, str]
+    #: Tokens that are no text, as ``<|end|>``.
+    special: Mapping[int, str]
+
+    def differs(self, ids: Sequence[int], text: str) -> str | None:
+        """How a text differs from that of the ids; None where it is the same.
+
+        Special tokens may be shown or left out. Bytes that are no UTF-8, at the beginning, at the
+        end or between, say nothing: engines show them in different ways. Ids without a name have no
+        text, as in the tokenizers of Hugging Face.
+        """
+        meant = [self._bytes(ids, special=special) for special in (False, True)]
+        if any(_same(own, text) for own in meant):
+            return None
+        return f"the text {text!r} for ids that are {meant[0].decode('utf-8', 'replace')!r}"
+
+    def _bytes(self, ids: Sequence[int], *, special: bool) -> bytes:
+        found = b""
+        for token in ids:
+            if token in self.ordinary:
+                found += b"".join(_byte_of(sign) for sign in self.ordinary[token])
+            elif special:
+                found += self.special.get(token, "").encode()
+        return found
+
+
+def of_server(server: Server, checkpoint: Path | None = None) -> Vocabulary | None:
+    """The vocabulary of what a server serves; None where no tokenizer.json of it is at hand.
+
+    Args:
+        checkpoint: its folder; without it, that of a managed server's model, which may be in the
+            cache of Hugging Face's hub.
+    """
+    folders = [checkpoint] if checkpoint is not None else _folders(server)
+    found = next((folder for folder in folders if (folder / FILE).is_file()), None)
+    return None if found is None else load(found / FILE)
+
+
+@functools.lru_cache(maxsize=2)
+def load(file: Path) -> Vocabulary | None:
+    """Read a tokenizer.json; None where it is of another kind than byte-level BPE."""
+    content = json.loads(file.read_text("utf-8"))
+    if (content.get("decoder") or {}).get("type") != "ByteLevel":
+        return None
+    added = content.get("added_tokens") or []
+    special = {token["id"]: token["content"] for token in added}
+    ordinary = {token: text for text, token in content["model"]["vocab"].items()}
+    return Vocabulary({k: v for k, v in ordinary.items() if k not in special}, special)
+
+
+def _folders(server: Server) -> list[Path]:
+    own = server.configuration
+    if own is None:
+        return []
+    if Path(own.model).is_dir():
+        return [Path(own.model)]
+    environment = {**os.environ, **dict(own.environment)}
+    home = environment.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
+    hub = Path(environment.get("HF_HUB_CACHE") or Path(home) / "hub")
+    name = "models--" + own.model.replace("/", "--")
+    return sorted((hub / name / "snapshots").glob("*"))
+
+
+def _same(meant: bytes, text: str) -> bool:
+    # The first bytes may end a sign that the prompt began: the engine knows it, the ids do not.
+    whole = meant.lstrip(bytes(range(0x80, 0xC0)))
+    own, seen = _plain(whole.decode("utf-8", "replace")), _plain(text)
+    return seen == own or (len(whole) < len(meant) and seen.endswith(own))
+
+
+def _plain(text: str) -> str:
+    return re.sub(f"{_REPLACED}+", _REPLACED, text).strip(_REPLACED)
+
+
+@functools.cache
+def _bytes_by_sign() -> dict[str, bytes]:
+    return {sign: bytes([byte]) for byte, sign in enumerate(byte_alphabet())}
+
+
+def _byte_of(sign: str) -> bytes:
+    return _bytes_by_sign().get(sign) or sign.encode()
