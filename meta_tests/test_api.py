@@ -8,13 +8,14 @@ from collections import Counter
 
 import pytest
 
-from sm121.api import cases, invariants, schema, stream, tools
+from sm121.api import cases, harmony, invariants, schema, stream, tools
 from sm121.api.cases import Case
 from sm121.api.client import Api, Wrong
 from sm121.client.exchange import Exchange
-from sm121.core import data_file
+from sm121.core import data_file, profile
 from sm121.core.errors import UsageError
-from sm121.core.server import Endpoint
+from sm121.core.server import NO_KEY, Endpoint
+from sm121.core.verdict import Inapplicable, NotRun
 from sm121.engines import capabilities
 
 REQUEST = {"model": "canary", "prompt": "The capital of France is"}
@@ -271,6 +272,70 @@ def test_what_becomes_of_a_case(name, answers, kind, fails):
     problem = judged(case(name), *answers)
     assert (problem and problem.kind) == kind
     assert problem is None or problem.fails == fails
+
+
+def test_a_server_that_asks_for_no_key_is_not_asked_with_a_wrong_one():
+    endpoint = Endpoint("http://127.0.0.1:1", NO_KEY, "canary")
+    for name in ("wrong-key", "wrong-key-chat"):
+        with pytest.raises(Inapplicable, match="attached without --api-key"):
+            cases.judge(Api(endpoint, capabilities.of("vllm", None)), case(name), " Paris.")
+    assert "leave out --api-key" in judged(case("wrong-key"), WELL, WELL).text
+
+
+PROFILE = profile.load("cpu-tiny-gpt-oss").correctness
+
+
+def asked_for_a_tool(reply: Exchange, check=tools.called_every_time, engine: str = "vllm"):
+    """A check of tools against a server that always answers the same."""
+
+    class Same(Api):
+        def send(self, *_arguments, **_options):
+            return reply
+
+    check(
+        Same(Endpoint("http://127.0.0.1:1", "key", "canary"), capabilities.of(engine, None)),
+        PROFILE,
+    )
+
+
+TOOL_CHECKS = (tools.called_every_time, tools.named, tools.required, tools.results_are_answered)
+
+
+@pytest.mark.parametrize("check", TOOL_CHECKS)
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        (
+            "vllm",
+            '"auto" requires --enable-auto-tool-choice and --tool-call-parser to be set',
+        ),
+        ("sglang", "Please set --tool-call-parser to use tools"),
+        ("llama-cpp", "tools param requires --jinja flag"),
+    ],
+)
+def test_a_server_that_says_it_has_no_tool_parser_is_not_judged(check, engine, said):
+    refusal = answer(400, {"error": {"message": said, "type": "x", "param": None, "code": 400}})
+    with pytest.raises(NotRun, match="reads tool calls when started with --"):
+        asked_for_a_tool(refusal, check, engine)
+
+
+def test_another_refusal_of_tools_is_a_failure():
+    with pytest.raises(Wrong, match="seen: 400"):
+        asked_for_a_tool(answer(400, ERROR))
+
+
+@pytest.mark.parametrize("check", TOOL_CHECKS)
+@pytest.mark.parametrize(
+    ("last", "said"), [(harmony.CALL, "did not read it"), (harmony.RETURN, "no call at all")]
+)
+def test_calls_that_nobody_reads_name_the_parser(check, last, said):
+    seen = chat({"role": "assistant", "content": None, "reasoning": "I call the tool."})
+    seen["choices"][0]["token_ids"] = [harmony.CHANNEL, last]
+    with pytest.raises(AssertionError) as caught:
+        asked_for_a_tool(answer(200, seen), check)
+    text = str(caught.value)
+    assert "required: a call" in text and said in text, text
+    assert "--enable-auto-tool-choice --tool-call-parser openai" in text, text
 
 
 def test_a_newer_version_is_held_to_the_specification_again():

@@ -20,7 +20,7 @@ from sm121.api.client import CHAT, COMPLETIONS, RESPONSES, Api, Wrong
 from sm121.client.exchange import Exchange
 from sm121.core import data_file
 from sm121.core.data_file import DataTable
-from sm121.core.verdict import NotRun
+from sm121.core.verdict import Inapplicable, NotRun
 from sm121.engines.capabilities import Name, needed
 
 Json = dict[str, Any]
@@ -115,8 +115,13 @@ def judge(api: Api, case: Case, healthy: str) -> tuple[str, CaseProblem | None]:
 
     Raises:
         NotRun: the server cannot do what the case is about.
+        Inapplicable: it is about the key of a server that asks for none.
     """
     body = {"model": api.model, **shipped().plain.get(case.path, {}), **case.body}
+    if case.key is not None and not api.endpoint.asks_for_a_key:
+        raise Inapplicable(
+            "the server was attached without --api-key: one that asks for no key serves any"
+        )
     by_path = needed(case.path, {}) if case.path in (COMPLETIONS, CHAT, RESPONSES) else ()
     api.capabilities.require(*case.needs, *by_path)
     exchange = api.send(
@@ -187,7 +192,9 @@ def _judge_answer(case: Case, exchange: Exchange) -> tuple[ProblemKind, str] | N
         return "server_error", f"required: no 5xx, seen: {seen}"
     if exchange.status == 200:
         if case.expect == "refused":
-            return "served", f"required: a 4xx with an error object, seen: {seen}"
+            # The key was given: whoever started the server knows whether it asks for one.
+            hint = "; leave out --api-key where the server asks for none" if case.key else ""
+            return "served", f"required: a 4xx with an error object, seen: {seen}{hint}"
         if schema.violations("error", exchange.parsed()) == []:
             return "wrong_status", f"required: no error object with 200, seen: {seen}"
         return None

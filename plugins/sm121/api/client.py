@@ -35,6 +35,15 @@ class Wrong(Sm121Error, AssertionError):
     """An answer is not what the specification requires. The message says what was seen."""
 
 
+class Refused(Wrong):
+    """The server answered with another status than 200. ``said`` is what it wrote."""
+
+    def __init__(self, path: str, exchange: Exchange) -> None:
+        self.status, self.said = exchange.status, exchange.text
+        seen = exchange.failure or f"{exchange.status} {exchange.text}"
+        super().__init__(f"{path}: required: 200, seen: {seen}")
+
+
 @dataclass(frozen=True)
 class Api:
     """The API of one server.
@@ -154,7 +163,7 @@ class Api:
     def _stream(self, path: str, body: Json) -> Stream:
         exchange = self.send("POST", path, json.dumps(body).encode())
         if exchange.status != 200:
-            raise Wrong(_required(path, exchange))
+            raise Refused(path, exchange)
         return stream.read(exchange.content_type, exchange.content)
 
 
@@ -172,17 +181,12 @@ def _messages(messages: str | Sequence[Json]) -> list[Json]:
 
 def _json_of(exchange: Exchange, path: str, kind: schema.Kind) -> Json:
     if exchange.status != 200:
-        raise Wrong(_required(path, exchange))
+        raise Refused(path, exchange)
     answer = exchange.parsed()
     wrong = schema.violations(kind, answer)
     if wrong:
         raise Wrong(f"{path}: required: a {kind} as published, seen: {'; '.join(wrong)}")
     return dict(answer)
-
-
-def _required(path: str, exchange: Exchange) -> str:
-    seen = exchange.failure or f"{exchange.status} {exchange.text}"
-    return f"{path}: required: 200, seen: {seen}"
 
 
 def _hold(path: str, found: list[str]) -> None:

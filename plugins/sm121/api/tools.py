@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from importlib.resources import files
 from typing import Any
 
 import jsonschema
 
-from sm121.api.client import Api, Json, together
+from sm121.api import harmony
+from sm121.api.client import Api, Json, Refused, together
 from sm121.core.profile import Correctness, ToolCall
-from sm121.core.verdict import require
+from sm121.core.verdict import NotRun, require
+
+#: How servers say that they were started without a parser of tool calls.
+_NO_PARSER = re.compile(r"tool[-_ ](?:call[-_ ])?parser|auto-tool-choice|--jinja", re.IGNORECASE)
 
 
 @functools.cache
@@ -29,6 +34,7 @@ def called_every_time(api: Api, known: Correctness) -> None:
     for case, choice in zip(asked, answers, strict=True):
         of = f"{case.question!r}: "
         calls = [call["function"] for call in _calls(choice)]
+        require(calls, f"a call of {case.tool}", no_call(api, choice), of)
         seen = [(call["name"], json.loads(call["arguments"])) for call in calls]
         require(seen == [(case.tool, case.arguments)], f"{case.tool}({case.arguments})", seen, of)
         right = choice["finish_reason"] == "tool_calls" and not spilled(choice["message"])
@@ -41,6 +47,7 @@ def named(api: Api, known: Correctness) -> None:
     tool_choice = {"type": "function", "function": {"name": name}}
     answer = _ask(api, known, known.chats[0].question, tool_choice=tool_choice)
     names = [call["function"]["name"] for call in _calls(answer)]
+    require(names, f"a call of {name}", no_call(api, answer))
     require(names == [name], f"a call of {name}", answer["message"])
     _hold_fitting(_calls(answer)[:1])
 
@@ -48,8 +55,8 @@ def named(api: Api, known: Correctness) -> None:
 def required(api: Api, known: Correctness) -> None:
     """``tool_choice: required`` calls a tool, with arguments by its schema."""
     answer = _ask(api, known, known.chats[0].question, tool_choice="required")
-    called = _calls(answer) and answer["finish_reason"] == "tool_calls"
-    require(called, "a call", answer)
+    require(_calls(answer), "a call", no_call(api, answer))
+    require(answer["finish_reason"] == "tool_calls", "finish_reason tool_calls", answer)
     _hold_fitting(_calls(answer))
 
 
@@ -70,9 +77,9 @@ def results_are_answered(api: Api, known: Correctness) -> None:
     """After the result of a call the answer says what the result says."""
     for case in known.tool_calls:
         of = f"{case.question!r}: "
-        call = _ask(api, known, case.question)["message"]
-        require(call.get("tool_calls"), "a call", call, of)
-        choice = _ask(api, known, _with_the_result(case, call))
+        asked = _ask(api, known, case.question)
+        require(_calls(asked), "a call", no_call(api, asked), of)
+        choice = _ask(api, known, _with_the_result(case, asked["message"]))
         right = case.answer_contains in (choice["message"]["content"] or "")
         require(right, repr(case.answer_contains), choice, of)
 
@@ -86,9 +93,36 @@ def spilled(message: Json) -> bool:
     return any(part in content for part in (*parts, "<|", "to=functions"))
 
 
+def refused(api: Api, refusal: Refused) -> NotRun | Refused:
+    """What to raise for a refusal of tools: NotRun where the server says that it has no parser."""
+    if not _NO_PARSER.search(refusal.said):
+        return refusal
+    return NotRun(f"the server reads no tool calls ({refusal.said}); {_start(api)}")
+
+
 def _ask(api: Api, known: Correctness, messages: str | list[Json], **options: Any) -> Json:
-    answer = api.chat(messages, tools=tools(), max_tokens=known.max_answer_tokens, **options)
+    if api.capabilities.can("chat_token_ids"):
+        options["return_token_ids"] = True
+    try:
+        answer = api.chat(messages, tools=tools(), max_tokens=known.max_answer_tokens, **options)
+    except Refused as refusal:
+        raise refused(api, refusal) from refusal
     return dict(answer["choices"][0])
+
+
+def no_call(api: Api, choice: Json) -> str:
+    """What was seen where a call was required: the model's own doing, or the server's."""
+    called = (choice.get("token_ids") or [None])[-1] == harmony.CALL
+    who = "the model called a tool (its last token is <|call|>), and the server did not read it"
+    said = {key: value for key, value in choice.items() if key not in ("token_ids", "logprobs")}
+    return f"no tool_calls: {who if called else 'no call at all'} in {said}; {_start(api)}"
+
+
+def _start(api: Api) -> str:
+    options = api.capabilities.file.capabilities["tools"].start
+    if not options:
+        return "a server needs a parser of tool calls"
+    return f"{api.capabilities.file.title} reads tool calls when started with {options}"
 
 
 def _calls(choice: Json) -> list[Json]:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     import openai
 
 
+#: Sent where the user gave no key.
+NO_KEY = "none"
+
+
 @dataclass(frozen=True)
 class Endpoint:
     """Where a server listens. ``base_url`` has no trailing slash and no ``/v1``."""
@@ -26,6 +30,11 @@ class Endpoint:
     base_url: str
     api_key: str = field(repr=False)
     served_name: str
+
+    @property
+    def asks_for_a_key(self) -> bool:
+        """Whether a key is known, so that the server is meant to refuse others."""
+        return self.api_key != NO_KEY
 
     def openai(self, *, timeout_s: float = 120.0) -> openai.OpenAI:
         """A client of the API; it never retries, since a retry would hide a failure."""

@@ -12,10 +12,9 @@ import httpx
 import psutil
 
 from sm121.core.errors import UsageError
-from sm121.core.server import Endpoint, Server, root_of
+from sm121.core.server import NO_KEY, Endpoint, Server, root_of
 from sm121.engines import process_tree
 
-_NO_KEY = "none"
 _ANSWER_WITHIN_S = 10.0
 
 
@@ -36,7 +35,7 @@ def attach(
         UsageError: nobody answers, what answers is no such server, or it serves another model.
     """
     root = root_of(base_url, "--base-url")
-    endpoint = Endpoint(root, api_key or _NO_KEY, served_name or default_name)
+    endpoint = Endpoint(root, api_key or NO_KEY, served_name or default_name)
     with endpoint.http(timeout_s=_ANSWER_WITHIN_S) as http:
         models = _models(http, root)
         version = _version(http)

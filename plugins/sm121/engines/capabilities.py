@@ -77,6 +77,8 @@ class Capability(DataTable):
     versions: Versions = ""
     #: What a user reads where it cannot: what is missing, and how to get it if there is a way.
     reason: str = ""
+    #: Options that a server is started with so that it can.
+    start: str = ""
     #: How it is asked for on the wire, where engines differ: a key, or keys with dots between.
     wire: str | None = None
     source: str = Field(min_length=3)
