@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import threading
 import time
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -485,12 +487,139 @@ def _error_in_the_stream(request: Request, answer: Answer) -> Answer:
     return Answer(200, "text/event-stream", text.encode())
 
 
+def _messages(change: Callable[[list[Json]], list[Json]]) -> Callable[[Json], Json]:
+    """What becomes of a chat's messages on the way."""
+
+    def apply(request: Json) -> Json:
+        messages = request.get("messages")
+        if not isinstance(messages, list):
+            return request
+        return {**request, "messages": change(copy.deepcopy(messages))}
+
+    return apply
+
+
+def _each(change: Callable[[Json], Any], *, role: str = "") -> Callable[[Json], Json]:
+    def apply(messages: list[Json]) -> list[Json]:
+        for message in messages:
+            if not role or message.get("role") == role:
+                change(message)
+        return messages
+
+    return _messages(apply)
+
+
+def _no_instructions(messages: list[Json]) -> list[Json]:
+    return [m for m in messages if m.get("role") not in ("system", "developer")]
+
+
+def _last_turn(messages: list[Json]) -> list[Json]:
+    asked = [n for n, m in enumerate(messages) if m.get("role") == "user"]
+    kept = [m for m in messages[: asked[-1]] if m.get("role") in ("system", "developer")]
+    return [*kept, *messages[asked[-1] :]]
+
+
+def _reasoning_told(message: Json) -> None:
+    """A template that shows earlier reasoning to the model."""
+    if message.get("reasoning") and message.get("content"):
+        message["content"] = message.pop("reasoning") + message["content"]
+
+
+def _reasoning_forgotten(message: Json) -> None:
+    if message.get("tool_calls"):
+        message.pop("reasoning", None)
+
+
+def _texts(change: Callable[[str], str]) -> Callable[[Json], None]:
+    def apply(message: Json) -> None:
+        if isinstance(message.get("content"), str):
+            message["content"] = change(message["content"])
+
+    return apply
+
+
+def _first_part(message: Json) -> None:
+    if isinstance(message.get("content"), list):
+        message["content"] = message["content"][:1]
+
+
+def _schema_as_text(request: Json) -> Json:
+    """The schema is told in place of the instructions."""
+    if not request.get("response_format"):
+        return request
+    told = {"role": "system", "content": json.dumps(request["response_format"])}
+    return {**request, "messages": [told, *_no_instructions(request["messages"])]}
+
+
+def _prompt_rewritten(change: Callable[[str], list[int]]) -> Callable[[], Exchange]:
+    """The model is given other tokens than those of the chat, and the server says so."""
+
+    def hook(request: Request, forward: Forward) -> Answer:
+        body = request.body
+        if request.path != CHAT or body is None or body.get("stream"):
+            return forward(request)
+        plain = {**body, "max_tokens": 1, "return_token_ids": True}
+        first = forward(replace(request, content=json.dumps(plain).encode()))
+        if first.status != 200:
+            return first
+        ids = change(_harmony().decode(json.loads(first.content)["prompt_token_ids"]))
+        body["kv_transfer_params"] = {"prompt_token_ids": ids}
+        return forward(replace(request, content=json.dumps(body).encode()))
+
+    return _plainly(hook)
+
+
+def _harmony() -> Any:
+    from openai_harmony import HarmonyEncodingName, load_harmony_encoding
+
+    return load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
+
+
+def _as_control_tokens(text: str) -> list[int]:
+    return list(_harmony().encode(text, allowed_special="all"))
+
+
+def _another_date(text: str) -> list[int]:
+    return _as_control_tokens(re.sub(r"Current date: \S+", "Current date: 2023-01-01", text))
+
+
+def _says_other_ids(request: Request, forward: Forward) -> Answer:
+    """Instructions are dropped, and the ids and usage are those of the chat with them."""
+    body = request.body
+    if request.path != CHAT or body is None or body.get("stream"):
+        return forward(request)
+    whole = json.loads(forward(request).content)
+    body["messages"] = _no_instructions(body["messages"])
+    answer = forward(replace(request, content=json.dumps(body).encode()))
+
+    def lie(said: Json) -> None:
+        said["prompt_token_ids"] = whole.get("prompt_token_ids")
+        prompt = whole["usage"]["prompt_tokens"]
+        usage = said["usage"]
+        usage.update(prompt_tokens=prompt, total_tokens=prompt + usage["completion_tokens"])
+
+    return _changed(answer, lie)
+
+
+def _no_reasoning_items(request: Json) -> Json:
+    items = request.get("input")
+    if not isinstance(items, list):
+        return request
+    return {**request, "input": [item for item in items if item.get("type") != "reasoning"]}
+
+
+def _last_item(request: Json) -> Json:
+    items = request.get("input")
+    return {**request, "input": items[-1:]} if isinstance(items, list) else request
+
+
 #: Longer than the cases of fixtures/api wait for an answer.
 HANG_S = 30.0
 PUBLISHED, STREAMS = "test_answers_are_as_published", "test_streams_are_as_published"
 CHATS, CALLS = "test_chats_end_in_a_final_message", "test_tool_calls_are_right_every_time"
 CHAT_SAMPLED = "test_a_chat_obeys_temperature_and_seed"
 DELTAS = "test_deltas_add_up_to_the_message"
+BECOMES = "test_a_chat_becomes_its_harmony"
 
 FAULTS = {
     fault.name: fault
@@ -824,6 +953,107 @@ FAULTS = {
         ),
         Fault(
             "tool results are dropped", "test_a_tool_result_is_answered", request=_no_tool_messages
+        ),
+        # ---------- what a chat becomes
+        Fault(
+            "system and developer messages are dropped",
+            f"{BECOMES}[system]",
+            request=_messages(_no_instructions),
+        ),
+        Fault(
+            "later instructions are dropped",
+            f"{BECOMES}[later-instructions]",
+            request=_messages(lambda m: [*m[:1], *_no_instructions(m[1:])]),
+        ),
+        Fault(
+            "instructions become a user's message",
+            f"{BECOMES}[developer]",
+            request=_each(lambda m: m.update(role="user"), role="developer"),
+        ),
+        Fault("earlier turns are dropped", f"{BECOMES}[turns]", request=_messages(_last_turn)),
+        Fault(
+            "earlier reasoning is kept",
+            f"{BECOMES}[earlier-reasoning-left-out]",
+            request=_each(_reasoning_told),
+        ),
+        Fault(
+            "the reasoning before a tool's result is forgotten",
+            f"{BECOMES}[tool-result-and-its-reasoning]",
+            request=_each(_reasoning_forgotten),
+        ),
+        Fault("tools are dropped", f"{BECOMES}[tools]", request=_without("tools", "tool_choice")),
+        Fault(
+            "a tool's description is dropped",
+            f"{BECOMES}[tools-and-system]",
+            request=lambda r: json.loads(json.dumps(r).replace("Get the time", "")),
+        ),
+        Fault(
+            "only the last of two results is told",
+            f"{BECOMES}[two-calls-and-their-results]",
+            request=_messages(lambda m: m[:-2] + m[-1:]),
+        ),
+        Fault(
+            "the effort is always medium",
+            f"{BECOMES}[effort-high]",
+            request=_without("reasoning_effort"),
+        ),
+        Fault("another date", f"{BECOMES}[question]", exchange=_prompt_rewritten(_another_date)),
+        Fault(
+            "special tokens typed as text are control tokens",
+            f"{BECOMES}[special-tokens-as-text]",
+            exchange=_prompt_rewritten(_as_control_tokens),
+        ),
+        Fault(
+            "special tokens in a tool's result are control tokens",
+            f"{BECOMES}[special-tokens-in-a-tool-result]",
+            exchange=_prompt_rewritten(_as_control_tokens),
+        ),
+        Fault(
+            "special tokens typed as text are taken out",
+            f"{BECOMES}[special-tokens-as-text]",
+            request=_each(_texts(lambda text: re.sub(r"<\|\w+\|>", "", text))),
+        ),
+        Fault(
+            "texts are normalised",
+            f"{BECOMES}[unicode]",
+            request=_each(_texts(lambda text: unicodedata.normalize("NFKC", text))),
+        ),
+        Fault("texts are stripped", f"{BECOMES}[unicode]", request=_each(_texts(str.strip))),
+        Fault("only the first part of a content", f"{BECOMES}[parts]", request=_each(_first_part)),
+        Fault(
+            "a schema takes the place of the instructions",
+            f"{BECOMES}[response-format]",
+            request=_schema_as_text,
+        ),
+        Fault(
+            "instructions are dropped, and other ids are told",
+            "test_an_answer_is_to_its_chat[system]",
+            exchange=_plainly(_says_other_ids),
+        ),
+        Fault(
+            "instructions of a response are dropped",
+            "test_a_response_is_to_its_harmony[system]",
+            request=_without("instructions"),
+        ),
+        Fault(
+            "earlier turns of a response are dropped",
+            "test_a_response_is_to_its_harmony[turns]",
+            request=_last_item,
+        ),
+        Fault(
+            "the effort of a response is always medium",
+            "test_a_response_is_to_its_harmony[effort-high]",
+            request=_without("reasoning"),
+        ),
+        Fault(
+            "the reasoning of a response before a tool's result is forgotten",
+            "test_a_response_is_to_its_harmony[tool-result-and-its-reasoning]",
+            request=_no_reasoning_items,
+        ),
+        Fault(
+            "previous_response_id is ignored",
+            "test_a_response_goes_on_from_another",
+            request=_without("previous_response_id"),
         ),
         # ---------- structured output
         Fault(

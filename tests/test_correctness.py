@@ -15,6 +15,7 @@ from sm121.api import (
     endings,
     harmony,
     logprobs,
+    rendering,
     responses,
     sampling,
     stream,
@@ -329,6 +330,34 @@ def test_first_token_is_the_channel_token(api, profile):
     answer = api.chat(profile.correctness.chats[0].question, max_tokens=3, logprobs=True)
     first = answer["choices"][0]["logprobs"]["content"][0]["token"]
     assert first == "<|channel|>", f"required: <|channel|>, seen: {first!r}"
+
+
+# What a chat becomes: fixtures/api/chats.toml against oss-harmony's own rendering.
+
+
+@pytest.mark.parametrize("chat", rendering.shipped(), ids=str)
+def test_a_chat_becomes_its_harmony(api, server_environment, chat):
+    """Every message, turn, tool, call, result, effort and date reaches the model, and earlier
+    reasoning does not. Text stays text."""
+    rendering.becomes_its_harmony(api, chat, server_environment)
+
+
+@pytest.mark.parametrize("chat", rendering.TELLING)
+def test_an_answer_is_to_its_chat(api, agreement_bound, server_environment, chat):
+    """The answer is the one of the chat's own tokens; without ids, it depends on the chat."""
+    chat = rendering.named(chat)
+    rendering.answer_is_to_the_chat(api, chat, agreement_bound, server_environment)
+
+
+@pytest.mark.parametrize("chat", rendering.IN_RESPONSES)
+def test_a_response_is_to_its_harmony(api, chat):
+    """Instructions, turns, calls and results of a response reach the model, as usage counts."""
+    responses.becomes_its_harmony(api, rendering.named(chat))
+
+
+def test_a_response_goes_on_from_another(api, profile, conformance):
+    """With previous_response_id the turns before reach the model."""
+    responses.goes_on_from_another(api, profile.correctness, conformance.remark)
 
 
 def test_tool_calls_are_right_every_time(api, profile):

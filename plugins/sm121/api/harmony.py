@@ -11,6 +11,8 @@ from pathlib import Path
 
 RETURN, CONSTRAIN, CHANNEL, START = 200002, 200003, 200005, 200006
 END, MESSAGE, CALL = 200007, 200008, 200012
+#: What ends a message.
+ENDS = (END, RETURN, CALL)
 
 #: A chat in this form, for /v1/completions: it ends by itself, with a special token.
 PROMPT = "<|start|>user<|message|>What is the capital of France?<|end|><|start|>assistant"
@@ -68,7 +70,7 @@ def violations(ids: Sequence[int], *, finished: bool) -> list[str]:
             if inside:
                 found.append(f"<|message|> at {place} inside a message")
             inside, messages = True, messages + 1
-        elif token in (END, RETURN, CALL):
+        elif token in ENDS:
             if not inside:
                 found.append(f"token {token} at {place} ends a message that was not begun")
             inside, header = False, 0

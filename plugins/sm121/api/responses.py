@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
-from sm121.api import invariants, stream
-from sm121.api.client import Api, Json
-from sm121.api.tools import tools
+from sm121.api import invariants, rendering, stream
+from sm121.api.client import Api, Json, Refused
+from sm121.api.rendering import ChatCase, ChatMessage
+from sm121.api.tools import no_call, tools
 from sm121.core.profile import Correctness
-from sm121.core.verdict import require
+from sm121.core.verdict import NotRun, require
+
+_AND = "What is the capital of Germany?"
 
 
 def has_reasoning_and_message(api: Api, known: Correctness) -> None:
@@ -29,6 +32,7 @@ def calls_and_reads_the_result(api: Api, known: Correctness) -> None:
     offered = [{"type": "function", **tool["function"]} for tool in tools()]
     output = api.respond(case.question, tools=offered, max_output_tokens=limit)["output"]
     calls = [item for item in output if item["type"] == "function_call"]
+    require(calls, f"a call of {case.tool}", no_call(api, {"output": output}))
     seen = [(call["name"], json.loads(call["arguments"])) for call in calls]
     require(seen == [(case.tool, case.arguments)], f"{case.tool}({case.arguments})", output)
     number = calls[0]["call_id"]
@@ -57,3 +61,113 @@ def events_add_up(api: Api, known: Correctness) -> None:
 
 def _text(items: Iterable[Json]) -> str:
     return "".join(part["text"] for item in items for part in item.get("content") or [])
+
+
+def becomes_its_harmony(api: Api, case: ChatCase) -> None:
+    """A response is to the tokens of harmony's rendering, as its usage counts them.
+
+    A server that counts as another template has it must count the texts at least.
+
+    Raises:
+        NotRun: harmony is not at hand.
+    """
+    answer = _cut(api, case)
+    seen, effort = answer["usage"]["input_tokens"], _effort(answer)
+    silent = effort is None and api.capabilities.engine != "vllm"
+    if case.reasoning_effort is not None and not silent:
+        require(effort == case.reasoning_effort, case.reasoning_effort, effort, f"{case}: effort: ")
+    if api.capabilities.can("chat_token_ids"):
+        right = rendering.lengths(case)
+        wanted = " or ".join(map(str, sorted(right)))
+        require(seen in right, f"usage of {wanted} input tokens", seen, f"{case}: ")
+    else:
+        plain = rendering.named("question")
+        least = rendering.texts_are(case) - rendering.texts_are(plain)
+        before = _cut(api, plain)["usage"]["input_tokens"]
+        wanted = f"usage of at least {least} input tokens more than the {before} of {plain.id!r}"
+        require(seen - before >= least, wanted, seen, f"{case}: ")
+
+
+def goes_on_from_another(api: Api, known: Correctness, remark: Callable[[str], object]) -> None:
+    """With ``previous_response_id`` a response is to the turns before as well.
+
+    Raises:
+        NotRun: the server keeps no responses, or harmony is not at hand.
+    """
+    plain, limit = rendering.named("question"), known.max_answer_tokens
+    question = plain.messages[0].text
+    first = api.respond(question, max_output_tokens=limit, store=True)
+    said = _text(item for item in first["output"] if item["type"] == "message")
+    turn = [ChatMessage(role="assistant", content=said), ChatMessage(role="user", content=_AND)]
+    whole = plain.model_copy(update={"messages": (*plain.messages, *turn), "id": "two-turns"})
+    asked = {"previous_response_id": first["id"], "max_output_tokens": limit}
+    try:
+        second = api.respond(_AND, **asked)
+    except Refused as refusal:
+        if refusal.status is None or not 400 <= refusal.status < 500:
+            raise
+        raise NotRun(
+            f"the server keeps no responses ({refusal.status}: {refusal.said[:80]}); start vLLM "
+            "with VLLM_ENABLE_RESPONSES_API_STORE=1 in its environment"
+        ) from refusal
+    told = second.get("previous_response_id")
+    require(told in (None, first["id"]), f"previous_response_id {first['id']}", told)
+    seen = second["usage"]["input_tokens"]
+    least = min(rendering.lengths(plain)) + rendering.texts_are(whole) - rendering.texts_are(plain)
+    if api.capabilities.can("chat_token_ids"):
+        right = rendering.lengths(whole)
+        wanted = f"usage of {' or '.join(map(str, right))} input tokens"
+        require(seen in right, wanted, seen, "the second turn: ")
+    else:
+        require(seen >= least, f"usage of at least {least} input tokens", seen)
+    asked["max_output_tokens"] = 16
+    third = api.send_response(_AND, instructions="Answer with one word only.", **asked)
+    if third["usage"]["input_tokens"] <= seen:
+        # OpenAI's reference: they take the place of the earlier response's.
+        remark("instructions beside previous_response_id do not reach the model")
+
+
+def _effort(answer: Json) -> str | None:
+    """The effort in vLLM's messages to the model; else the one that the response repeats."""
+    for message in answer.get("input_messages") or ():
+        for part in message.get("content") or ():
+            if isinstance(part, dict) and part.get("reasoning_effort"):
+                return str(part["reasoning_effort"]).lower()
+    return (answer.get("reasoning") or {}).get("effort")
+
+
+def _cut(api: Api, case: ChatCase) -> Json:
+    """The beginning of the response to a chat."""
+    rendering.encoding()
+    items: list[Json] = []
+    body: Json = {"max_output_tokens": 16}
+    if api.capabilities.engine == "vllm":
+        body["enable_response_messages"] = True
+    messages = list(case.messages)
+    if messages[0].role in ("system", "developer"):
+        body["instructions"] = messages.pop(0).text
+    for message in messages:
+        items += _items(message)
+    if case.tools:
+        body["tools"] = [{"type": "function", **tool["function"]} for tool in tools()]
+    if case.reasoning_effort is not None:
+        body["reasoning"] = {"effort": case.reasoning_effort}
+    answer = api.send_response(items, **body)
+    require(answer.get("usage"), "usage", "none", f"{case}: ")
+    return answer
+
+
+def _items(message: ChatMessage) -> Iterator[Json]:
+    """A message of a chat as the items of a response's input."""
+    if message.role == "tool":
+        number = message.tool_call_id
+        yield {"type": "function_call_output", "call_id": number, "output": message.text}
+        return
+    if message.reasoning is not None:
+        text = {"type": "reasoning_text", "text": message.reasoning}
+        yield {"type": "reasoning", "id": "rs_1", "summary": [], "content": [text]}
+    for call in message.calls:
+        function = {"name": call.name, "arguments": call.arguments}
+        yield {"type": "function_call", "call_id": call.id, **function}
+    if message.content:
+        yield {"role": message.role, "content": message.text}

@@ -13,7 +13,7 @@ from sm121.answers.golden import GoldenFile, Identity
 from sm121.answers.log_probabilities import OracleReference, bound_for
 from sm121.client.completions import Asker
 from sm121.core.errors import UsageError
-from sm121.core.profile import GoldenBound, Profile
+from sm121.core.profile import AgreementBound, GoldenBound, Profile
 from sm121.core.server import Server
 from sm121.evidence import metrics
 from sm121.session.session import Session
@@ -89,11 +89,16 @@ def continuations(
 
 
 @pytest.fixture
-def attempts(server: Server, profile: Profile) -> int:
+def agreement_bound(server: Server, profile: Profile) -> AgreementBound:
+    """What the profile accepts between two answers of one server."""
+    return bound_for(profile.correctness.agreement, server, profile, "agreement")
+
+
+@pytest.fixture
+def attempts(agreement_bound: AgreementBound) -> int:
     """How often a request may be repeated until it repeats itself: where the engine promises equal
     tokens once, else often enough for two tokens that are equally likely within the noise."""
-    own = bound_for(profile.correctness.agreement, server, profile, "agreement")
-    return 1 if own.fork == 0 else 3
+    return 1 if agreement_bound.fork == 0 else 3
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from sm121.api import cases
 from sm121.api.cases import Judge
 from sm121.api.client import Api
 from sm121.api.sdk import Sdk
+from sm121.core.profile import Profile
 from sm121.core.server import Server
 from sm121.engines import capabilities as engine_capabilities
 from sm121.engines.capabilities import Capabilities
@@ -60,6 +61,14 @@ def capabilities(
 def api(server: Server, capabilities: Capabilities) -> Api:
     """The API of the server under test; every answer is valid, or the test fails."""
     return Api(server.endpoint, capabilities)
+
+
+@pytest.fixture
+def server_environment(server: Server, profile: Profile) -> dict[str, str]:
+    """What is known of the server's environment: that of a managed one, or the profile's."""
+    if server.configuration is not None:
+        return dict(server.configuration.environment)
+    return dict(profile.engine.environment)
 
 
 @pytest.fixture

@@ -1,0 +1,162 @@
+"""What a server makes of a chat is held against harmony: what differs is seen, and named."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+
+import pytest
+
+from sm121.api import rendering
+from sm121.api.client import Api
+from sm121.api.rendering import read
+from sm121.core.server import Endpoint
+from sm121.core.verdict import NotRun
+from sm121.engines import capabilities
+
+pytest.importorskip("openai_harmony", reason="oss-harmony is not installed")
+
+TODAY = str(datetime.datetime.now(datetime.UTC).date())
+
+
+def encode(text: str) -> list[int]:
+    return rendering.encoding().encode(text, allowed_special="all")
+
+
+def decode(ids) -> str:
+    return rendering.encoding().decode(ids)
+
+
+class Rendering(Api):
+    """A server that renders a chat in some way, and tells ids and usage of it."""
+
+    def serve(self, ids) -> Rendering:
+        object.__setattr__(self, "made", ids)
+        return self
+
+    def send_chat(self, messages, **options):
+        return {"prompt_token_ids": self.made, "usage": {"prompt_tokens": len(self.made)}}
+
+
+def hold(case: str, ids: list[int], **environment: str) -> None:
+    endpoint = Endpoint("http://127.0.0.1:1", "key", "canary")
+    server = Rendering(endpoint, capabilities.of("vllm", "0.32.0")).serve(ids)
+    rendering.becomes_its_harmony(server, rendering.named(case), environment)
+
+
+def as_vllm_writes_calls(ids: list[int]) -> list[int]:
+    """The recipient before the channel (vLLM 0.32, _use_legacy_tool_call_headers)."""
+    text = decode(ids)
+    for name in ("get_weather", "get_time"):
+        there = f"assistant<|channel|>commentary to=functions.{name} <|constrain|>json"
+        text = text.replace(there, f"assistant to=functions.{name}<|channel|>commentary json")
+    return encode(text)
+
+
+@pytest.mark.parametrize("case", rendering.shipped(), ids=str)
+def test_harmonys_own_rendering_is_right(case):
+    ids = rendering.rendered(case, TODAY)
+    hold(case.id, ids)
+    hold(case.id, rendering.rendered(case, TODAY, in_system=True))
+    if "special" not in case.id:
+        written = as_vllm_writes_calls(ids)
+        hold(case.id, written)
+        assert {len(ids), len(written)} == rendering.lengths(case)
+
+
+@pytest.mark.parametrize(
+    ("case", "old", "new", "said"),
+    [
+        ("system", "You are a geography", "You are a rude", "required: developer '# Instructions"),
+        ("turns", "<|start|>assistant<|channel|>final<|message|>Berlin.<|end|>", "", "message 5"),
+        ("tools", "Get the weather", "", "message 1: required: developer '# Tools"),
+        ("effort-high", "Reasoning: high", "Reasoning: medium", "message 0: required: system"),
+        ("question", "commentary, final", "final", "message 0"),
+        ("question", f"Current date: {TODAY}", "Current date: 2023-01-01", "seen: 2023-01-01"),
+        ("question", f"Current date: {TODAY}", "", "seen: none"),
+        ("tool-result-and-its-reasoning", " to=functions.get_weather", " to=get_weather", "to=get"),
+        ("tool-result-and-its-reasoning", "<|call|>", "<|end|>", "ended by 200007"),
+        ("question", "<|start|>assistant", "", "seen: the end"),
+        ("later-instructions", "developer", "user", "message 3: required: developer"),
+    ],
+)
+def test_another_rendering_is_seen_and_named(case, old, new, said):
+    text = decode(rendering.rendered(rendering.named(case), TODAY))
+    assert old in text
+    with pytest.raises(AssertionError) as caught:
+        hold(case, encode(text.replace(old, new)))
+    assert str(caught.value).startswith(f"{case}: ") and said in str(caught.value), caught.value
+
+
+@pytest.mark.parametrize("case", [c.id for c in rendering.shipped() if "special" in c.id])
+def test_control_tokens_made_of_text_are_seen(case):
+    text = decode(rendering.rendered(rendering.named(case), TODAY))
+    with pytest.raises(AssertionError, match="required: "):
+        hold(case, encode(text))
+
+
+def test_a_pinned_date_is_the_servers():
+    ids = rendering.rendered(rendering.named("question"), "2025-01-01")
+    hold("question", ids, VLLM_SYSTEM_START_DATE="2025-01-01")
+    with pytest.raises(AssertionError, match="seen: 2025-01-01"):
+        hold("question", ids)
+
+
+def test_a_schema_may_be_told_to_the_model():
+    case = rendering.named("response-format")
+    text = decode(rendering.rendered(case, TODAY))
+    said = "Be concise.\n\n# Response Formats\n\n## city\n\n{}"
+    hold("response-format", encode(text.replace("Be concise.", said)))
+    with pytest.raises(AssertionError):
+        hold("response-format", encode(text.replace("Be concise.", "# Response Formats\n\n{}")))
+
+
+def test_ids_that_are_no_harmony_are_read_as_well():
+    assert [part.author for part in read(encode("hello"))] == ["(no <|start|>)"]
+    assert len(read([])) == 1 and read([200006])[0].author == ""
+
+
+def test_without_harmony_it_says_how_to_get_it(monkeypatch):
+    rendering.encoding.cache_clear()
+    monkeypatch.setitem(sys.modules, "openai_harmony", None)
+    with pytest.raises(NotRun, match="pip install oss-harmony"):
+        rendering.becomes_its_harmony(None, rendering.named("question"), {})
+    monkeypatch.undo()
+    assert rendering.encoding() is not None
+
+
+class Counting(Api):
+    """A server that tells usage only, of what is left of a chat."""
+
+    def send_chat(self, messages, **options):
+        left = self.left(messages)
+        count = 60 + sum(len(encode(str(m.get("content") or ""))) + 4 for m in left)
+        calls = [c["function"] for m in left for c in m.get("tool_calls") or ()]
+        count += sum(len(encode(f["name"] + f["arguments"])) + 4 for f in calls)
+        count += 40 * bool(options.get("tools"))
+        return {"usage": {"prompt_tokens": count}}
+
+
+@pytest.mark.parametrize(
+    ("case", "left", "wrong"),
+    [
+        ("system", lambda m: m, False),
+        ("turns", lambda m: m, False),
+        ("tools", lambda m: m, False),
+        ("system", lambda m: [x for x in m if x["role"] != "system"], True),
+        ("turns", lambda m: m[:1] + m[-1:], True),
+        ("two-calls-and-their-results", lambda m: m, False),
+        ("two-calls-and-their-results", lambda m: m[:-1], True),
+        ("later-instructions", lambda m: m[:1] + m[3:], True),
+        ("special-tokens-as-text", lambda m: m, True),  # `encode` reads them as control tokens
+    ],
+)
+def test_usage_shows_what_is_dropped(case, left, wrong):
+    server = type("Own", (Counting,), {"left": staticmethod(left)})(
+        Endpoint("http://127.0.0.1:1", "key", "canary"), capabilities.of("openai", None)
+    )
+    if wrong:
+        with pytest.raises(AssertionError, match="required: usage "):
+            rendering.becomes_its_harmony(server, rendering.named(case), {})
+    else:
+        rendering.becomes_its_harmony(server, rendering.named(case), {})
