@@ -138,11 +138,11 @@ def measure_ours() -> list[dict[str, Any]]:
             truth = server.truth()[2 * streams :]
         errors, late, left_out = [], [], 0
         for answer, record in zip(answers, _matched(answers, truth), strict=True):
-            if validity.disturbed(answer, "token_ids", Measuring()):
+            if validity.disturbed(answer, "usage", Measuring()):
                 left_out += 1  # as in a measurement, where another round takes its place
                 continue
-            errors.append(metrics.decode_rate(answer, "token_ids") / true_rate(record) - 1)
-            late.append(metrics.ttft_ms(answer, "token_ids") - true_ttft_ms(record))
+            errors.append(metrics.decode_rate(answer, "usage") / true_rate(record) - 1)
+            late.append(metrics.ttft_ms(answer, "usage") - true_ttft_ms(record))
         rows.append(
             {
                 "rate": rate,

@@ -26,7 +26,7 @@ def test_53_tokens_a_second_pass_with_grade_minimum(timed_server, run_pytest):
     status, run = judge(run_pytest, timed_server("--rate", "53"))
     assert status == 0, run.output
     metric = run.verdict["metrics"]["tg32@d0"]
-    assert (metric["verdict"], metric["grade"], metric["clock"]) == ("PASS", "minimum", "token_ids")
+    assert (metric["verdict"], metric["grade"], metric["clock"]) == ("PASS", "minimum", "usage")
     assert metric["value"] == pytest.approx(53, rel=0.002)
     assert metric["ci_low"] <= 53.05 and metric["ci_high"] >= 52.95
     assert run.verdict["metrics"]["pp2048@d0"]["verdict"] == "PASS"

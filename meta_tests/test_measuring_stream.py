@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -11,10 +12,10 @@ import numpy as np
 import psutil
 import pytest
 
-from sm121.client.timed import LagWatch, TimedBatch, steps
-from sm121.client.timed_answer import TimedAnswer, read_answer
+from sm121.client.timed import LagWatch, TimedBatch, completion, steps
+from sm121.client.timed_answer import Arrival, TimedAnswer, read_answer
 from sm121.core.profile import Measuring
-from sm121.measure import counters, metrics, validity
+from sm121.measure import counters, decoding, metrics, validity
 from sm121.measure.cells import is_flat
 from sm121.measure.validity import Findings
 
@@ -77,6 +78,82 @@ def test_first_chunk_is_not_in_the_rate():
     assert metrics.first_chunk_tokens(bundled, "token_ids") == 8
 
 
+def stream_of(chunks: list[tuple[float, int]], *, payload: int = 0) -> list[Arrival]:
+    """Chunks of (milliseconds, tokens in it), of 150 bytes; the first has a payload."""
+    total, found = 0, []
+    for at_ms, tokens in chunks:
+        total += tokens
+        found.append(Arrival(int(at_ms * 1e6), total, 150 if found else 150 + payload))
+    return found
+
+
+def late(by_ms: float, *, step_ms: float = 10.0, count: int = 128) -> list[tuple[float, int]]:
+    """Tokens in equal steps, the first so late, and what was due meanwhile right behind it."""
+    return [(max(100 + i * step_ms, 100 + by_ms + 0.01 * i), 1) for i in range(count)]
+
+
+@pytest.mark.parametrize("payload", [0, 225_000])
+@pytest.mark.parametrize("by_ms", [0.0, 0.5, 3.0, 9.9, 10.1, 25.0, 37.0, 99.0])
+def test_a_late_first_chunk_is_not_in_the_rate(by_ms, payload):
+    for tokens in (32, 128):
+        found = decoding.window(stream_of(late(by_ms), payload=payload), tokens)
+        assert found is not None and found.enough
+        assert found.rate == pytest.approx(100, rel=0.001), (tokens, found)
+
+
+def test_a_payload_chunk_is_never_where_the_clock_starts_or_ends():
+    plain, heavy = stream_of(late(0.0)), stream_of(late(0.0), payload=20_000)
+    assert decoding.window(plain, 32).start.tokens == 1
+    assert decoding.window(heavy, 32).start.tokens == 2
+    plain[-1] = plain[-1]._replace(size=20_000)
+    assert decoding.window(plain).end.tokens == 127
+
+
+def test_too_many_tokens_in_the_bunch_leave_no_rate():
+    assert not decoding.window(stream_of(late(200.0)), 32).enough
+    assert decoding.window(stream_of(late(200.0)), 128).enough
+
+
+def test_chunks_of_several_tokens_are_what_they_are():
+    """Speculation gives equal steps of different size; a server may also send every tenth token."""
+    sizes = [1, 4, 1, 3, 4, 1, 2, 4, 3, 1, 1, 4] * 6
+    speculated = decoding.window(stream_of([(100 + 30 * i, n) for i, n in enumerate(sizes)]), 32)
+    assert (speculated.start.tokens, speculated.late_ns) == (1, 0)
+    tenths = [(100, 1), *((200 + 100 * i, 10) for i in range(12))]
+    assert decoding.window(stream_of(tenths), 32).rate == pytest.approx(100)
+    flushed = [(100 + 40 * i + 0.01 * j, 1) for i in range(32) for j in range(4)]
+    assert decoding.window(stream_of(flushed), 32).rate == pytest.approx(100, rel=0.001)
+
+
+def test_gaps_that_alternate_are_no_late_start():
+    """The ticks of a timer: two long gaps, a short one."""
+    at, chunks = 100.0, []
+    for i in range(128):
+        chunks.append((at, 1))
+        at += (10.25, 10.3, 9.45)[i % 3]
+    assert decoding.window(stream_of(chunks), 128).start.tokens == 1
+
+
+def test_an_honest_stream_loses_nothing_to_the_search_for_a_late_start():
+    generator = np.random.default_rng(3)
+    errors = []
+    for _ in range(400):
+        steps = 10.0 * (1 + 0.05 * generator.standard_normal(128))
+        found = stream_of([(at, 1) for at in 100 + np.cumsum(steps)])
+        plain = 31e9 / (found[31].at_ns - found[0].at_ns)
+        errors.append(decoding.window(found, 32).rate / plain - 1)
+    assert abs(np.mean(errors)) < 0.001
+    assert np.mean(np.abs(errors) < 1e-9) > 0.95
+
+
+def test_streams_decode_together_from_the_last_start_to_the_first_end():
+    one = stream_of([(100.0, 1), (300.0, 1), *((500 + 10 * i, 1) for i in range(30))])
+    two = stream_of([(500 + 10 * i, 1) for i in range(32)])
+    found = decoding.common([one, two])
+    assert sum(window.rate for window in found) == pytest.approx(200)
+    assert decoding.common([one, stream_of([(2000 + 10 * i, 1) for i in range(32)])]) is None
+
+
 def test_a_failed_request_is_an_infinite_time_and_no_rate():
     failed = of_ids(4)
     failed.error = "stalled"
@@ -129,6 +206,60 @@ def test_counters(delta, reason):
         assert any("prefix-cache" in line for line in findings.unproven)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "reason"), [(0.07, None), (0.0675, None), (0.09, "server_clock"), (0.05, None)]
+)
+def test_a_stream_is_not_faster_than_its_engine(seconds, reason):
+    """Eight tokens in 70 ms. A stream that is slower than the engine is what a user gets."""
+    findings = Findings()
+    validity.check_server_clock(
+        {"decode_seconds": seconds}, [of_ids(8)], "token_ids", 0.02, findings
+    )
+    assert [item.reason for item in findings.invalid] == ([reason] if reason else [])
+
+
+def test_the_first_tokens_may_not_be_faster_than_those_after_them():
+    def made(first_ms: float) -> TimedAnswer:
+        answered = of_ids(128)
+        stamps = np.cumsum([100.0] + [first_ms] * 31 + [10.0] * 96)
+        answered.chunks = [
+            dataclasses.replace(chunk, at_ns=int(at * 1e6))
+            for chunk, at in zip(answered.chunks, stamps, strict=True)
+        ]
+        return answered
+
+    for first_ms, reason in ((10.0, None), (9.9, None), (9.5, "rates_contradict"), (12.0, None)):
+        findings = Findings()
+        validity.check_beginning([made(first_ms)] * 5, "token_ids", 32, 0.02, findings)
+        assert [item.reason for item in findings.invalid] == ([reason] if reason else [])
+
+
+def test_the_untimed_twin_holds_usage_against_ids():
+    good = answer(*(event(ids=[i], counted=i + 1) for i in range(8)))
+    lying = answer(*(event(ids=[i], counted=i + 1 + i // 4) for i in range(8)))
+    without = answer(*(event(counted=i + 1) for i in range(8)))
+    for twin, reasons, unproven in (
+        (good, [], 0), (lying, ["token_accounting"], 0), (without, [], 1),
+    ):  # fmt: skip
+        findings = Findings()
+        validity.check_twin(twin, findings)
+        assert [item.reason for item in findings.invalid] == reasons
+        assert len(findings.unproven) == unproven
+
+
+def test_what_is_timed_asks_for_nothing_heavy():
+    asked = json.loads(completion("m", [1, 2], prompt_tokens=2, tokens=8).body)
+    heavy = {
+        "return_token_ids",
+        "logprobs",
+        "prompt_logprobs",
+        "echo",
+        "return_tokens_as_token_ids",
+    }
+    assert not heavy & set(asked)
+    assert asked["stream_options"]["continuous_usage_stats"]
+
+
 def test_counters_of_the_engines_are_read():
     text = (
         "# TYPE vllm:generation_tokens counter\n"
@@ -176,7 +307,7 @@ def test_second_clock_finds_a_stream_that_is_not_the_generation():
     burst = [answer(*(event(ids=[i]) for i in range(64)), asked=64, every_ms=0.55)] * 3
     long = [TimedAnswer(0, asked_tokens=64, ended_ns=int(1.3e9))] * 3
     short = [TimedAnswer(0, asked_tokens=16, ended_ns=int(0.5e9))] * 3
-    second = metrics.second_clock(long, short)
+    second = metrics.second_clock(long, short, "token_ids", 64)
     assert second[0] == pytest.approx(60)
     findings = Findings()
     validity.check_second_clock([metrics.decode_rate(a, "token_ids") for a in burst], second, 0.02,

@@ -84,6 +84,37 @@ class Pace:
     accepts_ids: bool = True
     tokenize: bool = True
     preemptions: int = 0
+    #: So many first tokens are sent when the last of them is there, each as an event.
+    held_tokens: int = 0
+    #: The first chunk is late by so much, and by so much for each 1000 tokens of the prompt; what
+    #: is due meanwhile comes right after it.
+    late_ms: float = 0.0
+    late_ms_per_1k: float = 0.0
+    #: Why it is late: it has the prompt's ids in it when ids are asked for (``asked``, as vLLM), or
+    #: ``always``; they come in an event of their own (``apart``); for no reason that shows
+    #: (``never``).
+    echo: str = "asked"
+    #: The steps after a late chunk seem shorter by this share, until the stream is on time again.
+    leak: float = 0.0
+    #: A pause of the server after its first token.
+    pause_ms: float = 0.0
+    #: What /metrics says of the decode time, by this factor; 0: nothing.
+    decode_time_factor: float = 1.0
+    #: The connection is closed without a byte, so long after every so many-th request; only one
+    #: that was used before, or a fresh one too.
+    drop_every: int = 0
+    drop_after_ms: float = 0.0
+    drop_fresh: bool = False
+    #: Connections are kept for further requests.
+    keep_alive: bool = True
+    #: Every so many-th request is answered with a redirect to the same path, so long after it.
+    redirect_every: int = 0
+    redirect_after_ms: float = 0.0
+    #: Requests that are worked on at the same time; others wait. 0: all.
+    slots: int = 0
+    #: Prompts that come together are done in one ``batch``, in ``turns`` (with a token of those
+    #: that decode in between), or now so, now so (``either``). Empty: they do not matter to others.
+    prompts: str = ""
     #: Mean accepted length of speculation in the counters; 0: no speculation.
     accepted_length: float = 0.0
     counter_factor: float = 1.0
@@ -128,6 +159,20 @@ TRAPS: dict[str, dict[str, Any]] = {
     "preempting": {"preemptions": 1},
     "speculative": {"tokens_per_chunk": 3, "first_chunk_tokens": 1, "accepted_length": 3.0},
     "counters-disagree": {"counter_factor": 0.5},
+    "held-tokens": {"held_tokens": 3},
+    "held-tokens-no-metrics": {"held_tokens": 3, "metrics": False},
+    "late-echo": {"late_ms": 37.0},
+    "late-echo-always": {"late_ms": 37.0, "echo": "always"},
+    "late-echo-apart": {"late_ms": 37.0, "echo": "apart"},
+    "late-for-no-reason": {"late_ms": 37.0, "echo": "never"},
+    "late-and-leaking": {"late_ms": 60.0, "echo": "never", "leak": 0.15},
+    "later-than-half": {"late_ms": 360.0, "echo": "never"},
+    "stream-faster-than-engine": {"decode_time_factor": 1.1},
+    "drops-idle-connections": {"drop_every": 5},
+    "drops-what-it-held": {"drop_every": 5, "drop_after_ms": 400.0},
+    "drops-fresh-connections": {"drop_every": 5, "drop_fresh": True, "keep_alive": False},
+    "closes-connections": {"keep_alive": False},
+    "redirects-what-it-held": {"redirect_every": 5, "redirect_after_ms": 400.0},
 }
 
 
@@ -146,6 +191,11 @@ class TimedServer:
         self.hits = 0
         self.preempted = 0
         self.drafts = 0
+        self.decode_s = 0.0
+        self.used: set[Any] = set()
+        self.slots = asyncio.Semaphore(pace.slots or 1_000_000)
+        #: Requests that came together: the first one's time, how many, and how they are done.
+        self.group: tuple[float, list[int], str] = (0.0, [], "")
         self.random = random.Random(pace.seed)
 
     def application(self) -> web.Application:
@@ -216,6 +266,8 @@ class TimedServer:
             "prefix_cache_hits_total": self.hits,
             "num_preemptions_total": self.preempted,
         }
+        if pace.decode_time_factor:
+            values["request_decode_time_seconds_sum"] = self.decode_s * pace.decode_time_factor
         if pace.accepted_length:
             accepted = self.drafts * (pace.accepted_length - 1)
             values |= {
@@ -240,15 +292,49 @@ class TimedServer:
         number = self.requests
         if self.first is None:
             self.first = time.monotonic()
+        assert request.transport is not None
+        peer = request.transport.get_extra_info("peername")
+        used = peer in self.used
+        self.used.add(peer)
+        if pace.drop_every and number % pace.drop_every == 0 and (used or pace.drop_fresh):
+            await asyncio.sleep(pace.drop_after_ms / 1e3)
+            request.transport.abort()
+            return web.Response()
+        if pace.redirect_every and number % pace.redirect_every == 0:
+            await asyncio.sleep(pace.redirect_after_ms / 1e3)
+            raise web.HTTPTemporaryRedirect(request.path)
         self.running += 1
         try:
-            await asyncio.sleep(0.005)  # others that come at the same time are not kept waiting
-            return await self._answer(request, body, received, pace, number)
+            async with self.slots:
+                received = time.monotonic_ns() if pace.slots else received
+                share = self._join(number)
+                # Others that come at the same time are not kept waiting.
+                await asyncio.sleep(0.03 if pace.prompts else 0.005)
+                return await self._answer(request, body, received, pace, number, share)
         finally:
             self.running -= 1
 
+    def _join(self, number: int) -> tuple[float, list[int], str]:
+        """The requests that came together with this one."""
+        now = time.monotonic()
+        if now - self.group[0] > 0.02:
+            how = self.pace.prompts
+            self.group = (
+                now,
+                [],
+                self.random.choice(("batch", "turns")) if how == "either" else how,
+            )
+        self.group[1].append(number)
+        return self.group
+
     async def _answer(
-        self, request: web.Request, body: bytes, received: int, pace: Pace, number: int
+        self,
+        request: web.Request,
+        body: bytes,
+        received: int,
+        pace: Pace,
+        number: int,
+        share: tuple[float, list[int], str],
     ) -> web.StreamResponse:
         said = json.loads(body)
         chat = "messages" in said
@@ -259,15 +345,17 @@ class TimedServer:
             return web.json_response({"error": {"message": "engine is busy"}}, status=500)
         prompt_tokens = len(prompt) if isinstance(prompt, list) else len(prompt.split())
         asked = int(said.get("max_tokens") or said.get("max_completion_tokens") or 16)
-        plan = self._plan(pace, number, prompt_tokens, max(1, asked - pace.short_by))
+        plan = self._plan(pace, number, prompt_tokens, max(1, asked - pace.short_by), share)
         ids = [self.random.randrange(VOCABULARY) for _ in range(plan.tokens)]
         self.prompted += prompt_tokens
         self.hits += int(prompt_tokens * pace.cache_hits)
         if not said.get("stream"):
             await _until(received + plan.at[-1])
-            self._count(pace, plan.tokens)
+            self._count(pace, plan.tokens, plan)
             return web.json_response(self._whole(ids, prompt_tokens, chat, pace))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        if not pace.keep_alive:
+            response.force_close()
         await response.prepare(request)
         events = self._events(said, plan, ids, prompt_tokens, chat, pace)
         sent: list[int] = []
@@ -283,18 +371,27 @@ class TimedServer:
                 return response
             if tokens:
                 sent.extend([stamp] * tokens)
-        self._count(pace, plan.tokens)
+        self._count(pace, plan.tokens, plan)
         await response.write_eof()
         self._note(received, plan, sent, prompt_tokens, ids)
         return response
 
-    def _count(self, pace: Pace, tokens: int) -> None:
+    def _count(self, pace: Pace, tokens: int, plan: Plan | None = None) -> None:
         self.generated += tokens
+        if plan is not None:
+            self.decode_s += (plan.at[-1] - plan.at[0]) / 1e9
         self.preempted += pace.preemptions
         if pace.accepted_length:
             self.drafts += int(tokens / pace.accepted_length)
 
-    def _plan(self, pace: Pace, number: int, prompt_tokens: int, tokens: int) -> Plan:
+    def _plan(
+        self,
+        pace: Pace,
+        number: int,
+        prompt_tokens: int,
+        tokens: int,
+        share: tuple[float, list[int], str],
+    ) -> Plan:
         slow = pace.slow_factor if number <= pace.slow_first else 1.0
         rate = pace.rate / slow
         if pace.jitter:
@@ -306,9 +403,18 @@ class TimedServer:
         if pace.drift_after_s and self.first is not None:
             late = time.monotonic() - self.first > pace.drift_after_s
             rate *= pace.drift_factor if late else 1.0
+        prefill_s, everybody_s = fresh / pace.prefill_rate, 0.0
+        if share[2]:
+            everybody_s = pace.fixed_ms / 1e3 + prefill_s * len(share[1])
+            turn = share[1].index(number) + 1 if share[2] == "turns" else len(share[1])
+            first_s = pace.fixed_ms / 1e3 + prefill_s * turn
         at = [first_s]
-        for _ in range(tokens - 1):
+        for made in range(tokens - 1):
             step = 1.0 / rate
+            if at[-1] < everybody_s - 1e-6:  # a token for each prompt of another
+                step = prefill_s
+            if made == 0:
+                step += pace.pause_ms / 1e3
             if pace.interval_jitter:
                 step *= max(0.1, 1.0 + self.random.gauss(0.0, pace.interval_jitter))
             at.append(at[-1] + step)
@@ -379,16 +485,26 @@ class TimedServer:
                 continue  # the server drops a delta that has nothing to say
             if with_ids and not (pace.hide_some_ids and not bare):
                 made["token_ids"] = ids[done - size : done]
-                if chunk == 1:
-                    made["prompt_token_ids"] = (
-                        said["prompt"] if isinstance(said.get("prompt"), list) else []
-                    )
+            echoes = pace.echo == "always" or (with_ids and pace.echo == "asked")
+            if chunk == 1 and echoes:
+                made["prompt_token_ids"] = (
+                    said["prompt"] if isinstance(said.get("prompt"), list) else []
+                )
             extra = counted(done) if continuous else {}
             events.append((plan.at[done - 1], event(made, plan.at[done - 1], extra), size))
         if pace.empty_finish:
             events.append((plan.at[-1], event(choice("", "length"), plan.at[-1], {}), 0))
         events = _bundled(events, pace.burst)
-        end = plan.at[-1]
+        if pace.held_tokens:
+            held = plan.at[min(pace.held_tokens, plan.tokens) - 1]
+            events = [(max(due or 0, held), *rest) for due, *rest in events]  # type: ignore[misc]
+        late_ns = int(1e6 * (pace.late_ms + pace.late_ms_per_1k * prompt_tokens / 1e3))
+        if late_ns and (with_ids or pace.echo != "asked"):
+            if pace.echo == "apart":
+                ids_event = {"prompt_token_ids": said.get("prompt")}
+                events.insert(0, (plan.at[0], event(None, 0, ids_event), 0))
+            events = _late(events, plan.at[0] + late_ns, pace.leak)
+        end = max(plan.at[-1], events[-1][0] or 0)
         tail = event(None, end, counted(plan.tokens)) if usage else b""
         return [*events, (end, tail + b"data: [DONE]\n\n", 0)]
 
@@ -451,6 +567,21 @@ def _bundled(
     return first
 
 
+def _late(
+    events: list[tuple[int | None, bytes, int]], first: int, leak: float
+) -> list[tuple[int | None, bytes, int]]:
+    """The first event not before its time, and those behind it as soon as they may come: at once,
+    or after steps that are only a share shorter than they should be."""
+    made: list[tuple[int | None, bytes, int]] = []
+    sent, before = first, events[0][0] or 0
+    for due, payload, tokens in events:
+        due = due or 0
+        step = int((1.0 - leak) * (due - before)) if leak else 0
+        sent, before = (max(due, sent + step) if made else max(due, first)), due
+        made.append((sent, payload, tokens))
+    return made
+
+
 def _id_of(word: str) -> int:
     found = re.fullmatch(r"w(\d+)", word)
     return int(found.group(1)) if found else sum(word.encode()) % VOCABULARY
@@ -485,7 +616,7 @@ def main() -> None:
     parser.add_argument("--log")
     parser.add_argument("--trap", action="append", default=[], choices=sorted(TRAPS))
     for field in dataclasses.fields(Pace):
-        if isinstance(field.default, (int, float)) and not isinstance(field.default, bool):
+        if isinstance(field.default, (int, float, str)) and not isinstance(field.default, bool):
             name = "--" + field.name.replace("_", "-")
             parser.add_argument(name, type=type(field.default), default=None)
     options = parser.parse_args()

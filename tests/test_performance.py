@@ -51,8 +51,14 @@ def test_time_to_the_end(performance):
 
 
 def test_concurrent_rate(performance, streams):
-    """The rate of all tokens of several streams together."""
+    """The rate of all tokens of several streams together, while all of them decode."""
     performance.concurrent_rate(streams)
+
+
+def test_prefill_rate_of_several(performance, streams):
+    """The prompts of several requests at once: all their tokens, over the time until each has its
+    first token."""
+    performance.concurrent_prefill_rate(streams)
 
 
 def test_time_to_first_token_of_several(performance, streams):

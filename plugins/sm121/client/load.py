@@ -265,11 +265,11 @@ class LoadClient:
                 # It goes away while the server works on the prompt.
                 with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
                     async with asyncio.timeout(_DISCONNECT_AFTER_S):
-                        response = await session.post(url, json=job.body)
+                        response = await session.post(url, json=job.body, allow_redirects=False)
                         outcome.status = response.status
                         response.close()
                 return
-            async with session.post(url, json=job.body) as response:
+            async with session.post(url, json=job.body, allow_redirects=False) as response:
                 outcome.status = response.status
                 if response.status != 200:
                     text = (await read_whole(response)).decode("utf-8", "replace")[:_LONGEST_TEXT]

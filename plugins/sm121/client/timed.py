@@ -23,6 +23,9 @@ _TICK_S = 0.004
 #: Delays below this are the resolution of the event loop's own timers.
 _LAG_OF_NOTE_NS = 2_000_000
 _ERROR_LENGTH = 300
+#: A server that ends an idle connection does so at once, when it gets a request that it will not
+#: read. One that takes longer had the request.
+_AT_ONCE_NS = 50_000_000
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,8 @@ class TimedClient:
 
     async def __aenter__(self) -> TimedClient:
         trace = aiohttp.TraceConfig()
+        trace.on_connection_reuseconn.append(_note_reuse)
+        trace.on_connection_create_start.append(_stamp_sending)
         trace.on_request_headers_sent.append(_stamp_sending)
         self._session = open_session(self._api_key, trace_configs=[trace], read_bufsize=1 << 20)
         return self
@@ -178,55 +183,82 @@ class TimedClient:
     async def _read(
         self, request: TimedRequest, answer: TimedAnswer, reads: list[tuple[int, bytes]]
     ) -> None:
-        """The request, once more when the server had closed the connection that it was sent on:
-        llama-server does so at the end of a stream, now and then, and never saw the request."""
-        try:
-            await self._read_once(request, answer, reads)
-        except aiohttp.ServerDisconnectedError:
-            await self._read_once(request, answer, reads, last=True)
+        """The request, once more when the server had ended the idle connection that it was sent
+        on: llama-server does so at the end of a stream, now and then, and never saw the request.
+
+        The clock of the first sending goes on.
+        """
+        now = time.perf_counter_ns
+        sending = _Sending(answer)
+        for attempt in (1, 2):
+            sending.reused = False
+            began_ns = now()
+            try:
+                await self._read_once(request, sending, reads)
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                answer.ended_ns = now()
+                closed = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
+                unread = answer.status is None and not reads
+                at_once = now() - began_ns < _AT_ONCE_NS
+                if closed and unread and at_once and sending.reused and attempt == 1:
+                    answer.retries += 1
+                    continue
+                held_s = (now() - answer.sent_ns) / 1e9
+                answer.error = (
+                    f"connection: {type(error).__name__} after {held_s:.3f} s: {error}"
+                )[:_ERROR_LENGTH]
+            return
 
     async def _read_once(
-        self,
-        request: TimedRequest,
-        answer: TimedAnswer,
-        reads: list[tuple[int, bytes]],
-        *,
-        last: bool = False,
+        self, request: TimedRequest, sending: _Sending, reads: list[tuple[int, bytes]]
     ) -> None:
         assert self._session is not None
-        now = time.perf_counter_ns
-        answer.sent_ns = now()
-        try:
-            async with self._session.post(
-                self._base_url + request.path, data=request.body, trace_request_ctx=answer
-            ) as response:
-                answer.status = response.status
-                refuse_packed(response)
-                read = response.content.readany
-                size = 0
-                while piece := await read():
-                    reads.append((now(), piece))
-                    size += len(piece)
-                    if size > LARGEST_ANSWER:
-                        raise aiohttp.ClientPayloadError(
-                            f"the answer is larger than {LARGEST_ANSWER >> 20} MiB"
-                        )
-                answer.ended_ns = now()
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        now, answer = time.perf_counter_ns, sending.answer
+        async with self._session.post(
+            self._base_url + request.path,
+            data=request.body,
+            trace_request_ctx=sending,
+            allow_redirects=False,  # what comes after one would be timed from its own sending
+        ) as response:
+            answer.status = response.status
+            answer.redirected_to = response.headers.get("Location")
+            refuse_packed(response)
+            read = response.content.readany
+            size = 0
+            while piece := await read():
+                reads.append((now(), piece))
+                size += len(piece)
+                if size > LARGEST_ANSWER:
+                    raise aiohttp.ClientPayloadError(
+                        f"the answer is larger than {LARGEST_ANSWER >> 20} MiB"
+                    )
             answer.ended_ns = now()
-            unseen = isinstance(error, aiohttp.ServerDisconnectedError) and not reads
-            if unseen and answer.status is None and not last:
-                raise
-            answer.error = f"connection: {type(error).__name__}: {error}"[:_ERROR_LENGTH]
+
+
+@dataclass
+class _Sending:
+    """What the session tells about a request that it sends."""
+
+    answer: TimedAnswer
+    stamped: bool = False
+    reused: bool = False
 
 
 async def _stamp_sending(
-    _session: aiohttp.ClientSession,
-    context: SimpleNamespace,
-    _sent: aiohttp.TraceRequestHeadersSentParams,
+    _session: aiohttp.ClientSession, context: SimpleNamespace, _event: object
 ) -> None:
-    """The request leaves now: what the client needed to compose it is not the server's time."""
-    context.trace_request_ctx.sent_ns = time.perf_counter_ns()
+    """The request leaves now, or has to wait for a connection from now on. What the client needed
+    to compose it is not the server's time; a connection that the server is slow to take is."""
+    sending: _Sending = context.trace_request_ctx
+    if not sending.stamped:
+        sending.stamped = True
+        sending.answer.sent_ns = time.perf_counter_ns()
+
+
+async def _note_reuse(
+    _session: aiohttp.ClientSession, context: SimpleNamespace, _event: object
+) -> None:
+    context.trace_request_ctx.reused = True
 
 
 def _finish(
@@ -235,6 +267,8 @@ def _finish(
     body = b"".join(piece for _, piece in reads)
     if answer.status not in (None, 200):
         text = body.decode("utf-8", "replace")
+        if answer.redirected_to is not None:
+            text = f"redirected to {answer.redirected_to}: give that address as --base-url"
         answer.error = f"status-{answer.status}: {text}"[:_ERROR_LENGTH]
     elif request.stream:
         read_answer(answer, reads)
@@ -268,8 +302,14 @@ def completion(
     prompt_tokens: int,
     tokens: int,
     stream: bool = True,
+    ids: bool = False,
 ) -> TimedRequest:
-    """A greedy completion of exactly so many tokens, with everything that helps to count them."""
+    """A greedy completion of exactly so many tokens, whose chunks say how many there are so far.
+
+    Args:
+        ids: ask for the token ids as well. vLLM then puts those of the prompt into the first
+            chunk, which is late by the time that they take: not for what is timed.
+    """
     body: dict[str, Any] = {
         "model": model,
         "prompt": prompt,
@@ -277,9 +317,10 @@ def completion(
         "min_tokens": tokens,
         "ignore_eos": True,
         "temperature": 0.0,
-        "return_token_ids": True,
         "stream": stream,
     }
+    if ids:
+        body["return_token_ids"] = True
     if isinstance(prompt, str):
         body["add_special_tokens"] = False  # the text has the tokens that it should have
     if stream:

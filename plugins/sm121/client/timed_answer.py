@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from sm121.client.sse import DONE, EventParser
 
@@ -28,6 +28,18 @@ class Chunk:
     #: It has what a user sees: content.
     visible: bool
     finish: str | None
+    #: Bytes of data since the chunk before it, its own included.
+    size: int = 0
+
+
+class Arrival(NamedTuple):
+    """A chunk that carries a generated token."""
+
+    at_ns: int
+    #: Tokens so far, its own included.
+    tokens: int
+    #: Bytes since the arrival before it.
+    size: int
 
 
 @dataclass(slots=True)
@@ -46,6 +58,11 @@ class TimedAnswer:
     #: Length of the prompt that the server says it was given, from the ids it returned.
     prompt_ids: int | None = None
     cached_tokens: int | None = None
+    #: Times that it was sent again, since the server had ended the idle connection.
+    retries: int = 0
+    redirected_to: str | None = None
+    #: Bytes of events without a choice that came since the last one with a choice.
+    unclaimed_bytes: int = 0
     #: The worst delay of our own that could be in: the sending, the first token, the last one.
     lag_ns: tuple[int, int, int] = (0, 0, 0)
 
@@ -70,10 +87,10 @@ class TimedAnswer:
             return "usage"
         return "chunks" if spoken else None
 
-    def arrivals(self, clock: Clock) -> list[tuple[int, int]]:
-        """(time, tokens so far) of each chunk that carries a generated token."""
-        found: list[tuple[int, int]] = []
-        total = 0
+    def arrivals(self, clock: Clock) -> list[Arrival]:
+        """The chunks that carry a generated token."""
+        found: list[Arrival] = []
+        total = size = 0
         for chunk in self.chunks:
             if clock == "token_ids":
                 fresh = chunk.ids or 0
@@ -81,15 +98,17 @@ class TimedAnswer:
                 fresh = (chunk.counted or total) - total
             else:
                 fresh = int(chunk.text)
+            size += chunk.size
             if fresh > 0:
                 total += fresh
-                found.append((chunk.at_ns, total))
+                found.append(Arrival(chunk.at_ns, total, size))
+                size = 0
         return found
 
     def tokens(self, clock: Clock) -> int:
         """Tokens that arrived, by that clock."""
         found = self.arrivals(clock)
-        return found[-1][1] if found else 0
+        return found[-1].tokens if found else 0
 
 
 def read_answer(answer: TimedAnswer, reads: Iterable[tuple[int, bytes]]) -> None:
@@ -117,6 +136,7 @@ def read_event(answer: TimedAnswer, at_ns: int, data: bytes) -> None:
     if "error" in event and not event.get("choices"):
         answer.error = answer.error or f"error-event: {str(event['error'])[:200]}"
         return
+    answer.unclaimed_bytes += len(data)
     usage = event.get("usage") or {}
     counted = usage.get("completion_tokens")
     if usage:
@@ -141,5 +161,7 @@ def read_event(answer: TimedAnswer, at_ns: int, data: bytes) -> None:
                 text=visible or hidden,
                 visible=visible,
                 finish=choice.get("finish_reason"),
+                size=answer.unclaimed_bytes,
             )
         )
+        answer.unclaimed_bytes = 0

@@ -17,6 +17,7 @@ from sm121.client.timed_answer import Clock, TimedAnswer
 from sm121.client.timed_process import TimedProcess
 from sm121.core.errors import Sm121Error
 from sm121.core.server import Endpoint
+from sm121.core.verdict import NotRun
 from sm121.measure import counters, metrics, validity
 from sm121.measure.counters import Counters
 from sm121.measure.measurement import Invalidity, Measurement
@@ -29,6 +30,11 @@ Show = Callable[[str], None]
 
 #: After so many failed requests in a cell no more are sent: each may take minutes to fail.
 _FAILURES = 2
+#: Tokens of the answer that shows how a server counts.
+_PROBE_TOKENS = 2
+#: Answers of several streams are longer than what is measured of them by this factor: some tokens
+#: come before all streams decode.
+_STREAMS_FACTOR = 2
 
 
 @dataclass
@@ -45,6 +51,8 @@ class MeasuredServer:
     #: What speaks against every number of this server: its kernel path is not the required one.
     invalid: list[Invalidity] = field(default_factory=list)
     unproven: list[str] = field(default_factory=list)
+    #: Timed requests ask for token ids: without them nothing says how many tokens a chunk has.
+    needs_ids: bool = False
 
     @classmethod
     @contextmanager
@@ -85,27 +93,38 @@ class MeasuredServer:
         measuring = self.plan.measuring
         return Patience(measuring.request_within_s, measuring.silent_within_s)
 
-    def request(self, prompt_tokens: int, tokens: int) -> TimedRequest:
-        """A request with a fresh prompt."""
+    def request(self, prompt_tokens: int, tokens: int, *, ids: bool = False) -> TimedRequest:
+        """A request with a fresh prompt.
+
+        Args:
+            ids: ask for the token ids whether they are needed or not; not for what is timed.
+        """
         exact = not self.prompts.as_text or self.prompts.exact
         return completion(
             self.endpoint.served_name,
             self.prompts.make(prompt_tokens),
             prompt_tokens=prompt_tokens if exact else 0,
             tokens=tokens,
+            ids=ids or self.needs_ids,
         )
 
     def _probe(self) -> None:
-        """Find out whether the server takes token ids, and how long texts are if it does not."""
-        answer = self.sender.run([self.request(8, 1)], patience=self.patience).answers[0]
+        """Find out whether the server takes token ids, how long texts are if it does not, and what
+        its chunks say of the number of tokens."""
+        request = self.request(8, _PROBE_TOKENS)
+        answer = self.sender.run([request], patience=self.patience).answers[0]
         if answer.ok or answer.status not in (400, 422):
+            self.needs_ids = answer.ok and answer.clock() != "usage"
             return
         refusal = answer.error
         self.prompts.as_text = True
         self.prompts.exact = self.prompts.can_tokenize()
         words = 32
         request = completion(
-            self.endpoint.served_name, self.prompts.words(words), prompt_tokens=0, tokens=1
+            self.endpoint.served_name,
+            self.prompts.words(words),
+            prompt_tokens=0,
+            tokens=_PROBE_TOKENS,
         )
         answer = self.sender.run([request], patience=self.patience).answers[0]
         if not answer.ok:
@@ -115,6 +134,7 @@ class MeasuredServer:
         if not self.prompts.exact:
             self.unproven.append("prompt length: the server refuses ids and has no /tokenize")
             self.prompts.learn(words, answer.prompt_tokens or words)
+        self.needs_ids = answer.clock() != "usage"
 
 
 @dataclass
@@ -137,6 +157,7 @@ class MeasuredCell:
     _batches: list[TimedBatch] = field(default_factory=list)
     _findings: Findings = field(default_factory=Findings)
     _spoken: dict[str, float] = field(default_factory=dict)
+    _records: Path | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -145,9 +166,15 @@ class MeasuredCell:
 
     @property
     def tokens(self) -> int:
-        """Length of the long answers: of several streams, the shortest of the plan."""
-        plan = self.server.plan
-        return plan.longest if self.concurrency == 1 else min(plan.generated_tokens)
+        """Length of the long answers."""
+        if self.concurrency == 1:
+            return self.server.plan.longest
+        return _STREAMS_FACTOR * self.tokens_together
+
+    @property
+    def tokens_together(self) -> int:
+        """Tokens that a rate of several streams is named after: the fewest of the plan."""
+        return min(self.server.plan.generated_tokens)
 
     @property
     def answers(self) -> list[TimedAnswer]:
@@ -215,41 +242,88 @@ class MeasuredCell:
         """Tokens a second after the first chunk, over the first so many tokens."""
         clock = self.clock or "chunks"
         answers = self.answers
-        rates = self._rates(clock, tokens)
+        rates = [metrics.decode_rate(answer, clock, tokens) for answer in answers]
         findings = self._judged()
         measuring = self.server.plan.measuring
         validity.check_drift(rates, measuring.drift_bound, findings)
-        second = metrics.second_clock(answers, self.short)
+        second = metrics.second_clock(answers, self.short, clock, tokens)
         known = {item.reason for item in findings.invalid}
-        if self.concurrency == 1 and not known & {"drift", "short_answer"}:
+        good = [answer for answer in answers if answer.ok]
+        if not known & {"drift", "short_answer"}:
             # Of a rate that moves, requests of different times say different things, and so do
             # wall times of answers that are not as long as they should be.
-            whole = [metrics.decode_rate(answer, clock) for answer in answers if answer.ok]
-            validity.check_second_clock(whole, second, measuring.second_clock_bound, findings)
+            same = [metrics.decode_rate(answer, clock, tokens) for answer in good]
+            validity.check_second_clock(same, second, measuring.second_clock_bound, findings)
+        validity.check_start(good, clock, tokens, findings)
+        if all(item.reason != "second_clock" for item in findings.invalid):
+            # The parts of a stream that is not the generation say nothing more.
+            bound = measuring.second_clock_bound
+            validity.check_beginning(good, clock, min(tokens, self.tokens // 2), bound, findings)
+        late = [w.late_ns for a in good if (w := metrics.window(a, clock, tokens)) is not None]
         extra: dict[str, Any] = {
             "first_chunk_tokens": max(
                 (metrics.first_chunk_tokens(a, clock) for a in answers), default=None
             ),
+            "late_start_ms": round(median(late) / 1e6, 3) if any(late) else None,
             "textbook_tok_s": _median(metrics.textbook_rate(a, clock) for a in answers),
             "second_clock_tok_s": _median(second),
             "per_stream_tok_s": _median(metrics.decode_rate(a, clock) for a in answers),
             **self._spoken,
         }
-        name = f"tg{tokens}" if self.concurrency == 1 else f"tg{tokens}_c{self.concurrency}"
-        return self._measurement(f"{name}@d{self.depth}", "tok/s", rates, findings, extra)
+        return self._measurement(f"tg{tokens}@d{self.depth}", "tok/s", rates, findings, extra)
+
+    def decode_together(self) -> Measurement:
+        """Tokens a second of all streams, while all of them decode.
+
+        Raises:
+            NotRun: they never did.
+        """
+        clock = self.clock or "chunks"
+        name = f"tg{self.tokens_together}_c{self.concurrency}@d{self.depth}"
+        rates, apart = [], 0
+        for answers in self.long:
+            found = metrics.common_windows(answers, clock)
+            each = [] if found is None else [window.tokens for window in found]
+            if all(answer.ok for answer in answers) and 2 * min(each, default=0) < (
+                self.tokens_together
+            ):
+                apart += 1
+            else:
+                rates.append(sum(window.rate for window in found or ()))
+        findings = self._judged()
+        if apart and not findings.invalid and 2 * apart >= len(self.long):
+            raise NotRun(
+                f"{name}: in {apart} of {len(self.long)} rounds the {self.concurrency} streams did "
+                f"not decode {self.tokens_together // 2} tokens at the same time: the server runs "
+                "fewer at once, or one after another. Let it run as many (--max-num-seqs, "
+                "--parallel), or take them off [performance.measuring] concurrency"
+            )
+        validity.check_drift(rates, self.server.plan.measuring.drift_bound, findings)
+        extra: dict[str, Any] = {
+            "per_stream_tok_s": _median(metrics.decode_rate(a, clock) for a in self.answers),
+            "rounds_apart": apart,
+            **self._spoken,
+        }
+        return self._measurement(name, "tok/s", rates, findings, extra)
 
     def prefill(self) -> Measurement:
-        """Prompt tokens (depth included, all of them cold) over the time to the first token."""
+        """Prompt tokens (depth included, all of them cold) over the time to the first token; of
+        several streams, over the time until all of them have one."""
         clock = self.clock or "chunks"
-        answers = sorted(self.answers + self.short, key=lambda answer: answer.sent_ns)
-        rates = [metrics.prefill_rate(answer, clock) for answer in answers]
+        if self.concurrency > 1:
+            rates = [metrics.common_prefill_rate(answers, clock) for answers in self.long]
+        else:
+            answers = sorted(self.answers + self.short, key=lambda answer: answer.sent_ns)
+            rates = [metrics.prefill_rate(answer, clock) for answer in answers]
         findings = self._judged()
         validity.check_drift(rates, self.server.plan.measuring.drift_bound, findings)
+        everyone = [*self.answers, *self.short]
         extra = {
             "prompt_tokens": self.prompt_tokens,
-            "ttft_ms": _median(metrics.ttft_ms(a, clock) for a in answers),
+            "ttft_ms": _median(metrics.ttft_ms(a, clock) for a in everyone),
         }
-        name = f"pp{self.server.plan.prompt_tokens}@d{self.depth}"
+        streams = "" if self.concurrency == 1 else f"_c{self.concurrency}"
+        name = f"pp{self.server.plan.prompt_tokens}{streams}@d{self.depth}"
         return self._measurement(name, "tok/s", rates, findings, extra)
 
     def times(self, name: str, quantile: float, *, suffix: str = "") -> Measurement:
@@ -267,7 +341,7 @@ class MeasuredCell:
         extra: dict[str, Any] = {"visible_ms": _median(visible)} if name == "ttft" else {}
         extra["prompt_tokens"] = self.prompt_tokens
         if name == "itl":
-            extra["per"] = "chunk"
+            extra["per"] = "arrival"
         return self._measurement(
             f"{name}{suffix}_p{round(quantile * 100)}",
             "ms",
@@ -294,6 +368,14 @@ class MeasuredCell:
         extra["client_cpu"] = round(cpu / wall, 4) if wall else 0.0
         extra["client_worst_lag_ms"] = round(self._worst_lag_ns / 1e6, 3)
         extra["rounds_left_out"] = self.lost
+        retries = sum(answer.retries for batch in self._batches for answer in batch.answers)
+        remarks = []
+        if retries:
+            extra["retries"] = retries
+            remarks.append(
+                f"{self.what}: {retries} requests were sent twice, since the server had ended the "
+                "idle connection; their clock is that of the first sending"
+            )
         return Measurement(
             name=name,
             unit=unit,
@@ -303,6 +385,7 @@ class MeasuredCell:
             quantile=quantile,
             invalid=findings.invalid,
             unproven=findings.unproven,
+            remarks=remarks,
             extra={key: value for key, value in extra.items() if value is not None},
             records=self._records,
         )
@@ -330,6 +413,10 @@ class MeasuredCell:
         measuring = self.server.plan.measuring
         times: list[float] = []
         sent: list[TimedBatch] = []
+        if self.concurrency == 1 and not self.server.needs_ids:
+            self.server.show(f"{self.what}: token ids against usage")
+            sent.append(self._send(self.server.plan.shortest, 1, keep=False, ids=True))
+            validity.check_twin(sent[0].answers[0], self._findings)
         while len(times) < measuring.warm_up_requests and not is_flat(times, measuring.warm_bound):
             self.server.show(f"{self.what}: warm-up {len(times) + 1}")
             batch = self._send(self.server.plan.shortest, self.concurrency, keep=False)
@@ -345,8 +432,12 @@ class MeasuredCell:
                     self._batches.append(batch)
         return [answer for batch in sent for answer in batch.answers]
 
-    def _send(self, tokens: int, streams: int, *, keep: bool = True) -> TimedBatch:
-        requests = [self.server.request(self.prompt_tokens, tokens) for _ in range(streams)]
+    def _send(
+        self, tokens: int, streams: int, *, keep: bool = True, ids: bool = False
+    ) -> TimedBatch:
+        requests = [
+            self.server.request(self.prompt_tokens, tokens, ids=ids) for _ in range(streams)
+        ]
         batch = self.server.sender.run(requests, concurrency=streams, patience=self.server.patience)
         if keep:
             self._batches.append(batch)
@@ -359,6 +450,8 @@ class MeasuredCell:
         delta = after.since(before) if before is not None and after is not None else None
         if delta is None or clock != "chunks":
             validity.check_counters(delta, sent, clock, self._findings)
+            bound = self.server.plan.measuring.second_clock_bound
+            validity.check_server_clock(delta, sent, clock, bound, self._findings)
         if delta is not None:
             self._spoken = counters.speculation(delta)
 
@@ -379,31 +472,42 @@ class MeasuredCell:
         failures = sum(not answer.ok for answer in [*self.answers, *self.short])
         return failures >= _FAILURES
 
-    def _rates(self, clock: Clock, tokens: int | None = None) -> list[float]:
-        """Decode rates by round, over the first so many tokens; of several streams, of all."""
-        if self.concurrency > 1:
-            return [metrics.total_rate(batch, clock) for batch in self.long]
-        return [metrics.decode_rate(answer, clock, tokens) for answer in self.answers]
-
     def _show_rounds(self, wanted: int, spent_s: float) -> None:
         """Say how many rounds are done, with their median and range and the time left."""
-        done, rates = len(self.long) + len(self.short), self._rates(self.clock or "chunks")
+        clock = self.clock or "chunks"
+        done = len(self.long) + len(self.short)
+        rates = [metrics.decode_rate(answer, clock) for answer in self.answers]
         left = spent_s / done * max(wanted - done, 0) if done else 0.0
         text = f"{self.what}: {done}/{wanted} rounds"
         if rates:
-            text += f", {median(rates):.4g} tok/s [{min(rates):.4g}, {max(rates):.4g}]"
+            text += f", {median(rates):.4g} tok/s a stream "
+            text += f"[{min(rates):.4g}, {max(rates):.4g}]"
         self.server.show(f"{text}, about {left:.0f} s left")
 
-    @property
-    def _records(self) -> Path:
-        return self.server.directory / f"d{self.depth}-c{self.concurrency}.jsonl"
-
     def _write(self) -> None:
-        self._records.parent.mkdir(parents=True, exist_ok=True)
+        """Keep the raw answers, in a file of this cell's own."""
+        if self._records is None:
+            self._records = _new_file(
+                self.server.directory, f"d{self.depth}-c{self.concurrency}", ".jsonl"
+            )
         with self._records.open("w", encoding="utf-8") as stream:
             for kind, answers in (("long", self.answers), ("short", self.short)):
                 for answer in answers:
                     stream.write(json.dumps({"kind": kind, **asdict(answer)}) + "\n")
+
+
+def _new_file(directory: Path, stem: str, suffix: str) -> Path:
+    """Make a file that was not there: ``d0-c1.jsonl``, then ``d0-c1-2.jsonl``."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path, number = directory / f"{stem}{suffix}", 1
+    while True:
+        try:
+            path.touch(exist_ok=False)
+        except FileExistsError:
+            number += 1
+            path = directory / f"{stem}-{number}{suffix}"
+        else:
+            return path
 
 
 def is_flat(times: Sequence[float], bound: float) -> bool:

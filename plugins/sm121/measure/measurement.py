@@ -38,6 +38,8 @@ class Measurement(Record):
     invalid: list[Invalidity] = Field(default_factory=list)
     #: What there was no means to check. It makes nothing INVALID.
     unproven: list[str] = Field(default_factory=list)
+    #: What a reader of the run should know beside the number; it speaks for and against nothing.
+    remarks: list[str] = Field(default_factory=list)
     #: Other definitions of the same quantity and what belongs beside it, by name.
     extra: dict[str, Any] = Field(default_factory=dict)
     #: Raw records of the requests that it was computed from.

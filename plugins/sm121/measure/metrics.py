@@ -5,8 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from statistics import median
 
-from sm121.client.timed_answer import Clock, TimedAnswer
+from sm121.client.timed_answer import Arrival, Clock, TimedAnswer
+from sm121.measure import decoding
+from sm121.measure.decoding import Window
 
 #: A failed request took for ever, and a failed stream had no rate.
 NEVER = math.inf
@@ -28,8 +31,8 @@ def _confirmed(answer: TimedAnswer) -> Clock | None:
     return clock
 
 
-def arrivals(answer: TimedAnswer, clock: Clock) -> list[tuple[int, int]]:
-    """(time, tokens so far) of each chunk with a token, by the clock or what it stands for."""
+def arrivals(answer: TimedAnswer, clock: Clock) -> list[Arrival]:
+    """The chunks with a token, by the clock or what it stands for."""
     own = answer.clock()
     return answer.arrivals("chunks" if clock == "usage" and own == "chunks" else clock)
 
@@ -46,19 +49,24 @@ def visible_ms(answer: TimedAnswer) -> float | None:
     return None if at is None else (at - answer.sent_ns) / 1e6
 
 
-def decode_rate(answer: TimedAnswer, clock: Clock, tokens: int | None = None) -> float:
-    """Tokens after the first chunk over the time from it to the last one.
+def window(answer: TimedAnswer, clock: Clock, tokens: int | None = None) -> Window | None:
+    """The part of an answer that its decode rate is taken from; None for one without a token, or
+    one that failed.
 
     Args:
         tokens: look at the answer only up to the chunk with its so many-th token.
     """
-    found = arrivals(answer, clock) if answer.ok else []
-    if tokens is not None:
-        end = next((i for i, (_, total) in enumerate(found) if total >= tokens), len(found) - 1)
-        found = found[: end + 1]
-    if len(found) < 2 or found[-1][0] <= found[0][0]:
-        return 0.0
-    return (found[-1][1] - found[0][1]) / (found[-1][0] - found[0][0]) * 1e9
+    return decoding.window(arrivals(answer, clock), tokens) if answer.ok else None
+
+
+def decode_rate(answer: TimedAnswer, clock: Clock, tokens: int | None = None) -> float:
+    """Tokens after what came with the first chunk over the time from there to the last one.
+
+    Args:
+        tokens: look at the answer only up to the chunk with its so many-th token.
+    """
+    found = window(answer, clock, tokens)
+    return found.rate if found is not None else 0.0
 
 
 def textbook_rate(answer: TimedAnswer, clock: Clock) -> float:
@@ -88,10 +96,11 @@ def tpot_ms(answer: TimedAnswer, clock: Clock) -> float:
 
 
 def gaps_ms(answer: TimedAnswer, clock: Clock) -> list[float]:
-    """Times between chunks that carry tokens. A failed request had one that did not end."""
+    """Times between chunks that carry tokens; those that came together are one. A failed request
+    had one that did not end."""
     if not answer.ok:
         return [NEVER]
-    stamps = [at for at, _ in arrivals(answer, clock)]
+    stamps = [moment.at_ns for moment in decoding.moments(arrivals(answer, clock))]
     return [(b - a) / 1e6 for a, b in itertools.pairwise(stamps)]
 
 
@@ -100,23 +109,69 @@ def e2e_ms(answer: TimedAnswer) -> float:
     return (answer.ended_ns - answer.sent_ns) / 1e6 if answer.ok else NEVER
 
 
-def total_rate(answers: Sequence[TimedAnswer], clock: Clock) -> float:
-    """Tokens a second of streams that ran side by side: what came after the first token of any of
-    them until the last of all. A failed stream makes it nothing."""
+def common_windows(answers: Sequence[TimedAnswer], clock: Clock) -> list[Window] | None:
+    """Of streams side by side, the part in which all of them decode; None where there is none."""
+    if not answers or not all(answer.ok for answer in answers):
+        return None
+    return decoding.common([arrivals(answer, clock) for answer in answers])
+
+
+def common_prefill_rate(answers: Sequence[TimedAnswer], clock: Clock) -> float:
+    """Prompt tokens of streams side by side over the time until all of them have a first token. A
+    failed one makes it nothing."""
     found = [arrivals(answer, clock) for answer in answers if answer.ok]
     if len(found) < len(answers) or not all(found):
         return 0.0
-    first, last = min(f[0][0] for f in found), max(f[-1][0] for f in found)
-    after = sum(f[-1][1] - f[0][1] for f in found)
-    return after / (last - first) * 1e9 if last > first else 0.0
+    began = min(answer.sent_ns for answer in answers)
+    prompts = sum(answer.prompt_tokens or answer.asked_prompt for answer in answers)
+    return prompts / (max(f[0].at_ns for f in found) - began) * 1e9
 
 
-def second_clock(long: Sequence[TimedAnswer], short: Sequence[TimedAnswer]) -> list[float]:
-    """Decode rates that no chunk has a part in: from the wall times of whole requests of
-    different length, for every pair of them."""
-    return [
-        (a.asked_tokens - b.asked_tokens) / (e2e_ms(a) - e2e_ms(b)) * 1e3
-        for a in long
-        for b in short
-        if a.ok and b.ok and a.asked_tokens > b.asked_tokens and e2e_ms(a) > e2e_ms(b)
+def second_clock(
+    long: Sequence[TimedAnswer], short: Sequence[TimedAnswer], clock: Clock, tokens: int
+) -> list[float]:
+    """Decode rates that no first chunk has a part in: from the times since their sending, of
+    answers of different length, for every pair of them.
+
+    Args:
+        tokens: up to this token of the long ones; where that is their last, the wall time of the
+            whole request counts, and no chunk has a part in it.
+    """
+    ends = [end for answer in long if (end := _reached(answer, clock, tokens)) is not None]
+    bunched = median(_bunched(answer, clock) for answer in long) if long else 0
+    begins = [
+        (answer.asked_tokens, e2e_ms(answer))
+        for answer in short
+        if answer.ok and answer.asked_tokens > bunched
     ]
+    return [
+        (many - few) / (late - early) * 1e3
+        for many, late in ends
+        for few, early in begins
+        if many > few and late > early
+    ]
+
+
+def _reached(answer: TimedAnswer, clock: Clock, tokens: int) -> tuple[int, float] | None:
+    if tokens >= answer.asked_tokens:
+        return (answer.asked_tokens, e2e_ms(answer)) if answer.ok else None
+    found = window(answer, clock, tokens)
+    return None if found is None else (found.end.tokens, (found.end.at_ns - answer.sent_ns) / 1e6)
+
+
+def _bunched(answer: TimedAnswer, clock: Clock) -> int:
+    """Tokens of the chunks that came together at the start of an answer: one that is no longer is
+    as late as its first chunk."""
+    found = window(answer, clock)
+    return found.start.tokens if found is not None and found.start.chunks > 1 else 0
+
+
+def beginning_to_rest(answer: TimedAnswer, clock: Clock, tokens: int) -> float | None:
+    """The rate over the first so many tokens by the rate over those after them; None where either
+    has too few."""
+    found = window(answer, clock, tokens)
+    whole = window(answer, clock)
+    if found is None or whole is None or not found.rate:
+        return None
+    rest = Window(found.end, whole.end, answer.asked_tokens - tokens)
+    return found.rate / rest.rate if rest.enough and rest.rate else None

@@ -16,11 +16,17 @@ from sm121.client.timed import TimedBatch
 from sm121.client.timed_answer import Clock, TimedAnswer
 from sm121.core.profile import Measuring
 from sm121.measure.measurement import Invalidity
-from sm121.measure.metrics import arrivals, ttft_ms
+from sm121.measure.metrics import arrivals, beginning_to_rest, ttft_ms, window
 
 #: Between clocks that do not step, in seconds; NTP slews by 500 ppm at most.
 _CLOCK_STEP_S = 0.005
 _SLEW = 1e-3
+#: What may lie between an engine's stamp of a token and ours, for each request, in seconds.
+_DELIVERY_S = 0.002
+#: Share of the rounds that may have too few tokens after a bunch.
+_BUNCHED_SHARE = 0.25
+#: Deviations of a median that are noise.
+_NOISE = 3.0
 #: Chance of seeing a drift where there is none, over all places where one may begin.
 _DRIFT_RISK = 1e-4
 
@@ -102,6 +108,28 @@ def _check_prompt(answer: TimedAnswer, findings: Findings) -> None:
         )
 
 
+def check_twin(twin: TimedAnswer, findings: Findings) -> None:
+    """The ids of an untimed request against its own usage, chunk by chunk: what the timed ones,
+    which ask for no ids, are counted by."""
+    if not twin.ok:
+        findings.not_checked(f"token ids against usage: asked for ids, it said {twin.error}")
+        return
+    _check_prompt(twin, findings)
+    if twin.clock() != "token_ids":
+        findings.not_checked("token ids against usage: the server sends no ids")
+        return
+    ids = 0
+    for chunk in twin.chunks:
+        ids += chunk.ids or 0
+        if chunk.counted is not None and chunk.counted != ids:
+            findings.against(
+                "token_accounting",
+                f"{ids} token ids so far, the usage beside them says {chunk.counted} (an untimed "
+                f"request of {twin.asked_tokens} tokens)",
+            )
+            return
+
+
 def check_counters(
     delta: dict[str, float] | None, answers: Sequence[TimedAnswer], clock: Clock, findings: Findings
 ) -> None:
@@ -147,6 +175,73 @@ def check_counters(
         findings.against("preemption", f"{times} preemptions: requests waited for the KV cache")
 
 
+def check_server_clock(
+    delta: dict[str, float] | None,
+    answers: Sequence[TimedAnswer],
+    clock: Clock,
+    bound: float,
+    findings: Findings,
+) -> None:
+    """The decode rate over all requests against the engine's own clock over the same ones. The
+    stream may be slower than the engine, and is then what a user gets; it cannot be faster."""
+    seconds = (delta or {}).get("decode_seconds")
+    if seconds is None:
+        findings.not_checked("decode time by counters: the server does not count it")
+        return
+    found = [window(answer, clock) for answer in answers]
+    totals = [counted[-1].tokens for a in answers if a.ok and (counted := arrivals(a, clock))]
+    windows = [each for each in found if each is not None]
+    span_s = sum(each.ns for each in windows) / 1e9
+    if seconds <= 0 or span_s <= 0 or len(windows) < len(answers):
+        return  # something failed, and that is said elsewhere
+    ours = sum(each.tokens for each in windows) / span_s
+    theirs = sum(total - 1 for total in totals) / seconds
+    tolerated = bound + len(answers) * _DELIVERY_S / span_s
+    if ours > theirs * (1.0 + tolerated):
+        findings.against(
+            "server_clock",
+            f"{ours:.4g} tok/s by the streams, {theirs:.4g} by the server's own decode time of "
+            f"the same {len(answers)} requests ({ours / theirs - 1:+.1%}; {tolerated:.1%} is "
+            "tolerated)",
+        )
+
+
+def check_start(
+    answers: Sequence[TimedAnswer], clock: Clock, tokens: int, findings: Findings
+) -> None:
+    """Whether enough of the first tokens came by themselves, and not with the first chunk."""
+    found = [w for answer in answers if (w := window(answer, clock, tokens)) is not None]
+    bunched = [each for each in found if not each.enough]
+    if len(bunched) > _BUNCHED_SHARE * len(found):
+        findings.against(
+            "bunched_start",
+            f"{min(bunched[0].start.tokens, tokens)} of the first {tokens} tokens came together at "
+            f"the start, in {len(bunched)} of {len(found)} rounds: too few are left for a rate",
+        )
+
+
+def check_beginning(
+    answers: Sequence[TimedAnswer], clock: Clock, tokens: int, bound: float, findings: Findings
+) -> None:
+    """The rate over the first tokens against that over those after them in the same answers.
+
+    Tokens that were held back with the first chunk make it too high, and nothing else does: a
+    context that grows by so little costs far less than the bound.
+    """
+    ratios = [r for a in answers if (r := beginning_to_rest(a, clock, tokens)) is not None]
+    if len(ratios) < 2:
+        return
+    ratio = median(ratios)
+    noise = _NOISE * 1.4826 * median(abs(r - ratio) for r in ratios) / len(ratios) ** 0.5
+    if ratio > 1.0 + bound + noise:
+        findings.against(
+            "rates_contradict",
+            f"the first {tokens} tokens came {ratio - 1:.1%} faster than those after them in the "
+            f"same answers ({len(ratios)} rounds; {bound + noise:.1%} is tolerated): they were "
+            "held back with the first chunk",
+        )
+
+
 def check_second_clock(
     rates: Sequence[float], second: Sequence[float], bound: float, findings: Findings
 ) -> None:
@@ -160,8 +255,8 @@ def check_second_clock(
     if abs(other - first) > bound * first + noise:
         findings.against(
             "second_clock",
-            f"{first:.4g} tok/s by the stream, {other:.4g} tok/s by the wall times of whole "
-            f"requests of different length ({len(second)} pairs); they may differ by {bound:.0%}",
+            f"{first:.4g} tok/s by the stream, {other:.4g} tok/s by the times of requests of "
+            f"different length ({len(second)} pairs); they may differ by {bound:.0%}",
         )
 
 

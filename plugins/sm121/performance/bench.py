@@ -128,9 +128,14 @@ class PerformanceChecks:
         self._judge(read, depth)
 
     def concurrent_rate(self, streams: int) -> None:
-        """tgN_cC@dD of C streams together, in tokens a second."""
+        """tgN_cC@dD of C streams while all of them decode, in tokens a second."""
         depth = self.bench.plan.depths[0]
-        self._judge(lambda cell: cell.decode(cell.tokens), depth, streams)
+        self._judge(lambda cell: cell.decode_together(), depth, streams)
+
+    def concurrent_prefill_rate(self, streams: int) -> None:
+        """ppN_cC@dD: the prompts of C requests at once, in tokens a second."""
+        depth = self.bench.plan.depths[0]
+        self._judge(lambda cell: cell.prefill(), depth, streams)
 
     def time(self, name: str, quantile: float, *, streams: int = 1) -> None:
         """ttft, tpot, itl or e2e at the first depth, in milliseconds."""

@@ -91,6 +91,8 @@ class Recorder:
         for item in measurement.unproven:
             if item not in file.unproven:
                 file.unproven.append(item)
+        for line in measurement.remarks:
+            self.harness.remark(line, at_once=False)
         found = Recorded(measurement, estimate, verdict, reason)
         store(found)
         self.recorded.append(found)

@@ -1,0 +1,164 @@
+"""Items 1 and 2, and the payload that a GPU showed: a clock that starts too late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+
+from sm121.core.profile import Measuring
+from sm121.core.server import Endpoint
+from sm121.measure.cells import MeasuredCell, MeasuredServer
+from sm121.measure.measurement import Measurement
+from sm121.measure.plan import Plan
+
+from . import Case, Outcome, Place
+
+#: Required of a decode rate; servers are below or above it by 2 %.
+MINIMUM, BELOW, ABOVE = 200.0, 196.0, 204.0
+#: Required of the slowest time to the first token, in milliseconds; an honest one has a quarter.
+AT_MOST_MS = 300.0
+PLAN = Plan(
+    256, (32, 128), (0,), Measuring(rounds=3, short_rounds=2, silent_within_s=2.0)
+)  # fmt: skip
+
+
+def measured(place: Place, options: tuple[str, ...], read: Callable[[MeasuredCell], Measurement]):
+    server = place.timed_server(*options)
+    records = place.tmp_path / f"records-{server.base_url.rpartition(':')[2]}"
+    endpoint = Endpoint(server.base_url, "none", "gpt-oss-120b")
+    with MeasuredServer.open(endpoint, PLAN, records) as opened:
+        return read(MeasuredCell(opened, 0).gather(PLAN.measuring.rounds))
+
+
+def rated(*options: str, rate: float, tokens: int = 32) -> Callable[[Place], Outcome]:
+    """The rate over the first tokens against what is required of it."""
+
+    def ask(place: Place) -> Outcome:
+        found = measured(place, ("--rate", str(rate), *options), lambda cell: cell.decode(tokens))
+        if found.invalid:
+            return Outcome("INVALID", "; ".join(map(str, found.invalid)))
+        value = median(found.samples)
+        said = f"{found.name}: {value:.4g} tok/s, required: {MINIMUM:g}"
+        return Outcome("PASS" if value >= MINIMUM else "FAIL", said)
+
+    return ask
+
+
+def waited(*options: str) -> Callable[[Place], Outcome]:
+    """The slowest time to the first token against what is required of it."""
+
+    def ask(place: Place) -> Outcome:
+        def read(cell: MeasuredCell) -> Measurement:
+            found = cell.times("ttft", 0.99)
+            errors = [answer.error for answer in [*cell.answers, *cell.short] if answer.error]
+            return found.model_copy(update={"remarks": [*errors, *found.remarks]})
+
+        found = measured(place, ("--rate", "200", *options), read)
+        worst = max(found.samples)
+        said = f"{worst:.4g} ms at worst, required: {AT_MOST_MS:g}; {'; '.join(found.remarks)}"
+        return Outcome("PASS" if worst <= AT_MOST_MS else "FAIL", said)
+
+    return ask
+
+
+FIRST, PAYLOAD, AGAIN = (
+    "1 Tokens that come with the first chunk",
+    "1 A payload in the first chunk",
+    "2 A request that is sent again",
+)
+
+
+def _late(name: str, *options: str, item: str, expected: str, slow: bool = False) -> Case:
+    """A server below what is required; above it, it may be as late as it likes."""
+    fault, clean = rated(*options, rate=BELOW), rated(*options, rate=ABOVE)
+    return Case(item, name, fault, clean, expected, slow)
+
+
+def _wrong(name: str, *options: str, tokens: int = 32, expected: str, slow: bool = True) -> Case:
+    """A stream that cannot be timed, and the same server without that."""
+    fault, clean = rated(*options, rate=BELOW, tokens=tokens), rated(rate=ABOVE, tokens=tokens)
+    return Case(FIRST, name, fault, clean, expected, slow)
+
+
+CASES = [
+    _late(
+        "three events when the third token is there",
+        *("--held-tokens", "3", "--decode-time-factor", "0"),
+        item=FIRST,
+        expected="required: 200",
+    ),
+    _late(
+        "late for no reason that shows, by less than a token",
+        *("--late-ms", "4.5", "--echo", "never", "--decode-time-factor", "0"),
+        item=FIRST,
+        expected="required: 200",
+        slow=True,
+    ),
+    _late(
+        "late for no reason that shows, by several tokens",
+        *("--late-ms", "12", "--echo", "never", "--decode-time-factor", "0"),
+        item=FIRST,
+        expected="required: 200",
+        slow=True,
+    ),
+    _wrong(
+        "late, and hidden by steps that are a little short",
+        *("--late-ms", "12", "--echo", "never", "--leak", "0.08", "--trap", "no-metrics"),
+        expected="rates_contradict",
+    ),
+    _wrong(
+        "a stream that is faster than the engine from its first token to its last",
+        *("--late-ms", "90", "--echo", "never", "--leak", "0.1"),
+        tokens=128,
+        expected="server_clock",
+        slow=False,
+    ),
+    _wrong(
+        "most of the tokens in one bunch at the start",
+        *("--late-ms", "110", "--echo", "never", "--trap", "no-metrics"),
+        expected="bunched_start",
+    ),
+    _late(
+        "echoed when ids are asked for, as vLLM does",
+        *("--late-ms", "12"),
+        item=PAYLOAD,
+        expected="required: 200",
+    ),
+    _late(
+        "echoed whether it is asked for or not",
+        *("--late-ms", "12", "--echo", "always", "--decode-time-factor", "0"),
+        item=PAYLOAD,
+        expected="required: 200",
+        slow=True,
+    ),
+    _late(
+        "in an event of its own before the first token",
+        *("--late-ms", "12", "--echo", "apart", "--decode-time-factor", "0"),
+        item=PAYLOAD,
+        expected="required: 200",
+        slow=True,
+    ),
+    Case(
+        AGAIN,
+        "held, dropped without a byte, served when it is sent again",
+        fault=waited("--drop-every", "4", "--drop-after-ms", "400"),
+        clean=waited("--drop-every", "4"),
+        expected="connection: ",
+    ),
+    Case(
+        AGAIN,
+        "held, then redirected to itself",
+        fault=waited("--redirect-every", "4", "--redirect-after-ms", "400"),
+        clean=waited(),
+        expected="status-307: redirected to",
+        slow=True,
+    ),
+    Case(
+        AGAIN,
+        "a connection that was never used before is dropped",
+        fault=waited("--drop-every", "4", "--trap", "drops-fresh-connections"),
+        clean=waited("--trap", "closes-connections"),
+        expected="connection: ",
+        slow=True,
+    ),
+]

@@ -1,0 +1,183 @@
+"""Where the clock of a decode rate starts and ends.
+
+A first chunk that is late, by a payload or since it waited for others, makes the tokens behind it
+look fast: they come in a bunch, or too soon after it. What comes in a bunch is one moment, and the
+clock starts at the first moment that is on time. A pause after the first chunk stays in the rate.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from sm121.client.timed_answer import Arrival
+
+#: Chunks nearer to each other than this share of a token's time were sent together.
+_TOGETHER = 0.25
+#: A chunk carries a payload when it is larger than others by so many times, bytes, bytes a token.
+_PAYLOAD_TIMES, _PAYLOAD_BYTES, _PAYLOAD_TOKEN_BYTES = 4.0, 1024, 64
+#: A start is late when it is so by more than so many deviations of a gap (more where several gaps
+#: are looked at: one of them is short by chance), and by more than a share of a gap for each.
+_LATE, _LATE_OF_SEVERAL, _LATE_SHARE = 3.0, 4.0, 0.01
+#: A gap of so many typical ones after a payload is a pause of the server, which the rate has in it.
+_PAUSE = 1.5
+#: The gaps that say how long one is: so many at least, to judge by; so many at most.
+_GAPS_NEEDED, _GAPS_AT_MOST = 4, 32
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Chunks that came together."""
+
+    #: Of the last of them, in nanoseconds.
+    at_ns: int
+    #: Tokens so far, theirs included; and chunks.
+    tokens: int
+    chunks: int
+    payload: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The part of an answer that a rate is taken from."""
+
+    start: Moment
+    end: Moment
+    asked: int
+    #: How late the moments before the start were, in nanoseconds; 0 where it is the first one.
+    late_ns: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens after the start."""
+        return self.end.tokens - self.start.tokens
+
+    @property
+    def ns(self) -> int:
+        """From the start to the end."""
+        return self.end.at_ns - self.start.at_ns
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second; 0 where nothing is left."""
+        return self.tokens / self.ns * 1e9 if self.ns > 0 else 0.0
+
+    @property
+    def enough(self) -> bool:
+        """Whether half of the tokens are left, or more."""
+        return self.ns > 0 and 2 * self.tokens >= self.asked - 1
+
+
+def moments(arrivals: Sequence[Arrival]) -> list[Moment]:
+    """The chunks of an answer, those that came together being one."""
+    made: list[Moment] = []
+    typical = median(arrival.size for arrival in arrivals) if arrivals else 0.0
+    together, before = _TOGETHER * _token_ns(arrivals), 0
+    for chunks, (at_ns, tokens, size) in enumerate(arrivals, 1):
+        fresh = tokens - before
+        most = _PAYLOAD_TIMES * typical + _PAYLOAD_BYTES + _PAYLOAD_TOKEN_BYTES * fresh
+        moment = Moment(at_ns, tokens, chunks, size > most)
+        if made and at_ns - made[-1].at_ns <= together:
+            moment = Moment(at_ns, tokens, chunks, moment.payload or made[-1].payload)
+            made.pop()
+        made.append(moment)
+        before = tokens
+    return made
+
+
+def window(arrivals: Sequence[Arrival], tokens: int | None = None) -> Window | None:
+    """Where the clock of a rate starts and ends; None for an answer without a token.
+
+    Args:
+        tokens: look at the answer only up to the chunk with its so many-th token.
+    """
+    made = moments(arrivals)
+    if not made:
+        return None
+    last = len(made) - 1
+    asked = made[last].tokens if tokens is None else tokens
+    end = next((i for i, moment in enumerate(made) if moment.tokens >= asked), last)
+    if made[end].payload and end > 1:
+        end -= 1
+    start, late_ns = _start(made, end)
+    return Window(made[start], made[end], asked, late_ns)
+
+
+def common(answers: Sequence[Sequence[Arrival]]) -> list[Window] | None:
+    """The part of each of several streams in which all of them decode; None where there is none.
+
+    It begins when the last of them has its first token, and ends with the first that ends.
+    """
+    streams = [moments(arrivals) for arrivals in answers]
+    windows = [window(arrivals) for arrivals in answers]
+    found: list[Window] = []
+    begin_ns = max((w.start.at_ns for w in windows if w is not None), default=0)
+    end_ns = min((made[-1].at_ns for made in streams if made), default=0)
+    for made in streams:
+        inside = [moment for moment in made if begin_ns <= moment.at_ns <= end_ns]
+        if len(inside) < 2:
+            return None
+        found.append(Window(inside[0], inside[-1], inside[-1].tokens - inside[0].tokens))
+    return found
+
+
+def _token_ns(arrivals: Sequence[Arrival]) -> float:
+    """The time of a token, from the second half of the answer."""
+    if len(arrivals) < 2:
+        return 0.0
+    last = arrivals[-1]
+    half = next(a for a in arrivals if 2 * a.tokens >= last.tokens)
+    if half.tokens == last.tokens:
+        half = arrivals[0]
+    fresh = last.tokens - half.tokens
+    return (last.at_ns - half.at_ns) / fresh if fresh else 0.0
+
+
+def _start(made: Sequence[Moment], end: int) -> tuple[int, float]:
+    """The first moment that is on time, and how late the first of all was.
+
+    Within the first half of the tokens after it: where the gaps so far are short of as many
+    typical gaps by the most.
+    """
+    gaps = [0.0, *(float(b.at_ns - a.at_ns) for a, b in itertools.pairwise(made))]
+    fresh = [0, *(b.tokens - a.tokens for a, b in itertools.pairwise(made))]
+    middle = (made[0].tokens + made[end].tokens) / 2
+    zone = [i for i in range(1, end) if made[i].tokens <= middle]
+    first = len(zone) + 1
+    known = range(first, min(len(made), first + _GAPS_AT_MOST))
+    if not zone or len(known) < _GAPS_NEEDED:
+        return 0, 0.0
+    # An engine's steps take equally long, however many tokens each gives; chunks that are sent when
+    # they are full take as long as they have tokens. What varies less is what it does.
+    steps = [gaps[i] for i in known]
+    each = [gaps[i] / fresh[i] for i in known]
+    (step, varies), (token, tokens_vary) = _level(steps), _level(each)
+    by_step = varies / step <= tokens_vary / token
+    typical, deviation = (step, varies) if by_step else (token, tokens_vary)
+
+    def weight(i: int) -> float:
+        return typical if by_step else typical * fresh[i]
+
+    # Never from a payload on, however late it is.
+    after = 1 if made[0].payload and gaps[1] < _PAUSE * weight(1) else 0
+    late = expected = 0.0
+    best = (0.0, after, weight(1) - gaps[1] if after else 0.0)
+    for count, i in enumerate(zone[after:], 1):
+        late += weight(i) - gaps[i]
+        expected += _LATE_SHARE * weight(i)
+        certain = _LATE if count == 1 else _LATE_OF_SEVERAL
+        beyond = late - expected - certain * deviation * math.sqrt(count)
+        best = max(best, (beyond, i, late))
+    return best[1], max(best[2], 0.0)
+
+
+def _level(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard deviation of what is left without the tenth at either end. (A median is
+    not the mean where gaps alternate, as the ticks of a timer make them.)"""
+    cut = len(values) // 10
+    kept = sorted(values)[cut : len(values) - cut]
+    middle = fmean(kept)
+    return middle, 1.2533 * fmean(abs(value - middle) for value in kept)
