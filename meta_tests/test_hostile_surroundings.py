@@ -16,15 +16,17 @@ import httpx
 import openai
 import pytest
 
+from sm121.client import exchange
 from sm121.client.connection import Patience
 from sm121.client.load import Job, LoadClient
 from sm121.client.timed import TimedClient, TimedRequest
 from sm121.core import bounded
 from sm121.core.errors import UsageError
 from sm121.core.server import Endpoint, root_of
+from sm121.engines.attached import attach
 from sm121.evidence import metrics
 from sm121.evidence.failure import classify
-from sm121.evidence.kernel_path import read_log
+from sm121.evidence.kernel_path import KernelPath, read_log
 from sm121.measure import counters, validity
 from sm121.measure.validity import Findings
 from sm121.regression.ab import parse_sides
@@ -180,6 +182,22 @@ def test_an_answer_within_its_bounds_comes_whole(serve, answer):
         assert list(client.models.list()) == []
 
 
+def nested(send: Send) -> None:
+    body = b"[" * 200_000 + b"]" * 200_000
+    send(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+
+
+def test_json_without_a_bottom_is_no_answer(serve):
+    endpoint = serve(nested)
+    with pytest.raises(UsageError, match="not a list of models"):
+        attach(endpoint.base_url, api_key=None, served_name=None, default_name="canary", log=None)
+    assert exchange.send(endpoint, "GET", "/version", timeout_s=5.0).parsed() is None
+    job = Job("one", {"model": "m", "prompt": "p"}, 8)
+    outcome = LoadClient(endpoint, Patience(20.0, 10.0)).run([job]).outcomes[0]
+    assert outcome.problem is not None
+    assert outcome.problem[0] == "bad_stream"
+
+
 def test_a_stream_may_take_longer_than_an_answer(serve):
     with serve(slow_stream).openai(timeout_s=0.5) as client:
         stream = client.completions.create(model="m", prompt="p", stream=True)
@@ -253,6 +271,30 @@ def test_what_is_no_number_is_unknown_and_said(no_number):
     assert "no number of generated tokens" in said
     text = METRICS.format(running=0, generated=no_number)
     assert metrics.total(text, "vllm:prefix_cache_hits_total") is None
+
+
+NAME = "vllm:num_requests_running"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "".join(f'{NAME}{{engine="{n}"}} 1.0\n' for n in range(90_000)),
+        f"{NAME}{{" + ",".join(f'a{n}="b"' for n in range(300_000)) + "} 1\n",
+        f"{NAME}{{{'a' * 65_000}}} 1\n" * 64,
+        f"{NAME}{{{'a=' * 30_000}}} 1\n" * 64,
+        f'{NAME}{{a="' + "\\" * (4 << 20) + '"} 1\n',
+        f"{NAME}{{{'{' * 60_000}\n" * 64,
+        "<html>" + "x" * (4 << 20),
+    ],
+    ids=["many", "labels", "long-label", "equals", "backslashes", "braces", "html"],
+)
+def test_what_can_be_read_is_parsed_in_bounded_time(text):
+    began = time.process_time()
+    counters.read(text)
+    metrics.with_metrics(KernelPath(), text)
+    metrics.total(text, NAME)
+    assert time.process_time() - began < 5.0
 
 
 def test_numbers_are_read_as_before():

@@ -29,7 +29,7 @@ class Exchange:
         """The content as JSON; None if it is none."""
         try:
             return json.loads(self.content)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
 
 

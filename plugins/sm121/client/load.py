@@ -283,7 +283,14 @@ class LoadClient:
                     outcome.progress(len(outcome.answer.ids or ()) or 1)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             outcome.problem = "connection", f"{type(error).__name__}: {error}"[:_LONGEST_TEXT]
-        except (ValueError, KeyError, TypeError, AssertionError, AttributeError) as error:
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AssertionError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             outcome.problem = "bad_stream", f"{type(error).__name__}: {error}"[:_LONGEST_TEXT]
         finally:
             outcome.ended = time.monotonic()

@@ -128,7 +128,7 @@ def read_event(answer: TimedAnswer, at_ns: int, data: bytes) -> None:
     """Fill in what one event says, or the body of an answer that was not streamed."""
     try:
         event = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         answer.error = answer.error or f"bad-event: not JSON: {data[:120]!r}"
         return
     if not isinstance(event, dict):

@@ -96,7 +96,7 @@ def _models(http: httpx.Client, root: str) -> list[str]:
         raise UsageError(f"{expected}; /v1/models answered with status {answer.status_code}")
     try:
         return [str(model["id"]) for model in answer.json()["data"]]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         kind = answer.headers.get("content-type", "no content type")
         raise UsageError(
             f"{expected}; /v1/models answered with {kind}, not a list of models"
@@ -114,6 +114,6 @@ def json_of(http: httpx.Client, path: str) -> dict[str, Any]:
     try:
         answer = http.get(path)
         content = answer.json() if answer.status_code == 200 else {}
-    except (httpx.HTTPError, ValueError):
+    except (httpx.HTTPError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

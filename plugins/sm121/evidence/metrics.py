@@ -1,17 +1,19 @@
-"""What a server's /metrics say of its kernel path: little, but from the running engine itself."""
+"""What a server's /metrics say: its samples, and what they prove of its kernel path."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.log_lines import cut
 from sm121.evidence.signatures import MetricSignature, load_signatures
 
 _SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)")
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+#: A longer line is no sample: the longest of vLLM's has 3,000 characters.
+_LONGEST_LINE = 1 << 16
+_LABEL = re.compile(r'(?<!\w)(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 def with_metrics(path: KernelPath, text: str, engine: str = "vllm") -> KernelPath:
@@ -20,9 +22,11 @@ def with_metrics(path: KernelPath, text: str, engine: str = "vllm") -> KernelPat
     Where log and metrics say different things, the log's value stands and ``<field>_also`` has the
     metric. Raises DataFileError when nothing is known of the engine.
     """
-    samples = list(_samples(text))
+    signatures = load_signatures(engine).metric
+    wanted = {name for s in signatures for name in (s.metric, s.served) if name is not None}
+    samples = list(samples_of(text, wanted.__contains__))
     changed = path.model_copy(deep=True)
-    for signature in load_signatures(engine).metric:
+    for signature in signatures:
         found = _read(signature, samples)
         if found is None:
             continue
@@ -41,7 +45,7 @@ def with_metrics(path: KernelPath, text: str, engine: str = "vllm") -> KernelPat
 
 def total(text: str, name: str) -> float | None:
     """The sum of the samples of a metric; None without any, or where one is no number."""
-    values = [value for sample, _, value, _ in _samples(text) if sample == name]
+    values = [value for _, _, value, _ in samples_of(text, lambda sample: sample == name)]
     return sum(values) if values and all(map(math.isfinite, values)) else None
 
 
@@ -49,16 +53,22 @@ def counters(text: str) -> dict[str, float]:
     """The engine's counters by name, each the sum over its labels: they never fall while it
     lives."""
     found: dict[str, float] = {}
-    for name, _, value, _ in _samples(text):
-        if name.endswith("_total") and ":" in name and math.isfinite(value):
+    for name, _, value, _ in samples_of(text, lambda n: n.endswith("_total") and ":" in n):
+        if math.isfinite(value):
             found[name] = found.get(name, 0.0) + value
     return found
 
 
-def _samples(text: str) -> Iterator[tuple[str, dict[str, str], float, str]]:
+def samples_of(
+    text: str, wanted: Callable[[str], bool]
+) -> Iterator[tuple[str, dict[str, str], float, str]]:
+    """Name, labels, value and line of each sample whose name is wanted, in a Prometheus exposition.
+
+    A value may be NaN or infinite. What is no sample is left out.
+    """
     for line in text.splitlines():
-        match = _SAMPLE.match(line)
-        if match is None:
+        match = _SAMPLE.match(line) if len(line) <= _LONGEST_LINE else None
+        if match is None or not wanted(match["name"]):
             continue
         try:
             value = float(match["value"])

@@ -8,9 +8,8 @@ import tomllib
 from dataclasses import dataclass, field
 from importlib.resources import files
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from sm121.core.server import Endpoint
+from sm121.evidence import metrics
 
 _NAMES: dict[str, list[str]] = tomllib.loads(
     files("sm121.fixtures").joinpath("counters.toml").read_text("utf-8")
@@ -40,16 +39,10 @@ class Counters:
 
 
 def read(text: str) -> Counters:
-    """The counters in a Prometheus exposition, summed over engines and models.
-
-    Raises:
-        ValueError: it is no such exposition.
-    """
+    """The counters in a Prometheus exposition, summed over engines and models."""
     values: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if (ours := _OURS.get(sample.name)) is not None:
-                values[ours] = values.get(ours, 0.0) + sample.value
+    for name, _, value, _ in metrics.samples_of(text, _OURS.__contains__):
+        values[_OURS[name]] = values.get(_OURS[name], 0.0) + value
     finite = {name: value for name, value in values.items() if math.isfinite(value)}
     return Counters(finite, frozenset(values.keys() - finite.keys()))
 
@@ -57,10 +50,7 @@ def read(text: str) -> Counters:
 def fetch(endpoint: Endpoint) -> Counters | None:
     """What /metrics says now; None where there is no such thing, or it cannot be read."""
     text = endpoint.page("/metrics")
-    try:
-        found = read(text) if text is not None else None
-    except ValueError:
-        return None
+    found = read(text) if text is not None else None
     return found if found is not None and (found.values or found.no_number) else None
 
 
