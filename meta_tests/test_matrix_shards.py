@@ -127,13 +127,36 @@ def test_kernel_tests_that_ended_are_taken_over(run_pytest, tmp_path):
     arguments = ("--arch", "cpu", "meta_tests/scenarios/kernel_resume.py",
                  "--report-dir", str(report))  # fmt: skip
     run_pytest(*arguments, environment={"NOTES": str(notes), "END": "1"})
-    assert notes.read_text().split() == ["first", "first", "second"]
+    first = ["first", "first", "path", "server", "second"]
+    assert notes.read_text().split() == first
+    file = report / "verdict.json"
+    ended = json.loads(file.read_text())  # a rate and a path that no run has measured
+    ended["metrics"] = {"kernel:moe": {"value": 1e9, "unit": "ms", "verdict": "PASS"}}
+    ended["engine"]["path"]["moe"] = "TRITON"
+    file.write_text(json.dumps(ended))
     status, run = run_pytest(*arguments, "--resume", environment={"NOTES": str(notes)})
-    assert notes.read_text().split() == ["first", "first", "second", "second"], run.output
+    assert notes.read_text().split() == [*first, "path", "server", "second"], run.output
     verdict = json.loads((report / "verdict.json").read_text())
-    assert [test["verdict"] for test in verdict["tests"]] == ["PASS", "FAIL", "PASS"]
+    assert [test["verdict"] for test in verdict["tests"]] == ["PASS", "FAIL", *["PASS"] * 3]
+    assert verdict["metrics"] == {} and verdict["engine"]["path"]["moe"] is None
+    assert "2 kernel tests run again: they are about the kernel path, a rate" in run.output
     assert verdict["finished"] and verdict["verdict"] == "FAIL" and status == 1
     assert "2 kernel tests are taken over" in run.output
+
+
+def test_kernel_tests_of_another_run_are_not_taken_over(run_pytest, tmp_path):
+    """Another configuration is another engine, whatever the tests came to."""
+    notes, report = tmp_path / "notes", tmp_path / "report"
+    arguments = ("--arch", "cpu", "meta_tests/scenarios/kernel_resume.py", "-k", "first",
+                 "--report-dir", str(report))  # fmt: skip
+    environment = {"NOTES": str(notes)}
+    run_pytest(*arguments, environment=environment)
+    _, run = run_pytest(
+        *arguments, "--resume", "--configuration", "bfloat16", environment=environment
+    )
+    assert notes.read_text().split() == ["first"] * 4, run.output
+    said = "nothing is taken over: another configuration (float32, now bfloat16), and"
+    assert said in run.output
 
 
 @pytest.mark.slow(why="two runs with workers")

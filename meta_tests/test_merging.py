@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,8 +14,8 @@ from sm121.evidence.kernel_path import KernelPath
 from sm121.measure.box import Reading
 from sm121.report import merging
 from sm121.run import merge, verdict_file
+from sm121.run.fingerprint import Difference, Fingerprint
 from sm121.run.ledger import Ledger, stands
-from sm121.run.merge import RunDifference
 from sm121.run.verdict_file import (
     BoxReport,
     CrashReport,
@@ -176,9 +177,132 @@ def test_in_what_two_runs_differ():
     other = part(engine=EngineReport(name="vllm", version="0.33.0", managed=True, model="m"))
     other.arch = "sm121"
     assert merge.differences(one, other) == [
-        RunDifference("architecture", "cpu", "sm121"),
-        RunDifference("engine's version", "0.32.0", "0.33.0"),
+        Difference("architecture", "cpu", "sm121"),
+        Difference("engine's version", "0.32.0", "0.33.0"),
     ]
+
+
+ASKED = Fingerprint(profile="1", provider="torch", model="m1", arguments=["--a"],
+                    options={"--rounds": "5"}, machine={"gpu": "GB10"})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"profile": "2"}, "profile's digest"),
+        ({"waivers": "w"}, "waivers"),
+        ({"axes": "a"}, "axes of the matrix"),
+        ({"provider": "flashinfer"}, "kernel provider"),
+        ({"options": {"--rounds": "9"}}, "option --rounds"),
+        ({"options": {}}, "option --rounds"),
+        ({"sources": {"vllm": "0.33.0 abc"}}, "version of vllm"),
+        ({"configuration": "marlin"}, "configuration"),
+        ({"arguments": ["--a", "--b"]}, "engine's arguments"),
+        ({"environment": {"VLLM_X": "1"}}, "variable VLLM_X"),
+        ({"model": "m2"}, "model's digest"),
+        ({"machine": {"gpu": "H200"}}, "machine gpu"),
+    ],
+)
+def test_every_field_of_the_fingerprint_tells_two_runs_apart(changed, named, tmp_path):
+    one, two = part(1, fingerprint=ASKED), part(2, fingerprint=ASKED)
+    assert merge.differences(one, two) == []
+    two.fingerprint = ASKED.model_copy(update=changed)
+    (found,) = merge.differences(one, two)
+    assert found.what == named
+    with pytest.raises(UsageError, match=f"another {named} "):
+        merging.read([wrote(tmp_path, "one", one), wrote(tmp_path, "two", two)])
+
+
+def test_a_run_without_a_fingerprint_is_told_from_one_with_it():
+    (found,) = merge.differences(part(fingerprint=ASKED), part())
+    assert found == Difference("fingerprint", "known", "none")
+
+
+def test_files_without_a_fingerprint_are_told_apart_by_what_they_have():
+    other = part(2, environment={"engine_arguments": ["--b"]})
+    other.engine.model, other.engine.configuration = "m2", "marlin"
+    one = part(environment={"engine_arguments": []})
+    found = [difference.what for difference in merge.differences(one, other)]
+    assert found == ["configuration", "model", "engine's arguments"]
+
+
+def test_shards_of_two_days_are_no_run():
+    one, two = part(1), part(2)
+    one.started = two.started = "2026-11-20T10:00:00+00:00"
+    assert merge.apart(one, two) == []
+    two.started = "2026-11-20T20:00:00+00:00"
+    assert merge.apart(one, two) == []
+    two.started = "2026-11-22T10:00:00+00:00"
+    assert [found.what for found in merge.apart(one, two)] == ["day"]
+
+
+@pytest.mark.parametrize("together", [of_shards, of_workers])
+@pytest.mark.parametrize("verdict", ["FAIL", "INVALID", "INCONCLUSIVE"])
+def test_the_whole_is_never_better_than_the_worst_part(together, verdict):
+    bad = part(2, said("two", "PASS"), verdict=verdict, reason="the reason")
+    good = part(1, said("one", "PASS"), verdict="PASS")
+    for order in ((good, bad), (bad, good)):
+        whole = together(*order)
+        whole.judge()
+        assert whole.verdict is Verdict(verdict) and whole.why().endswith(": the reason")
+        assert whole.exit_status == Verdict(verdict).exit_status
+    assert of_shards(good, part(2, said("two", "PASS"), verdict="PASS")).verdict is Verdict.PASS
+
+
+def test_a_shard_in_which_no_test_applied_takes_nothing_away():
+    idle = part(2, said("two", "NOT_RUN", skipped=True), verdict="NOT_RUN")
+    assert of_shards(part(1, said("one", "PASS"), verdict="PASS"), idle).verdict is Verdict.PASS
+
+
+def test_the_memory_floor_of_a_part_is_the_whole_s():
+    ended = CrashReport(kind="memory_floor", summary="0.1 GiB left", owner="machine")
+    whole = of_shards(
+        part(1, said("one", "PASS"), verdict="PASS"),
+        part(2, said("two", "PASS"), verdict="INCONCLUSIVE", crashes=[ended]),
+    )
+    assert (whole.verdict, whole.reason) == (
+        Verdict.INCONCLUSIVE, "the run was ended: 0.1 GiB left",
+    )  # fmt: skip
+
+
+def test_shards_make_no_certificate():
+    parts = (part(n, said(name, "PASS"), verdict="PASS", certified=True)
+             for n, name in enumerate(PLANNED, 1))  # fmt: skip
+    assert of_shards(*parts).certified is None
+
+
+def test_the_worse_of_two_metrics_stands():
+    def metric(verdict: str) -> dict[str, MetricReport]:
+        return {"tg32@d0": MetricReport(value=1.0, unit="tok/s", verdict=verdict)}
+
+    for order in (("PASS", "INVALID"), ("INVALID", "PASS")):
+        whole = of_shards(*(part(n, metrics=metric(v)) for n, v in enumerate(order, 1)))
+        assert whole.metrics["tg32@d0"].verdict is Verdict.INVALID
+
+
+def test_a_waived_failure_does_not_stand_before_one_that_is_not():
+    waived, failed = said("t", "FAIL", "known", waived=True), said("t", "FAIL", "new")
+    assert stands(waived, failed) == failed and stands(failed, waived) == failed
+    assert said("t", "INVALID", waived=True).counted is Verdict.INVALID
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"verdict": "PASS", "exit_status": 0}, "its verdict is PASS, its tests make FAIL"),
+        ({"exit_status": 0}, "exit status 0"),
+        ({"tests": []}, "its tests of level kernel are not those"),
+    ],
+)
+def test_a_shard_that_was_edited_is_refused(tmp_path, changed, why):
+    own = part(1, said("one", "FAIL"))
+    own.judge()
+    folder = wrote(tmp_path, "one", own)
+    assert merging.read([folder])
+    raw = json.loads((folder / "verdict.json").read_text())
+    (folder / "verdict.json").write_text(json.dumps({**raw, **changed}))
+    with pytest.raises(UsageError, match=f"changed after it was written: .*{why}"):
+        merging.read([folder])
 
 
 def test_the_documents_state_the_rankings():
@@ -193,13 +317,14 @@ def test_the_documents_state_the_rankings():
     assert [merge.worst_box(boxes[:n]).state for n in (1, 2, 3)] == states[::-1]
 
 
-def test_only_shards_of_one_run_are_merged(tmp_path):
-    def wrote(name: str, file: VerdictFile) -> Path:
-        (tmp_path / name).mkdir()
-        verdict_file.write(file, tmp_path / name / "verdict.json")
-        return tmp_path / name
+def wrote(folder: Path, name: str, file: VerdictFile) -> Path:
+    (folder / name).mkdir()
+    verdict_file.write(file, folder / name / "verdict.json")
+    return folder / name
 
-    one, two = wrote("one", part(1)), wrote("two", part(2))
+
+def test_only_shards_of_one_run_are_merged(tmp_path):
+    one, two = wrote(tmp_path, "one", part(1)), wrote(tmp_path, "two", part(2))
     assert [shard.part.index for shard in merging.read([two, one])] == [1, 2]
     other = part(2)
     other.profile = "q"
@@ -207,11 +332,11 @@ def test_only_shards_of_one_run_are_merged(tmp_path):
     assert fewer.shard is not None
     fewer.shard.tests.pop()
     for name, file, message in (
-        ("other", other, "another profile than"),
+        ("other", other, r"another profile \(q\) than .* \(p\)"),
         ("fewer", fewer, "another list of tests than"),
         ("three", part(2, of=3), "another number of shards than"),
         ("again", part(1), "shard 1 is there twice"),
         ("whole", part(shard=None), "expected the report of a run with --shard"),
     ):
         with pytest.raises(UsageError, match=message):
-            merging.read([one, wrote(name, file)])
+            merging.read([one, wrote(tmp_path, name, file)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 
 import pytest
@@ -108,10 +109,13 @@ def test_the_numbers_of_the_original_documents():
     ("text", "expected"),
     [
         ("[[waver]]\ntest = 'x'", "key waver: unknown key; expected one of waiver"),
-        ("[[waiver]]\ntest = 'tests/x'", "key waiver.tests/x.reason: required key is missing"),
         (
-            "[[waiver]]\ntest='tests/x'\nreason='known'\nissue='later'\nexpires=2030-01-01",
-            "key waiver.tests/x.issue",
+            "[[waiver]]\ntest = 'tests/x::t'",
+            "key waiver.tests/x::t.reason: required key is missing",
+        ),
+        (
+            "[[waiver]]\ntest='tests/x::t'\nreason='known'\nissue='later'\nexpires=2030-01-01",
+            "key waiver.tests/x::t.issue",
         ),
     ],
 )
@@ -123,3 +127,43 @@ def test_a_wrong_waiver_file_is_named_the_same_way(tmp_path, text, expected):
     with pytest.raises(UsageError) as caught:
         waivers.load(file)
     assert str(file) in str(caught.value) and expected in str(caught.value), caught.value
+
+
+def a_waiver(test: str, days: int) -> str:
+    expires = datetime.date.today() + datetime.timedelta(days=days)
+    return (
+        f'[[waiver]]\ntest = "{test}"\nreason = "known"\nissue = "https://x/1"\n'
+        f"expires = {expires}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("test", "days", "expected"),
+    [
+        ("tests/test_stress.py::*", 1, "without wildcards"),
+        ("tests/test_stress.py::test_soa?", 1, "without wildcards"),
+        ("*", 1, "without wildcards"),
+        ("tests/test_stress.py", 1, "expected the id of one test"),
+        ("tests/test_stress.py::test_soak", 91, "expected a day within 90 days"),
+        ("tests/test_stress.py::test_soak", 3650, "expected a day within 90 days"),
+    ],
+)
+def test_a_waiver_is_narrow_and_ends(tmp_path, test, days, expected):
+    from sm121.core import waivers
+
+    file = tmp_path / "waivers.toml"
+    file.write_text(a_waiver(test, days))
+    with pytest.raises(UsageError, match=expected):
+        waivers.load(file)
+
+
+def test_a_waiver_is_for_one_test_or_one_parameter(tmp_path):
+    from sm121.core import waivers
+
+    file = tmp_path / "waivers.toml"
+    file.write_text(a_waiver("tests/x.py::t[a-*]", 90) + a_waiver("tests/x.py::u", -1))
+    one, two = waivers.load(file)
+    assert one.applies_to("tests/x.py::t[a-*]")
+    assert not one.applies_to("tests/x.py::t[a-b]") and not one.applies_to("tests/x.py::t")
+    assert two.applies_to("tests/x.py::u") and not two.applies_to("tests/x.py::u[1]")
+    assert two.expired(datetime.date.today())

@@ -20,6 +20,7 @@ from sm121.kernels.cases import BytesCase
 pytestmark = [pytest.mark.kernel, pytest.mark.applies_to("cpu", "gpu")]
 
 
+@pytest.mark.never_waived("the kernel path")
 def test_kernel_path_is_the_required_one(conformance, server):
     """Attention, MoE and KV layout are as the profile requires; no fallback, no unknown
     variable."""
@@ -29,6 +30,7 @@ def test_kernel_path_is_the_required_one(conformance, server):
     assert not wrong, "; ".join(wrong) + f". Evidence: {server.log}"
 
 
+@pytest.mark.never_waived("the kernel path")
 def test_kernel_path_of_the_baseline_is_the_required_one(conformance, profile):
     """The kernel path of the baseline is the required one, too."""
     server = conformance.last_server(profile.baseline)
@@ -38,6 +40,7 @@ def test_kernel_path_of_the_baseline_is_the_required_one(conformance, profile):
     assert not wrong, "; ".join(wrong) + f". Evidence: {server.log}"
 
 
+@pytest.mark.never_waived("the kernel path")
 def test_what_was_asked_for_is_what_ran(server, kernel_path):
     """The evidence shows what arguments and variables asked for. With any difference, numbers are
     INVALID."""
@@ -46,6 +49,7 @@ def test_what_was_asked_for_is_what_ran(server, kernel_path):
     requested.require_as_asked(server.configuration, kernel_path, server.log)
 
 
+@pytest.mark.never_waived("the kernel path")
 def test_what_was_asked_of_the_baseline_is_what_ran(conformance, profile):
     """The evidence of the baseline shows what its arguments and variables asked for, too."""
     server = conformance.last_server(profile.baseline)
@@ -55,6 +59,7 @@ def test_what_was_asked_of_the_baseline_is_what_ran(conformance, profile):
     requested.require_as_asked(asked, conformance.kernel_path(server), server.log)
 
 
+@pytest.mark.never_waived("the kernel path")
 def test_decode_runs_the_kernels_of_its_path(kernel_path, decode_profile, profile):
     """Profiled decode steps run the path's kernels for attention and MoE, and no forbidden
     kernel."""

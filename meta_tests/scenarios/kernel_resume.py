@@ -22,6 +22,20 @@ def test_first(wrong):
     assert not wrong, "required: right, seen: wrong"
 
 
+@pytest.fixture
+def server():
+    """In the place of the suite's: whoever uses it says something of a running server."""
+
+
+@pytest.mark.never_waived("the kernel path")
+def test_path():
+    note("path")
+
+
+def test_on_a_server(server):
+    note("server")
+
+
 def test_second():
     note("second")
     if os.environ.get("END"):

@@ -206,6 +206,8 @@ def _compare(options: argparse.Namespace) -> int:
         source = comparison.read(Path(path) if named else given)
         sources.append(dataclasses.replace(source, name=name) if named else source)
     chosen = comparison.distinct(sources)
+    if not options.mixed:
+        comparison.refuse_mixed(chosen)
     write = comparison.markdown if options.format == "markdown" else comparison.csv_text
     if options.output is None:
         print(write(chosen), end="")

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sm121 import cli
-from tools.reference import commands, crash_classes, options, requirements, schema
+from tools.reference import commands, crash_classes, inventory, options, requirements, schema
 
 MADE: dict[str, Callable[[Path], str]] = {
     "requirements.md": lambda docs: requirements.page(docs.parent / "tests"),
     "crash-classes.md": lambda _docs: crash_classes.page(),
     "commands.md": lambda _docs: commands.page(cli.parser()),
     "schema.md": lambda _docs: schema.page(),
+    "../fixtures/inventory.toml": lambda docs: inventory.page(docs.parent / "tests"),
     "options.md": lambda _docs: options.page(),
 }
 """File name to its text, given the folder `docs` of the checkout."""

@@ -11,6 +11,7 @@ from sm121.core.profile import LEVELS
 from tools.reference.markdown import MADE_BY, cell
 
 _SHOWN_MARKS = ("slow", "ab_run")
+_OPTIONAL_MARKS = (*_SHOWN_MARKS, "asked_for")
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Requirement:
     marks: tuple[str, ...]
     varied: tuple[str, ...]
     """Names of what it is repeated over."""
+    optional: bool = False
+    """Whether it runs only with an option of its own."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ def _requirement(file: Path, node: ast.FunctionDef, general: tuple[str, ...]) ->
         applies_to=_applies_to(marks) or general,
         marks=tuple(name for name, _ in marks if name in _SHOWN_MARKS),
         varied=tuple(varied),
+        optional=any(name in _OPTIONAL_MARKS for name, _ in marks),
     )
 
 

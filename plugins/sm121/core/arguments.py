@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sm121.core.data_file import DataTable
+
+#: What an option does to what a run measures; fixtures/options.toml says what each one means.
+Effect = Literal["harmless", "adds", "named", "told", "selects", "measures"]
 
 
 class Argument(DataTable):
@@ -21,6 +24,8 @@ class Argument(DataTable):
     dest: str | None = None
     #: Its values are paths.
     path: bool = False
+    #: What is not said is in doubt.
+    effect: Effect = "measures"
 
     def given(self, **values: str) -> dict[str, Any]:
         """The keyword arguments of ``add_argument``.
@@ -28,7 +33,7 @@ class Argument(DataTable):
         Args:
             values: stand in help and default in the place of ``{name}``.
         """
-        given = self.model_dump(exclude={"name", "path"}, exclude_none=True)
+        given = self.model_dump(exclude={"name", "path", "effect"}, exclude_none=True)
         for key in ("help", "default"):
             if isinstance(text := given.get(key), str):
                 given[key] = text.format(**values)

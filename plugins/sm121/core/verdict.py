@@ -68,6 +68,18 @@ class Inapplicable(NotRun):
     it."""
 
 
+class NeverWaived(AssertionError):
+    """Something failed that no waiver tolerates. The first argument is the message, ``what`` names
+    it: a crash, the kernel path."""
+
+    def __init__(self, message: str, what: str) -> None:
+        super().__init__(message)
+        self.what = what
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 def require(holds: object, required: object, seen: object, of: str = "") -> None:
     """Go on only if something holds.
 

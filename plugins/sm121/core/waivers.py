@@ -3,29 +3,42 @@
 from __future__ import annotations
 
 import datetime
-from fnmatch import fnmatchcase
 from importlib.resources import files
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from sm121.core import data_file
 from sm121.core.data_file import DataTable
 from sm121.core.errors import UsageError
 
 
-class Waiver(DataTable):
-    """One tolerated failure. ``test`` is a node id; ``*`` and ``?`` are wildcards."""
+def _one_test(test: str) -> str:
+    name = test.partition("[")[0]  # brackets are of parameters, where every character counts
+    if "::" not in name or any(wild in name for wild in "*?"):
+        raise ValueError(
+            f"expected the id of one test, as tests/test_smoke.py::test_health, without wildcards; "
+            f"got {test!r}"
+        )
+    return test
 
-    test: str = Field(min_length=3)
+
+#: A waiver is renewed so often, or what it tolerates is mended.
+MOST_DAYS = 90
+
+
+class Waiver(DataTable):
+    """One tolerated failure. ``test`` is the id of one test, with its parameters if it has some."""
+
+    test: Annotated[str, AfterValidator(_one_test)]
     reason: str = Field(min_length=3)
     issue: str = Field(pattern=r"^https?://\S+$")
     expires: datetime.date
 
     def applies_to(self, node_id: str) -> bool:
         """Whether the waiver names that test."""
-        # Brackets are of the node id (parameters), not a set of characters.
-        return fnmatchcase(node_id, self.test.replace("[", "[[]"))
+        return node_id == self.test
 
     def expired(self, today: datetime.date) -> bool:
         """Whether its day has passed."""
@@ -40,11 +53,19 @@ def load(path: Path | None) -> tuple[Waiver, ...]:
     """Waivers from a file, or the shipped ones.
 
     Raises:
-        UsageError: one line, with the file and what was expected.
+        UsageError: one line, with the file and what was expected; a waiver ends too late.
     """
     source = path if path is not None else files("sm121.fixtures") / "waivers.toml"
     try:
         text = source.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--waivers {source}: expected a readable TOML file ({error})") from error
-    return data_file.parse(text, _WaiverFile, f"--waivers {source}").waiver
+    waivers = data_file.parse(text, _WaiverFile, f"--waivers {source}").waiver
+    latest = datetime.date.today() + datetime.timedelta(days=MOST_DAYS)
+    for waiver in waivers:
+        if waiver.expires > latest:
+            raise UsageError(
+                f"--waivers {source}: {waiver.test}: expires {waiver.expires}: expected a day "
+                f"within {MOST_DAYS} days, by {latest}"
+            )
+    return waivers

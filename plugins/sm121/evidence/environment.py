@@ -21,7 +21,7 @@ import psutil
 from packaging.utils import canonicalize_name
 from pydantic import BaseModel, Field, JsonValue, TypeAdapter, ValidationError
 
-from sm121.core import interpreter
+from sm121.core import digest, interpreter
 from sm121.core.architecture import opened_nvml
 from sm121.core.data_file import Record
 from sm121.core.redaction import redact, redact_arguments, redact_environment, secrets_of
@@ -54,6 +54,14 @@ class SourceRecord(Record):
     dirty: bool | None = None
     """True when tracked files of the checkout differ from that commit; None without a checkout."""
     version: str | None = None
+    changes: str | None = None
+    """Digest of what differs from that commit; None where nothing does."""
+
+    @property
+    def text(self) -> str:
+        """All of it on one line."""
+        known = [self.version, self.sha, self.changes and f"with changes {self.changes}"]
+        return " ".join(filter(None, known)) or "unknown"
 
 
 class GpuRecord(Record):
@@ -230,7 +238,7 @@ def _engine_source(
         unknown[f"git_shas.{name}"] = "not installed in the engine's environment"
         return SourceRecord()
     if location is not None and (checkout := _checkout(Path(location) / "__init__.py")):
-        return SourceRecord(sha=checkout[0], dirty=checkout[1], version=version)
+        return checkout.model_copy(update={"version": version})
     stated = [_SHA.match(probe.commits.get(item) or "") for item in distributions]
     stated += [_SHA.match(probe.built_from.get(name) or ""), _LOCAL_SHA.search(version or "")]
     if match := next(filter(None, stated), None):
@@ -248,11 +256,11 @@ def _suite_source(unknown: dict[str, str]) -> SourceRecord:
     if checkout is None:
         unknown["git_shas.suite"] = "not run from a git checkout"
         return SourceRecord(version=version)
-    return SourceRecord(sha=checkout[0], dirty=checkout[1], version=version)
+    return checkout.model_copy(update={"version": version})
 
 
-def _checkout(file: Path) -> tuple[str, bool | None] | None:
-    """Commit and dirtiness of the checkout that tracks `file`; None when none does.
+def _checkout(file: Path) -> SourceRecord | None:
+    """The commit of the checkout that tracks `file`, and what differs from it; None when none does.
 
     That the file is tracked matters: a virtual environment may lie inside some other project's
     checkout.
@@ -278,7 +286,32 @@ def _checkout(file: Path) -> tuple[str, bool | None] | None:
     if sha is None or _SHA.match(sha) is None:
         return None
     status = ask("status", "--porcelain", "--untracked-files=no")
-    return sha, None if status is None else bool(status)
+    changes = ask("diff", "HEAD") if status else None
+    return SourceRecord(
+        sha=sha,
+        dirty=None if status is None else bool(status),
+        changes=None if changes is None else digest.of(changes),
+    )
+
+
+def changed_files(checkout: Path, parts: Sequence[str]) -> list[str] | None:
+    """Tracked files of a checkout that differ from its commit; None where it is no checkout.
+
+    Args:
+        parts: files and folders of it that are looked at.
+    """
+    git = shutil.which("git")
+    if git is None:
+        return None
+    try:
+        run = subprocess.run(
+            [git, "-C", str(checkout), "status", "--porcelain", "-uno", "--", *parts],
+            capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=False,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return [line[3:] for line in run.stdout.splitlines()] if run.returncode == 0 else None
 
 
 def _own_packages() -> dict[str, str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from sm121.core import digest
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import UsageError
 from sm121.engines import registry
 from sm121.engines.protocol import ChecksArguments
 from sm121.matrix.plan import CellPlan
-from sm121.matrix.state import digest
 
 
 def refuse_arguments(plan: CellPlan, under_test: ServerConfiguration, cache: Path) -> None:
@@ -35,7 +35,7 @@ def refuse_arguments(plan: CellPlan, under_test: ServerConfiguration, cache: Pat
                 name = f"{axis}={value} ({' '.join(own)})"
                 asked[name] = plan.arguments({**space.baseline, axis: value})
     accepted = cache / "matrix-arguments.txt"
-    line = digest([engine.name, under_test.python, space.version, list(asked.values())])
+    line = digest.of([engine.name, under_test.python, space.version, list(asked.values())])
     if space.version is not None and accepted.is_file() and line in accepted.read_text("utf-8"):
         return
     environment = dict(engine.environment(under_test, api_key=""))

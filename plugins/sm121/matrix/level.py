@@ -7,8 +7,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from sm121.core import digest
 from sm121.core.configuration import ServerConfiguration
-from sm121.core.verdict import Invalid, NotRun
+from sm121.core.verdict import Invalid, NeverWaived, NotRun
 from sm121.matrix import cost, covering, feature_matrix, isolation, outlook, state
 from sm121.matrix.axes import Cell, identity, label
 from sm121.matrix.covering import Planned
@@ -20,6 +21,7 @@ from sm121.run.harness import Harness
 
 #: Of a test's time, what is kept for stopping a server and for the reports.
 _SPARE_S = 15.0
+_NEVER_WAIVED = {CellOutcome.CRASH: "a crash", CellOutcome.FALLBACK: "the kernel path"}
 
 
 class MatrixLevel:
@@ -85,6 +87,7 @@ class MatrixLevel:
 
         Raises:
             AssertionError: it does not; names the outcome, the reason and the evidence.
+            NeverWaived: the same, for a crash or another kernel path.
             Invalid, NotRun: that could not be told.
         """
         if planned is None:
@@ -99,6 +102,8 @@ class MatrixLevel:
             raise Invalid(text)
         if record.outcome is CellOutcome.NOT_RUN:
             raise NotRun(text)
+        if record.outcome in _NEVER_WAIVED:
+            raise NeverWaived(text, _NEVER_WAIVED[record.outcome])
         assert not record.outcome.broken, text
 
     def covered(self) -> None:
@@ -268,14 +273,16 @@ class MatrixLevel:
     def _made_of(self) -> Mapping[str, object]:
         """What decides an outcome: cells of another of these are not this run's."""
         own = self.harness.configurations.get(self.harness.profile.under_test)
+        asked = self.harness.file.fingerprint
         return {
-            "profile": state.digest([self.plan.profile.model_dump(mode="json")]),
-            "axes": state.digest([self.space.file.model_dump(mode="json")]),
+            **(asked.values() if asked is not None else {}),
+            "profile": digest.of(self.plan.profile.model_dump(mode="json")),
+            "axes": digest.of(self.space.file.model_dump(mode="json")),
             "engine": self.space.engine,
             "version": self.space.version,
             "build": self.space.build,
             "model": own.model if own is not None else None,
             "python": own.python if own is not None else None,
             "arguments": list(self.plan.engine_arguments),
-            "environment": state.digest([self.plan.engine_environment]),
+            "environment": digest.of(self.plan.engine_environment),
         }

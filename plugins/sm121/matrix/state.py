@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from sm121.matrix.outcome import CellOutcome, CellRecord
@@ -97,8 +96,3 @@ def take_over(
     if reasons:
         return [], f"no cell is taken over: {reasons[0]}"
     return [], "there is no earlier matrix in the report directory"
-
-
-def digest(parts: Sequence[object]) -> str:
-    """A short hash of what a run is made of."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,9 @@ class Source:
     tool: str
     rows: tuple[ComparedRow, ...]
     notes: tuple[str, ...] = ()
+    #: What must be the same for its numbers to stand beside others of this suite, by name; empty
+    #: where the file does not say.
+    asked: Mapping[str, str | None] = field(default_factory=dict)
 
     def row(self, metric: str) -> ComparedRow | None:
         """The row of a metric."""
@@ -122,12 +126,55 @@ def _verdict(name: str, data: dict[str, Any]) -> Source:
             notes.append(f"{part} {path[part]}")
     version = engine.get("version")
     described = f"{engine.get('name', 'unknown')}{f' {version}' if version else ''}"
-    return Source(name, described, str(engine.get("model", "")), "sm121", rows, tuple(notes))
+    asked = _asked(data.get("fingerprint") or {}, str(data.get("profile")))
+    if asked:
+        own = "" if data["fingerprint"].get("profile_shipped") else " (not the shipped one)"
+        notes.append(f"profile {data.get('profile')}{own}")
+    model = str(engine.get("model", ""))
+    return Source(name, described, model, "sm121", rows, tuple(notes), asked)
+
+
+def _asked(fingerprint: Mapping[str, Any], profile: str) -> dict[str, str | None]:
+    """What of a fingerprint decides whether numbers can stand beside each other.
+
+    Engine, version, configuration and arguments are what is compared. A profile is held against
+    the one of its own name.
+    """
+    if not fingerprint:
+        return {}
+    known = {
+        f"profile {profile}": fingerprint.get("profile"),
+        "model": fingerprint.get("model"),
+        "kernel provider": fingerprint.get("provider"),
+    }
+    for table, shown in (("options", "option"), ("machine", "machine's")):
+        for key, value in (fingerprint.get(table) or {}).items():
+            known[f"{shown} {key}"] = None if value is None else str(value)
+    return known
+
+
+def refuse_mixed(sources: Sequence[Source]) -> None:
+    """Refuse results that were not asked in one way, or not on one machine.
+
+    Raises:
+        UsageError: names the first field in which two differ.
+    """
+    told = [source for source in sources if source.asked]
+    for one, other in itertools.combinations(told, 2):
+        for what in dict.fromkeys([*one.asked, *other.asked]):
+            if what.startswith("profile ") and not (what in one.asked and what in other.asked):
+                continue
+            if (a := one.asked.get(what)) != (b := other.asked.get(what)):
+                raise UsageError(
+                    f"{one.name} and {other.name} differ in {what}: {a or 'none'} and "
+                    f"{b or 'none'}; --mixed shows them beside each other all the same"
+                )
 
 
 def _pytest_benchmark(name: str, data: dict[str, Any]) -> Source:
     rows = []
     engine, model = "unknown", ""
+    asked: dict[str, str | None] = {}
     if number := re.match(r"\d{4}(?=_)", name):
         name = number[0]  # the rest is the commit and the time
     for benchmark in data["benchmarks"]:
@@ -136,6 +183,7 @@ def _pytest_benchmark(name: str, data: dict[str, Any]) -> Source:
             continue
         engine = " ".join(filter(None, (extra["engine"]["name"], extra["engine"]["version"])))
         model = str(extra.get("model", ""))
+        asked |= _asked(extra.get("fingerprint") or {}, str(extra.get("profile")))
         low = high = None
         if extra.get("quantile") is None and extra["samples"]:
             found = statistics.estimate(extra["samples"])
@@ -154,7 +202,7 @@ def _pytest_benchmark(name: str, data: dict[str, Any]) -> Source:
         )
     if not rows:
         raise UsageError(f"{name}: no measurement of this suite among its benchmarks")
-    return Source(name, engine, model, "sm121", tuple(rows))
+    return Source(name, engine, model, "sm121", tuple(rows), asked=asked)
 
 
 def _llama_benchy(name: str, data: dict[str, Any]) -> Source:

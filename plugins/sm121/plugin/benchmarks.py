@@ -152,6 +152,8 @@ def describe_end(session: Session, output_json: dict[str, Any]) -> None:
         info = benchmark["extra_info"]
         if "sm121" in info and info["metric"] in session.file.metrics:
             info["box"] = session.file.box.model_dump(mode="json")
+            if session.file.fingerprint is not None:
+                info["fingerprint"] = session.file.fingerprint.model_dump(mode="json")
             info["verdict"] = session.file.metrics[info["metric"]].verdict.value
 
 

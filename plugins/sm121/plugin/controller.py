@@ -13,7 +13,7 @@ import pytest
 from sm121.core.errors import UsageError
 from sm121.core.printable import printable
 from sm121.core.verdict import Verdict
-from sm121.plugin import options, terminal, workers
+from sm121.plugin import terminal, workers
 from sm121.plugin.selection import architectures_asked_for
 from sm121.plugin.stash import SETTINGS
 from sm121.report import merging
@@ -54,8 +54,6 @@ class Controller:
         shared = report_directory.is_shared(settings.report_dir, self.name)
         if self.session is not None or not shared:
             return None
-        if settings.certify:
-            options.refuse_a_selection(self.config)
         asked = architectures_asked_for(self.config.getoption("markexpr", "") or "")
         chosen = target.resolve(settings, asked)
         taken = report_directory.take(settings.report_dir, self.name)

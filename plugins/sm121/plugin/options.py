@@ -13,6 +13,7 @@ from sm121.core.errors import UsageError
 from sm121.engines import capabilities
 from sm121.kernels import registry as kernel_providers
 from sm121.matrix import covering
+from sm121.plugin import certificate
 from sm121.run import shards
 from sm121.session import settings
 from sm121.session.settings import Settings, Worker
@@ -79,41 +80,34 @@ def read(config: pytest.Config) -> Settings:
     Raises:
         UsageError: an option is wrong, or contradicts another one.
     """
-    given = getattr(config, "workerinput", None)
+    if not __debug__:
+        raise UsageError(
+            "python -O (PYTHONOPTIMIZE) drops assertions, and with them what the suite requires: "
+            "expected a run without it"
+        )
+    given_to_worker = getattr(config, "workerinput", None)
     worker = None
-    if given is not None and "sm121_run" in given:
-        worker = Worker(str(given["workerid"]), str(given["sm121_run"]), int(given["workercount"]))
+    if given_to_worker is not None and "sm121_run" in given_to_worker:
+        worker = Worker(
+            str(given_to_worker["workerid"]),
+            str(given_to_worker["sm121_run"]),
+            int(given_to_worker["workercount"]),
+        )
     if (strength := config.getoption("--matrix")) is not None:
         covering.parse_strength(strength)
-    shard = shards.parse(config.getoption("--shard"))
-    if shard is not None and config.getoption("--certify"):
-        raise UsageError("--shard with --certify: a certificate is about a whole run")
+    shards.parse(config.getoption("--shard"))
+    given = certificate.given(config, own())
+    if config.getoption("--certify"):
+        certificate.refuse_options(given)
     return settings.read(
         config.getoption,
         started_in=config.invocation_params.dir,
         root=config.rootpath,
         worker=worker,
+        given={each.name: each.value for each in given if each.effect in ("adds", "measures")},
     )
 
 
-def refuse_a_selection(config: pytest.Config) -> None:
-    """Refuse options with which ``--certify`` would not see that tests are missing.
-
-    Tests removed by -m, -k or --deselect are seen, and are reported as gaps.
-
-    Raises:
-        UsageError: paths, node ids or options that leave files out were given.
-    """
-    narrowing = {
-        "--ignore": config.option.ignore,
-        "--ignore-glob": config.option.ignore_glob,
-        "--lf": getattr(config.option, "lf", False),
-        "--sw": getattr(config.option, "stepwise", False),
-    }
-    given = [name for name, value in narrowing.items() if value]
-    if config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
-        given.append("paths or node ids")
-    if given:
-        raise UsageError(
-            f"--certify with {', '.join(given)}: expected a run of all levels; leave these out"
-        )
+def own() -> dict[str, Argument]:
+    """The suite's own options, by the name under which pytest keeps each."""
+    return {option.name.lstrip("-").replace("-", "_"): option for option in _file().option}

@@ -8,10 +8,11 @@ import pytest
 
 from sm121.core.printable import printable
 from sm121.core.profile import LEVELS
-from sm121.core.verdict import Inapplicable, NotRun, Undecided, Verdict
+from sm121.core.verdict import Inapplicable, NeverWaived, NotRun, Undecided, Verdict
 from sm121.engines.managed import ServerError
 from sm121.evidence import failure
-from sm121.plugin.stash import FINDING, ID, LEVEL
+from sm121.plugin.stash import FINDING, ID, LEVEL, MEASURED
+from sm121.run.ledger import stands
 from sm121.run.verdict_file import BESIDE, NOT_RUN, TestReport
 from sm121.session.crashes import RanOutOfTime
 from sm121.session.session import Session
@@ -75,10 +76,17 @@ def take(
         finding.verdict = Verdict.NOT_RUN
         finding.message = _skip_reason(report)
     elif report.failed:
-        finding.skipped = False  # skipped, then failed in its teardown: failed
-        finding.verdict = error.verdict if isinstance(error, Undecided) else Verdict.FAIL
-        finding.message = _message(session, call, report)
-        _waive(session, finding, report)
+        failed = finding.model_copy(
+            update={
+                "skipped": False,  # skipped, then failed in its teardown: failed
+                "verdict": error.verdict if isinstance(error, Undecided) else Verdict.FAIL,
+                "message": _message(session, call, report),
+                "waived": False,
+            }
+        )
+        _waive(session, item, failed, call, report)
+        if finding.verdict is Verdict.PASS or stands(finding, failed) is failed:
+            item.stash[FINDING] = finding = failed
     elif report.when == "call" and finding.verdict is Verdict.NOT_RUN:
         finding.verdict = Verdict.PASS
         finding.message = ""
@@ -118,9 +126,16 @@ def _skip_reason(report: pytest.TestReport) -> str:
     return printable(str(reason).removeprefix("Skipped: "))[:_MESSAGE_LENGTH]
 
 
-def _waive(session: Session, finding: TestReport, report: pytest.TestReport) -> None:
+def _waive(
+    session: Session,
+    item: pytest.Item,
+    finding: TestReport,
+    call: pytest.CallInfo[None],
+    report: pytest.TestReport,
+) -> None:
     """Tolerate a failure that the waiver file names, until the waiver's date has passed."""
     today = datetime.date.today()
+    never = _never_waived(session, item, finding, call)
     for waiver in session.settings.waivers:
         if not waiver.applies_to(finding.id):
             continue
@@ -129,8 +144,32 @@ def _waive(session: Session, finding: TestReport, report: pytest.TestReport) -> 
                 f"waiver expired on {waiver.expires} ({waiver.issue}): {finding.message}"
             )
             continue
+        if never:
+            finding.message = f"not waived, since {never} never is: {finding.message}"
+            continue
         finding.waived = True
         finding.message = f"waived until {waiver.expires} ({waiver.issue}): {finding.message}"
         report.outcome = "skipped"
         report.wasxfail = f"waived: {waiver.reason} ({waiver.issue})"
         return
+
+
+def _never_waived(
+    session: Session, item: pytest.Item, finding: TestReport, call: pytest.CallInfo[None]
+) -> str | None:
+    """What a failure is that no waiver tolerates; None for one that a waiver may."""
+    error = call.excinfo.value if call.excinfo is not None else None
+    if finding.verdict is not Verdict.FAIL:
+        return f"what is {finding.verdict}"
+    if error is not None and crash(error) is not None:
+        return "a crash"
+    if isinstance(error, NeverWaived):
+        return error.what
+    if (marker := item.get_closest_marker("never_waived")) is not None:
+        return str(marker.args[0])
+    if "record_metric" in getattr(item, "fixturenames", ()):
+        measured = session.recorder.recorded[item.stash.get(MEASURED, 0) :]
+        metrics = [session.file.metrics.get(one.measurement.name) for one in measured]
+        if not metrics or any(metric is None or metric.value is None for metric in metrics):
+            return "a measurement without a number"
+    return None

@@ -13,7 +13,7 @@ from _pytest.mark.expression import Expression
 from sm121.core.architecture import CPU, GPUS, NAMES
 from sm121.core.profile import LEVELS, Ability, Profile
 from sm121.plugin import others
-from sm121.plugin.stash import APPLIES_TO, ID, LEVEL
+from sm121.plugin.stash import APPLIES_TO, ID, LEVEL, SETTINGS
 from sm121.run.verdict_file import NOT_RUN
 from sm121.session.target import Target
 
@@ -174,6 +174,21 @@ def architectures_asked_for(expression: str) -> tuple[str, ...]:
         )
 
     return tuple(name for name in named if asked(name))
+
+
+def asked_for_levels(config: pytest.Config) -> bool:
+    """Whether somebody wants to know of a target: by ``--certify``, or by an architecture's name.
+
+    False in a worker, and where pytest only shows something.
+    """
+    shows = ("collectonly", "showfixtures", "show_fixtures_per_test", "cacheshow")
+    if hasattr(config, "workerinput") or any(getattr(config.option, n, None) for n in shows):
+        return False
+    settings = config.stash.get(SETTINGS, None)
+    expression = config.getoption("markexpr", "") or ""
+    return settings is not None and bool(
+        settings.certify or settings.arch or architectures_asked_for(expression)
+    )
 
 
 def selects_any(expression: str, items: Sequence[pytest.Item], arch: str) -> bool:

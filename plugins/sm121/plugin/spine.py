@@ -9,6 +9,7 @@ A hook that must run first, last or around the hooks of other plugins says so in
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Generator
@@ -21,6 +22,7 @@ from sm121.plugin import (
     answers,
     api,
     benchmarks,
+    certificate,
     kernels,
     matrix,
     options,
@@ -44,6 +46,7 @@ from sm121.plugin.stash import (
     FINDING,
     ID,
     LEVEL,
+    MEASURED,
     REPORT,
     SESSION,
     SETTINGS,
@@ -51,6 +54,7 @@ from sm121.plugin.stash import (
     STARTS,
 )
 from sm121.report import details
+from sm121.run import directory
 from sm121.run.verdict_file import NOT_RUN
 from sm121.session import last_word, target
 from sm121.session.crashes import CrashDesk
@@ -59,12 +63,17 @@ from sm121.session.session import Session
 from sm121.session.settings import Settings
 from sm121.session.signals import Signals
 
+_NO_LEVEL = (
+    "no test of a level was collected: run where the suite's tests/ are, as a checkout has them"
+)
 _log = logging.getLogger(__name__)
 _SIGNALS = pytest.StashKey[Signals]()
 #: Only in xdist's controller, which gives the tests to the workers.
 _CONTROLLER = pytest.StashKey[Controller]()
 #: pytest gives `pytest_runtest_logreport` no config.
 _controllers: list[Controller] = []
+#: How pytest ends where no test failed.
+_OWN_ENDS = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 # What was asked for.
@@ -93,6 +102,7 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         config.stash[SETTINGS] = options.read(config)
     except UsageError as error:
+        _leave_no_older_verdict(config)
         raise pytest.UsageError(str(error)) from error
 
 
@@ -152,6 +162,7 @@ def pytest_collection_finish(session: pytest.Session) -> Generator[None, object,
             run.save()
             _step("opened")
     except UsageError as error:
+        _leave_no_older_verdict(config)
         raise pytest.UsageError(str(error)) from error
     result = yield
     if run is not None:
@@ -255,6 +266,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         return
     item.stash[STARTS] = len(session.pool.starts) if session.pool is not None else 0
     item.config.stash[CRASHES].before_test(item.stash[ID], item.stash[LEVEL])
+    item.stash[MEASURED] = len(session.recorder.recorded)
     stress.end_with_its_level(item, session)
     item.config.stash[CRASHES].after_abort()
     if (why := outcomes.why_not(session, item) or workers.why_not(item)) is not None:
@@ -301,7 +313,11 @@ def pytest_sessionfinish(
     session: pytest.Session, exitstatus: int | pytest.ExitCode
 ) -> Generator[None, object, object]:
     """Make the last decisions, write the report, and set the exit status."""
-    run = session.config.stash.get(SESSION, None)
+    config = session.config
+    ended = exitstatus in (*_OWN_ENDS, pytest.ExitCode.TESTS_FAILED)
+    if ended and SESSION not in config.stash and selection.asked_for_levels(config):
+        _open_empty(config)
+    run = config.stash.get(SESSION, None)
     try:
         return (yield)
     finally:
@@ -335,8 +351,7 @@ def _finish(session: pytest.Session, run: Session, exitstatus: int | pytest.Exit
     turns.end(config)
     if run.interrupted or exitstatus == pytest.ExitCode.INTERNAL_ERROR:
         return
-    own = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
-    if run.file.exit_status != 0 or exitstatus in own:
+    if run.file.exit_status != 0 or exitstatus in _OWN_ENDS:
         session.exitstatus = run.file.exit_status
     # Otherwise a test of no level failed: pytest's own status stays.
 
@@ -401,9 +416,9 @@ def _open(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
     if not tests and not deselected:
         return None
     settings = config.stash[SETTINGS]
-    if settings.certify and settings.worker is None:
-        options.refuse_a_selection(config)
     chosen = _target(config, settings, tests)
+    if settings.certify:
+        certificate.refuse(config, settings, chosen)
     for item in tests:
         selection.mark(item, chosen)
     kernels.mark_what_cannot_run(settings, tests)
@@ -425,6 +440,31 @@ def _open(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
     if settings.worker is not None:
         workers.write_groups(session, items)
     return session
+
+
+def _open_empty(config: pytest.Config) -> None:
+    """Open a run without any test, which is NOT_RUN: levels were asked for, and none was there."""
+    settings = config.stash[SETTINGS]
+    try:
+        chosen = _target(config, settings, [])
+        session = prepare(
+            settings,
+            dataclasses.replace(chosen, obstacle=chosen.obstacle or _NO_LEVEL),
+            say=lambda what, line: terminal.say(config, what, line),
+        )
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from error
+    config.stash[SESSION] = session
+
+
+def _leave_no_older_verdict(config: pytest.Config) -> None:
+    """After a refused certificate, nobody takes the verdict of the run before for it."""
+    worker = hasattr(config, "workerinput")
+    if not config.getoption("--certify") or worker or config.option.collectonly:
+        return
+    folder = config.invocation_params.dir / config.getoption("--report-dir")
+    with contextlib.suppress(UsageError):  # another run uses it, or it is none: it stays
+        directory.set_aside(folder)
 
 
 def _target(config: pytest.Config, settings: Settings, tests: list[pytest.Item]) -> target.Target:

@@ -30,5 +30,7 @@ ID = pytest.StashKey[str]()
 APPLIES_TO = pytest.StashKey[frozenset[str]]()
 #: A test's result so far.
 FINDING = pytest.StashKey[TestReport]()
+#: How many measurements had been recorded when a test began.
+MEASURED = pytest.StashKey[int]()
 #: How many servers had been started when a test began.
 STARTS = pytest.StashKey[int]()

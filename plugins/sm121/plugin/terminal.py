@@ -19,6 +19,7 @@ from sm121.plugin.selection import DESELECTED, WHY_NOT
 from sm121.plugin.stash import LEVEL, REPORT, SETTINGS
 from sm121.report import findings, github
 from sm121.report.stored import StoredReport
+from sm121.run.fingerprint import profile_label
 from sm121.session.session import Session
 
 #: The tests of levels that ``--collect-only`` collected.
@@ -67,7 +68,8 @@ def target(session: Session) -> list[str]:
     engine = session.file.engine
     how = "started by the suite" if engine.managed else "attached"
     return [
-        f"target: arch {session.file.arch}, profile {session.file.profile}, configuration "
+        f"target: arch {session.file.arch}, profile "
+        f"{profile_label(session.file.profile, session.file.fingerprint)}, configuration "
         f"{engine.configuration or 'none'}",
         f"engine: {engine.name} {engine.version or '(version unknown)'}, {how}, "
         f"model {engine.model or 'unknown'}",

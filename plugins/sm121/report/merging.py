@@ -23,7 +23,7 @@ from sm121.report import details, junit, page, stored, summary
 from sm121.report.details import Details
 from sm121.run import verdict_file
 from sm121.run.ledger import Ledger
-from sm121.run.merge import differences, merge_shards
+from sm121.run.merge import apart, contradiction, merge_shards
 from sm121.run.verdict_file import ShardReport, VerdictFile
 
 _COPIES = "shards"
@@ -59,18 +59,24 @@ def read(directories: Sequence[Path]) -> list[ShardFolder]:
             ) from error
         if file.shard is None:
             raise UsageError(f"{directory}: expected the report of a run with --shard")
+        if (why := contradiction(file)) is not None:
+            raise UsageError(f"{directory}: verdict.json was changed after it was written: {why}")
         shards.append(ShardFolder(directory, file, file.shard))
     if not shards:
         raise UsageError("expected the report directories of shards")
     first = shards[0]
     for shard in shards[1:]:
-        others = [found.what for found in differences(shard.file, first.file)]
+        others = [
+            f"{found.what} ({found.one}) than {first.directory} ({found.other})"
+            for found in apart(shard.file, first.file)
+        ]
         if shard.part.tests != first.part.tests:
-            others.insert(0, "list of tests")
+            others.insert(0, f"list of tests than {first.directory}")
         if shard.part.of != first.part.of:
-            others.insert(0, "number of shards")
+            others.insert(0, f"number of shards than {first.directory}")
         if others:
-            raise UsageError(f"{shard.directory}: another {others[0]} than {first.directory}")
+            more = f" (and {len(others) - 1} more differences)" if len(others) > 1 else ""
+            raise UsageError(f"{shard.directory}: another {others[0]}{more}")
     indices = [shard.part.index for shard in shards]
     if doubled := {index for index in indices if indices.count(index) > 1}:
         raise UsageError(f"shard {min(doubled)} is there twice")

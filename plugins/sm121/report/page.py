@@ -23,9 +23,10 @@ from sm121.core.files import write_text
 from sm121.core.numbers import number
 from sm121.core.printable import printable
 from sm121.core.profile import LEVELS
-from sm121.report import charts, findings, metric_names, references
+from sm121.report import charts, findings, metric_names, references, summary
 from sm121.report.charts import Chart
 from sm121.report.stored import StoredReport
+from sm121.run.fingerprint import profile_label
 from sm121.run.verdict_file import MetricReport, VerdictFile
 
 NAME = "report.html"
@@ -51,6 +52,8 @@ def html(report: StoredReport) -> str:
         .render(
             report=report,
             run=run,
+            label=profile_label(run.profile, run.fingerprint),
+            asked=summary.asked(run),
             version=__version__,
             policy=_policy(scripts),
             style=Markup(style),  # noqa: S704  # our own file

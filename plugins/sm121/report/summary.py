@@ -9,6 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from sm121.core.numbers import number
 from sm121.core.printable import printable
 from sm121.report import charts, findings, metric_names
+from sm121.run.fingerprint import profile_label
 from sm121.run.verdict_file import MetricReport, VerdictFile
 
 _MARKDOWN_SPECIAL = str.maketrans(
@@ -50,6 +51,21 @@ def environment(*, trimmed: bool = False) -> Environment:
     )
 
 
+def asked(run: VerdictFile) -> list[tuple[str, str]]:
+    """What was asked beside the profile, by name: options, waivers, provider, sources."""
+    if (known := run.fingerprint) is None:
+        return []
+    rows = [
+        ("options", " ".join(f"{name} {value}" for name, value in known.options.items())),
+        ("waivers", f"digest {known.waivers}" if known.waivers else ""),
+        ("kernel provider", known.provider or ""),
+        ("axes", f"digest {known.axes}" if known.axes else ""),
+        ("model's digest", known.model or ""),
+        ("sources", "; ".join(f"{name} {text}" for name, text in known.sources.items())),
+    ]
+    return [(what, value) for what, value in rows if value]
+
+
 def markdown(run: VerdictFile) -> str:
     """The summary of a run, finished or not."""
     failures = findings.failures(run)
@@ -58,6 +74,8 @@ def markdown(run: VerdictFile) -> str:
         .get_template("summary.md.j2")
         .render(
             run=run,
+            label=profile_label(run.profile, run.fingerprint),
+            asked=asked(run),
             failures=failures[:_MOST_FAILURES],
             more=len(failures[_MOST_FAILURES:]),
             metrics={name: m for name, m in run.metrics.items() if _shown(name, m)},

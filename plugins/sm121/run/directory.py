@@ -46,6 +46,16 @@ def take(directory: Path, share: str | None = None) -> ReportDirectory:
         ) from error
 
 
+def set_aside(directory: Path) -> None:
+    """Move the files of an earlier run to ``earlier/``; where there is none, do nothing.
+
+    Raises:
+        UsageError: another run has the directory, or it is no report directory.
+    """
+    if (directory / "verdict.json").is_file():
+        take(directory).lock.close()
+
+
 def is_shared(directory: Path, share: str) -> bool:
     """Whether processes of the named run have taken the directory."""
     try:
@@ -57,7 +67,7 @@ def is_shared(directory: Path, share: str) -> bool:
 def _take(directory: Path, share: str | None) -> ReportDirectory:
     known = (directory / "verdict.json").is_file() or (directory / WORKERS).is_dir()
     if directory.is_dir() and not known:
-        foreign = [item.name for item in directory.iterdir() if item.name != _LOCK]
+        foreign = [item.name for item in directory.iterdir() if item.name not in (_LOCK, _EARLIER)]
         if foreign:
             raise UsageError(
                 f"--report-dir {directory}: expected a new or empty folder, or one of an earlier "

@@ -12,11 +12,11 @@ def stands(first: TestReport, second: TestReport) -> TestReport:
     """Which of two decisions on one test stands.
 
     A decision on a test that ran stands before one on a test that did not run. Else the worse one
-    stands, and of equal ones the first.
+    stands, and of equal ones the first. A waived failure is better than one that is not waived.
     """
     if first.executed != second.executed:
         return first if first.executed else second
-    return first if worst((first.verdict, second.verdict)) is first.verdict else second
+    return first if worst((first.counted, second.counted)) is first.counted else second
 
 
 class Ledger:

@@ -6,11 +6,12 @@ decisions on a test stands (`sm121.run.ledger.stands`).
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from sm121.core.verdict import Verdict, worst
 from sm121.measure.box import BoxState
+from sm121.run.fingerprint import Difference, Fingerprint
 from sm121.run.ledger import Ledger
 from sm121.run.verdict_file import (
     BESIDE,
@@ -25,23 +26,56 @@ from sm121.run.verdict_file import (
 _BOX_STATES = (BoxState.DEGRADED, BoxState.UNKNOWN, BoxState.QUALIFIED)
 
 
-class RunDifference(NamedTuple):
-    """A value that differs between two runs, so that their verdicts judge different things."""
-
-    what: str
-    one: str | None
-    other: str | None
+#: Shards of one run begin within so many hours of each other.
+_ONE_RUN_H = 24.0
 
 
-def differences(one: VerdictFile, other: VerdictFile) -> list[RunDifference]:
-    """Why two runs are not parts of the same one; empty where they can be."""
-    compared = (
-        RunDifference("profile", one.profile, other.profile),
-        RunDifference("architecture", one.arch, other.arch),
-        RunDifference("engine", one.engine.name, other.engine.name),
-        RunDifference("engine's version", one.engine.version, other.engine.version),
-    )
+def differences(one: VerdictFile, other: VerdictFile) -> list[Difference]:
+    """Why two runs are not parts of the same one; empty where they can be.
+
+    Files of earlier versions have no fingerprint: of them less is known, and all of it is compared.
+    """
+    compared = [
+        Difference("profile", one.profile, other.profile),
+        Difference("architecture", one.arch, other.arch),
+        Difference("engine", one.engine.name, other.engine.name),
+        Difference("engine's version", one.engine.version, other.engine.version),
+        Difference("configuration", one.engine.configuration, other.engine.configuration),
+    ]
+    if one.fingerprint is not None and other.fingerprint is not None:
+        compared += one.fingerprint.differences(other.fingerprint)
+    else:
+        compared += [
+            Difference("fingerprint", _known(one.fingerprint), _known(other.fingerprint)),
+            Difference("model", one.engine.model, other.engine.model),
+        ]
+        if None not in (arguments := (_arguments(one), _arguments(other))):
+            compared.append(Difference("engine's arguments", *arguments))
     return [difference for difference in compared if difference.one != difference.other]
+
+
+def apart(one: VerdictFile, other: VerdictFile) -> list[Difference]:
+    """The same of two shards, which are also of one day."""
+    found = differences(one, other)
+    try:
+        begun = [datetime.datetime.fromisoformat(file.started) for file in (one, other)]
+        hours = abs(begun[0] - begun[1]).total_seconds() / 3600
+    except (ValueError, TypeError):  # not a time, or one without its zone
+        return found if one.started == other.started else [*found, _day(one, other)]
+    return found if hours < _ONE_RUN_H else [*found, _day(one, other)]
+
+
+def _day(one: VerdictFile, other: VerdictFile) -> Difference:
+    return Difference("day", one.started, other.started)
+
+
+def _known(fingerprint: Fingerprint | None) -> str:
+    return "none" if fingerprint is None else "known"
+
+
+def _arguments(file: VerdictFile) -> str | None:
+    arguments = file.environment.get("engine_arguments")
+    return None if arguments is None else " ".join(map(str, arguments))
 
 
 def merge(whole: VerdictFile, ledger: Ledger, parts: Mapping[str, VerdictFile]) -> None:
@@ -57,7 +91,10 @@ def merge(whole: VerdictFile, ledger: Ledger, parts: Mapping[str, VerdictFile]) 
     """
     moved = [_prefixed(part, folder) for folder, part in parts.items()]
     for part in moved:
-        whole.metrics |= part.metrics
+        for name, metric in part.metrics.items():
+            known = whole.metrics.get(name)
+            if known is None or worst([known.verdict, metric.verdict]) is not known.verdict:
+                whole.metrics[name] = metric
         whole.starts += part.starts
         whole.crashes += part.crashes
         whole.unproven += [line for line in part.unproven if line not in whole.unproven]
@@ -65,6 +102,9 @@ def merge(whole: VerdictFile, ledger: Ledger, parts: Mapping[str, VerdictFile]) 
         for test in part.tests:
             if test.id.startswith(BESIDE):
                 ledger.decide(test)
+    for folder, part in parts.items():
+        if (decision := _beside_its_tests(folder, part)) is not None:
+            ledger.decide(decision)
     files = [whole, *moved]
     # The first with a proven kernel path, else the first that served.
     whole.engine = max(
@@ -81,7 +121,8 @@ def merge(whole: VerdictFile, ledger: Ledger, parts: Mapping[str, VerdictFile]) 
 def merge_shards(parts: Mapping[str, VerdictFile]) -> VerdictFile:
     """The whole run of these shards, given by their folders.
 
-    Tests of a missing shard are NOT_RUN, and so is then the run.
+    Tests of a missing shard are NOT_RUN, and so is then the run. What a shard came to beside its
+    tests stands: the whole is never better than any of its shards.
     """
     files = list(parts.values())
     shards = [file.shard for file in files if file.shard is not None]
@@ -93,13 +134,14 @@ def merge_shards(parts: Mapping[str, VerdictFile]) -> VerdictFile:
     whole = VerdictFile(
         schema_version=SCHEMA_VERSION,
         finished=not missing and all(file.finished for file in files),
-        certified=first.certified,
+        certified=None,  # a certificate is about a whole run
         arch=first.arch,
         profile=first.profile,
         started=first.started,
         duration_s=max(file.duration_s for file in files),
         engine=first.engine,
         environment=_environments(files),
+        fingerprint=first.fingerprint,
         tests=[
             TestReport(
                 id=test.id,
@@ -125,6 +167,39 @@ def merge_shards(parts: Mapping[str, VerdictFile]) -> VerdictFile:
     else:
         whole.reason = whole.why()
     return whole
+
+
+def _beside_its_tests(folder: str, part: VerdictFile) -> TestReport | None:
+    """What a part came to beside its tests, when that is worse; None where it is not.
+
+    A part in which nothing was executed takes nothing away from the whole.
+    """
+    judged = _judged_again(part)
+    if part.verdict in (judged.verdict, Verdict.NOT_RUN):
+        return None
+    return TestReport(
+        id=f"{BESIDE}{folder}", level="smoke", verdict=part.verdict, message=part.reason
+    )
+
+
+def _judged_again(file: VerdictFile) -> VerdictFile:
+    judged = file.model_copy(deep=True, update={"levels": {}})
+    judged.judge()
+    return judged
+
+
+def contradiction(file: VerdictFile) -> str | None:
+    """What in a file contradicts its own tests, so that it was changed after it was written; None
+    where nothing does."""
+    judged = _judged_again(file)
+    if worst([file.verdict, judged.verdict]) is not file.verdict:
+        return f"its verdict is {file.verdict}, its tests make {judged.verdict}"
+    if file.exit_status != file.verdict.exit_status:
+        return f"its verdict is {file.verdict}, its exit status {file.exit_status}"
+    for name, level in file.levels.items():
+        if judged.levels.get(name) != level:
+            return f"its tests of level {name} are not those that it counts"
+    return None
 
 
 def _prefixed(part: VerdictFile, prefix: str) -> VerdictFile:

@@ -1,10 +1,14 @@
 """``--resume``: finds the earlier run in the report directory, and takes over its results.
 
-Kernel tests are taken over with their verdicts; cells of the matrix with their records
-(`sm121.matrix.state`). Tests of the other levels share one running server, and run again.
+Tests of kernel numerics and of compilation are taken over with their verdicts; cells of the matrix
+with their records (`sm121.matrix.state`); both only from a run with the same fingerprint. Tests of
+the other levels share one running server, and run again, and so do those that are about the kernel
+path or measure a rate: neither is ever taken over.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from sm121.run import verdict_file
 from sm121.run.harness import Harness
@@ -14,20 +18,27 @@ from sm121.run.verdict_file import TestReport, VerdictFile
 _LEVEL = "kernel"
 
 
-def take_over(harness: Harness) -> set[str]:
+def take_over(harness: Harness, may_be_taken: Collection[str]) -> set[str]:
     """Decide the kernel tests that an earlier run has finished; returns their ids.
 
-    Metrics of the earlier run are taken over too, unless this run has one of the same name.
+    Args:
+        may_be_taken: ids of the tests that use no server and measure nothing.
     """
     earlier = earlier_run(harness)
     if earlier is None:
         return set()
-    taken = [test for test in _ended(earlier) if test.id in harness.ledger]
+    ended = [test for test in _ended(earlier) if test.id in harness.ledger]
+    taken = [test for test in ended if test.id in may_be_taken and not test.waived]
+    for test in taken:
+        harness.ledger.decide(test)
     if taken:
-        for test in taken:
-            harness.ledger.decide(test)
-        harness.file.metrics = earlier.metrics | harness.file.metrics
         harness.remark(f"--resume: {len(taken)} kernel tests are taken over from the run before")
+    if again := len(ended) - len(taken):
+        harness.remark(
+            f"--resume: {again} kernel tests run again: they are about the kernel path, a rate or "
+            "a running server, or were waived"
+        )
+    if ended:
         harness.save()
     return {test.id for test in taken}
 
@@ -45,7 +56,8 @@ def earlier_run(harness: Harness) -> VerdictFile | None:
             continue
         if others := differences(earlier, harness.file):
             what, theirs, ours = others[0]
-            reasons.append(f"another {what} ({theirs}, now {ours})")
+            more = f", and {len(others) - 1} more differences" if len(others) > 1 else ""
+            reasons.append(f"another {what} ({theirs}, now {ours}){more}")
         elif _ended(earlier):
             return earlier
     if not found:

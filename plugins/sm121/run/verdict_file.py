@@ -17,6 +17,7 @@ from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.kernel_profile import KernelProfile
 from sm121.measure.box import Reading
 from sm121.measure.growth import Growth
+from sm121.run.fingerprint import Fingerprint
 
 SCHEMA_VERSION = 1
 
@@ -76,6 +77,8 @@ _COUNTED_AS = {
 
 #: Before the reason of a test that could not run, as pytest and this file show it.
 NOT_RUN = "NOT_RUN: "
+#: The kind of a crash by which the machine ended the run: too little memory to go on.
+MEMORY_FLOOR = "memory_floor"
 #: Before the ids of what is reported beside the tests.
 BESIDE = "end of the run::"
 
@@ -97,6 +100,11 @@ class TestReport(Record):
     def why_not_run(self) -> str:
         """The reason of a test that could not run, without the word."""
         return self.message.removeprefix(NOT_RUN)
+
+    @property
+    def counted(self) -> Verdict:
+        """The verdict that counts: a waived failure is none. Nothing but a failure is waived."""
+        return Verdict.PASS if self.waived and self.verdict is Verdict.FAIL else self.verdict
 
     @property
     def executed(self) -> bool:
@@ -204,6 +212,8 @@ class VerdictFile(Record):
     memory: MemoryReport | None = None
     crashes: list[CrashReport] = Field(default_factory=list)
     environment: dict[str, Any] = Field(default_factory=dict)
+    fingerprint: Fingerprint | None = None
+    """What was asked, of what, on which machine; null in files of earlier versions."""
     shard: ShardReport | None = None
 
     def judge(self) -> None:
@@ -217,15 +227,22 @@ class VerdictFile(Record):
         executed = [level.verdict for level in self.levels.values() if _executed(level)]
         if not self.finished:
             executed.append(Verdict.NOT_RUN)
+        if self._ended_by is not None:
+            executed.append(Verdict.INCONCLUSIVE)
         self.settle(worst(executed))
+
+    @property
+    def _ended_by(self) -> CrashReport | None:
+        """What ended the run although all that ran may have held: the machine could not go on."""
+        return next((crash for crash in self.crashes if crash.kind == MEMORY_FLOOR), None)
 
     def why(self) -> str:
         """One line on why a finished run has its verdict."""
+        if self._ended_by is not None and self.verdict is Verdict.INCONCLUSIVE:
+            return f"the run was ended: {self._ended_by.summary}"
         if self.verdict is Verdict.NOT_RUN:
             return "no test of a level was executed: all were skipped or deselected"
-        decisive = [
-            t for t in self.tests if t.verdict is self.verdict and not t.skipped and not t.waived
-        ]
+        decisive = [t for t in self.tests if t.counted is self.verdict and not t.skipped]
         if self.verdict is Verdict.PASS:
             held = sum(test.verdict is Verdict.PASS for test in self.tests)
             waived = sum(test.waived for test in self.tests)
@@ -249,11 +266,15 @@ def _executed(level: LevelReport) -> bool:
 
 def _level(tests: list[TestReport]) -> LevelReport:
     counts = Counter(
-        "waived" if test.waived else "skipped" if test.skipped else _COUNTED_AS[test.verdict]
+        "waived"
+        if test.waived and test.counted is Verdict.PASS
+        else "skipped"
+        if test.skipped
+        else _COUNTED_AS[test.verdict]
         for test in tests
     )
     executed = [test for test in tests if test.executed]
-    verdict = worst(Verdict.PASS if test.waived else test.verdict for test in executed)
+    verdict = worst(test.counted for test in executed)
     return LevelReport(verdict=verdict, **counts)
 
 

@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from sm121.core.profile import Certify
+from sm121.core import architecture, data_file
+from sm121.core.data_file import DataTable
+from sm121.core.profile import Level, Profile
 from sm121.core.verdict import Verdict, worst
 from sm121.run.verdict_file import VerdictFile
+
+#: Of each level the tests that a certificate needs, by id without parameters; and their targets.
+Inventory = Mapping[str, Mapping[str, tuple[str, ...]]]
+
+
+class _InventoryFile(DataTable):
+    smoke: dict[str, tuple[str, ...]]
+    kernel: dict[str, tuple[str, ...]]
+    correctness: dict[str, tuple[str, ...]]
+    stress: dict[str, tuple[str, ...]]
+    performance: dict[str, tuple[str, ...]]
+    regression: dict[str, tuple[str, ...]]
+    matrix: dict[str, tuple[str, ...]]
+
+
+def inventory() -> Inventory:
+    """The tests that ship with the suite; those that wait for an option of their own are not in
+    it."""
+    found: Inventory = data_file.load("inventory.toml", _InventoryFile).model_dump()
+    return found
 
 
 def certify(
     file: VerdictFile,
-    required: Certify,
+    profile: Profile,
+    tests: Inventory,
     *,
     deselected: Sequence[str],
     inapplicable: Collection[str],
@@ -20,23 +43,35 @@ def certify(
 
     Args:
         file: the run; its verdict, reason and ``certified`` are set.
-        required: the profile's ``[certify]``.
+        profile: in force: its ``[certify]``, and its gates.
+        tests: those that must be there.
         deselected: ids of tests that were removed by -m, -k or --deselect.
         inapplicable: ids of tests that no certificate of this profile needs.
     """
-    gaps = _gaps(file, required, deselected, inapplicable)
+    gaps = [
+        *_gaps_of_levels(file, profile.certify.levels, inapplicable),
+        *_gaps_of_inventory(file, profile, tests),
+        *_gaps_of_gates(file, profile),
+        *_gaps_of_proof(file, profile),
+    ]
+    if deselected:
+        what = f"{len(deselected)} tests deselected ({deselected[0]})"
+        gaps.append((Verdict.NOT_RUN, what))
     if gaps:
         file.settle(worst([file.verdict, *(verdict for verdict, _ in gaps)]))
         file.reason = "not certified: " + "; ".join(text for _, text in gaps)
     file.certified = file.verdict is Verdict.PASS
 
 
-def _gaps(
-    file: VerdictFile, required: Certify, deselected: Sequence[str], inapplicable: Collection[str]
-) -> list[tuple[Verdict, str]]:
-    """What is missing for a certificate, each with the verdict that follows."""
-    gaps: list[tuple[Verdict, str]] = []
-    for level in required.levels:
+#: What is missing for a certificate, each with the verdict that follows.
+_Gaps = list[tuple[Verdict, str]]
+
+
+def _gaps_of_levels(
+    file: VerdictFile, levels: Sequence[Level], inapplicable: Collection[str]
+) -> _Gaps:
+    gaps: _Gaps = []
+    for level in levels:
         tests = [test for test in file.tests if test.level == level]
         if not tests:
             gaps.append((Verdict.NOT_RUN, f"level {level} has no test that was selected"))
@@ -44,9 +79,42 @@ def _gaps(
         skipped = [test.id for test in required_here if test.skipped and not test.waived]
         if skipped:
             gaps.append((Verdict.NOT_RUN, f"{len(skipped)} of {level} skipped ({skipped[0]})"))
-    if deselected:
-        what = f"{len(deselected)} tests deselected ({deselected[0]})"
-        gaps.append((Verdict.NOT_RUN, what))
+    return gaps
+
+
+def _gaps_of_inventory(file: VerdictFile, profile: Profile, tests: Inventory) -> _Gaps:
+    arch = {profile.arch} if profile.arch == architecture.CPU else {profile.arch, "gpu"}
+    present = {test.id.partition("[")[0] for test in file.tests}
+    gaps: _Gaps = []
+    for level in profile.certify.levels:
+        missing = [
+            name
+            for name, applies_to in tests.get(level, {}).items()
+            if arch & {*applies_to} and name not in present
+        ]
+        if missing and any(test.level == level for test in file.tests):
+            what = f"{len(missing)} tests of {level} are not there ({missing[0]})"
+            gaps.append((Verdict.NOT_RUN, what))
+    return gaps
+
+
+def _gaps_of_gates(file: VerdictFile, profile: Profile) -> _Gaps:
+    """Each gate has a number that passed: no waiver stands for one."""
+    gaps: _Gaps = []
+    for gate in profile.performance.gates:
+        metric = file.metrics.get(gate.metric)
+        if metric is None or metric.value is None:
+            gaps.append((Verdict.NOT_RUN, f"gate {gate.metric} has no number"))
+        elif (metric.minimum, metric.at_most) != (gate.minimum, gate.at_most):
+            gaps.append((Verdict.INVALID, f"{gate.metric} was held against another gate"))
+        elif metric.verdict not in (Verdict.PASS, Verdict.FAIL):
+            gaps.append((metric.verdict, f"gate {gate.metric} is {metric.verdict}"))
+    return gaps
+
+
+def _gaps_of_proof(file: VerdictFile, profile: Profile) -> _Gaps:
+    required = profile.certify
+    gaps: _Gaps = []
     unproven = [name for name in required.path if getattr(file.engine.path, name) is None]
     if unproven:
         gaps.append((Verdict.INVALID, f"kernel path not proven: {', '.join(unproven)}"))

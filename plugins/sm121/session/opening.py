@@ -25,6 +25,7 @@ from sm121.evidence import environment
 from sm121.evidence.resources import ResourceSampler
 from sm121.run import directory as report_directory
 from sm121.run.verdict_file import EngineReport, TestReport, VerdictFile
+from sm121.session import fingerprinting
 from sm121.session import target as targets
 from sm121.session.crashes import CrashDesk
 from sm121.session.session import Session
@@ -143,6 +144,7 @@ def _prepare_engine(session: Session, profile: Profile) -> None:
         },
     )
     session.file.environment = record.model_dump(mode="json")
+    session.file.fingerprint = fingerprinting.of(session, record, variables)
 
 
 def _make_pool(session: Session, profile: Profile) -> None:

@@ -411,15 +411,11 @@ class Session:
             if self.settings.certify:
                 certification.certify(
                     file,
-                    self.profile.certify,
+                    self.profile,
+                    certification.inventory(),
                     deselected=self.deselected,
                     inapplicable=self.inapplicable,
                 )
-        ended = next((crash for crash in file.crashes if crash.kind == "memory_floor"), None)
-        if ended is not None and file.verdict is Verdict.PASS:
-            # All that ran held, but the machine could not run the rest.
-            file.settle(Verdict.INCONCLUSIVE)
-            file.reason = f"the run was ended: {ended.summary}"
 
     def cannot_write(self, error: OSError) -> None:
         """The report cannot be written. Say so once; such a run is never green."""
@@ -440,7 +436,7 @@ class Session:
         """The machine is about to fail: kill the server at once, and run no further test."""
         first = self.aborted is None
         if first:
-            self.aborted = ("memory_floor", reason)
+            self.aborted = (verdict_file.MEMORY_FLOOR, reason)
         if self.pool is not None and self.pool.latest is not None:
             self.pool.latest.kill()
         if first:

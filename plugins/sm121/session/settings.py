@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +76,24 @@ class Settings:
     record_golden: Path | None = None
     accuracy: Path | None = None
     accuracy_baseline: Path | None = None
+    #: The axes of the matrix, by name or path (default: the profile's).
+    axes: str | None = None
+    #: The options given that change or add to what is measured, by name.
+    given: Mapping[str, str] = field(default_factory=dict)
     #: Folder of the canary's and the matrix's caches.
     root: Path = Path()
     #: Which process of several this is; None where it is the only one.
     worker: Worker | None = None
 
 
-def read(option: Option, *, started_in: Path, root: Path, worker: Worker | None) -> Settings:
+def read(
+    option: Option,
+    *,
+    started_in: Path,
+    root: Path,
+    worker: Worker | None,
+    given: Mapping[str, str] | None = None,
+) -> Settings:
     """The settings from the options of a command line.
 
     Args:
@@ -90,6 +101,7 @@ def read(option: Option, *, started_in: Path, root: Path, worker: Worker | None)
         started_in: where paths on the command line are relative to.
         root: the folder for caches.
         worker: which process of several this is.
+        given: the options given that change or add to what is measured, by name.
 
     Raises:
         UsageError: an option is wrong, or contradicts another one.
@@ -163,6 +175,8 @@ def read(option: Option, *, started_in: Path, root: Path, worker: Worker | None)
         record_golden=_new(option, "--record-golden"),
         accuracy=_existing(option, "--accuracy"),
         accuracy_baseline=_existing(option, "--accuracy-baseline"),
+        axes=option("--matrix-axes"),
+        given=given or {},
         root=root,
         worker=worker,
     )

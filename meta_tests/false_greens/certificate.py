@@ -1,0 +1,381 @@
+"""A certificate, a resumed run and a merged one that say more than was judged."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from certificate_tricks import HONEST, TRICKS, Tried, tried
+
+from sm121.checkpoint.identity import identity
+from sm121.core import profile, waivers
+from sm121.core.errors import UsageError
+from sm121.core.profile import Gate
+from sm121.evidence.kernel_path import KernelPath
+from sm121.measure import comparison
+from sm121.report import merging
+from sm121.run import merge, resume, verdict_file
+from sm121.run.fingerprint import Fingerprint, profile_label
+from sm121.run.ledger import Ledger
+from sm121.run.verdict_file import (
+    CrashReport,
+    EngineReport,
+    MetricReport,
+    ShardReport,
+    ShardTest,
+    TestReport,
+    VerdictFile,
+)
+from sm121.session import certification
+from sm121.session.fingerprinting import is_shipped
+
+from . import Case, Outcome, Place
+
+_CPU = "cpu-tiny-gpt-oss"
+_12 = "12 What was certified is not written down"
+_13 = "13 A certificate by a choice of options"
+_14 = "14 --resume takes over what another run measured"
+_15 = "15 Merged shards say more than the worst of them"
+
+ASKED = Fingerprint(
+    profile="p1", profile_shipped=True, provider="torch", configuration="cutlass", model="m1",
+    arguments=["--moe-backend", "marlin"], sources={"vllm": "0.33.0 abc"}, machine={"gpu": "GB10"},
+)  # fmt: skip
+
+
+def run(**changed: Any) -> VerdictFile:
+    """A run with a kernel test, judged."""
+    asked = ASKED.model_copy(update=changed.pop("asked", {}))
+    fields: dict[str, Any] = {
+        "arch": "sm121", "profile": "gb10", "started": "2026-11-20T10:00:00+00:00",
+        "engine": EngineReport(name="vllm", version="0.33.0", managed=True, model="m"),
+        "tests": [TestReport(id="one", level="kernel", verdict="PASS")],
+        "finished": True, "fingerprint": asked, "reason": "held", **changed,
+    }  # fmt: skip
+    file = VerdictFile(**fields)
+    file.judge()
+    return file
+
+
+# 12: sm121 compare, and the names.
+
+
+def _compared(place: Place, name: str, **changed: Any) -> Outcome:
+    sources = []
+    for number, file in enumerate((run(), run(**changed))):
+        path = place.tmp_path / f"{name}-{number}.json"
+        verdict_file.write(file, path)
+        sources.append(comparison.read(path))
+    try:
+        comparison.refuse_mixed(sources)
+    except UsageError as error:
+        return Outcome("refused", str(error))
+    return Outcome("PASS", "beside each other")
+
+
+def _compare_case(name: str, asked: dict[str, Any], expected: str) -> Case:
+    return Case(
+        _12, name,
+        lambda place: _compared(place, "fault", asked=asked),
+        lambda place: _compared(place, "clean", asked={"sources": {"vllm": "0.34.0 def"}}),
+        expected,
+    )  # fmt: skip
+
+
+def _named(place: Place, changed: bool) -> Outcome:
+    text = profile.shipped()[_CPU].read_text("utf-8")
+    if changed:
+        text = text.replace("repeats = 3", "repeats = 1")
+    file = place.tmp_path / "mine.toml"
+    file.write_text(text)
+    mine = is_shipped(profile.load(str(file)))
+    label = profile_label(_CPU, Fingerprint(profile="12ab", profile_shipped=mine))
+    return Outcome("PASS" if mine else "another profile", label)
+
+
+def _weights(place: Place, changed: bool) -> Outcome:
+    folder = place.tmp_path / f"checkpoint-{changed}"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(b"\0" * (3 << 20))
+    before = identity(str(folder))
+    weights.write_bytes(b"\0" * ((3 << 20) - 1) + (b"\1" if changed else b"\0"))
+    same = identity(str(folder)) == before
+    return Outcome("PASS" if same else "another model", f"digest {'same' if same else 'differs'}")
+
+
+# 13: options, tests, gates, waivers.
+
+_QUICK = ("--depths 0", "PYTEST_ADDOPTS=--depths 0 -v", "-o python_functions=test_health")
+
+
+@functools.cache
+def _all(kind: str) -> dict[str, Tried]:
+    """What came of the quick ones and an honest one, or of all; tried once."""
+    every = TRICKS if kind == "all" else []
+    chosen = every or [*(trick for trick in TRICKS if trick.name in _QUICK), HONEST[0]]
+    return dict(zip((trick.name for trick in chosen), tried(chosen), strict=True))
+
+
+def _tricked(name: str, kind: str) -> Outcome:
+    seen = _all(kind)[name]
+    line = next((x for x in seen.said.splitlines() if x.startswith("ERROR: ")), seen.said[-300:])
+    return Outcome(f"exit status {seen.status}", line, seen.status)
+
+
+def _trick_case(name: str, said: str, kind: str) -> Case:
+    return Case(
+        _13, name, lambda _place: _tricked(name, kind),
+        lambda _place: _tricked(HONEST[0].name, "quick"), said, slow=kind == "all",
+    )  # fmt: skip
+
+
+def _certified(change: Callable[[VerdictFile], None]) -> Outcome:
+    own = profile.load(_CPU)
+    gate = Gate(metric="tg32@d0", unit="tok/s", minimum=52.0, source="meta tests")
+    performance = own.performance.model_copy(update={"gates": (gate,)})
+    own = own.model_copy(update={"performance": performance})
+    path = KernelPath(attention="CPU_ATTN", moe="CPU", kv_layout="HND")
+    file = run(
+        arch="cpu", profile=_CPU,
+        engine=EngineReport(name="vllm", managed=True, model="m", path=path),
+        metrics={"tg32@d0": MetricReport(value=60.0, unit="tok/s", minimum=52.0, verdict="PASS")},
+        tests=[
+            TestReport(id=name, level=level, verdict="PASS")
+            for level, named in certification.inventory().items()
+            for name, applies_to in named.items()
+            if "cpu" in applies_to
+        ],
+    )  # fmt: skip
+    change(file)
+    file.judge()
+    certification.certify(file, own, certification.inventory(), deselected=[], inapplicable=set())
+    return Outcome(file.verdict.value, file.reason, certified=bool(file.certified))
+
+
+def _gap_case(name: str, change: Callable[[VerdictFile], None], expected: str) -> Case:
+    return Case(
+        _13, name, lambda _place: _certified(change),
+        lambda _place: _certified(lambda _file: None), expected,
+    )  # fmt: skip
+
+
+def _without_a_test(file: VerdictFile) -> None:
+    file.tests = [test for test in file.tests if "test_known_answers" not in test.id]
+
+
+def _failed_and_waived(file: VerdictFile) -> None:
+    """The gate failed on nothing but lost requests, and a waiver says that this is known."""
+    file.metrics["tg32@d0"].value = None
+    file.metrics["tg32@d0"].verdict = file.tests[-1].verdict = verdict_file.Verdict.FAIL
+    file.tests[-1].waived = True
+
+
+def _waived(place: Place, test: str, days: int) -> Outcome:
+    day = datetime.date.today() + datetime.timedelta(days=days)
+    file = place.tmp_path / "waivers.toml"
+    row = f'test = "{test}"\nreason = "known"\nissue = "https://x/1"\nexpires = {day}\n'
+    file.write_text(f"[[waiver]]\n{row}")
+    try:
+        waivers.load(file)
+    except UsageError as error:
+        return Outcome("refused", str(error))
+    return Outcome("PASS", "accepted")
+
+
+def _waiver_case(name: str, test: str, days: int, expected: str) -> Case:
+    return Case(
+        _13, name, lambda place: _waived(place, test, days),
+        lambda place: _waived(place, "tests/test_stress.py::test_soak", 90), expected,
+    )  # fmt: skip
+
+
+def _no_level(place: Place, scenario: str) -> Outcome:
+    status, seen = place.run_pytest("--arch", "cpu", "-k", "no_level or first", scenario,
+                                    environment={"NOTES": str(place.tmp_path / "n")})  # fmt: skip
+    found = seen.verdict if (seen.report / "verdict.json").is_file() else {}
+    said = found.get("reason", seen.output[-300:])
+    return Outcome(found.get("verdict", "none"), said, min(status, 5))
+
+
+# 14: --resume.
+
+
+def _resumed(place: Place, name: str, **changed: Any) -> Outcome:
+    directory = place.tmp_path / f"resumed-{name}"
+    earlier = directory / "earlier" / "1"
+    earlier.mkdir(parents=True)
+    before = run(**changed)
+    before.metrics = {"kernel:moe": MetricReport(value=9e9, unit="tok/s", verdict="PASS")}
+    before.engine.path = KernelPath(moe="TRITON")
+    verdict_file.write(before, earlier / "verdict.json")
+    now = run()
+    now.tests = [TestReport(id="one", level="kernel", verdict="NOT_RUN")]
+    remarks: list[str] = []
+    harness = SimpleNamespace(
+        directory=directory, file=now, ledger=Ledger(now), save=lambda: None,
+        remark=remarks.append,
+    )  # fmt: skip
+    may = set() if changed.get("measures") else {"one"}
+    taken = resume.take_over(harness, may)
+    assert not now.metrics and now.engine.path.moe is None, "a rate or a path was taken over"
+    return Outcome("PASS" if taken else "run again", "; ".join(remarks))
+
+
+def _resume_case(name: str, asked: dict[str, Any], expected: str) -> Case:
+    return Case(
+        _14, name, lambda place: _resumed(place, "fault", asked=asked),
+        lambda place: _resumed(place, "clean"), expected,
+    )  # fmt: skip
+
+
+def _rate_again(place: Place) -> Outcome:
+    directory = place.tmp_path / "rate"
+    earlier = directory / "earlier" / "1"
+    earlier.mkdir(parents=True)
+    verdict_file.write(run(), earlier / "verdict.json")
+    now, remarks = run(), []
+    harness = SimpleNamespace(
+        directory=directory, file=now, ledger=Ledger(now), save=lambda: None,
+        remark=remarks.append,
+    )  # fmt: skip
+    taken = resume.take_over(harness, set())  # its test measures
+    return Outcome("PASS" if taken else "run again", "; ".join(remarks))
+
+
+# 15: shards.
+
+_PLANNED = ("one", "two")
+
+
+def _shard(index: int, **changed: Any) -> VerdictFile:
+    tests = [TestReport(id=_PLANNED[index - 1], level="kernel", verdict="PASS")]
+    whole = [ShardTest(id=name, level="kernel") for name in _PLANNED]
+    fields = {"tests": tests, "shard": ShardReport(index=index, of=2, tests=whole), **changed}
+    return run(**fields)
+
+
+def _merged(
+    place: Place, name: str, *parts: VerdictFile, edit: dict[str, Any] | None = None
+) -> Outcome:
+    folders: list[Path] = []
+    for number, file in enumerate(parts):
+        folder = place.tmp_path / f"{name}-{number}"
+        folder.mkdir()
+        verdict_file.write(file, folder / "verdict.json")
+        folders.append(folder)
+    if edit is not None:
+        raw = json.loads((folders[-1] / "verdict.json").read_text())
+        (folders[-1] / "verdict.json").write_text(json.dumps({**raw, **edit}))
+    try:
+        shards = merging.read(folders)
+    except UsageError as error:
+        return Outcome("refused", str(error))
+    whole = merge.merge_shards({f"shards/{s.part.index}": s.file for s in shards})
+    return Outcome(whole.verdict.value, whole.reason, whole.exit_status, bool(whole.certified))
+
+
+def _merge_case(
+    name: str, other: Callable[[], list[VerdictFile]], expected: str, **given: Any
+) -> Case:
+    return Case(
+        _15, name, lambda place: _merged(place, "fault", _shard(1), *other(), **given),
+        lambda place: _merged(place, "clean", _shard(1), _shard(2)), expected,
+    )  # fmt: skip
+
+
+_FLOOR = CrashReport(kind="memory_floor", summary="0.2 GiB of memory left", owner="the machine")
+
+
+def _undecided() -> VerdictFile:
+    """A shard whose tests held and whose report could not be written to the end."""
+    file = _shard(2)
+    file.settle(verdict_file.Verdict.INCONCLUSIVE)
+    file.reason = "the report cannot be written: no space left on device"
+    return file
+
+
+CASES = [
+    _compare_case(
+        "compare: a profile of one's own under the name of another", {"profile": "p2"},
+        "differ in profile gb10: p1 and p2",
+    ),
+    _compare_case("compare: another machine", {"machine": {"gpu": "H200"}}, "machine's gpu"),
+    _compare_case("compare: one round instead of five", {"options": {"--rounds": "1"}}, "--rounds"),
+    _compare_case("compare: another checkpoint", {"model": "m2"}, "differ in model"),
+    Case(
+        _12, "a profile of one's own under a shipped name",
+        lambda place: _named(place, True), lambda place: _named(place, False),
+        "not the shipped one",
+    ),
+    Case(
+        _12, "other weights in the same folder",
+        lambda place: _weights(place, True), lambda place: _weights(place, False), "differs",
+    ),
+    *(
+        _trick_case(trick.name, trick.said, "quick" if trick.name in _QUICK else "all")
+        for trick in TRICKS
+    ),
+    _gap_case("a test of the suite is not there", _without_a_test, "test_known_answers"),
+    _gap_case("a gate without a number", lambda file: file.metrics.clear(), "has no number"),
+    _gap_case("a gate without a number that is waived", _failed_and_waived, "has no number"),
+    _waiver_case("a waiver for a whole level", "tests/test_stress.py::*", 1, "without wildcards"),
+    _waiver_case(
+        "a waiver for ten years", "tests/test_stress.py::test_soak", 3650, "within 90 days"
+    ),
+    Case(
+        _13, "no level is there, and an architecture was asked for",
+        lambda place: _no_level(place, "meta_tests/scenarios/foreign.py"),
+        lambda place: _no_level(place, "meta_tests/scenarios/kernel_resume.py"),
+        "no test of a level was collected", slow=True,
+    ),
+    _resume_case("another configuration", {"configuration": "marlin"}, "another configuration"),
+    _resume_case("other arguments", {"arguments": []}, "another engine's arguments"),
+    _resume_case(
+        "another commit", {"sources": {"vllm": "0.33.0 def"}}, "another version of vllm"
+    ),
+    _resume_case(
+        "changes that are not committed", {"sources": {"vllm": "0.33.0 abc with changes 12"}},
+        "another version of vllm",
+    ),
+    _resume_case("another checkpoint", {"model": "m2"}, "another model's digest"),
+    _resume_case("another provider", {"provider": "mine:it 12"}, "another kernel provider"),
+    Case(
+        _14, "a rate", _rate_again, lambda place: _resumed(place, "clean"), "run again",
+    ),
+    _merge_case(
+        "a shard that the memory floor ended", lambda: [_shard(2, crashes=[_FLOOR])],
+        "the run was ended: 0.2 GiB",
+    ),
+    _merge_case("a shard that ended INCONCLUSIVE", lambda: [_undecided()], "no space left"),
+    _merge_case("another model", lambda: [_shard(2, asked={"model": "m2"})], "model's digest"),
+    _merge_case(
+        "another configuration", lambda: [_shard(2, asked={"configuration": "marlin"})],
+        "another configuration",
+    ),
+    _merge_case("other arguments", lambda: [_shard(2, asked={"arguments": []})], "arguments"),
+    _merge_case("other waivers", lambda: [_shard(2, asked={"waivers": "w"})], "waivers"),
+    _merge_case(
+        "other options", lambda: [_shard(2, asked={"options": {"--rounds": "1"}})], "--rounds"
+    ),
+    _merge_case(
+        "another day", lambda: [_shard(2, started="2026-11-13T10:00:00+00:00")], "another day"
+    ),
+    _merge_case("one shard twice", lambda: [_shard(1)], "is there twice"),
+    _merge_case("a shard that is missing", lambda: [], "missing"),
+    _merge_case(
+        "a verdict that was edited",
+        lambda: [_shard(2, tests=[TestReport(id="two", level="kernel", verdict="FAIL")])],
+        "was changed after it was written", edit={"verdict": "PASS", "exit_status": 0},
+    ),
+    _merge_case(
+        "a fingerprint that was taken out", lambda: [_shard(2)], "another fingerprint",
+        edit={"fingerprint": None},
+    ),
+]  # fmt: skip

@@ -1,0 +1,275 @@
+"""A certificate cannot be had by a choice of options, and what was certified is written down."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import certificate_tricks
+import certificates
+import pytest
+from certificate_tricks import HONEST, LATER, TRICKS, tried
+
+from sm121.checkpoint.identity import identity, is_of_shape
+from sm121.core import profile
+from sm121.core.errors import UsageError
+from sm121.core.profile import Gate
+from sm121.core.verdict import Verdict
+from sm121.evidence.kernel_path import KernelPath
+from sm121.measure import comparison
+from sm121.report import summary
+from sm121.run.fingerprint import Fingerprint
+from sm121.run.verdict_file import BoxReport, EngineReport, MetricReport, TestReport, VerdictFile
+from sm121.session import certification
+from sm121.session.fingerprinting import is_shipped
+
+CPU = profile.load("cpu-tiny-gpt-oss")
+PATH = KernelPath(attention="CPU_ATTN", moe="CPU", kv_layout="NHD")
+
+
+def refused(tricks: list[certificate_tricks.Trick]) -> None:
+    for trick, seen in zip(tricks, tried(tricks), strict=True):
+        assert seen.status == 4 and trick.said in seen.said, f"{trick.name}: {seen}"
+        assert "--certify" in seen.said or "python -O" in seen.said, f"{trick.name}: {seen}"
+
+
+def test_tricks_are_refused_before_anything_is_collected():
+    assert len(TRICKS) > 40
+    refused(TRICKS[::3])
+
+
+@pytest.mark.slow(why="some fifty processes")
+def test_every_trick_is_refused_before_anything_is_collected():
+    refused(TRICKS)
+
+
+def test_what_changes_nothing_is_accepted():
+    for given, seen in zip(HONEST, tried(HONEST), strict=True):
+        assert seen.status == 0, f"{given.name}: {seen}"
+
+
+@pytest.mark.parametrize(
+    "tricks", [LATER[-2:], pytest.param(LATER, marks=pytest.mark.slow(why="each collects all"))]
+)
+def test_what_collecting_shows_is_refused_before_anything_is_started(monkeypatch, tricks):
+    monkeypatch.setenv("SM121_META_COLLECT", "1")
+    refused(tricks)
+
+
+def test_every_option_of_pytest_and_of_the_suite_is_known_or_refused():
+    """The lists of harmless options have no name that is none."""
+    from sm121.plugin import certificate, options
+
+    assert {option.effect for option in options.own().values()} >= {"harmless", "measures"}
+    assert not certificate._data().pytest.harmless & {*options.own()}
+
+
+@pytest.mark.slow(why="a whole run of vLLM each; `python meta_tests/certificates.py` does fifty")
+@pytest.mark.timeout(0)
+def test_an_honest_engine_is_certified_every_time(tmp_path):
+    number = int(os.environ.get("SM121_META_CERTIFICATES", "1"))
+    for found in certificates.runs(number, tmp_path):
+        assert found["certified"] and found["verdict"] == "PASS", found.get("reason")
+        assert found["fingerprint"]["profile_shipped"] is False
+
+
+# What a certificate requires of a run that was not refused.
+
+
+def whole(own: profile.Profile = CPU, **changed) -> VerdictFile:
+    """A run with everything that a certificate of the profile needs."""
+    arch = {own.arch, "gpu"} if own.arch != "cpu" else {"cpu"}
+    tests = [
+        TestReport(id=name, level=level, verdict=Verdict.PASS)
+        for level, named in certification.inventory().items()
+        for name, applies_to in named.items()
+        if arch & {*applies_to}
+    ]
+    metrics = {
+        gate.metric: MetricReport(
+            value=60.0, unit=gate.unit, minimum=gate.minimum, at_most=gate.at_most, verdict="PASS"
+        )
+        for gate in own.performance.gates
+    }
+    fields = {"tests": tests, "metrics": metrics, "finished": True,
+              "box": BoxReport(state="QUALIFIED", reason="fit"),
+              "engine": EngineReport(name="vllm", managed=True, model="m", path=PATH),
+              **changed}  # fmt: skip
+    file = VerdictFile(arch=own.arch, profile=own.name, started="now", **fields)
+    file.judge()
+    return file
+
+
+def certified(file: VerdictFile, own: profile.Profile = CPU, **given) -> VerdictFile:
+    fields = {"deselected": [], "inapplicable": set(), **given}
+    certification.certify(file, own, certification.inventory(), **fields)
+    return file
+
+
+def gated(*metrics: str) -> profile.Profile:
+    gates = tuple(
+        Gate(metric=metric, unit="tok/s", minimum=52.0, source="meta tests") for metric in metrics
+    )
+    update = {"performance": CPU.performance.model_copy(update={"gates": gates})}
+    return CPU.model_copy(update=update)
+
+
+@pytest.mark.parametrize("name", profile.shipped())
+def test_a_run_with_everything_is_certified(name):
+    own = profile.load(name)
+    seen = certified(whole(own), own)
+    assert seen.certified and seen.verdict is Verdict.PASS, seen.reason
+
+
+def without(file: VerdictFile, part: str) -> VerdictFile:
+    file.tests = [test for test in file.tests if part not in test.id]
+    file.levels = {}
+    file.judge()
+    return file
+
+
+@pytest.mark.parametrize(
+    ("left_out", "said"),
+    [
+        ("test_smoke.py::test_health", "1 tests of smoke are not there (tests/test_smoke.py"),
+        ("test_kernel.py::test_moe", "4 tests of kernel are not there"),
+        ("tests/test_stress.py", "level stress has no test that was selected"),
+    ],
+)
+def test_a_test_of_the_inventory_that_is_not_there_is_a_gap(left_out, said):
+    seen = certified(without(whole(), left_out))
+    assert seen.verdict is Verdict.NOT_RUN and not seen.certified and said in seen.reason
+
+
+def test_a_parameter_counts_for_its_test_and_another_file_does_not():
+    file = whole()
+    file.tests[0].id += "[a-b]"
+    assert certified(file).certified
+    for test in file.tests:
+        test.id = test.id.replace("tests/", "mine/")
+    assert "are not there" in certified(file).reason
+
+
+def test_every_gate_has_a_number():
+    own = gated("tg32@d0", "tg32@d4096")
+    assert certified(whole(own), own).certified
+    for change, verdict, said in (
+        ({}, Verdict.NOT_RUN, "gate tg32@d4096 has no number"),
+        ({"value": None, "verdict": "FAIL"}, Verdict.NOT_RUN, "gate tg32@d4096 has no number"),
+        ({"value": 60.0, "verdict": "INCONCLUSIVE"}, Verdict.INCONCLUSIVE, "is INCONCLUSIVE"),
+        ({"value": 60.0, "verdict": "PASS", "minimum": 2.0}, Verdict.INVALID, "another gate"),
+    ):
+        file = whole(own)
+        del file.metrics["tg32@d4096"]
+        if change:
+            fields = {"unit": "tok/s", "minimum": 52.0, **change}
+            file.metrics["tg32@d4096"] = MetricReport(**fields)
+        seen = certified(file, own)
+        assert seen.verdict is verdict and said in seen.reason, (change, seen.reason)
+
+
+def test_the_other_gaps():
+    def skipped(file: VerdictFile) -> VerdictFile:
+        file.tests[3].skipped, file.tests[3].verdict = True, Verdict.NOT_RUN
+        file.judge()
+        return file
+
+    gone = whole().tests[3].id
+    assert f"1 of smoke skipped ({gone})" in certified(skipped(whole())).reason
+    assert certified(skipped(whole()), inapplicable={gone}).certified
+    assert "1 tests deselected (x)" in certified(whole(), deselected=["x"]).reason
+    assert "unproven: the log" in certified(whole(unproven=["the log"])).reason
+    unproven = EngineReport(name="vllm", managed=True, model="m")
+    seen = certified(whole(engine=unproven))
+    assert "kernel path not proven" in seen.reason and seen.verdict is Verdict.INVALID
+
+
+# The fingerprint.
+
+
+def test_an_own_profile_under_a_shipped_name_shows_as_that(tmp_path):
+    text = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
+    same, other = tmp_path / "same.toml", tmp_path / "other.toml"
+    same.write_text(text)
+    other.write_text(text.replace("repeats = 3", "repeats = 1"))
+    assert is_shipped(profile.load(str(same)))
+    mine = profile.load(str(other))
+    assert mine.name == "cpu-tiny-gpt-oss" and not is_shipped(mine)
+    assert is_shipped(CPU.model_copy(update={"under_test": "bfloat16"}))
+    for own, said in ((True, "cpu-tiny-gpt-oss, digest 12"), (False, "(not the shipped one)")):
+        file = whole(fingerprint=Fingerprint(profile="12", profile_shipped=own,
+                                             options={"--rounds": "9"}, waivers="w"))  # fmt: skip
+        text = summary.markdown(file).replace("\\", "")
+        assert said in text, text
+        assert "| options | --rounds 9 |" in text and "| waivers | digest w |" in text
+
+
+def test_a_checkpoint_is_known_wherever_it_lies(tmp_path):
+    def made(name: str, config: str, weights: bytes) -> str:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text(config)
+        (folder / "model.safetensors").write_bytes(weights)
+        return str(folder)
+
+    weights = bytes(range(256)) * 8192
+    one, copy = made("one", "{}", weights), made("copy", "{}", weights)
+    assert identity(one) == identity(copy)
+    changed = weights[:-1] + b"\0"
+    others = [made("a", "{} ", weights), made("b", "{}", changed), made("c", "{}", weights[:-1])]
+    assert len({identity(one), *map(identity, others)}) == 4
+    assert identity("owner/name", {"HF_HUB_CACHE": str(tmp_path)}) == "hub:owner/name"
+    hub = tmp_path / "models--owner--name"
+    (hub / "refs").mkdir(parents=True)
+    (hub / "refs" / "main").write_text("abc")
+    (hub / "snapshots").mkdir()
+    (hub / "snapshots" / "abc").symlink_to(one)
+    assert identity("owner/name", {"HF_HUB_CACHE": str(tmp_path)}) == identity(one)
+
+
+def test_the_shape_of_another_model_is_told(tmp_path):
+    known = json.loads(
+        (certificate_tricks.ROOT / "fixtures" / "models" / "gpt-oss-120b.json").read_text()
+    )
+    (tmp_path / "config.json").write_text(json.dumps(known))
+    assert is_of_shape(str(tmp_path), "openai/gpt-oss-120b")
+    (tmp_path / "config.json").write_text(json.dumps({**known, "num_hidden_layers": 2}))
+    assert not is_of_shape(str(tmp_path), "openai/gpt-oss-120b")
+    assert not is_of_shape(str(tmp_path), "openai/another")
+    assert not is_of_shape(str(tmp_path / "nothing"), "openai/gpt-oss-120b")
+
+
+ASKED = {"profile": "p1", "profile_shipped": True, "model": "m1", "provider": "torch",
+         "options": {}, "machine": {"gpu": "GB10"}}  # fmt: skip
+
+
+def compared(tmp_path, **changed) -> None:
+    sources = []
+    for name, asked, called in (("one", ASKED, "gb10"), ("two", {**ASKED, **changed}, "gb10")):
+        run = {"schema_version": 1, "verdict": "PASS", "profile": called, "metrics": {},
+               "fingerprint": asked}  # fmt: skip
+        (tmp_path / f"{name}.json").write_text(json.dumps(run))
+        sources.append(comparison.read(tmp_path / f"{name}.json"))
+    comparison.refuse_mixed(sources)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"profile": "p2", "profile_shipped": False}, "profile gb10: p1 and p2"),
+        ({"model": "m2"}, "model: m1 and m2"),
+        ({"provider": "mine:it"}, "kernel provider: torch and mine:it"),
+        ({"options": {"--rounds": "2"}}, "option --rounds: none and 2"),
+        ({"machine": {"gpu": "H200"}}, "machine's gpu: GB10 and H200"),
+    ],
+)
+def test_compare_refuses_to_mix(tmp_path, changed, named):
+    with pytest.raises(UsageError, match=f"one and two differ in {named}; --mixed"):
+        compared(tmp_path, **changed)
+
+
+def test_compare_shows_what_may_differ(tmp_path):
+    compared(tmp_path)
+    compared(tmp_path, arguments=["--x"], configuration="marlin", sources={"vllm": "0.33 abc"})
+    plain = comparison.read(tmp_path / "one.json")
+    assert "profile gb10" in plain.notes

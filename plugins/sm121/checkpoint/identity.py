@@ -1,0 +1,70 @@
+"""Which checkpoint it is, wherever it lies."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+
+from sm121.core import digest
+
+_SHAPE = (
+    "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "num_local_experts", "num_experts_per_tok", "vocab_size",
+)  # fmt: skip
+
+
+def identity(model: str, environment: Mapping[str, str] = os.environ) -> str:
+    """What tells one checkpoint from another: a digest of its files; of a name on the hub that is
+    not in the cache yet, the name.
+
+    Args:
+        model: a folder, a file, or a name on the hub (owner/name).
+        environment: says where the hub's cache is, as for the engine.
+
+    Raises:
+        OSError: a file of it cannot be read.
+    """
+    path = Path(model)
+    if path.is_file():
+        return digest.of_files(path.parent, [path])
+    if not path.is_dir():
+        cached = _cached(model, environment)
+        if cached is None:
+            return f"hub:{model}"
+        path = cached
+    return digest.of_files(path, (file for file in path.iterdir() if _counts(file)))
+
+
+def is_of_shape(folder: str, name: str) -> bool:
+    """Whether the checkpoint in a folder has the shape of a model that the suite knows.
+
+    Args:
+        name: of the model on the hub, as openai/gpt-oss-120b.
+    """
+    known = files("sm121.fixtures") / "models" / f"{name.rpartition('/')[2]}.json"
+    try:
+        facts = json.loads(known.read_text("utf-8"))
+        config = json.loads((Path(folder) / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and all(config.get(key) == facts[key] for key in _SHAPE)
+
+
+def _counts(file: Path) -> bool:
+    return file.is_file() and not file.name.startswith(".") and file.suffix not in (".md", ".lock")
+
+
+def _cached(name: str, environment: Mapping[str, str]) -> Path | None:
+    """The snapshot of the hub's cache that an engine would take."""
+    home = environment.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
+    hub = Path(environment.get("HF_HUB_CACHE") or Path(home) / "hub")
+    folder = hub / f"models--{name.replace('/', '--')}"
+    try:
+        commit = (folder / "refs" / "main").read_text("utf-8").strip()
+    except OSError:
+        return None
+    snapshot = folder / "snapshots" / commit
+    return snapshot if snapshot.is_dir() else None

@@ -1,0 +1,100 @@
+"""The fingerprint of a run: what was asked, of what, on which machine.
+
+Runs with one fingerprint asked the same of the same. Shards are parts of one run, and an earlier
+run is gone on with, only then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from pydantic import Field
+
+from sm121.core import profile
+from sm121.core.data_file import Record
+
+
+class Difference(NamedTuple):
+    """A value that differs between two runs, so that their verdicts judge different things."""
+
+    what: str
+    one: str | None
+    other: str | None
+
+
+class Fingerprint(Record):
+    """What a run asked, of what, and on which machine. Null where it is not known."""
+
+    profile: str | None = None
+    """Digest of the profile in force."""
+    profile_shipped: bool | None = None
+    """Whether the profile is the one of its name that comes with the suite."""
+    axes: str | None = None
+    """Digest of the axes of the matrix; null without a matrix."""
+    waivers: str | None = None
+    """Digest of the waivers; null where there is none."""
+    provider: str | None = None
+    """The kernel provider; of a user's own also the digest of its module."""
+    options: dict[str, str] = Field(default_factory=dict)
+    """The options given that change or add to what is measured, by name."""
+    sources: dict[str, str] = Field(default_factory=dict)
+    """Version and git commit of the suite, the engine and FlashInfer."""
+    engine: str | None = None
+    configuration: str | None = None
+    arguments: list[str] | None = None
+    """The engine's; null where the server is attached."""
+    environment: dict[str, str] | None = None
+    """The variables that bear on what the engine runs; null where the server is attached."""
+    model: str | None = None
+    """Digest of the checkpoint's files, or the name of what is not here."""
+    machine: dict[str, Any] = Field(default_factory=dict)
+
+    def differences(self, other: Fingerprint) -> list[Difference]:
+        """In what the other one differs; empty where both asked the same of the same."""
+        one, two = self.values(), other.values()
+        return [
+            Difference(name, one.get(name), two.get(name))
+            for name in dict.fromkeys([*one, *two])
+            if one.get(name) != two.get(name)
+        ]
+
+    def values(self) -> dict[str, str | None]:
+        """Every value by its name, those of tables one by one."""
+        found: dict[str, str | None] = {}
+        for key, value in self.model_dump(mode="json").items():
+            name = _NAMES.get(key, key)
+            if isinstance(value, Mapping):
+                found.update({f"{name} {part}": _text(item) for part, item in value.items()})
+            else:
+                found[name] = _text(value)
+        return found
+
+
+#: Keys that people know by another name.
+_NAMES = {
+    "profile": "profile's digest",
+    "profile_shipped": "origin of the profile",
+    "axes": "axes of the matrix",
+    "provider": "kernel provider",
+    "options": "option",
+    "sources": "version of",
+    "arguments": "engine's arguments",
+    "environment": "variable",
+    "model": "model's digest",
+}
+
+
+def _text(value: object) -> str | None:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return None if value is None else str(value)
+
+
+def profile_label(name: str, fingerprint: Fingerprint | None) -> str:
+    """The profile as reports name it: one that only has the name of a shipped one shows as that."""
+    if fingerprint is None or fingerprint.profile is None:
+        return name
+    known = "the" if name in profile.shipped() else "a"
+    own = "" if fingerprint.profile_shipped else f" (not {known} shipped one)"
+    return f"{name}{own}, digest {fingerprint.profile}"

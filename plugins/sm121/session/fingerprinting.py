@@ -1,0 +1,117 @@
+"""The fingerprint of a session, from what was asked for and what was found."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+
+from sm121.checkpoint.identity import identity
+from sm121.core import data_file, digest, profile
+from sm121.core.data_file import DataTable
+from sm121.core.profile import Profile
+from sm121.core.redaction import is_secret_name, redact_arguments
+from sm121.core.verdict import NotRun
+from sm121.evidence import environment
+from sm121.evidence.environment import EnvironmentRecord
+from sm121.kernels import registry as kernel_providers
+from sm121.matrix import axes
+from sm121.measure import machine
+from sm121.performance.recorder import host_of
+from sm121.run.fingerprint import Fingerprint
+from sm121.session.session import Session
+from sm121.session.settings import Settings
+
+
+class _FingerprintFile(DataTable):
+    places: tuple[str, ...]
+
+
+def of(session: Session, record: EnvironmentRecord, variables: Mapping[str, str]) -> Fingerprint:
+    """What the session asks, of what, on which machine.
+
+    Args:
+        session: opened; its server is attached, or its pool is there.
+        record: of its environment.
+        variables: those that the engine is started with.
+    """
+    settings, chosen = session.settings, session.profile
+    managed = session.configurations.get(chosen.under_test)
+    known = environment.relevant_environment(variables)
+    places = data_file.load("fingerprint.toml", _FingerprintFile).places
+    return Fingerprint(
+        profile=digest.of(chosen.model_dump(mode="json")),
+        profile_shipped=is_shipped(chosen),
+        axes=_axes(settings, chosen),
+        waivers=digest.of([waiver.model_dump(mode="json") for waiver in settings.waivers])
+        if settings.waivers
+        else None,
+        provider=provider(session),
+        options={name: session.redact(value) for name, value in sorted(settings.given.items())},
+        sources={
+            name: source.text if name != "suite" or source.sha else f"{source.text} {_suite()}"
+            for name, source in record.git_shas.items()
+        },
+        engine=" ".join(filter(None, (session.file.engine.name, session.file.engine.version))),
+        configuration=chosen.under_test,
+        arguments=redact_arguments(managed.arguments, session.secrets) if managed else None,
+        environment={
+            name: session.redact(value)
+            for name, value in known.items()
+            if name not in places and not is_secret_name(name)
+        }
+        if managed
+        else None,
+        model=identity(managed.model, variables) if managed else _served(session),
+        machine=machine.identity(host_of(settings.base_url)),
+    )
+
+
+def is_shipped(chosen: Profile) -> bool:
+    """Whether a profile is the one of its name that comes with the suite, whichever of its
+    configurations is judged."""
+    if chosen.name not in profile.shipped():
+        return False
+    own = profile.load(chosen.name)
+    return chosen.model_copy(update={"under_test": own.under_test}) == own
+
+
+def provider(session: Session) -> str | None:
+    """The kernel provider by its name; of a user's own with the digest of its module."""
+    name = session.settings.kernel_provider
+    if name is None:
+        if session.attached is not None:
+            return None
+        try:
+            return kernel_providers.default(session.arch, session.settings.engine)
+        except NotRun:
+            return None
+    module, separator, _ = name.partition(":")
+    found = importlib.util.find_spec(module) if separator else None
+    if found is None or found.origin is None or not Path(found.origin).is_file():
+        return name
+    return f"{name} {digest.of_files(Path(found.origin).parent, [Path(found.origin)])}"
+
+
+def _axes(settings: Settings, chosen: Profile) -> str | None:
+    if chosen.matrix is None:
+        return None
+    return digest.of(axes.load(settings.axes or chosen.matrix.axes).model_dump(mode="json"))
+
+
+def _served(session: Session) -> str | None:
+    return f"served:{session.attached.endpoint.served_name}" if session.attached else None
+
+
+def _suite() -> str:
+    """The digest of the suite's own files, where no commit names them."""
+    package = Path(str(files("sm121")))
+    data = Path(str(files("sm121.fixtures")))
+    found = [*package.rglob("*.py"), *package.rglob("*.j2")]
+    return digest.of(
+        [
+            digest.of_files(package, found),
+            digest.of_files(data, (file for file in data.rglob("*.toml"))),
+        ]
+    )

@@ -1,0 +1,22 @@
+"""fixtures/inventory.toml: the tests of the levels that a certificate needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tools.reference.requirements import read
+
+
+def page(folder: Path) -> str:
+    """The file, from a folder of tests; a test that waits for an option of its own is not in it."""
+    lines = [
+        "# The tests of each level that a certificate needs, and what they apply to.",
+        "# Made by `sm121 reference docs` from the tests in tests/; do not edit it by hand.",
+    ]
+    for module in read(folder):
+        lines += ["", f"[{module.level}]"]
+        for item in module.requirements:
+            if not item.optional:
+                names = ", ".join(f'"{name}"' for name in item.applies_to)
+                lines.append(f'"{folder.name}/{module.file}::{item.name}" = [{names}]')
+    return "\n".join(lines) + "\n"
