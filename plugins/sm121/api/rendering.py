@@ -327,7 +327,9 @@ def _hold(case: ChatCase, ids: Sequence[int], environment: Mapping[str, str]) ->
     found = _DATE.search(system)
     date = found[1] if found else "none"
     dates = _dates(environment)
-    require(date in dates, f"the date {' or '.join(dates)}", date, f"{case}: system message: ")
+    hint = f"; a date that it was given belongs in the profile's engine.environment: {START_DATE}"
+    wanted = f"the date {' or '.join(dates)} in the system message"
+    require(date in dates, wanted, f"{date}{hint}", f"{case}: ")
     ways = [expected(case, date), expected(case, date, in_system=True)]
     if case.response_format:
         seen = [_without_formats(part) for part in seen]
