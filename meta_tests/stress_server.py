@@ -29,6 +29,8 @@ BLOCKS, BLOCK = 192, 128
 PLACES = 8
 STEP_S = float(os.environ.get("SM121_META_STEP_S", "0.002"))
 VOCABULARY = 50_000
+#: The texts of the first ids of o200k: what is answered is of these alone.
+SIGNS = [chr(sign) for sign in range(ord("!"), ord("~") + 1)]
 
 FAULTS = {
     "none": "serves",
@@ -88,7 +90,7 @@ def ids_of(prompt: Any) -> list[int]:
 
 def answer_of(ids: list[int], tokens: int) -> list[int]:
     seed = zlib.crc32(json.dumps(ids).encode())
-    return [zlib.crc32(f"{seed} {n}".encode()) % VOCABULARY for n in range(tokens)]
+    return [zlib.crc32(f"{seed} {n}".encode()) % len(SIGNS) for n in range(tokens)]
 
 
 class Server:
@@ -193,7 +195,7 @@ class Server:
         usage["total_tokens"] = len(prompt) + tokens
 
         def choice(ids: list[int], finish: str | None) -> dict[str, Any]:
-            text = "".join(f" w{n}" for n in ids)
+            text = "".join(SIGNS[n] for n in ids)
             return {"index": 0, "text": text, "token_ids": ids, "finish_reason": finish}
 
         base = {"id": f"cmpl-{number}", "object": "text_completion", "model": state.model}
@@ -230,7 +232,7 @@ class Server:
             return answer
         if state.fault == "corrupted" and state.running > 4 and not state.hoard:
             state.hoard.append(number)
-            return [*answer[:2], (answer[2] + 1) % VOCABULARY, *answer[3:]]
+            return [*answer[:2], (answer[2] + 1) % len(SIGNS), *answer[3:]]
         if state.fault == "lost" and not state.hoard:
             state.hoard.append(number)
             return [*answer[:2], *answer[3:]]

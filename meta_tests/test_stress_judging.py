@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from sm121.client.completions import Completion
+from sm121.client.completions import Completion, Position
 from sm121.client.load import Job, JobOutcome, LoadResult
 from sm121.core import profile
 from sm121.core.errors import UsageError
@@ -124,7 +124,7 @@ def test_a_soak_that_fails_says_in_which_round_and_of_what():
 
 
 def outcome(ids, *, completion=None, finish="length", **options) -> JobOutcome:
-    answer = Completion("", finish, ids, (9,), None, None, completion or len(ids), 1)
+    answer = Completion("abcd", finish, ids, (9,), None, None, completion or len(ids), 1)
     job = Job("a prompt", {"prompt": "x"}, 4, ALONE)
     return JobOutcome(1, job, answer=answer, status=200, **options)
 
@@ -184,6 +184,27 @@ def test_a_bad_request_is_not_excused_by_a_stop():
     bad.job = replace(bad.job, behaviour="bad")
     (found,) = checks.faults(LoadResult([bad], 0.0, 9.0), EXACT, stopped_at=5.0)
     assert found.kind == "bad_request_accepted"
+
+
+NOISY = AgreementBound(max_abs=0.5, mean_abs=0.1, fork=0.25, source="a test")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"text": "of somebody else"}, "required the text 'abcd' of the same tokens"),
+        ({"ids": (1, 2, 3, 5)}, "seen: 4 in place of 5 at 3"),
+    ],
+)
+def test_another_requests_text_or_ids_are_no_noise(change, said):
+    positions = tuple(Position(f"token_id:{n}", -0.1, {}) for n in (1, 2, 3, 4))
+    whole = outcome((1, 2, 3, 4))
+    whole.answer = replace(whole.answer, positions=positions)
+    whole.job = replace(whole.job, alone=replace(ALONE, positions=positions))
+    assert checks.fault(whole, NOISY) is None
+    whole.answer = replace(whole.answer, **change)
+    found = checks.fault(whole, NOISY)
+    assert found is not None and found.kind == "corrupted_answer" and said in found.text, found
 
 
 @pytest.mark.parametrize(
