@@ -25,6 +25,7 @@ from sm121.evidence.kernel_path import read_log
 from sm121.measure.measurement import Invalidity, Measurement
 from sm121.performance.bench import PerformanceChecks
 from sm121.run.verdict_file import TestReport, VerdictFile
+from sm121.session import target
 from sm121.session.opening import open_session
 from sm121.session.session import Session
 from sm121.session.settings import Settings
@@ -333,6 +334,20 @@ def put(file: Path, text: str) -> None:
     new.replace(file)
 
 
+def log_of_an_ab_side(write: Callable[[Path, Path], None]) -> Callable[[Place], Outcome]:
+    def run(place: Place) -> Outcome:
+        own = place.tmp_path / f"own-{time.monotonic_ns()}.log"
+        given = place.tmp_path / f"given-{time.monotonic_ns()}.log"
+        with attached_engine(own) as (url, _):
+            write(own, given)
+            chosen = profile.load("cpu-tiny-gpt-oss")
+            server = target.attach_to(url, given, Settings(), chosen)
+        said = server.why_no_log if server.log is None else ""
+        return Outcome("INVALID" if said else "PASS", said)
+
+    return run
+
+
 _CRASH = "7 A crash between tests"
 _PATH = "8 The path is judged once"
 _LOG = "9 Any log proves an attached server"
@@ -506,6 +521,14 @@ CASES = [
         name="a copy of the right log, to which another process appends",
         fault=given_log(of_another_process),
         clean=given_log(its_own),
+        expected="no line of it follows requests",
+        slow=True,
+    ),
+    Case(
+        item=_LOG,
+        name="a copy of the right log, given to a side of --ab",
+        fault=log_of_an_ab_side(once(Path.read_text)),
+        clean=log_of_an_ab_side(its_own),
         expected="no line of it follows requests",
         slow=True,
     ),

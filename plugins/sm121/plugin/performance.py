@@ -12,7 +12,6 @@ from rich.status import Status
 from sm121.core import profile
 from sm121.core.server import Server
 from sm121.core.verdict import NotRun
-from sm121.engines.attached import attach
 from sm121.measure.plan import Plan
 from sm121.performance.bench import Bench, PerformanceChecks
 from sm121.performance.box import RunBox
@@ -22,6 +21,7 @@ from sm121.plugin.terminal import say
 from sm121.regression.ab import Side
 from sm121.regression.ab_run import AbRun
 from sm121.regression.measured import MeasuredHistory
+from sm121.session import target
 from sm121.session.session import Session
 
 _LINE_EVERY_S = 10.0
@@ -131,13 +131,8 @@ def ab_run(conformance: Session, box: RunBox) -> AbRun:
     def attach_to(side: Side) -> Server:
         known = conformance.attached
         is_attached = known is not None and known.endpoint.base_url == side.url
-        return attach(
-            str(side.url),
-            api_key=settings.api_key,
-            served_name=settings.served_name,
-            default_name=profile.model.served_name,
-            log=side.log or (settings.server_log if is_attached else None),
-        )
+        log = side.log or (settings.server_log if is_attached else None)
+        return target.attach_to(str(side.url), log, settings, profile)
 
     return AbRun(
         conformance,

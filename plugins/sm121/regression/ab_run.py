@@ -221,8 +221,9 @@ class AbRun:
         if side.url is not None:
             self._check_process(where, name, server, side.url)
         if server.log is None:
-            line = f"A/B: the kernel path of {name} is not known: give --ab '{side.url} "
-            self._unproven(f"{line}--server-log PATH'")
+            how = f"give --ab '{side.url} --server-log PATH'" if side.log is None else None
+            why = how or server.why_no_log
+            self._unproven(f"A/B: the kernel path of {name} is not known: {why}")
             return
         path = harness.kernel_path(server)
         visit.path = visited.effects(path)

@@ -98,9 +98,17 @@ def attached_server(settings: Settings, chosen: Profile) -> Server | None:
     """
     if settings.base_url is None:
         return None
-    log = settings.server_log
+    return attach_to(settings.base_url, settings.server_log, settings, chosen)
+
+
+def attach_to(url: str, log: Path | None, settings: Settings, chosen: Profile) -> Server:
+    """A running server, probed, and its log only where that is proven to be its own.
+
+    Raises:
+        UsageError: the server does not answer, or is not the one that was asked for.
+    """
     server = attach(
-        settings.base_url,
+        url,
         api_key=settings.api_key,
         served_name=settings.served_name,
         default_name=chosen.model.served_name,
