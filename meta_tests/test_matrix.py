@@ -442,6 +442,32 @@ def test_without_a_decision_values_are_not_known_to_work(step, works):
     assert "of which all but the rate was judged" in feature_matrix.markdown(space, file)
 
 
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_what_fails_is_told_before_it_is_known_why(interrupted):
+    space = SPACES[0]
+    slower = {**space.baseline, "graphs": "compiled"}
+    records = [
+        record(space, space.baseline, CellOutcome.PASS),
+        record(space, slower, CellOutcome.SLOWER),
+    ]
+    array = covering.build(space, 1)
+    file = feature_matrix.build(space, array, records, [], profile="p", interrupted=interrupted)
+    text = feature_matrix.markdown(space, file)
+    assert "Nothing of what was run" not in text
+    assert f"- SLOWER: `{axes.identity(space, slower)}`, planted" in text
+    assert ("**Interrupted: " in text) is interrupted
+    assert f"{len(file.not_run)} of" in text
+    sets = isolation.smallest(space, records, lambda _cell: None)
+    known = feature_matrix.build(space, array, records, sets, profile="p")
+    assert "was not looked for" not in feature_matrix.markdown(space, known)
+    again = record(space, slower, CellOutcome.PASS, isolating=True)
+    passed = feature_matrix.build(space, array, [*records, again], [], profile="p")
+    assert feature_matrix.unexplained(passed) == []
+    assert feature_matrix.incomplete(file.model_copy(
+        update={"not_run": [], "interrupted": False}
+    )) is None  # fmt: skip
+
+
 # ----------------------------------------------------------------------- order, cost, state, report
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -110,6 +111,25 @@ def test_a_killed_run_goes_on_after_the_last_cell(start_matrix, run_matrix, tmp_
     assert [(c["id"], c["outcome"]) for c in matrix["cells"]] == [
         (c["id"], c["outcome"]) for c in whole["cells"]
     ]
+
+
+def test_an_interrupted_run_says_what_fails_and_that_it_was_interrupted(start_matrix):
+    run = start_matrix("--matrix", "1", faults="refuse:triton crash:flashinfer_cutlass")
+    state = run.report / "matrix" / "state.jsonl"
+    deadline = time.monotonic() + 60
+    while not (state.is_file() and re.search('"outcome": ?"(FAIL|CRASH)"', state.read_text())):
+        assert time.monotonic() < deadline and run.process.poll() is None, run.output
+        time.sleep(0.05)
+    os.kill(run.process.pid, signal.SIGINT)
+    assert run.wait() == 2, run.output
+    matrix = json.loads((run.report / "matrix" / "matrix.json").read_text())
+    broken = [c for c in matrix["cells"] if c["outcome"] in ("FAIL", "CRASH")]
+    assert broken and matrix["interrupted"] and matrix["not_run"]
+    text = (run.report / "matrix" / "FEATURE_MATRIX.md").read_text()
+    assert "Nothing of what was run" not in text and "**Interrupted: " in text
+    assert f"- {broken[0]['outcome']}: `{broken[0]['id']}`" in text
+    page = (run.report / "report.html").read_text()
+    assert "<strong>Interrupted: " in page and broken[0]["id"] in page
 
 
 @pytest.mark.slow(why="two runs more")

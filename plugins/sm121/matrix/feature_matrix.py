@@ -81,6 +81,8 @@ class MatrixFile(Record):
     cells: list[CellRecord]
     not_run: list[str] = Field(default_factory=list)
     """Cells of the plan that have no outcome yet."""
+    interrupted: bool = False
+    """The run was interrupted before it had all of its cells, or knew what fails together."""
     coverage: list[CoverageReport]
     failing_sets: list[FailingSetReport]
     predicted: str | None = None
@@ -100,11 +102,13 @@ def build(
     predicted: str | None = None,
     focus: str | None = None,
     references: Sequence[CellRecord] = (),
+    interrupted: bool = False,
 ) -> MatrixFile:
     """What is known of the matrix now.
 
     Args:
         references: starts of the baseline that are no cells; what they took is counted.
+        interrupted: the run was, so that no more will come.
     """
     done = {record.id for record in records if record.outcome is not CellOutcome.NOT_RUN}
     return MatrixFile(
@@ -135,6 +139,7 @@ def build(
             )
             for one in sets
         ],
+        interrupted=interrupted,
         predicted=predicted,
         focus=focus,
         axes_file=space.file.model_dump(mode="json"),
@@ -157,6 +162,25 @@ def _coverage(space: Space, array: Array, records: Sequence[CellRecord]) -> list
         )
         for strength, found in ((n, coverage(space, planned, n)) for n in strengths)
     ]
+
+
+def unexplained(file: MatrixFile) -> list[CellRecord]:
+    """Cells that fail and are in no failing set: which of their values it takes is not known."""
+    explained = {cell for one in file.failing_sets for cell in one.cells}
+    broken = {r.id: r for r in file.cells if r.outcome.broken and r.id not in explained}
+    again = {r.id for r in file.cells if r.isolating and not r.outcome.broken}
+    return [record for name, record in broken.items() if name not in again]
+
+
+def incomplete(file: MatrixFile) -> str | None:
+    """Why the matrix is not whole, a sentence; None where it is."""
+    if not file.interrupted and not file.not_run:
+        return None
+    planned = len({*file.not_run, *(r.id for r in file.cells if not r.isolating)})
+    left = f"{len(file.not_run)} of {planned} cells have no outcome"
+    if file.interrupted:
+        return f"Interrupted: {left}."
+    return f"Not whole: {left} yet; the run goes on, was ended from outside, or is one of several."
 
 
 def pairs(space: Space, file: MatrixFile) -> dict[Choice, PairState]:
@@ -193,6 +217,8 @@ def markdown(space: Space, file: MatrixFile, *, command: str | None = None) -> s
         file=file,
         command=command,
         counted=counted,
+        incomplete=incomplete(file),
+        unexplained=unexplained(file),
         number=number,
         duration=cost.duration,
         columns=[choice for (choice,) in space.choices(1)],

@@ -178,7 +178,10 @@ class MatrixLevel:
     def account(self) -> list[str]:
         """What came of it, for the terminal."""
         spent = cost.spent(self.records, self.references)
+        planned = {identity(self.space, planned.cell) for planned in self.plan.cells}
+        open_ones = planned - {record.id for record in self.records}
         lines = [
+            f"{len(open_ones)} of {len(planned)} cells have no outcome" if open_ones else "",
             feature_matrix.counted(self.records),
             f"{spent['cells']:.0f} cells on {spent['boots']:.0f} boots in "
             f"{cost.duration(spent['seconds'])}, {cost.duration(spent['boot_s'])} of it boots"
@@ -203,7 +206,16 @@ class MatrixLevel:
         )
         return dataclasses.replace(made, name=f"matrix-{made.key[:8]}")
 
-    def write(self) -> None:
+    def end(self, *, interrupted: bool) -> None:
+        """No more cells will come.
+
+        Args:
+            interrupted: the run was, before it had them all.
+        """
+        if interrupted and self.records:
+            self.write(interrupted=True)
+
+    def write(self, *, interrupted: bool = False) -> None:
         """matrix.json and FEATURE_MATRIX.md as they stand."""
         file = feature_matrix.build(
             self.space,
@@ -214,6 +226,7 @@ class MatrixLevel:
             predicted=str(self.predicted) if self.predicted else None,
             focus=self.plan.focus,
             references=self.references,
+            interrupted=interrupted,
         )
         redact, command = self.harness.redact, self.plan.command
         feature_matrix.write(self.space, file, self.directory, command=command, redact=redact)

@@ -116,6 +116,12 @@ def _plan_to_run(
     return plan if plan is not None and plan.cells and asked and session.pool is not None else None
 
 
+def end(config: pytest.Config, *, interrupted: bool) -> None:
+    """Say in the matrix that it was interrupted."""
+    if (level := config.stash.get(_MATRIX, None)) is not None:
+        level.end(interrupted=interrupted)
+
+
 def show_account(terminal: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Show the results of the cells."""
     level = config.stash.get(_MATRIX, None)

@@ -340,6 +340,7 @@ def _finish(session: pytest.Session, run: Session, exitstatus: int | pytest.Exit
     benchmarks.decide_comparison(config, run)
     stress.end(config)
     run.interrupted = run.interrupted or exitstatus == pytest.ExitCode.INTERRUPTED
+    matrix.end(config, interrupted=run.interrupted)
     run.close()
     _step(f"closed {run.file.verdict.value}")
     if is_worker:

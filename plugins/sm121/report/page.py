@@ -23,6 +23,7 @@ from sm121.core.files import write_text
 from sm121.core.numbers import number
 from sm121.core.printable import printable
 from sm121.core.profile import LEVELS
+from sm121.matrix import feature_matrix
 from sm121.report import charts, findings, metric_names, references, summary
 from sm121.report.charts import Chart
 from sm121.report.stored import StoredReport
@@ -67,6 +68,8 @@ def html(report: StoredReport) -> str:
             more=len(found[_MOST_FINDINGS:]),
             waived=[test for test in run.tests if test.waived],
             not_run=findings.not_run(run),
+            matrix_incomplete=feature_matrix.incomplete(report.matrix) if report.matrix else None,
+            unexplained=feature_matrix.unexplained(report.matrix) if report.matrix else [],
             references=others,
             incomparable=others.comparable(run),
             words=metric_names.words,
