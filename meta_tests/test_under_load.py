@@ -28,7 +28,7 @@ from sm121.engines import capabilities
 from sm121.plugin.stash import LEVEL
 from sm121.plugin.stress import end_with_its_level
 from sm121.run.verdict_file import EngineReport, VerdictFile
-from sm121.stress import checks, memory, throughput
+from sm121.stress import checks, memory, restart, throughput
 from sm121.stress.level import Stress
 
 EXACT = AgreementBound(max_abs=1e-3, mean_abs=1e-4, fork=0, source="a test")
@@ -128,6 +128,59 @@ def test_a_level_whose_first_load_fails_is_seen_by_the_bundle_and_leaves_no_thre
     assert run.observer is None, "a later level's bundle shows nothing of this server"
 
 
+@pytest.mark.parametrize(
+    ("started", "last", "ended", "silent"),
+    [
+        (10.0, 19.0, 19.5, 0.0),  # it had ended before the stop
+        (10.0, 19.0, 80.0, 60.0),  # its connection stayed open, and nothing came
+        (10.0, 79.0, 80.0, 1.0),  # it was served to its end
+        (10.0, None, 80.0, 60.0),  # an answer that comes at once, or never
+        (25.0, None, 85.0, 60.0),  # let in after the stop, and forgotten
+        (25.0, None, 25.1, 0.1),  # refused at once
+    ],
+)
+def test_how_long_a_client_waits_for_word_of_the_stop(started, last, ended, silent):
+    outcome = JobOutcome(1, JOB, started=started, last=last, ended=ended)
+    assert restart.silent_after(outcome, 20.0) == pytest.approx(silent)
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 60.0])
+def test_a_client_that_hangs_after_the_stop_is_told(monkeypatch, wait_s):
+    """As where an engine is dead at once and its API server waits for the connections."""
+    stopped: list[float] = []
+
+    def load(client, jobs, **_options):
+        done = [client._begin(job) for job in jobs]
+        if stopped:
+            return LoadResult([], 0.0, 1.0)
+        for outcome in done[:2]:
+            client._finish(outcome)
+        while not stopped:
+            time.sleep(0.005)
+        for outcome in done[2:]:
+            outcome.problem = "connection", "reset"
+            outcome.ended = stopped[0] + wait_s
+        return LoadResult(done, 0.0, 1.0)
+
+    monkeypatch.setattr(checks, "faults", lambda *_arguments, **_how: [])
+    monkeypatch.setattr(LoadClient, "run", load)
+    report = SimpleNamespace(clean=True, log="server-x.log")
+    harness = SimpleNamespace(
+        stop=lambda: stopped.append(time.monotonic()) or report,
+        server=lambda: SimpleNamespace(endpoint=ENDPOINT),
+    )
+    client = LoadClient(ENDPOINT, Patience(1, 1))
+
+    def go():
+        return restart.under_load(harness, client, [JOB] * 8, 2, EXACT, lambda: None, 10.0)
+
+    if wait_s:
+        with pytest.raises(AssertionError, match=r"6 of 8 requests waited in silence, 60\.0 s"):
+            go()
+    else:
+        assert "6 requests were broken off" in go()
+
+
 @pytest.mark.parametrize(("ends_by_itself", "decided"), [(True, False), (False, True)])
 def test_a_restart_counts_only_under_load(begin, monkeypatch, ends_by_itself, decided):
     """The server's stop must come while requests are under way, some having ended."""
@@ -154,7 +207,7 @@ def test_a_restart_counts_only_under_load(begin, monkeypatch, ends_by_itself, de
     level.timeline.stop()
     run.server = lambda: SimpleNamespace(endpoint=ENDPOINT)
     run.pool = SimpleNamespace(current=object())
-    run.stop = lambda: stopped.set() or SimpleNamespace(clean=True)
+    run.stop = lambda: stopped.set() or SimpleNamespace(clean=True, log="server-x.log")
     if decided:
         level.restarted_under_load()
     else:

@@ -293,6 +293,11 @@ class StressSizes(DataTable):
     #: A server whose running requests get no token for so long hangs.
     stalled_after_s: Sourced = _chosen(60, "longer than the prefill of a batch")
     request_within_s: Sourced = _chosen(600, "no answer of a load takes ten minutes")
+    #: How long a client may wait in silence after the server was told to stop, until it has an
+    #: answer, an error, or its connection is closed.
+    stop_learned_within_s: Sourced = _chosen(
+        10, "longer than a step and a close take; a proxy's patience with a silent server is 30 s"
+    )
     #: The slowest request of a load over its median.
     tail_factor: Sourced = _chosen(10, "a queue makes some slower, not ten times")
     #: A request that took no longer than so many seconds is no slow one.

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import dataclass
 
 from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import NotRun
 
-#: vLLM's --max-num-batched-tokens where it is not given.
+#: vLLM's --max-num-batched-tokens where it is neither given nor logged.
 _CHUNK_TOKENS = 2048
+_LOGGED_CHUNK = re.compile(r"max_num_batched_tokens=(\d+)")
+_LOG_BEGINS = 1 << 20
+#: What a stream holds in layers with a sliding window: gpt-oss has 128 tokens, and a block or two.
+_WINDOW_TOKENS = 256
 _CACHE_BLOCKS = re.compile(r'cache_config_info\{[^}]*\bnum_gpu_blocks="(\d+)"')
 _BLOCK_TOKENS = re.compile(r'cache_config_info\{[^}]*\bblock_size="(\d+)"')
 
@@ -42,10 +47,54 @@ def cache_blocks(endpoint: Endpoint) -> tuple[int, int]:
     return int(blocks[1]), int(size[1])
 
 
+@dataclass(frozen=True)
+class Pressure:
+    """A load that fills a KV cache: all requests are let in, and grow by more than is free then.
+
+    Attributes:
+        prompt: tokens of each prompt.
+        answer: tokens of each answer.
+    """
+
+    prompt: int
+    answer: int
+
+
+def pressure(blocks: int, block: int, *, chunk: int, streams: int, spare: int) -> Pressure:
+    """The load of so many streams for a KV cache.
+
+    The last one is let in when a whole chunk of its prompt fits, twice where layers have a sliding
+    window; what that took beyond the window is free afterwards. A cache that is large against a
+    chunk must be left that room on purpose. And there each step in which a chunk is read makes the
+    answers of those before it longer by a token, so that they take the last one's place, or end
+    before it is let in.
+
+    Args:
+        blocks: of the cache, each of ``block`` tokens.
+        chunk: tokens of a prompt that are worked on in a step.
+        spare: blocks of each stream that are left free.
+    """
+    tokens = chunk // streams + max(2 * min(block, 16), block // 4)
+    beside = (blocks - 1 - 2 * (chunk // block)) // (streams - 1)
+    whole = (blocks - 1) // streams
+    length = (min(beside, whole) - spare) * block - block // 16
+    if beside > whole:
+        steps = -(-blocks * block // chunk)
+        room = 2 * chunk // streams + _WINDOW_TOKENS
+        length -= steps + room
+        tokens += 2 * steps + room
+    return Pressure(length, tokens)
+
+
 def chunk_tokens(server: Server) -> int:
     """Tokens of a prompt that are worked on at once."""
     arguments = server.configuration.arguments if server.configuration is not None else ()
     for name, value in itertools.pairwise(arguments):
         if name == "--max-num-batched-tokens" and value.isdecimal():
             return int(value)
+    if server.log is not None:
+        with server.log.open("rb") as log:
+            found = _LOGGED_CHUNK.search(log.read(_LOG_BEGINS).decode("utf-8", "replace"))
+        if found is not None:
+            return int(found[1])
     return _CHUNK_TOKENS

@@ -192,19 +192,19 @@ class Stress:
         if before is None or "preemptions" not in before.values:
             raise NotRun("whether anything is preempted is not known: /metrics has no counter")
         longest = capacity.context_tokens(self._server.endpoint)
-        # All must be let in, and grow by more than what is free then. The last one is let in when
-        # a whole chunk of its prompt fits, twice where layers have a sliding window; what that
-        # took beyond the window is free afterwards.
         chunk = capacity.chunk_tokens(self._server)
-        tokens = chunk // streams + max(2 * min(block, 16), block // 4)
-        fits = min((blocks - 1 - 2 * (chunk // block)) // (streams - 1), (blocks - 1) // streams)
+        fewer = -(-streams * min(longest, 4 * chunk) // block)
+        needed = (
+            f"start it with a smaller cache (--engine-arg=--num-gpu-blocks-override={fewer} "
+            f"--engine-arg=--max-model-len={min(longest, 4 * chunk)})"
+        )
         for spare in (2, 3, 1):
-            length = (fits - spare) * block - block // 16
+            load = capacity.pressure(blocks, block, chunk=chunk, streams=streams, spare=spare)
+            length, tokens = load.prompt, load.answer
             if length > longest - tokens:
                 raise NotRun(
                     f"{streams} requests of {longest} tokens do not fill a KV cache of "
-                    f"{blocks * block} tokens; a smaller one (--num-gpu-blocks-override) would be "
-                    "pressed"
+                    f"{blocks * block} tokens: {needed}"
                 )
             jobs = [self.shapes.of_length(length, tokens, turn=n % 2) for n in range(streams)]
             self._play("KV pressure", jobs, concurrency=streams, tails=False)
@@ -216,7 +216,8 @@ class Stress:
                 return
         raise Inconclusive(
             f"{streams} requests of {length} + {tokens} tokens in a KV cache of "
-            f"{blocks * block}: required a preemption, seen none (usage {peak:.0%} at most)"
+            f"{blocks * block}: required a preemption, seen none (usage {peak:.0%} at most); "
+            f"{needed}"
         )
 
     def soak(self, duration_s: float) -> None:
@@ -272,9 +273,11 @@ class Stress:
             raise NotRun("an attached server is not restarted: it is somebody else's")
         # More than can have ended when the stop arrives, also of a server that is very fast.
         jobs = self._take(self.shapes.short, 10 * int(self._sizes.load_requests.value))
-        restart.under_load(
-            self._harness, self.client, jobs, self._streams, self._bound, self.timeline.stop
-        )
+        line = restart.under_load(
+            self._harness, self.client, jobs, self._streams, self._bound, self.timeline.stop,
+            self._sizes.stop_learned_within_s.value,
+        )  # fmt: skip
+        self._say(line)
 
     # What must hold afterwards.
 

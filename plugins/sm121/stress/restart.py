@@ -6,14 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from sm121.client.load import Job, LoadClient, LoadResult
+from sm121.client.load import Job, JobOutcome, LoadClient, LoadResult
 from sm121.core.profile import AgreementBound
 from sm121.core.verdict import Inconclusive
 from sm121.run.harness import Harness
 from sm121.stress import checks
 from sm121.stress.fault import UnderLoad
 
-#: Within which every client must learn of the stop.
+#: Within which every client must have ended once the server is gone.
 _LEARN_WITHIN_S = 30.0
 #: What a stop may do to a request that is under way.
 _BROKEN_OFF = ("connection", "bad_stream", "http_5xx")
@@ -26,7 +26,8 @@ def under_load(
     concurrency: int,
     bound: AgreementBound,
     before_stop: Callable[[], None],
-) -> None:
+    learned_within_s: float,
+) -> str:
     """Stop the server under a load, and play one job of each name on the server started again.
 
     Args:
@@ -36,9 +37,13 @@ def under_load(
         concurrency: requests at a time.
         bound: how far an answer may be from the one that its prompt has alone.
         before_stop: called right before the stop.
+        learned_within_s: how long a client may wait in silence after the stop.
+
+    Returns:
+        How the clients learned of the stop, a line.
 
     Raises:
-        AssertionError: a client waits for ever, or something of the server is left.
+        AssertionError: a client waits in silence for too long, or something of the server is left.
         UnderLoad: an answer is wrong, before the stop or after the start.
         Inconclusive: no request was under way when the server was stopped, or all were.
     """
@@ -72,6 +77,15 @@ def under_load(
     ]
     if faults:
         raise UnderLoad("stopped under load", faults, len(jobs))
+    waited = {o.number: silent_after(o, stopped_at) for o in loads[0].outcomes}
+    longest = max(waited.values(), default=0.0)
+    late = [number for number, seconds in waited.items() if seconds > learned_within_s]
+    log = report.log or "the server's log"
+    assert not late, (
+        f"required: within {learned_within_s:g} s of the stop each client has an answer, an error "
+        f"or a closed connection; seen: {len(late)} of {len(waited)} requests waited in silence, "
+        f"{longest:.1f} s at most (numbers {', '.join(map(str, late[:8]))}). Evidence: {log}"
+    )
     broken_off = sum(
         outcome.problem is not None or checks.is_aborted(outcome, stopped_at)
         for outcome in loads[0].outcomes
@@ -85,3 +99,15 @@ def under_load(
             "required a server that was stopped while requests were under way, seen: "
             f"{broken_off} of {len(jobs)} broken off"
         )
+    return f"{broken_off} requests were broken off; the last to learn of it waited {longest:.1f} s"
+
+
+def silent_after(outcome: JobOutcome, stopped_at: float) -> float:
+    """Seconds that a client waited for a word after the stop; 0.0 where it had ended before.
+
+    What came after the stop begins the silence anew: a server may serve to their end the requests
+    that are under way.
+    """
+    if outcome.ended is None or outcome.ended <= stopped_at:
+        return 0.0
+    return outcome.ended - max(stopped_at, outcome.started, outcome.last or 0.0)

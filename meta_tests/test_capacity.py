@@ -1,0 +1,83 @@
+"""The load that presses a KV cache is computed from the cache's size, and reaches preemption."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from sm121.stress import capacity
+
+
+def preempted(
+    blocks: int, block: int, *, chunk: int, load: capacity.Pressure, streams: int
+) -> bool:
+    """Whether a scheduler preempts: chunked prefill, a whole prompt's room before it is let in,
+    sliding layers that hold a window of each request and the chunk that is read."""
+    window = 128
+
+    def held(tokens: int, reading: int) -> int:
+        sliding = min(tokens, window + reading)
+        return -(-tokens // block) + -(-sliding // block)
+
+    free_of = blocks - 1
+    read = [0] * streams  # of the prompt
+    made = [0] * streams
+    admitted = 0
+    for _ in range(10**6):
+        reading = admitted - 1 if admitted and read[admitted - 1] < load.prompt else None
+        used = sum(
+            held(read[n] + made[n], chunk if n == reading else 0)
+            for n in range(admitted)
+            if made[n] < load.answer
+        )
+        if used > free_of:
+            return True
+        if all(tokens >= load.answer for tokens in made):
+            return False
+        fits = used + held(load.prompt, chunk) <= free_of
+        if reading is None and admitted < streams and fits:
+            admitted += 1
+            continue
+        for n in range(admitted):
+            if n == reading:
+                read[n] = min(load.prompt, read[n] + chunk)
+            elif made[n] < load.answer:
+                made[n] += 1
+    raise AssertionError("unreachable")
+
+
+@pytest.mark.parametrize(
+    ("blocks", "block", "chunk"),
+    [
+        (51_676, 16, 2048),  # 826,823 tokens: it ended 88 % full before
+        (51_676, 16, 8192),
+        (20_000, 16, 8192),
+        (6_459, 128, 8192),
+        (120_000, 16, 2048),
+    ],
+)
+def test_preemption_is_reached_in_a_large_cache(blocks, block, chunk):
+    load = capacity.pressure(blocks, block, chunk=chunk, streams=8, spare=2)
+    assert 8 * (load.prompt + load.answer) > blocks * block
+    assert preempted(blocks, block, chunk=chunk, load=load, streams=8)
+
+
+def test_the_load_of_a_small_cache_is_what_it_was():
+    load = capacity.pressure(192, 128, chunk=2048, streams=8, spare=2)
+    assert load == capacity.Pressure((22 - 2) * 128 - 8, 256 + 32)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text", "chunk"),
+    [
+        (("--max-num-batched-tokens", "512"), "max_num_batched_tokens=8192", 512),
+        ((), "Chunked prefill is enabled with max_num_batched_tokens=8192.", 8192),
+        ((), "nothing", 2048),
+    ],
+)
+def test_the_chunk_is_the_servers(tmp_path, arguments, text, chunk):
+    log = tmp_path / "server.log"
+    log.write_text(text)
+    server = SimpleNamespace(configuration=SimpleNamespace(arguments=arguments), log=log)
+    assert capacity.chunk_tokens(server) == chunk
