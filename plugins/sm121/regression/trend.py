@@ -15,6 +15,7 @@ from math import comb
 import numpy as np
 from scipy import stats
 
+from sm121.core.numbers import number
 from sm121.core.profile import Regression
 from sm121.core.verdict import Verdict
 from sm121.measure import statistics
@@ -64,7 +65,8 @@ def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float)
     between = _outside(now, earlier)
     change = "worse" if worse > 0 else "better"
     what = (
-        f"{now.name}: {now.value:.4g} {now.unit} against {level:.4g} ({len(earlier)} stored runs), "
+        f"{now.name}: {number(now.value)} {now.unit} against {number(level)} "
+        f"({len(earlier)} stored runs), "
         f"{abs(worse):.1%} {change}{_interval(now, earlier[-1])}; {allowed:.0%} allowed"
     )
 
@@ -175,7 +177,7 @@ def changes(
                 name,
                 Verdict.FAIL,
                 worse,
-                f"{name}: the level went from {best:.4g} to {levels[-1]:.4g} {metric.unit} "
+                f"{name}: the level went from {number(best)} to {number(levels[-1])} {metric.unit} "
                 f"({worse:.1%} worse, {limits.allowed(name):.0%} allowed), beginning with {since}",
             )
         )
