@@ -13,7 +13,7 @@ from sm121.core import profile
 from sm121.core.errors import UsageError
 from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import Invalid, NotRun, Verdict
-from sm121.regression import ab, hypothesis
+from sm121.regression import ab, hypothesis, visited
 from sm121.regression.ab import MetricOfStart, Visit
 from sm121.regression.ab_run import AbRun
 from sm121.regression.hypothesis import Criterion
@@ -284,6 +284,29 @@ def test_a_server_that_was_replaced_between_visits_counts_for_nothing(monkeypatc
     assert "http://a:1 --server-log PATH" in harness.file.unproven[0]
     with pytest.raises(Invalid, match="another process answers at http://a:2"):
         run._check(Visit("B"), server, sides[1])
+
+
+@pytest.mark.parametrize(
+    ("second", "b", "same", "silent"),
+    [
+        ("--moe-backend marlin", {"moe": "MARLIN"}, True, None),
+        ("--moe-backend=auto", {"moe": "MARLIN"}, True, None),
+        ("--moe-backend triton", {"moe": "TRITON"}, False, None),
+        ("--attention-config '{\"backend\": \"TRITON_ATTN\"}'", {"moe": "MARLIN"}, False,
+         "attention_config.backend"),  # no log shows the attention
+        ("--max-num-seqs 4", {"moe": "MARLIN"}, False, "max_num_seqs"),
+        ("--moe-backend marlin --max-num-seqs 4", {"moe": "MARLIN"}, False, "max_num_seqs"),
+        ("--enforce-eager", {"moe": "MARLIN", "cuda_graphs": False}, False, "enforce_eager"),
+        (f"--engine-python {sys.executable}", {"moe": "MARLIN"}, False, None),
+        ("", {"moe": "MARLIN"}, False, None),  # A against A, as it was asked for
+    ],
+)  # fmt: skip
+def test_b_is_told_from_a_by_what_ran(second, b, same, silent):
+    sides = ab.parse_sides(["", second])
+    a = {"moe": "MARLIN", "cuda_graphs": False}
+    why, unproven = visited.the_same(sides, "vllm", Visit("A", path=a), Visit("B", path=b))
+    assert (why is not None and "B ran what A ran" in why) is same
+    assert (unproven is None) if silent is None else silent in unproven
 
 
 def test_a_comparison_that_was_broken_off_is_not_begun_again():

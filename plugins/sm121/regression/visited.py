@@ -89,6 +89,10 @@ def the_same(
     changed = {n for n in changed if not any(other.startswith(f"{n}.") for other in changed)}
     fields: dict[str, str] = {}
     for rule in rules:
+        if (
+            rule.field == "cuda_graphs"
+        ):  # eager mode turns compilation off, too: no value shows that
+            continue
         for name in filter(None, (rule.argument, rule.variable, *rule.aliases)):
             fields[_normal(name)] = rule.field
     unknown = {name for name in changed if name not in fields}
