@@ -87,6 +87,9 @@ CASES = {
         ERROR + "flashinfer.utils.BackendSupportedError: mm_fp4 does not support backend 'trtllm' "
         "with capability 121"
     ],
+    "no_kernel_in_other_words": [
+        ERROR + "ValueError: No valid MXFP4 backend found for this device (sm_121)"
+    ],
     "no_kernel_implemented": [
         ERROR + "NotImplementedError: MXFP4 attention backend with sinks and fp8 is not written"
     ],
@@ -212,6 +215,7 @@ def test_every_kind_that_a_log_can_show_is_covered() -> None:
         "unsupported_arch",
         "no_kernel",
         "kernel_launch",
+        "device_assert",
         "jit_build",
         "xid",
         "import_error",
@@ -283,6 +287,14 @@ PUBLISHED = {
             ERROR + "NotImplementedError: FlashInfer backend currently does not support attention "
             "sinks, please use trtllm on blackwell or flash attention on earlier GPUs."
         ],
+    ),
+    "none of the kernels": (
+        "no_kernel",
+        [ERROR + "RuntimeError: no kernel can implement this layer: input_size 2880, bits 4"],
+    ),
+    "a tile that is too large": (
+        "kernel_launch",
+        [ERROR + "RuntimeError: CUDA error: too many resources requested for launch"],
     ),
     "an old CUTLASS of vLLM": ("kernel_launch", [ERROR + "RuntimeError: Error Internal"]),
     "CUTLASS under FlashInfer": (
@@ -367,6 +379,14 @@ PUBLISHED = {
             "stuck for 600 seconds without making progress in monitoring enqueued collectives."
         ],
     ),
+    "the watchdog tells of a kernel": (
+        "device_assert",
+        [
+            "[rank0]:[E1120 10:19:39.1 ProcessGroupNCCL.cpp:1785] [PG ID 0 PG GUID 0 Rank 0] "
+            "Process group watchdog thread terminated with exception: CUDA error: unspecified "
+            "launch failure",
+        ],
+    ),
     "NCCL 2.30": (
         "nccl",
         [
@@ -382,8 +402,8 @@ PUBLISHED = {
 def test_published_words_have_class_owner_and_remedy(name: str) -> None:
     kind, lines = PUBLISHED[name]
     for log in (lines, [*lines, *AFTERMATH], ["INFO:     Application startup complete.", *lines]):
-        if log[0].startswith("INFO") and kind == "checkpoint":
-            continue  # weights are read before the server serves
+        if log[0].startswith("INFO") and (kind == "checkpoint" or name == "none of the kernels"):
+            continue  # weights are read, and kernels chosen, before the server serves
         cause = classify_lines([*log, *AFTERMATH], 1)
         assert cause.kind == kind, cause.summary
         assert len(cause.owner) > 10
@@ -579,6 +599,11 @@ HARMLESS = {
         "destroy_process_group() was not called before program exit, which can leak resources.",
         "[rank0]:[I814 07:51:20.5 ProcessGroupNCCL.cpp:980] [PG ID 0 Rank 0] ProcessGroupNCCL "
         "environments: NCCL version: 2.28.9, TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC: 600",
+    ],
+    "a request that no backend takes": [
+        "INFO:     Application startup complete.",
+        "(APIServer pid=1) ERROR 11-20 10:17:56 [serving.py:1] ValueError: No valid structured "
+        "output backend found for this grammar",
     ],
     "a key that a request lacks": [
         "INFO:     Application startup complete.",

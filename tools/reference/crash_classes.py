@@ -12,6 +12,7 @@ _WORDS = {
     "unsupported_arch": "no code for this architecture",
     "no_kernel": "no kernel can do a layer",
     "kernel_launch": "a kernel cannot be started",
+    "device_assert": "a kernel stopped itself",
     "jit_build": "a kernel could not be built",
     "xid": "the driver reports the GPU",
     "import_error": "an import fails",

@@ -39,6 +39,7 @@ Kind = Literal[
     "unsupported_arch",
     "no_kernel",
     "kernel_launch",
+    "device_assert",
     "jit_build",
     "xid",
     "import_error",
