@@ -25,7 +25,7 @@ def certify(folder: Path) -> dict:
     kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     with (folder / "output.txt").open("w") as output:
         subprocess.run(
-            [sys.executable, "-m", "pytest", "-m", "cpu", "--certify", "--profile", str(PROFILE),
+            [sys.executable, "-m", "pytest", "-m", "cpu", "--certify", f"--profile={PROFILE}",
              "--report-dir", str(folder / "report")],
             cwd=HERE.parent, env=kept, stdout=output, stderr=output, check=False,
         )  # fmt: skip

@@ -56,6 +56,16 @@ def test_what_collecting_shows_is_refused_before_anything_is_started(monkeypatch
     refused(tricks)
 
 
+@pytest.mark.slow(why="it collects all")
+def test_a_profile_beside_the_suites_own_tests_is_no_other_plugin(monkeypatch):
+    """pytest loads the conftest beside a file that an option names."""
+    monkeypatch.setenv("SM121_META_COLLECT", "1")
+    profile_here = "meta_tests/data/certifiable-cpu.toml"
+    given = certificate_tricks.Trick("", ("--profile", profile_here, "-m", "sm121"), "-m 'sm121'")
+    (seen,) = tried([given])
+    assert given.said in seen.said and "conftest" not in seen.said, seen
+
+
 def test_every_option_of_pytest_and_of_the_suite_is_known_or_refused():
     """The lists of harmless options have no name that is none."""
     from sm121.plugin import certificate, options

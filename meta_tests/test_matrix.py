@@ -702,6 +702,7 @@ class AttachedHarness:
     """Has a server, and can start none."""
 
     aborted, pool, ledger = None, None, ()
+    file = SimpleNamespace(fingerprint=None)
 
     def __init__(self, directory: Path, own: profile.Profile, attached: Server) -> None:
         self.configurations: dict[str, ServerConfiguration] = {}

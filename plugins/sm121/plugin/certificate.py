@@ -258,4 +258,18 @@ def _wrong_conftest(config: pytest.Config, file: str, module: ModuleType) -> lis
     own = file == str(config.rootpath / "conftest.py")
     if own and defined == ["pytest_plugins"] and module.pytest_plugins == _OWN_CONFTEST:
         return []
-    return [f"{file} may change tests or their results: expected the suite's own, and no other"]
+    return [
+        f"{file} may change tests or their results: expected the suite's own, and no other (pytest "
+        "also loads what lies beside a file that an option names: write --profile=PATH)"
+    ]
+
+
+def forget_meta_tests(config: pytest.Config) -> None:
+    """Unload the conftest of the suite's own tests, which is no part of a run of the levels.
+
+    pytest loads it when an option names a file beside it, as ``--profile meta_tests/data/X.toml``.
+    """
+    manager = config.pluginmanager
+    plugin = manager.get_plugin(str(config.rootpath / "meta_tests" / "conftest.py"))
+    if plugin is not None:
+        manager.unregister(plugin)

@@ -101,6 +101,8 @@ def pytest_configure(config: pytest.Config) -> None:
     others.only_warn_from_now_on(config)
     try:
         config.stash[SETTINGS] = options.read(config)
+        if config.stash[SETTINGS].certify:
+            certificate.forget_meta_tests(config)
     except UsageError as error:
         _leave_no_older_verdict(config)
         raise pytest.UsageError(str(error)) from error
