@@ -58,6 +58,7 @@ catalogues: canary ## what takes longer than `make test` allows: every table in 
 	$(PY) -m sm121 ablation $(CANARY)/bf16 --output docs/ablation.md
 	$(PY) -m pytest meta_tests -m slow --slow
 	$(PY) meta_tests/accuracy.py --fresh --output docs/accuracy.md
+	$(PY) -m tools.gate_errors
 	$(PY) meta_tests/model_faults.py --state .cache/model-faults-$$(date +%s)
 	$(PY) meta_tests/protocol_faults.py --output docs/protocol-faults.md
 	$(PY) meta_tests/false_greens --output docs/false-greens.md

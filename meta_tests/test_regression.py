@@ -156,6 +156,52 @@ def test_another_machine_path_profile_or_plan_is_no_baseline(context, why):
     assert unfit.unlike(CONTEXT) == ["its box was DEGRADED"]
 
 
+def stored(**changes) -> dict:
+    """What a benchmark says of itself."""
+    return {
+        "sm121": 1,
+        "metric": "tg32@d0",
+        "unit": "tok/s",
+        "higher_is_better": True,
+        "quantile": None,
+        "samples": [60.0, 60.1],
+        "value": 60.05,
+        "verdict": "PASS",
+        "run": "PASS",
+        **CONTEXT,
+        **changes,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"verdict": "FAIL"}, "its tg32@d0 was FAIL"),
+        ({"verdict": "INCONCLUSIVE"}, "its tg32@d0 was INCONCLUSIVE"),
+        ({"verdict": "INVALID"}, "its tg32@d0 was INVALID"),
+        ({"run": "FAIL"}, "the run was FAIL"),
+        ({"value": 0.0}, "its tg32@d0 holds a 0"),
+        ({"samples": [60.0, 0.0]}, "its tg32@d0 holds a 0"),
+        ({"value": float("nan")}, "its tg32@d0 holds a 0, or what is no number"),
+        ({"definition": 1}, "the definition of its metrics was 1, now None"),
+    ],
+)
+def test_a_run_that_was_red_or_holds_nothing_is_no_baseline(changes, why):
+    good = history.of_benchmarks("0001", "", [stored()])
+    assert good.unlike(CONTEXT) == []
+    bad = history.of_benchmarks("0001", "", [stored(metric="tg128@d0"), stored(**changes)])
+    assert any(why in reason for reason in bad.unlike(CONTEXT)), bad.unlike(CONTEXT)
+
+
+def test_a_metric_without_a_value_makes_its_run_no_baseline():
+    run_ = history.of_benchmarks("0001", "", [stored(metric="tg128@d0"), stored(value=None)])
+    assert run_.unlike(CONTEXT) == ["its tg32@d0 has no value"]
+
+
+def test_a_rate_of_nothing_is_a_regression():
+    assert verdicts(metric("tg32@d0", [0.0, 0.0]), metric("tg32@d0", [60, 61])) is Verdict.FAIL
+
+
 def test_storage_and_files_that_are_none_are_refused(tmp_path):
     assert history.folder("file://./x", tmp_path) == tmp_path / "x"
     with pytest.raises(UsageError, match="expected file://PATH"):
@@ -169,8 +215,8 @@ def test_storage_and_files_that_are_none_are_refused(tmp_path):
 
 SCENARIO = "meta_tests/scenarios/measurements.py"
 GOOD = {
-    "tg32@d0": [60.0, 60.2, 59.8, 60.1, 59.9],
-    "pp2048@d0": [4600.0, 4610.0, 4590.0, 4605, 4595],
+    "tg32@d0": [90.0, 90.3, 89.7, 90.2, 89.8],
+    "pp2048@d0": [9200.0, 9220.0, 9180.0, 9210, 9190],
 }
 
 
@@ -223,6 +269,22 @@ def test_the_level_on_a_stored_history(level, tmp_path):
     refused = tests["test_no_metric_is_worse"]
     assert status == 1 and refused["verdict"] == "INVALID", run.output
     assert "is no baseline: another machine (gpu 'NVIDIA H200'" in refused["message"]
+
+
+def test_the_run_that_is_named_does_not_hide_the_others(level):
+    """-4.5 % a run, each against the one before: the second one is red, and no baseline."""
+    samples, statuses = GOOD, []
+    for number in range(4):
+        compared = [f"--benchmark-compare=000{number}"] if number else []
+        status, tests, run = level(samples, "--benchmark-autosave", *compared)
+        statuses.append(status)
+        samples = {name: [v * 0.955 for v in values] for name, values in samples.items()}
+    assert statuses == [0, 0, 1, 1], run.output
+    refused = tests["test_no_metric_is_worse"]
+    assert refused["verdict"] == "INVALID", refused
+    assert "is no baseline: the run was FAIL" in refused["message"]
+    status, tests, run = level(samples, "--benchmark-compare=0002")
+    assert status == 1 and tests["test_no_metric_is_worse"]["verdict"] == "FAIL", run.output
 
 
 def test_without_measurements_the_level_is_not_run(level):

@@ -563,7 +563,7 @@ def test_the_history_of_a_run_is_in_its_report(run_pytest, fault_server, tmp_pat
     """Two runs, the second one slower: both are in the series, this one last, and once."""
     server = fault_server()
     runs = []
-    for rate in (55.0, 53.5):
+    for rate in (65.0, 63.5):
         samples = {"tg32@d0": [rate + step / 10 for step in range(6)]}
         runs.append(
             run_pytest(
@@ -578,7 +578,7 @@ def test_the_history_of_a_run_is_in_its_report(run_pytest, fault_server, tmp_pat
     first, second = (details.read(run.report) for _, run in runs)
     assert first.history == {} and first.samples["tg32@d0"].taken == 6
     points = second.history["tg32@d0"].points
-    assert [round(point.value, 2) for point in points] == [55.25, 53.75]
+    assert [round(point.value, 2) for point in points] == [65.25, 63.75]
     assert points[-1].run == "this run" and points[0].run.startswith("0001_")
     assert "tg32@d0 over 2 runs" in (runs[-1][1].report / "report.html").read_text()
 

@@ -60,7 +60,7 @@ class Measuring(DataTable):
 
     #: Rounds of each cell, before a gate asks for more, and the most that it may ask for.
     rounds: Count = 5
-    maximum_rounds: Count = 40
+    maximum_rounds: Count = 80
     #: Requests of the shortest length beside the long ones: the second clock needs both.
     short_rounds: Count = 3
     #: Streams at the same time, measured at the first depth.

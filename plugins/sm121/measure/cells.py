@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from sm121.client.connection import Patience
@@ -35,6 +35,8 @@ _PROBE_TOKENS = 2
 #: Answers of several streams are longer than what is measured of them by this factor: some tokens
 #: come before all streams decode.
 _STREAMS_FACTOR = 2
+#: A short answer with fewer gaps than these says nothing of the rate.
+_GAPS = 3
 
 
 @dataclass
@@ -154,6 +156,8 @@ class MeasuredCell:
     long: list[list[TimedAnswer]] = field(default_factory=list)
     short: list[TimedAnswer] = field(default_factory=list)
     lost: int = 0
+    #: Answers that the client was late for.
+    left_out: list[TimedAnswer] = field(default_factory=list)
     _batches: list[TimedBatch] = field(default_factory=list)
     _findings: Findings = field(default_factory=Findings)
     _spoken: dict[str, float] = field(default_factory=dict)
@@ -225,6 +229,7 @@ class MeasuredCell:
                 sent += batch.answers
                 if self._disturbed(batch):
                     self.lost += 1
+                    self.left_out += batch.answers
                 else:
                     keep(batch.answers)
             self._show_rounds(rounds + self._short_wanted(), time.monotonic() - began)
@@ -270,7 +275,14 @@ class MeasuredCell:
             "per_stream_tok_s": _median(metrics.decode_rate(a, clock) for a in answers),
             **self._spoken,
         }
-        return self._measurement(f"tg{tokens}@d{self.depth}", "tok/s", rates, findings, extra)
+        found = self._measurement(f"tg{tokens}@d{self.depth}", "tok/s", rates, findings, extra)
+        found.track = self._track(rates, clock)
+        found.left_out = [
+            metrics.possible(metrics.decode_rate(answer, clock, tokens), tokens, answer.lag_ns)
+            for answer in self.left_out
+            if answer.ok and answer.asked_tokens >= tokens
+        ]
+        return found
 
     def decode_together(self) -> Measurement:
         """Tokens a second of all streams, while all of them decode.
@@ -351,6 +363,20 @@ class MeasuredCell:
             higher_is_better=False,
             quantile=quantile,
         )
+
+    def _track(self, rates: Sequence[float], clock: Clock) -> list[float]:
+        """The rates, with those of the short answers between them in the order of sending. A short
+        answer's is by its mean gap, as a share of that of all short ones; where one gap is most of
+        the answer, by its median gap."""
+        gaps = {
+            answer.sent_ns: min(fmean(found), median(found))
+            for answer in self.short
+            if answer.ok and len(found := metrics.gaps_ms(answer, clock)) >= _GAPS
+        }
+        usual, level = median(gaps.values() or (0.0,)), median(rates or (0.0,))
+        series = dict(zip((answer.sent_ns for answer in self.answers), rates, strict=True))
+        series |= {at: level * usual / gap for at, gap in gaps.items() if gap > 0.0}
+        return [series[at] for at in sorted(series)]
 
     def _measurement(
         self,

@@ -1,14 +1,17 @@
 """Gates: from samples to a verdict, however often one looks.
 
-A gate may be asked after every round. It looks only at fixed numbers of rounds (`looks`), and each
-look may err with a share of `ERROR`, so that all looks together err at most that often. There are
-two ways to a decision at a look, with half of the share each:
+A gate may be asked after every round. Each planned look (`looks`) may err with a share of `ERROR`,
+so that all looks together err at most that often. A decision has to hold in each of these ways:
 
-* Student's t on the samples: quick when the rounds agree, and trusts that they are about normal;
-* the sign test on the median: needs eleven rounds or more, and trusts nothing but independence.
+* the interval of the median clears the threshold;
+* so do the tokens over the time of a rate (the harmonic mean of its rounds), by Student's t. Its
+  degrees of freedom are those of the rounds that are left when their correlation is taken off. (Of
+  a time, or to fail, the sign test of the median will do: a failed request is an infinite time.);
+* the distance to the threshold is more than what rounds with a memory may not have shown yet
+  (`unseen`): few rounds can all be of one state of a server that has two;
+* the last rounds are not on the other side, however few they are.
 
-Neither decides unless the plain interval of the median clears the threshold too. So a few slow
-rounds can neither fail a good engine nor hide a bad one.
+What rests on simulation is in docs/gates.md, made by ``tools/gate_errors.py``.
 """
 
 from __future__ import annotations
@@ -31,7 +34,29 @@ Grade = Literal["minimum", "target", "stretch"]
 #: Chance of a wrong PASS when the truth is just below the threshold, and of a wrong FAIL above it.
 ERROR = 0.01
 FIRST_LOOK = 5
+#: The numbers of rounds of the next looks. Of servers of which one answer in five is slow, 20
+#: rounds without any are 1.2 in 100.
+STEADY_LOOK = 20
+_LOOKS = (FIRST_LOOK, STEADY_LOOK, 27, 38, 53, 74, 104)
 _GROWTH = 1.4
+#: To pass with fewer than so many rounds, a rate has to be above the threshold by more than this
+#: fraction. At first: one answer in five at half speed. Then: one of two states 4 % apart.
+_UNSEEN_TO_PASS = ((STEADY_LOOK, 0.20), (38, 0.015), (53, 0.010), (74, 0.006))
+#: The same to fail, where the time that a decision takes matters less.
+_UNSEEN_TO_FAIL = ((STEADY_LOOK, 0.06), (38, 0.025), (53, 0.012), (74, 0.006))
+_UNSEEN_AT_LAST = 0.003
+#: Rounds with a memory stand for so many independent ones at least.
+_FEWEST_INDEPENDENT, _FEWEST_DEGREES, _MOST_CORRELATED = 2.0, 3.0, 0.95
+#: Where a correlation is significant (one-sided, 5 %), it is taken for higher by so many of its
+#: standard errors.
+_SIGNIFICANT, _HIGHER = 1.645, 0.7
+#: The ends of a run that must not be on the other side, in rounds, and by how many of their
+#: standard errors they may be by chance.
+_ENDS, _BY_CHANCE = (1, 2, 3, 5, 8, 13), 2.5
+#: A spread of nothing is the clock's resolution, not certainty.
+_RESOLUTION = 1e-4
+#: Of all rounds, the share that may have been left out because the client was late.
+_LEFT_OUT = 1 / 3
 #: Of a gate on a tail, at its bound; at 299 requests with none over, the risk is 5 %.
 _LAST_TAIL_RISK = 0.01
 
@@ -48,11 +73,10 @@ class Decision:
 
 def looks(maximum_rounds: int) -> tuple[int, ...]:
     """The numbers of rounds at which a gate looks; the last one is the bound."""
-    found = []
-    at: float = FIRST_LOOK
-    while at < maximum_rounds:
-        found.append(round(at))
-        at *= _GROWTH
+    planned = [*_LOOKS]
+    while planned[-1] < maximum_rounds:
+        planned.append(round(planned[-1] * _GROWTH))
+    found = [at for at in planned if at < maximum_rounds]
     if found and maximum_rounds < found[-1] * 1.15:
         found.pop()  # a look for so few more rounds would only take its share from the others
     return (*found, maximum_rounds)
@@ -63,11 +87,25 @@ def next_look(rounds: int, maximum_rounds: int) -> int:
     return next((at for at in looks(maximum_rounds) if at > rounds), maximum_rounds)
 
 
-def decide(samples: Sequence[float], gate: Gate, *, maximum_rounds: int) -> Decision | None:
+def decide(
+    samples: Sequence[float],
+    gate: Gate,
+    *,
+    maximum_rounds: int,
+    track: Sequence[float] = (),
+    left_out: Sequence[tuple[float, float]] = (),
+) -> Decision | None:
     """Decide, or None: more rounds are needed (`next_look` says how many).
 
     A request that failed is an infinite time, or a rate of 0. With ``maximum_rounds`` of 1 the
     quantity exists once (a start, a peak), and its value decides without an interval.
+
+    Args:
+        samples: in the order in which they were measured.
+        track: the samples with other answers between them, which tell more of how the level moved
+            (`Measurement.track`); it is what counts as rounds. None: the samples themselves.
+        left_out: of each round that the client was late for, between what its value was. Where
+            that is not about the median, the round counts with the nearest value that it may have.
 
     Raises:
         ValueError: no samples, or a sample that is no number.
@@ -84,45 +122,132 @@ def decide(samples: Sequence[float], gate: Gate, *, maximum_rounds: int) -> Deci
     if maximum_rounds == 1:
         at_threshold = estimate.value == threshold
         return decided(estimate.value > threshold or (at_threshold and higher_is_better), "")
+    if higher_is_better:
+        seen += f", {over_time(samples):.4g} {gate.unit} over the time"
     planned = looks(maximum_rounds)
+    count = max(len(samples), len(track))
+    if len(samples) < planned[0]:
+        return None
+    clamped = [min(max(estimate.value, low), high) for low, high in left_out]
     share = ERROR / len(planned)
-    for at in planned:
-        if len(samples) < at:
-            return None
-        side = _side(np.asarray(samples[:at], dtype=np.float64), threshold, share)
-        if side is not None:
-            return decided(side, f"; decided at {at} rounds")
-    why = f": the bound of {maximum_rounds} rounds is reached and the noise allows no decision"
+    above: bool | None = None
+    if len(left_out) > _LEFT_OUT * (count + len(left_out)):
+        why = f"{len(left_out)} more were left out: the client was late for them"
+    else:
+        series = [*clamped, *(track if len(track) > len(samples) else samples)]
+        above, why = _side(series, samples, threshold, share, rate=higher_is_better)
+    if above is not None:
+        return decided(above, f"; decided at {count} rounds")
+    if count < maximum_rounds:
+        return None
+    why = f": the bound of {maximum_rounds} rounds is reached and allows no decision: {why}"
     return Decision(Verdict.INCONCLUSIVE, None, estimate, seen + why)
 
 
-def _side(values: Floats, threshold: float, share: float) -> bool | None:
-    """Whether the median is above the threshold; None while that is open."""
-    ordered = np.sort(values)
-    rank, _ = statistics.median_ranks(len(ordered))
-    low, high = ordered[rank], ordered[len(ordered) - 1 - rank]
+def over_time(rates: Sequence[float]) -> float:
+    """Tokens over the time of rounds of as many tokens each: the harmonic mean of their rates."""
+    values = np.asarray(rates, dtype=np.float64)
+    return float(len(values) / (1.0 / values).sum()) if (values > 0.0).all() else 0.0
+
+
+def independent(values: Floats) -> float:
+    """How many independent rounds these rounds stand for, by the correlation of neighbours."""
+    count = len(values)
+    around = values - values.mean()
+    spread = float((around**2).sum())
+    if spread <= count * (_RESOLUTION * float(values.mean())) ** 2:
+        return float(count)
+    correlation = 1.0 - float((np.diff(values) ** 2).sum()) / (2.0 * spread)
+    correlation += (1.0 + 3.0 * max(correlation, 0.0)) / count  # few rounds show less than there is
+    if correlation * math.sqrt(count) > _SIGNIFICANT:
+        correlation += _HIGHER / math.sqrt(count)
+    correlation = min(max(correlation, 0.0), _MOST_CORRELATED)
+    return max(count * (1.0 - correlation) / (1.0 + correlation), _FEWEST_INDEPENDENT)
+
+
+def unseen(rounds: int, *, passing: bool) -> float:
+    """How far from its threshold, as a fraction, a level has to be after so many rounds."""
+    steps = _UNSEEN_TO_PASS if passing else _UNSEEN_TO_FAIL
+    return next((fraction for bound, fraction in steps if rounds < bound), _UNSEEN_AT_LAST)
+
+
+def _side(
+    series: Sequence[float],
+    samples: Sequence[float],
+    threshold: float,
+    share: float,
+    *,
+    rate: bool,
+) -> tuple[bool | None, str]:
+    """Whether the level is above the threshold; None while that is open, and why it is."""
+    values, own = (np.asarray(found, dtype=np.float64) for found in (series, samples))
+    count = len(values)
+    ordered = np.sort(own)
+    rank, _ = statistics.median_ranks(len(own))
+    low, high = ordered[rank], ordered[len(own) - 1 - rank]
     if not (low > threshold or high < threshold):
-        return None
+        return None, "the interval of the median has the threshold in it"
     above = bool(low > threshold)
     sign = 1.0 if above else -1.0
-    favour = int((sign * (values - threshold) > 0.0).sum())
-    against = int((sign * (values - threshold) < 0.0).sum())
+    middle = float(np.median(values))
+    if rate and above and sign * (over_time(values.tolist()) - threshold) <= 0.0:
+        return None, "its tokens over the time are on the other side than its median"
+    level = over_time(values.tolist()) if rate and above else middle
+    distance = min(sign * (middle / threshold - 1.0), sign * (level / threshold - 1.0))
+    if distance <= (needed := unseen(count, passing=above == rate)):
+        return None, (
+            f"{distance:.1%} from the threshold, and after {count} rounds that takes "
+            f"{needed:.1%}: rounds may have a memory that so few do not show"
+        )
+    if (few := _end_beyond(values, middle, threshold, sign)) is not None:
+        last = f"the last {few} rounds are" if few > 1 else "the last round is"
+        return None, f"{last} on the other side of the threshold"
+    certain = rate and above
+    finite = values[np.isfinite(values)]
+    alone = independent(np.minimum(values, finite.max() if len(finite) else threshold))
+    risk = _t_risk(values, threshold, sign, alone, rate=rate)
+    if len(own) < count:
+        share_of_own = len(own) * alone / count
+        risk = max(risk, _t_risk(own, threshold, sign, share_of_own, rate=rate))
+    if risk < share / 2:
+        return above, ""
+    favour = int((sign * (values - threshold) > 0.0).sum() * alone / count)
+    against = math.ceil((sign * (values - threshold) < 0.0).sum() * alone / count)
     # Chance of so many on one side if the median were at the threshold.
-    if special.bdtr(against, favour + against, 0.5) < share / 2:
-        return above
-    return above if _t_risk(values, threshold, sign) < share / 2 else None
+    if not certain and special.bdtr(against, favour + against, 0.5) < share / 2:
+        return above, ""
+    memory = f", which stand for {alone:.0f} independent ones," if alone < 0.7 * count else ""
+    return None, f"the spread of {count} rounds{memory} is too wide"
 
 
-def _t_risk(values: Floats, threshold: float, sign: float) -> float:
-    """Chance of samples so far on one side if their mean were at the threshold."""
-    if not np.isfinite(values).all():
+def _end_beyond(values: Floats, middle: float, threshold: float, sign: float) -> int | None:
+    """How many of the last rounds are on the other side, by more than chance; None if none are."""
+    finite = values[np.isfinite(values)]
+    spread = 1.4826 * float(np.median(np.abs(finite - middle))) if len(finite) else 0.0
+    spread = max(spread, _RESOLUTION * abs(middle)) if math.isfinite(spread) else 0.0
+    for few in _ENDS:
+        if 2 * few > len(values):
+            return None
+        beyond = sign * (threshold - float(values[-few:].mean()))
+        if beyond > _BY_CHANCE * spread / math.sqrt(few):
+            return few
+    return None
+
+
+def _t_risk(values: Floats, threshold: float, sign: float, alone: float, *, rate: bool) -> float:
+    """Chance of samples so far on one side if their mean were at the threshold. Of a rate, it is
+    the mean of the times that tokens took. The worst round counts twice: few rounds show too
+    little of a long tail."""
+    if not np.isfinite(values).all() or (rate and not (values > 0.0).all()):
         return 1.0
-    spread = float(values.std(ddof=1))
-    distance = sign * (float(values.mean()) - threshold)
-    if spread == 0.0:
-        return 0.0 if distance > 0.0 else 1.0
-    statistic = distance / spread * np.sqrt(len(values))
-    return float(special.stdtr(len(values) - 1, -statistic))
+    if rate:
+        values, threshold, sign = 1.0 / values, 1.0 / threshold, -sign
+    worst = values.min() if sign > 0.0 else values.max()
+    values = np.append(values, worst)
+    mean = float(values.mean())
+    spread = max(float(values.std(ddof=1)), _RESOLUTION * abs(mean))
+    statistic = sign * (mean - threshold) / spread * math.sqrt(alone)
+    return float(special.stdtr(max(alone - 1.0, _FEWEST_DEGREES), -statistic))
 
 
 def _grade(estimate: Estimate, gate: Gate) -> Grade | None:

@@ -42,8 +42,18 @@ class Measurement(Record):
     remarks: list[str] = Field(default_factory=list)
     #: Other definitions of the same quantity and what belongs beside it, by name.
     extra: dict[str, Any] = Field(default_factory=dict)
+    #: The samples with the cell's other answers between them, in the order of their sending: these
+    #: are by the median of their own kind. They say how the level moved, and not what it is.
+    track: list[float] = Field(default_factory=list)
+    #: Of each round that the client was late for, between what its value was.
+    left_out: list[tuple[float, float]] = Field(default_factory=list)
     #: Raw records of the requests that it was computed from.
     records: Path | None = None
+
+    @property
+    def rounds(self) -> int:
+        """How many answers say how the quantity moved."""
+        return max(len(self.samples), len(self.track))
 
     @property
     def valid(self) -> bool:

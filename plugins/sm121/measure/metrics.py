@@ -11,6 +11,8 @@ from sm121.client.timed_answer import Arrival, Clock, TimedAnswer
 from sm121.measure import decoding
 from sm121.measure.decoding import Window
 
+#: Of the metrics here. Where one changes, numbers of before and after are not compared.
+DEFINITION = 2
 #: A failed request took for ever, and a failed stream had no rate.
 NEVER = math.inf
 
@@ -67,6 +69,16 @@ def decode_rate(answer: TimedAnswer, clock: Clock, tokens: int | None = None) ->
     """
     found = window(answer, clock, tokens)
     return found.rate if found is not None else 0.0
+
+
+def possible(rate: float, tokens: int, lag_ns: Sequence[int]) -> tuple[float, float]:
+    """Between what a decode rate was whose first and last stamp may be late by ``lag_ns[1]`` and
+    ``lag_ns[2]``: the longer the client was late, the less it says."""
+    if rate <= 0.0:
+        return rate, rate
+    window = tokens / rate * 1e9
+    left = window - lag_ns[2]
+    return rate * window / (window + lag_ns[1]), rate * window / left if left > 0 else math.inf
 
 
 def textbook_rate(answer: TimedAnswer, clock: Clock) -> float:

@@ -9,16 +9,25 @@ from dataclasses import dataclass, field
 
 from sm121.client.timed import chat
 from sm121.core.server import Server
-from sm121.core.verdict import Invalid, NotRun
-from sm121.measure import metrics, validity
+from sm121.core.verdict import NotRun, Undecided, Verdict
+from sm121.measure import gate, metrics
 from sm121.measure.cells import MeasuredCell, MeasuredServer, Show, prefill_slope
 from sm121.measure.measurement import Invalidity, Measurement
 from sm121.measure.plan import Plan
 from sm121.measure.validity import Findings
+from sm121.performance.recorder import Recorder
 from sm121.run.harness import Harness
 
-#: Requests of the final check of the rate, after everything else was measured.
-_LAST_LOOK = 3
+#: Rounds of a cell at its first visit and in the last look. The others come in between.
+_FIRST_VISIT, _LAST_LOOK = 2, 3
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """A metric that was recorded, and how it is read from its cell."""
+
+    read: Callable[[MeasuredCell], Measurement]
+    cell: MeasuredCell
 
 
 @dataclass
@@ -34,6 +43,10 @@ class Bench:
     #: Called after each measurement; clears the line of progress.
     ended: Callable[[], None] = lambda: None
     _cells: dict[tuple[int, int], MeasuredCell] = field(default_factory=dict)
+    #: By name; and the cell that was measured last.
+    _judged: dict[str, _Judged] = field(default_factory=dict)
+    _latest: MeasuredCell | None = None
+    _looked: bool = False
 
     @classmethod
     @contextmanager
@@ -65,38 +78,89 @@ class Bench:
             again = lambda: [] if invalid else _against_the_path(harness, server)[0]  # noqa: E731
             yield cls(measured, plan, tails, again, ended)
 
-    def cell(self, depth: int = 0, concurrency: int = 1) -> MeasuredCell:
-        """A cell, with the plan's rounds at least."""
+    def cell(
+        self, depth: int = 0, concurrency: int = 1, *, first_visit: bool = False
+    ) -> MeasuredCell:
+        """A cell, with the plan's rounds at least; on a first visit, with some of them."""
         measuring = self.plan.measuring
         cell = self._cells.setdefault(
             (depth, concurrency), MeasuredCell(self.server, depth, concurrency=concurrency)
         )
         wanted = measuring.rounds if concurrency == 1 else measuring.concurrency_rounds
+        if first_visit:
+            wanted = min(wanted, _FIRST_VISIT)
+        self._latest = cell
         return cell.gather(wanted)
+
+    def judged(
+        self, name: str, read: Callable[[MeasuredCell], Measurement], at: MeasuredCell
+    ) -> None:
+        """Note how a metric is read, so that the last look can decide on it again."""
+        self._judged[name] = _Judged(read, at)
 
     def measured(self) -> list[MeasuredCell]:
         """The cells with one stream, by depth."""
         return [cell for (_, streams), cell in sorted(self._cells.items()) if streams == 1]
 
-    def check_rate_held(self) -> None:
-        """Measure the first cell again, and require that the server is as fast as at the beginning.
+    def last_look(self, recorder: Recorder, *, unless_latest: bool = False) -> None:
+        """Measure again what passed, and the first depth, and decide with all rounds together.
+
+        A server that has become slower since has no rate that passes. A metric that did not pass
+        is not looked at again, nor is anything when this was done before.
+
+        Args:
+            recorder: has what was decided, and decides again.
+            unless_latest: leave out the cell that was measured last: its rounds are the end.
 
         Raises:
-            Invalid: the rate has changed.
+            AssertionError, Inconclusive, Invalid: the worst that is said now.
             NotRun: nothing was measured before.
         """
-        depth = self.plan.depths[0]
-        first = next((cell for cell in self.measured() if cell.depth == depth), None)
-        if first is None or first.clock is None:
-            raise NotRun("nothing was measured at the first depth of the plan")
-        before = [metrics.decode_rate(answer, first.clock) for answer in first.answers]
-        again = MeasuredCell(self.server, depth, short_rounds=0, warm=True).gather(_LAST_LOOK)
-        clock = again.clock or first.clock
-        after = [metrics.decode_rate(answer, clock) for answer in again.answers]
-        findings = Findings()
-        validity.check_drift([*before, *after], self.plan.measuring.drift_bound, findings)
-        if findings.invalid:
-            raise Invalid(f"{first.what}: {findings.invalid[0]}")
+        if self._looked:
+            return
+        self._looked = True
+        if not self._judged:
+            raise NotRun("no rate was measured that a last look could be held against")
+        profile, first = recorder.harness.profile, self._cells.get((self.plan.depths[0], 1))
+        passed = {
+            found.measurement.name for found in recorder.recorded if found.verdict is Verdict.PASS
+        }
+        again = {name: judged for name, judged in self._judged.items() if name in passed}
+        cells = {
+            id(judged.cell): judged.cell
+            for name, judged in again.items()
+            if profile.gate(name) is not None or judged.cell is first
+        }
+        if unless_latest:
+            cells.pop(id(self._latest), None)
+        failures: list[AssertionError | Undecided] = []
+        try:
+            for cell in cells.values():
+                cell.gather(len(cell.long) + _LAST_LOOK)
+                for name, judged in again.items():
+                    if judged.cell is cell:
+                        self._decide_again(recorder, name, judged, failures)
+        finally:
+            self.ended()
+        if failures:
+            worst = min(failures, key=lambda failure: isinstance(failure, Undecided))
+            raise type(worst)("; ".join(map(str, failures)))
+
+    @staticmethod
+    def _decide_again(
+        recorder: Recorder, name: str, judged: _Judged, failures: list[AssertionError | Undecided]
+    ) -> None:
+        def more(rounds: int) -> Measurement:
+            missing = rounds - judged.read(judged.cell).rounds
+            return judged.read(judged.cell.gather(len(judged.cell.long) + missing))
+
+        try:
+            found = judged.read(judged.cell)
+            bound = gate.next_look(found.rounds + 1, 2 * found.rounds)
+            recorder.record(found, more, maximum_rounds=bound)
+        except (AssertionError, Undecided) as failure:
+            said = f"the last look: {name} passed before, and does not now: {failure}"
+            failures.append(type(failure)(said))
 
 
 @dataclass(frozen=True)
@@ -125,7 +189,7 @@ class PerformanceChecks:
                 measurement.extra["slope_tok_s"] = slope
             return measurement
 
-        self._judge(read, depth)
+        self._judge(read, depth, short=True, first_visit=True)
 
     def concurrent_rate(self, streams: int) -> None:
         """tgN_cC@dD of C streams while all of them decode, in tokens a second."""
@@ -206,6 +270,7 @@ class PerformanceChecks:
         bound: int | None = None,
         growing: bool = True,
         short: bool = False,
+        first_visit: bool = False,
     ) -> None:
         def judged(cell: MeasuredCell) -> Measurement:
             measurement = read(cell)
@@ -213,17 +278,24 @@ class PerformanceChecks:
             return measurement
 
         try:
-            cell = self.bench.cell(depth, streams)
+            cell = self.bench.cell(depth, streams, first_visit=first_visit)
 
             def more(samples: int) -> Measurement:
-                if short:
+                found, rounds = read(cell), len(cell.long)
+                # Short answers show a memory of the rounds in a fraction of the time.
+                steady = len(found.track) > len(found.samples) and samples <= gate.STEADY_LOOK
+                if short or steady:
                     return judged(cell.gather_short(samples))
-                now, rounds = len(read(cell).samples), len(cell.long)
-                each = max(1, now // max(1, rounds))  # a round of several streams has several
+                now = found.rounds
+                # A round of several streams has several samples.
+                each = max(1, len(found.samples) // max(1, rounds))
                 return judged(cell.gather(rounds + max(1, math.ceil((samples - now) / each))))
 
+            found = judged(cell)
+            if found.unit == "tok/s":
+                self.bench.judged(found.name, judged, cell)
             self.record(
-                judged(cell),
+                found,
                 more if growing else None,
                 maximum_rounds=bound or self.bench.plan.measuring.maximum_rounds,
             )

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from sm121.core.profile import Gate
 from sm121.core.verdict import Inconclusive, Invalid, Verdict
 from sm121.evidence.kernel_path import KernelPath
-from sm121.measure import gate, machine, statistics
+from sm121.measure import gate, machine, metrics, statistics
 from sm121.measure.box import BoxState
 from sm121.measure.gate import Decision
 from sm121.measure.measurement import Measurement
@@ -77,7 +77,7 @@ class Recorder:
             AssertionError: the gate failed.
         """
         file = self.harness.file
-        bound = maximum_rounds or len(measurement.samples) if more else len(measurement.samples)
+        bound = maximum_rounds or measurement.rounds if more else measurement.rounds
         threshold = self.harness.profile.gate(measurement.name)
         decision = None
         if threshold is not None and measurement.valid and measurement.samples:
@@ -95,6 +95,8 @@ class Recorder:
             self.harness.remark(line, at_once=False)
         found = Recorded(measurement, estimate, verdict, reason)
         store(found)
+        # The last look decides again on what was decided before.
+        self.recorded[:] = [r for r in self.recorded if r.measurement.name != measurement.name]
         self.recorded.append(found)
         self.harness.save()
         if verdict is Verdict.INVALID:
@@ -142,6 +144,7 @@ class Recorder:
             "profile": file.profile,
             "configuration": file.engine.configuration if attached is None else None,
             "plan": {name: value for name, value in workload.items() if name != "rounds"},
+            "definition": metrics.DEFINITION,
         }
 
     @property
@@ -205,7 +208,7 @@ def _gathered(
         decision, wanted = _look(measurement, threshold, more is not None, bound)
         if decision is not None:
             return decision, measurement
-        before = len(measurement.samples)
+        before = measurement.rounds
         if more is None:
             why = (
                 f"{threshold.metric}: {before} rounds decide nothing; a gate needs at least "
@@ -214,9 +217,9 @@ def _gathered(
             estimate = statistics.estimate(measurement.samples)
             return Decision(Verdict.INCONCLUSIVE, None, estimate, why), measurement
         measurement = more(wanted)
-        if not measurement.valid or len(measurement.samples) <= before:
+        if not measurement.valid or measurement.rounds <= before:
             more = None  # no more valid rounds will come
-            bound = len(measurement.samples)
+            bound = measurement.rounds
 
 
 def _look(
@@ -235,8 +238,14 @@ def _look(
         return decision, min(bound, needed if len(samples) < needed else bound)
     if measurement.unit not in _ONCE:
         bound = max(bound, gate.FIRST_LOOK)
-    decision = gate.decide(samples, threshold, maximum_rounds=bound)
-    return decision, gate.next_look(len(samples), bound)
+    decision = gate.decide(
+        samples,
+        threshold,
+        maximum_rounds=bound,
+        track=measurement.track,
+        left_out=measurement.left_out,
+    )
+    return decision, gate.next_look(measurement.rounds, bound)
 
 
 def _estimate(measurement: Measurement) -> Estimate | None:

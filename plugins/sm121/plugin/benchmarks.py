@@ -17,7 +17,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from sm121.core.errors import Sm121Error
 from sm121.core.printable import printable
-from sm121.core.verdict import Verdict
+from sm121.core.verdict import Verdict, worst
 from sm121.measure import machine
 from sm121.measure.measurement import Measurement
 from sm121.performance.box import RunBox
@@ -147,10 +147,16 @@ def describe_machine(settings: Settings, machine_info: dict[str, Any]) -> None:
 
 
 def describe_end(session: Session, output_json: dict[str, Any]) -> None:
-    """Write into what is stored how the run ended."""
+    """Write into what is stored how the run ended: the last look may have decided again."""
+    recorder = session.recorder
+    latest = {found.measurement.name: found for found in recorder.recorded}
+    ended = worst(test.verdict for test in session.ledger if test.executed and not test.waived)
     for benchmark in output_json["benchmarks"]:
         info = benchmark["extra_info"]
         if "sm121" in info and info["metric"] in session.file.metrics:
+            if (found := latest.get(info["metric"])) is not None:
+                info.update(recorder.described(found, reason=found.reason))
+            info["run"] = ended.value
             info["box"] = session.file.box.model_dump(mode="json")
             if session.file.fingerprint is not None:
                 info["fingerprint"] = session.file.fingerprint.model_dump(mode="json")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from rich.console import Console
@@ -11,20 +12,23 @@ from rich.status import Status
 
 from sm121.core import profile
 from sm121.core.server import Server
-from sm121.core.verdict import NotRun
+from sm121.core.verdict import NotRun, Undecided, Verdict
 from sm121.measure.plan import Plan
 from sm121.performance.bench import Bench, PerformanceChecks
 from sm121.performance.box import RunBox
 from sm121.plugin.benchmarks import HISTORY, MetricRecorder, history_of
-from sm121.plugin.stash import SETTINGS
+from sm121.plugin.stash import LEVEL, SESSION, SETTINGS
 from sm121.plugin.terminal import say
 from sm121.regression.ab import Side
 from sm121.regression.ab_run import AbRun
 from sm121.regression.measured import MeasuredHistory
+from sm121.run.verdict_file import BESIDE, TestReport
 from sm121.session import target
 from sm121.session.session import Session
 
 _LINE_EVERY_S = 10.0
+#: While there is one.
+_BENCH = pytest.StashKey[Bench]()
 
 
 def parametrize(metafunc: pytest.Metafunc) -> None:
@@ -79,7 +83,9 @@ def bench(conformance: Session, pytestconfig: pytest.Config) -> Iterator[Bench]:
     with Bench.open(
         conformance, plan, tails=settings.tails, show=display, ended=display.stop
     ) as opened:
+        pytestconfig.stash[_BENCH] = opened
         yield opened
+        del pytestconfig.stash[_BENCH]
         display.stop()
 
 
@@ -88,6 +94,36 @@ def performance(bench: Bench, record_metric: MetricRecorder, server: Server) -> 
     """Measures the server under test and records what was measured."""
     assert server.endpoint == bench.server.endpoint
     return PerformanceChecks(bench, record_metric)
+
+
+@pytest.fixture
+def last_look(bench: Bench, conformance: Session) -> Callable[[], None]:
+    """Measures again what passed, and decides again."""
+    return functools.partial(bench.last_look, conformance.recorder)
+
+
+def look_again_after_the_level(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """The last look, where the test that takes it was left out: by -k, by its id, by -x."""
+    bench = item.config.stash.get(_BENCH, None)
+    goes_on = nextitem is not None and nextitem.stash.get(LEVEL, None) == "performance"
+    if bench is None or goes_on or item.stash.get(LEVEL, None) != "performance":
+        return
+    session = item.config.stash[SESSION]
+    try:
+        bench.last_look(session.recorder, unless_latest=True)
+    except NotRun:
+        return  # no rate was measured
+    except (AssertionError, Undecided) as failure:
+        verdict = failure.verdict if isinstance(failure, Undecided) else Verdict.FAIL
+        session.ledger.decide(
+            TestReport(
+                id=f"{BESIDE}last look",
+                level="performance",
+                verdict=verdict,
+                message=session.redact(str(failure)),
+            )
+        )
+        session.save()
 
 
 @pytest.fixture

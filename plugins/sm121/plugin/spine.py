@@ -300,8 +300,10 @@ def pytest_runtest_makereport(
 def pytest_runtest_teardown(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> Generator[None, object, object]:
-    """Free the device memory of the kernel level's tensors for the next server."""
+    """Look once more at what passed, before the client goes. Free the device memory of the kernel
+    level's tensors for the next server."""
     try:
+        performance.look_again_after_the_level(item, nextitem)
         return (yield)
     finally:
         kernels.release_memory_after_the_level(item, nextitem)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ _CONTEXT = {
     "model": "the model",
     "plan": "the measuring plan",
     "path": "the kernel path",
+    "definition": "the definition of its metrics",
 }
 
 
@@ -47,7 +49,7 @@ class StoredMetric:
             quantile=extra_info.get("quantile"),
             samples=tuple(float(sample) for sample in extra_info["samples"]),
             value=float(extra_info["value"]),
-            verdict=str(extra_info.get("verdict", "PASS")),
+            verdict=str(extra_info.get("verdict", "unknown")),
         )
 
 
@@ -61,12 +63,15 @@ class StoredRun:
     metrics: Mapping[str, StoredMetric]
     #: The machine was not fit, before or after: such a run is nobody's baseline.
     degraded: bool = False
+    #: Why nothing in it can be trusted, a phrase each: it was red, or holds what is no number.
+    unfit: tuple[str, ...] = ()
 
     def unlike(self, context: Mapping[str, Any]) -> list[str]:
         """Why this run is no baseline for one of that context, a phrase each."""
         found = []
         if self.degraded:
             found.append("its box was DEGRADED")
+        found += self.unfit
         apart = machine.differences(self.context.get("machine") or {}, context.get("machine") or {})
         if apart:
             found.append(f"another machine ({'; '.join(apart)})")
@@ -128,14 +133,24 @@ def of_benchmarks(
     metrics: dict[str, StoredMetric] = {}
     context: Mapping[str, Any] = {}
     degraded = False
+    unfit: dict[str, None] = {}
     for extra in benchmarks:
-        if "sm121" not in extra or extra.get("value") is None:
-            continue  # a benchmark of something else, or one without a finite sample
+        if "sm121" not in extra:
+            continue  # a benchmark of something else
+        if (ended := extra.get("run", "PASS")) != "PASS":
+            unfit[f"the run was {ended}"] = None
+        if extra.get("value") is None:
+            unfit[f"its {extra.get('metric')} has no value"] = None
+            continue
         metric = StoredMetric.of(extra)
+        if metric.verdict != "PASS":
+            unfit[f"its {metric.name} was {metric.verdict}"] = None
+        if not all(0.0 < value < math.inf for value in (metric.value, *metric.samples)):
+            unfit[f"its {metric.name} holds a 0, or what is no number"] = None
         metrics[metric.name] = metric
         context = {key: extra.get(key) for key in ("machine", *_CONTEXT)}
         degraded = degraded or (extra.get("box") or {}).get("state") == "DEGRADED"
-    return StoredRun(name, when, context, metrics, degraded) if metrics else None
+    return StoredRun(name, when, context, metrics, degraded, tuple(unfit)) if metrics else None
 
 
 def _short(one: Any, other: Any) -> str:

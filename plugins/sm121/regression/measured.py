@@ -23,7 +23,7 @@ class MeasuredHistory:
         recorder: has what was measured in this run.
         storage: of pytest-benchmark, as ``--benchmark-storage`` names it.
         root: the folder that it is relative to.
-        baseline: the one stored run to compare with; None: all that can be compared.
+        baseline: the stored run to compare with, beside all that can be compared; None: only those.
     """
 
     recorder: Recorder
@@ -68,17 +68,15 @@ class MeasuredHistory:
         assert self.current
         try:
             folder = history.folder(self.storage, self.root)
-            stored = history.load(folder, self.baseline or "*")
+            stored = history.load(folder)
         except UsageError as error:
             raise Invalid(str(error)) from error
         unlike = {run.name: run.unlike(self._context) for run in stored}
         comparable = [run for run in stored if not unlike[run.name]]
         if comparable:
             return comparable
-        if self.baseline is not None and stored:
-            name = stored[-1].name
-            why = "; ".join(unlike[name])
-            raise Invalid(f"--benchmark-compare {self.baseline}: {name} is no baseline: {why}")
+        if self.named is not None:
+            return [self.named]
         nearest = min(reversed(stored), key=lambda run: len(unlike[run.name]), default=None)
         others = (
             f" (the nearest of {len(stored)} other runs, {nearest.name}: "
@@ -87,15 +85,44 @@ class MeasuredHistory:
             else ""
         )
         raise NotRun(
-            f"no stored run of this machine, profile, plan and kernel path in {folder}{others}; "
+            f"no stored run of this machine, profile, plan and kernel path that passed in "
+            f"{folder}{others}; "
             "run a build that you trust with --benchmark-autosave"
         )
 
+    @functools.cached_property
+    def named(self) -> StoredRun | None:
+        """The stored run that was asked for by name, the latest of them; None: none was.
+
+        Raises:
+            NotRun: there is none of that name.
+            Invalid: it is of another machine, path, profile or plan, or did not pass.
+        """
+        if self.baseline is None:
+            return None
+        try:
+            folder = history.folder(self.storage, self.root)
+            stored = history.load(folder, self.baseline)
+        except UsageError as error:
+            raise Invalid(str(error)) from error
+        asked = f"--benchmark-compare {self.baseline}"
+        if not stored:
+            raise NotRun(f"{asked}: {folder} has no such run; --benchmark-autosave adds one")
+        run = stored[-1]
+        if why := run.unlike(self._context):
+            raise Invalid(f"{asked}: {run.name} is no baseline: {'; '.join(why)}")
+        return run
+
     @property
     def missing(self) -> list[str]:
-        """Metrics of the latest run that this one lacks. (One that is INVALID is there.)"""
+        """Metrics of the latest run, and of the one that was named, that this one lacks. (One that
+        is INVALID is there.)"""
         self._check_comparable()
-        return trend.missing(self.current, self.runs[-1])
+        baselines = [self.runs[-1]]
+        if self.named is not None and self.named.name != self.runs[-1].name:
+            baselines.insert(0, self.named)
+        lines = [line for run in baselines for line in trend.missing(self.current, run)]
+        return list(dict.fromkeys(lines))
 
     def compared(self) -> None:
         """Hold each metric against the last runs.
@@ -106,7 +133,10 @@ class MeasuredHistory:
         """
         self._check_comparable()
         harness = self.recorder.harness
-        changes = trend.compare(self.current, self.runs, harness.profile.regression)
+        limits = harness.profile.regression
+        changes = trend.compare(self.current, self.runs, limits)
+        if self.named is not None and [run.name for run in self.runs] != [self.named.name]:
+            changes = [*trend.compare(self.current, [self.named], limits), *changes]
         for change in changes:
             line = f"{change.verdict.value}: {change.text}"
             harness.remark(f"regression {line}", at_once=False)
@@ -130,6 +160,7 @@ class MeasuredHistory:
 
     def _check_comparable(self) -> None:
         """Raise why this run may not be compared at all."""
+        assert self.named is None or self.named.metrics  # one that is refused is refused first
         box = self.recorder.harness.file.box
         if box.state == BoxState.DEGRADED and self.runs:
             raise Inconclusive(f"the box is DEGRADED: {box.reason}")

@@ -59,6 +59,9 @@ def compare(
 
 
 def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float) -> MetricChange:
+    if not now.value > 0.0:
+        what = f"{now.name}: {now.value:g} {now.unit}, which is nothing"
+        return MetricChange(now.name, Verdict.FAIL, None, what)
     level = float(np.median([metric.value for metric in earlier]))
     worse = _worse(now.value, level, now.higher_is_better)
     risk = _mann_whitney(now, earlier[-1])
@@ -162,8 +165,8 @@ def changes(
     for name, metric in current.items():
         runs = [run for run in history if name in run.metrics]
         values = [run.metrics[name].value for run in runs] + [metric.value]
-        if len(values) < _SERIES or (metric.quantile or 0.5) > 0.5:
-            continue
+        if len(values) < _SERIES or (metric.quantile or 0.5) > 0.5 or not metric.value > 0.0:
+            continue  # a value of 0 is worse than any run: `compare` says so
         parts = segments(values)
         levels = [float(np.median(values[start:end])) for start, end in parts]
         best = max(levels) if metric.higher_is_better else min(levels)

@@ -1,0 +1,267 @@
+"""Rates that a gate passed and must not: throttling, noise with a memory, the ratchet, and rounds
+that were left out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from false_greens import Case, Outcome, Place
+from sm121.core.verdict import Verdict
+from sm121.measure import gate
+from sm121.regression import history
+from tools import gate_errors
+
+_LEVEL = "tests/test_performance.py"
+_SCENARIO = "meta_tests/scenarios/measurements.py"
+_RUNS = 100
+
+Step = Callable[[Place], Outcome]
+
+
+# 3: what is decided of a series of rounds, and of a server.
+
+
+def _series(rates: Sequence[float]) -> Step:
+    """The decision on rounds that agree with their level to 0.05 %; no more are allowed."""
+    values = [rate * (1.0 + 0.0005 * (-1) ** at) for at, rate in enumerate(rates)]
+
+    def decide(_place: Place) -> Outcome:
+        found = gate.decide(values, gate_errors.RATE, maximum_rounds=len(values))
+        assert found is not None
+        return Outcome(found.verdict.value, found.reason)
+
+    return decide
+
+
+def _served(*server: str) -> Step:
+    """The decode rates of a server and what comes after them."""
+
+    def judge(place: Place) -> Outcome:
+        status, run = place.run_pytest(
+            *(_LEVEL, "--arch", "sm121", "--depths", "0", "-k", "decode_rate or concurrent_rate"),
+            *("--base-url", place.timed_server(*server).base_url),
+            timeout_s=600.0,
+        )
+        said = [test["message"] for test in run.verdict["tests"] if test["verdict"] != "PASS"]
+        return Outcome(run.verdict["metrics"]["tg32@d0"]["verdict"], " ".join(said), status)
+
+    return judge
+
+
+_STEADY = [53.0] * 24
+_THROTTLING = "3 Throttling"
+_CASES_3 = (
+    ("faster at first, then below the gate for good", [54.0] * 12 + [51.6] * 12, "the threshold"),
+    ("below the gate in the last look only", [54.0] * 21 + [51.6] * 3, "last round is on the"),
+    ("below the gate in the very last round", [54.0] * 23 + [51.6], "last round is on the other"),
+    ("a slow drift that ends below", [54.6 - 0.12 * at for at in range(24)], "independent ones"),
+    ("a boost at both ends", [54.0] * 8 + [51.2] * 10 + [54.0] * 6, "threshold"),
+)
+
+
+# 4: how often a gate errs.
+
+
+def _errs(draw: Callable[[Any], Any]) -> Step:
+    """PASS where a gate passes it in more than two of a hundred runs, by three errors."""
+
+    def simulate(_place: Place) -> Outcome:
+        found = gate_errors.simulate(draw, _RUNS, 14)
+        often = found[Verdict.PASS] > _RUNS * gate_errors.ALLOWED + 4
+        counts = ", ".join(f"{found[v]} {v.value}" for v in Verdict if found[v])
+        return Outcome("PASS" if often else "not passed", f"of {_RUNS} runs: {counts}")
+
+    return simulate
+
+
+def _below(noise: gate_errors.Noise) -> Step:
+    level = gate_errors.THRESHOLD * (1.0 - gate_errors.DISTANCE)
+    return _errs(lambda generator: level * (1.0 + noise(generator, gate_errors.BOUND)))
+
+
+def _slow(slow: gate_errors.Slow) -> Step:
+    return _errs(lambda generator: slow.draw(generator, gate_errors.BOUND))
+
+
+_CLEAN_4 = _errs(
+    lambda generator: 53.0 * (1.0 + gate_errors.independent(0.005)(generator, gate_errors.BOUND))
+)
+_CASES_4 = (
+    ("AR(1), φ 0.95, 1 %", _below(gate_errors.autoregressive(0.95, 0.01))),
+    ("AR(1), φ 0.9, 2 %", _below(gate_errors.autoregressive(0.9, 0.02))),
+    ("two states 4 % apart, ten rounds each", _below(gate_errors.two_states(10, 0.001))),
+    (
+        "two states 4 % apart, ten rounds each on average",
+        _below(gate_errors.two_states(10, 0.003, fixed=False)),
+    ),
+    ("one answer in five at half speed", _slow(gate_errors.SLOW[0])),
+    ("one answer in five at half speed, 60 tok/s", _slow(gate_errors.SLOW[1])),
+)
+
+
+# 5: what is a baseline.
+
+_GOOD = {"tg32@d0": [90.0, 90.3, 89.7, 90.2, 89.8], "pp2048@d0": [9200.0, 9220, 9180, 9210, 9190]}
+
+
+def _runs(place: Place, factors: Sequence[float], change: Callable[[Any], None] | None) -> Outcome:
+    """Runs after each other, each stored and compared with the latest; the outcome of the last."""
+    storage = place.tmp_path / f"storage-{'-'.join(map(str, factors))}-{change is not None}"
+    server = place.fault_server()
+    status, said = 0, ""
+    for number, factor in enumerate(factors):
+        samples = {name: [v * factor for v in values] for name, values in _GOOD.items()}
+        status, run = place.run_pytest(
+            *("--arch", "sm121", "--base-url", server.base_url, "--api-key", server.key),
+            *("--served-model-name", "canary", f"--benchmark-storage={storage}"),
+            *("--benchmark-autosave", _SCENARIO, "tests/test_regression.py"),
+            *([f"--benchmark-compare=000{number}"] if number else []),
+            environment={"SM121_META_SAMPLES": json.dumps(samples)},
+        )
+        said = " ".join(t["message"] for t in run.verdict["tests"] if t["verdict"] != "PASS")
+        if status and number < len(factors) - 1 and change is None:
+            break
+        if change is not None:
+            for file in storage.glob("*/*.json"):
+                stored = json.loads(file.read_text("utf-8"))
+                change(stored)
+                file.write_text(json.dumps(stored), "utf-8")
+    return Outcome("PASS" if status == 0 else "FAIL", said, status)
+
+
+def _ratchet(step: float, runs: int) -> Step:
+    return lambda place: _runs(place, [step**number for number in range(runs)], None)
+
+
+def _zero(stored: Any) -> None:
+    for benchmark in stored["benchmarks"]:
+        benchmark["extra_info"]["samples"][0] = 0.0
+
+
+def _red(stored: Any) -> None:
+    for benchmark in stored["benchmarks"]:
+        benchmark["extra_info"]["run"] = "FAIL"
+
+
+def _baseline(**changes: Any) -> Step:
+    """Whether a stored run is a baseline for one of its own context."""
+    context: dict[str, Any] = dict.fromkeys(("profile", "model", "path", "definition"))
+    entry = {
+        "sm121": 1, "metric": "tg32@d0", "unit": "tok/s", "higher_is_better": True,
+        "quantile": None, "samples": [60.0, 60.1], "value": 60.0, "verdict": "PASS", "run": "PASS",
+    }  # fmt: skip
+
+    def judge(_place: Place) -> Outcome:
+        run = history.of_benchmarks("0001", "", [{**entry, **changes}])
+        why = ["nothing in it"] if run is None else run.unlike(context)
+        return Outcome("no baseline" if why else "PASS", "; ".join(why))
+
+    return judge
+
+
+# 6: rounds that are left out.
+
+
+def _left_out(lateness: gate_errors.Lateness, slow_share: float, distance: float) -> Step:
+    def simulate(_place: Place) -> Outcome:
+        level = gate_errors.THRESHOLD * (1.0 + distance)
+        found = gate_errors.left_out(lateness, level, slow_share, _RUNS, count_them=True)
+        counts = ", ".join(f"{found[v]} {v.value}" for v in Verdict if found[v])
+        passed = found[Verdict.PASS] > _RUNS * gate_errors.ALLOWED + 4
+        return Outcome("PASS" if passed else "not passed", f"of {_RUNS} runs: {counts}")
+
+    return simulate
+
+
+def _many(count: int) -> Step:
+    """Steady rounds, beside so many that were left out and may have been as usual."""
+
+    def decide(_place: Place) -> Outcome:
+        found = gate.decide(
+            _STEADY, gate_errors.RATE, maximum_rounds=len(_STEADY), left_out=[(51.0, 55.0)] * count
+        )
+        assert found is not None
+        return Outcome(found.verdict.value, found.reason)
+
+    return decide
+
+
+_ANY, _LONGER, _ONLY_SLOW, _ = gate_errors.LATENESS
+
+CASES = [
+    *(
+        Case(_THROTTLING, name, _series(rates), _series(_STEADY), expected)
+        for name, rates, expected in _CASES_3
+    ),
+    Case(
+        _THROTTLING,
+        "a server of 54 tok/s for 18 s, then of 51.6",
+        _served("--rate", "54", "--drift-after-s", "18", "--drift-factor", "0.9556"),
+        _served("--rate", "54"),
+        "tg32@d0",
+        slow=True,
+    ),
+    *(
+        Case("4 Noise with a memory", name, fault, _CLEAN_4, f"of {_RUNS} runs")
+        for name, fault in _CASES_4
+    ),
+    Case(
+        "5 The ratchet",
+        "-4.5 % a run, each compared with the latest",
+        _ratchet(0.955, 5),
+        _ratchet(0.999, 3),
+        "% worse",
+        slow=True,
+    ),
+    Case(
+        "5 The ratchet",
+        "-2.4 % a run, each compared with the latest",
+        _ratchet(0.976, 9),
+        _ratchet(1.001, 3),
+        "worse",
+        slow=True,
+    ),
+    Case(
+        "5 The ratchet",
+        "the run that is named was red",
+        lambda place: _runs(place, [1.0, 1.0], _red),
+        lambda place: _runs(place, [1.0, 1.0], lambda _stored: None),
+        "is no baseline: the run was FAIL",
+        slow=True,
+    ),
+    Case(
+        "5 The ratchet",
+        "the run that is named holds a 0",
+        lambda place: _runs(place, [1.0, 1.0], _zero),
+        lambda place: _runs(place, [1.0, 1.001], lambda _stored: None),
+        "holds a 0",
+        slow=True,
+    ),
+    *(
+        Case("5 The ratchet", name, _baseline(**changes), _baseline(), expected)
+        for name, changes, expected in (
+            ("a stored metric that failed", {"verdict": "FAIL"}, "its tg32@d0 was FAIL"),
+            ("a stored run that was INCONCLUSIVE", {"run": "INCONCLUSIVE"}, "the run was INCONC"),
+            ("a stored rate of 0", {"value": 0.0}, "holds a 0"),
+            ("a stored rate that is no number", {"value": float("nan")}, "what is no number"),
+            ("a metric of another definition", {"definition": 1}, "definition of its metrics"),
+        )
+    ),
+    *(
+        Case(
+            "6 Rounds that are left out",
+            name,
+            _left_out(lateness, share, -gate_errors.DISTANCE),
+            _left_out(clean, 0.0, 0.025),
+            f"of {_RUNS} runs",
+        )
+        for name, lateness, share, clean in (
+            ("slow answers only", _ONLY_SLOW, 0.3, _ONLY_SLOW),
+            ("the longer an answer, the more often", _LONGER, 0.3, _LONGER),
+            ("any answer, and 30 % of them slow", _ANY, 0.3, _ANY),
+        )
+    ),
+    Case("6 Rounds that are left out", "more than a third of all", _many(14), _many(8), "was late"),
+]
