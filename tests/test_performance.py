@@ -55,7 +55,7 @@ def test_concurrent_rate(performance, streams):
     performance.concurrent_rate(streams)
 
 
-def test_prefill_rate_of_several(performance, streams):
+def test_prefill_of_several(performance, streams):
     """The prompts of several requests at once: all their tokens, over the time until each has its
     first token."""
     performance.concurrent_prefill_rate(streams)
