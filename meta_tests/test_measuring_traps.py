@@ -238,8 +238,9 @@ def test_records_of_one_shape_have_files_of_their_own(timed_server, tmp_path):
 @pytest.mark.parametrize("rate", [52, 250])
 def test_a_payload_in_proportion_to_the_prompt(timed_server, tmp_path, rate, echo):
     """0 to 40 ms late, then a bunch, as a GPU showed it: within 0.1 % at every depth, or INVALID
-    with that cause."""
-    server = timed_server("--rate", str(rate), "--late-ms-per-1k", "1.15", "--echo", echo)
+    with that cause. Lateness without a payload is known from the gaps alone, to 0.3 %."""
+    options = ("--late-ms-per-1k", "1.15", "--echo", echo, "--prefill-rate", "40000")
+    server = timed_server("--rate", str(rate), *options)
     endpoint = Endpoint(server.base_url, "none", "gpt-oss-120b")
     plan = Plan(2048, (32, 128), (0,), Measuring(rounds=7, short_rounds=3))
     with MeasuredServer.open(endpoint, plan, tmp_path) as opened:
@@ -251,4 +252,5 @@ def test_a_payload_in_proportion_to_the_prompt(timed_server, tmp_path, rate, ech
                 assert reasons <= {"bunched_start", "rates_contradict", "server_clock"}, reasons
                 if not reasons:
                     seen = median(found.samples)
-                    assert seen == pytest.approx(rate, rel=0.001), (found.name, found.samples)
+                    bound = 0.003 if echo == "never" else 0.001
+                    assert seen == pytest.approx(rate, rel=bound), (found.name, found.samples)
