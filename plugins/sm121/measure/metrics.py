@@ -149,10 +149,11 @@ def second_clock(
         tokens: up to this token of the long ones; where that is their last, the wall time of the
             whole request counts, and no chunk has a part in it.
     """
-    ends = [end for answer in long if (end := _reached(answer, clock, tokens)) is not None]
+    whole = all(tokens >= answer.asked_tokens for answer in long)
     bunched = median(_bunched(answer, clock) for answer in long) if long else 0
+    ends = [_reached(answer, clock, tokens, whole) for answer in long if answer.ok]
     begins = [
-        (answer.asked_tokens, e2e_ms(answer))
+        _reached(answer, clock, answer.asked_tokens, whole)
         for answer in short
         if answer.ok and answer.asked_tokens > bunched
     ]
@@ -164,11 +165,14 @@ def second_clock(
     ]
 
 
-def _reached(answer: TimedAnswer, clock: Clock, tokens: int) -> tuple[int, float] | None:
-    if tokens >= answer.asked_tokens:
-        return (answer.asked_tokens, e2e_ms(answer)) if answer.ok else None
+def _reached(answer: TimedAnswer, clock: Clock, tokens: int, whole: bool) -> tuple[int, float]:
+    """A number of tokens and the time that it took; of a whole request, its wall time."""
+    if whole:
+        return answer.asked_tokens, e2e_ms(answer)
     found = window(answer, clock, tokens)
-    return None if found is None else (found.end.tokens, (found.end.at_ns - answer.sent_ns) / 1e6)
+    if found is None:
+        return 0, NEVER
+    return found.end.tokens, (found.end.at_ns - answer.sent_ns) / 1e6
 
 
 def _bunched(answer: TimedAnswer, clock: Clock) -> int:

@@ -223,7 +223,7 @@ class PerformanceChecks:
         """
         server, rounds = self.bench.server, self.bench.plan.measuring.concurrency_rounds
         findings = Findings(list(server.invalid), list(server.unproven))
-        samples, waited = [], []
+        samples, waited, retries = [], [], 0
         try:
             for number in range(rounds):
                 question = questions[number % len(questions)]
@@ -231,6 +231,7 @@ class PerformanceChecks:
                 server.show(f"time to the first visible text: {number + 1}/{rounds}")
                 answer = server.sender.run([request], patience=server.patience).answers[0]
                 seen = metrics.visible_ms(answer)
+                retries += answer.retries
                 if not answer.ok:
                     findings.against("request_failed", str(answer.error))
                 elif seen is None:
@@ -247,7 +248,7 @@ class PerformanceChecks:
                     quantile=0.5,
                     invalid=[*findings.invalid, *self.bench.off_path()],
                     unproven=findings.unproven,
-                    extra={"reasoning_chunks": waited, "cold": False},
+                    extra={"reasoning_chunks": waited, "cold": False, "retries": retries},
                 )
             )
         finally:
