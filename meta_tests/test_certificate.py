@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from types import SimpleNamespace
 
 import certificate_tricks
 import certificates
@@ -17,6 +18,8 @@ from sm121.core.profile import Gate
 from sm121.core.verdict import Verdict
 from sm121.evidence.kernel_path import KernelPath
 from sm121.measure import comparison
+from sm121.plugin import selection
+from sm121.plugin.stash import APPLIES_TO, ID, LEVEL
 from sm121.report import summary
 from sm121.run.fingerprint import Fingerprint
 from sm121.run.verdict_file import BoxReport, EngineReport, MetricReport, TestReport, VerdictFile
@@ -192,6 +195,21 @@ def test_the_other_gaps():
     unproven = EngineReport(name="vllm", managed=True, model="m")
     seen = certified(whole(engine=unproven))
     assert "kernel path not proven" in seen.reason and seen.verdict is Verdict.INVALID
+
+
+def test_only_a_test_that_applies_is_missed():
+    """`-m cpu` deselects the tests of a GPU; `-k` those that a CPU needs, too."""
+    config = SimpleNamespace(stash=pytest.Stash())
+    items = []
+    for name, applies_to in (("of a GPU", {"sm121"}), ("of both", {"cpu", "sm121"})):
+        stash = pytest.Stash()
+        stash[LEVEL], stash[ID], stash[APPLIES_TO] = "kernel", name, frozenset(applies_to)
+        items.append(SimpleNamespace(stash=stash, get_closest_marker=lambda _name: None))
+    selection.note_deselected(config, items[:1])
+    assert selection.missed(config, "cpu") == []
+    assert selection.missed(config, "sm121") == ["of a GPU"]
+    selection.note_deselected(config, items[1:])
+    assert selection.missed(config, "cpu") == ["of both"]
 
 
 # The fingerprint.

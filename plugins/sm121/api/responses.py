@@ -10,7 +10,7 @@ from sm121.api.client import Api, Json, Refused
 from sm121.api.rendering import ChatCase, ChatMessage
 from sm121.api.tools import no_call, tools
 from sm121.core.profile import Correctness
-from sm121.core.verdict import NotRun, require
+from sm121.core.verdict import Inapplicable, require
 
 _AND = "What is the capital of Germany?"
 
@@ -92,7 +92,8 @@ def goes_on_from_another(api: Api, known: Correctness, remark: Callable[[str], o
     """With ``previous_response_id`` a response is to the turns before as well.
 
     Raises:
-        NotRun: the server keeps no responses, or harmony is not at hand.
+        Inapplicable: the server keeps no responses, as vLLM does by default.
+        NotRun: harmony is not at hand.
     """
     plain, limit = rendering.named("question"), known.max_answer_tokens
     question = plain.messages[0].text
@@ -106,7 +107,7 @@ def goes_on_from_another(api: Api, known: Correctness, remark: Callable[[str], o
     except Refused as refusal:
         if refusal.status is None or not 400 <= refusal.status < 500:
             raise
-        raise NotRun(
+        raise Inapplicable(
             f"the server keeps no responses ({refusal.status}: {refusal.said[:80]}); start vLLM "
             "with VLLM_ENABLE_RESPONSES_API_STORE=1 in its environment"
         ) from refusal

@@ -23,8 +23,8 @@ _MOST_WORDS = 10
 WHY_NOT = pytest.StashKey[str]()
 #: Set when every collected test of a level was found in order.
 SELECTED = pytest.StashKey[bool]()
-#: Ids of level tests that -m, -k or --deselect removed.
-DESELECTED = pytest.StashKey[list[str]]()
+#: Level tests that -m, -k or --deselect removed: the ids, and what each applies to.
+DESELECTED = pytest.StashKey[dict[str, frozenset[str]]]()
 #: A line for each kind of test that is left out without its option, with the number of tests.
 _LEFT_OUT = pytest.StashKey[list[str]]()
 
@@ -90,8 +90,18 @@ def _waits(item: pytest.Item) -> bool:
 
 def note_deselected(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
     """Remember which tests of levels pytest deselected."""
-    names = [item.stash[ID] for item in items if LEVEL in item.stash and not is_left_out(item)]
-    config.stash.setdefault(DESELECTED, []).extend(names)
+    gone = [item for item in items if LEVEL in item.stash and not is_left_out(item)]
+    known = config.stash.setdefault(DESELECTED, {})
+    known.update({item.stash[ID]: item.stash[APPLIES_TO] for item in gone})
+
+
+def missed(config: pytest.Config, arch: str) -> list[str]:
+    """Ids of the deselected tests that apply to a target: each is a gap in its certificate.
+
+    ``-m sm121`` also deselects the tests of other targets, which no certificate of sm121 needs.
+    """
+    known = config.stash.get(DESELECTED, {})
+    return [name for name, applies_to in known.items() if arch in applies_to]
 
 
 def mark(item: pytest.Item, chosen: Target) -> None:

@@ -417,7 +417,7 @@ def _open(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
     if not config.stash.get(selection.SELECTED, False):
         return None  # pytest calls this after a refused collection, too
     tests = [item for item in items if LEVEL in item.stash]
-    deselected = config.stash.get(selection.DESELECTED, [])
+    deselected = config.stash.get(selection.DESELECTED, {})
     if not tests and not deselected:
         return None
     settings = config.stash[SETTINGS]
@@ -440,7 +440,7 @@ def _open(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
     config.stash[SESSION] = session
     config.stash[CRASHES] = CrashDesk(session)
     config.stash[_SIGNALS] = Signals(session)
-    session.deselected = deselected
+    session.deselected = selection.missed(config, chosen.arch)
     session.file.shard = config.stash.get(SHARD, None)
     if settings.worker is not None:
         workers.write_groups(session, items)

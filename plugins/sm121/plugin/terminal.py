@@ -120,7 +120,7 @@ def would_run(terminal: pytest.TerminalReporter, config: pytest.Config) -> None:
     for reason, ids in reasons.items():
         terminal.write_line(f"would not run: {len(ids)} ({ids[0]}{' ...' if len(ids) > 1 else ''})")
         terminal.write_line(f"  because: {reason}")
-    removed = config.stash.get(DESELECTED, [])
+    removed = [*config.stash.get(DESELECTED, dict[str, frozenset[str]]())]
     if removed:
         terminal.write_line(f"would not run: {len(removed)} deselected ({removed[0]} ...)")
 
