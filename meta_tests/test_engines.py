@@ -275,7 +275,7 @@ def test_a_connection_that_the_server_closed_is_opened_again():
                 writer.write(head + str(len(body)).encode() + b"\r\n\r\n" + body)
                 await writer.drain()
                 served += 1
-                await asyncio.sleep(0.05)  # the client takes the connection for a good one
+                await asyncio.sleep(0.01)  # the client takes the connection for a good one
                 break
             writer.close()
             with contextlib.suppress(ConnectionError):

@@ -794,7 +794,7 @@ def test_a_start_that_failed_can_be_made_again(tmp_path, monkeypatch):
     class Once:
         """Does not start the first time."""
 
-        stopped = None
+        stopped, accounted = None, False
 
         def __init__(self, configuration, *_more) -> None:
             self.configuration, self.secrets, self.running = configuration, (), True
@@ -806,6 +806,9 @@ def test_a_start_that_failed_can_be_made_again(tmp_path, monkeypatch):
             if len(starts) == 1:
                 raise StartError("no", Cause(kind="oom", summary="s", owner="o"), self.log)
             return SimpleNamespace(startup_s=1.0)
+
+        def death(self, **_when):
+            return None
 
         def stop(self):
             starts.append("stop")

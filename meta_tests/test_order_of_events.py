@@ -128,7 +128,7 @@ def test_a_run_that_is_interrupted_after_a_measurement(begin, tmp_path):
     run.wait_for("[startup_s]", 60)
     os.kill(run.process.pid, signal.SIGINT)
     assert run.wait() == 2, run.output
-    assert "Error" not in run.output, run.output
+    assert "INTERNALERROR" not in run.output, run.output
     assert run.verdict["metrics"]["ttft_p50"]["rounds"] == 6
     assert (run.report / "report.html").is_file() and steps()[-2:] == END
 

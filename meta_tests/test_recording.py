@@ -208,7 +208,10 @@ def test_no_waiver_tolerates_what_is_no_plain_failure(attached, tmp_path):
     names = re.findall(r"^def (test_\w+)", (ROOT / WAIVED).read_text(), re.MULTILINE)
     file = tmp_path / "all.toml"
     file.write_text("".join(text_of_waiver(f"{WAIVED}::{name}", 1) for name in names))
-    status, found, run = attached("--waivers", str(file), WAIVED)
+    own = tmp_path / "busy.toml"  # others may work beside this, as the tests of the suite do
+    shipped = (ROOT / "fixtures" / "profiles" / "cpu-tiny-gpt-oss.toml").read_text()
+    own.write_text(re.sub(r"(max_other_load|max_drift|max_spread) = \S+", r"\1 = 1.0", shipped))
+    status, found, run = attached("--waivers", str(file), "--profile", str(own), WAIVED)
     said = {test["id"].rsplit("::", 1)[1]: test for test in found["tests"]}
     assert status == 1 and found["verdict"] == "FAIL", run.output
     assert [name for name in names if said[name]["waived"]] == ["test_wrong"], run.output
@@ -219,7 +222,6 @@ def test_no_waiver_tolerates_what_is_no_plain_failure(attached, tmp_path):
         ("test_invalid_then_wrong", "what is INVALID"),
     ):  # fmt: skip
         assert said[name]["message"].startswith(f"not waived, since {why} never is"), said[name]
-    # On a machine that others work on it is INCONCLUSIVE before that.
     assert said["test_rate_without_a_number"]["message"].startswith("not waived, since ")
 
 

@@ -233,7 +233,10 @@ def measured(*, leaves_the_path: bool) -> Callable[[Place], Outcome]:
         left = [Invalidity(reason="kernel_path", evidence=FALLBACK)] if leaves_the_path else []
         rate = Measurement(name="tg32@d0", unit="tok/s", samples=[50.0], higher_is_better=True)
         cell = SimpleNamespace(decode=lambda _tokens: rate)
-        bench = SimpleNamespace(cell=lambda *_: cell, off_path=lambda: left, ended=lambda: None)
+        bench = SimpleNamespace(
+            cell=lambda *_, **__: cell, off_path=lambda: left, ended=lambda: None,
+            judged=lambda *_: None,
+        )  # fmt: skip
         checks = PerformanceChecks(bench, lambda item, *_, **__: found.extend(item.invalid))
         bench.plan = SimpleNamespace(measuring=SimpleNamespace(maximum_rounds=2))
         checks.decode_rate(32, 0)
