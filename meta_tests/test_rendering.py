@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import datetime
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from sm121.api import rendering
-from sm121.api.client import Api
+from sm121.api import rendering, responses
+from sm121.api.client import Api, Refused
 from sm121.api.rendering import read
+from sm121.client.exchange import Exchange
+from sm121.core.configuration import ServerConfiguration
 from sm121.core.server import Endpoint
 from sm121.core.verdict import NotRun
 from sm121.engines import capabilities
@@ -160,3 +163,27 @@ def test_usage_shows_what_is_dropped(case, left, wrong):
             rendering.becomes_its_harmony(server, rendering.named(case), {})
     else:
         rendering.becomes_its_harmony(server, rendering.named(case), {})
+
+
+def started_with(*environment: tuple[str, str]) -> ServerConfiguration:
+    return ServerConfiguration("n", "vllm", "python", "m", "canary", (), environment)
+
+
+STORE = ("VLLM_ENABLE_RESPONSES_API_STORE", "1")
+
+
+@pytest.mark.parametrize(
+    ("configuration", "expected"),
+    [(None, NotRun), (started_with(), NotRun), (started_with(STORE), Refused)],
+)
+def test_a_server_that_was_told_to_keep_responses_may_not_lose_them(configuration, expected):
+    def respond(_input, **options):
+        if "previous_response_id" in options:
+            raise Refused("/v1/responses", Exchange(404, "text/plain", b"Response not found"))
+        said = [{"type": "output_text", "text": "Paris"}]
+        return {"id": "resp_1", "output": [{"type": "message", "content": said}]}
+
+    api = SimpleNamespace(respond=respond)
+    known = SimpleNamespace(max_answer_tokens=64)
+    with pytest.raises(expected):
+        responses.goes_on_from_another(api, known, print, configuration)

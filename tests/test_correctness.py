@@ -355,9 +355,11 @@ def test_a_response_is_to_its_harmony(api, chat):
     responses.becomes_its_harmony(api, rendering.named(chat))
 
 
-def test_a_response_goes_on_from_another(api, profile, conformance):
+def test_a_response_goes_on_from_another(api, server, profile, conformance):
     """With previous_response_id the turns before reach the model."""
-    responses.goes_on_from_another(api, profile.correctness, conformance.remark)
+    responses.goes_on_from_another(
+        api, profile.correctness, conformance.remark, server.configuration
+    )
 
 
 def test_tool_calls_are_right_every_time(api, profile):

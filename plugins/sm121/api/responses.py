@@ -9,10 +9,13 @@ from sm121.api import invariants, rendering, stream
 from sm121.api.client import Api, Json, Refused
 from sm121.api.rendering import ChatCase, ChatMessage
 from sm121.api.tools import no_call, tools
+from sm121.core.configuration import ServerConfiguration
 from sm121.core.profile import Correctness
-from sm121.core.verdict import Inapplicable, require
+from sm121.core.verdict import NotRun, require
 
 _AND = "What is the capital of Germany?"
+#: Without it vLLM keeps no response.
+_STORE = "VLLM_ENABLE_RESPONSES_API_STORE"
 
 
 def has_reasoning_and_message(api: Api, known: Correctness) -> None:
@@ -88,12 +91,20 @@ def becomes_its_harmony(api: Api, case: ChatCase) -> None:
         require(seen - before >= least, wanted, seen, f"{case}: ")
 
 
-def goes_on_from_another(api: Api, known: Correctness, remark: Callable[[str], object]) -> None:
+def goes_on_from_another(
+    api: Api,
+    known: Correctness,
+    remark: Callable[[str], object],
+    configuration: ServerConfiguration | None,
+) -> None:
     """With ``previous_response_id`` a response is to the turns before as well.
 
+    Args:
+        configuration: what the server was started with; None for an attached one. One that was told
+            to keep responses may not refuse.
+
     Raises:
-        Inapplicable: the server keeps no responses, as vLLM does by default.
-        NotRun: harmony is not at hand.
+        NotRun: the server keeps no responses, as vLLM does by default; or harmony is not at hand.
     """
     plain, limit = rendering.named("question"), known.max_answer_tokens
     question = plain.messages[0].text
@@ -105,11 +116,12 @@ def goes_on_from_another(api: Api, known: Correctness, remark: Callable[[str], o
     try:
         second = api.respond(_AND, **asked)
     except Refused as refusal:
-        if refusal.status is None or not 400 <= refusal.status < 500:
+        keeps = configuration is not None and (_STORE, "1") in configuration.environment
+        if keeps or refusal.status is None or not 400 <= refusal.status < 500:
             raise
-        raise Inapplicable(
+        raise NotRun(
             f"the server keeps no responses ({refusal.status}: {refusal.said[:80]}); start vLLM "
-            "with VLLM_ENABLE_RESPONSES_API_STORE=1 in its environment"
+            f"with {_STORE}=1 in its environment"
         ) from refusal
     told = second.get("previous_response_id")
     require(told in (None, first["id"]), f"previous_response_id {first['id']}", told)
