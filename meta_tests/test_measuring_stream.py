@@ -110,8 +110,16 @@ def test_a_payload_chunk_is_never_where_the_clock_starts_or_ends():
 
 
 def test_too_many_tokens_in_the_bunch_leave_no_rate():
-    assert not decoding.window(stream_of(late(200.0)), 32).enough
+    assert not decoding.window(stream_of(late(200.0, count=32)), 32).enough
     assert decoding.window(stream_of(late(200.0)), 128).enough
+
+
+def test_a_longer_answer_has_the_tokens_that_a_bunch_took():
+    """Eighteen tokens in 3 ms, as a server gave them after a prompt of 34,816 tokens."""
+    found = decoding.window(stream_of(late(180.0)), 32)
+    assert found.enough
+    assert found.tokens == 31
+    assert found.rate == pytest.approx(100, rel=0.001)
 
 
 def test_chunks_of_several_tokens_are_what_they_are():
@@ -219,9 +227,12 @@ def test_a_stream_is_not_faster_than_its_engine(seconds, reason):
 
 
 def test_the_first_tokens_may_not_be_faster_than_those_after_them():
-    def made(first_ms: float) -> TimedAnswer:
+    """Where gaps vary so much that no start is certainly late; else the clock starts behind them."""
+
+    def made(first_ms: float, varies_ms: float = 1.5) -> TimedAnswer:
         answered = of_ids(128)
-        stamps = np.cumsum([100.0] + [first_ms] * 31 + [10.0] * 96)
+        gaps = [first_ms] * 31 + [10.0] * 96
+        stamps = np.cumsum([100.0, *(g + varies_ms * (-1) ** i for i, g in enumerate(gaps))])
         answered.chunks = [
             dataclasses.replace(chunk, at_ns=int(at * 1e6))
             for chunk, at in zip(answered.chunks, stamps, strict=True)
@@ -232,6 +243,7 @@ def test_the_first_tokens_may_not_be_faster_than_those_after_them():
         findings = Findings()
         validity.check_beginning([made(first_ms)] * 5, "token_ids", 32, 0.02, findings)
         assert [item.reason for item in findings.invalid] == ([reason] if reason else [])
+    assert metrics.decode_rate(made(9.5, 0.0), "token_ids", 32) == pytest.approx(100, rel=0.001)
 
 
 def test_the_untimed_twin_holds_usage_against_ids():

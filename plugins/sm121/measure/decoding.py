@@ -91,18 +91,22 @@ def moments(arrivals: Sequence[Arrival]) -> list[Moment]:
 def window(arrivals: Sequence[Arrival], tokens: int | None = None) -> Window | None:
     """Where the clock of a rate starts and ends; None for an answer without a token.
 
+    An answer has one start, whatever part of it is asked for: tokens that came with a late first
+    chunk leave no fewer for the rate, as long as the answer goes on.
+
     Args:
-        tokens: look at the answer only up to the chunk with its so many-th token.
+        tokens: look at as many tokens, from the start on.
     """
     made = moments(arrivals)
     if not made:
         return None
     last = len(made) - 1
+    start, late_ns = _start(made, last)
     asked = made[last].tokens if tokens is None else tokens
-    end = next((i for i, moment in enumerate(made) if moment.tokens >= asked), last)
-    if made[end].payload and end > 1:
+    until = made[start].tokens + asked - 1
+    end = next((i for i, moment in enumerate(made) if moment.tokens >= until), last)
+    if made[end].payload and end > start + 1:
         end -= 1
-    start, late_ns = _start(made, end)
     return Window(made[start], made[end], asked, late_ns)
 
 
