@@ -7,8 +7,9 @@ import re
 
 import pytest
 
-from sm121.core import data_file, profile
+from sm121.core import data_file, digest, profile
 from sm121.core.errors import UsageError
+from sm121.run.fingerprint import Fingerprint, profile_label
 
 CPU = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
 
@@ -63,6 +64,116 @@ def test_a_mistake_is_named_with_file_key_and_expectation(old, new, expected):
     message = str(caught.value)
     assert "profile mine.toml: " in message and expected in message, message
     assert "\n" not in message.replace("\n", "", 0).strip() or "expected TOML" in message
+
+
+THREE_LINES = """
+name = "ours"
+extends = "sm121-gpt-oss-120b"
+performance.gates = [{ metric = "tg32@d0", unit = "tok/s", minimum = 30, source = "our users" }]
+"""
+
+
+def written(folder, name="mine", text=THREE_LINES):
+    file = folder / f"{name}.toml"
+    file.write_text(text)
+    return str(file)
+
+
+def test_own_thresholds_are_three_lines(tmp_path):
+    parent = profile.load("sm121-gpt-oss-120b")
+    own = profile.load(written(tmp_path))
+    assert (own.name, own.extends) == ("ours", "sm121-gpt-oss-120b")
+    gate = own.gate("tg32@d0")
+    assert gate is not None
+    assert (gate.minimum, gate.target, gate.source) == (30, None, "our users")
+    changed = {g.metric for g in own.performance.gates} ^ {
+        g.metric for g in parent.performance.gates
+    }
+    assert not changed and len(own.performance.gates) == len(parent.performance.gates)
+    same = {"name", "extends", "performance"}
+    assert own.model_dump(exclude=same) == parent.model_dump(exclude=same)
+    assert own.performance.depths == parent.performance.depths
+
+
+def test_tables_merge_and_lists_and_statements_replace(tmp_path):
+    text = (
+        'name = "ours"\nextends = "sm121-gpt-oss-120b"\nwithout = ["matrix", "box.sm_clock_mhz"]\n'
+        '[engine]\narguments = ["--max-model-len", "4096"]\nstalled_after_s = 99\n'
+        '[engine.environment]\nMAX_JOBS = "2"\n'
+        '[configurations.eager]\ndescription = "eager"\narguments = ["--enforce-eager"]\n'
+        '[stress]\nanswer_tokens = { value = 8, source = "ours" }\n'
+        '[correctness.agreement.bfloat16]\nmax_abs = 1\nmean_abs = 1\nfork = 0\nsource = "ours"\n'
+    )
+    parent, own = profile.load("sm121-gpt-oss-120b"), profile.load(written(tmp_path, text=text))
+    assert own.engine.arguments == ("--max-model-len", "4096")
+    assert (own.engine.stalled_after_s, own.engine.name) == (99, parent.engine.name)
+    assert own.engine.environment == {**parent.engine.environment, "MAX_JOBS": "2"}
+    assert [*own.configurations] == [*parent.configurations, "eager"]
+    assert (own.stress.answer_tokens.value, own.stress.answer_tokens.source) == (8, "ours")
+    assert own.stress.mixed_requests == parent.stress.mixed_requests
+    assert [*own.correctness.agreement] == ["auto", "bfloat16"]
+    assert own.matrix is None and own.box is not None and own.box.sm_clock_mhz is None
+    assert own.box.bandwidth_gb_s == parent.box.bandwidth_gb_s
+
+
+def test_what_resolved_is_what_counts(tmp_path):
+    """A profile that extends another is the same as one that says all of it; who extends that one
+    has both."""
+    parent = written(tmp_path, "parent")
+    child = profile.load(
+        written(tmp_path, "child", 'name = "ours"\nextends = "parent.toml"\nmodel.id = "x"\n'
+                                   'model.served_name = "x"\nmodel.source = "ours"\n')
+    )  # fmt: skip
+    gate = child.gate("tg32@d0")
+    assert child.model.id == "x" and gate is not None and gate.minimum == 30
+    own, whole = profile.load(parent), profile.load("sm121-gpt-oss-120b")
+    gates = own.performance.gates
+    same = whole.model_copy(
+        update={
+            "name": "ours",
+            "performance": whole.performance.model_copy(update={"gates": gates}),
+        }
+    )
+    assert digest.of(own.model_dump(mode="json")) == digest.of(same.model_dump(mode="json"))
+    fingerprint = Fingerprint(profile="12ab", profile_shipped=False, extends=own.extends)
+    assert "extends sm121-gpt-oss-120b" in profile_label("ours", fingerprint)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            'name = "ours"\nextends = "sm122"',
+            "mine.toml: key extends: .*sm122: expected a file or one of cpu-tiny",
+        ),
+        (
+            'name = "ours"\nextends = 3',
+            "key extends: expected the name or path of a profile, got 3",
+        ),
+        ('extends = "sm121-gpt-oss-120b"', "key name: required key is missing"),
+        ('name = "ours"\nextends = "mine.toml"', "expected no circle, got .*mine.toml -> .*mine"),
+        (THREE_LINES + "[engine]\nstaled_after_s = 1", "key engine.staled_after_s: unknown key"),
+        (THREE_LINES.replace("30", '"x"'), "mine.toml: key performance.gates.tg32@d0.minimum: "),
+        (THREE_LINES.replace(', source = "our users"', ""), "tg32@d0.source: required key is miss"),
+        (THREE_LINES + "engine.ready_within_s = { value = 9 }", "ready_within_s.source: required"),
+        (THREE_LINES + 'without = ["matrx"]', "key without: expected keys of the parent, got 'mat"),
+        (THREE_LINES + 'without = ["under_test"]', "key under_test: required key is missing"),
+        (
+            'without = ["matrix"]\n' + CPU,
+            "key extends: expected the name or path of a profile, got None",
+        ),
+    ],
+)
+def test_a_mistake_in_extending_names_file_and_key(tmp_path, text, expected):
+    with pytest.raises(UsageError, match=expected) as caught:
+        profile.load(written(tmp_path, text=text))
+    assert "mine.toml: key" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_mistake_of_a_parent_names_the_parent(tmp_path):
+    written(tmp_path, "parent", CPU.replace("stalled_after_s", "staled_after_s"))
+    with pytest.raises(UsageError, match=r"parent.toml: key engine.staled_after_s: unknown key"):
+        profile.load(written(tmp_path, text='name = "ours"\nextends = "parent.toml"'))
 
 
 def test_a_gate_has_one_direction_and_ordered_grades():

@@ -118,10 +118,21 @@ def chosen(name_or_path: str, folder: str, model: type[_Model], what: str, kind:
     Raises:
         UsageError: there is no such file, or it is wrong; one line.
     """
+    return validated(*chosen_table(name_or_path, folder, what, kind), model)
+
+
+def chosen_table(
+    name_or_path: str, folder: str, what: str, kind: str
+) -> tuple[dict[str, Any], str]:
+    """The table of a data file that a user named, not validated, and the file's name in errors.
+
+    Raises:
+        UsageError: there is no such file, or it is no TOML; one line.
+    """
     sources = shipped(folder)
     if name_or_path in sources:
         text = sources[name_or_path].read_text("utf-8")
-        return parse(text, model, f"{kind} {name_or_path}.toml")
+        return _table(text, origin := f"{kind} {name_or_path}.toml"), origin
     path = Path(name_or_path)
     if not path.is_file():
         raise UsageError(f"{what} {path}: expected a file or one of {', '.join(sources)}")
@@ -129,7 +140,7 @@ def chosen(name_or_path: str, folder: str, model: type[_Model], what: str, kind:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{what} {path}: expected a text file in UTF-8 ({error})") from error
-    return parse(text, model, f"{kind} {path}")
+    return _table(text, origin := f"{kind} {path}"), origin
 
 
 def parse(text: str, model: type[_Model], origin: str) -> _Model:
@@ -138,10 +149,22 @@ def parse(text: str, model: type[_Model], origin: str) -> _Model:
     Raises:
         DataFileError: one line with the file, the key and what was expected.
     """
+    return validated(_table(text, origin), origin, model)
+
+
+def _table(text: str, origin: str) -> dict[str, Any]:
     try:
-        data: dict[str, Any] = tomllib.loads(text)
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise DataFileError(f"{origin}: expected TOML: {error}") from error
+
+
+def validated(data: dict[str, Any], origin: str, model: type[_Model]) -> _Model:
+    """Validate a file's table; ``origin`` names the file in errors.
+
+    Raises:
+        DataFileError: one line with the file, the key and what was expected.
+    """
     try:
         return model.model_validate(data)
     except ValidationError as error:

@@ -6,15 +6,18 @@ line that names the file, the key and what was expected.
 
 from __future__ import annotations
 
+import os
 from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from sm121.core import architecture, data_file
+from sm121.core import architecture, data_file, extending
 from sm121.core.architecture import NAMES
 from sm121.core.data_file import DataTable, Pattern, compiles
 from sm121.core.errors import UsageError
+from sm121.core.extending import Statement
 
 SCHEMA_VERSION = 1
 
@@ -27,14 +30,13 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 ConfigurationName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 
-class Sourced(DataTable):
+class Sourced(Statement):
     """A number and where it comes from. A number without a source is not accepted."""
 
     value: Positive
-    source: str = Field(min_length=3)
 
 
-class Gate(DataTable):
+class Gate(Statement):
     """Thresholds of one metric. Higher is better for rates, lower for times (``at_most``)."""
 
     metric: str = Field(pattern=r"^[a-z0-9_]+(@d\d+)?$")
@@ -43,7 +45,6 @@ class Gate(DataTable):
     target: float | None = None
     stretch: float | None = None
     at_most: float | None = None
-    source: str = Field(min_length=3)
 
     @model_validator(mode="after")
     def _one_direction(self) -> Gate:
@@ -83,12 +84,11 @@ class Measuring(DataTable):
     silent_within_s: Positive = 60.0
 
 
-class Model(DataTable):
+class Model(Statement):
     """The checkpoint. ``id`` is a path, a hub id, or ``canary:bf16`` / ``canary:mxfp4``."""
 
     id: str = Field(min_length=1)
     served_name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
-    source: str = Field(min_length=3)
 
 
 class Needs(DataTable):
@@ -188,7 +188,7 @@ class ToolCall(DataTable):
 Ability = Literal["parallel_tool_calls"]
 
 
-class LogProbabilityTolerance(DataTable):
+class LogProbabilityTolerance(Statement):
     """Bounds on |log-probability of the server - of the oracle|, in nats, over prompt tokens."""
 
     max_abs: Positive
@@ -197,10 +197,9 @@ class LogProbabilityTolerance(DataTable):
     #: least, so that coarse dtypes have a sharp bound too.
     likely_max_abs: Positive | None = None
     likely_mean_abs: Positive | None = None
-    source: str = Field(min_length=3)
 
 
-class AgreementBound(DataTable):
+class AgreementBound(Statement):
     """Bounds on what two greedy runs of one prompt may differ by, in nats."""
 
     #: Of the log-probability of any token that both tell, at one place.
@@ -209,7 +208,6 @@ class AgreementBound(DataTable):
     mean_abs: Positive
     #: Up to this two tokens are equally likely: either may be chosen. 0: the tokens are equal.
     fork: Annotated[float, Field(ge=0)]
-    source: str = Field(min_length=3)
 
 
 class GoldenBound(AgreementBound):
@@ -221,19 +219,17 @@ class GoldenBound(AgreementBound):
     top1_at_least: Annotated[float, Field(gt=0, le=1)]
 
 
-class RequiredShare(DataTable):
+class RequiredShare(Statement):
     """A share of answers that must be right."""
 
     at_least: Annotated[float, Field(gt=0, lt=1)]
-    source: str = Field(min_length=3)
 
 
-class Band(DataTable):
+class Band(Statement):
     """Where a mean must lie."""
 
     low: Positive
     high: Positive
-    source: str = Field(min_length=3)
 
     @model_validator(mode="after")
     def _ordered(self) -> Band:
@@ -397,6 +393,10 @@ class Profile(DataTable):
 
     schema_version: Literal[1]
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
+    #: The profile that this one is made from: a shipped one, or a path from this file; and the keys
+    #: of that one which this one does not have. What resolved counts, not how it was written.
+    extends: str | None = Field(default=None, exclude=True)
+    without: tuple[str, ...] = Field(default=(), exclude=True)
     description: str
     arch: str
     model: Model
@@ -484,9 +484,26 @@ def expected(given: Profile | None, arch: str | None, engine: str = "vllm") -> P
 
 
 def load(name_or_path: str) -> Profile:
-    """Load a profile by the name of a shipped one or by path.
+    """Load a profile by the name of a shipped one or by path, with what it extends.
 
     Raises:
         UsageError: there is no such profile, or it is not valid.
     """
-    return data_file.chosen(name_or_path, "profiles", Profile, "--profile", "profile")
+    return _load(name_or_path, "--profile", ())
+
+
+def _load(name_or_path: str, asked_by: str, children: tuple[str, ...]) -> Profile:
+    own, origin = data_file.chosen_table(name_or_path, "profiles", asked_by, "profile")
+    if "extends" not in own and "without" not in own:
+        return data_file.validated(own, origin, Profile)
+    key = f"{origin}: key extends:"
+    if not isinstance(extends := own.get("extends"), str):
+        raise UsageError(f"{key} expected the name or path of a profile, got {extends!r}")
+    if "name" not in own:
+        raise UsageError(f"{origin}: key name: required key is missing: expected a name of its own")
+    if origin in children:
+        chain = " -> ".join([*children[children.index(origin) :], origin])
+        raise UsageError(f"{key} expected no circle, got {chain}")
+    place = extends if extends in shipped() else str(Path(name_or_path).parent / extends)
+    parent = _load(os.path.normpath(place), key, (*children, origin))
+    return data_file.validated(extending.extended(parent, own, origin), origin, Profile)

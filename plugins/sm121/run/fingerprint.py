@@ -30,6 +30,8 @@ class Fingerprint(Record):
     """Digest of the profile in force."""
     profile_shipped: bool | None = None
     """Whether the profile is the one of its name that comes with the suite."""
+    extends: str | None = None
+    """The profile that it extends; ``profile`` is the digest of what resolved."""
     axes: str | None = None
     """Digest of the axes of the matrix; null without a matrix."""
     waivers: str | None = None
@@ -75,6 +77,7 @@ class Fingerprint(Record):
 _NAMES = {
     "profile": "profile's digest",
     "profile_shipped": "origin of the profile",
+    "extends": "profile that is extended",
     "axes": "axes of the matrix",
     "provider": "kernel provider",
     "options": "option",
@@ -97,4 +100,5 @@ def profile_label(name: str, fingerprint: Fingerprint | None) -> str:
         return name
     known = "the" if name in profile.shipped() else "a"
     own = "" if fingerprint.profile_shipped else f" (not {known} shipped one)"
-    return f"{name}{own}, digest {fingerprint.profile}"
+    base = f", extends {fingerprint.extends}" if fingerprint.extends else ""
+    return f"{name}{own}{base}, digest {fingerprint.profile}"
