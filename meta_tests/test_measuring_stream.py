@@ -227,7 +227,7 @@ def test_a_stream_is_not_faster_than_its_engine(seconds, reason):
 
 
 def test_the_first_tokens_may_not_be_faster_than_those_after_them():
-    """Where gaps vary so much that no start is certainly late; else the clock starts behind them."""
+    """Where gaps vary so much that no start is certainly late. Else the clock starts after it."""
 
     def made(first_ms: float, varies_ms: float = 1.5) -> TimedAnswer:
         answered = of_ids(128)
