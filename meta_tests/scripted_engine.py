@@ -29,8 +29,8 @@ from urllib.parse import parse_qs, urlsplit
 MODEL = "canary"
 #: What vLLM 0.32 and the suite's probe print on a CPU, after the seconds since the epoch.
 START = """\
-(APIServer pid=1) INFO {at} [api_utils.py:347]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version {version}
-(APIServer pid=1) INFO {at} [api_utils.py:286] non-default args: {{'model': '{path}', \
+(APIServer pid={pid}) INFO {at} [api_utils.py:347]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version {version}
+(APIServer pid={pid}) INFO {at} [api_utils.py:286] non-default args: {{'model': '{path}', \
 'served_model_name': ['{model}']}}
 (EngineCore pid=2) INFO {at} [core.py:133] Initializing a V1 LLM engine (v{version}) with config: \
 model='{path}', speculative_config=None, dtype=torch.float32, load_format=auto, \
@@ -41,7 +41,7 @@ backends: ['CPU'].
 (Worker pid=3) INFO {at} [sm121_probe.py:40] Resolved attention backend: {attention} \
 (Impl), 4 layers; in all 4 with sinks, 2 with a window
 (EngineCore pid=2) INFO {at} [utils.py:347] Using LBHNC KV cache layout.
-(APIServer pid=1) INFO {at} [entry.py:140] Starting vLLM server on http://127.0.0.1:{port}
+(APIServer pid={pid}) INFO {at} [entry.py:140] Starting vLLM server on http://127.0.0.1:{port}
 INFO:     Application startup complete.
 """
 
@@ -58,8 +58,9 @@ def lines_of_a_start(
     """The log of a start at some moment (default: now)."""
     moment = time.strftime("%m-%d %H:%M:%S", time.localtime(at))
     return START.format(
-        at=moment, version=version, model=model, path=path, attention=attention, port=port
-    )
+        at=moment, version=version, model=model, path=path, attention=attention, port=port,
+        pid=os.getpid(),
+    )  # fmt: skip
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -77,7 +78,8 @@ class Handler(BaseHTTPRequestHandler):
         body = content.encode() if isinstance(content, str) else json.dumps(content).encode()
         if not self.options.no_access_log:
             host, port = self.client_address[:2]
-            say(f'INFO:     {host}:{port} - "{self.command} {self.path} HTTP/1.1" {status} OK')
+            line = f'{host}:{port} - "{self.command} {self.path} HTTP/1.1" {status} OK'
+            say(f"(APIServer pid={os.getpid()}) INFO:     {line}")
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -164,6 +166,7 @@ def main() -> None:
     parser.add_argument("--heals", action="store_true")
     parser.add_argument("--no-access-log", action="store_true")
     parser.add_argument("--rates", action="store_true", help="says how many tokens it took")
+    parser.add_argument("--crashes-at-the-end", action="store_true")
     parser.add_argument("--no-start-time", action="store_true")
     parser.add_argument("--port-file", type=Path, help="where the port is written")
     given = [*sys.argv[1:], *os.environ.get("SM121_META_ARGUMENTS", "").split()]
@@ -186,6 +189,9 @@ def main() -> None:
         if Handler.core is not None:
             Handler.core.kill()
             Handler.core.wait()
+        if options.crashes_at_the_end:
+            signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGSEGV)
         threading.Thread(target=server.shutdown).start()
 
     signal.signal(signal.SIGTERM, end)

@@ -10,11 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
+import httpx
 from scripted_engine import lines_of_a_start
 
 from false_greens import Case, Outcome, Place
@@ -337,6 +339,99 @@ def put(file: Path, text: str) -> None:
     new.replace(file)
 
 
+def steady_rates_of_others(own: Path, given: Path) -> None:
+    once(Path.read_text)(own, given)
+    with given.open("a") as stream:
+        stream.write(CORE + "[loggers.py:335] Avg prompt throughput: 12.0 tokens/s, x\n")
+
+
+def its_log_has_another_start(*, share: bool) -> Callable[[Place], Outcome]:
+    """Two servers write into one file; the second one's path is not the first one's."""
+
+    def run(place: Place) -> Outcome:
+        log = place.tmp_path / f"shared-{share}.log"
+        file: list[VerdictFile] = []
+
+        def doing(session: Session) -> None:
+            session.server()
+            file.append(session.file)
+
+        with attached_engine(log) as (url, _):
+            other = log.with_name(f"other-{share}.log")
+            if share:
+                other.hardlink_to(log)
+            with attached_engine(other, "--attention", "TRITON_ATTN"):
+                script(place, f"{log.stem}-report", doing, base_url=url, server_log=log)
+        unproven = "; ".join(file[0].unproven)
+        return Outcome("INVALID" if unproven else "PASS", unproven)
+
+    return run
+
+
+def log_is_moved(move: Callable[[Path], object], line: str) -> Callable[[Place], Outcome]:
+    """An attached server's log is cut, renamed or removed after its path was judged."""
+
+    def run(place: Place) -> Outcome:
+        log = place.tmp_path / f"moved-{time.monotonic_ns()}.log"
+
+        def doing(session: Session) -> None:
+            server = session.server()
+            session.contradictions(server)
+            move(log)
+            tell(session, f"do=print&text={quote(line)}")
+
+        with attached_engine(log) as (url, _):
+            return script(place, f"{log.stem}-report", doing, base_url=url, server_log=log)
+
+    return run
+
+
+@contextlib.contextmanager
+def gateway(to: str) -> Iterator[str]:
+    """A proxy that answers 502 for a server that does not answer."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            try:
+                answer = httpx.get(to + self.path)
+                status, body = answer.status_code, answer.content
+            except httpx.TransportError:
+                status, body = 502, b"<html>Bad Gateway</html>"
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_arguments: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def dies_behind_a_proxy(*, dies: bool) -> Callable[[Place], Outcome]:
+    def run(place: Place) -> Outcome:
+        def doing(session: Session) -> None:
+            session.server()
+            session.look_at_the_server()
+            if dies:
+                process.kill()
+                process.wait()
+
+        with (
+            attached_engine(place.tmp_path / f"proxied-{dies}.log") as (own, process),
+            gateway(own) as url,
+        ):
+            return script(place, f"proxied-{dies}-report", doing, base_url=url)
+
+    return run
+
+
 def log_of_an_ab_side(write: Callable[[Path, Path], None]) -> Callable[[Place], Outcome]:
     def run(place: Place) -> Outcome:
         own = place.tmp_path / f"own-{time.monotonic_ns()}.log"
@@ -414,6 +509,21 @@ CASES = [
         fault=restarted_behind_the_url(restart=True, arguments=("--no-start-time",)),
         clean=restarted_behind_the_url(restart=False, arguments=("--no-start-time",)),
         expected="generation_tokens_total fell from 27 to 0",
+        slow=True,
+    ),
+    Case(
+        item=_CRASH,
+        name="it crashes while it is stopped",
+        fault=scripted(lives, "--crashes-at-the-end"),
+        clean=scripted(lives),
+        expected="it died of SIGSEGV",
+    ),
+    Case(
+        item=_CRASH,
+        name="an attached server dies, and the proxy before it answers 502",
+        fault=dies_behind_a_proxy(dies=True),
+        clean=dies_behind_a_proxy(dies=False),
+        expected="its model is named no more (/v1/models: HTTP 502)",
         slow=True,
     ),
     Case(
@@ -542,6 +652,36 @@ CASES = [
         clean=given_log(its_own, "--no-access-log", "--rates"),
         expected="no line of it follows requests",
         slow=True,
+    ),
+    Case(
+        item=_LOG,
+        name="two servers write into one log",
+        fault=its_log_has_another_start(share=True),
+        clean=its_log_has_another_start(share=False),
+        expected="several servers write it",
+    ),
+    Case(
+        item=_LOG,
+        name="a copy of the right log, to which a server with a steady load appends",
+        fault=given_log(steady_rates_of_others, "--no-access-log"),
+        clean=given_log(its_own, "--no-access-log", "--rates"),
+        expected="no line of it follows requests",
+        slow=True,
+    ),
+    *(
+        Case(
+            item=_LOG,
+            name=f"a fallback after the log was {how}",
+            fault=log_is_moved(move, FALLBACK),
+            clean=log_is_moved(move, ACCEPTED),
+            expected="the server stays on the path of the profile until it is closed",
+            slow=how != "cut",
+        )
+        for how, move in (
+            ("cut", lambda log: os.truncate(log, 0)),
+            ("renamed", lambda log: log.rename(log.with_suffix(".1"))),
+            ("removed", Path.unlink),
+        )
     ),
     Case(
         item=_LOG,

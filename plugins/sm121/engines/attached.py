@@ -112,8 +112,15 @@ def _version(http: httpx.Client) -> str | None:
 def json_of(http: httpx.Client, path: str) -> dict[str, Any]:
     """The JSON object that a server answers; empty where it answers anything else."""
     try:
-        answer = http.get(path)
+        return json_in(http.get(path))
+    except httpx.HTTPError:
+        return {}
+
+
+def json_in(answer: httpx.Response) -> dict[str, Any]:
+    """The JSON object of an answer; empty where it has none, or is an error."""
+    try:
         content = answer.json() if answer.status_code == 200 else {}
-    except (httpx.HTTPError, ValueError, RecursionError):
+    except (ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

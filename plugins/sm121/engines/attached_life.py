@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import httpx
 
 from sm121.core.server import Server
-from sm121.engines.attached import json_of
+from sm121.engines.attached import json_in, json_of
 from sm121.evidence import metrics
 
 #: A process' start is read from clocks that may be set in between.
@@ -39,6 +40,8 @@ class AttachedLife:
     def __init__(self, server: Server) -> None:
         self._endpoint = server.endpoint
         self._created_stands = False
+        with self._endpoint.http(timeout_s=10.0) as http:
+            self._named = self._own(json_of(http, "/v1/models")) is not None
         self._first = self._read()
         if self._first.started is None and self._first.created is not None:
             time.sleep(_TWO_QUESTIONS_S)
@@ -73,25 +76,29 @@ class AttachedLife:
         with self._endpoint.http(timeout_s=10.0) as http:
             while True:
                 try:
-                    http.get("/v1/models")
+                    answer = http.get("/v1/models")
                 except httpx.TimeoutException:
                     return None  # slow, perhaps for others' sake; a hang is for a test to find
                 except httpx.TransportError as error:
                     why = f"it answers no more ({type(error).__name__}: {error})"
                 else:
-                    return None
+                    if not self._named or self._own(json_in(answer)) is not None:
+                        return None
+                    why = f"its model is named no more (/v1/models: HTTP {answer.status_code})"
                 if time.monotonic() >= deadline:
                     return why
                 time.sleep(0.5)
+
+    def _own(self, models: dict[str, Any]) -> dict[str, Any] | None:
+        """What a server's list of models says of its own; None where it does not name it."""
+        entries = [entry for entry in models.get("data") or () if isinstance(entry, dict)]
+        return next((e for e in entries if e.get("id") == self._endpoint.served_name), None)
 
     def _read(self) -> _Sign:
         text = self._endpoint.page("/metrics") or ""
         with self._endpoint.http(timeout_s=10.0) as http:
             version = json_of(http, "/version").get("version")
-            models = json_of(http, "/v1/models").get("data")
-        entries = [entry for entry in models or () if isinstance(entry, dict)]
-        own = next((e for e in entries if e.get("id") == self._endpoint.served_name), {})
-        created = own.get("created")
+            created = (self._own(json_of(http, "/v1/models")) or {}).get("created")
         return _Sign(
             metrics.total(text, "process_start_time_seconds"),
             None if version is None else str(version),

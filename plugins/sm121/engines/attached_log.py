@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -24,6 +25,10 @@ _WRITTEN_WITHIN_S = 3.0
 _COUNTS = (3, 2)
 #: vLLM and SGLang say every ten seconds how many tokens they took.
 _RATE_EVERY_S, _RATE_WITHIN_S, _RATE_FITS = 10.0, 13.0, (0.5, 1.6)
+#: Prompts of different length, by repetitions: a load of others fits one of them, never both.
+_PROMPTS = (12, 48)
+#: In front of each line of vLLM.
+_PID = re.compile(r"\(\w*API_?Server\w* pid=(\d+)")
 #: From the start of a process to the first line with a time; to be read in any time zone.
 _FIRST_LINE = (datetime.timedelta(seconds=-5), datetime.timedelta(seconds=300))
 #: Hours and half hours, and the three that are neither.
@@ -58,7 +63,7 @@ def doubt(server: Server, can: Capabilities, log: Path) -> str | None:
             _wrong_version(path, can.version, can.engine)
             or _wrong_model(path, server.endpoint)
             or _wrong_start(path, server.endpoint, log)
-            or _does_not_grow(server.endpoint, log, can.engine)
+            or _does_not_grow(server.endpoint, log, can.engine, path)
         )
     except OSError as error:
         found = f"it cannot be read: {error.strerror or error}"
@@ -150,7 +155,7 @@ class _Growth:
         return True
 
 
-def _does_not_grow(endpoint: Endpoint, log: Path, engine: str) -> str | None:
+def _does_not_grow(endpoint: Endpoint, log: Path, engine: str, path: KernelPath) -> str | None:
     """Why the log does not follow requests of ours; None when it does."""
     mark = f"sm121-{uuid.uuid4().hex}"
     with endpoint.http(timeout_s=60.0) as http:
@@ -158,13 +163,45 @@ def _does_not_grow(endpoint: Endpoint, log: Path, engine: str) -> str | None:
             growth = _Growth(log)
             http.get("/v1/models", params={"sm121": mark})
             if growth.has(lambda text: mark in text, _WRITTEN_WITHIN_S):
-                return None
+                return _of_another_start(growth.more(), mark, log, path)
             if _counts_our_requests(http, log):
                 return None
-            growth = _Growth(log)
-            tokens = _complete(http, endpoint.served_name, mark)
+            if all(_rate_follows(endpoint, http, log, engine, words) for words in _PROMPTS):
+                return None
         except httpx.HTTPError as error:
             return f"no request of ours was answered ({type(error).__name__}: {error})"
+    return f"no line of it follows requests that are sent to {endpoint.base_url}; {_HOW}"
+
+
+def _of_another_start(text: str, mark: str, log: Path, path: KernelPath) -> str | None:
+    """Why a request of ours was logged by another process than the one of the log's last start:
+    several servers write into one file. None where they are the same, or lines have no pid."""
+    line = next(line for line in text.splitlines() if mark in line)
+    begins = max(path.begins.values(), default=0)
+    own = next(
+        (
+            pid[1]
+            for number, raw in enumerate(read_raw_lines(log))
+            if number >= begins and (pid := _PID.search(raw.decode("utf-8", "replace")))
+        ),
+        None,
+    )
+    answered = _PID.search(line)
+    if own is None or answered is None or answered[1] == own:
+        return None
+    return (
+        f"several servers write it: the last start in it is of process {own}, and process "
+        f"{answered[1]} answered"
+    )
+
+
+def _rate_follows(
+    endpoint: Endpoint, http: httpx.Client, log: Path, engine: str, words: int
+) -> bool:
+    """Whether the log tells of the tokens of a prompt of ours."""
+    mark = f"sm121-{uuid.uuid4().hex}"
+    growth = _Growth(log)
+    tokens = _complete(http, endpoint.served_name, mark, words)
     rates = [signature.regex for signature in load_signatures(engine).of("prompt_rate")]
 
     def has_it(text: str) -> bool:
@@ -175,9 +212,7 @@ def _does_not_grow(endpoint: Endpoint, log: Path, engine: str) -> str | None:
         )
         return mark in text or any(_RATE_FITS[0] <= part <= _RATE_FITS[1] for part in parts)
 
-    if growth.has(has_it, _RATE_WITHIN_S if rates else _WRITTEN_WITHIN_S):
-        return None
-    return f"no line of it follows requests that are sent to {endpoint.base_url}; {_HOW}"
+    return growth.has(has_it, _RATE_WITHIN_S if rates else _WRITTEN_WITHIN_S)
 
 
 def _counts_our_requests(http: httpx.Client, log: Path) -> bool:
@@ -197,9 +232,9 @@ def _counts_our_requests(http: httpx.Client, log: Path) -> bool:
     return True
 
 
-def _complete(http: httpx.Client, model: str, mark: str) -> int:
+def _complete(http: httpx.Client, model: str, mark: str, words: int) -> int:
     """One token of an answer to a prompt that no cache has; the number of its tokens."""
-    prompt = f"{mark} " + "the quick brown fox jumps over the lazy dog " * 12
+    prompt = f"{mark} " + "the quick brown fox jumps over the lazy dog " * words
     body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0}
     answer = http.post("/v1/completions", json=body, headers={"X-Request-Id": mark})
     try:

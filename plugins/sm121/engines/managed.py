@@ -90,11 +90,14 @@ class StopReport:
     remark: str = ""
     #: The log of that start, by name.
     log: str = ""
+    #: The signal that it died of when it was asked to end; None where it ended in order.
+    crash: str | None = None
 
     @property
     def clean(self) -> bool:
-        """No process, port or memory is left."""
-        return not self.survivors and self.port_free and self.memory_missing_bytes == 0
+        """It ended in order, and no process, port or memory is left."""
+        left = self.survivors or self.memory_missing_bytes or not self.port_free
+        return not left and self.crash is None
 
 
 class ServerError(Sm121Error):
@@ -318,7 +321,7 @@ class ManagedServer:
         started = time.monotonic()
         self._remember_tree()
         self.look_at_tree()
-        exit_status = self.exit_status
+        exit_status = already = self.exit_status
         session = self._session()
         if self._executor is not None:
             try:
@@ -343,6 +346,9 @@ class ManagedServer:
         survivors = describe([*remaining(), *(p for p in self._seen.values() if p.is_running())])
         missing, remark = self._memory_missing()
         self.progress = "stopped"
+        # It is killed when it does not end in time, and by our own end.
+        last = self.exit_status if already is None else None
+        crashed = last in _FATAL - {-signal.SIGKILL}
         return StopReport(
             exit_status=exit_status,
             survivors=tuple(survivors),
@@ -351,6 +357,7 @@ class ManagedServer:
             seconds=time.monotonic() - started,
             remark=remark,
             log=self.log.name,
+            crash=signal.Signals(-last).name if crashed and last is not None else None,
         )
 
     def _redact_log(self) -> None:

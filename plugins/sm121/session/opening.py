@@ -16,6 +16,7 @@ from sm121.core.verdict import Verdict
 from sm121.engines import devices, registry, stale
 from sm121.engines.attached_life import AttachedLife
 from sm121.engines.device_memory import ServerMemoryReader
+from sm121.engines.kept_log import KeptLog
 from sm121.engines.managed import StartLimits
 from sm121.engines.pool import ServerPool
 from sm121.engines.process_tree import RUN_ID
@@ -130,6 +131,10 @@ def _prepare_engine(session: Session, profile: Profile) -> None:
         session.life = AttachedLife(session.attached)
         if session.attached.log is None:
             session.file.unproven.append(f"kernel path: {session.attached.why_no_log}")
+        else:
+            kept = session.directory / "server-attached.log"
+            session.kept_log = KeptLog(session.attached.log, kept)
+            session.attached = dataclasses.replace(session.attached, log=session.kept_log.path)
     record = environment.record(
         # A program has no Python packages: record those of the suite's environment.
         sys.executable

@@ -19,6 +19,7 @@ from sm121.core.server import Server
 from sm121.core.verdict import NotRun, Verdict
 from sm121.engines import preflight, registry, requested
 from sm121.engines.attached_life import AttachedLife
+from sm121.engines.kept_log import KeptLog
 from sm121.engines.managed import ServerDied, ServerError, StopReport
 from sm121.engines.pool import ServerPool
 from sm121.engines.preflight import PreflightFinding
@@ -58,6 +59,8 @@ class Session:
     attached: Server | None = None
     #: By which the attached server is known again.
     life: AttachedLife | None = None
+    #: Its log, as long as the run goes on.
+    kept_log: KeptLog | None = None
     pool: ServerPool | None = None
     sampler: ResourceSampler | None = None
     #: How each server was stopped, by the name of its log.
@@ -251,6 +254,7 @@ class Session:
         """What log and metrics prove so far, and what was asked for."""
         if (reader := server.reader) is None:
             return KernelPath()
+        self._follow_log()
         path = read_log(server.log, reader) if server.log is not None else KernelPath()
         if (text := self._metrics_of(server)) is not None:
             path = metrics.with_metrics(path, text, reader)
@@ -272,6 +276,7 @@ class Session:
 
     def judge_paths_again(self) -> None:
         """Judge each path that was judged before by what the log says now."""
+        self._follow_log()
         for name, (judged, known) in self._judged_paths.items():
             server = (self.last_server(name) if judged.managed else None) or judged
             assert server.log is not None
@@ -285,6 +290,14 @@ class Session:
             known.update(wrong)
             self.ledger.decide(_left_the_path(name, wrong, server.log, self.place[1]))
             self.save()
+
+    def _follow_log(self) -> None:
+        """Copy what the attached server wrote since; say once that some of it was lost."""
+        if self.kept_log is not None:
+            known = self.kept_log.lost
+            self.kept_log.follow()
+            if known is None and self.kept_log.lost is not None:
+                self.file.unproven.append(f"kernel path: {self.kept_log.lost}")
 
     def _contradictions(self, server: Server, name: str) -> list[str]:
         assert server.log is not None
@@ -362,6 +375,7 @@ class Session:
         Args:
             lately_s: what was asked so lately is not asked again.
         """
+        self._follow_log()
         if self.pool is not None:
             self.pool.look(healthy_within_s=lately_s)
         if self.life is not None and self.aborted is None:
@@ -455,6 +469,8 @@ class Session:
         self.judge_paths_again()
         if self._under_test is not None:  # now from the whole log
             self.file.engine.path = self.kernel_path(self._under_test)
+        if self.kept_log is not None:
+            self.kept_log.close(self.secrets)
         self.file.finished = self.ledger.complete and not self.interrupted
         self.save()
 
@@ -507,9 +523,10 @@ def _unclean(name: str, report: StopReport) -> TestReport:
         level="smoke",
         verdict=Verdict.FAIL,
         message=(
-            "required: nothing left after the server was stopped; seen: "
+            "required: the server ends in order when it is stopped, and nothing is left; seen: "
+            f"{f'it died of {report.crash}; ' if report.crash else ''}"
             f"{left}; port free: {report.port_free}; "
-            f"memory missing: {report.memory_missing_bytes / 2**30:.1f} GiB"
+            f"memory missing: {report.memory_missing_bytes / 2**30:.1f} GiB. Evidence: {report.log}"
         ),
     )
 
