@@ -6,7 +6,9 @@ line that names the file, the key and what was expected.
 
 from __future__ import annotations
 
+import fnmatch
 import os
+from collections.abc import Collection
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -388,6 +390,43 @@ class Certify(DataTable):
     path: tuple[Literal["attention", "moe", "kv_layout"], ...] = ("attention", "moe")
 
 
+class PlanRow(DataTable):
+    """What ``--plan NAME`` asks of all that there is. What it does not say is asked whole."""
+
+    purpose: str = Field(min_length=3)
+    levels: tuple[Level, ...] = Field(default=get_args(Level), min_length=1)
+    #: Of a level only these tests: names, in which ``*`` is any text, or names of markers.
+    tests: dict[Level, tuple[Annotated[str, Field(min_length=1)], ...]] = Field(default={})
+    #: Some of ``[performance]``, and of its ``measuring``.
+    depths: tuple[int, ...] | None = Field(default=None, min_length=1)
+    generated_tokens: tuple[int, ...] | None = Field(default=None, min_length=1)
+    concurrency: tuple[int, ...] | None = None
+    rounds: Count | None = None
+
+    @model_validator(mode="after")
+    def _tests_of_its_levels(self) -> PlanRow:
+        if strange := [level for level in self.tests if level not in self.levels]:
+            raise ValueError(f"tests.{strange[0]}: expected a level of its levels")
+        return self
+
+    def asks(self, level: str, name: str, markers: Collection[str]) -> bool:
+        """Whether it asks a test, by its level, its name without parameters, and its markers."""
+        chosen = self.tests.get(level)  # type: ignore[call-overload]
+        return level in self.levels and (
+            chosen is None or any(named(entry, name, markers) for entry in chosen)
+        )
+
+
+def named(entry: str, name: str, markers: Collection[str]) -> bool:
+    """Whether an entry of a plan's ``tests`` names a test."""
+    return entry in markers or fnmatch.fnmatchcase(name, entry)
+
+
+#: The plan of that name is the suite's own, and asks all that there is.
+FULL = "full"
+_FULL = PlanRow(purpose="all that there is; a certificate needs it")
+
+
 class Profile(DataTable):
     """What a target must be and reach."""
 
@@ -412,6 +451,8 @@ class Profile(DataTable):
     regression: Regression = Regression()
     box: Box | None = None
     matrix: MatrixPlan | None = None
+    #: By what they are for, beside ``full``.
+    plans: dict[ConfigurationName, PlanRow] = Field(default={})
     certify: Certify
     #: Seconds that a single test of a level may take before pytest-timeout ends it.
     test_timeout_s: dict[Level, Positive]
@@ -443,7 +484,38 @@ class Profile(DataTable):
         doubled = {metric for metric in metrics if metrics.count(metric) > 1}
         if doubled:
             raise ValueError(f"performance.gates: {', '.join(sorted(doubled))} given twice")
+        self._refuse_wrong_plans()
         return self
+
+    def _refuse_wrong_plans(self) -> None:
+        own = self.performance
+        for name, row in self.plans.items():
+            if name == FULL:
+                raise ValueError(f"plans.{FULL}: expected another name: {FULL} is {_FULL.purpose}")
+            for key, asked, known in (
+                ("depths", row.depths, own.depths),
+                ("generated_tokens", row.generated_tokens, own.generated_tokens),
+                ("concurrency", row.concurrency, own.measuring.concurrency),
+            ):
+                if strange := sorted({*(asked or ())} - {*known}):
+                    shown = ", ".join(map(str, known))
+                    raise ValueError(
+                        f"plans.{name}.{key}: expected some of [performance]'s ({shown}), "
+                        f"got {strange[0]}"
+                    )
+
+    def plan(self, name: str) -> PlanRow:
+        """The plan of that name.
+
+        Raises:
+            UsageError: the profile has none; names those that it has.
+        """
+        plans = {**self.plans, FULL: _FULL}
+        if name not in plans:
+            raise UsageError(
+                f"--plan {name}: expected one of profile {self.name}: {', '.join(plans)}"
+            )
+        return plans[name]
 
     def gate(self, metric: str) -> Gate | None:
         """The gate of a metric, or None where the profile sets none."""

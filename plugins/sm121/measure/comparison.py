@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sm121.core.errors import UsageError
+from sm121.core.profile import FULL
 from sm121.measure import statistics
 
 _RATE = re.compile(r"(?P<kind>pp|tg)(?P<tokens>\d+)(?:_c(?P<streams>\d+))?(?:@d(?P<depth>\d+))?$")
@@ -144,6 +145,7 @@ def _asked(fingerprint: Mapping[str, Any], profile: str) -> dict[str, str | None
         return {}
     known = {
         f"profile {profile}": fingerprint.get("profile"),
+        "plan": fingerprint.get("plan", FULL),
         "model": fingerprint.get("model"),
         "kernel provider": fingerprint.get("provider"),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sm121.core.profile import Measuring, Profile
+from sm121.core.profile import FULL, Measuring, Profile
 
 
 @dataclass(frozen=True)
@@ -18,15 +18,36 @@ class Plan:
 
     @classmethod
     def of(
-        cls, profile: Profile, *, depths: tuple[int, ...] | None = None, rounds: int | None = None
+        cls,
+        profile: Profile,
+        *,
+        plan: str = FULL,
+        depths: tuple[int, ...] | None = None,
+        rounds: int | None = None,
     ) -> Plan:
-        """The profile's plan with the user's depths and rounds, which also raise the bound."""
-        own = profile.performance
-        measuring = own.measuring
+        """What a plan of the profile measures, with the user's depths and rounds on top; these also
+        raise the bound.
+
+        Raises:
+            UsageError: the profile has no such plan.
+        """
+        own, row = profile.performance, profile.plan(plan)
+        measuring = own.measuring.model_copy(
+            update={
+                name: value
+                for name, value in (("rounds", row.rounds), ("concurrency", row.concurrency))
+                if value is not None
+            }
+        )
         if rounds is not None:
             bound = max(rounds, measuring.maximum_rounds)
             measuring = measuring.model_copy(update={"rounds": rounds, "maximum_rounds": bound})
-        return cls(own.prompt_tokens, own.generated_tokens, depths or own.depths, measuring)
+        return cls(
+            own.prompt_tokens,
+            row.generated_tokens or own.generated_tokens,
+            depths or row.depths or own.depths,
+            measuring,
+        )
 
     @property
     def longest(self) -> int:

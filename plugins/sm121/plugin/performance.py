@@ -78,7 +78,7 @@ class Display:
 def bench(conformance: Session, pytestconfig: pytest.Config) -> Iterator[Bench]:
     """The measuring client, and the plan in force."""
     settings = conformance.settings
-    plan = Plan.of(conformance.profile, depths=settings.depths, rounds=settings.rounds)
+    plan = settings.measuring_plan(conformance.profile)
     display = Display(pytestconfig)
     with Bench.open(
         conformance, plan, tails=settings.tails, show=display, ended=display.stop
@@ -173,7 +173,7 @@ def ab_run(conformance: Session, box: RunBox) -> AbRun:
     return AbRun(
         conformance,
         settings.ab,
-        Plan.of(profile, depths=settings.depths, rounds=settings.rounds),
+        settings.measuring_plan(profile),
         attach_to,
         box.read_after,
         pairs=settings.ab_pairs,

@@ -5,13 +5,17 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Sequence
+from types import ModuleType
 from typing import get_args
 
 import pytest
 from _pytest.mark.expression import Expression
 
+from sm121.core import profile
 from sm121.core.architecture import CPU, GPUS, NAMES
-from sm121.core.profile import LEVELS, Ability, Profile
+from sm121.core.errors import UsageError
+from sm121.core.profile import LEVELS, Ability, PlanRow, Profile
+from sm121.measure.plan import Plan
 from sm121.plugin import others
 from sm121.plugin.stash import APPLIES_TO, ID, LEVEL, SETTINGS
 from sm121.run.verdict_file import NOT_RUN
@@ -59,6 +63,8 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     without_ab = [item for item in items if item.get_closest_marker("ab_run")]
     without_matrix = [item for item in items if item.stash.get(LEVEL, "") == "matrix"]
     gone = {*slow, *waiting}
+    unasked = [item for item in not_in_plan(config, items) if item not in gone]
+    gone.update(unasked)
     if config.getoption("--ab") is None:
         gone.update(without_ab)
     if config.getoption("--matrix") == "none":
@@ -68,9 +74,84 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     if slow:
         config.hook.pytest_deselected(items=slow)
         lines.append(f"{len(slow)} slow tests are left out; --slow runs them")
+    if unasked:
+        config.hook.pytest_deselected(items=unasked)
+        name = config.stash[SETTINGS].plan
+        lines.append(f"{len(unasked)} tests are not in plan {name}; --plan full asks them")
     if waiting:
         options = "--golden, --record-golden, --accuracy, --soak"
         lines.append(f"{len(waiting)} tests wait for an option of theirs ({options})")
+
+
+def not_in_plan(config: pytest.Config, items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """The tests of levels that the plan in force leaves out. What an option of its own asks for is
+    in every plan."""
+    settings = config.stash[SETTINGS]
+    chosen = profile.expected(settings.profile, settings.arch, settings.engine)
+    row, measured = chosen.plan(settings.plan), settings.measuring_plan(chosen)
+    return [
+        item
+        for item in items
+        if LEVEL in item.stash
+        and not _has_an_option(item)
+        and not (asks(row, item) and measures(measured, item))
+    ]
+
+
+def asks(row: PlanRow, item: pytest.Item) -> bool:
+    """Whether a plan asks a test."""
+    markers = {marker.name for marker in item.iter_markers()}
+    return row.asks(item.stash[LEVEL], getattr(item, "originalname", item.name), markers)
+
+
+def measures(plan: Plan, item: pytest.Item) -> bool:
+    """Whether a measuring plan has the depth, the tokens and the streams of a test."""
+    known = {
+        "depth": plan.depths,
+        "tokens": plan.generated_tokens,
+        "streams": plan.measuring.concurrency,
+    }
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    return all(given[name] in values for name, values in known.items() if name in given)
+
+
+def _has_an_option(item: pytest.Item) -> bool:
+    """Whether the user asked for a test by an option of its own: --golden, --ab, --matrix 1."""
+    strength = item.config.getoption("--matrix") if item.stash[LEVEL] == "matrix" else None
+    names = ("asked_for", "ab_run")
+    return strength is not None or any(item.get_closest_marker(name) for name in names)
+
+
+def refuse_wrong_names(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
+    """Refuse a plan that names what is no test of a level, of those whose module was collected.
+
+    Raises:
+        UsageError: it does.
+    """
+    settings = config.stash[SETTINGS]
+    chosen = profile.expected(settings.profile, settings.arch, settings.engine)
+    row = chosen.plan(settings.plan)
+    for module in {item.module for item in items if isinstance(item, pytest.Function)}:
+        if wrong := strange_names(row, module):
+            raise UsageError(
+                f"profile {chosen.name}: key plans.{settings.plan}.tests: expected names of tests "
+                f"or markers in {module.__name__}.py, got {', '.join(wrong)}"
+            )
+
+
+def strange_names(row: PlanRow, module: ModuleType) -> list[str]:
+    """What a plan names of a level and the level's module does not have."""
+    tests = {
+        name: {mark.name for mark in getattr(value, "pytestmark", ())}
+        for name, value in vars(module).items()
+        if name.startswith("test_")
+    }
+    level = module.__name__.rpartition(".")[2].removeprefix("test_")
+    return [
+        entry
+        for entry in row.tests.get(level, ())  # type: ignore[call-overload]
+        if not any(profile.named(entry, *test) for test in tests.items())
+    ]
 
 
 def left_out(config: pytest.Config) -> list[str]:

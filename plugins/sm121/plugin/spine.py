@@ -132,8 +132,10 @@ def pytest_collection_modifyitems(
     selection.by_level(config, items)
     _step("levels found")
     result = yield
+    collected = [*items]
     selection.leave_out(config, items)
     try:
+        selection.refuse_wrong_names(config, collected)
         matrix.refuse_a_wrong_plan(config)
         shards.divide(config, items)
     except UsageError as error:

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from sm121.core import profile
 from sm121.core.data_file import Record
+from sm121.core.profile import FULL
 
 
 class Difference(NamedTuple):
@@ -32,6 +33,8 @@ class Fingerprint(Record):
     """Whether the profile is the one of its name that comes with the suite."""
     extends: str | None = None
     """The profile that it extends; ``profile`` is the digest of what resolved."""
+    plan: str = FULL
+    """The plan of the profile (``--plan``): what it leaves out was not asked."""
     axes: str | None = None
     """Digest of the axes of the matrix; null without a matrix."""
     waivers: str | None = None
@@ -101,4 +104,5 @@ def profile_label(name: str, fingerprint: Fingerprint | None) -> str:
     known = "the" if name in profile.shipped() else "a"
     own = "" if fingerprint.profile_shipped else f" (not {known} shipped one)"
     base = f", extends {fingerprint.extends}" if fingerprint.extends else ""
-    return f"{name}{own}{base}, digest {fingerprint.profile}"
+    plan = "" if fingerprint.plan == FULL else f", plan {fingerprint.plan}"
+    return f"{name}{own}{base}{plan}, digest {fingerprint.profile}"

@@ -12,6 +12,7 @@ from pydantic import Field
 from sm121.core import lenient
 from sm121.core.data_file import Record
 from sm121.core.files import write_text
+from sm121.core.profile import FULL
 from sm121.core.verdict import Verdict, worst
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.kernel_profile import KernelProfile
@@ -249,7 +250,10 @@ class VerdictFile(Record):
             tolerated = f"; {waived} failed and are waived" if waived else ""
             left = len(self.tests) - held - waived
             missing = f"; {left} did not run" if left else ""
-            return f"{held} check{'' if held == 1 else 's'} ran and held{tolerated}{missing}"
+            asked = self.fingerprint.plan if self.fingerprint is not None else FULL
+            plan = "" if asked == FULL else f" of plan {asked}"
+            checks = f"{held} check{'' if held == 1 else 's'}{plan}"
+            return f"{checks} ran and held{tolerated}{missing}"
         first = decisive[0]
         more = f" (and {len(decisive) - 1} more)" if len(decisive) > 1 else ""
         return f"{first.id}: {first.message}{more}"

@@ -44,6 +44,7 @@ def of(session: Session, record: EnvironmentRecord, variables: Mapping[str, str]
         profile=digest.of(chosen.model_dump(mode="json")),
         profile_shipped=is_shipped(chosen),
         extends=chosen.extends,
+        plan=settings.plan,
         axes=_axes(settings, chosen),
         waivers=digest.of([waiver.model_dump(mode="json") for waiver in settings.waivers])
         if settings.waivers

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Collection, Sequence
 
 from sm121.core import architecture
-from sm121.core.profile import Profile
+from sm121.core.profile import FULL, Profile
 from sm121.core.verdict import Verdict
 from sm121.engines import devices, registry, stale
 from sm121.engines.attached_life import AttachedLife
@@ -119,6 +119,7 @@ def prepare(
 
 def _prepare_engine(session: Session, profile: Profile) -> None:
     settings = session.settings
+    plan = settings.measuring_plan(profile)
     arguments: tuple[str, ...] = ()
     variables: dict[str, str] = dict(os.environ)
     if session.attached is None:
@@ -143,9 +144,11 @@ def _prepare_engine(session: Session, profile: Profile) -> None:
         arguments=arguments,
         environment=variables,
         workload={
-            "prompt_tokens": profile.performance.prompt_tokens,
-            "generated_tokens": list(profile.performance.generated_tokens),
-            "depths": list(settings.depths or profile.performance.depths),
+            "prompt_tokens": plan.prompt_tokens,
+            "generated_tokens": list(plan.generated_tokens),
+            "depths": list(plan.depths),
+            # Else a run of a smaller plan would miss what a stored one of all has.
+            **({} if settings.plan == FULL else {"plan": settings.plan}),
         },
     )
     session.file.environment = record.model_dump(mode="json")

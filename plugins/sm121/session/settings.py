@@ -12,12 +12,13 @@ from typing import Any
 
 from sm121.core import architecture, profile, waivers
 from sm121.core.errors import UsageError
-from sm121.core.profile import Profile
+from sm121.core.profile import FULL, Profile
 from sm121.core.server import root_of
 from sm121.core.waivers import Waiver
 from sm121.engines import capabilities, devices, registry
 from sm121.engines.protocol import Program
 from sm121.kernels import registry as kernel_providers
+from sm121.measure.plan import Plan
 from sm121.regression import hypothesis
 from sm121.regression.ab import Side, parse_sides
 from sm121.regression.hypothesis import Hypothesis
@@ -61,6 +62,8 @@ class Settings:
     full_shapes: bool = False
     profile_kernels: str = "auto"
     nsys: bool = False
+    #: Of the profile: what it leaves out is not asked.
+    plan: str = FULL
     depths: tuple[int, ...] | None = None
     rounds: int | None = None
     tails: bool = False
@@ -84,6 +87,10 @@ class Settings:
     root: Path = Path()
     #: Which process of several this is; None where it is the only one.
     worker: Worker | None = None
+
+    def measuring_plan(self, chosen: Profile) -> Plan:
+        """What is measured under a profile."""
+        return Plan.of(chosen, plan=self.plan, depths=self.depths, rounds=self.rounds)
 
 
 def read(
@@ -126,6 +133,7 @@ def read(
             f"--engine {started} and --profile {chosen}: expected a profile for {started}, "
             f"this one is for {loaded.engine.name}"
         )
+    profile.expected(loaded, arch, started).plan(option("--plan"))
     _refuse_conflicts(option, base_url)
     server_log = option("--server-log")
     if not server_log and ab is not None and base_url == ab[0].url:
@@ -160,6 +168,7 @@ def read(
         full_shapes=option("--full-shapes"),
         profile_kernels=option("--profile-kernels"),
         nsys=option("--nsys"),
+        plan=option("--plan"),
         depths=_depths(option("--depths")),
         rounds=_count("--rounds", option("--rounds")),
         tails=option("--tails") or option("--certify"),
