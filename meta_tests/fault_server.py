@@ -13,11 +13,14 @@ import subprocess
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 FAULTS = {
     "none": "serves",
     "exit-0": "ends with status 0 after a second of start-up",
     "exit-oom": "says that memory is short, and ends with status 1",
+    "compiles": "compiles a module for six seconds, then serves",
+    "compiles-then-hangs": "compiles a module for two seconds, then only says that it loads",
     "never-ready": "goes on loading, and /health says 503",
     "silent": "neither logs nor works nor serves",
     "health-only": "/health says 200, a completion never comes",
@@ -58,7 +61,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.fault == "html":
             self.answer("<html><body>It works!</body></html>", kind="text/html")
         elif self.path == "/health":
-            self.answer("", 503 if self.fault == "never-ready" else 200)
+            loads = self.fault in ("never-ready", "compiles-then-hangs")
+            self.answer("", 503 if loads else 200)
         elif self.path == "/metrics" and self.fault == "no-metrics":
             self.answer("vllm:prefix_cache_hits_total 3.0", 500, kind="text/plain")
         elif self.path == "/version":
@@ -115,6 +119,8 @@ def start_up(fault: str) -> None:
         say("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 61.86 GiB.")
         say("RuntimeError: Engine core initialization failed. See root cause above.")
         sys.exit(1)
+    if fault.startswith("compiles"):
+        build(6 if fault == "compiles" else 2)
     if fault == "silent":
         time.sleep(3600)
     if fault == "stubborn":
@@ -132,6 +138,22 @@ def start_up(fault: str) -> None:
         os.posix_spawn("/bin/true", ["true"], {})  # not Popen: that would reap it
 
 
+def build(seconds: int) -> None:
+    """What FlashInfer leaves in its cache while ninja compiles, a file a second."""
+    base = Path(os.environ["FLASHINFER_WORKSPACE_BASE"]) / ".cache" / "flashinfer"
+    folder = base / "0.7.2" / "121a" / "cached_ops" / "fused_moe_120"
+    folder.mkdir(parents=True, exist_ok=True)
+    outputs = [folder / f"{number}.cuda.o" for number in range(seconds)]
+    rules = [f"build {output}: cuda_compile x.cu" for output in outputs]
+    rules.append(f"build {folder}/fused_moe_120.so: link {' '.join(map(str, outputs))}")
+    if not (folder / "fused_moe_120.so").exists():
+        (folder / "build.ninja").write_text("\n".join(rules))
+        for output in outputs:
+            time.sleep(1)
+            output.touch()
+        (folder / "fused_moe_120.so").touch()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
@@ -142,7 +164,7 @@ def main() -> None:
     server = ThreadingHTTPServer(("127.0.0.1", options.port), Handler)
     server.daemon_threads = True
     say(f"listening on {server.server_address[1]}")
-    if options.fault == "never-ready":
+    if options.fault in ("never-ready", "compiles-then-hangs"):
         import threading
 
         def load() -> None:

@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from fault_server import build
+
 MODEL = "canary"
 #: What vLLM 0.32 and the suite's probe print on a CPU, after the seconds since the epoch.
 START = """\
@@ -168,10 +170,13 @@ def main() -> None:
     parser.add_argument("--rates", action="store_true", help="says how many tokens it took")
     parser.add_argument("--crashes-at-the-end", action="store_true")
     parser.add_argument("--no-start-time", action="store_true")
+    parser.add_argument("--compiles", type=int, default=0, help="a module, for so many seconds")
     parser.add_argument("--port-file", type=Path, help="where the port is written")
     given = [*sys.argv[1:], *os.environ.get("SM121_META_ARGUMENTS", "").split()]
     Handler.options, _ = parser.parse_known_args(given)
     options = Handler.options
+    if options.compiles:
+        build(options.compiles)
     server = ThreadingHTTPServer(("127.0.0.1", options.port), Handler)
     server.daemon_threads = True
     print(

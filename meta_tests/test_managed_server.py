@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 import time
@@ -13,6 +14,7 @@ import httpx
 import psutil
 import pytest
 
+from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration
 from sm121.engines import managed, ports
 from sm121.engines.managed import (
@@ -56,7 +58,14 @@ class FaultEngine:
 def make(tmp_path: Path) -> Iterator[Callable[..., ManagedServer]]:
     made: list[ManagedServer] = []
 
-    def build(fault: str, *, ready: float = 20.0, stalled: float = 20.0, stop: float = 5.0):
+    def build(
+        fault: str,
+        *,
+        ready: float = 20.0,
+        stalled: float = 20.0,
+        stop: float = 5.0,
+        cold: float = 0.0,
+    ):
         configuration = ServerConfiguration(
             name=fault,
             engine="fault",
@@ -69,7 +78,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., ManagedServer]]:
         server = ManagedServer(
             configuration,
             FaultEngine(),
-            StartLimits(ready, stalled, stop),
+            StartLimits(ready, stalled, stop, cold),
             tmp_path,
             "meta-run",
             lambda phase: progress.append(phase.text),
@@ -141,6 +150,79 @@ def test_never_ready_is_reported_at_the_timeout_with_the_last_progress(make):
     assert "loading weights" in str(caught.value), caught.value
     assert any("loading weights" in line for line in server.reported)
     assert nothing_left(server)
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    base = tmp_path / "base"
+    for name in ("FLASHINFER_WORKSPACE_BASE", "TRITON_CACHE_DIR", "VLLM_CACHE_ROOT"):
+        monkeypatch.setenv(name, str(base / name))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(base / "inductor"))
+    return base
+
+
+def test_a_cold_start_has_its_own_time(make, empty_cache):
+    """It compiles for six seconds where a warm one has four. What it compiled is known, and what it
+    compiles is shown; the same start with the cache that it leaves is a warm one."""
+    granted: list[float] = []
+    server = make("compiles", ready=4.0, cold=60.0)
+    server.on_cold = granted.append
+    running = server.start()
+    assert running.compiled == ("FlashInfer: fused_moe_120",)
+    assert "fused_moe_120" in (running.why_cold or "") and "sm121 warm" in (running.why_cold or "")
+    assert sum(granted) > 0, "the time of the test was prolonged as well"
+    shown = [line for line in server.reported if "fused_moe_120" in line]
+    assert shown and "of 6 files left" in shown[0], server.reported
+    server.stop()
+    again = make("compiles", ready=4.0, cold=60.0).start()
+    assert again.compiled == () and again.why_cold is None
+
+
+def test_a_cold_start_that_compiles_no_more_is_found(make, empty_cache):
+    """Not after the time of a cold start: as long after the last file as a warm one may take."""
+    began = time.monotonic()
+    with pytest.raises(ServerTimedOut) as caught:
+        make("compiles-then-hangs", ready=4.0, cold=60.0).start()
+    assert 5.5 < time.monotonic() - began < 15.0
+    assert "after the last file that it compiled" in str(caught.value), caught.value
+
+
+def test_a_cold_start_has_an_end(make, empty_cache):
+    with pytest.raises(ServerTimedOut):
+        make("compiles", ready=3.0, cold=4.0).start()
+
+
+def test_the_time_of_a_start_is_decided_by_a_warm_one(run_pytest, tmp_path, empty_cache):
+    """A run whose start compiles: neither its smoke level nor its gate fails, nor do they pass. The
+    next run has warm caches, and decides."""
+    file = tmp_path / "mine.toml"
+    text = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
+    text = re.sub(r"ready_within_s = .*", 'ready_within_s = { value = 8, source = "test" }', text)
+    file.write_text(re.sub(r"smoke = \d+", "smoke = 15", text))  # the alarm waits longer, too
+    asked = (
+        "--arch", "cpu", "--profile", str(file), "--profile-kernels", "off",
+        "--engine-python", str(FAULT_SERVER.with_name("fake_python.py")),
+        "tests/test_smoke.py::test_server_is_ready_in_time",
+        "tests/test_performance.py::test_startup_time",
+    )  # fmt: skip
+    engine = {
+        "SM121_META_PYTHON": sys.executable,
+        "SM121_META_SERVER": "scripted_engine.py",
+        "SM121_META_ARGUMENTS": "--compiles 20",
+    }
+    _status, cold = run_pytest(*asked, environment=engine)
+    tests = {test["id"].rpartition("::")[2]: test for test in cold.verdict["tests"]}
+    for name in ("test_server_is_ready_in_time", "test_startup_time"):
+        assert tests[name]["verdict"] == "NOT_RUN", cold.output
+        assert "it compiled FlashInfer: fused_moe_120" in tests[name]["message"]
+        assert "run again" in tests[name]["message"]
+    assert "startup_s" not in cold.verdict["metrics"]
+    assert cold.verdict["starts"][0]["compiled"] == ["FlashInfer: fused_moe_120"]
+    assert "fused_moe_120, " in cold.output and "of 20 files left" in cold.output
+    _status, warm = run_pytest(*asked, environment=engine)
+    assert warm.verdict["tests"][0]["verdict"] == "PASS", warm.output
+    assert warm.verdict["metrics"]["startup_s"]["value"] > 0, "measured, whatever the box is"
+    assert warm.verdict["starts"][0]["compiled"] == []
 
 
 def test_hanging_is_told_from_slow(make):

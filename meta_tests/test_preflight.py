@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from sm121.compilation.jit import FlashInferModules, bounding_variables
+from sm121.core import profile
 from sm121.core.data_file import DataFileError, parse
 from sm121.core.profile import Needs
 from sm121.engines.preflight import PreflightData, PreflightFinding, inspect, load_preflight
@@ -176,97 +178,177 @@ def test_arch_list_is_not_checked_when_nothing_is_asked() -> None:
     assert found(environment={"FLASHINFER_CUDA_ARCH_LIST": "12.1"}) == []
 
 
-def build(base: Path, arch: str, module: str) -> None:
-    folder = base / ".cache" / "flashinfer" / "0.7.2" / arch / "cached_ops" / module
+def build(base: Path, arch: str, module: str, version: str = "0.7.2") -> None:
+    folder = base / ".cache" / "flashinfer" / version / arch / "cached_ops" / module
     folder.mkdir(parents=True)
     (folder / f"{module}.so").touch()
 
 
-JIT = Needs(jit_modules=("fused_moe_120", "batch_prefill_*"))
+EXPERTS, SINK = "fused_moe_120", "batch_prefill_attention_sink_bf16_swa_True_fa2"
+JIT = Needs(jit_modules=("experts", "attention_sink_window"), weights_gib=65)
+CUTLASS = ["--moe-backend", "flashinfer_cutlass", *MXFP8, "--attention-backend=FLASHINFER"]
+#: GiB that are available on a Spark, and the jobs of 9.3 GiB that fit beside 65 + 4.
+SPARK, FIT = 112, 4
 
 
-def jit(base: Path, **more: str) -> dict[tuple[str, str], PreflightFinding]:
-    environment = {"FLASHINFER_WORKSPACE_BASE": str(base), "MAX_JOBS": "1", **more}
-    return {(item.check, item.severity): item for item in found(environment=environment, needs=JIT)}
+def jit(
+    base: Path,
+    arguments: list[str] = CUTLASS,
+    modules: FlashInferModules | None = None,
+    **more: str,
+) -> dict[tuple[str, str], PreflightFinding]:
+    environment = {"FLASHINFER_WORKSPACE_BASE": str(base), **more}
+    seen = inspect("sm121", arguments, environment, needs=JIT, directory=base, modules=modules)
+    rules = {rule.id for rule in load_preflight().rule}
+    return {(item.check, item.severity): item for item in seen if item.check not in rules}
+
+
+def available(monkeypatch: pytest.MonkeyPatch, gib: float) -> None:
+    memory = SimpleNamespace(available=gib * 2**30)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
+    monkeypatch.setattr("os.cpu_count", lambda: 20)
 
 
 @pytest.fixture
-def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = SimpleNamespace(available=64_000_000_000)
-    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
+def spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    available(monkeypatch, SPARK)
 
 
-@pytest.mark.usefixtures("roomy")
+@pytest.mark.usefixtures("spark")
 class TestJitCache:
     def test_cold(self, tmp_path: Path) -> None:
         finding = jit(tmp_path)["jit_cache", "note"]
         assert "cold" in finding.message
-        assert "minutes" in finding.message
-        assert "fused_moe_120" in finding.message
+        assert "67 minutes of one core" in finding.message
+        assert EXPERTS in finding.message
+        assert "sm121 warm" in str(finding.remedy)
 
     @pytest.mark.parametrize("arch", ["121a", "121f", "120f_121a"])
     def test_warm(self, tmp_path: Path, arch: str) -> None:
-        build(tmp_path, arch, "fused_moe_120")
-        build(tmp_path, arch, "batch_prefill_attention_sink_bf16")
+        build(tmp_path, arch, EXPERTS)
+        build(tmp_path, arch, SINK)
         assert jit(tmp_path) == {}
 
     def test_incomplete_names_what_is_missing(self, tmp_path: Path) -> None:
-        build(tmp_path, "121a", "fused_moe_120")
+        build(tmp_path, "121a", EXPERTS)
         finding = jit(tmp_path)["jit_cache", "note"]
         assert "incomplete" in finding.message
-        assert "batch_prefill_*" in finding.message
-        assert "fused_moe_120" not in finding.message
+        assert SINK in finding.message
+        assert EXPERTS not in finding.message
+
+    def test_another_version_is_cold(self, tmp_path: Path) -> None:
+        build(tmp_path, "121a", EXPERTS)
+        build(tmp_path, "121a", SINK)
+        cache = tmp_path / ".cache" / "flashinfer"
+        assert jit(tmp_path, modules=FlashInferModules("0.7.2", cache)) == {}
+        finding = jit(tmp_path, modules=FlashInferModules("0.7.3", cache))["jit_cache", "note"]
+        assert "cold" in finding.message and "0.7.3" in finding.message
+
+    def test_what_was_compiled_ahead_counts_for_its_architecture(self, tmp_path: Path) -> None:
+        """A package of compiled modules is no help where its code does not run."""
+        found = FlashInferModules("0.7.2", tmp_path / "none", (tmp_path / "ahead",))
+        for module in (EXPERTS, SINK):
+            (tmp_path / "ahead" / module).mkdir(parents=True)
+            (tmp_path / "ahead" / module / f"{module}.so").write_bytes(b"no device code")
+        assert ("jit_cache", "note") in jit(tmp_path, modules=found)
+
+    def test_only_what_the_arguments_need(self, tmp_path: Path) -> None:
+        """Marlin needs no experts of FlashInfer, TRITON_ATTN no attention of it."""
+        build(tmp_path, "121a", SINK)
+        marlin = ["--moe-backend", "marlin", "--attention-backend"]
+        assert jit(tmp_path, [*marlin, "FLASHINFER"]) == {}
+        next(tmp_path.rglob("*.so")).unlink()
+        assert jit(tmp_path, [*marlin, "TRITON_ATTN"]) == {}
+        assert ("jit_cache", "note") in jit(tmp_path, marlin[:2]), "left to the engine"
 
     def test_directory_without_library_is_not_built(self, tmp_path: Path) -> None:
-        build(tmp_path, "121a", "fused_moe_120")
+        build(tmp_path, "121a", EXPERTS)
         next(tmp_path.rglob("*.so")).unlink()
         assert "cold" in jit(tmp_path)["jit_cache", "note"].message
 
     @pytest.mark.parametrize("arch", ["90a", "121", "120a"])
     def test_wrong_architecture(self, tmp_path: Path, arch: str) -> None:
-        build(tmp_path, arch, "fused_moe_120")
+        build(tmp_path, arch, EXPERTS)
         findings = jit(tmp_path)
         assert arch in findings["jit_cache", "warning"].message
         assert ("jit_cache", "note") in findings
 
     def test_home_is_the_default_place(self, tmp_path: Path) -> None:
-        build(tmp_path, "121a", "fused_moe_120")
-        build(tmp_path, "121a", "batch_prefill_x")
-        assert found(environment={"HOME": str(tmp_path)}, needs=JIT) == []
+        build(tmp_path, "121a", EXPERTS)
+        build(tmp_path, "121a", SINK)
+        assert jit(tmp_path, FLASHINFER_WORKSPACE_BASE="", HOME=str(tmp_path)) == {}
 
     @pytest.mark.parametrize(
-        ("jobs", "severity", "remedy"),
-        [
-            ("1", None, None),
-            ("4", None, None),
-            ("8", "warning", "MAX_JOBS=4"),
-            ("32", "warning", "MAX_JOBS=4"),
-            ("0", "error", "MAX_JOBS=4"),
-            ("many", "error", "MAX_JOBS=4"),
-        ],
+        ("jobs", "refused"), [("", False), ("1", False), ("4", False), ("5", True), ("16", True)]
     )
-    def test_max_jobs(
-        self, tmp_path: Path, jobs: str, severity: str | None, remedy: str | None
-    ) -> None:
-        findings = [
-            item for key, item in jit(tmp_path, MAX_JOBS=jobs).items() if key[0] == "max_jobs"
-        ]
-        assert [(item.severity, item.remedy) for item in findings] == (
-            [] if severity is None else [(severity, remedy)]
-        )
+    def test_jobs_that_the_user_gave(self, tmp_path: Path, jobs: str, refused: bool) -> None:
+        """More than fit are refused before anything starts; they are never changed."""
+        found = jit(tmp_path, MAX_JOBS=jobs)
+        assert (("max_jobs", "error") in found) == refused
+        if refused:
+            finding = found["max_jobs", "error"]
+            assert f"{FIT} fit" in finding.message and "112.0 GiB are available" in finding.message
+            assert "sm121 warm" in str(finding.remedy)
 
-    def test_unset_max_jobs_means_one_a_core(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("os.cpu_count", lambda: 20)
-        finding = jit(tmp_path, MAX_JOBS="")["max_jobs", "warning"]
-        assert "20 jobs" in finding.message
-        assert "200 GB" in finding.message
+    @pytest.mark.parametrize("jobs", ["0", "many"])
+    def test_max_jobs_is_a_number(self, tmp_path: Path, jobs: str) -> None:
+        assert repr(jobs) in jit(tmp_path, MAX_JOBS=jobs)["max_jobs", "error"].message
 
     def test_warm_cache_needs_no_jobs(self, tmp_path: Path) -> None:
-        build(tmp_path, "121a", "fused_moe_120")
-        build(tmp_path, "121a", "batch_prefill_x")
+        build(tmp_path, "121a", EXPERTS)
+        build(tmp_path, "121a", SINK)
         assert jit(tmp_path, MAX_JOBS="64") == {}
+
+    def test_what_cannot_fit_beside_the_weights_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        available(monkeypatch, 75)
+        finding = jit(tmp_path)["jit_memory", "error"]
+        assert "9.3 GiB" in finding.message and "65 GiB" in finding.message
+        assert "75.0 GiB are available" in finding.message
+        assert "sm121 warm" in str(finding.remedy)
+        build(tmp_path, "121a", EXPERTS)  # the attention's compilers need half a GiB
+        assert ("jit_memory", "error") not in jit(tmp_path)
+
+
+class TestBound:
+    """How many compilers a start may run at the same time."""
+
+    @pytest.mark.parametrize(
+        ("gib", "jobs"), [(112, "4"), (100, "3"), (88, "2"), (79, "1"), (60, "1"), (1000, "20")]
+    )
+    def test_by_the_memory_beside_the_weights(
+        self, monkeypatch: pytest.MonkeyPatch, gib: float, jobs: str
+    ) -> None:
+        available(monkeypatch, gib)
+        assert bounding_variables(JIT, CUTLASS, {}) == {
+            "MAX_JOBS": jobs,
+            "FLASHINFER_NVCC_THREADS": "1",
+        }
+
+    @pytest.mark.usefixtures("spark")
+    def test_by_what_may_be_compiled(self) -> None:
+        """The attention's compilers are small: one a core. Where nothing is compiled, nothing is
+        set."""
+        marlin = ["--moe-backend", "marlin", "--attention-backend"]
+        assert bounding_variables(JIT, [*marlin, "FLASHINFER"], {})["MAX_JOBS"] == "20"
+        assert bounding_variables(JIT, [*marlin, "TRITON_ATTN"], {}) == {}
+        assert bounding_variables(Needs(), CUTLASS, {}) == {}
+
+    @pytest.mark.usefixtures("spark")
+    def test_what_the_user_gave_stays(self) -> None:
+        assert bounding_variables(JIT, CUTLASS, {"MAX_JOBS": "16"}) == {
+            "FLASHINFER_NVCC_THREADS": "1"
+        }
+        two = {"FLASHINFER_NVCC_THREADS": "4", "FLASHINFER_CUDA_ARCH_LIST": "12.0f 12.1a"}
+        assert bounding_variables(JIT, CUTLASS, two) == {"MAX_JOBS": "2"}, "two at once in a job"
+
+    def test_a_start_gets_it(self) -> None:
+        """The shipped profile leaves it to the suite."""
+        chosen = profile.load("sm121-gpt-oss-120b")
+        arguments = [*chosen.engine.arguments, *chosen.configurations["cutlass"].arguments]
+        added = bounding_variables(chosen.engine.needs, arguments, chosen.engine.environment)
+        assert set(added) == {"MAX_JOBS", "FLASHINFER_NVCC_THREADS"}
 
 
 @pytest.mark.parametrize(
@@ -276,7 +358,6 @@ class TestJitCache:
         ("arguments = '--x'", "", "arguments or environment is needed"),
         ("arguments = '--x'", "arguments = '('", "regular expression"),
         ('arch = ["sm121"]', 'arch = ["sm999"]', "sm999"),
-        ("jobs = 2", "jobs = 0", "jobs"),
         ('message = "m"', 'message = "m"\ncolour = 1', "colour"),
         ("[[rule]]", "[[rule", "expected TOML"),
     ],
@@ -288,9 +369,6 @@ name = "sm121"
 target = "12.1"
 codes = ["121a"]
 bare = "b"
-[[max_jobs]]
-jobs = 2
-peak_gb = 20
 [[rule]]
 id = "one"
 arch = ["sm121"]

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from sm121.compilation import device_code, sass
 from sm121.compilation.architecture import GB10, CodeArchitecture
+from sm121.compilation.caches import CompileCaches
 from sm121.compilation.device_code import Image, UnreadableCode
 from sm121.compilation.sass import UnreadableSass
 from sm121.compilation.toolchain import Disassembler
@@ -46,6 +47,10 @@ class CodeState(StrEnum):
     """A library without device code."""
     UNREADABLE = "unreadable"
     """Neither can be said."""
+
+
+#: Machine code that runs there.
+RUNS = (CodeState.FULL, CodeState.PLAIN)
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,7 @@ def judge(path: Path, gpu: int = GB10, disassembler: Disassembler | None = None)
         for image in images
         if image.kind == "ptx"
     )
-    if disassembler is None or state not in (CodeState.FULL, CodeState.PLAIN):
+    if disassembler is None or state not in RUNS:
         return LibraryReport(path, state, machine, virtual, reason)
     kernels, trapping = 0, []
     try:
@@ -195,7 +200,7 @@ def without_code(engine: str, origins: Mapping[str, str | None], gpu: int) -> li
             f"{report.path.name} ({entry.why}): required: machine code that runs on sm_{gpu}; "
             f"seen: {', '.join((*report.sass, *report.ptx)) or report.reason}"
             for report in reports
-            if report.state not in (CodeState.FULL, CodeState.PLAIN)
+            if report.state not in RUNS
         )
     return found
 
@@ -212,11 +217,8 @@ def engine_places(python: str, environment: Mapping[str, str] | None = None) -> 
         if origin is not None:
             found = Path(origin)
             places.append(found.parent if found.suffix else found)
-    home = Path(variables.get("HOME") or Path.home())
-    flashinfer = Path(variables.get("FLASHINFER_WORKSPACE_BASE") or home) / ".cache" / "flashinfer"
-    triton = Path(variables.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
-    vllm = Path(variables.get("VLLM_CACHE_ROOT") or home / ".cache" / "vllm")
-    return [place for place in (*places, flashinfer, triton, vllm) if place.is_dir()]
+    own = CompileCaches.of(variables)
+    return [place for place in (*places, own.flashinfer, own.triton, own.vllm) if place.is_dir()]
 
 
 def files_of(places: Iterable[Path]) -> Iterator[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,3 +39,18 @@ class Argument(DataTable):
             if isinstance(text := given.get(key), str):
                 given[key] = text.format(**values)
         return {**given, "type": Path} if self.path else given
+
+
+def one_line(arguments: Sequence[str]) -> str:
+    """Arguments with ``--name=value`` as ``--name value``, hyphens for underscores in names."""
+    words: list[str] = []
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if name.startswith("--"):
+            head, *rest = name.split(".")
+            words.append(".".join([head.replace("_", "-"), *rest]))
+            if equals:
+                words.append(value)
+        else:
+            words.append(argument)
+    return " ".join(words)

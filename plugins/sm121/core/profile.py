@@ -100,8 +100,11 @@ class Needs(DataTable):
     disk_gib: Positive | None = None
     #: Accepted entries of FLASHINFER_CUDA_ARCH_LIST; empty means that it is not looked at.
     arch_list: tuple[str, ...] = ()
-    #: FlashInfer modules that are compiled at the first start when the cache is cold.
+    #: FlashInfer modules that may be compiled at a start, by their names in
+    #: ``fixtures/compilation/jit.toml``. Which of them are is decided by the engine's arguments.
     jit_modules: tuple[str, ...] = ()
+    #: What is resident while they are compiled, where GPU and host share one memory.
+    weights_gib: Positive | None = None
 
 
 class EngineSettings(DataTable):
@@ -110,7 +113,12 @@ class EngineSettings(DataTable):
     name: str = Field(default="vllm", pattern=r"^[a-z0-9][a-z0-9-]*$")
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = Field(default={})
+    #: Of a start that compiles nothing: its caches are warm.
     ready_within_s: Sourced
+    #: The most that a start may take which compiles: as long as it is seen to do so.
+    cold_ready_within_s: Sourced = Sourced(
+        value=2700, source="chosen: fused_moe_120 takes 65 minutes of one core, 16 of four"
+    )
     #: No log line and no CPU time for so long during start-up means that it hangs.
     stalled_after_s: Positive = 120.0
     #: Time between the polite request to stop and SIGKILL.

@@ -128,4 +128,17 @@ class Server:
     startup_s: float | None
     #: Whose words its log and its metrics use; None where that is not known.
     reader: str | None = None
+    #: What its start compiled, a line for each cache; empty: its caches were warm.
+    compiled: tuple[str, ...] = ()
     why_no_log: str = "the attached server's log is not known; give --server-log"
+
+    @property
+    def why_cold(self) -> str | None:
+        """Why the time of its start decides nothing; None after a start with warm caches."""
+        if not self.compiled:
+            return None
+        return (
+            f"the start took {self.startup_s:.0f} s and was a cold one: it compiled "
+            f"{'; '.join(self.compiled)}. A warm start decides: run again with these caches kept, "
+            "or `sm121 warm` before"
+        )

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -21,6 +21,7 @@ import psutil
 from mirakuru import SimpleExecutor
 from mirakuru.exceptions import ProcessFinishedWithError
 
+from sm121.compilation.caches import CompileCaches
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import Sm121Error
 from sm121.core.redaction import redact_file, secrets_of
@@ -45,6 +46,8 @@ from sm121.evidence.process_snapshot import snapshot
 from sm121.evidence.progress import startup_progress
 
 _POLL_S = 0.1
+#: How often it is looked what is being compiled.
+_CACHES_EVERY_S = 2.0
 _PORT_ATTEMPTS = 3
 #: 107 bytes of a socket's path, less "/sm121-xxxxxxxx/" and the UUID that vLLM appends.
 _LONGEST_SCRATCH_BASE = 107 - 16 - 36
@@ -75,6 +78,8 @@ class StartLimits:
     ready_s: float
     stalled_s: float
     stop_s: float
+    #: For a start that is seen to compile. Less than `ready_s`: no more than that.
+    cold_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -157,6 +162,8 @@ class ManagedServer:
         run_id: in the environment of each of its processes.
         notify: called on each change of progress, and when something is amiss.
         other_secrets: what its log must not show, beside its own key.
+        on_cold: called with the seconds that its start gets beyond the limit, because it compiles.
+        added: to its environment.
     """
 
     configuration: ServerConfiguration
@@ -166,10 +173,14 @@ class ManagedServer:
     run_id: str
     notify: Callable[[StartPhase], None] = lambda _progress: None
     other_secrets: Callable[[], Collection[str]] = tuple
+    on_cold: Callable[[float], None] = lambda _seconds: None
+    added: Mapping[str, str] = field(default_factory=dict)
 
     progress: str = field(init=False, default="not started")
     #: When its process was started (``time.monotonic``), and its tree as it was before the stop.
     launched: float = field(init=False, default=0.0)
+    _launched_at: float = field(init=False, default=0.0)
+    _caches: CompileCaches = field(init=False)
     last_tree: list[dict[str, Any]] = field(init=False, default_factory=list)
     log: Path = field(init=False)
     _api_key: str = field(init=False, repr=False)
@@ -418,12 +429,15 @@ class ManagedServer:
             configuration=self.configuration,
             startup_s=startup_s,
             reader=self.engine.name,
+            compiled=tuple(self._caches.compiled(self._launched_at)),
         )
 
     def _launch(self) -> None:
         self._status_file.unlink(missing_ok=True)
         self._output = self.log.open("w", encoding="utf-8", buffering=1)
         environment = dict(self.engine.environment(self.configuration, api_key=self._api_key))
+        environment.update(self.added)
+        self._caches = CompileCaches.of(environment)
         environment[RUN_ID] = self.run_id
         environment[SERVER_ID] = self._server_id
         environment[stale.OWNER] = stale.owner()
@@ -445,11 +459,12 @@ class ManagedServer:
             stdout=self._output,
             stderr=self._output,
         )
-        self.launched = time.monotonic()
+        self.launched, self._launched_at = time.monotonic(), time.time()
         self._executor.start()
 
     def _wait_until_ready(self, endpoint: Endpoint, started: float) -> None:
         deadline = started + self.limits.ready_s
+        look_at = started
         activity = Activity(self.log, self.processes)
         probe = ReadinessProbe(endpoint)
         probe.start()
@@ -460,12 +475,15 @@ class ManagedServer:
                 for line in activity.new_lines():
                     self._note_progress(startup_progress(line))
                 self._note_progress(probe.progress)
+                if time.monotonic() >= look_at:
+                    look_at = time.monotonic() + _CACHES_EVERY_S
+                    if (building := self._caches.building(self._launched_at)) is not None:
+                        self._note_progress(f"building kernels (JIT): {building}")
                 if probe.ready and self._owns_port():
                     self._has_listened = True
                     return
                 if time.monotonic() >= deadline:
-                    what = f"the server was not ready within {self.limits.ready_s:.0f} s"
-                    raise self._failed(ServerTimedOut, what)
+                    deadline = self._later_deadline(started, deadline)
                 idle_s = activity.idle_s()
                 if idle_s >= self.limits.stalled_s:
                     what = f"the server neither logged nor used the processor for {idle_s:.0f} s"
@@ -473,6 +491,25 @@ class ManagedServer:
                 time.sleep(_POLL_S)
         finally:
             probe.cancel()
+
+    def _later_deadline(self, started: float, deadline: float) -> float:
+        """When a start that is over its time must be ready: as long after the last file that it
+        compiled as a warm one may take.
+
+        Raises:
+            ServerTimedOut: it did not compile for so long, or has had all of a cold start's time.
+        """
+        latest = self._caches.latest(self._launched_at)
+        if latest is not None:
+            since = time.monotonic() - (time.time() - latest)
+            later = min(since + self.limits.ready_s, started + self.limits.cold_s)
+            if later > time.monotonic():
+                self.on_cold(later - deadline)
+                return later
+        what = f"the server was not ready within {time.monotonic() - started:.0f} s"
+        if latest is not None:
+            what += f", {time.time() - latest:.0f} s after the last file that it compiled"
+        raise self._failed(ServerTimedOut, what)
 
     def _raise_exited(self, exit_status: int) -> None:
         cause = classify(self.log, exit_status)

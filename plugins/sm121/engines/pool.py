@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +46,8 @@ class ServerPool:
         on_death: called when a server is found that ended, or whose engine did, though nobody
             asked it to; it is stopped afterwards.
         hidden: what no log may show.
+        on_cold: called with the seconds that a start gets beyond the limit, because it compiles.
+        added: what a start's environment gets beside the configuration's.
         device: held while a server runs, where other workers may want the same device.
     """
 
@@ -59,8 +61,12 @@ class ServerPool:
         on_stop: Callable[[str, StopReport], None] = lambda _name, _report: None,
         on_death: Callable[[ServerDied], None] = lambda _error: None,
         hidden: Callable[[], Collection[str]] = tuple,
+        on_cold: Callable[[float], None] = lambda _seconds: None,
+        added: Callable[[ServerConfiguration], Mapping[str, str]] = lambda _configuration: {},
         device: DeviceLock | None = None,
     ) -> None:
+        self._on_cold = on_cold
+        self._added = added
         self._device = device
         self._hidden = hidden
         self._limits = limits
@@ -105,6 +111,8 @@ class ServerPool:
             self._run_id,
             lambda progress: self._notify(configuration.name, progress),
             self._hidden,
+            self._on_cold,
+            self._added(configuration),
         )
         self.secrets.update(managed.secrets)
         self.latest = managed

@@ -5,8 +5,6 @@ What is known of architectures, build memory and wrong choices is data: ``fixtur
 
 from __future__ import annotations
 
-import fnmatch
-import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +16,11 @@ from typing import Literal, get_args
 import psutil
 from pydantic import Field, model_validator
 
+from sm121.compilation import jit
+from sm121.compilation.caches import CompileCaches
+from sm121.compilation.jit import FlashInferModules, JitModule
 from sm121.core import data_file
+from sm121.core.arguments import one_line
 from sm121.core.data_file import DataTable, Entries, Regex
 from sm121.core.printable import some_of
 from sm121.core.profile import Needs
@@ -46,10 +48,10 @@ class _Architecture(DataTable):
     codes: tuple[str, ...] = Field(min_length=1)
     bare: str
 
-
-class _MaxJobs(DataTable):
-    jobs: int = Field(ge=1)
-    peak_gb: float = Field(gt=0)
+    @property
+    def number(self) -> int:
+        """Its compute capability: 121."""
+        return int(self.target.replace(".", ""))
 
 
 class _Rule(DataTable):
@@ -75,7 +77,6 @@ class PreflightData(DataTable):
     """The content of ``fixtures/preflight.toml``."""
 
     architecture: tuple[_Architecture, ...] = Field(min_length=1)
-    max_jobs: tuple[_MaxJobs, ...] = Field(min_length=1)
     rule: Entries[_Rule]
 
     @model_validator(mode="after")
@@ -86,8 +87,6 @@ class PreflightData(DataTable):
                 raise ValueError(
                     f"rule {rule.id}: arch must be of {sorted(known)}, seen {sorted(strange)}"
                 )
-        if [row.jobs for row in self.max_jobs] != sorted({row.jobs for row in self.max_jobs}):
-            raise ValueError("max_jobs must be in rising order of jobs")
         return self
 
 
@@ -104,6 +103,7 @@ def inspect(
     *,
     needs: Needs,
     directory: Path,
+    modules: FlashInferModules | None = None,
 ) -> list[PreflightFinding]:
     """What stands against starting an engine with these arguments in this environment.
 
@@ -114,6 +114,7 @@ def inspect(
         environment: the engine's whole environment.
         needs: what the machine must have; what is None or empty is not checked.
         directory: where the disk must have room. It need not exist yet.
+        modules: what the engine's FlashInfer has compiled (default: in its cache, of any version).
 
     Returns:
         Errors first; empty when nothing was found.
@@ -124,7 +125,13 @@ def inspect(
         *_memory(needs),
         *_disk(needs, directory.absolute()),
         *_arch_lists(architecture, environment, needs),
-        *_jit(data, architecture, environment, needs),
+        *_jit(
+            architecture,
+            arguments,
+            environment,
+            needs,
+            modules or FlashInferModules(None, CompileCaches.of(environment).flashinfer),
+        ),
         *_rules(data, arch, arguments, environment),
     ]
     order = get_args(Severity)
@@ -191,99 +198,88 @@ def _arch_lists(
 
 
 def _jit(
-    data: PreflightData,
     architecture: _Architecture | None,
+    arguments: Sequence[str],
     environment: Mapping[str, str],
     needs: Needs,
+    modules: FlashInferModules,
 ) -> Iterator[PreflightFinding]:
-    if not needs.jit_modules or architecture is None:
+    if architecture is None or not (asked := jit.needed(needs, arguments)):
         return
-    base = (
-        environment.get("FLASHINFER_WORKSPACE_BASE") or environment.get("HOME") or str(Path.home())
-    )
-    cache_folder = Path(base) / ".cache" / "flashinfer"
-    right, wrong = _cache_folders(cache_folder, architecture)
-    missing = [name for name in needs.jit_modules if not _is_built(name, right)]
+    wrong = _of_others(modules.folder, architecture)
     if wrong:
         yield PreflightFinding(
             check="jit_cache",
             severity="warning",
             message=f"the JIT cache of {architecture.name} must hold "
             f"{', '.join(architecture.codes)}, "
-            f"seen {some_of(sorted(folder.name for folder in wrong), 5)} in {cache_folder}",
+            f"seen {some_of(sorted(folder.name for folder in wrong), 5)} in {modules.folder}",
             remedy=f"set FLASHINFER_CUDA_ARCH_LIST={architecture.target}a; "
             "remove those directories if nothing else uses them",
         )
-    if missing:
-        state = "cold" if len(missing) == len(needs.jit_modules) else "incomplete"
-        yield PreflightFinding(
-            check="jit_cache",
-            severity="note",
-            message=f"the JIT cache in {cache_folder} is {state}: the first start builds "
-            f"{some_of(missing, 5)}, which takes minutes "
-            "(unless flashinfer-jit-cache is installed)",
-            remedy="allow for it in the start-up limit, or start once before measuring",
-        )
-        yield from _max_jobs(data, environment)
-
-
-def _cache_folders(
-    cache_folder: Path, architecture: _Architecture
-) -> tuple[list[Path], list[Path]]:
-    """Directories ``<version>/<arch>`` for this architecture, and those for others."""
-    right: list[Path] = []
-    wrong: list[Path] = []
-    for folder in sorted(cache_folder.glob("*/*")):
-        if not (folder.is_dir() and _CACHE_NAME.fullmatch(folder.name)):
-            continue
-        if set(folder.name.split("_")) & set(architecture.codes):
-            right.append(folder)
-        elif (folder / "cached_ops").is_dir():
-            wrong.append(folder)
-    return right, wrong
-
-
-def _is_built(module: str, folders: Sequence[Path]) -> bool:
-    return any(
-        fnmatch.fnmatchcase(item.name, module) and any(item.glob("*.so"))
-        for folder in folders
-        for item in folder.glob("cached_ops/*")
+    missing = modules.missing(asked, architecture.codes, architecture.number)
+    if not missing:
+        return
+    state = "cold" if len(missing) == len(asked) else "incomplete"
+    version = f" of FlashInfer {modules.version}" if modules.version else ""
+    yield PreflightFinding(
+        check="jit_cache",
+        severity="note",
+        message=f"the JIT cache{version} in {modules.folder} is {state}: the first start builds "
+        f"{some_of([module.module for module in missing], 5)}, "
+        f"{sum(module.cpu_s for module in missing) / 60:.0f} minutes of one core",
+        remedy="`sm121 warm` builds it without a server; a cold start has its own time limit",
     )
+    yield from _compilers(missing, environment, needs)
 
 
-def _max_jobs(data: PreflightData, environment: Mapping[str, str]) -> Iterator[PreflightFinding]:
+def _of_others(cache_folder: Path, architecture: _Architecture) -> list[Path]:
+    """Directories ``<version>/<arch>`` with modules for other architectures alone."""
+    return [
+        folder
+        for folder in sorted(cache_folder.glob("*/*"))
+        if _CACHE_NAME.fullmatch(folder.name)
+        and not set(folder.name.split("_")) & set(architecture.codes)
+        and (folder / "cached_ops").is_dir()
+    ]
+
+
+def _compilers(
+    missing: Sequence[JitModule], environment: Mapping[str, str], needs: Needs
+) -> Iterator[PreflightFinding]:
+    """Whether the memory is enough for the compilers beside the weights."""
     text = environment.get("MAX_JOBS", "").strip()
     if text and not (text.isdecimal() and int(text) > 0):
         yield PreflightFinding(
             check="max_jobs",
             severity="error",
             message=f"MAX_JOBS must be a whole number of at least 1, seen {text!r}",
-            remedy="MAX_JOBS=4",
+            remedy="unset it: the suite sets what fits",
         )
         return
-    jobs = int(text) if text else (os.cpu_count() or 1)
-    rows = data.max_jobs
-    row = next((row for row in rows if row.jobs >= jobs), rows[-1])
-    per_job = row.peak_gb / row.jobs
-    peak = row.peak_gb if row.jobs >= jobs else per_job * jobs
-    available = psutil.virtual_memory().available / 1e9
-    if peak <= available:
-        return
-    fitting = max((row.jobs for row in rows if row.peak_gb <= available), default=1)
-    origin = "MAX_JOBS" if text else "MAX_JOBS unset: one a core"
-    yield PreflightFinding(
-        check="max_jobs",
-        severity="warning",
-        message=f"building with {jobs} jobs ({origin}) can take {peak:.0f} GB, "
-        f"{available:.0f} GB are available: the host may kill the compiler",
-        remedy=f"MAX_JOBS={fitting}",
-    )
+    bound = jit.bound(missing, environment, resident_gib=needs.weights_gib or 0.0)
+    names = some_of([module.module for module in missing], 5)
+    if bound.jobs == 0:
+        yield PreflightFinding(
+            check="jit_memory",
+            severity="error",
+            message=f"to compile {names} at this start, {bound}: the machine may freeze",
+            remedy="`sm121 warm` first, which compiles without the weights",
+        )
+    elif text and int(text) > bound.jobs:
+        yield PreflightFinding(
+            check="max_jobs",
+            severity="error",
+            message=f"MAX_JOBS={text} compiles {names} with {text} jobs at the same time, "
+            f"{bound.jobs} fit: {bound}",
+            remedy=f"unset MAX_JOBS or set it to {bound.jobs}, or `sm121 warm` first",
+        )
 
 
 def _rules(
     data: PreflightData, arch: str, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> Iterator[PreflightFinding]:
-    line = _one_line(arguments)
+    line = one_line(arguments)
     variables = [f"{name}={value}" for name, value in sorted(environment.items())]
     for rule in data.rule:
         if rule.arch and arch not in rule.arch:
@@ -311,18 +307,3 @@ def _rules(
             message=f"{rule.message} (seen: {', '.join(seen)})" if seen else rule.message,
             remedy=rule.remedy,
         )
-
-
-def _one_line(arguments: Sequence[str]) -> str:
-    """Arguments with ``--name=value`` as ``--name value``, hyphens for underscores in names."""
-    words: list[str] = []
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        if name.startswith("--"):
-            head, *rest = name.split(".")
-            words.append(".".join([head.replace("_", "-"), *rest]))
-            if equals:
-                words.append(value)
-        else:
-            words.append(argument)
-    return " ".join(words)

@@ -128,9 +128,11 @@ def look_again_after_the_level(item: pytest.Item, nextitem: pytest.Item | None) 
 
 @pytest.fixture
 def startup_s(server: Server) -> float:
-    """How long the server under test took to be ready."""
+    """How long the server under test took to be ready, with warm caches."""
     if server.startup_s is None:
         raise NotRun("the attached server was started by somebody else; run without --base-url")
+    if server.why_cold:
+        raise NotRun(server.why_cold)
     return server.startup_s
 
 

@@ -196,7 +196,9 @@ class AbRun:
             finally:  # of a server that has died, its death is what is said
                 if self.harness.pool is not None:
                     self.harness.pool.check()
-            if server.startup_s is not None:
+            if server.why_cold:
+                self.harness.remark(f"A/B: startup_s is not compared: {name}: {server.why_cold}")
+            elif server.startup_s is not None:
                 visit.metrics["startup_s"] = MetricOfStart(server.startup_s, "s", False)
             visit.metrics.update(self._memory(memory))
             self._check(visit, server, side)  # a fallback may come with the first request

@@ -119,6 +119,8 @@ class StartReport(Record):
     configuration: str
     key: str
     startup_s: float | None
+    compiled: list[str] = Field(default_factory=list)
+    """What it compiled, a line for each cache; empty: its caches were warm."""
     log: str
     clean_stop: bool | None = None
 

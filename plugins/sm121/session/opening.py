@@ -31,6 +31,7 @@ from sm121.session import target as targets
 from sm121.session.crashes import CrashDesk
 from sm121.session.session import Session
 from sm121.session.settings import Settings
+from sm121.session.signals import give_time
 from sm121.session.target import Target
 
 
@@ -171,12 +172,15 @@ def _make_pool(session: Session, profile: Profile) -> None:
             ready_s=profile.engine.ready_within_s.value,
             stalled_s=profile.engine.stalled_after_s,
             stop_s=profile.engine.stop_within_s,
+            cold_s=profile.engine.cold_ready_within_s.value,
         ),
         directory=session.directory,
         run_id=session.run_id,
         notify=StartProgress(
             lambda name, line: session.say(f"server {name}", line), everything=session.verbose
         ),
+        on_cold=give_time,
+        added=session.bound_compilers,
         on_stop=session.server_stopped,
         on_death=session.note_death,
         hidden=lambda: session.secrets,

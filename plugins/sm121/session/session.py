@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from sm121.compilation import jit
+from sm121.compilation.jit import FlashInferModules
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.files import write_text
 from sm121.core.printable import printable
@@ -161,6 +163,9 @@ class Session:
                 environment,
                 needs=self.profile.engine.needs,
                 directory=self.directory,
+                modules=FlashInferModules.of(configuration.python, environment)
+                if self.profile.engine.needs.jit_modules
+                else None,
             ):
                 if finding not in found:
                     found.append(finding)
@@ -242,6 +247,19 @@ class Session:
     def engine_environment(self, configuration: ServerConfiguration) -> Mapping[str, str]:
         """The environment in which the engine of a configuration runs."""
         return registry.engine(configuration.engine).environment(configuration, api_key="")
+
+    def bound_compilers(self, configuration: ServerConfiguration) -> Mapping[str, str]:
+        """What is added to a start's environment, so that its compilers do not take the memory of
+        the whole machine. What the user gave stays."""
+        added = jit.bounding_variables(
+            self.profile.engine.needs,
+            configuration.arguments,
+            self.engine_environment(configuration),
+        )
+        if added:
+            shown = ", ".join(f"{name}={value}" for name, value in added.items())
+            self.remark(f"server {configuration.name} is started with {shown}", at_once=False)
+        return added
 
     def last_server(self, configuration: str) -> Server | None:
         """The server of a configuration's latest start in this run, which may have been stopped;
@@ -398,6 +416,7 @@ class Session:
                     configuration=start.configuration,
                     key=start.key,
                     startup_s=start.startup_s,
+                    compiled=list(start.server.compiled) if start.server is not None else [],
                     log=start.log,
                     clean_stop=self.stops[start.log].clean if start.log in self.stops else None,
                 )

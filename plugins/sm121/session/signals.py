@@ -1,4 +1,4 @@
-"""SIGTERM ends a session in the same way as Ctrl-C."""
+"""SIGTERM ends a session in the same way as Ctrl-C; SIGALRM ends a test."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ from types import FrameType
 from typing import Any
 
 from sm121.session.session import Session
+
+
+def give_time(seconds: float) -> None:
+    """More time for the test that runs, where pytest-timeout's alarm is set."""
+    left, _ = signal.getitimer(signal.ITIMER_REAL)
+    if left > 0:
+        signal.setitimer(signal.ITIMER_REAL, left + seconds)
 
 
 class Signals:

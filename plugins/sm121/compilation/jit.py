@@ -1,0 +1,202 @@
+"""What an engine compiles at its first start, and how many compilers the machine bears meanwhile.
+
+FlashInfer compiles with ninja, which takes every core where ``MAX_JOBS`` is not set. On a machine
+of unified memory that freezes it: the weights are resident by then.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import psutil
+from pydantic import Field
+
+from sm121.compilation import libraries
+from sm121.compilation.caches import CompileCaches
+from sm121.core import data_file, interpreter
+from sm121.core.arguments import one_line
+from sm121.core.data_file import DataTable, Entries, Regex
+from sm121.core.profile import Needs, Sourced
+
+_GIB = 1 << 30
+_JOBS, _THREADS = "MAX_JOBS", "FLASHINFER_NVCC_THREADS"
+
+# Looks without importing flashinfer, which makes its cache folder and may want a GPU.
+_INSTALLED = """
+import importlib.metadata as m, importlib.util as u, json, pathlib
+spec = u.find_spec("flashinfer")
+folder = pathlib.Path(spec.origin).parent if spec and spec.origin else None
+version, ahead = None, []
+if folder is not None:
+    try:
+        found = m.distribution("flashinfer-python")
+        if pathlib.Path(found.locate_file("flashinfer")) == folder:
+            version = found.version
+    except m.PackageNotFoundError:
+        pass
+    ahead = [folder / "data" / "aot", *sorted(folder.parent.glob("flashinfer_jit_cache*"))]
+print(json.dumps({"version": version, "ahead": [str(p) for p in ahead if p.is_dir()]}))
+"""
+
+
+class JitModule(DataTable):
+    """A module of FlashInfer that gpt-oss may need."""
+
+    name: str = Field(pattern=r"^[a-z0-9_]+$")
+    module: str
+    """Pattern (as of a shell) on the name of its folder in the cache."""
+    arguments: Regex | None = None
+    unless_arguments: Regex | None = None
+    memory_gib: float = Field(gt=0)
+    """What one compile job takes at its peak."""
+    cpu_s: float = Field(gt=0)
+    """What the whole module takes of one core, in seconds."""
+    source: str = Field(min_length=3)
+
+    def is_needed(self, arguments: str) -> bool:
+        """Whether an engine with these arguments, on one line, may call it."""
+        if self.arguments is not None and self.arguments.search(arguments) is None:
+            return False
+        return self.unless_arguments is None or self.unless_arguments.search(arguments) is None
+
+
+class JitData(DataTable):
+    """The content of ``fixtures/compilation/jit.toml``."""
+
+    reserve_gib: Sourced
+    module: Entries[JitModule]
+
+
+@cache
+def load_jit() -> JitData:
+    """The known modules. Raises DataFileError when the file is wrong."""
+    return data_file.load("compilation/jit.toml", JitData)
+
+
+def needed(needs: Needs, arguments: Sequence[str]) -> list[JitModule]:
+    """Those of the profile's modules that an engine with these arguments may compile.
+
+    Raises:
+        UsageError: the profile names one that is not known.
+    """
+    line = one_line(arguments)
+    modules = [data_file.named(load_jit().module, name, "module") for name in needs.jit_modules]
+    return [module for module in modules if module.is_needed(line)]
+
+
+@dataclass(frozen=True)
+class FlashInferModules:
+    """The modules that an engine's FlashInfer has compiled."""
+
+    #: Of FlashInfer. None: not known, so that any version's cache counts.
+    version: str | None
+    #: The cache: ``<version>/<architectures>/cached_ops/<module>`` is under it.
+    folder: Path
+    #: Where modules lie that were compiled before they were installed.
+    ahead: tuple[Path, ...] = ()
+
+    @classmethod
+    def of(cls, python: str, environment: Mapping[str, str]) -> FlashInferModules:
+        """Of an interpreter, in the environment of its engine.
+
+        Raises:
+            sm121.core.interpreter.NoAnswer: the interpreter does not answer.
+        """
+        answer = interpreter.ask(python, _INSTALLED, environment)
+        folder = CompileCaches.of(environment).flashinfer
+        return cls(answer["version"], folder, tuple(map(Path, answer["ahead"])))
+
+    def missing(
+        self, modules: Sequence[JitModule], codes: Sequence[str], gpu: int
+    ) -> list[JitModule]:
+        """Those that are not there for an architecture.
+
+        Args:
+            modules: which are asked for.
+            codes: names of its machine code in the cache, such as ``121a``.
+            gpu: its compute capability, such as 121.
+        """
+        places = [
+            folder / "cached_ops"
+            for folder in self.folder.glob(f"{self.version or '*'}/*")
+            if set(folder.name.split("_")) & set(codes)
+        ]
+        return [
+            module
+            for module in modules
+            if not any(_built(place, module) for place in places)
+            and not any(
+                libraries.judge(file, gpu).state in libraries.RUNS
+                for place in self.ahead
+                for file in place.rglob("*.so")
+                if fnmatch.fnmatchcase(file.stem, module.module)
+            )
+        ]
+
+
+def _built(place: Path, module: JitModule) -> bool:
+    return any(
+        fnmatch.fnmatchcase(folder.name, module.module) and any(folder.glob("*.so"))
+        for folder in place.glob("*")
+    )
+
+
+@dataclass(frozen=True)
+class Bound:
+    """How many compile jobs the machine bears beside what an engine holds."""
+
+    #: 0 where not even one fits.
+    jobs: int
+    #: GiB of memory that one job takes, that are available, and that the engine will hold.
+    job_gib: float
+    available_gib: float
+    resident_gib: float
+    reserve_gib: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.job_gib:.1f} GiB for a compile job, {self.resident_gib:.0f} GiB for the "
+            f"weights and {self.reserve_gib:.0f} GiB of reserve are needed, "
+            f"{self.available_gib:.1f} GiB are available"
+        )
+
+
+def bound(
+    modules: Sequence[JitModule], environment: Mapping[str, str], *, resident_gib: float = 0.0
+) -> Bound:
+    """The bound for these modules, of which there is at least one.
+
+    Args:
+        modules: those that may be compiled.
+        environment: the engine's; what it says of nvcc's threads counts.
+        resident_gib: what the engine holds while it compiles.
+    """
+    reserve = load_jit().reserve_gib.value
+    # Threads compile one source for several architectures at the same time.
+    architectures = len(environment.get("FLASHINFER_CUDA_ARCH_LIST", "").split()) or 1
+    threads = environment.get(_THREADS, "").strip()
+    at_once = min(int(threads) if threads.isdecimal() else 1, architectures) or 1
+    job = at_once * max(module.memory_gib for module in modules)
+    available = psutil.virtual_memory().available / _GIB
+    fitting = int((available - resident_gib - reserve) / job)
+    jobs = max(0, min(fitting, os.cpu_count() or 1))
+    return Bound(jobs, job, available, resident_gib, reserve)
+
+
+def bounding_variables(
+    needs: Needs, arguments: Sequence[str], environment: Mapping[str, str]
+) -> dict[str, str]:
+    """What bounds the compilers of a start; nothing of what the user has given.
+
+    They are set also where the cache is warm: an update of the sources makes it cold.
+    """
+    if not (modules := needed(needs, arguments)):
+        return {}
+    jobs = bound(modules, environment, resident_gib=needs.weights_gib or 0.0).jobs
+    bounded = {_JOBS: str(max(1, jobs)), _THREADS: "1"}
+    return {name: value for name, value in bounded.items() if not environment.get(name)}
