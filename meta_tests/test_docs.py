@@ -278,6 +278,18 @@ def _judges_the_change(job: dict) -> None:
     subprocess.run(["bash", "-n", "-c", run], check=True)
 
 
+@pytest.mark.parametrize("name", ["start.md", "ci/github-actions.yml", "ci/gitlab-ci.yml"])
+def test_documented_containers_keep_what_is_compiled(name):
+    """Where the checkpoint is mounted, so are the compilers' caches: without them every start is a
+    cold one."""
+    text = (DOCS / name).read_text("utf-8")
+    blocks = [part for part in re.split(r"\n\s*\n", text) if ":/root/.cache/huggingface" in part]
+    assert blocks
+    for block in blocks:
+        for place in ("/root/.cache/flashinfer", "/root/.cache/vllm", "/root/.triton"):
+            assert f":{place}" in block, f"{name}: {place} is not mounted in:\n{block}"
+
+
 def test_issue_forms_and_hooks_are_sound():
     for file in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
         form = yaml.safe_load(file.read_text())
