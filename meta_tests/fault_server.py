@@ -31,6 +31,7 @@ FAULTS = {
     "stubborn": "ignores SIGTERM",
     "orphan": "leaves a daemon that ignores SIGTERM",
     "zombie": "does not reap a child",
+    "bare": "has neither /health nor /version, as no OpenAI-compatible server must",
     "no-metrics": "answers /metrics with status 500",
     "dies-later": "ends by SIGKILL at the second completion",
 }
@@ -60,6 +61,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.fault == "html":
             self.answer("<html><body>It works!</body></html>", kind="text/html")
+        elif self.fault == "bare" and self.path in ("/health", "/version"):
+            self.answer({"error": "not found"}, 404)
         elif self.path == "/health":
             loads = self.fault in ("never-ready", "compiles-then-hangs")
             self.answer("", 503 if loads else 200)

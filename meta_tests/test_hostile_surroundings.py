@@ -4,8 +4,12 @@ and in time, and no secret is shown."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
+import shutil
 import socket
+import ssl
+import subprocess
 import threading
 import time
 import tracemalloc
@@ -406,6 +410,64 @@ def test_a_key_of_the_environment_reaches_the_server_and_no_report(run_pytest, f
     files = [path for path in run.report.rglob("*") if path.is_file()]
     assert not any(SECRET in path.read_text(errors="replace") for path in files)
     assert SECRET not in run.output
+
+
+def test_pytest_itself_does_not_show_the_key(run_pytest, fault_server, tmp_path):
+    server = fault_server("none", key=SECRET)
+    theirs = tmp_path / "theirs.xml"
+    _, run = run_pytest(
+        "--arch", "cpu", "--base-url", server.base_url, "-l", "-rA", f"--junitxml={theirs}",
+        "meta_tests/scenarios/tells_the_key.py", environment={"SM121_API_KEY": SECRET},
+    )  # fmt: skip
+    assert "Incorrect API key" in run.output and "printed" in run.output
+    assert SECRET not in run.output
+    assert SECRET not in theirs.read_text("utf-8")
+
+
+def test_a_server_without_health_and_version_is_judged_by_the_rest(run_pytest, fault_server):
+    """OpenAI's API has neither. A server that the suite started must have both."""
+    server = fault_server("bare")
+    _, run = run_pytest(
+        "--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key,
+        "tests/test_smoke.py", "-k", "health or version",
+    )  # fmt: skip
+    told = {test["id"].partition("::")[2]: test for test in run.verdict["tests"]}
+    for name in ("test_health", "test_version_is_known"):
+        assert told[name]["verdict"] == "NOT_RUN", told[name]
+        assert "the attached server has no /" in told[name]["message"]
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_a_certificate_authority_of_ones_own(tmp_path, monkeypatch):
+    key, certificate = tmp_path / "key.pem", tmp_path / "own.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out",
+         certificate, "-days", "2", "-subj", "/CN=localhost",
+         "-addext", "subjectAltName=IP:127.0.0.1"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=_answers_over_tls, args=(listening, context))
+        thread.start()
+        endpoint = Endpoint(f"https://127.0.0.1:{listening.getsockname()[1]}", "k", "m")
+        try:
+            with endpoint.http() as http, pytest.raises(httpx.ConnectError, match="certificate verify failed"):
+                http.get("/v1/models")
+            monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+            with endpoint.http() as http:
+                assert http.get("/v1/models").json() == {"data": []}
+        finally:
+            thread.join()
+
+
+def _answers_over_tls(listening: socket.socket, context: ssl.SSLContext) -> None:
+    for _ in range(2):
+        connection, _ = listening.accept()
+        with contextlib.suppress(ssl.SSLError), context.wrap_socket(connection, True) as client:
+            client.recv(4096)
+            client.sendall(HEAD + b'Content-Length: 12\r\n\r\n{"data": []}')
 
 
 def test_the_middle_of_a_long_log_is_read(tmp_path: Path):

@@ -79,6 +79,8 @@ def test_server_is_ready_in_time(server, profile):
 def test_version_is_known(conformance, server):
     """The engine's version is known. Without it a result cannot be compared with anything."""
     version = conformance.file.engine.version
+    if not server.managed and not version:
+        pytest.skip("NOT_RUN: the attached server has no /version; give its log: --server-log PATH")
     assert version, f"required: a version, seen: none at {server.endpoint.base_url}/version"
 
 
@@ -101,9 +103,11 @@ def test_every_variable_is_known_to_the_engine(kernel_path, server):
     assert not unknown, f"required: no unknown VLLM_* variable, seen: {', '.join(unknown)}"
 
 
-def test_health(http):
+def test_health(http, server):
     """GET /health answers 200."""
     status = http.get("/health").status_code
+    if not server.managed and status == 404:
+        pytest.skip("NOT_RUN: the attached server has no /health; other engines may not need one")
     assert status == 200, f"required: 200, seen: {status}"
 
 

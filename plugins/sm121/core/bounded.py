@@ -7,6 +7,7 @@ of an HTTP library are for each read alone, and its decoders unpack without a bo
 from __future__ import annotations
 
 import functools
+import ssl
 import sys
 import threading
 import time
@@ -54,6 +55,8 @@ class _Transport:
         self._deadline = _Deadline()
         self._inner = library.HTTPTransport(
             trust_env=False,  # a proxy or a .netrc of the environment must not be used
+            # The machine's certificates, and those that SSL_CERT_FILE names.
+            verify=ssl.create_default_context(),
             limits=library.Limits(max_connections=1000, max_keepalive_connections=100),
         )
         # The library has no place for a network backend; the pool under it has.

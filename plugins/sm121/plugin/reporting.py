@@ -77,6 +77,19 @@ def note_failure(
     details.write(known, session.directory)
 
 
+def redact(session: Session, report: pytest.TestReport) -> None:
+    """Take secrets out of what pytest itself prints and writes to --junitxml: a server may name the
+    key that it refuses, and ``-l`` shows it."""
+    report.sections = [(name, session.redact(text)) for name, text in report.sections]
+    if isinstance(report.longrepr, tuple):  # of a skip
+        *place, reason = report.longrepr
+        report.longrepr = (*place, session.redact(reason))
+        return
+    shown = report.longreprtext
+    if (clean := session.redact(shown)) != shown:
+        report.longrepr = clean
+
+
 def _named_from_here(item: pytest.Item) -> str:
     """The test's name for the folder in which pytest was started. Its id is relative to pytest's
     root directory, which can be another folder."""

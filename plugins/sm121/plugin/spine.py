@@ -292,6 +292,7 @@ def pytest_runtest_makereport(
     outcomes.take(session, item, call, report)
     if report.failed:
         reporting.note_failure(session, item.config.stash[DETAILS], item, report)
+    reporting.redact(session, report)
     if report.when == "teardown":
         _step(f"decided {item.stash[FINDING].verdict.value}")
         item.config.stash[CRASHES].after_test(item.stash[ID], item.stash[LEVEL])

@@ -1,0 +1,19 @@
+"""Tests that show the server's key wherever pytest shows things; started by
+meta_tests/test_hostile_surroundings.py."""
+
+import logging
+
+import pytest
+
+pytestmark = [pytest.mark.smoke, pytest.mark.applies_to("cpu", "gpu")]
+
+
+def test_tells(conformance):
+    key = conformance.settings.api_key
+    print(f"printed {key}")
+    logging.getLogger("theirs").warning("logged %s", key)
+    assert key == f"Incorrect API key: {key}", f"seen: {key}"
+
+
+def test_skips(conformance):
+    pytest.skip(f"NOT_RUN: refused {conformance.settings.api_key}")
