@@ -453,7 +453,7 @@ def test_a_certificate_authority_of_ones_own(tmp_path, monkeypatch):
         thread.start()
         endpoint = Endpoint(f"https://127.0.0.1:{listening.getsockname()[1]}", "k", "m")
         try:
-            with endpoint.http() as http, pytest.raises(httpx.ConnectError, match="certificate verify failed"):
+            with endpoint.http() as http, pytest.raises(httpx.ConnectError, match="verify"):
                 http.get("/v1/models")
             monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
             with endpoint.http() as http:

@@ -82,8 +82,8 @@ def redact(session: Session, report: pytest.TestReport) -> None:
     key that it refuses, and ``-l`` shows it."""
     report.sections = [(name, session.redact(text)) for name, text in report.sections]
     if isinstance(report.longrepr, tuple):  # of a skip
-        *place, reason = report.longrepr
-        report.longrepr = (*place, session.redact(reason))
+        file, line, reason = report.longrepr
+        report.longrepr = (file, line, session.redact(reason))
         return
     shown = report.longreprtext
     if (clean := session.redact(shown)) != shown:
