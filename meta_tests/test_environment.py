@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sm121.core import redaction
+from sm121.core import interpreter, redaction
 from sm121.core.redaction import (
     REDACTED,
     is_secret_name,
@@ -349,3 +350,62 @@ def test_gpu_that_does_not_answer_everything(monkeypatch: pytest.MonkeyPatch) ->
     assert (gpu.power_mode, gpu.power_limit_w, gpu.memory_total_bytes, gpu.persistence) == (
         None,
     ) * 4
+
+
+class Layout:
+    """An environment with a vLLM in it, and a working directory of a container."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        env = root / "env"
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(env)], check=True)
+        self.python = str(env / "bin" / "python")
+        (self.packages,) = env.glob("lib/python3*/site-packages")
+        self.work = root / "workspace" / "vllm"
+        self.work.mkdir(parents=True)
+        monkeypatch.chdir(self.work)
+
+    @staticmethod
+    def package(folder: Path) -> None:
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").touch()
+
+    def wrong(self, checkout: Path | None = None, **variables: str) -> list[str]:
+        found = interpreter.imports(self.python, ("vllm", "flashinfer"), {"PATH": "", **variables})
+        return interpreter.misplaced(found, {} if checkout is None else {"vllm": str(checkout)})
+
+
+@pytest.fixture
+def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Layout:
+    return Layout(tmp_path, monkeypatch)
+
+
+def test_a_folder_of_the_packages_name_is_no_checkout(layout):
+    """eugr's images work in /workspace/vllm, where there is no vLLM: theirs is installed."""
+    layout.package(layout.packages / "vllm")
+    assert layout.wrong(layout.work) == []
+    layout.package(layout.work / "vllm")  # now it is one, and must be what is imported
+    assert layout.wrong(layout.work) == []
+    os.chdir("/")
+    (line,) = layout.wrong(layout.work)
+    assert "required from the checkout" in line
+
+
+def test_an_editable_install_is_an_install(layout, tmp_path):
+    """By a path file, as setuptools and uv leave it, and by a finder of its own."""
+    layout.package(tmp_path / "source" / "vllm")
+    layout.package(tmp_path / "other" / "flashinfer")
+    (layout.packages / "vllm.pth").write_text(f"{tmp_path}/source\n")
+    (layout.packages / "finder.pth").write_text(f"import sys; sys.path.append('{tmp_path}/other')")
+    assert layout.wrong() == []
+    assert layout.wrong(layout.work) == []
+    assert layout.wrong(PYTHONPATH=f"{tmp_path}/source") == [], "it is named twice"
+
+
+def test_what_only_pythonpath_or_the_working_directory_has_is_misplaced(layout, tmp_path):
+    layout.package(layout.packages / "vllm")
+    layout.package(tmp_path / "elsewhere" / "vllm")
+    (line,) = layout.wrong(PYTHONPATH=f"{tmp_path}/elsewhere")
+    assert f"required from {layout.packages}/vllm" in line and "elsewhere/vllm" in line
+    layout.package(layout.work / "flashinfer")
+    (line,) = layout.wrong()
+    assert "flashinfer: required from an installed package, of which there is none" in line

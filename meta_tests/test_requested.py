@@ -14,7 +14,7 @@ from sm121.core.profile import load, shipped
 from sm121.engines import requested
 from sm121.engines.requested import RequestRules, compare, different, load_requests
 from sm121.evidence import variables
-from sm121.evidence.kernel_path import KernelPath
+from sm121.evidence.kernel_path import KernelPath, mistaken_environment
 from sm121.evidence.metrics import with_metrics
 
 CORE = "(EngineCore pid=7) INFO 10-05 02:13:33 "
@@ -276,6 +276,27 @@ def test_unknown_variable_is_not_applicable_and_never_passes() -> None:
 def test_variables_that_images_set_are_no_request() -> None:
     harmless = {"VLLM_BUILD_COMMIT": "x", "VLLM_CPU_SERVICE_HOST": "y"}
     assert compared(KernelPath(), **harmless) == []
+
+
+#: Of the environments of images: NGC's, eugr's, and what vLLM's own build reads.
+OF_IMAGES = (
+    "VLLM_VERSION", "VLLM_FLASH_ATTN_SRC_DIR", "VLLM_BASE_DIR", "VLLM_CUTLASS_SRC_DIR",
+    "VLLM_PRECOMPILED_WHEEL_COMMIT", "VLLM_VERSION_OVERRIDE", "VLLM_CPU_AVX512BF16",
+    "VLLM_XPU_AOT_DEVICES", "VLLM_REQUIRE_RUST_FRONTEND", "VLLM_REF",
+)  # fmt: skip
+#: What reads like them, and is a mistake.
+NOT_OF_IMAGES = (
+    "VLLM_VERSION_CHECK", "VLLM_FLASH_ATTN_SRC", "VLLM_CPU_AVX512BF16_MOE", "VLLM_REFRESH",
+    "VLLM_FLASH_ATTN_VERSIONS", "VLLM_MXFP4_BACKEND",
+)  # fmt: skip
+
+
+def test_what_a_build_was_told_is_no_mistake_of_the_server() -> None:
+    """The engine warns of a variable that its image has from its build; a variable that merely
+    looks so is the user's mistake."""
+    path = KernelPath(unknown_env=[*OF_IMAGES, *NOT_OF_IMAGES])
+    assert mistaken_environment(path) == [*NOT_OF_IMAGES]
+    assert compared(KernelPath(), **dict.fromkeys(OF_IMAGES, "x")) == []
 
 
 def test_secret_values_are_not_shown() -> None:

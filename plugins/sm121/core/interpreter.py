@@ -12,15 +12,26 @@ from typing import Any
 from sm121.core.errors import Sm121Error
 from sm121.core.redaction import redact
 
+# What is installed is found without PYTHONPATH and the working directory: in the folders of
+# packages, or by what an editable install left there.
 _IMPORTS = """
-import importlib.util as u, json, site, sys, sysconfig
-origins = {}
-for name in json.load(sys.stdin):
-    spec = u.find_spec(name)
-    places = list(spec.submodule_search_locations or []) if spec else []
-    origins[name] = spec.origin or places[0] if spec and (spec.origin or places) else None
-own = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()}
-print(json.dumps({"own": sorted(own), "origins": origins}))
+import importlib, importlib.util as u, json, os, site, sys
+def origins():
+    found = {}
+    for name in names:
+        spec = u.find_spec(name)
+        places = list(spec.submodule_search_locations or []) if spec else []
+        found[name] = spec.origin or places[0] if spec and (spec.origin or places) else None
+    return found
+names = json.load(sys.stdin)
+seen = origins()
+added = {os.path.abspath(p) for p in ["", *os.environ.get("PYTHONPATH", "").split(os.pathsep)]}
+sys.path[:] = [p for p in sys.path if os.path.abspath(p) not in added]
+users = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+for folder in [*site.getsitepackages(), *users]:
+    site.addsitedir(folder)
+importlib.invalidate_caches()
+print(json.dumps({"installed": origins(), "origins": seen}))
 """
 
 
@@ -77,8 +88,8 @@ class Imports:
 
     #: File of each module, None for one that it does not have.
     origins: dict[str, str | None]
-    #: The interpreter's own folders of installed packages.
-    own: tuple[str, ...]
+    #: The same for what is installed in its environment, also as an editable install.
+    installed: dict[str, str | None]
 
 
 def imports(python: str, modules: Sequence[str], environment: Mapping[str, str]) -> Imports:
@@ -88,26 +99,31 @@ def imports(python: str, modules: Sequence[str], environment: Mapping[str, str])
         NoAnswer: the interpreter does not answer.
     """
     answer = ask(python, _IMPORTS, environment, list(modules))
-    return Imports(answer["origins"], tuple(answer["own"]))
+    return Imports(answer["origins"], answer["installed"])
 
 
 def misplaced(found: Imports, checkouts: Mapping[str, str]) -> list[str]:
-    """Modules that do not come from the checkout expected, where that exists, else from the
-    interpreter's own installed packages; a line each."""
+    """Modules that do not come from the checkout expected, where there is one, else from what is
+    installed in the interpreter's environment; a line each."""
     wrong = []
     for name, origin in found.origins.items():
         if origin is None:
             continue
         checkout = Path(checkouts[name]) if name in checkouts else None
-        if checkout is not None and checkout.is_dir():
+        if checkout is not None and (checkout / name).is_dir():
             if not Path(origin).is_relative_to(checkout):
                 wrong.append(
                     f"{name}: required from the checkout {checkout}, seen {origin} "
                     f"(put {checkout} on PYTHONPATH)"
                 )
-        elif not any(Path(origin).is_relative_to(folder) for folder in found.own):
+        elif not _same(origin, found.installed[name]):
+            required = found.installed[name] or "an installed package, of which there is none"
             wrong.append(
-                f"{name}: required from {' or '.join(found.own)}, seen {origin} "
+                f"{name}: required from {required}, seen {origin} "
                 "(unset PYTHONPATH, or name the checkout in the profile's engine.checkouts)"
             )
     return wrong
+
+
+def _same(file: str, other: str | None) -> bool:
+    return other is not None and Path(file).resolve() == Path(other).resolve()
