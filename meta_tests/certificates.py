@@ -1,15 +1,18 @@
 """Certificates of an honest vLLM: how many of some runs are certified, and why not the others.
 
-``python meta_tests/certificates.py --runs 50`` runs the whole suite with ``--certify`` on the CPU,
-with ``data/certifiable-cpu.toml``, one run after the other, and prints a line for each. It ends
-with 0 when each was certified.
+``python meta_tests/certificates.py --runs 50`` runs the suite with ``--certify`` on the CPU, with
+``data/certifiable-cpu.toml``, one run after the other, and prints a line for each as it ends. It
+ends with 0 when each was certified. ``--levels smoke,performance`` asks for the certificate of
+these levels. With ``--state FILE`` runs add up over several calls: a row of JSON for each.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,14 +21,28 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 PROFILE = HERE / "data" / "certifiable-cpu.toml"
+_LEVELS = re.compile(r"^levels = .*$", re.MULTILINE)
 
 
-def certify(folder: Path) -> dict:
+def with_levels(levels: list[str], folder: Path) -> Path:
+    """A copy of the profile that asks for the certificate of these levels; its own where there are
+    none."""
+    if not levels:
+        return PROFILE
+    text, count = _LEVELS.subn(f"levels = {json.dumps(levels)}", PROFILE.read_text("utf-8"))
+    assert count == 1, f"{PROFILE}: expected one line of levels, seen {count}"
+    file = folder / "profile.toml"
+    file.write_text(text, "utf-8")
+    return file
+
+
+def certify(folder: Path, levels: list[str]) -> dict:
     """verdict.json of a run in a folder; {} where none was written."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    profile = with_levels(levels, folder)
     with (folder / "output.txt").open("w") as output:
         subprocess.run(
-            [sys.executable, "-m", "pytest", "-m", "cpu", "--certify", f"--profile={PROFILE}",
+            [sys.executable, "-m", "pytest", "-m", "cpu", "--certify", f"--profile={profile}",
              "--report-dir", str(folder / "report")],
             cwd=HERE.parent, env=kept, stdout=output, stderr=output, check=False,
         )  # fmt: skip
@@ -33,27 +50,62 @@ def certify(folder: Path) -> dict:
     return json.loads(file.read_text("utf-8")) if file.is_file() else {}
 
 
-def runs(number: int, folder: Path) -> list[dict]:
-    """Several runs; a line is printed for each as it ends."""
+def row(verdict: dict, began: str, took_s: float) -> dict:
+    """What is kept of a run."""
+    asked = verdict.get("fingerprint") or {}
+    return {
+        "began": began,
+        "took_s": round(took_s),
+        "commit": (asked.get("sources") or {}).get("suite", "unknown").split()[-1][:9],
+        "verdict": verdict.get("verdict", "none"),
+        "certified": bool(verdict.get("certified")),
+        "levels": verdict.get("certificate_levels"),
+        "reason": verdict.get("reason", "no verdict"),
+    }
+
+
+def line(number: int, kept: dict) -> str:
+    """A run as it is printed."""
+    said = f"{kept['verdict']:12} {kept['took_s']:6} s"
+    return f"{number:3} {kept['began']} {said}  {kept['commit']}  {kept['reason']}"
+
+
+def runs(number: int, folder: Path, levels: list[str], state: Path | None = None) -> list[dict]:
+    """Several runs, by their verdict.json; a line is printed, and kept, for each as it ends."""
     found = []
-    for index in range(1, number + 1):
-        own = folder / f"run-{index}"
+    for _ in range(number):
+        began = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        own = folder / f"run-{began.replace(':', '')}"
         own.mkdir(parents=True)
         begun = time.monotonic()
-        found.append(verdict := certify(own))
-        took = time.monotonic() - begun
-        said = "certified" if verdict.get("certified") else verdict.get("reason", "no verdict")
-        print(f"{index:3} {verdict.get('verdict', 'none'):12} {took:6.0f} s  {said}", flush=True)
+        found.append(verdict := certify(own, levels))
+        kept = row(verdict, began, time.monotonic() - begun)
+        if state is not None:
+            with state.open("a", encoding="utf-8") as rows:
+                rows.write(json.dumps(kept) + "\n")
+        print(line(len(known(state)) if state else len(found), kept), flush=True)
     return found
+
+
+def known(state: Path) -> list[dict]:
+    """The runs that were kept."""
+    if not state.is_file():
+        return []
+    return [json.loads(text) for text in state.read_text("utf-8").splitlines()]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=50)
+    parser.add_argument("--levels", default="", help="of the certificate (default: the profile's)")
+    parser.add_argument("--state", type=Path, help="runs add up in this file, over several calls")
     parser.add_argument("--keep", type=Path, help="keep the reports here")
     options = parser.parse_args()
+    levels = [name for name in options.levels.split(",") if name]
     with tempfile.TemporaryDirectory() as scratch:
-        found = runs(options.runs, options.keep or Path(scratch))
+        found = runs(options.runs, options.keep or Path(scratch), levels, options.state)
+    if options.state is not None:
+        found = known(options.state)
     certified = sum(bool(verdict.get("certified")) for verdict in found)
     print(f"{certified} of {len(found)} certified")
     return 0 if certified == len(found) else 1

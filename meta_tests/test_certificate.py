@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 from types import SimpleNamespace
+from urllib.parse import quote
 
 import certificate_tricks
 import certificates
 import pytest
 from certificate_tricks import HONEST, LATER, TRICKS, tried
+from false_greens import engine
 
 from sm121.checkpoint.identity import identity, is_of_shape
 from sm121.core import profile
@@ -19,12 +21,14 @@ from sm121.core.verdict import Verdict
 from sm121.evidence.kernel_path import KernelPath
 from sm121.measure import comparison
 from sm121.plugin import selection
-from sm121.plugin.stash import APPLIES_TO, ID, LEVEL
+from sm121.plugin.stash import APPLIES_TO, ID, LEVEL, SETTINGS
 from sm121.report import summary
 from sm121.run.fingerprint import Fingerprint
 from sm121.run.verdict_file import BoxReport, EngineReport, MetricReport, TestReport, VerdictFile
 from sm121.session import certification
 from sm121.session.fingerprinting import is_shipped
+from sm121.session.opening import open_session
+from sm121.session.settings import Settings
 
 CPU = profile.load("cpu-tiny-gpt-oss")
 PATH = KernelPath(attention="CPU_ATTN", moe="CPU", kv_layout="NHD")
@@ -81,7 +85,7 @@ def test_every_option_of_pytest_and_of_the_suite_is_known_or_refused():
 @pytest.mark.timeout(0)
 def test_an_honest_engine_is_certified_every_time(tmp_path):
     number = int(os.environ.get("SM121_META_CERTIFICATES", "1"))
-    for found in certificates.runs(number, tmp_path):
+    for found in certificates.runs(number, tmp_path, []):
         assert found["certified"] and found["verdict"] == "PASS", found.get("reason")
         assert found["fingerprint"]["profile_shipped"] is False
 
@@ -210,6 +214,116 @@ def test_only_a_test_that_applies_is_missed():
     assert selection.missed(config, "sm121") == ["of a GPU"]
     selection.note_deselected(config, items[1:])
     assert selection.missed(config, "cpu") == ["of both"]
+
+
+# The levels that it asks for.
+
+
+def asking(*levels: str) -> profile.Profile:
+    certify = CPU.certify.model_copy(update={"levels": levels})
+    return CPU.model_copy(update={"certify": certify})
+
+
+class Item:
+    """What the selection needs of a test."""
+
+    def __init__(self, name: str, level: str) -> None:
+        self.stash = pytest.Stash()
+        self.stash[LEVEL], self.stash[ID] = level, name
+        self.stash[APPLIES_TO] = frozenset({"cpu"})
+
+        self.name = name
+        self.config = SimpleNamespace(getoption=lambda *_: None)
+
+    def get_closest_marker(self, _name: str) -> None:
+        return None
+
+    def iter_markers(self) -> list[object]:
+        return []
+
+
+def a_run(own: profile.Profile, *, certify: bool) -> SimpleNamespace:
+    """What the selection needs of pytest's config, for a run of a profile."""
+    gone: list[str] = []
+    config = SimpleNamespace(stash=pytest.Stash(), gone=gone, getoption=lambda *_: None)
+    config.stash[SETTINGS] = Settings(profile=own, certify=certify)
+
+    def pytest_deselected(items: list[Item]) -> None:
+        gone.extend(item.stash[ID] for item in items)
+        selection.note_deselected(config, items)
+
+    config.hook = SimpleNamespace(pytest_deselected=pytest_deselected)
+    selection.by_level(config, [])
+    return config
+
+
+def test_tests_of_levels_that_are_not_asked_for_are_left_out():
+    """The matrix takes hours, and the certificate of a profile need not cover it."""
+    for certify in (True, False):
+        config = a_run(asking("smoke", "performance"), certify=certify)
+        items = [Item(name, name) for name in profile.LEVELS]
+        selection.note_deselected(config, [Item("by -m", "kernel")])
+        selection.leave_out(config, items)
+        left = [item.stash[ID] for item in items]
+        assert left == (["smoke", "performance"] if certify else [*profile.LEVELS])
+        assert len(config.gone) == (5 if certify else 0)
+        said = selection.left_out(config)
+        assert len(said) == len(config.gone)
+    line = "1 tests are left out: the certificate of profile cpu-tiny-gpt-oss does not ask for the"
+    config = a_run(asking("smoke", "performance"), certify=True)
+    selection.leave_out(config, [Item("a", "matrix")])
+    assert selection.left_out(config) == [f"{line} matrix level"]
+
+
+def test_what_is_deselected_of_a_level_that_is_asked_for_is_a_gap():
+    config = a_run(asking("smoke", "performance"), certify=True)
+    selection.note_deselected(config, [Item("a", "matrix"), Item("b", "performance")])
+    assert selection.missed(config, "cpu") == ["b"]
+
+
+def test_a_certificate_says_what_it_covers():
+    own = asking("smoke", "performance")
+    file = whole(own, certificate_levels=["smoke", "performance"])
+    file.tests = [test for test in file.tests if test.level in own.certify.levels]
+    file.levels = {}
+    file.judge()
+    covers = "smoke, performance; not asked for: kernel, correctness, stress, regression, matrix"
+    seen = certified(file, own)
+    assert seen.certified and seen.reason.endswith(f"; certified: {covers}"), seen.reason
+    text = summary.markdown(seen).replace("\\", "")
+    assert f"| certificate | {covers} |" in text
+    # What was asked for is still all required.
+    assert (
+        "1 tests of performance are not there"
+        in certified(without(file, "test_startup_time"), own).reason
+    )
+    assert whole().certificate_covers is None
+
+
+def test_what_was_asked_for_and_is_not_what_ran_is_a_gap_without_the_kernel_level():
+    path = PATH.model_copy(update={"differences": ["--moe-backend marlin: TRITON ran"]})
+    own = asking("smoke", "stress")
+    file = whole(own, engine=EngineReport(name="vllm", managed=True, model="m", path=path))
+    seen = certified(file, own)
+    assert seen.verdict is Verdict.INVALID and "TRITON ran" in seen.reason, seen.reason
+
+
+@pytest.mark.parametrize("said", ["", engine.FALLBACK])
+def test_the_path_is_judged_where_no_test_of_the_kernel_level_does(tmp_path, said):
+    """Without ``--certify`` it is not: a script may want something else of a server."""
+    for certify in (True, False):
+        chosen = Settings(
+            profile=asking("smoke", "stress"), certify=certify, root=certificate_tricks.ROOT,
+            engine_python=str(engine.HERE / "fake_python.py"), report_dir=tmp_path / f"{certify}",
+        )  # fmt: skip
+        with engine.environment({**engine.VARIABLES, "SM121_META_ARGUMENTS": ""}):  # noqa: SIM117
+            with open_session(chosen) as session:
+                session.server()
+                if said:
+                    engine.tell(session, f"do=print&text={quote(said)}")
+        left = [test for test in session.file.tests if "kernel path of float32" in test.id]
+        assert [test.verdict for test in left] == ([Verdict.FAIL] if said and certify else [])
+        assert session.file.certificate_levels == (["smoke", "stress"] if certify else None)
 
 
 # The fingerprint.

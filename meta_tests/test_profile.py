@@ -12,6 +12,7 @@ from sm121.core.errors import UsageError
 from sm121.run.fingerprint import Fingerprint, profile_label
 
 CPU = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
+CERTIFIED = 'levels = ["smoke", "kernel", "correctness", "stress"]'
 
 
 @pytest.mark.parametrize("name", profile.shipped())
@@ -55,6 +56,17 @@ def test_every_architecture_has_at_most_one_profile_for_an_engine():
         ("{ value = 300,", "{ value = -1,", "ready_within_s.value"),
         ("[configurations.bfloat16]", '[configurations."../x"]', "configurations"),
         ("matrix = 1800", "", "matrix is missing"),
+        (CERTIFIED, "levels = []", "certify.levels: expected smoke, which proves that a server"),
+        (CERTIFIED, 'levels = ["smoke"]', "one level that measures or compares (kernel, "),
+        (CERTIFIED, 'levels = ["kernel", "matrix"]', "got kernel, matrix"),
+        (CERTIFIED, 'levels = ["smoke", "smoke"]', "got smoke, smoke"),
+        (
+            "[regression]",
+            '[[performance.gates]]\nmetric = "tg32@d0"\nunit = "tok/s"\nminimum = 52\n'
+            'source = "chosen"\n[regression]',
+            "certify.levels: expected performance, too: a certificate needs a number for each of "
+            "performance.gates (tg32@d0); got smoke, kernel",
+        ),
     ],
 )
 def test_a_mistake_is_named_with_file_key_and_expectation(old, new, expected):
@@ -278,3 +290,13 @@ def test_a_waiver_is_for_one_test_or_one_parameter(tmp_path):
     assert not one.applies_to("tests/x.py::t[a-b]") and not one.applies_to("tests/x.py::t")
     assert two.applies_to("tests/x.py::u") and not two.applies_to("tests/x.py::u[1]")
     assert two.expired(datetime.date.today())
+
+
+def test_what_the_shipped_profiles_certify():
+    """The GB10 everything; the others what can be had where they are for."""
+    asked = {name: profile.load(name).certify for name in profile.shipped()}
+    assert asked["sm121-gpt-oss-120b"].levels == profile.LEVELS
+    assert asked["sm121-gpt-oss-120b"].box == "QUALIFIED"
+    for name in ("cpu-tiny-gpt-oss", "sm90-tiny-gpt-oss"):
+        assert asked[name].levels == ("smoke", "kernel", "correctness", "stress")
+    assert asked["cpu-tiny-gpt-oss-llama-cpp"].levels == ("smoke", "correctness", "performance")

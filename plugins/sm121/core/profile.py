@@ -13,7 +13,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from sm121.core import architecture, data_file, extending
 from sm121.core.architecture import NAMES
@@ -391,11 +391,23 @@ class MatrixPlan(DataTable):
 
 
 class Certify(DataTable):
-    """What ``--certify`` insists on: levels of which no test may be skipped or deselected."""
+    """What ``--certify`` insists on: levels of which no test may be skipped or deselected. Tests of
+    the other levels are left out."""
 
-    levels: tuple[Level, ...] = Field(min_length=1)
+    levels: tuple[Level, ...]
     box: Literal["QUALIFIED", "any"] = "QUALIFIED"
     path: tuple[Literal["attention", "moe", "kv_layout"], ...] = ("attention", "moe")
+
+    @field_validator("levels")
+    @classmethod
+    def _prove_something(cls, levels: tuple[Level, ...]) -> tuple[Level, ...]:
+        if "smoke" not in levels or len({*levels}) < 2:
+            others = ", ".join(level for level in LEVELS if level != "smoke")
+            raise ValueError(
+                "expected smoke, which proves that a server runs, and at least one level that "
+                f"measures or compares ({others}); got {', '.join(levels) or 'none'}"
+            )
+        return levels
 
 
 class PlanRow(DataTable):
@@ -493,6 +505,11 @@ class Profile(DataTable):
         if doubled:
             raise ValueError(f"performance.gates: {', '.join(sorted(doubled))} given twice")
         self._refuse_wrong_plans()
+        if metrics and "performance" not in self.certify.levels:
+            raise ValueError(
+                "certify.levels: expected performance, too: a certificate needs a number for each "
+                f"of performance.gates ({metrics[0]}); got {', '.join(self.certify.levels)}"
+            )
         return self
 
     def _refuse_wrong_plans(self) -> None:

@@ -138,7 +138,7 @@ def refuse_options(options: Sequence[Given]) -> None:
     if wrong:
         names = dict.fromkeys(f"{each.name} {each.value}"[:80] for each in wrong)
         raise UsageError(
-            f"--certify with {', '.join(names)}: expected a run of all levels, as the profile "
+            f"--certify with {', '.join(names)}: expected a run as the profile "
             "says; leave these out, or put what they say into a profile of your own (--profile)"
         )
 

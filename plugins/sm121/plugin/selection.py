@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import get_args
@@ -19,7 +20,7 @@ from sm121.measure.plan import Plan
 from sm121.plugin import others
 from sm121.plugin.stash import APPLIES_TO, ID, LEVEL, SETTINGS
 from sm121.run.verdict_file import NOT_RUN
-from sm121.session.target import Target
+from sm121.session.target import Target, resolve
 
 #: Names of a ``-m`` expression that are tried in all combinations; of more, only so many.
 _MOST_WORDS = 10
@@ -29,6 +30,8 @@ WHY_NOT = pytest.StashKey[str]()
 SELECTED = pytest.StashKey[bool]()
 #: Level tests that -m, -k or --deselect removed: the ids, and what each applies to.
 DESELECTED = pytest.StashKey[dict[str, frozenset[str]]]()
+#: The profile whose certificate is asked for; None without ``--certify``.
+_CERTIFIES = pytest.StashKey[Profile | None]()
 #: A line for each kind of test that is left out without its option, with the number of tests.
 _LEFT_OUT = pytest.StashKey[list[str]]()
 
@@ -53,12 +56,16 @@ def by_level(config: pytest.Config, items: list[pytest.Item]) -> None:
             item.add_marker("gpu")
     # Stable: within a level the order of the file stays. Tests of no level sort with smoke.
     items.sort(key=lambda item: LEVELS.index(item.stash.get(LEVEL, LEVELS[0])))
+    config.stash[_CERTIFIES] = _certifies(config)
     config.stash[SELECTED] = True
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests that need an option of their own. That is no gap in a certificate."""
-    slow = [item for item in items if is_left_out(item)]
+    """Leave out tests that need an option of their own, and those of levels that the certificate
+    does not ask for. That is no gap in a certificate."""
+    uncertified = [item for item in items if _is_uncertified(config, item)]
+    items[:] = [item for item in items if not _is_uncertified(config, item)]
+    slow = [item for item in items if _is_slow(item)]
     waiting = [item for item in items if _waits(item)]
     without_ab = [item for item in items if item.get_closest_marker("ab_run")]
     without_matrix = [item for item in items if item.stash.get(LEVEL, "") == "matrix"]
@@ -71,6 +78,15 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
         gone.update(without_matrix)
     items[:] = [item for item in items if item not in gone]
     lines = config.stash.setdefault(_LEFT_OUT, [])
+    if uncertified:
+        config.hook.pytest_deselected(items=uncertified)
+        own = config.stash[_CERTIFIES]
+        assert own is not None
+        lines += [
+            f"{number} tests are left out: the certificate of profile {own.name} does not ask for "
+            f"the {level} level"
+            for level, number in Counter(item.stash[LEVEL] for item in uncertified).items()
+        ]
     if slow:
         config.hook.pytest_deselected(items=slow)
         lines.append(f"{len(slow)} slow tests are left out; --slow runs them")
@@ -159,7 +175,23 @@ def left_out(config: pytest.Config) -> list[str]:
     return config.stash.get(_LEFT_OUT, [])
 
 
-def is_left_out(item: pytest.Item) -> bool:
+def _certifies(config: pytest.Config) -> Profile | None:
+    settings, expression = config.stash[SETTINGS], config.getoption("markexpr", "") or ""
+    if not settings.certify:
+        return None
+    try:
+        return resolve(settings, architectures_asked_for(expression)).profile
+    except UsageError:  # said to the user when the run is opened
+        return None
+
+
+def _is_uncertified(config: pytest.Config, item: pytest.Item) -> bool:
+    """Whether a certificate is asked for that does not ask for the test's level."""
+    own = config.stash.get(_CERTIFIES, None)
+    return own is not None and LEVEL in item.stash and item.stash[LEVEL] not in own.certify.levels
+
+
+def _is_slow(item: pytest.Item) -> bool:
     """True for a slow test when ``--slow`` was not given."""
     return item.get_closest_marker("slow") is not None and not item.config.getoption("--slow")
 
@@ -171,7 +203,8 @@ def _waits(item: pytest.Item) -> bool:
 
 def note_deselected(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
     """Remember which tests of levels pytest deselected."""
-    gone = [item for item in items if LEVEL in item.stash and not is_left_out(item)]
+    tests = [item for item in items if LEVEL in item.stash]
+    gone = [item for item in tests if not _is_slow(item) and not _is_uncertified(config, item)]
     known = config.stash.setdefault(DESELECTED, {})
     known.update({item.stash[ID]: item.stash[APPLIES_TO] for item in gone})
 

@@ -52,10 +52,13 @@ def environment(*, trimmed: bool = False) -> Environment:
 
 
 def asked(run: VerdictFile) -> list[tuple[str, str]]:
-    """What was asked beside the profile, by name: options, waivers, provider, sources."""
+    """What was asked beside the profile, by name: certificate, options, waivers, provider,
+    sources."""
+    certificate = [("certificate", run.certificate_covers or "")]
     if (known := run.fingerprint) is None:
-        return []
+        return [row for row in certificate if row[1]]
     rows = [
+        *certificate,
         ("options", " ".join(f"{name} {value}" for name, value in known.options.items())),
         ("waivers", f"digest {known.waivers}" if known.waivers else ""),
         ("kernel provider", known.provider or ""),

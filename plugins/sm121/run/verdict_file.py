@@ -12,7 +12,7 @@ from pydantic import Field
 from sm121.core import lenient
 from sm121.core.data_file import Record
 from sm121.core.files import write_text
-from sm121.core.profile import FULL
+from sm121.core.profile import FULL, LEVELS
 from sm121.core.verdict import Verdict, worst
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.kernel_profile import KernelProfile
@@ -200,6 +200,9 @@ class VerdictFile(Record):
     reason: str = "the run has not finished"
     finished: bool = False
     certified: bool | None = None
+    certificate_levels: list[str] | None = None
+    """The levels that the certificate asks for: tests of others were left out. Null without
+    ``--certify``."""
     arch: str | None
     profile: str
     started: str
@@ -238,6 +241,16 @@ class VerdictFile(Record):
     def _ended_by(self) -> CrashReport | None:
         """What ended the run although all that ran may have held: the machine could not go on."""
         return next((crash for crash in self.crashes if crash.kind == MEMORY_FLOOR), None)
+
+    @property
+    def certificate_covers(self) -> str | None:
+        """The levels that the certificate asks for, and those that it does not; None without
+        ``--certify``."""
+        if self.certificate_levels is None:
+            return None
+        others = [level for level in LEVELS if level not in self.certificate_levels]
+        without = f"; not asked for: {', '.join(others)}" if others else ""
+        return ", ".join(self.certificate_levels) + without
 
     def why(self) -> str:
         """One line on why a finished run has its verdict."""

@@ -61,6 +61,8 @@ def certify(
         file.settle(worst([file.verdict, *(verdict for verdict, _ in gaps)]))
         file.reason = "not certified: " + "; ".join(text for _, text in gaps)
     file.certified = file.verdict is Verdict.PASS
+    if file.certified and file.certificate_covers is not None:
+        file.reason += f"; certified: {file.certificate_covers}"
 
 
 #: What is missing for a certificate, each with the verdict that follows.
@@ -118,6 +120,9 @@ def _gaps_of_proof(file: VerdictFile, profile: Profile) -> _Gaps:
     unproven = [name for name in required.path if getattr(file.engine.path, name) is None]
     if unproven:
         gaps.append((Verdict.INVALID, f"kernel path not proven: {', '.join(unproven)}"))
+    if file.engine.path.differences:
+        what = f"asked for and not what ran: {file.engine.path.differences[0]}"
+        gaps.append((Verdict.INVALID, what))
     if file.unproven:
         gaps.append((Verdict.INVALID, f"unproven: {file.unproven[0]}"))
     if required.box == "QUALIFIED" and file.box.state != "QUALIFIED":

@@ -106,6 +106,11 @@ def prepare(
             profile=chosen.profile.name if chosen.profile else "none",
             started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             engine=engine,
+            certificate_levels=(
+                list(chosen.profile.certify.levels)
+                if settings.certify and chosen.profile is not None
+                else None
+            ),
             tests=[
                 TestReport(id=name, level=level, verdict=Verdict.NOT_RUN, message="not reached")
                 for name, level in tests

@@ -317,6 +317,14 @@ class Session:
             if known is None and self.kept_log.lost is not None:
                 self.file.unproven.append(f"kernel path: {self.kept_log.lost}")
 
+    def _judge_the_path(self) -> None:
+        """The path of the server under test is judged at the end, even where no test did."""
+        server = self._under_test
+        if server is not None and server.log is not None:
+            configuration = server.configuration
+            name = configuration.name if configuration is not None else self.profile.under_test
+            self._judged_paths.setdefault(name, (server, set()))
+
     def _contradictions(self, server: Server, name: str) -> list[str]:
         assert server.log is not None
         required, path = self.profile.kernel_path, self.kernel_path(server)
@@ -485,6 +493,8 @@ class Session:
         self.look_at_the_server()
         if self.pool is not None and self.pool.current is not None:
             self.pool.stop()
+        if self.settings.certify:
+            self._judge_the_path()
         self.judge_paths_again()
         if self._under_test is not None:  # now from the whole log
             self.file.engine.path = self.kernel_path(self._under_test)
