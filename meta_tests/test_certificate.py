@@ -281,6 +281,13 @@ def test_what_is_deselected_of_a_level_that_is_asked_for_is_a_gap():
     assert selection.missed(config, "cpu") == ["b"]
 
 
+def test_the_profile_of_the_certificates_asks_for_the_levels_that_are_named(tmp_path):
+    for levels in ([], ["smoke", "performance"]):
+        own = profile.load(str(certificates.with_levels(levels, tmp_path)))
+        assert own.certify.levels == tuple(levels or CPU.certify.levels)
+        assert own.engine.stop_within_s == 60 and own.matrix is None
+
+
 def test_a_certificate_says_what_it_covers():
     own = asking("smoke", "performance")
     file = whole(own, certificate_levels=["smoke", "performance"])
