@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import os
 import subprocess
 import sys
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from sm121.core.verdict import NotRun
 from sm121.kernels import builds
 
 pytestmark = pytest.mark.timeout(300)
@@ -160,3 +165,112 @@ def test_an_attached_servers_build_is_not_known_and_that_is_said(run_pytest, fau
     assert {t["verdict"] for t in judged(run)} == {"PASS"}, run.output
     said = "\n".join(run.verdict["remarks"])
     assert "whether the attached server serves with that build cannot be known" in said
+
+
+class OldFlashInfer:
+    """FlashInfer's API at a release, without a kernel: the arguments of the published wheels."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, version: str, capability=(12, 1)) -> None:
+        import torch
+
+        new = tuple(int(part) for part in version.split(".")[:3]) >= (0, 6, 16)
+        main, decode = ModuleType("flashinfer"), ModuleType("flashinfer.decode")
+        main.__version__ = version
+
+        class SfLayout:
+            layout_linear = 2
+
+        def before(a, backend="cuda", enable_pdl=None):
+            raise AssertionError("not called")
+
+        def mxfp4_quantize(a, backend="cuda", enable_pdl=None, sfLayout=0):  # noqa: N803
+            raise TypeError("expected a tensor on a GPU")
+
+        def xqa(query, kv_cache, workspace, table, lens, longest, bmm1_scale=1.0, bmm2_scale=1.0,
+                window_left=-1, out=None, sinks=None, kv_layout="NHD"):  # fmt: skip
+            raise RuntimeError("an illegal instruction")
+
+        main.SfLayout = SfLayout
+        main.mxfp4_quantize = functools.wraps(mxfp4_quantize if new else before)(
+            lambda *a, **k: (mxfp4_quantize if new else before)(*a, **k)
+        )
+        decode.xqa_batch_decode_with_kv_cache = xqa
+        for module in (main, decode):
+            monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setitem(sys.modules, "flashinfer.fused_moe", ModuleType("flashinfer.fused_moe"))
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+        from sm121.kernels.flashinfer_provider import FlashInferProvider
+
+        self.provider = FlashInferProvider()
+        self.provider.device = "cpu"
+        self.x = torch.zeros(2, 64, dtype=torch.bfloat16)
+
+    def decode(self, sinks: bool = True):
+        import torch
+
+        q, cache = torch.zeros(1, 8, 64), torch.zeros(1, 2, 1, 16, 64)
+        table, lens = torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+        own = torch.zeros(8) if sinks else None
+        return self.provider.decode_attention(
+            q, cache, table, lens, sinks=own, window=None, scale=1.0
+        )
+
+
+def test_what_a_release_of_flashinfer_lacks_is_not_run(monkeypatch):
+    """0.6.15 has no `sfLayout=`, and no attention sinks on SM12x. The reason names the release."""
+    old = OldFlashInfer(monkeypatch, "0.6.15.post1")
+    with pytest.raises(NotRun, match=r"0\.6\.15\.post1 has no sfLayout= .*0\.6\.16 or newer"):
+        old.provider.mxfp4_quantize(old.x)
+    with pytest.raises(NotRun, match=r"no attention sinks on SM12x: 0\.6\.16 or newer"):
+        old.decode()
+    with pytest.raises(RuntimeError, match="illegal instruction"):
+        old.decode(sinks=False)
+    older = OldFlashInfer(monkeypatch, "0.6.8", (9, 0))
+    problem = experts()
+    with pytest.raises(NotRun, match=r"no flashinfer\.fused_moe\.interleave_moe_weights.*0\.6\.15"):
+        older.provider.fused_moe(**problem)
+    with pytest.raises(RuntimeError, match="illegal instruction"):
+        older.decode()  # sm90 had sinks
+
+
+def test_a_kernel_that_raises_is_a_failure(monkeypatch):
+    """Also where it raises a TypeError: the release has what is called."""
+    new = OldFlashInfer(monkeypatch, "0.6.16")
+    with pytest.raises(TypeError, match="expected a tensor on a GPU"):
+        new.provider.mxfp4_quantize(new.x)
+    with pytest.raises(RuntimeError, match="illegal instruction"):
+        new.decode()
+
+
+def test_every_argument_of_the_installed_flashinfer_is_there():
+    """The names that the provider calls are those of the real package."""
+    import ast
+
+    from sm121.kernels.flashinfer_provider import _since
+
+    folder = Path(importlib.util.find_spec("flashinfer").origin).parent
+    found = {}
+    for file in folder.rglob("*.py"):
+        if (text := file.read_text("utf-8")) and any(
+            f"def {name}(" in text for name, _ in _since()
+        ):
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.FunctionDef):
+                    names = [arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)]
+                    found.setdefault(node.name, []).extend(names)
+    for name, argument in _since():
+        if " " not in name:
+            assert name in found and (argument is None or argument in found[name]), (name, argument)
+
+
+def experts():
+    import torch
+
+    w = (torch.zeros(2, 128, 32, dtype=torch.uint8), torch.zeros(2, 128, 2, dtype=torch.uint8))
+    v = (torch.zeros(2, 64, 32, dtype=torch.uint8), torch.zeros(2, 64, 2, dtype=torch.uint8))
+    return {
+        "x": torch.zeros(1, 64, dtype=torch.bfloat16), "weights": torch.ones(1, 1),
+        "ids": torch.zeros(1, 1, dtype=torch.int32), "w1": w, "w1_bias": None, "w2": v,
+        "w2_bias": None, "alpha": 1.7, "limit": 7.0,
+    }  # fmt: skip

@@ -3,18 +3,27 @@
 Prefill by the attention-sink wrapper on fa2 (the backend of SM12x; the plain wrappers take `sinks=`
 and ignore it on fa2), decode by XQA, the experts by `cutlass_fused_moe` with bfloat16 activations,
 which exists on sm90 alone, and the quantisers, whose kernels have bodies from sm100 on.
+
+What the installed release does not have is NotRun, with the release that has it
+(``fixtures/kernels/flashinfer.toml``). A kernel that raises is a failure.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
+from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as functional
+from packaging.version import Version
+from pydantic import Field
 from torch import Tensor
 
+from sm121.core import data_file
+from sm121.core.data_file import DataTable
 from sm121.core.verdict import NotRun
 from sm121.kernels.paging import Paging
 from sm121.kernels.planning import Call, PlanningProvider, padded
@@ -24,6 +33,24 @@ _PAGE = 32
 _ALIGNED = 128
 """cutlass_fused_moe wants both sizes in multiples of this: 2880 becomes 2944."""
 _WORKSPACE = 128 << 20
+
+
+class _Api(DataTable):
+    name: str
+    argument: str | None = None
+    since: str = Field(pattern=r"^\d+(\.\d+)+$")
+    source: str = Field(min_length=3)
+
+
+class _ApiData(DataTable):
+    api: tuple[_Api, ...]
+
+
+@cache
+def _since() -> dict[tuple[str, str | None], str]:
+    """The first release that has a function, or an argument of it."""
+    rows = data_file.load("kernels/flashinfer.toml", _ApiData).api
+    return {(row.name, row.argument): row.since for row in rows}
 
 
 class FlashInferProvider(PlanningProvider):
@@ -59,15 +86,60 @@ class FlashInferProvider(PlanningProvider):
     def mxfp4_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [M, K] -> packed [M, K/2] u8, scales [M, K/32] u8; see the contract."""
         self._needs_sm100("mxfp4_quantize")
-        linear = self._flashinfer.SfLayout.layout_linear
-        packed, scales = self._flashinfer.mxfp4_quantize(x, sfLayout=linear)
+        quantize = self._api("flashinfer", "mxfp4_quantize", "sfLayout")
+        packed, scales = quantize(x, sfLayout=self._flashinfer.SfLayout.layout_linear)
         return packed, scales.view(torch.uint8).reshape(len(x), x.shape[1] // 32)
 
     def mxfp8_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [M, K] -> q [M, K] e4m3, scales [M, K/32] u8; see the contract."""
         self._needs_sm100("mxfp8_quantize")
-        q, scales = self._flashinfer.mxfp8_quantize(x, is_sf_swizzled_layout=False)
+        quantize = self._api("flashinfer", "mxfp8_quantize", "is_sf_swizzled_layout")
+        q, scales = quantize(x, is_sf_swizzled_layout=False)
         return q, scales.view(torch.uint8).reshape(len(x), x.shape[1] // 32)
+
+    def _api(self, module: str, name: str, *arguments: str) -> Any:
+        """A function or class of FlashInfer that takes these arguments by name.
+
+        Raises:
+            NotRun: this release does not have it.
+        """
+        try:
+            found = getattr(importlib.import_module(module), name, None)
+        except ModuleNotFoundError as error:
+            if error.name is None or not module.startswith(error.name):
+                raise  # FlashInfer has it, and what it imports is missing
+            found = None
+        if found is None:
+            raise self._too_old(name, None, f"no {module}.{name}")
+        known = inspect.signature(found).parameters
+        if any(known[name].kind is inspect.Parameter.VAR_KEYWORD for name in known):
+            return found
+        for argument in arguments:
+            if argument not in known:
+                raise self._too_old(name, argument, f"no {argument}= of {name}")
+        return found
+
+    def _needs_sinks(self) -> None:
+        name = "attention sinks on SM12x"
+        if self._capability // 10 != 12 or not self._version:
+            return
+        if Version(self._version).release < Version(_since()[name, None]).release:
+            raise self._too_old(name, None, f"no {name}")
+
+    def _too_old(self, name: str, argument: str | None, lacks: str) -> NotRun:
+        since = _since().get((name, argument))
+        needed = f"{since} or newer has it" if since else "another release may have it"
+        wanted = f"'flashinfer-python>={since}'" if since else "another flashinfer-python"
+        return NotRun(
+            f"FlashInfer {self._version or '(version not known)'} has {lacks}: {needed}; "
+            f"pip install {wanted}, of which vLLM must be a release that takes it"
+        )
+
+    @property
+    def _version(self) -> str | None:
+        """Of the release; None for a build whose version says nothing."""
+        text = str(getattr(self._flashinfer, "__version__", ""))
+        return None if not text or text.startswith("0.0.0") else text
 
     def _needs_sm100(self, operation: str) -> None:
         if self._gated and self._capability < 100:
@@ -88,7 +160,14 @@ class FlashInferProvider(PlanningProvider):
         if not len(given.x):
             return None
         x, weights, ids, w1, w1_bias, w2, w2_bias, alpha, limit = given
-        fused = importlib.import_module("flashinfer.fused_moe")
+        weights_for_sm90, scales_for_sm90 = (
+            self._api("flashinfer.fused_moe", f"interleave_moe_{what}_for_sm90_mixed_gemm")
+            for what in ("weights", "scales")
+        )
+        fixed = {} if self._tactic is None else {"profile_ids": self._tactic}
+        fused_moe = self._api(
+            "flashinfer.fused_moe", "cutlass_fused_moe", "use_fused_finalize", *fixed
+        )
         experts, hidden = len(w1[0]), x.shape[1]
         to_hidden = -hidden % _ALIGNED
         to_intermediate = -(w2[0].shape[2] * 2) % _ALIGNED
@@ -101,14 +180,8 @@ class FlashInferProvider(PlanningProvider):
 
         first = up_then_gate(w1[0], to_hidden // 2), up_then_gate(w1[1], to_hidden // 32)
         second = padded(w2, to_hidden, to_intermediate)
-        packed = [
-            fused.interleave_moe_weights_for_sm90_mixed_gemm(codes, "fp4")
-            for codes, _ in (first, second)
-        ]
-        scales = [
-            fused.interleave_moe_scales_for_sm90_mixed_gemm(scale, 32)
-            for _, scale in (first, second)
-        ]
+        packed = [weights_for_sm90(codes, "fp4") for codes, _ in (first, second)]
+        scales = [scales_for_sm90(scale, 32) for _, scale in (first, second)]
         biases: list[Tensor | None] = [None, None]
         if w1_bias is not None and w2_bias is not None:
             gate, up = (functional.pad(w1_bias[:, i::2], (0, to_intermediate)) for i in (0, 1))
@@ -121,7 +194,7 @@ class FlashInferProvider(PlanningProvider):
         def call() -> Tensor:
             wide = functional.pad(x, (0, to_hidden)).contiguous()
             out = torch.empty_like(wide)
-            fused.cutlass_fused_moe(
+            fused_moe(
                 wide,
                 ids,
                 weights,
@@ -135,7 +208,7 @@ class FlashInferProvider(PlanningProvider):
                 # The fused one adds by atomics, in another order each time.
                 use_fused_finalize=False,
                 output=out,
-                profile_ids=self._tactic,
+                **fixed,
                 **constants,
             )
             return out[:, :hidden].contiguous() if to_hidden else out
@@ -183,7 +256,8 @@ class FlashInferProvider(PlanningProvider):
             return None
         paging = Paging.of(cu_seqlens, _PAGE)
         left = -1 if window is None else window - 1
-        wrapper = self._flashinfer.BatchAttentionWithAttentionSinkWrapper(
+        self._needs_sinks()
+        wrapper = self._api("flashinfer", "BatchAttentionWithAttentionSinkWrapper", "head_dim_qk")(
             self._workspace("prefill"),
             kv_layout="NHD",
             backend="fa2",
@@ -226,7 +300,9 @@ class FlashInferProvider(PlanningProvider):
         """By XQA."""
         if not len(given.q):
             return None
-        decode = importlib.import_module("flashinfer.decode").xqa_batch_decode_with_kv_cache
+        if given.sinks is not None:
+            self._needs_sinks()
+        decode = self._api("flashinfer.decode", "xqa_batch_decode_with_kv_cache", "sinks")
         table = given.block_table.contiguous()
         longest = table.shape[1] * given.kv_cache.shape[3]
         workspace = self._workspace("decode")
