@@ -550,6 +550,15 @@ HARMLESS = {
         "(APIServer pid=1)   Input should be 'user', 'assistant', 'system', 'developer' or 'tool'",
         "(APIServer pid=1) ValidationError: 1 validation error for ResponseTextConfig",
     ],
+    "deprecated way of starting (vLLM 0.31 and later)": [
+        "/usr/lib/python3/vllm/entrypoints/openai/api_server.py:25: DeprecationWarning: "
+        "`vllm.entrypoints.openai.api_server` is deprecated and will likely be unsupported in a "
+        "future version. Use the corresponding function from `vllm.entrypoints.launchers` instead.",
+        "/usr/lib/python3/vllm/entrypoints/openai/api_server.py:51: DeprecationWarning: The "
+        "`python -m vllm.entrypoints.openai.api_server` command is deprecated and may be removed "
+        "in a future release. Please use `vllm server` instead.",
+        "  warnings.warn(",
+    ],
     "start that went on": [
         ERROR + "RuntimeError: first try",
         "INFO:     Application startup complete.",

@@ -191,13 +191,23 @@ CUTLASS = ["--moe-backend", "flashinfer_cutlass", *MXFP8, "--attention-backend=F
 SPARK, FIT = 112, 4
 
 
+def tools(base: Path) -> Path:
+    """A folder with what FlashInfer compiles by."""
+    folder = base / "cuda" / "bin"
+    if not folder.is_dir():
+        folder.mkdir(parents=True)
+        for name in ("nvcc", "ninja"):
+            (folder / name).touch(0o755)
+    return folder
+
+
 def jit(
     base: Path,
     arguments: list[str] = CUTLASS,
     modules: FlashInferModules | None = None,
     **more: str,
 ) -> dict[tuple[str, str], PreflightFinding]:
-    environment = {"FLASHINFER_WORKSPACE_BASE": str(base), **more}
+    environment = {"FLASHINFER_WORKSPACE_BASE": str(base), "PATH": str(tools(base)), **more}
     seen = inspect("sm121", arguments, environment, needs=JIT, directory=base, modules=modules)
     rules = {rule.id for rule in load_preflight().rule}
     return {(item.check, item.severity): item for item in seen if item.check not in rules}
@@ -207,6 +217,7 @@ def available(monkeypatch: pytest.MonkeyPatch, gib: float) -> None:
     memory = SimpleNamespace(available=gib * 2**30)
     monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
     monkeypatch.setattr("os.cpu_count", lambda: 20)
+    monkeypatch.setattr("sm121.engines.preflight._DEFAULT_NVCC", "/nowhere/nvcc")
 
 
 @pytest.fixture
@@ -298,6 +309,39 @@ class TestJitCache:
         build(tmp_path, "121a", EXPERTS)
         build(tmp_path, "121a", SINK)
         assert jit(tmp_path, MAX_JOBS="64") == {}
+
+    @pytest.mark.parametrize("lacking", ["nvcc", "ninja"])
+    def test_a_compiler_that_is_missing(self, tmp_path: Path, lacking: str) -> None:
+        """vLLM looks for it, unless VLLM_HAS_FLASHINFER_CUBIN is set, and does without FlashInfer
+        where that is its own choice."""
+        (tools(tmp_path) / lacking).unlink()
+        for given, own in (
+            ({"VLLM_HAS_FLASHINFER_CUBIN": "1"}, "switches off vLLM's own look"),
+            ({"VLLM_HAS_FLASHINFER_CUBIN": "0"}, "must be compiled"),
+        ):
+            finding = jit(tmp_path, **given)["jit_tools", "error"]
+            assert f"there is no {lacking} " in finding.message and own in finding.message
+            assert "CUDA_HOME" in str(finding.remedy)
+        stock = jit(tmp_path, ["--moe-backend", "marlin"])
+        assert ("jit_tools", "note") in stock and ("jit_tools", "error") not in stock
+        cubin = jit(tmp_path, ["--moe-backend", "marlin"], VLLM_HAS_FLASHINFER_CUBIN="1")
+        assert ("jit_tools", "error") in cubin
+
+    def test_compilers_where_flashinfer_finds_them(self, tmp_path: Path) -> None:
+        """CUDA_HOME comes first, also where it leads nowhere."""
+        assert ("jit_tools", "error") not in jit(tmp_path)
+        ninja = tmp_path / "ninja" / "bin"
+        ninja.mkdir(parents=True)
+        (ninja / "ninja").touch(0o755)
+        there = {"PATH": str(ninja), "CUDA_HOME": str(tmp_path / "cuda")}
+        assert ("jit_tools", "error") not in jit(tmp_path, **there)
+        assert ("jit_tools", "error") in jit(tmp_path, CUDA_HOME=str(tmp_path / "elsewhere"))
+
+    def test_a_warm_cache_needs_no_compiler(self, tmp_path: Path) -> None:
+        build(tmp_path, "121a", EXPERTS)
+        build(tmp_path, "121a", SINK)
+        (tools(tmp_path) / "nvcc").unlink()
+        assert jit(tmp_path, VLLM_HAS_FLASHINFER_CUBIN="1") == {}
 
     def test_what_cannot_fit_beside_the_weights_is_refused(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -5,6 +5,7 @@ What is known of architectures, build memory and wrong choices is data: ``fixtur
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,8 @@ from sm121.core.profile import Needs
 Severity = Literal["error", "warning", "note"]
 
 _GIB = 1 << 30
+_DEFAULT_NVCC = "/usr/local/cuda/bin/nvcc"
+_FLASHINFER_NAMED = re.compile(r"(?i)--(moe|attention)\S* flashinfer")
 _CACHE_NAME = re.compile(r"\d{2,3}[a-z]?(_\d{2,3}[a-z]?)*")
 
 
@@ -231,6 +234,35 @@ def _jit(
         remedy="`sm121 warm` builds it without a server; a cold start has its own time limit",
     )
     yield from _compilers(missing, environment, needs)
+    yield from _tools(missing, arguments, environment)
+
+
+def _tools(
+    missing: Sequence[JitModule], arguments: Sequence[str], environment: Mapping[str, str]
+) -> Iterator[PreflightFinding]:
+    """Whether nvcc and ninja are where FlashInfer looks for them."""
+    search = environment.get("PATH", os.defpath)
+    home = environment.get("CUDA_HOME") or environment.get("CUDA_PATH")
+    nvcc = Path(home) / "bin" / "nvcc" if home else shutil.which("nvcc", path=search)
+    places = {
+        "nvcc (CUDA_HOME, CUDA_PATH, PATH, /usr/local/cuda)": nvcc or _DEFAULT_NVCC,
+        "ninja (PATH)": "ninja",
+    }
+    lacking = [name for name, tool in places.items() if shutil.which(tool, path=search) is None]
+    if not lacking:
+        return
+    silenced = environment.get("VLLM_HAS_FLASHINFER_CUBIN", "").strip() not in ("", "0")
+    # Else vLLM looks for them too, and chooses attention without FlashInfer.
+    certain = silenced or _FLASHINFER_NAMED.search(one_line(arguments)) is not None
+    why = "; VLLM_HAS_FLASHINFER_CUBIN switches off vLLM's own look for them" if silenced else ""
+    yield PreflightFinding(
+        check="jit_tools",
+        severity="error" if certain else "note",
+        message=f"{some_of([module.module for module in missing], 5)} must be compiled, and there "
+        f"is no {' and no '.join(lacking)}{why}: the engine would stop late in its start",
+        remedy="set CUDA_HOME to a CUDA toolkit and put ninja on PATH, or install "
+        "flashinfer-jit-cache of FlashInfer's release",
+    )
 
 
 def _of_others(cache_folder: Path, architecture: _Architecture) -> list[Path]:
