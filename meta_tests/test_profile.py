@@ -81,7 +81,7 @@ def test_a_mistake_is_named_with_file_key_and_expectation(old, new, expected):
 THREE_LINES = """
 name = "ours"
 extends = "sm121-gpt-oss-120b"
-performance.gates = [{ metric = "tg32@d0", unit = "tok/s", minimum = 30, source = "our users" }]
+configurations.stock.gates = [{ metric = "tg32@d0", unit = "tok/s", minimum=30, source = "users" }]
 """
 
 
@@ -93,18 +93,17 @@ def written(folder, name="mine", text=THREE_LINES):
 
 def test_own_thresholds_are_three_lines(tmp_path):
     parent = profile.load("sm121-gpt-oss-120b")
-    own = profile.load(written(tmp_path))
+    whole = profile.load(written(tmp_path))
+    own = whole.judging()
     assert (own.name, own.extends) == ("ours", "sm121-gpt-oss-120b")
     gate = own.gate("tg32@d0")
     assert gate is not None
-    assert (gate.minimum, gate.target, gate.source) == (30, None, "our users")
-    changed = {g.metric for g in own.performance.gates} ^ {
-        g.metric for g in parent.performance.gates
-    }
-    assert not changed and len(own.performance.gates) == len(parent.performance.gates)
-    same = {"name", "extends", "performance"}
-    assert own.model_dump(exclude=same) == parent.model_dump(exclude=same)
-    assert own.performance.depths == parent.performance.depths
+    assert (gate.minimum, gate.target, gate.source) == (30, None, "users")
+    metrics = [sorted(g.metric for g in p.performance.gates) for p in (own, parent.judging())]
+    assert metrics[0] == metrics[1]
+    assert whole.judging("cutlass").gate("tg32@d0") == parent.judging("cutlass").gate("tg32@d0")
+    same = {"name", "configurations"}
+    assert whole.model_dump(exclude=same) == parent.model_dump(exclude=same)
 
 
 def test_tables_merge_and_lists_and_statements_replace(tmp_path):
@@ -136,16 +135,10 @@ def test_what_resolved_is_what_counts(tmp_path):
         written(tmp_path, "child", 'name = "ours"\nextends = "parent.toml"\nmodel.id = "x"\n'
                                    'model.served_name = "x"\nmodel.source = "ours"\n')
     )  # fmt: skip
-    gate = child.gate("tg32@d0")
+    gate = child.judging().gate("tg32@d0")
     assert child.model.id == "x" and gate is not None and gate.minimum == 30
     own, whole = profile.load(parent), profile.load("sm121-gpt-oss-120b")
-    gates = own.performance.gates
-    same = whole.model_copy(
-        update={
-            "name": "ours",
-            "performance": whole.performance.model_copy(update={"gates": gates}),
-        }
-    )
+    same = whole.model_copy(update={"name": "ours", "configurations": own.configurations})
     assert digest.of(own.model_dump(mode="json")) == digest.of(same.model_dump(mode="json"))
     fingerprint = Fingerprint(profile="12ab", profile_shipped=False, extends=own.extends)
     assert "extends sm121-gpt-oss-120b" in profile_label("ours", fingerprint)
@@ -165,8 +158,11 @@ def test_what_resolved_is_what_counts(tmp_path):
         ('extends = "sm121-gpt-oss-120b"', "key name: required key is missing"),
         ('name = "ours"\nextends = "mine.toml"', "expected no circle, got .*mine.toml -> .*mine"),
         (THREE_LINES + "[engine]\nstaled_after_s = 1", "key engine.staled_after_s: unknown key"),
-        (THREE_LINES.replace("30", '"x"'), "mine.toml: key performance.gates.tg32@d0.minimum: "),
-        (THREE_LINES.replace(', source = "our users"', ""), "tg32@d0.source: required key is miss"),
+        (
+            THREE_LINES.replace("30", '"x"'),
+            "mine.toml: key configurations.stock.gates.tg32@d0.minimum: ",
+        ),
+        (THREE_LINES.replace(', source = "users"', ""), "tg32@d0.source: required key is miss"),
         (THREE_LINES + "engine.ready_within_s = { value = 9 }", "ready_within_s.source: required"),
         (THREE_LINES + 'without = ["matrx"]', "key without: expected keys of the parent, got 'mat"),
         (THREE_LINES + 'without = ["under_test"]', "key under_test: required key is missing"),
@@ -198,7 +194,7 @@ def test_a_gate_has_one_direction_and_ordered_grades():
 
 def test_the_numbers_of_the_original_documents():
     """The thresholds of the MXFP4 v2 benchmark plan, its project context and its testing guide."""
-    sm121 = profile.load("sm121-gpt-oss-120b")
+    sm121 = profile.load("sm121-gpt-oss-120b").judging("cutlass")
     decode = {
         gate.metric: gate.minimum
         for gate in sm121.performance.gates
@@ -222,10 +218,17 @@ def test_the_numbers_of_the_original_documents():
     assert (stress.load_requests.value, stress.load_concurrency.value) == (200, 8)
     assert (stress.memory_growth_fraction.value, stress.memory_growth_gb.value) == (0.10, 5.0)
     assert sm121.engine.needs.arch_list == ("12.1a", "12.1f")
-    assert "HND" in sm121.kernel_path.kv_layout
+    assert "HND" in sm121.path_of("cutlass").kv_layout
     rules = [rule.when["moe"] for rule in sm121.kernel_path.rules if rule.where == "profile"]
     for kernel in ("MARLIN", "FLASHINFER_CUTLASS_MXFP4_MXFP8", "TRITON"):
         assert sum(re.fullmatch(rule, kernel) is not None for rule in rules) == 1, kernel
+
+
+def test_a_gate_is_given_once(tmp_path):
+    """One for every configuration would silently be another's."""
+    text = THREE_LINES.replace("configurations.stock.gates", "performance.gates")
+    with pytest.raises(UsageError, match=r"configurations.stock.gates: tg32@d0 given twice"):
+        profile.load(written(tmp_path, text=text))
 
 
 @pytest.mark.parametrize(

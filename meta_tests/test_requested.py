@@ -143,10 +143,10 @@ def test_what_did_not_run_as_asked_is_named(
 )
 def test_both_configurations_of_gb10(name: str, moe: str, wrong: list[str]) -> None:
     """As the profile asks for them, on the log that each should write and on the other's."""
-    gb10 = load("sm121-gpt-oss-120b")
+    gb10 = load("sm121-gpt-oss-120b").judging(name, "0.33.0")
     own = gb10.configurations[name]
     asked = configuration(*gb10.engine.arguments, *own.arguments)
-    environment = {"VLLM_KV_CACHE_LAYOUT": gb10.engine.environment["VLLM_KV_CACHE_LAYOUT"]}
+    environment = {"VLLM_KV_CACHE_LAYOUT": own.environment["VLLM_KV_CACHE_LAYOUT"]}
     log = [line.replace("load_format=auto", "load_format=fastsafetensors") for line in GB10_LOG]
     log[3] = CORE + f"[mxfp4.py:499] Using '{moe}' Mxfp4 MoE backend."
     found = differences(asked, read_lines(log), environment)

@@ -123,7 +123,7 @@ def _compared(
         ),
         profile=SimpleNamespace(
             under_test="base",
-            kernel_path=KernelPathRequirement(moe=required, source="meta"),
+            path_of=lambda _name: KernelPathRequirement(moe=required, source="meta"),
             regression=SimpleNamespace(metrics={}, threshold=0.05),
         ),
     )  # fmt: skip

@@ -20,6 +20,7 @@ from sm121.core.architecture import NAMES
 from sm121.core.data_file import DataTable, Pattern, compiles
 from sm121.core.errors import UsageError
 from sm121.core.extending import Statement
+from sm121.core.versions import Versions, within
 
 SCHEMA_VERSION = 1
 
@@ -134,12 +135,61 @@ class EngineSettings(DataTable):
     needs: Needs = Needs()
 
 
+class ReleaseSetting(DataTable):
+    """What an engine is given, in the releases that take it."""
+
+    #: Versions (PEP 440) that this is for; a build that names no release is in every range.
+    versions: Versions = ""
+    arguments: tuple[str, ...] = ()
+    environment: dict[str, str] = Field(default={})
+    source: str = Field(min_length=3)
+
+
+class PathValues(DataTable):
+    """Accepted values of a resolved path. None: any."""
+
+    attention: tuple[str, ...] | None = None
+    moe: tuple[str, ...] | None = None
+    kv_layout: tuple[str, ...] | None = None
+    #: What these releases do not show, each with the reason: no certificate asks for it.
+    not_shown: dict[Literal["attention", "moe", "kv_layout"], str] = Field(default={})
+
+
+class ConfigurationSetting(ReleaseSetting):
+    """What a configuration is in some releases, and what its path must be there."""
+
+    path: PathValues = PathValues()
+
+
 class Configuration(DataTable):
     """One named server configuration, on top of ``[engine]``."""
 
     description: str
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = Field(default={})
+    #: What its path must show, where ``[kernel_path]`` leaves that open.
+    path: PathValues = PathValues()
+    #: By release, the newest first: the first one whose range has the version counts.
+    settings: tuple[ConfigurationSetting, ...] = ()
+    #: Of this configuration alone, beside those of ``[performance]``.
+    gates: tuple[Gate, ...] = ()
+
+    def at(self, version: str | None) -> Configuration | None:
+        """What it is in a release; None where no setting has it."""
+        if not self.settings:
+            return self
+        for own in self.settings:
+            if within(version, own.versions):
+                path = self.path.model_copy(update=_given(own.path))
+                arguments = (*self.arguments, *own.arguments)
+                environment = {**self.environment, **own.environment}
+                known = {"arguments": arguments, "environment": environment, "path": path}
+                return self.model_copy(update={**known, "settings": ()})
+        return None
+
+
+def _given(table: DataTable) -> dict[str, object]:
+    return {name: getattr(table, name) for name in table.model_fields_set}
 
 
 class PathRule(DataTable):
@@ -155,12 +205,9 @@ class PathRule(DataTable):
     source: str = Field(min_length=3)
 
 
-class KernelPathRequirement(DataTable):
-    """The resolved path that every configuration of this profile must show. None: any."""
+class KernelPathRequirement(PathValues):
+    """The resolved path that every configuration of this profile must show."""
 
-    attention: tuple[str, ...] | None = None
-    moe: tuple[str, ...] | None = None
-    kv_layout: tuple[str, ...] | None = None
     #: Fallbacks that change no kernel, by their id in the signatures, each with the reason.
     accepted_fallbacks: dict[str, str] = Field(default={})
     #: Values that some layers may have beside the others, as ``FIELD=VALUE``, with the reason.
@@ -500,10 +547,13 @@ class Profile(DataTable):
         missing = [level for level in LEVELS if level not in self.test_timeout_s]
         if missing:
             raise ValueError(f"test_timeout_s: expected every level, {missing[0]} is missing")
-        metrics = [gate.metric for gate in self.performance.gates]
-        doubled = {metric for metric in metrics if metrics.count(metric) > 1}
-        if doubled:
-            raise ValueError(f"performance.gates: {', '.join(sorted(doubled))} given twice")
+        for name, own in self.configurations.items():
+            metrics = [gate.metric for gate in (*self.performance.gates, *own.gates)]
+            if doubled := sorted({metric for metric in metrics if metrics.count(metric) > 1}):
+                raise ValueError(
+                    f"performance.gates, configurations.{name}.gates: {', '.join(doubled)} given "
+                    "twice; a gate of one configuration is given there alone"
+                )
         self._refuse_wrong_plans()
         if metrics and "performance" not in self.certify.levels:
             raise ValueError(
@@ -541,6 +591,41 @@ class Profile(DataTable):
                 f"--plan {name}: expected one of profile {self.name}: {', '.join(plans)}"
             )
         return plans[name]
+
+    def judging(self, configuration: str | None = None, version: str | None = None) -> Profile:
+        """The profile as one configuration (default: its own choice) is judged by it, with what
+        each one is in a release of the engine.
+
+        Raises:
+            UsageError: there is no such configuration, or that release cannot have it.
+        """
+        name, where = configuration or self.under_test, f"profile {self.name}"
+        if name not in self.configurations:
+            known = ", ".join(self.configurations)
+            raise UsageError(f"--configuration {name}: expected one of {where}: {known}")
+        found = {key: own.at(version) for key, own in self.configurations.items()}
+        for key in (name, self.baseline):
+            if found[key] is None:
+                known = " or ".join(s.versions for s in self.configurations[key].settings)
+                raise UsageError(
+                    f"{where}, configuration {key}: expected {self.engine.name} {known}, this is "
+                    f"{version}"
+                )
+        own = self.configurations[name].gates
+        gates = (*(g for g in self.performance.gates if g not in own), *own)
+        return self.model_copy(
+            update={
+                "under_test": name,
+                "configurations": {key: each for key, each in found.items() if each is not None},
+                "performance": self.performance.model_copy(update={"gates": gates}),
+            }
+        )
+
+    def path_of(self, configuration: str) -> KernelPathRequirement:
+        """What the path of a configuration must show; of one that is not the profile's, what holds
+        for all."""
+        own = self.configurations.get(configuration)
+        return self.kernel_path.model_copy(update=_given(own.path) if own is not None else {})
 
     def gate(self, metric: str) -> Gate | None:
         """The gate of a metric, or None where the profile sets none."""

@@ -8,16 +8,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from importlib.resources import files
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.version import InvalidVersion, Version
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from sm121.core import data_file
 from sm121.core.data_file import DataTable
 from sm121.core.errors import UsageError
 from sm121.core.verdict import NotRun
+from sm121.core.versions import Versions, release, within
 
 #: Everything a test may ask for. A new one must be answered in the file of every engine.
 Name = Literal[
@@ -56,17 +55,6 @@ Name = Literal[
     "prefix_cache_reset",
 ]
 NAMES: tuple[Name, ...] = get_args(Name)
-
-
-def _specifier(text: str) -> str:
-    try:
-        SpecifierSet(text)
-    except InvalidSpecifier as error:
-        raise ValueError(f"expected versions as in '>=0.10,<0.40', got {text!r}") from error
-    return text
-
-
-Versions = Annotated[str, AfterValidator(_specifier)]
 
 
 class Capability(DataTable):
@@ -121,6 +109,8 @@ class EngineFile(DataTable):
     title: str
     #: Versions that this file was written for.
     versions: Versions
+    #: The newest of them: what a build that names no release is taken to do.
+    newest: str | None = None
     detection: RecognisedBy
     #: The field of a chat message that holds the reasoning.
     reasoning_field: str | None = None
@@ -187,22 +177,15 @@ class Capabilities:
 
     def deviation(self, case: str, kind: str) -> Deviation | None:
         """The known deviation of this version in a case, if there is one of that kind."""
+        version = self.version
+        if version is not None and release(version) is None:
+            version = self.file.newest
         for own in self.file.deviations:
             # An unknown version is not excused: the deviation was seen in known ones.
-            known = self.version is not None and within(self.version, own.versions)
+            known = version is not None and within(version, own.versions)
             if known and own.case == case and own.kind == kind:
                 return own
         return None
-
-
-def within(version: str | None, versions: str) -> bool:
-    """Whether a version is in a range; one that is not known is in every range."""
-    if version is None or not versions:
-        return True
-    try:
-        return Version(version) in SpecifierSet(versions, prereleases=True)
-    except InvalidVersion:
-        return True  # a build number, a commit: the range says nothing about it
 
 
 #: Capabilities that are each asked for by a parameter of that name.

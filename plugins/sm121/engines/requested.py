@@ -21,6 +21,7 @@ from sm121.core.configuration import ServerConfiguration
 from sm121.core.data_file import DataFileError, DataTable, Entries
 from sm121.core.redaction import is_secret_name, redact
 from sm121.core.verdict import Invalid
+from sm121.core.versions import release
 from sm121.engines import registry as engines
 from sm121.evidence import variables
 from sm121.evidence.kernel_path import KernelPath, RequestReport
@@ -90,6 +91,8 @@ class RequestRule(DataTable):
         at = _numbers(version)
         if not at:
             return True
+        if release(version) is None:  # a build of a checkout: as the newest
+            return self.until is None
         since, until = _numbers(self.since), _numbers(self.until)
         return (not since or at >= since) and (not until or at[: len(until)] <= until)
 

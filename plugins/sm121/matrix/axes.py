@@ -19,8 +19,8 @@ from pydantic import Field, model_validator
 from sm121.core import data_file
 from sm121.core.data_file import DataTable, Pattern
 from sm121.core.errors import OptionError, UsageError
-from sm121.core.profile import GoldenBound
-from sm121.engines.capabilities import Versions, within
+from sm121.core.profile import GoldenBound, ReleaseSetting
+from sm121.core.versions import Versions, within
 from sm121.evidence.kernel_path import KernelPath
 
 #: A cell: a value for each axis, by name.
@@ -56,19 +56,14 @@ class Expected(DataTable):
         return bool(self.path or self.must_see)
 
 
-class Setting(DataTable):
+class Setting(ReleaseSetting):
     """What one engine is given for a value. Nothing at all where it is the engine's default."""
 
     engine: str
-    #: Versions (PEP 440) that this is for; a version that is not known is in every range.
-    versions: Versions = ""
     #: A build with knobs of its own, as ``--matrix-build`` names it; null: any build.
     build: str | None = None
-    arguments: tuple[str, ...] = ()
-    environment: dict[str, str] = Field(default_factory=dict)
     #: What this engine's log must show, beside what the value's own ``expected`` says.
     expected: Expected = Expected()
-    source: str = Field(min_length=3)
 
 
 class AxisValue(DataTable):

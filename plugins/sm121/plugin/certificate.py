@@ -168,7 +168,18 @@ def _wrong_values(config: pytest.Config, settings: Settings, target: Target) -> 
     if own is not None:
         wrong += _wrong_strength(config.getoption("--matrix"), own)
         wrong += _wrong_model(settings, own)
+        wrong += _wrong_configuration(settings.configuration, own)
     return wrong
+
+
+def _wrong_configuration(name: str | None, own: Profile) -> list[str]:
+    """A configuration that the profile has, but asks nothing of: it is there to compare with."""
+    if name is None or own.configurations[name].gates:
+        return []
+    return [
+        f"--configuration {name}: expected one that profile {own.name} has gates for, or a profile "
+        f"of your own with `under_test = {name!r}` (--profile)"
+    ]
 
 
 def _wrong_strength(asked: str | None, own: Profile) -> list[str]:

@@ -67,7 +67,7 @@ def _make_plan(config: pytest.Config) -> CellPlan | None:
         except UsageError:  # shown to the user when the run is opened
             version = None
     return make_plan(
-        own,
+        own.judging(settings.configuration, version),
         space_of(own, axes_file, settings.engine, version, build),
         strength=strength,
         focus=focus,

@@ -232,7 +232,7 @@ class AbRun:
         visit.requested = [f"{report.state}: {report.message}" for report in path.requested]
         under_test = harness.profile.under_test
         own = harness.managed_configuration(under_test) if side.url is None else None
-        required = harness.profile.kernel_path
+        required = harness.profile.path_of(under_test)
         wrong = visited.not_as_asked(required, server, path, own, under_test)
         wrong += visited.moved(visit, self.visits)
         if wrong:

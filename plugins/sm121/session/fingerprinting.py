@@ -42,7 +42,7 @@ def of(session: Session, record: EnvironmentRecord, variables: Mapping[str, str]
     places = data_file.load("fingerprint.toml", _FingerprintFile).places
     return Fingerprint(
         profile=digest.of(chosen.model_dump(mode="json")),
-        profile_shipped=is_shipped(chosen),
+        profile_shipped=is_shipped(chosen, session.target.version),
         extends=chosen.extends,
         plan=settings.plan,
         axes=_axes(settings, chosen),
@@ -70,13 +70,15 @@ def of(session: Session, record: EnvironmentRecord, variables: Mapping[str, str]
     )
 
 
-def is_shipped(chosen: Profile) -> bool:
+def is_shipped(chosen: Profile, version: str | None = None) -> bool:
     """Whether a profile is the one of its name that comes with the suite, whichever of its
-    configurations is judged."""
+    configurations is judged, of whichever release of the engine."""
     if chosen.name not in profile.shipped():
         return False
-    own = profile.load(chosen.name)
-    return chosen.model_copy(update={"under_test": own.under_test}) == own
+    own, name = profile.load(chosen.name), chosen.under_test
+    if name not in own.configurations:
+        return False
+    return chosen.judging(name, version) == own.judging(name, version)
 
 
 def provider(session: Session) -> str | None:

@@ -10,7 +10,7 @@ import sys
 import uuid
 from collections.abc import Callable, Collection, Sequence
 
-from sm121.core import architecture
+from sm121.core import architecture, versions
 from sm121.core.profile import FULL, Profile
 from sm121.core.verdict import Verdict
 from sm121.engines import devices, registry, stale
@@ -74,14 +74,17 @@ def prepare(
     attached = None
     if chosen.profile is not None:
         engine.model = settings.model or chosen.profile.model.id
-        engine.configuration = chosen.profile.under_test
     if chosen.obstacle is None and chosen.profile is not None:
         attached = targets.attached_server(settings, chosen.profile)
         if attached is None:
-            engine.version = targets.engine_version(settings, chosen.profile)
+            engine.version = chosen.version
         else:
             engine.name, engine.managed = attached.engine, False
             engine.model = attached.endpoint.served_name
+            own = targets.judging_attached(settings, chosen.profile, attached)
+            chosen = dataclasses.replace(chosen, profile=own, version=attached.version)
+    if chosen.profile is not None:
+        engine.configuration = chosen.profile.under_test
     worker, run_id = settings.worker, uuid.uuid4().hex[:12]
     taken = report_directory.take(settings.report_dir, worker.run if worker else None)
     if worker is not None:
@@ -117,6 +120,11 @@ def prepare(
             ],
         ),
     )
+    if chosen.version is not None and versions.release(chosen.version) is None:
+        session.remark(
+            f"{engine.name} {chosen.version} names no release (a checkout without its tags): what "
+            "it can do and how it is started is taken from the newest release that is known"
+        )
     if chosen.obstacle is None and chosen.profile is not None:
         _prepare_engine(session, chosen.profile)
     os.environ[RUN_ID] = run_id

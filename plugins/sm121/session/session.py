@@ -327,7 +327,7 @@ class Session:
 
     def _contradictions(self, server: Server, name: str) -> list[str]:
         assert server.log is not None
-        required, path = self.profile.kernel_path, self.kernel_path(server)
+        required, path = self.profile.path_of(name), self.kernel_path(server)
         return requirement.contradictions(required, path, server.log, name)
 
     def metrics_file(self, log: Path | None) -> Path:

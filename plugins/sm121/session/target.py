@@ -20,6 +20,8 @@ from sm121.engines import attached_log, registry
 from sm121.engines.attached import attach
 from sm121.engines.detection import detect
 from sm121.engines.protocol import Profiling
+from sm121.evidence.kernel_path import read_log
+from sm121.evidence.requirement import contradictions
 from sm121.evidence.signatures import known_engines
 from sm121.session.settings import Settings
 
@@ -34,8 +36,11 @@ class Target:
     #: The user named the architecture: a run without any of its tests is then NOT_RUN.
     asked: bool
     evidence: str
+    #: As it judges: a managed engine's release is known, an attached one's when it is probed.
     profile: Profile | None
     obstacle: str | None
+    #: Of the engine that will be started; None where that is not known.
+    version: str | None = None
 
 
 def resolve(settings: Settings, asked_by_marker: tuple[str, ...]) -> Target:
@@ -56,19 +61,31 @@ def resolve(settings: Settings, asked_by_marker: tuple[str, ...]) -> Target:
     chosen = settings.profile
     if chosen is None and obstacle is None:
         chosen = profile.load(profile.for_architecture(arch, settings.engine))
-    if chosen is not None and settings.configuration is not None:
-        chosen = _judging(chosen, settings.configuration)
-    return Target(arch, asked, detected.evidence, chosen, obstacle)
+    version = None
+    if chosen is not None and settings.base_url is None:
+        if obstacle is None:
+            version = engine_version(settings, chosen)
+        chosen = chosen.judging(settings.configuration, version)
+    return Target(arch, asked, detected.evidence, chosen, obstacle, version)
 
 
-def _judging(chosen: Profile, name: str) -> Profile:
-    """The profile with another of its configurations under test."""
-    if name not in chosen.configurations:
-        raise UsageError(
-            f"--configuration {name}: expected one of profile {chosen.name}: "
-            f"{', '.join(chosen.configurations)}"
-        )
-    return chosen.model_copy(update={"under_test": name})
+def judging_attached(settings: Settings, chosen: Profile, attached: Server) -> Profile:
+    """The profile as it judges an attached server: by the configuration that was asked for, else by
+    the one that its log shows most of, else by the profile's own choice.
+
+    Raises:
+        UsageError: there is no such configuration, or the server's release cannot have it.
+    """
+    asked, version = settings.configuration, attached.version
+    if asked is not None or attached.log is None or attached.reader is None:
+        return chosen.judging(asked, version)
+    path = read_log(attached.log, attached.reader)
+    own = chosen.judging(None, version)
+    wrong = {
+        name: len(contradictions(own.path_of(name), path, attached.log, name))
+        for name in dict.fromkeys([own.under_test, *own.configurations])
+    }
+    return chosen.judging(min(wrong, key=lambda name: wrong[name]), version)
 
 
 def _architecture(

@@ -1,0 +1,166 @@
+"""What differs by release of the engine: starts, paths and floors of the GB10 profile."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+from sm121.core import profile
+from sm121.core.errors import UsageError
+from sm121.core.server import Endpoint, Server
+from sm121.engines import capabilities
+from sm121.engines.requested import load_requests
+from sm121.evidence.kernel_path import read_log
+from sm121.evidence.requirement import contradictions
+from sm121.session import target
+from sm121.session.settings import Settings
+
+SETTINGS = Settings()
+GB10 = profile.load("sm121-gpt-oss-120b")
+SOURCE_BUILD = "0.1.dev16581+g0a1b2c3d4"
+
+
+@pytest.mark.parametrize(
+    ("version", "attention"),
+    [
+        ("0.24.0", "TRITON_ATTN"),
+        ("0.24.0+4a1b2c3.nv26.07", "TRITON_ATTN"),
+        ("0.27.1", "TRITON_ATTN"),
+        ("0.28.0", "FLASHINFER"),
+        ("0.28.1.dev12+g0a1b2c3", "FLASHINFER"),
+        ("0.33.0", "FLASHINFER"),
+        (SOURCE_BUILD, "FLASHINFER"),
+        (None, "FLASHINFER"),
+    ],
+)
+@pytest.mark.parametrize("name", ["marlin", "cutlass"])
+def test_no_release_is_asked_for_what_it_refuses(name, version, attention):
+    """FLASHINFER refuses attention sinks on SM12x before 0.28 (vllm, supports_sink)."""
+    own = GB10.judging(name, version)
+    given = own.configurations[name]
+    asked = dict(itertools.pairwise(given.arguments))
+    assert asked["--attention-backend"] == attention
+    assert own.path_of(name).attention == (attention,)
+    assert ("VLLM_HAS_FLASHINFER_CUBIN" in given.environment) is (attention == "FLASHINFER")
+    stock = own.configurations["stock"]
+    assert stock.arguments == () and stock.environment == {}
+    assert attention in (own.path_of("stock").attention or ())
+
+
+def test_a_release_that_cannot_have_a_configuration_is_named():
+    with pytest.raises(UsageError, match=r"configuration cutlass: expected vllm >=0.28 or .* 0.20"):
+        GB10.judging("cutlass", "0.20.0")
+    assert "cutlass" not in GB10.judging(None, "0.20.0").configurations
+    with pytest.raises(UsageError, match="--configuration gemm: expected one of profile sm121"):
+        GB10.judging("gemm")
+
+
+def test_a_stock_engine_is_held_to_its_own_floor():
+    """What unchanged upstream gives passes, and a tenth less does not."""
+    stock, effort = GB10.judging(), GB10.judging("cutlass")
+    assert stock.under_test == "stock"
+    published = {0: 33.55, 4096: 32.63, 8192: 31.50, 16384: 29.55, 32768: 26.65}
+    for depth, rate in published.items():
+        floor, wanted = stock.gate(f"tg32@d{depth}"), effort.gate(f"tg32@d{depth}")
+        assert floor is not None and wanted is not None
+        assert 0.89 * rate < floor.minimum < 0.93 * rate and floor.minimum < wanted.minimum
+        assert "context" in floor.source
+    assert stock.gate("tg32@d0").minimum < 31.58  # of the other machine
+    for metric in ("ttft_p99", "startup_s"):
+        assert stock.gate(metric) == effort.gate(metric) is not None
+
+
+def attached(tmp_path, version, *lines):
+    log = tmp_path / "server.log"
+    core = "(EngineCore pid=7) INFO 10-05 02:13:33 "
+    log.write_text("\n".join(core + line for line in lines) + "\n")
+    return Server(
+        endpoint=Endpoint("http://127.0.0.1:1", "", "gpt-oss-120b"),
+        managed=False,
+        engine="vllm",
+        version=version,
+        log=log,
+        configuration=None,
+        startup_s=None,
+        reader="vllm",
+    )
+
+
+def log_of(version, attention, moe, *more):
+    asked = (
+        f"[cuda.py:446] Using AttentionBackendEnum.{attention} backend."
+        if attention == "FLASHINFER"
+        else f"[cuda.py:507] Using {attention} attention backend out of potential backends: "
+        f"['{attention}']."
+    )
+    return (
+        f"[core.py:133] Initializing a V1 LLM engine (v{version}) with config: model='m', x=1",
+        asked,
+        *more,
+        f"[mxfp4.py:499] Using '{moe}' Mxfp4 MoE backend.",
+    )
+
+
+LBNHC = "[utils.py:347] Using LBNHC KV cache layout."
+LBHNC = LBNHC.replace("LBNHC", "LBHNC")
+MXFP8 = "FLASHINFER_CUTLASS_MXFP4_MXFP8"
+
+
+@pytest.mark.parametrize(
+    ("version", "lines", "configuration"),
+    [
+        ("0.33.0", ("TRITON_ATTN", "MARLIN", LBNHC), "stock"),
+        ("0.33.0", ("FLASHINFER", "MARLIN", LBNHC), "stock"),
+        ("0.24.0", ("TRITON_ATTN", "MARLIN"), "stock"),
+        ("0.28.0", ("TRITON_ATTN", "MARLIN"), "stock"),
+        ("0.33.0", ("FLASHINFER", MXFP8, LBHNC), "cutlass"),
+        (SOURCE_BUILD, ("FLASHINFER", MXFP8, LBHNC), "cutlass"),
+        (SOURCE_BUILD, ("TRITON_ATTN", "MARLIN", LBNHC), "stock"),
+    ],
+)
+def test_an_attached_server_is_judged_by_the_configuration_that_it_is(
+    tmp_path, version, lines, configuration
+):
+    """A healthy default server of 0.33, attached with its log, failed: for the layout LBNHC, and
+    the rules of the configuration under test."""
+    server = attached(tmp_path, version, *log_of(version, *lines))
+    own = target.judging_attached(SETTINGS, GB10, server)
+    assert own.under_test == configuration
+    path, log = read_log(server.log, "vllm"), server.log
+    assert not contradictions(own.path_of(configuration), path, log, configuration)
+
+
+@pytest.mark.parametrize(
+    ("asked", "lines", "said"),
+    [
+        (None, ("TRITON_ATTN", "EMULATION", LBNHC), "moe: required MARLIN, seen EMULATION"),
+        (None, ("FLASHINFER", "FLASHINFER_CUTLASS_MXFP4_BF16", LBHNC), "moe: required MARLIN"),
+        ("cutlass", ("TRITON_ATTN", "MARLIN", LBNHC), "attention: required FLASHINFER"),
+    ],
+)
+def test_a_sick_attached_server_matches_nothing(tmp_path, asked, lines, said):
+    server = attached(tmp_path, "0.33.0", *log_of("0.33.0", *lines))
+    settings = dataclasses.replace(SETTINGS, configuration=asked)
+    own = target.judging_attached(settings, GB10, server)
+    assert own.under_test == (asked or "stock")
+    wrong = contradictions(
+        own.path_of(own.under_test), read_log(server.log, "vllm"), server.log, own.under_test
+    )
+    assert said in "; ".join(wrong)
+
+
+def test_a_build_of_a_checkout_loses_nothing():
+    """`0.1.dev16581` sorts before every release: six capabilities were taken for missing."""
+    for version in (SOURCE_BUILD, "0.33.0"):
+        can = capabilities.of("vllm", version)
+        assert [name for name in capabilities.NAMES if not can.can(name)] == ["prefix_cache_reset"]
+    known = capabilities.of("vllm", "0.33.0")
+    for own in known.file.deviations:
+        newest = known.deviation(own.case, own.kind)
+        assert capabilities.of("vllm", SOURCE_BUILD).deviation(own.case, own.kind) == newest
+        assert capabilities.of("vllm", None).deviation(own.case, own.kind) is None
+    old = next(r for r in load_requests("vllm").request if r.id == "attention_backend_variable")
+    new = next(r for r in load_requests("vllm").request if r.id == "moe_backend")
+    assert new.covers(SOURCE_BUILD) and not old.covers(SOURCE_BUILD)

@@ -1,0 +1,36 @@
+"""Ranges of releases, as data files give them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+from pydantic import AfterValidator
+
+
+def _specifier(text: str) -> str:
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier as error:
+        raise ValueError(f"expected versions as in '>=0.10,<0.40', got {text!r}") from error
+    return text
+
+
+Versions = Annotated[str, AfterValidator(_specifier)]
+
+
+def release(version: str | None) -> Version | None:
+    """The release that a version names. None where it names none: a commit, or
+    ``0.1.dev16581+g0a1b2c3``, as setuptools_scm calls a build of a checkout without its tags."""
+    try:
+        found = Version(version or "")
+    except InvalidVersion:
+        return None
+    return None if found.is_devrelease and found.release in ((0, 0), (0, 1)) else found
+
+
+def within(version: str | None, versions: str) -> bool:
+    """Whether a version is in a range; one that names no release is in every range."""
+    found = release(version)
+    return found is None or found in SpecifierSet(versions, prereleases=True)
