@@ -196,6 +196,46 @@ def _box(options: argparse.Namespace) -> int:
     return 1 if state is box.BoxState.DEGRADED else 0
 
 
+def _warm(options: argparse.Namespace) -> int:
+    from sm121.core import architecture
+    from sm121.engines.warm import Warmth
+
+    name = options.profile
+    if name is None:
+        name = profile.for_architecture(architecture.detect().name or "unknown")
+    variables = {}
+    for given in options.engine_env:
+        key, equals, value = given.partition("=")
+        if not (key and equals):
+            raise UsageError(f"--engine-env {given}: expected KEY=VALUE")
+        variables[key] = value
+    warmth = Warmth.of(profile.load(name), options.engine_python, variables, options.module)
+    print(f"FlashInfer {warmth.modules.version or '(version not known)'}, {warmth.modules.folder}")
+    for module in warmth.needed:
+        state = "there"
+        if module in warmth.missing:
+            why = warmth.obstacle(module)
+            time_of_one = f"{module.cpu_s / 60:.1f} minutes of one core"
+            jobs = f"MAX_JOBS={warmth.jobs(module)}, {module.memory_gib:g} GiB a job"
+            state = f"missing: {time_of_one}; {jobs}" if why is None else f"missing, and {why}"
+        print(f"  {module.name} ({module.module}): {state}")
+    print(
+        "not compiled here: Triton's and vLLM's own kernels, which depend on what an engine "
+        "measures at its start: start it once (pytest tests/test_smoke.py)"
+    )
+    failed = [module for module in warmth.missing if warmth.obstacle(module) is not None]
+    if options.dry_run:
+        return 0
+    for module in [module for module in warmth.missing if module not in failed]:
+        progress(f"{module.name}: compiling")
+        wrong = warmth.build(module, progress)
+        progress(f"{module.name}: {wrong or 'there'}")
+        failed += [] if wrong is None else [module]
+    if failed:
+        print(f"not there: {', '.join(module.name for module in failed)}")
+    return 1 if failed else 0
+
+
 def _compare(options: argparse.Namespace) -> int:
     from sm121.measure import comparison
 
@@ -286,6 +326,7 @@ _COMMANDS: dict[str, Command] = {
     "canary": _canary,
     "path": _path,
     "box": _box,
+    "warm": _warm,
     "compare": _compare,
     "matrix": _matrix,
     "merge": _merge,

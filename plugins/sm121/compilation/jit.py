@@ -40,7 +40,8 @@ if folder is not None:
     except m.PackageNotFoundError:
         pass
     ahead = [folder / "data" / "aot", *sorted(folder.parent.glob("flashinfer_jit_cache*"))]
-print(json.dumps({"version": version, "ahead": [str(p) for p in ahead if p.is_dir()]}))
+ahead = [str(p) for p in ahead if p.is_dir()]
+print(json.dumps({"installed": folder is not None, "version": version, "ahead": ahead}))
 """
 
 
@@ -99,6 +100,7 @@ class FlashInferModules:
     folder: Path
     #: Where modules lie that were compiled before they were installed.
     ahead: tuple[Path, ...] = ()
+    installed: bool = True
 
     @classmethod
     def of(cls, python: str, environment: Mapping[str, str]) -> FlashInferModules:
@@ -109,7 +111,8 @@ class FlashInferModules:
         """
         answer = interpreter.ask(python, _INSTALLED, environment)
         folder = CompileCaches.of(environment).flashinfer
-        return cls(answer["version"], folder, tuple(map(Path, answer["ahead"])))
+        ahead = tuple(Path(place) for place in answer["ahead"])
+        return cls(answer["version"], folder, ahead, answer["installed"])
 
     def missing(
         self, modules: Sequence[JitModule], codes: Sequence[str], gpu: int

@@ -237,10 +237,8 @@ def _jit(
     yield from _tools(missing, arguments, environment)
 
 
-def _tools(
-    missing: Sequence[JitModule], arguments: Sequence[str], environment: Mapping[str, str]
-) -> Iterator[PreflightFinding]:
-    """Whether nvcc and ninja are where FlashInfer looks for them."""
+def lacking_tools(environment: Mapping[str, str]) -> list[str]:
+    """Of nvcc and ninja those that are not where FlashInfer looks for them, with the places."""
     search = environment.get("PATH", os.defpath)
     home = environment.get("CUDA_HOME") or environment.get("CUDA_PATH")
     nvcc = Path(home) / "bin" / "nvcc" if home else shutil.which("nvcc", path=search)
@@ -248,8 +246,14 @@ def _tools(
         "nvcc (CUDA_HOME, CUDA_PATH, PATH, /usr/local/cuda)": nvcc or _DEFAULT_NVCC,
         "ninja (PATH)": "ninja",
     }
-    lacking = [name for name, tool in places.items() if shutil.which(tool, path=search) is None]
-    if not lacking:
+    return [name for name, tool in places.items() if shutil.which(tool, path=search) is None]
+
+
+def _tools(
+    missing: Sequence[JitModule], arguments: Sequence[str], environment: Mapping[str, str]
+) -> Iterator[PreflightFinding]:
+    """Whether there is what compiles."""
+    if not (lacking := lacking_tools(environment)):
         return
     silenced = environment.get("VLLM_HAS_FLASHINFER_CUBIN", "").strip() not in ("", "0")
     # Else vLLM looks for them too, and chooses attention without FlashInfer.

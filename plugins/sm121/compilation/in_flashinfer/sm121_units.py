@@ -1,4 +1,4 @@
-"""Asks FlashInfer what it would compile, without compiling any of it.
+"""Asks FlashInfer what it would compile, or has it compile a module into its own cache.
 
 Runs inside the engine's environment (``python FILE REQUEST``), which has nothing of this suite:
 standard library and FlashInfer only. REQUEST and the answer are JSON objects. The answer is the
@@ -57,11 +57,11 @@ def _sink(window: bool) -> Any:
     )
 
 
-def _xqa() -> Any:
+def _xqa(window: bool) -> Any:
     import torch
     from flashinfer.jit.xqa import gen_xqa_module
 
-    return gen_xqa_module(torch.bfloat16, torch.bfloat16, 16, 64, 8, True, torch.bfloat16)
+    return gen_xqa_module(torch.bfloat16, torch.bfloat16, 16, 64, 8, window, torch.bfloat16)
 
 
 def _generated(file: str, name: str) -> Any:
@@ -72,9 +72,11 @@ def _generated(file: str, name: str) -> Any:
 MODULES: dict[str, Any] = {
     "attention_sink_window": lambda: _sink(True),
     "attention_sink_full": lambda: _sink(False),
-    "xqa_decode": _xqa,
+    "xqa_decode": lambda: _xqa(True),
+    "xqa_full": lambda: _xqa(False),
     "fp4_quantize": lambda: _generated("fp4_quantization", "gen_fp4_quantization_sm120f_module"),
     "mxfp8_quantize": lambda: _generated("fp8_quantization", "gen_mxfp8_quantization_sm100_module"),
+    "experts": lambda: _generated("fused_moe", "gen_cutlass_fused_moe_sm120_module"),
     "moe_mxfp8_mxfp4_unit": lambda: _generated("fused_moe", "gen_cutlass_fused_moe_sm120_module"),
 }
 
@@ -111,6 +113,14 @@ def _one_moe_unit(units: list[dict[str, Any]], folder: Path) -> list[dict[str, A
     return [{"source": str(source), "arguments": unit["arguments"]}]
 
 
+def _build(module: str) -> str:
+    """The library of a module, compiled as at an engine's start; several may ask at a time."""
+    spec = MODULES[module]()
+    known = inspect.signature(spec.build).parameters
+    spec.build(**{name: True for name in ("need_lock",) if name in known})
+    return str(spec.jit_library_path)
+
+
 def _targets(value: str) -> list[str]:
     from flashinfer.compilation_context import CompilationContext
 
@@ -133,6 +143,8 @@ def main() -> None:
                 answer["targets"][value] = _targets(value)
             except (RuntimeError, ValueError) as error:
                 answer["targets"][value] = f"{type(error).__name__}: {error}"
+    elif request["ask"] == "build":
+        answer["library"] = _build(request["module"])
     else:
         units = _commands(request["module"])
         if request["module"] == "moe_mxfp8_mxfp4_unit":

@@ -1,0 +1,162 @@
+"""``sm121 warm``: what is missing is told first, compiled within bounds, and said to be missing
+where it cannot be compiled."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from sm121 import cli
+from sm121.core import profile
+from sm121.engines.warm import Warmth
+from sm121.kernels import builds
+
+SPARK = "sm121-gpt-oss-120b"
+VERSION = builds.build_probe.look(["flashinfer"])["flashinfer"][1]
+
+#: Stands for the interpreter of an engine: asked what is installed it answers as the real one, told
+#: to compile it makes an empty library, says so, and keeps its environment.
+COMPILER = """#!{python}
+import json, os, pathlib, subprocess, sys
+if sys.argv[1] == "-c":
+    sys.exit(subprocess.run([{python!r}, *sys.argv[1:]]).returncode)
+request = json.loads(sys.argv[2])
+assert request["ask"] == "build"
+pathlib.Path({log!r}).open("a").write(json.dumps([request["module"], dict(os.environ)]) + "\\n")
+if request["module"] == {broken!r}:
+    print("ninja: build stopped: subcommand failed.")
+    print("RuntimeError: Ninja build failed.")
+    sys.exit(1)
+base = pathlib.Path(os.environ["FLASHINFER_WORKSPACE_BASE"]) / ".cache" / "flashinfer"
+names = {{"xqa_decode": "xqa_a_head_dim_64_b_use_sliding_window_True_c"}}
+name = names.get(request["module"], "fp4_quantization_120f")
+folder = base / {version!r} / "121a" / "cached_ops" / name
+folder.mkdir(parents=True)
+(folder / (name + ".so")).touch()
+print(json.dumps({{"library": str(folder / (name + ".so"))}}))
+"""
+
+
+class Machine:
+    """An empty cache, an nvcc and a ninja, and a compiler that compiles nothing."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.cache = folder, folder / "base" / ".cache" / "flashinfer"
+        self.tools = folder / "cuda" / "bin"
+        self.tools.mkdir(parents=True)
+        for name in ("nvcc", "ninja"):
+            (self.tools / name).touch(0o755)
+        monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(folder / "base"))
+        monkeypatch.setenv("CUDA_HOME", str(folder / "cuda"))
+        monkeypatch.setenv("PATH", str(self.tools))
+        monkeypatch.delenv("MAX_JOBS", raising=False)
+
+    def memory(self, monkeypatch: pytest.MonkeyPatch, gib: float) -> None:
+        monkeypatch.setattr(
+            "psutil.virtual_memory", lambda: type("Memory", (), {"available": gib * 2**30})()
+        )
+        monkeypatch.setattr("os.cpu_count", lambda: 20)
+
+    def python(self, broken: str = "") -> str:
+        file = self.folder / "python"
+        text = COMPILER.format(
+            python=sys.executable, log=str(self.folder / "log"), broken=broken, version=VERSION
+        )
+        file.write_text(text)
+        file.chmod(0o755)
+        return str(file)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    found = Machine(tmp_path, monkeypatch)
+    found.memory(monkeypatch, 112)
+    return found
+
+
+def warm(*arguments: str) -> int:
+    return cli.main(["warm", "--profile", SPARK, *arguments])
+
+
+def test_a_dry_run_tells_what_is_missing_and_makes_nothing(machine, capsys):
+    assert warm("--dry-run") == 0
+    said = capsys.readouterr().out
+    for name in profile.load(SPARK).engine.needs.jit_modules:
+        assert f"  {name} (" in said, said
+    assert "65.0 minutes of one core; MAX_JOBS=11, 9.3 GiB a job" in said, "(112 - 4) / 9.3"
+    assert "Triton" in said and "start it once" in said
+    assert not machine.cache.exists()
+
+
+def test_what_is_missing_is_compiled_within_bounds(machine, capsys, monkeypatch):
+    import json
+
+    given = ("--engine-python", machine.python(), "--module", "xqa_decode")
+    assert warm(*given) == 0
+    ((asked, environment),) = [
+        json.loads(line) for line in (machine.folder / "log").read_text().splitlines()
+    ]
+    assert asked == "xqa_decode" and environment["MAX_JOBS"] == "20", "one a core"
+    assert environment["FLASHINFER_NVCC_THREADS"] == "1"
+    assert environment["FLASHINFER_CUDA_ARCH_LIST"] == "12.1a"
+    assert "xqa_decode: there" in capsys.readouterr().out
+    assert warm(*given) == 0, "it is there now"
+    assert len((machine.folder / "log").read_text().splitlines()) == 1
+    assert "): there" in capsys.readouterr().out
+    given = ("--engine-python", machine.python(), "--module", "fp4_quantize")
+    assert warm(*given, "--engine-env", "MAX_JOBS=3") == 0
+    last = json.loads((machine.folder / "log").read_text().splitlines()[-1])
+    assert last[1]["MAX_JOBS"] == "3", "what the user gave stays"
+
+
+def test_a_compiler_that_fails_is_told_and_the_rest_is_compiled(machine, capsys):
+    status = warm(
+        "--engine-python", machine.python(broken="fp4_quantize"),
+        "--module", "fp4_quantize", "--module", "xqa_decode",
+    )  # fmt: skip
+    said = capsys.readouterr().out
+    assert status == 1
+    assert "RuntimeError: Ninja build failed." in said and "not there: fp4_quantize" in said
+    assert "xqa_decode: there" in said
+
+
+@pytest.mark.parametrize(
+    ("gib", "tool", "why"),
+    [
+        (112, "nvcc", "there is no nvcc"),
+        (112, "ninja", "there is no ninja (PATH)"),
+        (12, None, "9.3 GiB for a compile job"),
+    ],
+)
+def test_what_cannot_be_compiled_here_is_said(machine, capsys, monkeypatch, gib, tool, why):
+    machine.memory(monkeypatch, gib)
+    if tool:
+        (machine.tools / tool).unlink()
+    assert warm("--engine-python", machine.python(), "--module", "experts") == 1
+    said = capsys.readouterr().out
+    assert "missing, and " in said and why in said and "not there: experts" in said
+    assert not machine.cache.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--profile", "cpu-tiny-gpt-oss"), "nothing of FlashInfer is compiled for it"),
+        (("--profile", SPARK, "--module", "sampling"), "module sampling: expected one of experts,"),
+        (("--profile", SPARK, "--engine-env", "MAX_JOBS"), "expected KEY=VALUE"),
+        (("--profile", SPARK, "--engine-python", "/nowhere/python"), "/nowhere/python"),
+    ],
+)
+def test_a_wrong_request_is_one_line(machine, capsys, arguments, expected):
+    assert cli.main(["warm", *arguments]) == 4
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("sm121 warm: ") and expected in line
+
+
+def test_baseline_alone_needs_no_experts(machine):
+    """Marlin needs FlashInfer's attention alone."""
+    chosen = profile.load(SPARK).model_copy(update={"under_test": "marlin"})
+    found = {module.name for module in Warmth.of(chosen, sys.executable, {}).needed}
+    assert "experts" not in found

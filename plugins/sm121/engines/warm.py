@@ -1,0 +1,145 @@
+"""Compiling what an engine's start would compile, without a server: ``sm121 warm``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+
+from sm121.compilation import jit
+from sm121.compilation.caches import CompileCaches
+from sm121.compilation.jit import FlashInferModules, JitModule
+from sm121.core.errors import UsageError
+from sm121.core.profile import Profile
+from sm121.engines import preflight
+
+_LINE_EVERY_S = 10.0
+_POLL_S = 0.5
+#: What is shown of a compiler's output.
+_LINES = 12
+
+
+@dataclass(frozen=True)
+class Warmth:
+    """What of FlashInfer an engine may compile, and what of it is missing in its cache."""
+
+    python: str
+    environment: Mapping[str, str]
+    modules: FlashInferModules
+    needed: tuple[JitModule, ...]
+    missing: tuple[JitModule, ...]
+
+    @classmethod
+    def of(
+        cls, profile: Profile, python: str, variables: Mapping[str, str], names: Sequence[str] = ()
+    ) -> Warmth:
+        """Of a profile's configurations: the one under test and the baseline.
+
+        Args:
+            profile: its arguments and its architecture decide.
+            python: the interpreter of the engine.
+            variables: of its environment, beside those of this process and of the profile.
+            names: only these of the modules.
+
+        Raises:
+            UsageError: the profile's engine compiles nothing, or a name is not known.
+            sm121.core.interpreter.NoAnswer: the interpreter does not answer.
+        """
+        known = {item.name: item for item in preflight.load_preflight().architecture}
+        if not profile.engine.needs.jit_modules or profile.arch not in known:
+            raise UsageError(
+                f"profile {profile.name}: expected engine.needs.jit_modules and a GPU's "
+                "architecture; nothing of FlashInfer is compiled for it"
+            )
+        architecture = known[profile.arch]
+        environment = {
+            "FLASHINFER_CUDA_ARCH_LIST": f"{architecture.target}a",
+            **os.environ,
+            **profile.engine.environment,
+            **variables,
+        }
+        lists = [
+            (*profile.engine.arguments, *profile.configurations[name].arguments)
+            for name in (profile.under_test, profile.baseline)
+        ]
+        needs = profile.engine.needs
+        by_name = {module.name: module for given in lists for module in jit.needed(needs, given)}
+        if strange := sorted(set(names) - set(by_name)):
+            raise UsageError(f"module {strange[0]}: expected one of {', '.join(by_name)}")
+        wanted = [by_name[name] for name in names or by_name]
+        modules = FlashInferModules.of(python, environment)
+        missing = modules.missing(wanted, architecture.codes, architecture.number)
+        return cls(python, environment, modules, tuple(wanted), tuple(missing))
+
+    def jobs(self, module: JitModule) -> str:
+        """How many compile jobs at a time: what the environment says, else what fits without a
+        server; "0" where none does."""
+        given = self.environment.get("MAX_JOBS", "")
+        return given or str(jit.bound([module], self.environment).jobs)
+
+    def obstacle(self, module: JitModule) -> str | None:
+        """Why a module cannot be compiled here; None when it can."""
+        lacking = preflight.lacking_tools(self.environment)
+        if lacking:
+            return (
+                f"there is no {' and no '.join(lacking)}; set CUDA_HOME to a CUDA toolkit and put "
+                "ninja on PATH"
+            )
+        if not self.modules.installed:
+            return f"{self.python} has no flashinfer-python"
+        bound = jit.bound([module], self.environment)
+        return None if bound.jobs else f"{bound}; stop what holds memory"
+
+    def build(self, module: JitModule, say: Callable[[str], None]) -> str | None:
+        """Compile a module into FlashInfer's cache.
+
+        Args:
+            module: of `missing`.
+            say: shows a line of progress.
+
+        Returns:
+            What went wrong, with the end of the compiler's output; None when it is there.
+        """
+        variables = {
+            **self.environment,
+            "MAX_JOBS": self.jobs(module),
+            "FLASHINFER_NVCC_THREADS": self.environment.get("FLASHINFER_NVCC_THREADS") or "1",
+        }
+        caches, began = CompileCaches.of(variables), time.time()
+        request = json.dumps({"ask": "build", "module": module.name})
+        with (
+            as_file(files("sm121.compilation") / "in_flashinfer" / "sm121_units.py") as script,
+            tempfile.TemporaryFile("w+", errors="replace") as output,
+        ):
+            process = subprocess.Popen(
+                [self.python, str(script), request],
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # nvcc starts others: all of them end with the group
+            )
+            try:
+                shown = time.monotonic()
+                while process.poll() is None:
+                    time.sleep(_POLL_S)
+                    if time.monotonic() - shown >= _LINE_EVERY_S:
+                        shown = time.monotonic()
+                        say(f"building {caches.building(began) or module.name}")
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+            output.seek(0)
+            lines = output.read().strip().splitlines()
+        if process.returncode != 0:
+            return "\n    ".join([f"status {process.returncode}", *lines[-_LINES:]])
+        library = Path(json.loads(lines[-1])["library"])
+        return None if library.is_file() else f"{library} was not made"
