@@ -20,6 +20,7 @@ FAULTS = {
     "exit-0": "ends with status 0 after a second of start-up",
     "exit-oom": "says that memory is short, and ends with status 1",
     "compiles": "compiles a module for six seconds, then serves",
+    "compiles-one-file": "has a compiler run for seven seconds, which adds a file at its end",
     "compiles-then-hangs": "compiles a module for two seconds, then only says that it loads",
     "never-ready": "goes on loading, and /health says 503",
     "silent": "neither logs nor works nor serves",
@@ -122,7 +123,13 @@ def start_up(fault: str) -> None:
         say("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 61.86 GiB.")
         say("RuntimeError: Engine core initialization failed. See root cause above.")
         sys.exit(1)
-    if fault.startswith("compiles"):
+    if fault == "compiles-one-file":
+        compiler = Path(os.environ["FLASHINFER_WORKSPACE_BASE"]) / "cicc"
+        compiler.parent.mkdir(parents=True, exist_ok=True)
+        compiler.symlink_to("/bin/sleep")
+        subprocess.run([str(compiler), "7"], check=True)
+        build(0)
+    elif fault.startswith("compiles"):
         build(6 if fault == "compiles" else 2)
     if fault == "silent":
         time.sleep(3600)

@@ -187,6 +187,12 @@ def test_a_cold_start_that_compiles_no_more_is_found(make, empty_cache):
     assert "after the last file that it compiled" in str(caught.value), caught.value
 
 
+def test_a_compiler_that_works_on_its_first_file_is_no_sick_server(make, empty_cache):
+    """A start that loaded weights for minutes may be over its time before its first file."""
+    running = make("compiles-one-file", ready=4.0, cold=60.0).start()
+    assert running.compiled == ("FlashInfer: fused_moe_120",)
+
+
 def test_a_cold_start_has_an_end(make, empty_cache):
     with pytest.raises(ServerTimedOut):
         make("compiles", ready=3.0, cold=4.0).start()

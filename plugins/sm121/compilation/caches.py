@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+#: Names of processes that compile, or that drive those.
+COMPILERS = frozenset({"ninja", "nvcc", "cicc", "ptxas", "fatbinary", "cudafe++", "cc1plus"})
 #: Files that only a compiler makes.
 _COMPILED = frozenset({".so", ".o", ".cubin"})
 _OUTPUT = re.compile(r"^build (\S+\.o):", re.MULTILINE)
@@ -46,7 +48,10 @@ class CompileCaches:
         inductor = environment.get("TORCHINDUCTOR_CACHE_DIR")
         return cls(
             Path(environment.get("FLASHINFER_WORKSPACE_BASE") or home) / ".cache" / "flashinfer",
-            Path(environment.get("TRITON_CACHE_DIR") or home / ".triton" / "cache"),
+            Path(
+                environment.get("TRITON_CACHE_DIR")
+                or Path(environment.get("TRITON_HOME") or home) / ".triton" / "cache"
+            ),
             Path(environment.get("VLLM_CACHE_ROOT") or caches / "vllm"),
             Path(inductor) if inductor else None,
         )

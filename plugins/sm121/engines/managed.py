@@ -21,7 +21,7 @@ import psutil
 from mirakuru import SimpleExecutor
 from mirakuru.exceptions import ProcessFinishedWithError
 
-from sm121.compilation.caches import CompileCaches
+from sm121.compilation.caches import COMPILERS, CompileCaches
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import Sm121Error
 from sm121.core.redaction import redact_file, secrets_of
@@ -494,12 +494,13 @@ class ManagedServer:
 
     def _later_deadline(self, started: float, deadline: float) -> float:
         """When a start that is over its time must be ready: as long after the last file that it
-        compiled as a warm one may take.
+        compiled as a warm one may take, or from now where a compiler runs.
 
         Raises:
             ServerTimedOut: it did not compile for so long, or has had all of a cold start's time.
         """
-        latest = self._caches.latest(self._launched_at)
+        compiles = any(process["name"] in COMPILERS for process in self.look_at_tree())
+        latest = time.time() if compiles else self._caches.latest(self._launched_at)
         if latest is not None:
             since = time.monotonic() - (time.time() - latest)
             later = min(since + self.limits.ready_s, started + self.limits.cold_s)
