@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,11 +14,16 @@ import pytest
 from sm121.core import profile
 from sm121.core.data_file import DataFileError, parse
 from sm121.core.errors import UsageError
-from sm121.core.profile import FULL, Profile
-from sm121.measure import comparison
+from sm121.core.profile import FULL, Costs, Gate, Profile
+from sm121.core.verdict import Verdict
+from sm121.measure import comparison, gate, machine
 from sm121.measure.plan import Plan
 from sm121.plugin import selection
+from sm121.run import verdict_file
 from sm121.run.fingerprint import Fingerprint
+from sm121.run.verdict_file import EngineReport, TestReport, VerdictFile
+from sm121.session import forecast
+from sm121.session.forecast import Check, Timed
 
 TESTS = Path(__file__).parents[1] / "tests"
 CPU = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
@@ -154,7 +161,7 @@ def test_a_plan_that_names_no_test_is_refused_when_it_is_collected(run_pytest, t
     ("plan", "said"),
     [
         ("qiuck", "--plan qiuck: expected one of profile cpu-tiny-gpt-oss: quick, merge, full"),
-        ("quick", "--plan quick: expected a run of all levels"),
+        ("quick", "--plan quick: expected a run"),
     ],
 )
 def test_a_wrong_plan_is_refused_in_one_line(run_pytest, plan, said):
@@ -162,3 +169,171 @@ def test_a_wrong_plan_is_refused_in_one_line(run_pytest, plan, said):
     status, run = run_pytest("--plan", plan, *certify)
     assert (status, run.left()) == (4, [])
     assert said in run.output
+
+
+# What a run costs, and what `sm121 plan` says of it.
+
+
+def costs(**changed) -> Costs:
+    sourced = {"value": 1.0, "source": "a test"}
+    known = {
+        "start_s": {"value": 100, "source": "a test"},
+        "kernel_check_s": sourced,
+        "answer_tokens": {"value": 74, "source": "a test"},
+        "gain_of_eight": {"value": 8, "source": "a test"},
+        "rates": [
+            {"depth": 0, "prefill": 1000, "decode": 10},
+            {"depth": 1000, "prefill": 500, "decode": 5},
+        ],
+        "rates_source": "a test",
+    }
+    return Costs.model_validate(known | changed)
+
+
+def costing(**changed) -> Profile:
+    return profile.load("cpu-tiny-gpt-oss").model_copy(update={"costs": costs(**changed)})
+
+
+def forecast_of(*checks: Check, own: Profile | None = None, known: Timed | None = None):
+    own = own or costing()
+    return forecast.of(own, Plan.of(own, plan="quick"), checks, known or Timed())
+
+
+def test_the_time_of_a_prompt_grows_with_what_is_before_its_tokens():
+    own = costs()
+    assert own.prompt_s(1000) == pytest.approx(1.5)  # from 1 ms to 2 ms a token
+    assert own.token_s(0) == pytest.approx(0.1) and own.token_s(2000) == pytest.approx(0.3)
+    assert own.gain(1) == 1 and own.gain(8) == 8 and own.gain(16) == 8
+
+
+def test_the_whole_context_takes_as_long_on_gb10_as_was_computed_by_hand():
+    assert 140 < profile.load("sm121-gpt-oss-120b").costs.prompt_s(131_072) < 170
+
+
+def test_a_start_is_charged_where_it_happens_and_an_answer_by_its_length():
+    found = forecast_of(
+        Check("1", "smoke", "test_baseline_starts_and_answers"),
+        Check("2", "smoke", "test_one_chat"),
+    )["smoke"]
+    assert (found.checks, found.starts, found.starts_s) == (2, 1, 100)
+    assert found.generated == pytest.approx(33 * 74 / 37)
+
+
+def test_several_metrics_of_a_cell_cost_one_cell():
+    rate = Check("1", "performance", "test_decode_rate", depth=0, tokens=32)
+    prefill = Check("2", "performance", "test_prefill_rate", depth=0)
+    deeper = Check("3", "performance", "test_prefill_rate", depth=512)
+    one, both, two = (
+        forecast_of(*checks)["performance"].prompt
+        for checks in ((rate,), (rate, prefill), (rate, prefill, deeper))
+    )
+    assert one == both < two
+
+
+def test_a_gate_costs_the_rounds_that_a_decision_takes():
+    gated = Gate(metric="tg32@d0", unit="tok/s", minimum=5, source="a test")
+    own = costing()
+    measured = own.performance.model_copy(update={"gates": (gated,)})
+    rate = Check("1", "performance", "test_decode_rate", depth=0, tokens=32)
+    plain, held = (
+        forecast_of(rate, own=profile_)["performance"].generated
+        for profile_ in (own, own.model_copy(update={"performance": measured}))
+    )
+    rounds = own.performance.measuring.rounds
+    assert held - plain == pytest.approx((gate.STEADY_LOOK + 3 - rounds) * 32)
+
+
+def test_a_check_that_was_timed_here_takes_as_long_as_it_did():
+    start = Check("tests/test_smoke.py::x", "smoke", "test_baseline_starts_and_answers")
+    found = forecast_of(start, known=Timed({start.id: 7.0}))["smoke"]
+    assert (found.timed, found.starts, found.seconds) == (1, 0, 7.0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "taken"),
+    [
+        ({}, {"a", "p"}),
+        ({"plan": "merge"}, {"a"}),  # rates are measured in another way
+        ({"machine": {"gpu": "another"}}, set()),
+        ({"configuration": "bfloat16"}, set()),
+        ({"finished": False}, set()),
+        ({"profile": "another"}, set()),
+    ],
+)
+def test_only_runs_of_this_machine_and_profile_say_how_long_a_check_takes(tmp_path, changed, taken):
+    known = Fingerprint(
+        machine=changed.get("machine", machine.identity()),
+        configuration=changed.get("configuration", "float32"),
+        plan=changed.get("plan", "quick"),
+    )
+    file = VerdictFile(
+        arch="cpu",
+        profile=changed.get("profile", "cpu-tiny-gpt-oss"),
+        started="2026-11-22T10:00:00",
+        finished=changed.get("finished", True),
+        engine=EngineReport(name="vllm", managed=True, model="m"),
+        fingerprint=known,
+        tests=[
+            TestReport(id="a", level="smoke", verdict=Verdict.PASS, seconds=3),
+            TestReport(id="p", level="performance", verdict=Verdict.FAIL, seconds=4),
+            TestReport(id="n", level="smoke", verdict=Verdict.NOT_RUN),
+        ],
+    )
+    verdict_file.write(file, tmp_path / "verdict.json")
+    found = forecast.timed(tmp_path, profile.load("cpu-tiny-gpt-oss"), "quick")
+    assert {*found.seconds} == taken
+
+
+def test_every_row_of_the_costs_names_a_test(level_modules):
+    for level, module in level_modules.items():
+        rows = getattr(forecast._file(), level, {})
+        assert {*rows} - {*vars(module), "*"} == set(), level
+
+
+def planned_minutes(name: str) -> dict[str, float]:
+    command = [sys.executable, "-m", "sm121", "plan", "--profile", name, "--report-dir", "none"]
+    done = subprocess.run(
+        command, cwd=TESTS.parent, capture_output=True, text=True, check=True, timeout=300
+    )
+    rows = re.findall(r"^\| (\w+) \| \d+ \|.* ([\d.]+) \|$", done.stdout, re.M)
+    assert not (TESTS.parent / "none").exists()
+    assert re.search(r"^machine: .*\n^target: .*\n^engine: ", done.stdout, re.M), done.stdout
+    return {plan: float(minutes) for plan, minutes in rows}
+
+
+def test_quick_takes_ten_minutes_on_a_gb10_and_merge_twenty_five():
+    found = planned_minutes("sm121-gpt-oss-120b")
+    assert [*found] == ["quick", "merge", "full"]
+    assert found["quick"] <= 10 and found["merge"] <= 25 < found["full"]
+
+
+def test_a_run_says_at_its_head_what_it_asks_and_how_long_that_takes(run_pytest, fault_server):
+    server = fault_server()
+    attached = ("--arch", "sm121", "--base-url", server.base_url, "--api-key", server.key)
+    scenario = ("--served-model-name", "canary", "meta_tests/scenarios/measurements.py")
+    samples = {"SM121_META_SAMPLES": json.dumps({"tg32@d0": [53.5] * 20})}
+    _, run = run_pytest(*attached, *scenario, environment=samples)
+    head = re.search(r"^plan full: (\d+) checks \(.*\), about \d+ \w+ \(0 of \1", run.output, re.M)
+    assert head, run.output
+
+
+def test_what_plan_is_refused_is_said_in_pytest_s_words(capsys):
+    from sm121.cli import main
+
+    assert main(["plan", "--profile", "no-such"]) == 4
+    assert "--profile no-such: expected a file or one of" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_prediction_of_quick_is_within_a_factor_of_two(run_pytest):
+    """A real vLLM on the CPU, with nothing that was timed here before. Beside others it takes
+    longer, and the run says that they were there."""
+    predicted = planned_minutes("cpu-tiny-gpt-oss")["quick"]
+    status, run = run_pytest("--plan", "quick", timeout_s=900)
+    if run.verdict["box"]["state"] == "DEGRADED":
+        pytest.skip(
+            f"NOT_RUN: the prediction is of an idle machine: {run.verdict['box']['reason']}"
+        )
+    assert status == 0, run.output
+    took = run.verdict["duration_s"] / 60
+    assert predicted / 2 <= took <= predicted * 2

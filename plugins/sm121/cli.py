@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import importlib
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -287,6 +288,25 @@ def _shown_matrix(options: argparse.Namespace) -> str:
     return outlook.cells(make_plan(chosen, space, strength=options.strength, focus=options.axis))
 
 
+def _plan(options: argparse.Namespace) -> int:
+    given = [
+        f"--{name.replace('_', '-')}={value}"
+        for name, value in vars(options).items()
+        if name not in ("command", "run") and value is not None
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-qq", *given],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    found = done.stdout.partition(" sm121 conformance ")[2].partition("\n")[2]
+    if done.returncode or not found:
+        raise UsageError((done.stdout + done.stderr).strip() or "pytest says nothing")
+    print(found, end="")
+    return 0
+
+
 def _merge(options: argparse.Namespace) -> int:
     from sm121.report import merging
 
@@ -329,6 +349,7 @@ _COMMANDS: dict[str, Command] = {
     "warm": _warm,
     "compare": _compare,
     "matrix": _matrix,
+    "plan": _plan,
     "merge": _merge,
     "schema": _schema,
     "report": _report,

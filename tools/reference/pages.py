@@ -6,7 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sm121 import cli
-from tools.reference import commands, crash_classes, inventory, options, requirements, schema
+from tools.reference import (
+    commands,
+    crash_classes,
+    inventory,
+    options,
+    plans,
+    requirements,
+    schema,
+)
 
 MADE: dict[str, Callable[[Path], str]] = {
     "requirements.md": lambda docs: requirements.page(docs.parent / "tests"),
@@ -15,6 +23,7 @@ MADE: dict[str, Callable[[Path], str]] = {
     "schema.md": lambda _docs: schema.page(),
     "../fixtures/inventory.toml": lambda docs: inventory.page(docs.parent / "tests"),
     "options.md": lambda _docs: options.page(),
+    "plans.md": plans.page,
 }
 """File name to its text, given the folder `docs` of the checkout."""
 

@@ -457,6 +457,48 @@ class Certify(DataTable):
         return levels
 
 
+class Rate(DataTable):
+    """How fast a server is behind so many tokens, one stream: tokens a second."""
+
+    depth: Annotated[int, Field(ge=0)]
+    prefill: Positive
+    decode: Positive
+
+
+class Costs(DataTable):
+    """What a run costs where none was timed: for `sm121 plan` alone, never for a verdict."""
+
+    start_s: Sourced
+    #: One check of the kernels' numerics.
+    kernel_check_s: Sourced
+    #: Of an answer that the model ends itself.
+    answer_tokens: Sourced
+    #: The rate of eight streams together over that of one.
+    gain_of_eight: Sourced
+    #: At two depths: the time of a token grows evenly with the tokens before it.
+    rates: tuple[Rate, Rate]
+    rates_source: str = Field(min_length=3)
+
+    def prompt_s(self, tokens: float) -> float:
+        """Seconds until a prompt of so many tokens is computed."""
+        start, slope = self._line("prefill")
+        return tokens * (start + slope * tokens / 2)
+
+    def token_s(self, depth: float) -> float:
+        """Seconds of a generated token behind so many."""
+        start, slope = self._line("decode")
+        return start + slope * depth
+
+    def gain(self, streams: int) -> float:
+        """The rate of so many streams together over that of one."""
+        return 1 + (self.gain_of_eight.value - 1) * (min(streams, 8) - 1) / 7
+
+    def _line(self, kind: Literal["prefill", "decode"]) -> tuple[float, float]:
+        one, other = self.rates
+        slope = (1 / getattr(other, kind) - 1 / getattr(one, kind)) / (other.depth - one.depth)
+        return 1 / getattr(one, kind) - slope * one.depth, slope
+
+
 class PlanRow(DataTable):
     """What ``--plan NAME`` asks of all that there is. What it does not say is asked whole."""
 
@@ -520,6 +562,7 @@ class Profile(DataTable):
     matrix: MatrixPlan | None = None
     #: By what they are for, beside ``full``.
     plans: dict[ConfigurationName, PlanRow] = Field(default={})
+    costs: Costs | None = None
     certify: Certify
     #: Seconds that a single test of a level may take before pytest-timeout ends it.
     test_timeout_s: dict[Level, Positive]

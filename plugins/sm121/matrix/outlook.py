@@ -52,9 +52,14 @@ def cells(plan: CellPlan) -> str:
     lines = [f"{identity(space, p.cell)}\t({', '.join(p.why)})" for p in array.cells]
     lines += [f"not in: {name}: {rule.reason}" for name, rule in array.incompatible.items()]
     lines += [f"{name}: {why}" for name, why in array.absent.items()]
-    hours = _hours(space, array, plan.settings)
+    hours = seconds(plan) / 3600
     lines += [f"{len(array.cells)} cells, {_coverage(space, array)}; {hours:.1f} machine hours"]
     return "\n".join(lines) + "\n"
+
+
+def seconds(plan: CellPlan) -> float:
+    """How long the cells of a plan take where none was timed."""
+    return _hours(plan.space, plan.array, plan.settings) * 3600
 
 
 def of_run(plan: CellPlan) -> list[str]:

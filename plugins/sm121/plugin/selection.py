@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from _pytest.mark.expression import Expression
@@ -20,6 +20,7 @@ from sm121.measure.plan import Plan
 from sm121.plugin import others
 from sm121.plugin.stash import APPLIES_TO, ID, LEVEL, SETTINGS
 from sm121.run.verdict_file import NOT_RUN
+from sm121.session.settings import Settings
 from sm121.session.target import Target, resolve
 
 #: Names of a ``-m`` expression that are tried in all combinations; of more, only so many.
@@ -100,35 +101,37 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def not_in_plan(config: pytest.Config, items: Iterable[pytest.Item]) -> list[pytest.Item]:
-    """The tests of levels that the plan in force leaves out. What an option of its own asks for is
-    in every plan."""
+    """The tests of levels that the plan in force leaves out."""
     settings = config.stash[SETTINGS]
     chosen = profile.expected(settings.profile, settings.arch, settings.engine)
-    row, measured = chosen.plan(settings.plan), settings.measuring_plan(chosen)
     return [
         item
         for item in items
-        if LEVEL in item.stash
-        and not _has_an_option(item)
-        and not (asks(row, item) and measures(measured, item))
+        if LEVEL in item.stash and not is_asked(item, chosen, settings.plan, settings)
     ]
 
 
-def asks(row: PlanRow, item: pytest.Item) -> bool:
-    """Whether a plan asks a test."""
-    markers = {marker.name for marker in item.iter_markers()}
-    return row.asks(item.stash[LEVEL], getattr(item, "originalname", item.name), markers)
-
-
-def measures(plan: Plan, item: pytest.Item) -> bool:
-    """Whether a measuring plan has the depth, the tokens and the streams of a test."""
+def is_asked(item: pytest.Item, chosen: Profile, name: str, settings: Settings) -> bool:
+    """Whether a plan of a profile asks a test. What an option of its own asks for is in every
+    plan."""
+    if _has_an_option(item):
+        return True
+    plan = Plan.of(chosen, plan=name, depths=settings.depths, rounds=settings.rounds)
     known = {
         "depth": plan.depths,
         "tokens": plan.generated_tokens,
         "streams": plan.measuring.concurrency,
     }
-    given = item.callspec.params if hasattr(item, "callspec") else {}
-    return all(given[name] in values for name, values in known.items() if name in given)
+    markers = {marker.name for marker in item.iter_markers()}
+    given = parameters(item)
+    return chosen.plan(name).asks(
+        item.stash[LEVEL], getattr(item, "originalname", item.name), markers
+    ) and all(given[key] in values for key, values in known.items() if key in given)
+
+
+def parameters(item: pytest.Item) -> Mapping[str, Any]:
+    """The values that a parametrized test has; empty for another one."""
+    return item.callspec.params if hasattr(item, "callspec") else {}
 
 
 def _has_an_option(item: pytest.Item) -> bool:

@@ -29,6 +29,7 @@ from sm121.plugin import (
     others,
     outcomes,
     performance,
+    planning,
     reporting,
     resume,
     scheduling,
@@ -181,6 +182,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
     session = config.stash.get(SESSION, None)
     return [
         *(terminal.target(session) if session is not None else []),
+        *(planning.head(config, session.target, items) if session is not None else []),
         *selection.left_out(config),
         *shards.lines(config, items),
     ]
@@ -430,6 +432,7 @@ def _open(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
     for item in tests:
         selection.mark(item, chosen)
     kernels.mark_what_cannot_run(settings, tests)
+    config.stash[planning.TARGET] = chosen
     if config.option.collectonly:
         return None
     session = prepare(

@@ -15,7 +15,8 @@ from sm121 import __version__
 from sm121.core import architecture
 from sm121.core.redaction import redact_arguments, redact_environment
 from sm121.core.verdict import Verdict
-from sm121.plugin.selection import DESELECTED, WHY_NOT
+from sm121.plugin import planning
+from sm121.plugin.selection import DESELECTED
 from sm121.plugin.stash import LEVEL, REPORT, SETTINGS
 from sm121.report import findings, github
 from sm121.report.stored import StoredReport
@@ -101,15 +102,12 @@ def for_github(terminal: pytest.TerminalReporter, report: StoredReport, root: Pa
 
 def would_run(terminal: pytest.TerminalReporter, config: pytest.Config) -> None:
     """``--collect-only``: show what would run, and why the rest would not."""
-    reasons: dict[str, list[str]] = {}
+    items = config.stash.get(COLLECTED, [])
     levels: dict[str, int] = {}
-    for item in config.stash.get(COLLECTED, []):
-        marker = item.get_closest_marker("skip")
-        if marker is None:
+    for item in items:
+        if item.get_closest_marker("skip") is None:
             levels[item.stash[LEVEL]] = levels.get(item.stash[LEVEL], 0) + 1
-        else:
-            reason = item.stash.get(WHY_NOT, str(marker.kwargs.get("reason", "")))
-            reasons.setdefault(reason, []).append(item.nodeid)
+    reasons = planning.reasons(items)
     if not levels and not reasons:
         return
     terminal.section("sm121 conformance")
@@ -123,6 +121,8 @@ def would_run(terminal: pytest.TerminalReporter, config: pytest.Config) -> None:
     removed = [*config.stash.get(DESELECTED, dict[str, frozenset[str]]())]
     if removed:
         terminal.write_line(f"would not run: {len(removed)} deselected ({removed[0]} ...)")
+    for line in planning.whole(config, items):
+        terminal.write_line(line)
 
 
 def closing(terminal: pytest.TerminalReporter, session: Session) -> None:

@@ -1,0 +1,188 @@
+"""What a run asks and how long it takes: at its head, and whole for ``sm121 plan``.
+
+``sm121 plan`` is ``pytest --collect-only``: nothing is started. Its page has the facts of `_FACTS`,
+what would not run with the reason, and each plan of the profile with its minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
+
+import pytest
+
+from sm121.core import architecture
+from sm121.core.errors import UsageError
+from sm121.core.profile import FULL, LEVELS, Profile
+from sm121.matrix import outlook
+from sm121.matrix.cost import duration
+from sm121.measure import machine
+from sm121.measure.plan import Plan
+from sm121.plugin import matrix, selection
+from sm121.plugin.selection import WHY_NOT
+from sm121.plugin.stash import ID, LEVEL, SETTINGS
+from sm121.session import forecast, target
+from sm121.session.forecast import Check, Forecast, Timed
+from sm121.session.settings import Settings
+from sm121.session.target import Target
+
+#: The target of ``--collect-only``, which opens no session.
+TARGET = pytest.StashKey[Target]()
+#: Lines on what a run would stand on, for a target that can run.
+Fact: TypeAlias = Callable[[Settings, Target], Iterable[str]]
+
+
+def head(config: pytest.Config, chosen: Target, items: Sequence[pytest.Item]) -> list[str]:
+    """What a run asks, in two lines."""
+    tests = [item for item in items if LEVEL in item.stash]
+    if chosen.profile is None or not tests:
+        return []
+    can = [item for item in tests if WHY_NOT not in item.stash]
+    settings = config.stash[SETTINGS]
+    known = forecast.timed(settings.report_dir, chosen.profile, settings.plan)
+    costs = _costs(config, chosen.profile, settings.plan, can, known)
+    counts = ", ".join(f"{level} {cost.checks}" for level, cost in costs.items())
+    lines = [f"plan {settings.plan}: {len(can)} checks ({counts}), {_about(chosen.profile, costs)}"]
+    lines += [f"cannot run: {len(ids)}: {why}" for why, ids in reasons(tests).items()]
+    return lines
+
+
+def whole(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
+    """All that is known before a start: facts, plans, minutes."""
+    chosen = config.stash.get(TARGET, None)
+    if chosen is None:
+        return []
+    settings, profile = config.stash[SETTINGS], chosen.profile
+    lines = [line for fact in _FACTS for line in fact(settings, chosen)]
+    profile = profile or settings.profile
+    if profile is None:
+        return lines
+    # What this machine cannot run for the target's sake alone is asked there all the same.
+    asked = [item for item in items if item.stash.get(WHY_NOT, None) in (None, chosen.obstacle)]
+    names = [*profile.plans, FULL] if settings.plan == FULL else [settings.plan]
+    shown, sums, bases = [], [], []
+    for name in names:
+        own = [item for item in asked if selection.is_asked(item, profile, name, settings)]
+        known = forecast.timed(settings.report_dir, profile, name)
+        costs = _costs(config, profile, name, own, known)
+        shown.append(_row(profile, name, costs))
+        sums.append(f"- {name}: {_sum(profile, costs)}")
+        bases.append(known.source)
+    lines += ["", "| plan | checks | " + " | ".join(LEVELS) + " | minutes |"]
+    lines += ["|---|---:|" + "---:|" * len(LEVELS) + "---:|", *shown, "", *sums]
+    return [*lines, "", _basis(profile, next((base for base in bases if base), None))]
+
+
+def reasons(items: Iterable[pytest.Item]) -> dict[str, list[str]]:
+    """The tests that cannot run, by the reason."""
+    found: dict[str, list[str]] = {}
+    for item in items:
+        marker = item.get_closest_marker("skip")
+        if marker is not None:
+            why = item.stash.get(WHY_NOT, str(marker.kwargs.get("reason", "")))
+            found.setdefault(why, []).append(item.nodeid)
+    return found
+
+
+def _costs(
+    config: pytest.Config,
+    profile: Profile,
+    name: str,
+    items: Iterable[pytest.Item],
+    known: Timed,
+) -> dict[str, Forecast]:
+    settings = config.stash[SETTINGS]
+    plan = Plan.of(profile, plan=name, depths=settings.depths, rounds=settings.rounds)
+    cells = matrix.plan_of_items(config)
+    matrix_s = outlook.seconds(cells) if cells is not None and cells.cells else 0.0
+    return forecast.of(profile, plan, [_check(item) for item in items], known, matrix_s)
+
+
+def _check(item: pytest.Item) -> Check:
+    given = selection.parameters(item)
+    streams = given.get("streams")
+    return Check(
+        item.stash[ID],
+        item.stash[LEVEL],
+        getattr(item, "originalname", item.name),
+        given.get("depth"),
+        given.get("tokens"),
+        streams,
+    )
+
+
+def _about(profile: Profile, costs: dict[str, Forecast]) -> str:
+    if profile.costs is None:
+        return f"time unknown: profile {profile.name} has no [costs]"
+    timed, checks = (sum(getattr(c, key) for c in costs.values()) for key in ("timed", "checks"))
+    seconds = sum(cost.seconds for cost in costs.values())
+    return f"about {duration(seconds)} ({timed} of {checks} were timed here before)"
+
+
+def _row(profile: Profile, name: str, costs: dict[str, Forecast]) -> str:
+    found = {level: f"{cost.seconds / 60:.1f}" for level, cost in costs.items()}
+    total = f"{sum(cost.seconds for cost in costs.values()) / 60:.1f}"
+    if profile.costs is None:
+        found, total = dict.fromkeys(found, "?"), "?"
+    each = [found.get(level, "-") for level in LEVELS]
+    checks = sum(cost.checks for cost in costs.values())
+    return f"| {name} | {checks} | " + " | ".join(each) + f" | {total} |"
+
+
+def _sum(profile: Profile, costs: dict[str, Forecast]) -> str:
+    """The arithmetic of the minutes."""
+    if profile.costs is None:
+        return f"time unknown: profile {profile.name} has no [costs]"
+
+    def of(key: str) -> float:
+        return float(sum(getattr(cost, key) for cost in costs.values()))
+
+    parts = [
+        (of("timed_s"), f"{of('timed'):.0f} checks as they took here before"),
+        (of("starts_s"), f"{of('starts'):.0f} x {profile.costs.start_s.value:g} s of starts"),
+        (of("prompt_s"), f"{of('prompt'):,.0f} tokens of prompts"),
+        (of("generated_s"), f"{of('generated'):,.0f} generated tokens"),
+        (of("other_s"), "kernels, cells and the rest"),
+    ]
+    return " + ".join(f"{seconds:.0f} s ({what})" for seconds, what in parts if seconds)
+
+
+def _basis(profile: Profile, source: str | None) -> str:
+    lines = [f"timed in {source}" if source else "nothing was timed on this machine"]
+    if (costs := profile.costs) is not None:
+        rates = " and ".join(
+            f"prefill {rate.prefill:g} and decode {rate.decode:g} tok/s at {rate.depth}"
+            for rate in costs.rates
+        )
+        lines.append(f"else {rates} ({costs.rates_source}), a start {costs.start_s.value:g} s "
+                     f"({costs.start_s.source})")  # fmt: skip
+    return "minutes: " + "; ".join(lines)
+
+
+def _machine(_settings: Settings, _chosen: Target) -> Iterable[str]:
+    known, detected = machine.identity(), architecture.detect()
+    yield (
+        f"machine: {detected.name or 'unknown'} ({known['gpu'] or known['cpu_model']}, "
+        f"{known['cores_logical']} cores, {known['memory_gib']} GiB; {detected.evidence})"
+    )
+
+
+def _engine(settings: Settings, chosen: Target) -> Iterable[str]:
+    own = chosen.profile
+    if own is None:
+        return
+    yield f"target: arch {chosen.arch}, profile {own.name}, configuration {own.under_test}"
+    if settings.base_url is not None:
+        yield f"engine: attached at {settings.base_url}"
+        return
+    try:
+        version = target.engine_version(settings, own) or "(version unknown)"
+    except UsageError as error:
+        yield f"engine: none: {error}"
+        return
+    model = settings.model or own.model.id
+    yield f"engine: {settings.engine} {version} of {settings.engine_python}, model {model}"
+
+
+#: What `sm121 plan` says before the plans, in this order.
+_FACTS: tuple[Fact, ...] = (_machine, _engine)

@@ -1,0 +1,227 @@
+"""How long a run will take: from what took how long on this machine, else from rates.
+
+``fixtures/costs.toml`` says what each test asks of a server, the profile's ``[costs]`` how fast a
+server is and how long a start takes. A check that an earlier run on this machine has timed takes as
+long as it did there.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sm121.core import data_file
+from sm121.core.data_file import DataTable
+from sm121.core.profile import LEVELS, Costs, Profile
+from sm121.measure import gate, machine
+from sm121.measure.plan import Plan
+from sm121.run import verdict_file
+
+_NEWEST = 5
+#: Rounds of the last look at a cell.
+_LAST_LOOK = 3
+#: Answers of several streams are so much longer than what is measured of them.
+_STREAMS_FACTOR = 2
+
+
+@dataclass(frozen=True)
+class Check:
+    """A test that a run asks; the name is without parameters."""
+
+    id: str
+    level: str
+    name: str
+    depth: int | None = None
+    tokens: int | None = None
+    streams: int | None = None
+
+
+class _Row(DataTable):
+    """What a test asks of a server. A load is given by one of its requests."""
+
+    prompt: float = 0
+    generated: float = 0
+    #: The model ends its answers itself: as long as its answers are, over those of the canary.
+    natural: bool = False
+    #: Of ``[stress]``: so many requests, with so many times ``answer_tokens`` for each.
+    size: str | None = None
+    requests: float = 1
+    #: A prompt fills this share of the context.
+    context: float = 0
+    streams: int = 1
+    starts: int = 0
+    seconds: float = 0
+
+
+class _CostsFile(DataTable):
+    canary_answer_tokens: float
+    check_s: float
+    smoke: dict[str, _Row]
+    kernel: dict[str, _Row]
+    correctness: dict[str, _Row]
+    stress: dict[str, _Row]
+    performance: dict[str, _Row]
+
+
+@functools.cache
+def _file() -> _CostsFile:
+    return data_file.load("costs.toml", _CostsFile)
+
+
+@dataclass
+class Forecast:
+    """What the checks of a level cost. Seconds, tokens."""
+
+    checks: int = 0
+    #: Of them, those that were timed here before, and their time.
+    timed: int = 0
+    timed_s: float = 0.0
+    starts: int = 0
+    starts_s: float = 0.0
+    prompt: float = 0.0
+    prompt_s: float = 0.0
+    generated: float = 0.0
+    generated_s: float = 0.0
+    other_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.timed_s + self.starts_s + self.prompt_s + self.generated_s + self.other_s
+
+    def ask(
+        self, costs: Costs, requests: float, prompt: float, tokens: float, *, streams: int = 1
+    ) -> None:
+        """Add so many requests, ``streams`` at a time, each of a prompt and an answer."""
+        self.prompt += requests * prompt
+        self.prompt_s += requests * costs.prompt_s(prompt)
+        self.generated += requests * tokens
+        self.generated_s += requests * tokens * costs.token_s(prompt) / costs.gain(streams)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Seconds of checks on this machine, by id, and the newest run that says so."""
+
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    source: str | None = None
+
+
+def timed(report: Path, profile: Profile, plan: str) -> Timed:
+    """What the newest runs of a report directory took, of this profile on this machine. A rate is
+    measured in another way by another plan: its time is then not taken."""
+    found: dict[str, float] = {}
+    source = None
+    files = [report / "verdict.json", *(report / "earlier").glob("*/verdict.json")]
+    here = machine.identity()
+    for file in sorted(filter(Path.is_file, files), key=_written, reverse=True)[:_NEWEST]:
+        try:
+            run = verdict_file.read(file)
+        except (OSError, ValueError):
+            continue  # not one that can be read: nothing is known of it
+        known = run.fingerprint
+        if known is None or (run.profile, known.machine) != (profile.name, here):
+            continue
+        if known.configuration != profile.under_test or not run.finished:
+            continue
+        for test in run.tests:
+            if test.executed and (known.plan == plan or test.level != "performance"):
+                source = source or f"{file.parent.name}, {run.started[:10]}"
+                found.setdefault(test.id, test.seconds)
+    return Timed(found, source)
+
+
+def _written(file: Path) -> float:
+    return file.stat().st_mtime
+
+
+def of(
+    profile: Profile,
+    plan: Plan,
+    checks: Iterable[Check],
+    known: Timed,
+    matrix_s: float = 0.0,
+) -> dict[str, Forecast]:
+    """The cost of each level that has checks.
+
+    Args:
+        profile: has the rates.
+        plan: what is measured.
+        checks: those that will run.
+        known: seconds of checks that were timed.
+        matrix_s: of the matrix's cells, where they are asked.
+    """
+    seconds, costs = known.seconds, profile.costs
+    every = list(checks)
+    found: dict[str, Forecast] = {}
+    for level in LEVELS:
+        asked = [check for check in every if check.level == level]
+        if not asked:
+            continue
+        own = found[level] = Forecast(checks=len(asked))
+        rest = [check for check in asked if check.id not in seconds]
+        own.timed = len(asked) - len(rest)
+        own.timed_s = sum(seconds[check.id] for check in asked if check.id in seconds)
+        if level == "matrix":
+            own.other_s = matrix_s * len(rest) / len(asked)
+        elif costs is not None:
+            for check in rest:
+                _one(own, profile, costs, check)
+            if level == "performance":
+                _cells(own, profile, costs, plan, rest)
+            own.starts_s = own.starts * costs.start_s.value
+    return found
+
+
+def _one(own: Forecast, profile: Profile, costs: Costs, check: Check) -> None:
+    rows: dict[str, _Row] = getattr(_file(), check.level, {})
+    row = rows.get(check.name, rows.get("*", _Row()))
+    own.starts += row.starts
+    kernel = check.level == "kernel" and check.name not in rows
+    own.other_s += costs.kernel_check_s.value if kernel else row.seconds + _file().check_s
+    if check.name == "test_decode_runs_the_kernels_of_its_path":
+        own.starts += profile.engine.profiler == "restart"
+    prompt, tokens, requests = row.prompt, row.generated, row.requests
+    if row.natural:
+        tokens *= costs.answer_tokens.value / _file().canary_answer_tokens
+    if row.size is not None:
+        requests = getattr(profile.stress, row.size).value
+        tokens *= profile.stress.answer_tokens.value
+    if row.context:
+        prompt = row.context * _context(profile)
+    own.ask(costs, requests, prompt, tokens, streams=row.streams)
+
+
+def _context(profile: Profile) -> float:
+    arguments = profile.engine.arguments
+    for name, value in itertools.pairwise(arguments):
+        if name == "--max-model-len":
+            return float(value)
+    return 0.0
+
+
+def _cells(
+    own: Forecast, profile: Profile, costs: Costs, plan: Plan, checks: Sequence[Check]
+) -> None:
+    """The requests of the cells that checks are read from; several are read from one."""
+    measuring = plan.measuring
+    first = plan.depths[0]
+    rounds: dict[tuple[int, int], int] = {}
+    for check in checks:
+        if check.name in _file().performance:
+            continue
+        depth, streams = check.depth if check.depth is not None else first, check.streams or 1
+        wanted = measuring.rounds if streams == 1 else measuring.concurrency_rounds
+        kind = f"tg{check.tokens}" if check.tokens is not None else f"pp{plan.prompt_tokens}"
+        if streams == 1 and profile.gate(f"{kind}@d{depth}") is not None:
+            wanted = max(wanted, gate.STEADY_LOOK) + _LAST_LOOK
+        rounds[depth, streams] = max(wanted, rounds.get((depth, streams), 0))
+    for (depth, streams), count in rounds.items():
+        prompt = depth + plan.prompt_tokens
+        short = measuring.short_rounds + measuring.warm_up_requests
+        tokens = plan.longest if streams == 1 else _STREAMS_FACTOR * min(plan.generated_tokens)
+        own.ask(costs, count * streams, prompt, tokens, streams=streams)
+        own.ask(costs, short, prompt, plan.shortest)

@@ -1,0 +1,30 @@
+"""The end of plans.md: how long each plan takes on a GB10, as `sm121 plan` computes it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+#: What is above this line is written by hand.
+MARK = "<!-- Below: made by `sm121 reference docs` with `sm121 plan`; do not edit it by hand. -->"
+_PLAN = [sys.executable, "-m", "sm121", "plan", "--profile", "sm121-gpt-oss-120b"]
+
+
+def page(docs: Path) -> str:
+    """The page, its end made anew; no run of this machine has a say in it.
+
+    Raises CalledProcessError where `sm121 plan` says that something is wrong.
+    """
+    with tempfile.TemporaryDirectory() as nothing:
+        done = subprocess.run(
+            [*_PLAN, "--report-dir", str(Path(nothing) / "report")],
+            cwd=docs.parent,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+    by_hand = (docs / "plans.md").read_text("utf-8").partition(MARK)[0]
+    table = done.stdout[done.stdout.index("| plan |") :]
+    return f"{by_hand}{MARK}\n\n{table.replace(chr(10) + 'minutes: ', chr(10) + 'Minutes: ')}"
