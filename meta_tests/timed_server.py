@@ -61,6 +61,8 @@ class Pace:
     #: So many requests at the start are slower by this factor.
     slow_first: int = 0
     slow_factor: float = 3.0
+    #: Every so many-th answer of 32 tokens or more is slower by the factor.
+    slow_every: int = 0
     #: Every so many-th request waits longer before its first token.
     one_slow_in: int = 0
     slow_extra_ms: float = 3000.0
@@ -118,6 +120,14 @@ class Pace:
     #: Mean accepted length of speculation in the counters; 0: no speculation.
     accepted_length: float = 0.0
     counter_factor: float = 1.0
+    #: The request of this number is refused with status 500; 0: none is.
+    fail_number: int = 0
+    #: /metrics is gone after so many requests; 0: never. Its decode time never goes on.
+    metrics_until: int = 0
+    decode_time_stands: bool = False
+    #: So many tokens from the 65th on are counted and never sent; nor do they take time.
+    lost_tokens: int = 0
+    lost_in_no_time: bool = False
 
 
 _BEGAN = time.time()
@@ -172,6 +182,8 @@ TRAPS: dict[str, dict[str, Any]] = {
     "drops-what-it-held": {"drop_every": 5, "drop_after_ms": 400.0},
     "drops-fresh-connections": {"drop_every": 5, "drop_fresh": True, "keep_alive": False},
     "closes-connections": {"keep_alive": False},
+    "decode-time-stands": {"decode_time_stands": True},
+    "counts-what-it-skips": {"lost_tokens": 12, "lost_in_no_time": True, "metrics": False},
     "redirects-what-it-held": {"redirect_every": 5, "redirect_after_ms": 400.0},
 }
 
@@ -184,6 +196,7 @@ class TimedServer:
         self.model = model
         self.log = log
         self.requests = 0
+        self.longer = 0
         self.running = 0
         self.first: float | None = None
         self.generated = 0
@@ -251,7 +264,7 @@ class TimedServer:
 
     async def metrics(self, _request: web.Request) -> web.Response:
         pace = self.pace
-        if not pace.metrics:
+        if not pace.metrics or 0 < pace.metrics_until < self.requests:
             raise web.HTTPNotFound
         tenant = 0.0
         if self.first is not None:
@@ -341,7 +354,8 @@ class TimedServer:
         prompt = said.get("prompt") or " ".join(str(m["content"]) for m in said["messages"])
         if isinstance(prompt, list) and not pace.accepts_ids:
             return web.json_response({"error": {"message": "prompt must be a string"}}, status=400)
-        if pace.fail_every and number % pace.fail_every == 0:
+        failing = number == pace.fail_number
+        if failing or (pace.fail_every and number % pace.fail_every == 0):
             return web.json_response({"error": {"message": "engine is busy"}}, status=500)
         prompt_tokens = len(prompt) if isinstance(prompt, list) else len(prompt.split())
         asked = int(said.get("max_tokens") or said.get("max_completion_tokens") or 16)
@@ -378,7 +392,7 @@ class TimedServer:
 
     def _count(self, pace: Pace, tokens: int, plan: Plan | None = None) -> None:
         self.generated += tokens
-        if plan is not None:
+        if plan is not None and not pace.decode_time_stands:
             self.decode_s += (plan.at[-1] - plan.at[0]) / 1e9
         self.preempted += pace.preemptions
         if pace.accepted_length:
@@ -394,6 +408,9 @@ class TimedServer:
     ) -> Plan:
         slow = pace.slow_factor if number <= pace.slow_first else 1.0
         rate = pace.rate / slow
+        if pace.slow_every and tokens >= 32:
+            self.longer += 1
+            rate /= 1.0 if self.longer % pace.slow_every else pace.slow_factor
         if pace.jitter:
             rate *= 1.0 + self.random.gauss(0.0, pace.jitter)
         fresh = prompt_tokens * (1.0 - pace.cache_hits)
@@ -413,6 +430,8 @@ class TimedServer:
             step = 1.0 / rate
             if at[-1] < everybody_s - 1e-6:  # a token for each prompt of another
                 step = prefill_s
+            if pace.lost_in_no_time and 64 <= made + 1 < 64 + pace.lost_tokens:
+                step = 0.0
             if made == 0:
                 step += pace.pause_ms / 1e3
             if pace.interval_jitter:
@@ -491,6 +510,8 @@ class TimedServer:
                     said["prompt"] if isinstance(said.get("prompt"), list) else []
                 )
             extra = counted(done) if continuous else {}
+            if 64 < done <= 64 + pace.lost_tokens:
+                continue
             events.append((plan.at[done - 1], event(made, plan.at[done - 1], extra), size))
         if pace.empty_finish:
             events.append((plan.at[-1], event(choice("", "length"), plan.at[-1], {}), 0))

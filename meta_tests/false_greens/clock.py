@@ -61,9 +61,10 @@ def waited(*options: str) -> Callable[[Place], Outcome]:
     return ask
 
 
-FIRST, PAYLOAD, AGAIN = (
+FIRST, PAYLOAD, WITNESS, AGAIN = (
     "1 Tokens that come with the first chunk",
     "1 A payload in the first chunk",
+    "1 What is held against the stream says nothing",
     "2 A request that is sent again",
 )
 
@@ -80,7 +81,35 @@ def _wrong(name: str, *options: str, tokens: int = 32, expected: str, slow: bool
     return Case(FIRST, name, fault, clean, expected, slow)
 
 
+def _unsaid(name: str, *options: str, expected: str) -> Case:
+    """A server that is fast enough, if what it says were all there is."""
+    fault, clean = rated(*options, rate=ABOVE, tokens=128), rated(rate=ABOVE, tokens=128)
+    return Case(WITNESS, name, fault, clean, expected, slow=True)
+
+
 CASES = [
+    _unsaid(
+        "tokens of long answers are counted and never come",
+        *("--lost-tokens", "12"),
+        expected="the usage beside them says 77",
+    ),
+    _unsaid(
+        "tokens of long answers are counted and take no time, without metrics",
+        *("--trap", "counts-what-it-skips"),
+        expected="the usage beside them says 77",
+    ),
+    _unsaid(
+        "the decode time of the metrics stands still",
+        *("--trap", "decode-time-stands"),
+        expected="decode time went on by 0 s",
+    ),
+    _unsaid(
+        "the metrics vanish in the middle",
+        *("--metrics-until", "4"),
+        expected="counters_vanished",
+    ),
+    _unsaid("the untimed twin fails", *("--fail-number", "2"), expected="request_failed"),
+    _unsaid("a warm-up fails", *("--fail-number", "3"), expected="request_failed"),
     _late(
         "three events when the third token is there",
         *("--held-tokens", "3", "--decode-time-factor", "0"),

@@ -208,6 +208,14 @@ CASES = [
         for name, fault in _CASES_4
     ),
     Case(
+        "4 Noise with a memory",
+        "one answer in ten takes three times as long, and a short one never does",
+        _served("--rate", "54", "--slow-every", "10"),
+        _served("--rate", "54"),
+        "tg32@d0 passed before, and does not now",
+        slow=True,
+    ),
+    Case(
         "5 The ratchet",
         "-4.5 % a run, each compared with the latest",
         _ratchet(0.955, 5),

@@ -197,11 +197,22 @@ class MeasuredCell:
         plan = self.server.plan
         return f"pp{plan.prompt_tokens} tg{self.tokens} @ d{self.depth}{streams}"
 
-    def gather(self, rounds: int) -> MeasuredCell:
-        """Measure until there are so many rounds that count, unless the server fails."""
+    def rounds_of(self, tokens: int) -> list[TimedAnswer]:
+        """The answers of one stream that have so many tokens, in the order of their sending."""
+        found = [a for a in [*self.answers, *self.short] if a.asked_tokens >= tokens]
+        return sorted(found, key=lambda answer: answer.sent_ns)
+
+    def gather(self, rounds: int, *, own: int = 0, of: int = 0) -> MeasuredCell:
+        """Measure until there are so many rounds that count, unless the server fails.
+
+        Args:
+            rounds: of long answers.
+            own: rounds of the rate over ``of`` tokens. An answer that has no more than these is
+                one, too.
+        """
         began = time.monotonic()
         complete = len(self.long) >= rounds and len(self.short) >= self._short_wanted()
-        if complete or self._failed():
+        if (complete and len(self.rounds_of(of)) >= own) or self._failed():
             return self
         before = counters.fetch_quiet(self.server.endpoint)
         if before is not None:
@@ -212,15 +223,17 @@ class MeasuredCell:
                 )
         sent = [] if self.warm else self._warm_up()
         long, short = rounds - len(self.long), self._short_wanted() - len(self.short)
-        attempts = 2 * (max(long, 0) + max(short, 0)) + 2
+        attempts = 2 * (max(long, 0) + max(short, 0) + own) + 2
         while attempts > 0 and not self._failed():
             wants_long = len(self.long) < rounds
             wants_short = len(self.short) < self._short_wanted()
-            if not wants_long and not wants_short:
+            wants_own = len(self.rounds_of(of)) < own
+            if not wants_long and not wants_short and not wants_own:
                 break
             for wanted, tokens, streams, keep in (
                 (wants_long, self.tokens, self.concurrency, self.long.append),
                 (wants_short, self.server.plan.shortest, 1, self.short.extend),
+                (wants_own, of, 1, self.short.extend),
             ):
                 if not wanted or self._failed():
                     continue
@@ -246,12 +259,12 @@ class MeasuredCell:
     def decode(self, tokens: int) -> Measurement:
         """Tokens a second after the first chunk, over the first so many tokens."""
         clock = self.clock or "chunks"
-        answers = self.answers
+        answers = self.rounds_of(tokens)
         rates = [metrics.decode_rate(answer, clock, tokens) for answer in answers]
         findings = self._judged()
         measuring = self.server.plan.measuring
         validity.check_drift(rates, measuring.drift_bound, findings)
-        second = metrics.second_clock(answers, self.short, clock, tokens)
+        second = metrics.second_clock(self.answers, self.short, clock, tokens)
         known = {item.reason for item in findings.invalid}
         good = [answer for answer in answers if answer.ok]
         if not known & {"drift", "short_answer"}:
@@ -276,7 +289,7 @@ class MeasuredCell:
             **self._spoken,
         }
         found = self._measurement(f"tg{tokens}@d{self.depth}", "tok/s", rates, findings, extra)
-        found.track = self._track(rates, clock)
+        found.track = self._track(tokens, rates, clock)
         found.left_out = [
             metrics.possible(metrics.decode_rate(answer, clock, tokens), tokens, answer.lag_ns)
             for answer in self.left_out
@@ -364,17 +377,19 @@ class MeasuredCell:
             quantile=quantile,
         )
 
-    def _track(self, rates: Sequence[float], clock: Clock) -> list[float]:
-        """The rates, with those of the short answers between them in the order of sending. A short
-        answer's is by its mean gap, as a share of that of all short ones; where one gap is most of
-        the answer, by its median gap."""
+    def _track(self, tokens: int, rates: Sequence[float], clock: Clock) -> list[float]:
+        """The rates over so many tokens, with those of the shorter answers between them in the
+        order of sending. A short answer's is by its mean gap, as a share of that of all short ones;
+        where one gap is most of the answer, by its median gap."""
         gaps = {
             answer.sent_ns: min(fmean(found), median(found))
             for answer in self.short
-            if answer.ok and len(found := metrics.gaps_ms(answer, clock)) >= _GAPS
+            if answer.asked_tokens < tokens
+            and answer.ok
+            and len(found := metrics.gaps_ms(answer, clock)) >= _GAPS
         }
         usual, level = median(gaps.values() or (0.0,)), median(rates or (0.0,))
-        series = dict(zip((answer.sent_ns for answer in self.answers), rates, strict=True))
+        series = dict(zip((a.sent_ns for a in self.rounds_of(tokens)), rates, strict=True))
         series |= {at: level * usual / gap for at, gap in gaps.items() if gap > 0.0}
         return [series[at] for at in sorted(series)]
 
@@ -441,14 +456,15 @@ class MeasuredCell:
         sent: list[TimedBatch] = []
         if self.concurrency == 1 and not self.server.needs_ids:
             self.server.show(f"{self.what}: token ids against usage")
-            sent.append(self._send(self.server.plan.shortest, 1, keep=False, ids=True))
+            sent.append(self._send(self.tokens, 1, keep=False, ids=True))
             validity.check_twin(sent[0].answers[0], self._findings)
         while len(times) < measuring.warm_up_requests and not is_flat(times, measuring.warm_bound):
             self.server.show(f"{self.what}: warm-up {len(times) + 1}")
             batch = self._send(self.server.plan.shortest, self.concurrency, keep=False)
             sent.append(batch)
+            validity.check_warm_up(batch.answers, self._findings)
             if not all(answer.ok for answer in batch.answers):
-                break  # the measurement proper will say what is wrong
+                break
             times.append(max(metrics.e2e_ms(answer) for answer in batch.answers))
         self.warm = True
         if self._short_wanted() and is_flat(times, measuring.warm_bound):
@@ -474,6 +490,7 @@ class MeasuredCell:
         ours = sum(found[-1][1] for answer in sent if (found := metrics.arrivals(answer, clock)))
         after = counters.fetch_settled(self.server.endpoint, before, ours)
         delta = after.since(before) if before is not None and after is not None else None
+        validity.check_metrics_stay(before, after, self._findings)
         if delta is None or clock != "chunks":
             validity.check_counters(delta, sent, clock, self._findings)
             bound = self.server.plan.measuring.second_clock_bound
@@ -482,8 +499,9 @@ class MeasuredCell:
             self._spoken = counters.speculation(delta)
 
     def _disturbed(self, batch: TimedBatch) -> bool:
+        """Whether the client was late for a batch; one with a failure is never left out."""
         measuring = self.server.plan.measuring
-        return any(
+        return all(answer.ok for answer in batch.answers) and any(
             validity.disturbed(answer, answer.clock() or "chunks", measuring)
             for answer in batch.answers
         )

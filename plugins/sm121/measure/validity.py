@@ -15,6 +15,7 @@ from scipy import stats
 from sm121.client.timed import TimedBatch
 from sm121.client.timed_answer import Clock, TimedAnswer
 from sm121.core.profile import Measuring
+from sm121.measure.counters import Counters
 from sm121.measure.measurement import Invalidity
 from sm121.measure.metrics import arrivals, beginning_to_rest, ttft_ms, window
 
@@ -108,9 +109,21 @@ def _check_prompt(answer: TimedAnswer, findings: Findings) -> None:
         )
 
 
+def check_warm_up(answers: Sequence[TimedAnswer], findings: Findings) -> None:
+    """A request that failed before the first round failed all the same."""
+    if failed := [answer for answer in answers if not answer.ok]:
+        findings.against(
+            "request_failed",
+            f"{len(failed)} of {len(answers)} requests of the warm-up: {failed[0].error}",
+        )
+
+
 def check_twin(twin: TimedAnswer, findings: Findings) -> None:
-    """The ids of an untimed request against its own usage, chunk by chunk: what the timed ones,
-    which ask for no ids, are counted by."""
+    """The ids of an untimed request, as long as the timed ones, against its own usage, chunk by
+    chunk: what the timed ones, which ask for no ids, are counted by."""
+    if not twin.ok and (twin.status is None or twin.status == 200 or twin.status >= 500):
+        check_warm_up([twin], findings)
+        return
     if not twin.ok:
         findings.not_checked(f"token ids against usage: asked for ids, it said {twin.error}")
         return
@@ -128,6 +141,24 @@ def check_twin(twin: TimedAnswer, findings: Findings) -> None:
                 f"request of {twin.asked_tokens} tokens)",
             )
             return
+    if ids < twin.asked_tokens:
+        findings.against(
+            "token_accounting",
+            f"{ids} token ids of {twin.asked_tokens} came (an untimed request), usage says "
+            f"{twin.completion_tokens}",
+        )
+
+
+def check_metrics_stay(before: Counters | None, after: Counters | None, findings: Findings) -> None:
+    """What the server counted before the first request it counts after the last one."""
+    if before is None:
+        return
+    left = after.values.keys() | after.no_number if after is not None else set()
+    if gone := sorted(before.values.keys() - left):
+        what = ", ".join(gone) if after is not None else "all of /metrics"
+        findings.against(
+            "counters_vanished", f"there before the first request and not after the last: {what}"
+        )
 
 
 def check_counters(
@@ -193,8 +224,15 @@ def check_server_clock(
     longest = max((each.end.tokens for each in windows), default=0)
     long = [each for each in windows if each.end.tokens == longest]
     long_ns, long_tokens = sum(each.ns for each in long), sum(each.tokens for each in long)
-    if seconds <= 0 or long_ns <= 0 or len(windows) < len(answers):
+    if long_ns <= 0 or len(windows) < len(answers):
         return  # something failed, and that is said elsewhere
+    if seconds <= 0:
+        findings.against(
+            "server_clock",
+            f"{len(answers)} requests with {sum(totals)} tokens, and the server's own decode time "
+            f"went on by {seconds:g} s",
+        )
+        return
     # Of a short answer nobody can tell how late its first chunk was: it is no faster than others.
     span_s = sum(max(each.ns, each.tokens * long_ns / long_tokens) for each in windows) / 1e9
     ours = sum(each.tokens for each in windows) / span_s

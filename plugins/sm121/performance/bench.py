@@ -28,6 +28,15 @@ class _Judged:
 
     read: Callable[[MeasuredCell], Measurement]
     cell: MeasuredCell
+    #: Of the rate of one stream, over so many tokens; 0 for anything else.
+    tokens: int
+
+    @property
+    def own_rounds(self) -> int:
+        """How many rounds of its own it needs to pass in the end: where a gate looked at as many
+        answers of all lengths, those of this length may be the slow ones."""
+        near = self.tokens and self.read(self.cell).rounds >= gate.STEADY_LOOK
+        return gate.STEADY_LOOK if near else 0
 
 
 @dataclass
@@ -93,10 +102,14 @@ class Bench:
         return cell.gather(wanted)
 
     def judged(
-        self, name: str, read: Callable[[MeasuredCell], Measurement], at: MeasuredCell
+        self,
+        name: str,
+        read: Callable[[MeasuredCell], Measurement],
+        at: MeasuredCell,
+        tokens: int = 0,
     ) -> None:
         """Note how a metric is read, so that the last look can decide on it again."""
-        self._judged[name] = _Judged(read, at)
+        self._judged[name] = _Judged(read, at, tokens)
 
     def measured(self) -> list[MeasuredCell]:
         """The cells with one stream, by depth."""
@@ -110,7 +123,8 @@ class Bench:
 
         Args:
             recorder: has what was decided, and decides again.
-            unless_latest: leave out the cell that was measured last: its rounds are the end.
+            unless_latest: the cell that was measured last gets no more long rounds: its own are
+                the end.
 
         Raises:
             AssertionError, Inconclusive, Invalid: the worst that is said now.
@@ -131,15 +145,18 @@ class Bench:
             for name, judged in again.items()
             if profile.gate(name) is not None or judged.cell is first
         }
-        if unless_latest:
-            cells.pop(id(self._latest), None)
         failures: list[AssertionError | Undecided] = []
         try:
             for cell in cells.values():
-                cell.gather(len(cell.long) + _LAST_LOOK)
-                for name, judged in again.items():
-                    if judged.cell is cell:
-                        self._decide_again(recorder, name, judged, failures)
+                rounds = len(cell.long)
+                if not (unless_latest and cell is self._latest):
+                    rounds += _LAST_LOOK
+                here = {name: judged for name, judged in again.items() if judged.cell is cell}
+                for name, judged in here.items():
+                    own = judged.own_rounds if profile.gate(name) is not None else 0
+                    cell.gather(rounds, own=own, of=judged.tokens)
+                for name, judged in here.items():
+                    self._decide_again(recorder, name, judged, failures)
         finally:
             self.ended()
         if failures:
@@ -177,7 +194,7 @@ class PerformanceChecks:
 
     def decode_rate(self, tokens: int, depth: int) -> None:
         """tgN@dD, in tokens a second."""
-        self._judge(lambda cell: cell.decode(tokens), depth)
+        self._judge(lambda cell: cell.decode(tokens), depth, tokens=tokens)
 
     def prefill_rate(self, depth: int) -> None:
         """ppN@dD, in tokens a second, with the slope over the prompts measured so far."""
@@ -272,6 +289,7 @@ class PerformanceChecks:
         growing: bool = True,
         short: bool = False,
         first_visit: bool = False,
+        tokens: int = 0,
     ) -> None:
         def judged(cell: MeasuredCell) -> Measurement:
             measurement = read(cell)
@@ -294,7 +312,7 @@ class PerformanceChecks:
 
             found = judged(cell)
             if found.unit == "tok/s":
-                self.bench.judged(found.name, judged, cell)
+                self.bench.judged(found.name, judged, cell, tokens)
             self.record(
                 found,
                 more if growing else None,
