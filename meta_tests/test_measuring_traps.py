@@ -47,6 +47,7 @@ EXPECTED = {
     "early-role": RIGHT,
     "three-content-free": RIGHT,
     "three-content-free-hidden-ids": RIGHT,
+    "early-token": Expected(None, ("second_clock",)),
     "no-ids": Expected(100.0, unproven=("token ids against usage",)),
     "no-ids-no-continuous": RIGHT,
     "no-ids-bundled": Expected(None, ("chunk_clock",), "chunks"),
@@ -87,6 +88,8 @@ EXPECTED = {
     "drops-what-it-held": Expected(None, ("request_failed",)),
     "drops-fresh-connections": Expected(None, ("request_failed",)),
     "closes-connections": RIGHT,
+    "decode-time-stands": Expected(None, ("server_clock",)),
+    "counts-what-it-skips": Expected(None, ("token_accounting",)),
     "redirects-what-it-held": Expected(None, ("request_failed",)),
 }
 #: One of each kind: how tokens are counted, how they come, what the counters say.

@@ -46,6 +46,8 @@ class Pace:
     first_chunk_tokens: int = 1
     #: Events before the first token: at once after the request came.
     early_event: bool = False
+    #: The first token comes when the request came, before its prompt is done.
+    early_token: bool = False
     #: The first tokens come without text, as harmony's control tokens do.
     content_free: int = 0
     token_ids: bool = True
@@ -125,7 +127,7 @@ class Pace:
     #: /metrics is gone after so many requests; 0: never. Its decode time never goes on.
     metrics_until: int = 0
     decode_time_stands: bool = False
-    #: So many tokens from the 65th on are counted and never sent; nor do they take time.
+    #: So many tokens from the 33rd on are counted and never sent; nor do they take time.
     lost_tokens: int = 0
     lost_in_no_time: bool = False
 
@@ -138,6 +140,7 @@ TRAPS: dict[str, dict[str, Any]] = {
     "first-chunk-of-8": {"first_chunk_tokens": 8},
     "early-role": {"early_event": True},
     "three-content-free": {"content_free": 3},
+    "early-token": {"early_token": True, "content_free": 1},
     "three-content-free-hidden-ids": {"content_free": 3, "hide_some_ids": True},
     "no-ids": {"token_ids": False},
     "no-ids-no-continuous": {"token_ids": False, "continuous_usage": False},
@@ -430,7 +433,7 @@ class TimedServer:
             step = 1.0 / rate
             if at[-1] < everybody_s - 1e-6:  # a token for each prompt of another
                 step = prefill_s
-            if pace.lost_in_no_time and 64 <= made + 1 < 64 + pace.lost_tokens:
+            if pace.lost_in_no_time and 32 <= made + 1 < 32 + pace.lost_tokens:
                 step = 0.0
             if made == 0:
                 step += pace.pause_ms / 1e3
@@ -510,9 +513,10 @@ class TimedServer:
                     said["prompt"] if isinstance(said.get("prompt"), list) else []
                 )
             extra = counted(done) if continuous else {}
-            if 64 < done <= 64 + pace.lost_tokens:
+            if 32 < done <= 32 + pace.lost_tokens:
                 continue
-            events.append((plan.at[done - 1], event(made, plan.at[done - 1], extra), size))
+            at = 0 if pace.early_token and chunk == 1 else plan.at[done - 1]
+            events.append((at, event(made, at, extra), size))
         if pace.empty_finish:
             events.append((plan.at[-1], event(choice("", "length"), plan.at[-1], {}), 0))
         events = _bundled(events, pace.burst)

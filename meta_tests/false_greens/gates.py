@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from false_greens import Case, Outcome, Place
+from sm121.core import profile
 from sm121.core.verdict import Verdict
 from sm121.measure import gate
-from sm121.regression import history
+from sm121.regression import history, trend
+from sm121.regression.history import StoredMetric, StoredRun
 from tools import gate_errors
 
 _LEVEL = "tests/test_performance.py"
@@ -161,6 +163,21 @@ def _baseline(**changes: Any) -> Step:
     return judge
 
 
+def _against_one_run(name: str, unit: str, before: list[float], now: list[float]) -> Step:
+    """A metric of few samples against the only stored run."""
+
+    def stored(values: list[float]) -> StoredMetric:
+        return StoredMetric(name, unit, unit == "tok/s", None, (*values,), values[0], "PASS")
+
+    def judge(_place: Place) -> Outcome:
+        limits = profile.load("sm121-gpt-oss-120b").regression
+        run = StoredRun("0001", "", {}, {name: stored(before)})
+        (found,) = trend.compare({name: stored(now)}, [run], limits)
+        return Outcome(found.verdict.value, found.text)
+
+    return judge
+
+
 # 6: rounds that are left out.
 
 
@@ -246,6 +263,20 @@ CASES = [
         lambda place: _runs(place, [1.0, 1.001], lambda _stored: None),
         "holds a 0",
         slow=True,
+    ),
+    Case(
+        "5 The ratchet",
+        "a rate of few rounds at a third, against one stored run",
+        _against_one_run("tg32_c8@d0", "tok/s", [301.0, 300.0, 302.0], [101.0, 100.0, 102.0]),
+        _against_one_run("tg32_c8@d0", "tok/s", [301.0, 300.0, 302.0], [299.0, 296.0, 303.0]),
+        "66.4% worse",
+    ),
+    Case(
+        "5 The ratchet",
+        "a start that takes three times as long, against one stored run",
+        _against_one_run("startup_s", "s", [100.0], [290.0]),
+        _against_one_run("startup_s", "s", [100.0], [130.0]),
+        "190.0% worse",
     ),
     *(
         Case("5 The ratchet", name, _baseline(**changes), _baseline(), expected)

@@ -341,6 +341,7 @@ class MeasuredCell:
             answers = sorted(self.answers + self.short, key=lambda answer: answer.sent_ns)
             rates = [metrics.prefill_rate(answer, clock) for answer in answers]
         findings = self._judged()
+        self._check_first_chunks(findings)
         validity.check_drift(rates, self.server.plan.measuring.drift_bound, findings)
         everyone = [*self.answers, *self.short]
         extra = {
@@ -362,6 +363,8 @@ class MeasuredCell:
             "e2e": lambda: [metrics.e2e_ms(answer) for answer in answers],
         }[name]()
         findings = self._judged(tail=True)
+        if name == "ttft":
+            self._check_first_chunks(findings)
         visible = [v for a in answers if a.ok and (v := metrics.visible_ms(a)) is not None]
         extra: dict[str, Any] = {"visible_ms": _median(visible)} if name == "ttft" else {}
         extra["prompt_tokens"] = self.prompt_tokens
@@ -443,6 +446,11 @@ class MeasuredCell:
         validity.check_client(self._batches, findings)
         validity.check_lag(self.lost, len(self.long), self._worst_lag_ns, findings)
         return findings
+
+    def _check_first_chunks(self, findings: Findings) -> None:
+        if self.concurrency == 1:  # beside others a stream waits for their prompts
+            good = [answer for answer in [*self.answers, *self.short] if answer.ok]
+            validity.check_first_chunk(good, self.clock or "chunks", findings)
 
     @property
     def _worst_lag_ns(self) -> int:

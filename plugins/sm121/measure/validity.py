@@ -26,6 +26,9 @@ _SLEW = 1e-3
 _DELIVERY_S = 0.002
 #: Share of the rounds that may have too few tokens after a bunch.
 _BUNCHED_SHARE = 0.25
+#: A first chunk without text may be followed by a pause of so many gaps, and of this share of the
+#: time that it took itself; in answers of so many chunks at least.
+_PAUSE, _PAUSE_SHARE, _GAPS = 3.0, 0.1, 4
 #: Deviations of a median that are noise.
 _NOISE = 3.0
 #: Chance of seeing a drift where there is none, over all places where one may begin.
@@ -143,7 +146,7 @@ def check_twin(twin: TimedAnswer, findings: Findings) -> None:
             return
     if ids < twin.asked_tokens:
         findings.against(
-            "token_accounting",
+            "short_answer" if twin.completion_tokens == ids else "token_accounting",
             f"{ids} token ids of {twin.asked_tokens} came (an untimed request), usage says "
             f"{twin.completion_tokens}",
         )
@@ -244,6 +247,28 @@ def check_server_clock(
             f"{ours:.4g} tok/s by the streams, {theirs:.4g} by the server's own decode time of "
             f"the same {len(answers)} requests ({ours / theirs - 1:+.1%}; {tolerated:.1%} is "
             "tolerated)",
+        )
+
+
+def check_first_chunk(answers: Sequence[TimedAnswer], clock: Clock, findings: Findings) -> None:
+    """Whether what is counted as the first token came before there was one: it has no text, and
+    what a prompt takes comes after it."""
+    early = []
+    for answer in answers:
+        stamps = [arrival.at_ns for arrival in arrivals(answer, clock)]
+        first = next((c for c in answer.chunks if stamps and c.at_ns == stamps[0]), None)
+        if first is None or first.text or len(stamps) < _GAPS:
+            continue
+        gaps = np.diff(stamps)
+        pause, typical = float(gaps[0]), float(np.median(gaps[1:]))
+        if pause > typical * _PAUSE + _PAUSE_SHARE * (stamps[0] - answer.sent_ns):
+            early.append((pause, stamps[0] - answer.sent_ns))
+    if 2 * len(early) > len(answers):
+        pause, waited = (median(found) / 1e6 for found in zip(*early, strict=True))
+        findings.against(
+            "early_first_chunk",
+            f"{len(early)} of {len(answers)} first chunks are counted as a token and have no text; "
+            f"they came after {waited:.4g} ms, and the next one {pause:.4g} ms later",
         )
 
 

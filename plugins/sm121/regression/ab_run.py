@@ -100,6 +100,9 @@ class AbRun:
             limits = self.harness.profile.regression
             allowed = {**_ALLOWED, **limits.metrics}
             found = ab.compare(self.visits, allowed, default=limits.threshold, looks=looks)
+            known = {name for visit in self.visits for name in visit.metrics}
+            if lost := sorted(known - {outcome.metric for outcome in found}):
+                self._unproven(f"A/B: not known at every visit, and not compared: {lost}")
             self._write(found)
             if all(outcome.verdict is not Verdict.INCONCLUSIVE for outcome in found):
                 break

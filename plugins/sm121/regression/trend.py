@@ -79,6 +79,12 @@ def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float)
     if worse <= allowed:
         return said(Verdict.PASS)
     tail = (now.quantile or 0.5) > 0.5 or _least_risk(now, earlier[-1]) >= _SIGNIFICANT
+    if tail and between is None and _beyond_doubt(now, earlier[-1], worse, allowed):
+        return said(
+            Verdict.INCONCLUSIVE,
+            f"; the scatter of {_SCATTER} stored runs would decide: store more of a build that you "
+            "trust, or run again",
+        )
     if tail and between is None:
         return said(
             Verdict.PASS,
@@ -112,6 +118,16 @@ def _least_risk(now: StoredMetric, before: StoredMetric) -> float:
     """The smallest p that so many samples can have, all of them on one side."""
     few, many = sorted((len(now.samples), len(before.samples)))
     return 1.0 / comb(few + many, few)
+
+
+def _beyond_doubt(now: StoredMetric, before: StoredMetric, worse: float, allowed: float) -> bool:
+    """Whether few samples are so much worse that it is no success: by twice what is allowed, and
+    each of them than each of the latest run's. Of a percentile that says nothing."""
+    if (now.quantile or 0.5) > 0.5 or worse <= 2.0 * allowed:
+        return False
+    if now.higher_is_better:
+        return max(now.samples) < min(before.samples)
+    return min(now.samples) > max(before.samples)
 
 
 def _outside(now: StoredMetric, earlier: Sequence[StoredMetric]) -> float | None:
