@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from sm121.core.errors import Sm121Error
+from sm121.core.profile import load as load_profile
 from sm121.measure import roofline
+from sm121.measure.measurement import Measurement
+from sm121.performance.box import RunBox
+from sm121.performance.recorder import Recorder
 
 GPT_OSS = roofline.read_config("openai/gpt-oss-120b")
 
@@ -54,3 +60,46 @@ def test_a_model_that_is_not_known_has_no_ceiling():
     assert roofline.read_config("somebody/something") is None
     with pytest.raises(Sm121Error, match="hidden_size"):
         roofline.traffic({}, depth=0, formats=roofline.formats({}))
+
+
+def gate_that_fails(bandwidth: float, rate: float, configuration: str = "cutlass") -> str:
+    """What is said at the gate of 52 tok/s, on a GB10 of that bandwidth."""
+    own = load_profile("sm121-gpt-oss-120b").judging(configuration)
+    path = SimpleNamespace(speculative="none")
+    harness = SimpleNamespace(
+        profile=own,
+        configurations={},
+        attached=None,
+        file=SimpleNamespace(
+            metrics={},
+            unproven=[],
+            box=SimpleNamespace(state="QUALIFIED", reason=""),
+            engine=SimpleNamespace(path=path, model="openai/gpt-oss-120b"),
+        ),
+        save=lambda: None,
+        remark=lambda *_said, **_how: None,
+    )
+    device = SimpleNamespace(device="cuda:0", bandwidth_best_gb_s=bandwidth)
+    box = RunBox(harness, before=SimpleNamespace(device=device))
+    samples = [rate + 0.01 * (at % 3) for at in range(20)]
+    measured = Measurement(
+        name="tg32@d0", unit="tok/s", samples=samples, higher_is_better=True, clock="token_ids"
+    )
+    with pytest.raises(AssertionError) as failed:
+        Recorder(harness, box=box).record(measured)
+    return str(failed.value)
+
+
+def test_the_gate_says_why_it_cannot_be_reached():
+    """218 to 235 GB/s allow 43.6 to 47.0 tok/s with dense layers in BF16: 52 were asked for, and
+    nothing was said."""
+    said = gate_that_fails(235.0, 44.0)
+    assert "52 tok/s cannot be reached with these bytes: a token reads 5.00" in said
+    assert "235 GB/s were measured, so that 47.0 tok/s are the most" in said
+    assert "fewer bits, or speculation" in said
+    assert "43.6 tok/s are the most" in gate_that_fails(218.0, 40.0)
+
+
+def test_a_gate_within_reach_blames_nothing_else():
+    assert "cannot be reached" not in gate_that_fails(273.0, 44.0)
+    assert "cannot be reached" not in gate_that_fails(218.0, 25.0, "stock")

@@ -16,6 +16,7 @@ from sm121.measure import gate, machine, metrics, statistics
 from sm121.measure.box import BoxState
 from sm121.measure.gate import Decision
 from sm121.measure.measurement import Measurement
+from sm121.measure.roofline import Ceiling
 from sm121.measure.statistics import Estimate
 from sm121.performance.box import RunBox
 from sm121.run.harness import Harness
@@ -85,6 +86,8 @@ class Recorder:
         estimate = decision.estimate if decision else _estimate(measurement)
         roofline, above = self._against_roofline(measurement, estimate)
         verdict, reason = self._judge(measurement, decision, estimate, above)
+        if verdict is Verdict.FAIL and threshold is not None:
+            reason += self._out_of_reach(threshold)
         file.metrics[measurement.name] = _report(
             measurement, threshold, estimate, decision, verdict, roofline
         )
@@ -179,17 +182,38 @@ class Recorder:
             )
         return decision.verdict, decision.reason
 
+    def _out_of_reach(self, threshold: Gate) -> str:
+        """Why no engine that reads the checkpoint as it is can reach a gate; empty where one
+        could."""
+        bounds = self._ceilings(threshold.metric)
+        if bounds is None or threshold.minimum is None or bounds[0].tok_s >= threshold.minimum:
+            return ""
+        own = bounds[0]
+        return (
+            f". {threshold.minimum:g} tok/s cannot be reached with these bytes: a token reads "
+            f"{own.traffic.total / 1e9:.3f} GB in the checkpoint's own formats ({own.traffic}), "
+            f"and {own.gb_s:.0f} GB/s were measured, so that {own.tok_s:.1f} tok/s are the most; "
+            "it needs dense layers in fewer bits, or speculation"
+        )
+
+    def _ceilings(self, metric: str) -> tuple[Ceiling, Ceiling] | None:
+        """The bounds on a decode rate; None where there are none: with speculation one read of the
+        weights gives several tokens."""
+        named = _DECODE_RATE.fullmatch(metric)
+        if named is None or self.box is None:
+            return None
+        if self.harness.file.engine.path.speculative not in (None, "none"):
+            return None
+        return self.box.ceilings(int(named["depth"] or 0))
+
     def _against_roofline(
         self, measurement: Measurement, estimate: Estimate | None
     ) -> tuple[float | None, str | None]:
         """Share of the memory-bound rate that was reached, and what is wrong when it is too
         high."""
-        named = _DECODE_RATE.fullmatch(measurement.name)
-        if estimate is None or named is None or self.box is None:
+        bounds = self._ceilings(measurement.name)
+        if estimate is None or bounds is None:
             return None, None
-        bounds = self.box.ceilings(int(named["depth"] or 0))
-        if bounds is None or self.harness.file.engine.path.speculative not in (None, "none"):
-            return None, None  # with speculation one read of the weights gives several tokens
         own, highest = bounds
         above = highest.broken_by(estimate.value)
         if (higher := own.broken_by(estimate.value)) and not above:
