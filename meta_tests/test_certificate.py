@@ -102,6 +102,8 @@ def whole(own: profile.Profile = CPU, **changed) -> VerdictFile:
         for name, applies_to in named.items()
         if arch & {*applies_to}
     ]
+    golden = "tests/test_correctness.py::test_answers_agree_with_the_golden_file"
+    tests.append(TestReport(id=golden, level="correctness", verdict=Verdict.PASS))
     metrics = {
         gate.metric: MetricReport(
             value=60.0, unit=gate.unit, minimum=gate.minimum, at_most=gate.at_most, verdict="PASS"
@@ -133,9 +135,16 @@ def gated(*metrics: str) -> profile.Profile:
 
 @pytest.mark.parametrize("name", profile.shipped())
 def test_a_run_with_everything_is_certified(name):
-    own = profile.load(name)
+    own = profile.load(name).judging()
     seen = certified(whole(own), own)
     assert seen.certified and seen.verdict is Verdict.PASS, seen.reason
+
+
+def test_where_no_oracle_can_judge_a_golden_file_does():
+    own = profile.load("sm121-gpt-oss-120b").judging()
+    seen = certified(without(whole(own), "golden_file"), own)
+    assert not seen.certified and "golden file (--golden PATH), and no oracle" in seen.reason
+    assert certified(without(whole(), "golden_file")).certified
 
 
 def without(file: VerdictFile, part: str) -> VerdictFile:

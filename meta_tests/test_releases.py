@@ -72,6 +72,24 @@ def test_a_stock_engine_is_held_to_its_own_floor():
         assert stock.gate(metric) == effort.gate(metric) is not None
 
 
+def seconds_of_a_prompt(tokens: int) -> float:
+    """At the published rates of prefill: 4,664 tok/s at depth 0 and 1,399 at 32,768 (context)."""
+    first, deep = 1 / 4663.70, 1 / 1398.80
+    return tokens * first + (deep - first) / 32768 * tokens**2 / 2
+
+
+def test_limits_are_longer_than_what_is_healthy():
+    """A context filled to the brim takes two and a half minutes of silence; two were allowed."""
+    brim = seconds_of_a_prompt(131072)
+    assert 150 < brim < 165
+    assert GB10.stress.stalled_after_s.value > 1.9 * brim
+    pressed = 8 * seconds_of_a_prompt(450_000 // 8)
+    assert GB10.stress.request_within_s.value > 2 * pressed
+    longest = GB10.performance.prompt_tokens + max(GB10.performance.depths)
+    assert GB10.performance.measuring.silent_within_s > 2 * seconds_of_a_prompt(longest)
+    assert GB10.test_timeout_s["stress"] > 2 * GB10.stress.request_within_s.value
+
+
 def attached(tmp_path, version, *lines):
     log = tmp_path / "server.log"
     core = "(EngineCore pid=7) INFO 10-05 02:13:33 "

@@ -70,23 +70,27 @@ def test_seed_is_used(sdk):
 # small a defect each tolerance catches. docs/model-faults.md lists wrong models that failed.
 
 
+@pytest.mark.ability("oracle")
 def test_prompt_log_probabilities_agree_with_the_oracle(asker, reference):
     """Prompt log-probabilities agree with the oracle across the sliding window and KV blocks."""
     log_probabilities.prompts_agree(asker, reference)
 
 
+@pytest.mark.ability("oracle")
 @pytest.mark.parametrize("mistake", log_probabilities.SMALL_MISTAKES)
 def test_no_known_small_mistake_is_in_the_log_probabilities(asker, reference, mistake):
     """The server is nearer to gpt-oss than to one with a mistake below the rounding of BF16."""
     log_probabilities.mistake_is_absent(asker, reference, mistake)
 
 
+@pytest.mark.ability("oracle")
 def test_generated_log_probabilities_agree_with_the_oracle(asker, reference):
     """Decoding chooses the best token, and all log-probabilities reported at its place are
     right."""
     log_probabilities.generations_agree(asker, reference, log_probabilities.prompts())
 
 
+@pytest.mark.ability("oracle")
 def test_generation_past_the_original_context_agrees_with_the_oracle(asker, reference):
     """Answers agree across YaRN's original 4096 positions, 32 KV blocks and chunked prefill."""
     log_probabilities.generations_agree(asker, reference, [log_probabilities.long_prompt()])
@@ -140,6 +144,7 @@ def test_texts_go_on_sensibly(continuations):
     continuations.go_on_sensibly()
 
 
+@pytest.mark.ability("answer_length")
 def test_answers_are_as_long_as_they_should_be(sdk, profile, conformance):
     """Answers to fixed questions have the expected mean length, and none is cut off."""
     sdk.answer_lengths_fit(profile, conformance.remark)

@@ -241,8 +241,9 @@ class ToolCall(DataTable):
     answer_contains: str = Field(min_length=1)
 
 
-#: What a model may be too small for. A profile says so, with a reason; such tests are NOT_RUN.
-Ability = Literal["parallel_tool_calls"]
+#: What a target may not allow. A profile says so, with a reason; such tests are NOT_RUN. Without
+#: the oracle a certificate asks for a golden file (``--golden``).
+Ability = Literal["parallel_tool_calls", "oracle", "answer_length"]
 
 
 class LogProbabilityTolerance(Statement):
@@ -307,7 +308,7 @@ class Correctness(DataTable):
     parallel_calls: Annotated[int, Field(ge=2)] = 2
     #: pass^k: each chat and tool call is asked so often, and every answer must hold.
     repeats: Count = 3
-    #: What the model of this profile cannot do, each with the reason.
+    #: What the target of this profile does not allow, each with the reason.
     cannot: dict[Ability, str] = Field(default={})
     #: By dtype of the engine; a dtype that is absent is not compared with the oracle.
     log_probability_tolerance: dict[Dtype, LogProbabilityTolerance] = Field(default={})
@@ -321,6 +322,16 @@ class Correctness(DataTable):
     accuracy: RequiredShare | None = None
     #: Mean number of tokens of the answers to fixtures/answers/questions.toml.
     mean_answer_tokens: Band | None = None
+
+    @model_validator(mode="after")
+    def _one_or_the_other(self) -> Correctness:
+        for ability, key in (
+            ("oracle", "log_probability_tolerance"),
+            ("answer_length", "mean_answer_tokens"),
+        ):
+            if ability in self.cannot and getattr(self, key):
+                raise ValueError(f"expected cannot.{ability} or {key}, not both")
+        return self
 
 
 def _chosen(value: float, why: str) -> Sourced:

@@ -128,6 +128,11 @@ def check_replay(provider: Any, problem: Problem, record: Recorder = record_grap
 def _operation_of(provider: Any, problem: Problem) -> tuple[Declaration, Callable[..., Any]]:
     declared = declaration(provider)
     operation: Callable[..., Any] | None = getattr(provider, problem.operation, None)
+    if operation is None and problem.operation in declared.absent:
+        raise Inapplicable(
+            f"provider {declared.name} has no {problem.operation}: "
+            f"{declared.absent[problem.operation]}"
+        )
     if operation is None:
         raise NotRun(
             f"provider {declared.name} has no {problem.operation}; another one may "

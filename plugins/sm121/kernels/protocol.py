@@ -152,6 +152,8 @@ class Declaration:
     """Operations whose prepared call can be captured in a CUDA graph and replayed."""
     rounds_each_expert: bool = False
     """Whether `fused_moe` rounds what each expert gives to bfloat16 before the weighted sum."""
+    absent: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Operations that the engine has nowhere by itself, each with the reason: nothing to judge."""
 
 
 def declaration(provider: Any) -> Declaration:

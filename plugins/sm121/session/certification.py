@@ -51,6 +51,7 @@ def certify(
     gaps = [
         *_gaps_of_levels(file, profile.certify.levels, inapplicable),
         *_gaps_of_inventory(file, profile, tests),
+        *_gaps_of_golden(file, profile),
         *_gaps_of_gates(file, profile),
         *_gaps_of_proof(file, profile),
     ]
@@ -65,6 +66,7 @@ def certify(
         file.reason += f"; certified: {file.certificate_covers}"
 
 
+_GOLDEN = "tests/test_correctness.py::test_answers_agree_with_the_golden_file"
 #: What is missing for a certificate, each with the verdict that follows.
 _Gaps = list[tuple[Verdict, str]]
 
@@ -98,6 +100,17 @@ def _gaps_of_inventory(file: VerdictFile, profile: Profile, tests: Inventory) ->
             what = f"{len(missing)} tests of {level} are not there ({missing[0]})"
             gaps.append((Verdict.NOT_RUN, what))
     return gaps
+
+
+def _gaps_of_golden(file: VerdictFile, profile: Profile) -> _Gaps:
+    """Where the oracle cannot judge, the answers of a trusted run do."""
+    if "oracle" not in profile.correctness.cannot or "correctness" not in profile.certify.levels:
+        return []
+    if any(test.id == _GOLDEN and test.verdict is Verdict.PASS for test in file.tests):
+        return []
+    why = profile.correctness.cannot["oracle"]
+    what = f"the answers were not held against a golden file (--golden PATH), and no oracle: {why}"
+    return [(Verdict.NOT_RUN, what)]
 
 
 def _gaps_of_gates(file: VerdictFile, profile: Profile) -> _Gaps:

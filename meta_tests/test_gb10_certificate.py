@@ -1,0 +1,132 @@
+"""Each test that a certificate of the GB10 profile asks for can run on a healthy GB10, or says why
+it does not apply: none is a gap for ever.
+
+``WAYS`` says for what a test uses (a fixture, a marker) on what it can run there.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from pathlib import Path
+
+import pytest
+
+from sm121.core import profile
+from sm121.kernels.protocol import declaration
+from sm121.kernels.vllm_cuda import VllmProvider
+from sm121.session import certification
+
+ROOT = Path(__file__).parents[1]
+GB10 = profile.load("sm121-gpt-oss-120b").judging()
+#: The operation that a test of the kernel level asks of the provider; the rest may be any.
+OPERATIONS = {
+    "test_mxfp4_decodes_exactly": "mxfp4_dequantize",
+    "test_mxfp4_decodes_any_bytes_exactly": "mxfp4_dequantize",
+    "test_mxfp4_encodes_by_its_rule": "mxfp4_quantize",
+    "test_mxfp8_encodes_by_its_rule": "mxfp8_quantize",
+    "test_any_finite_values_are_encoded_by_the_rule": "mxfp8_quantize",
+    "test_routing_takes_top_k_then_softmax": "route",
+    "test_moe_at_every_token_count": "fused_moe",
+    "test_moe_under_every_routing": "fused_moe",
+    "test_moe_reads_every_block_scale": "fused_moe",
+    "test_moe_activation_is_the_clamped_swiglu": "fused_moe",
+    "test_prefill_attention": "prefill_attention",
+    "test_prefill_attention_sinks": "prefill_attention",
+    "test_decode_attention": "decode_attention",
+    "test_decode_attention_sinks": "decode_attention",
+    "test_cuda_graph_replay_equals_eager": "fused_moe",
+    "test_kernel_speed": "lm_head",
+}
+
+
+def _oracle(own: profile.Profile) -> str | None:
+    """NotRun above 1 GiB, whatever the tolerances."""
+    return None if "canary" in own.model.id else "the oracle holds no checkpoint of this size"
+
+
+def _bound(own: profile.Profile) -> str | None:
+    return None if "auto" in own.correctness.agreement else "no correctness.agreement for auto"
+
+
+#: What a test uses, on what that can run on a GB10, and why not.
+WAYS = {
+    "reference": ("the oracle", _oracle),
+    "continuations": ("answers within correctness.agreement", _bound),
+    "measured_history": ("a stored run (--benchmark-autosave)", lambda _own: None),
+    "matrix": ("the profile's matrix", lambda own: None if own.matrix else "no [matrix]"),
+    "box": ("the box", lambda own: None if own.box else "no [box]"),
+    "compilation": ("nvcc and cuobjdump", lambda _own: None),
+    "decode_profile": (
+        "the engine's profiler",
+        lambda own: None if own.engine.profiler != "off" else "engine.profiler is off",
+    ),
+}
+
+
+def _of_level(level: str) -> dict[str, object]:
+    file = ROOT / "tests" / f"test_{level}.py"
+    spec = importlib.util.spec_from_file_location(f"level_{level}", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return {name: value for name, value in vars(module).items() if name.startswith("test_")}
+
+
+def way(own: profile.Profile, name: str, test: object) -> tuple[str, str | None]:
+    """How a test can run, and why it never can; None where it can."""
+    test = inspect.unwrap(test)
+    marks = {mark.name: mark.args for mark in getattr(test, "pytestmark", [])}
+    if (ability := marks.get("ability")) and (why := own.correctness.cannot.get(ability[0])):
+        return f"does not apply: {why}", None
+    if (operation := OPERATIONS.get(name)) is not None:
+        if why := declaration(VllmProvider).absent.get(operation):
+            return f"does not apply: {why}", None
+        there = hasattr(VllmProvider, operation)
+        return f"provider vllm: {operation}", None if there else f"it has no {operation}"
+    if name == "test_answers_are_as_long_as_they_should_be":
+        band = own.correctness.mean_answer_tokens
+        return "the profile's band", None if band else "no correctness.mean_answer_tokens"
+    handle = getattr(test, "hypothesis", None)
+    uses = inspect.signature(handle.inner_test if handle else test).parameters
+    for fixture in uses:
+        if fixture in WAYS:
+            how, obstacle = WAYS[fixture]
+            return how, obstacle(own)
+    return "the server", None
+
+
+def ways(own: profile.Profile) -> dict[str, tuple[str, str | None]]:
+    found = {}
+    for level in own.certify.levels:
+        tests = _of_level(level)
+        for asked in certification.inventory()[level]:
+            name = asked.partition("::")[2]
+            found[asked] = way(own, name, tests[name])
+    return found
+
+
+def test_no_test_is_a_gap_for_ever():
+    """Before, seven were: the oracle's four, the length of answers, and two of MXFP4's bytes."""
+    found = ways(GB10)
+    gaps = {asked: why for asked, (_, why) in found.items() if why is not None}
+    assert not gaps, gaps
+    apart = [asked for asked, (how, _) in found.items() if how.startswith("does not apply")]
+    assert len(apart) == 7 and all("test_correctness" in a or "mxfp4_dec" in a for a in apart)
+
+
+@pytest.mark.parametrize("ability", ["oracle", "answer_length"])
+def test_a_gap_is_seen(ability):
+    """Without its reason a test that cannot run is one."""
+    known = {k: v for k, v in GB10.correctness.cannot.items() if k != ability}
+    correctness = GB10.correctness.model_copy(update={"cannot": known})
+    found = ways(GB10.model_copy(update={"correctness": correctness}))
+    assert [why for _, why in found.values() if why is not None]
+
+
+def test_each_gate_is_of_a_metric_that_is_measured():
+    depths = {f"@d{depth}" for depth in GB10.performance.depths}
+    for name in GB10.configurations:
+        for gate in GB10.judging(name).performance.gates:
+            at = gate.metric.partition("@")[2]
+            assert not at or f"@{at}" in depths, gate.metric
