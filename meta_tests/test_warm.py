@@ -77,7 +77,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def warm(*arguments: str) -> int:
-    return cli.main(["warm", "--profile", SPARK, *arguments])
+    return cli.main(["warm", "--profile", SPARK, "--configuration", "cutlass", *arguments])
 
 
 def test_a_dry_run_tells_what_is_missing_and_makes_nothing(machine, capsys):
@@ -144,7 +144,8 @@ def test_what_cannot_be_compiled_here_is_said(machine, capsys, monkeypatch, gib,
     ("arguments", "expected"),
     [
         (("--profile", "cpu-tiny-gpt-oss"), "nothing of FlashInfer is compiled for it"),
-        (("--profile", SPARK, "--module", "sampling"), "module sampling: expected one of experts,"),
+        (("--profile", SPARK, "--module", "experts"), "module experts: expected one of attention"),
+        (("--profile", SPARK, "--configuration", "gemm"), "--configuration gemm: expected one of"),
         (("--profile", SPARK, "--engine-env", "MAX_JOBS"), "expected KEY=VALUE"),
         (("--profile", SPARK, "--engine-python", "/nowhere/python"), "/nowhere/python"),
     ],
@@ -157,6 +158,8 @@ def test_a_wrong_request_is_one_line(machine, capsys, arguments, expected):
 
 def test_baseline_alone_needs_no_experts(machine):
     """Marlin needs FlashInfer's attention alone."""
-    chosen = profile.load(SPARK).model_copy(update={"under_test": "marlin"})
-    found = {module.name for module in Warmth.of(chosen, sys.executable, {}).needed}
-    assert "experts" not in found
+    chosen = profile.load(SPARK)
+    for name in ("stock", "marlin"):
+        own = chosen.judging(name)
+        found = {module.name for module in Warmth.of(own, sys.executable, {}).needed}
+        assert found and "experts" not in found
