@@ -8,12 +8,14 @@ import itertools
 import pytest
 
 from sm121.core import profile
+from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import UsageError
 from sm121.core.server import Endpoint, Server
 from sm121.engines import capabilities
 from sm121.engines.requested import load_requests
 from sm121.evidence.kernel_path import read_log
 from sm121.evidence.requirement import contradictions
+from sm121.matrix.examine import missing_drafter
 from sm121.session import target
 from sm121.session.settings import Settings
 
@@ -88,6 +90,29 @@ def test_limits_are_longer_than_what_is_healthy():
     longest = GB10.performance.prompt_tokens + max(GB10.performance.depths)
     assert GB10.performance.measuring.silent_within_s > 2 * seconds_of_a_prompt(longest)
     assert GB10.test_timeout_s["stress"] > 2 * GB10.stress.request_within_s.value
+
+
+def test_a_drafter_is_not_downloaded_within_the_limit_of_a_start(tmp_path):
+    """Three Eagle3 drafters were downloaded by the cells that use them, within 300 s."""
+    name = "nvidia/gpt-oss-120b-Eagle3-short-context"
+    config = f'{{"method": "eagle3", "model": "{name}", "num_speculative_tokens": 3}}'
+    asked = ServerConfiguration(
+        name="cell",
+        engine="vllm",
+        python="python",
+        model="m",
+        served_name="m",
+        arguments=("--speculative-config", config),
+        environment=(("HF_HOME", str(tmp_path)),),
+    )
+    assert missing_drafter(asked) == name
+    folder = tmp_path / "hub" / f"models--{name.replace('/', '--')}"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("abc")
+    (folder / "snapshots" / "abc").mkdir(parents=True)
+    assert missing_drafter(asked) is None
+    ngram = dataclasses.replace(asked, arguments=("--speculative-config", '{"method": "ngram"}'))
+    assert missing_drafter(ngram) is None
 
 
 def attached(tmp_path, version, *lines):

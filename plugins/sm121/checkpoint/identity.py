@@ -38,6 +38,11 @@ def identity(model: str, environment: Mapping[str, str] = os.environ) -> str:
     return digest.of_files(path, (file for file in path.iterdir() if _counts(file)))
 
 
+def is_here(model: str, environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a checkpoint is on this machine, so that an engine need not download it."""
+    return Path(model).exists() or _cached(model, environment) is not None
+
+
 def is_of_shape(folder: str, name: str) -> bool:
     """Whether the checkpoint in a folder has the shape of a model that the suite knows.
 

@@ -7,6 +7,7 @@ baseline's, one by one and several at the same time; it still lives; it is as fa
 from __future__ import annotations
 
 import math
+import os
 import re
 import shutil
 import time
@@ -20,6 +21,7 @@ from sm121.answers import agreement, golden, sanity
 from sm121.answers.golden import GoldenFile
 from sm121.answers.log_probabilities import dtype_of
 from sm121.answers.prompts import PromptSet, continuations
+from sm121.checkpoint.identity import is_here
 from sm121.client.completions import Asker, Refused, Request
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import Sm121Error
@@ -28,6 +30,7 @@ from sm121.core.numbers import number
 from sm121.core.profile import GoldenBound, MatrixPlan
 from sm121.core.server import Server
 from sm121.core.verdict import Invalid, NotRun, Undecided
+from sm121.engines import requested
 from sm121.engines.managed import ServerError
 from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_path import KernelPath, mistaken_environment
@@ -73,6 +76,13 @@ class _Sample:
     rate: CellRate
     invalid: str
     failed: bool
+
+
+def missing_drafter(configuration: ServerConfiguration) -> str | None:
+    """The drafter of a configuration that its engine would download; None where it has all."""
+    drafter = requested.read_arguments(configuration.arguments).get("speculative_config.model")
+    environment = {**os.environ, **dict(configuration.environment)}
+    return drafter if drafter and not is_here(drafter, environment) else None
 
 
 @dataclass
@@ -154,6 +164,11 @@ class Examiner:
     def _start(self, record: CellRecord, configuration: ServerConfiguration | None) -> Server:
         began = time.monotonic()
         harness = self.harness
+        if configuration is not None and (drafter := missing_drafter(configuration)):
+            raise NotRun(
+                f"the drafter {drafter} is not in the hub's cache, and a start's limit is not for "
+                f"downloads: `hf download {drafter}` first"
+            )
         server = harness.start(configuration) if configuration else harness.server()
         took = time.monotonic() - began
         # A server that ran already answers at once.
