@@ -17,9 +17,11 @@ from sm121.evidence.kernel_path import read_log
 from sm121.evidence.requirement import contradictions
 from sm121.matrix.examine import missing_drafter
 from sm121.session import target
+from sm121.session.opening import prepare
 from sm121.session.settings import Settings
 
 SETTINGS = Settings()
+CPU = profile.load("cpu-tiny-gpt-oss")
 GB10 = profile.load("sm121-gpt-oss-120b")
 SOURCE_BUILD = "0.1.dev16581+g0a1b2c3d4"
 
@@ -49,6 +51,16 @@ def test_no_release_is_asked_for_what_it_refuses(name, version, attention):
     stock = own.configurations["stock"]
     assert stock.arguments == () and stock.environment == {}
     assert attention in (own.path_of("stock").attention or ())
+
+
+def test_what_would_run_is_shown_where_no_engine_is(tmp_path):
+    """``--collect-only`` asks for no engine; a run says that it is missing when it is opened."""
+    settings = dataclasses.replace(
+        SETTINGS, arch="cpu", engine_python=str(tmp_path / "python"), profile=CPU
+    )
+    assert target.resolve(settings, ()).version is None
+    with pytest.raises(UsageError, match="--engine-python"):
+        prepare(dataclasses.replace(settings, report_dir=tmp_path / "report"))
 
 
 def test_a_release_that_cannot_have_a_configuration_is_named():

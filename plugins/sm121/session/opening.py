@@ -77,7 +77,7 @@ def prepare(
     if chosen.obstacle is None and chosen.profile is not None:
         attached = targets.attached_server(settings, chosen.profile)
         if attached is None:
-            engine.version = chosen.version
+            engine.version = targets.engine_version(settings, chosen.profile)
         else:
             engine.name, engine.managed = attached.engine, False
             engine.model = attached.endpoint.served_name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import os
@@ -64,7 +65,8 @@ def resolve(settings: Settings, asked_by_marker: tuple[str, ...]) -> Target:
     version = None
     if chosen is not None and settings.base_url is None:
         if obstacle is None:
-            version = engine_version(settings, chosen)
+            with contextlib.suppress(UsageError):  # raised again when the run is opened
+                version = engine_version(settings, chosen)
         chosen = chosen.judging(settings.configuration, version)
     return Target(arch, asked, detected.evidence, chosen, obstacle, version)
 
