@@ -12,7 +12,7 @@ TIMED := $(foreach name,ab benchmark_bridge box kernel_benchmark matrix_faults m
 REPORT ?= conformance-report
 PYTEST_ARGS ?=
 
-.PHONY: conformance test lint env canary catalogues reference docs clean help
+.PHONY: conformance test lint env canary catalogues reference choices docs clean help
 
 help: ## the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ catalogues: canary ## what takes longer than `make test` allows: every table in 
 	$(PY) meta_tests/real_regression.py
 	$(PY) meta_tests/stress_faults.py --output docs/stress-faults.md --samples docs/bundles
 	$(PY) meta_tests/report_screens.py
+
+choices: $(VENV)/.installed ## what each release of vLLM chooses on a GB10: fetches them all, 20 minutes
+	$(PY) -m tools.choices --flashinfer 0.6.15.post1
 
 clean: ## remove what was made here
 	rm -rf $(VENV) .cache conformance-report* build *.egg-info

@@ -26,6 +26,7 @@ def found(
     arch: str = "sm121",
     needs: Needs | None = None,
     directory: Path = Path(),
+    flashinfer: str | None = None,
 ) -> list[PreflightFinding]:
     return inspect(
         arch,
@@ -33,6 +34,7 @@ def found(
         GOOD_ENVIRONMENT if environment is None else environment,
         needs=needs or Needs(),
         directory=directory,
+        modules=None if flashinfer is None else FlashInferModules(flashinfer, directory),
     )
 
 
@@ -60,6 +62,7 @@ HIT: dict[str, tuple[list[str], dict[str, str]]] = {
         {},
     ),
     "attention_needs_network": (["--attention-backend", "FLASHINFER"], {}),
+    "attention_old_flashinfer": (["--attention-backend", "FLASHINFER"], {}),
     "attention_by_network": (["--model", "m"], {}),
     "attention_environment": ([], {"VLLM_ATTENTION_BACKEND": "FLASHINFER"}),
     "environment_without_effect": ([], {"VLLM_MXFP4_MOE_KERNEL": "cutlass"}),
@@ -100,7 +103,8 @@ def test_every_rule_has_a_case() -> None:
 def test_rule_hits(rule: str) -> None:
     arguments, environment = HIT[rule]
     arch = "sm100" if rule == "kv_layout_sm100" else "sm121"
-    finding = next(item for item in found(arguments, environment, arch=arch) if item.check == rule)
+    findings = found(arguments, environment, arch=arch, flashinfer="0.6.15.post1")
+    finding = next(item for item in findings if item.check == rule)
     assert finding.remedy
     if rule != "attention_by_network":  # which speaks of what is not there
         assert "seen: " in finding.message
@@ -114,6 +118,12 @@ def test_hopper_has_an_attention_with_sinks_of_its_own() -> None:
 @pytest.mark.parametrize("rule", sorted(NEAR_MISS))
 def test_rule_does_not_hit_what_is_right(rule: str) -> None:
     assert rule not in checks(found(*NEAR_MISS[rule]))
+
+
+@pytest.mark.parametrize("flashinfer", ["0.6.16", "0.7.2.post1", None])
+def test_a_flashinfer_with_sinks_or_unknown_is_right(flashinfer: str | None) -> None:
+    findings = found(["--attention-backend", "FLASHINFER"], {}, flashinfer=flashinfer)
+    assert "attention_old_flashinfer" not in checks(findings)
 
 
 def test_good_choice_passes_silently() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import psutil
+from packaging.version import Version
 from pydantic import Field, model_validator
 
 from sm121.compilation import jit
@@ -25,6 +26,8 @@ from sm121.core.arguments import one_line
 from sm121.core.data_file import DataTable, Entries, Regex
 from sm121.core.printable import some_of
 from sm121.core.profile import Needs
+from sm121.core.versions import Versions, release, within
+from sm121.engines import choices
 
 Severity = Literal["error", "warning", "note"]
 
@@ -65,6 +68,8 @@ class _Rule(DataTable):
     unless_arguments: Regex | None = None
     environment: Regex | None = None
     unless_environment: Regex | None = None
+    #: Versions of FlashInfer that it holds for; not where the installed one is not known.
+    flashinfer: Versions = ""
     message: str
     remedy: str
     source: str
@@ -107,6 +112,8 @@ def inspect(
     needs: Needs,
     directory: Path,
     modules: FlashInferModules | None = None,
+    engine: str = "vllm",
+    version: str | None = None,
 ) -> list[PreflightFinding]:
     """What stands against starting an engine with these arguments in this environment.
 
@@ -118,6 +125,8 @@ def inspect(
         needs: what the machine must have; what is None or empty is not checked.
         directory: where the disk must have room. It need not exist yet.
         modules: what the engine's FlashInfer has compiled (default: in its cache, of any version).
+        engine: its name.
+        version: of the engine that will be started, None where that is not known.
 
     Returns:
         Errors first; empty when nothing was found.
@@ -135,7 +144,8 @@ def inspect(
             needs,
             modules or FlashInferModules(None, CompileCaches.of(environment).flashinfer),
         ),
-        *_rules(data, arch, arguments, environment),
+        *_rules(data, arch, arguments, environment, modules.version if modules else None),
+        *_refusals(engine, arch, version, arguments, environment),
     ]
     order = get_args(Severity)
     return sorted(findings, key=lambda finding: order.index(finding.severity))
@@ -313,14 +323,22 @@ def _compilers(
 
 
 def _rules(
-    data: PreflightData, arch: str, arguments: Sequence[str], environment: Mapping[str, str]
+    data: PreflightData,
+    arch: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    flashinfer: str | None,
 ) -> Iterator[PreflightFinding]:
     line = one_line(arguments)
     variables = [f"{name}={value}" for name, value in sorted(environment.items())]
     for rule in data.rule:
         if rule.arch and arch not in rule.arch:
             continue
-        seen: list[str] = []
+        if rule.flashinfer and (
+            release(flashinfer) is None or not within(flashinfer, rule.flashinfer)
+        ):
+            continue
+        seen = [f"FlashInfer {flashinfer}"] if rule.flashinfer else []
         if rule.arguments is not None:
             match = rule.arguments.search(line)
             if match is None:
@@ -342,4 +360,28 @@ def _rules(
             severity=rule.severity,
             message=f"{rule.message} (seen: {', '.join(seen)})" if seen else rule.message,
             remedy=rule.remedy,
+        )
+
+
+def _refusals(
+    engine: str,
+    arch: str,
+    version: str | None,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+) -> Iterator[PreflightFinding]:
+    known = choices.load(engine, arch)
+    installed = None if known is None else known.at(version)
+    if installed is None:
+        return
+    # A vendor's build may take what the release does not: it is told, and tried.
+    own = version is not None and Version(version).local is None
+    for refusal in choices.refusals(installed, arguments, environment):
+        yield PreflightFinding(
+            check="release_refuses",
+            severity="error" if own else "warning",
+            message=refusal.message,
+            remedy=f"it takes {' or '.join(refusal.instead)}"
+            if refusal.instead
+            else "leave it out",
         )

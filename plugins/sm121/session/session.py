@@ -166,6 +166,8 @@ class Session:
                 modules=FlashInferModules.of(configuration.python, environment)
                 if self.profile.engine.needs.jit_modules
                 else None,
+                engine=configuration.engine,
+                version=self.file.engine.version,
             ):
                 if finding not in found:
                     found.append(finding)
@@ -184,7 +186,8 @@ class Session:
         if self.attached is None:
             unfit = [finding for finding in self.findings if finding.severity == "error"]
             if unfit:
-                return f"no server is started on a machine that is not fit: {unfit[0].message}"
+                why, remedy = unfit[0].message, unfit[0].remedy
+                return f"no server is started: {why}" + (f"; {remedy}" if remedy else "")
         return None
 
     def server(self, configuration: str | None = None) -> Server:

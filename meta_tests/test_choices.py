@@ -1,0 +1,234 @@
+"""What releases were seen to refuse and choose on a GB10 holds the profile, the matrix, the
+preflight and the signatures (``fixtures/choices``, made by ``python -m tools.choices``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from sm121.core import profile as profiles
+from sm121.core.configuration import ServerConfiguration
+from sm121.core.profile import Needs, Profile
+from sm121.core.versions import within
+from sm121.engines import choices
+from sm121.engines.choices import Choices, Release
+from sm121.engines.preflight import PreflightFinding, inspect
+from sm121.evidence.kernel_path import read_log
+from sm121.matrix import axes
+from sm121.session.session import Session
+from tools.choices import page
+
+FLASHINFER = ["--attention-backend", "FLASHINFER"]
+IN_ENGINE = Path(choices.__file__).parent / "in_engine"
+
+
+def known() -> Choices:
+    found = choices.load("vllm", "sm121")
+    assert found is not None
+    return found
+
+
+def release(version: str) -> Release:
+    found = known().at(version)
+    assert found is not None
+    return found
+
+
+def asked_for_in_vain(profile: Profile) -> list[str]:
+    """What configurations of a profile ask of releases that refuse it, or were never asked."""
+    found = []
+    for item in known().releases:
+        for name, configuration in profile.configurations.items():
+            own = configuration.at(item.version)
+            if own is None:
+                continue
+            arguments = (*profile.engine.arguments, *own.arguments)
+            environment = {**profile.engine.environment, **own.environment}
+            refused = choices.refusals(item, arguments, environment)
+            found += [f"{name}: {refusal.message}" for refusal in refused]
+            found += [
+                f"{name}: vLLM {item.version} was never asked for {option}: "
+                "run `python -m tools.choices`"
+                for option in choices.never_asked(item, arguments)
+            ]
+    return found
+
+
+def test_the_profile_asks_no_release_for_what_it_refuses() -> None:
+    assert asked_for_in_vain(profiles.load("sm121-gpt-oss-120b")) == []
+
+
+@pytest.mark.parametrize("version", [item.version for item in known().releases])
+def test_what_a_release_chooses_is_what_the_profile_expects(version: str) -> None:
+    """A healthy machine passes the kernel path: with each configuration, and with no arguments."""
+    profile = profiles.load("sm121-gpt-oss-120b")
+    seen = 0
+    for answer in release(version).answers:
+        name = "stock" if answer.kind == "nothing" else answer.kind.removeprefix("configuration ")
+        configuration = profile.configurations.get(name)
+        own = None if configuration is None else configuration.at(version)
+        if own is None:
+            continue
+        seen += 1
+        asked = f"vLLM {version}, {answer.kind}, {answer.machine}"
+        assert answer.refused is None, asked
+        for accepted, value in (
+            (own.path.attention, answer.attention),
+            (own.path.moe, answer.experts),
+            (own.path.kv_layout, answer.layout),
+        ):
+            assert accepted is None or value in accepted, (asked, value, accepted)
+    assert seen > len(profile.configurations)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "words"),
+    [
+        (FLASHINFER, {}, "vLLM 0.24.0 refuses --attention-backend FLASHINFER"),
+        (["--moe-backend", "flashinfer_cutlass"], {}, "refuses --moe-backend flashinfer_cutlass"),
+        ([], {"VLLM_KV_CACHE_LAYOUT": "LBHNC"}, "Valid options: ['NHD', 'HND']"),
+        (["--moe-backend", "unheard_of"], {}, "was never asked for --moe-backend"),
+        (["--unheard-of", "1"], {}, "was never asked for --unheard-of"),
+    ],
+)
+def test_a_planted_configuration_is_seen(
+    arguments: list[str], environment: dict[str, str], words: str
+) -> None:
+    profile = profiles.load("sm121-gpt-oss-120b")
+    planted = profile.configurations["stock"].model_copy(
+        update={"arguments": tuple(arguments), "environment": environment}
+    )
+    bad = profile.model_copy(update={"configurations": {"planted": planted}})
+    assert any(words in line for line in asked_for_in_vain(bad))
+
+
+def test_the_matrix_asks_no_release_for_what_it_refuses() -> None:
+    refused = []
+    for item in known().releases:
+        for name, axis in axes.load("sm121").axes.items():
+            for value, own in axis.values.items():
+                for setting in own.settings:
+                    if setting.engine != "vllm" or setting.build is not None:
+                        continue
+                    if not within(item.version, setting.versions):
+                        continue
+                    # CUTLASS is not asked for without the activations that it needs.
+                    arguments = [*setting.arguments]
+                    if (name, value) == ("moe", "cutlass"):
+                        arguments += ["--quantization-config", '{"moe":{"activation":"mxfp8"}}']
+                    for refusal in choices.refusals(item, arguments, setting.environment):
+                        refused.append(f"{name}={value}: {refusal.message}")
+    assert refused == []
+
+
+@pytest.mark.parametrize("version", [item.version for item in known().releases])
+def test_what_a_release_logs_for_its_choice_is_recognised(version: str, tmp_path: Path) -> None:
+    everything = known()
+    for number, answer in enumerate(release(version).answers):
+        if answer.attention is None:
+            continue
+        log = tmp_path / f"{number}.log"
+        lines = [everything.lines[place] for place in answer.lines]
+        # The release's own form: LEVEL date time [file:line] text.
+        lines = [
+            line.replace(" [", " 11-22 13:00:00 [", 1).replace("]", ":1]", 1) for line in lines
+        ]
+        log.write_text("".join(f"(EngineCore pid=7) {line}\n" for line in lines), encoding="utf-8")
+        path = read_log(log)
+        said = any("KV cache layout" in line for line in lines)
+        asked = f"{version}, {answer.kind} {' '.join(answer.arguments)}: {lines}"
+        assert (path.attention, path.moe) == (answer.attention, answer.experts), asked
+        assert path.kv_layout == (answer.layout if said else None), asked
+
+
+@pytest.mark.parametrize("version", [item.version for item in known().releases])
+def test_the_parser_of_every_release_can_be_asked(version: str) -> None:
+    places = (IN_ENGINE / "sm121_arguments.py").read_text("utf-8")
+    assert f'"{release(version).arguments_in}"' in places
+
+
+def test_the_page_is_made_of_the_data(tmp_path: Path) -> None:
+    root = Path(__file__).parents[1]
+    page.write(root / "fixtures/choices/vllm-sm121.toml", tmp_path / "choices.md")
+    made = (tmp_path / "choices.md").read_text("utf-8")
+    assert made == (root / "docs/choices.md").read_text("utf-8"), "python -m tools.choices --page"
+
+
+def found(version: str | None, arguments: list[str], arch: str = "sm121") -> list[PreflightFinding]:
+    findings = inspect(
+        arch, arguments, {}, needs=Needs(), directory=Path(), engine="vllm", version=version
+    )
+    return [finding for finding in findings if finding.check == "release_refuses"]
+
+
+def test_a_start_that_the_release_refuses_is_not_begun() -> None:
+    (finding,) = found("0.24.0", FLASHINFER)
+    assert finding.severity == "error"
+    assert "vLLM 0.24.0 refuses --attention-backend FLASHINFER" in finding.message
+    assert "attention sinks not supported" in finding.message
+    assert finding.remedy is not None
+    assert "--attention-backend TRITON_ATTN" in finding.remedy
+
+
+def test_a_run_says_it_before_it_starts_a_server() -> None:
+    configuration = ServerConfiguration(
+        *("cutlass", "vllm", "python3", "m", "m"), arguments=tuple(FLASHINFER)
+    )
+    said: list[str] = []
+    run = SimpleNamespace(
+        arch="sm121",
+        profile=SimpleNamespace(
+            under_test="cutlass", baseline="cutlass", engine=SimpleNamespace(needs=Needs())
+        ),
+        managed_configuration=lambda _: configuration,
+        engine_environment=lambda _: {},
+        directory=Path(),
+        file=SimpleNamespace(engine=SimpleNamespace(version="0.24.0")),
+        remark=lambda line, **_: said.append(line),
+        aborted=None,
+        distrusted=None,
+        attached=None,
+    )
+    run.findings = Session.findings.func(run)  # type: ignore[attr-defined]
+    why = Session.obstacle(run)  # type: ignore[arg-type]
+    assert why is not None
+    assert "no server is started: vLLM 0.24.0 refuses --attention-backend FLASHINFER" in why
+    assert "it takes --attention-backend TRITON_ATTN" in why
+    assert "\n" not in why
+    assert any("error: vLLM 0.24.0 refuses" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    "version", ["0.27.1", "0.27.9", "0.25.0"], ids=["known", "later of it", "another"]
+)
+def test_it_holds_for_the_same_minor_version(version: str) -> None:
+    assert found(version, FLASHINFER)
+
+
+def test_a_vendors_build_is_told_and_tried() -> None:
+    (finding,) = found("0.24.0+nv26.7", FLASHINFER)
+    assert finding.severity == "warning"
+
+
+@pytest.mark.parametrize(
+    ("version", "arguments"),
+    [
+        ("0.28.0", FLASHINFER),
+        ("0.24.0", ["--attention-backend", "TRITON_ATTN"]),
+        ("0.24.0", []),
+        ("0.99.0", FLASHINFER),
+        ("0.1.dev16581+g0a1b2c3", FLASHINFER),
+        ("a1b2c3", FLASHINFER),
+        (None, FLASHINFER),
+    ],
+)
+def test_nothing_is_said_of_what_is_taken_or_not_known(
+    version: str | None, arguments: list[str]
+) -> None:
+    assert found(version, arguments) == []
+
+
+def test_nothing_is_said_of_another_architecture() -> None:
+    assert found("0.24.0", FLASHINFER, arch="sm90") == []

@@ -1,0 +1,200 @@
+"""What releases of an engine are known to refuse on a machine: ``fixtures/choices``.
+
+The data are made by ``python -m tools.choices``, which executes the releases; docs/choices.md shows
+them. What was not executed is not known here, and nothing is said of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+from packaging.version import Version
+from pydantic import Field
+
+from sm121.core import data_file
+from sm121.core.data_file import DataTable
+from sm121.core.versions import release
+
+#: Options that decide together, by the kind of the question that was asked of the release.
+DECIDING = {
+    "attention": ("--attention-backend", "--attention-config"),
+    "experts": ("--moe-backend", "--quantization-config"),
+}
+_LAYOUT = "VLLM_KV_CACHE_LAYOUT"
+
+
+class Answer(DataTable):
+    """A question to a release, and what it said."""
+
+    #: ``nothing`` (no arguments), ``attention``, ``experts``, ``option``, ``configuration NAME``.
+    kind: str
+    #: What the box has. ``cubins``: flashinfer-cubin or its variable, the best case of FlashInfer.
+    machine: str
+    arguments: tuple[str, ...] = ()
+    environment: dict[str, str] = Field(default={})
+    how: Literal["executed", "read"]
+    #: Why it refuses, in its own words, and at which place of its code. None: it does not.
+    refused: str | None = None
+    by: str | None = None
+    at: str | None = None
+    attention: str | None = None
+    experts: str | None = None
+    layout: str | None = None
+    #: What it makes of each value of its variable for the layout, and what it says of the others.
+    layouts: dict[str, str] = Field(default={})
+    layouts_refused: dict[str, str] = Field(default={})
+    #: Places in ``lines`` of the file.
+    lines: tuple[int, ...] = ()
+
+
+class Release(DataTable):
+    """One release of the engine."""
+
+    version: str
+    wheel: str
+    flashinfer: str
+    torch: str | None = None
+    #: The module that has its command line.
+    arguments_in: str
+    module_is_deprecated: bool
+    stubbed: tuple[str, ...]
+    answers: tuple[Answer, ...]
+
+
+class Choices(DataTable):
+    """The content of such a file."""
+
+    schema_version: Literal[1]
+    engine: str
+    arch: str
+    lines: tuple[str, ...]
+    releases: tuple[Release, ...] = Field(alias="release")
+
+    def at(self, version: str | None) -> Release | None:
+        """What is known of an installed version: that release, or the one before it of the same
+        minor version. None for what no release is known of, as for builds of a commit."""
+        wanted = release(version)
+        if wanted is None:
+            return None
+        known = [
+            item
+            for item in self.releases
+            if Version(item.version).release[:2] == wanted.release[:2]
+            and Version(item.version) <= wanted
+        ]
+        return max(known, key=lambda item: Version(item.version), default=None)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Something that a release is known to refuse."""
+
+    release: str
+    #: The arguments or the variable, as they were given.
+    asked: str
+    words: str
+    #: What the same release takes instead.
+    instead: tuple[str, ...]
+
+    @property
+    def message(self) -> str:
+        """One line."""
+        return f"vLLM {self.release} refuses {self.asked} on this architecture: {self.words}"
+
+
+@cache
+def load(engine: str, arch: str) -> Choices | None:
+    """What is known, None for an engine or architecture that nothing was executed for.
+
+    Raises:
+        DataFileError: the file is wrong.
+    """
+    if (engine, arch) != ("vllm", "sm121"):
+        return None
+    return data_file.load("choices/vllm-sm121.toml", Choices)
+
+
+def refusals(
+    release: Release, arguments: Sequence[str], environment: Mapping[str, str]
+) -> list[Refusal]:
+    """What a release is known to refuse of a start."""
+    given = _pairs(arguments)
+    found = []
+    for answer in release.answers:
+        asked = _pairs(answer.arguments)
+        if answer.machine != "cubins" or not asked:
+            continue
+        if answer.kind in DECIDING:
+            if answer.refused is not None and _of(answer.kind, given) == _of(answer.kind, asked):
+                found.append(_refusal(release, answer, answer.refused))
+        elif (
+            answer.kind == "option" and answer.refused is not None and asked.keys() <= given.keys()
+        ):
+            found.append(_refusal(release, answer, answer.refused))
+    return [*found, *_layout(release, given, environment)]
+
+
+def never_asked(release: Release, arguments: Sequence[str]) -> list[str]:
+    """What of a start the release was not asked for when the data were made."""
+    given = _pairs(arguments)
+    asked = [(answer.kind, _pairs(answer.arguments)) for answer in release.answers]
+    deciding = {name for names in DECIDING.values() for name in names}
+    options = {name for kind, pairs in asked if kind == "option" for name in pairs}
+    unknown = [name for name in given if name not in options | deciding]
+    for kind in DECIDING:
+        own = _of(kind, given)
+        if own and own not in [pairs for other, pairs in asked if other == kind]:
+            unknown.append(" ".join(own))
+    return unknown
+
+
+def _refusal(release: Release, answer: Answer, words: str) -> Refusal:
+    instead = [
+        " ".join(other.arguments)
+        for other in release.answers
+        if other.kind == answer.kind in DECIDING
+        and (other.machine, other.refused) == ("cubins", None)
+    ]
+    return Refusal(release.version, " ".join(answer.arguments), words, tuple(instead))
+
+
+def _layout(
+    release: Release, given: Mapping[str, Any], environment: Mapping[str, str]
+) -> list[Refusal]:
+    name = environment.get(_LAYOUT)
+    for answer in release.answers:
+        same = _of("attention", given) in ({}, _of("attention", _pairs(answer.arguments)))
+        if answer.kind == "attention" and same and name in answer.layouts_refused:
+            words = answer.layouts_refused[name]
+            instead = tuple(f"{_LAYOUT}={other}" for other in answer.layouts)
+            return [Refusal(release.version, f"{_LAYOUT}={name}", words, instead)]
+    return []
+
+
+def _of(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: given[name] for name in DECIDING[kind] if name in given}
+
+
+def _pairs(arguments: Sequence[str]) -> dict[str, Any]:
+    """Options with their values; a value that is JSON is compared as such."""
+    pairs: dict[str, Any] = {}
+    name = None
+    for word in arguments:
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            name = name.replace("_", "-")
+            pairs[name] = _value(value) if equals else None
+        elif name is not None:
+            pairs[name] = _value(word)
+    return pairs
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text) if text.startswith("{") else text
+    except ValueError:
+        return text

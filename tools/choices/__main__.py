@@ -1,0 +1,288 @@
+"""What every release of vLLM accepts and chooses on a GB10: writes the data and the page.
+
+``python -m tools.choices`` asks the package index for the releases, fetches their wheels into a
+cache (their Python code is kept, 40 MB each) and runs each in a process of its own, about two
+minutes a release. ``--page`` writes the page from the data alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from sm121.core import profile as profiles
+from sm121.engines import choices
+from tools.choices import page, releases
+
+ROOT = Path(__file__).parents[2]
+PROFILE = "sm121-gpt-oss-120b"
+SINCE = Version("0.24.0")
+LAYOUTS = ("NHD", "HND", "LBNHC", "LBHNC", "LHBNC", "BLNHC", "BLHNC", "BHLNC")
+MXFP8 = ("--quantization-config", '{"moe":{"activation":"mxfp8"}}')
+CUBINS = {"VLLM_HAS_FLASHINFER_CUBIN": "1"}
+#: What is asked of each release beside the profile: name, machine, arguments.
+PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("nothing", "online", ()),
+    ("nothing", "offline", ()),
+    ("nothing", "cubins", ()),
+    ("nothing", "online, no nvcc", ()),
+    ("nothing", "cubins, no nvcc", ()),
+    ("attention", "cubins", ("--attention-backend", "FLASHINFER")),
+    ("attention", "offline", ("--attention-backend", "FLASHINFER")),
+    ("attention", "cubins", ("--attention-backend", "TRITON_ATTN")),
+    ("attention", "cubins", ("--attention-backend", "FLASH_ATTN")),
+    ("attention", "cubins", ("--attention-backend", "FLEX_ATTENTION")),
+    ("experts", "cubins", ("--moe-backend", "marlin")),
+    ("experts", "cubins", ("--moe-backend", "triton")),
+    ("experts", "cubins", ("--moe-backend", "flashinfer_cutlass")),
+    ("experts", "cubins", ("--moe-backend", "flashinfer_cutlass", *MXFP8)),
+    ("experts", "cubins", ("--moe-backend", "flashinfer_trtllm")),
+    ("experts", "cubins", MXFP8),
+)
+#: Lines of the stand-in's own doing: it starts no workers, and a child of the release that asks for
+#: the memory finds no GPU.
+_NOT_OURS = ("parallel_state.py", "importing.py", "scheduler.py")
+#: Exceptions by which a release refuses; another one means that it was not executed.
+_REFUSALS = (
+    "ValueError",
+    "ValidationError",
+    "NotImplementedError",
+    "RuntimeError",
+    "AssertionError",
+)
+
+
+def model(folder: Path) -> None:
+    """``config.json`` of gpt-oss-120b, with one layer of each kind."""
+    fixtures = ROOT / "fixtures"
+    config = json.loads((fixtures / "canary/checkpoint/config.json").read_text("utf-8"))
+    real = json.loads((fixtures / "models/gpt-oss-120b.json").read_text("utf-8"))
+    for name in ("_source", "layer_types", "dtype", "quantization_config"):
+        del real[name]
+    config |= {**real, "num_hidden_layers": 2, "layer_types": config["layer_types"][:2]}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def toolkit(folder: Path) -> Path:
+    """A folder with an ``nvcc`` and a ``ninja`` that are found and do nothing."""
+    bin_ = folder / "bin"
+    bin_.mkdir()
+    for name in ("nvcc", "ninja"):
+        (bin_ / name).write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
+        (bin_ / name).chmod(0o755)
+    return folder
+
+
+def machine(name: str, tools: Path) -> dict[str, Any]:
+    """Network and environment of a machine, by its name."""
+    with_nvcc = "no nvcc" not in name
+    path = "/usr/sbin:/sbin" if not with_nvcc else f"{tools}/bin:/usr/bin:/bin"
+    environment = {"PATH": path, "CUDA_HOME": str(tools if with_nvcc else tools / "none")}
+    if "cubins" in name:
+        environment |= CUBINS
+    return {"machine": name, "online": "online" in name, "environment": environment}
+
+
+def cases(version: str, tools: Path, folder: Path, flashinfer: str | None) -> list[dict[str, Any]]:
+    """All that one release is asked; little with another FlashInfer than the pinned one."""
+    profile = profiles.load(PROFILE)
+    own = list(profile.engine.arguments)
+    asked: list[dict[str, Any]] = []
+
+    def put(kind: str, on: str, arguments: list[str], **more: Any) -> None:
+        case = {
+            "kind": kind,
+            "arguments": arguments,
+            "variables": {},
+            "layouts": [],
+            "parse_only": False,
+            **machine(on, tools),
+            **more,
+        }
+        case["environment"] = {**case["environment"], **case["variables"]}
+        case["model"] = ["--model", str(folder)]
+        asked.append(case)
+
+    if flashinfer is not None:
+        on = f"cubins, FlashInfer {flashinfer}"
+        put("nothing", on, [])
+        put("attention", on, ["--attention-backend", "FLASHINFER"])
+        put("experts", on, ["--moe-backend", "flashinfer_cutlass", *MXFP8])
+    else:
+        parts, single = list(PARTS), options(own)
+        taken = {n: c for n, all_ in profile.configurations.items() if (c := all_.at(version))}
+        for configuration in taken.values():
+            given = options(list(configuration.arguments))
+            for kind, names in choices.DECIDING.items():
+                words = tuple(word for option in given if option[0] in names for word in option)
+                if words and (kind, "cubins", words) not in parts:
+                    parts.append((kind, "cubins", words))
+            deciding = {name for names in choices.DECIDING.values() for name in names}
+            single += [o for o in given if o[0] not in deciding and o not in single]
+        for kind, on, arguments in parts:
+            layouts = list(LAYOUTS) if kind == "attention" and on == "cubins" else []
+            put(kind, on, list(arguments), layouts=layouts)
+        for name, configuration in taken.items():
+            put(
+                f"configuration {name}",
+                "cubins",
+                [*own, *configuration.arguments],
+                variables={**profile.engine.environment, **configuration.environment},
+            )
+        for option in single:
+            put("option", "cubins", option, parse_only=True)
+    return [{**case, "name": str(number)} for number, case in enumerate(asked)]
+
+
+def options(arguments: list[str]) -> list[list[str]]:
+    """Each option with its value. The two of tool choice need each other."""
+    found: list[list[str]] = []
+    for word in arguments:
+        if word.startswith("--"):
+            found.append([])
+        found[-1].append(word)
+    together = [o for o in found if o[0] in ("--enable-auto-tool-choice", "--tool-call-parser")]
+    apart = [o for o in found if o not in together]
+    return [*apart, *([[word for o in together for word in o]] if together else [])]
+
+
+def ask(
+    release: releases.Unpacked, kernels: releases.Unpacked, flashinfer: str | None
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Run one release with a FlashInfer; its answers, and which compiled modules were stood in."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        model(folder)
+        asked = cases(release.version, toolkit(folder), folder, flashinfer)
+        installed = metadata.packages_distributions().items()
+        packages = [name for name, of in installed if "flashinfer-python" in of]
+        job = {
+            "packages": packages,
+            "path": [str(release.folder), str(kernels.folder)],
+            "compiled": [*release.compiled, *kernels.compiled],
+            "cases": asked,
+        }
+        environment = {
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "HOME": scratch,
+            "FLASHINFER_WORKSPACE_BASE": scratch,
+        }
+        environment.pop("PYTHONPATH", None)
+        ran = subprocess.run(
+            [sys.executable, str(Path(__file__).with_name("probe.py"))],
+            input=json.dumps(job),
+            capture_output=True,
+            text=True,
+            env=environment,
+            cwd=scratch,
+        )
+        answers = {a["name"]: a for a in map(json.loads, ran.stdout.splitlines())}
+        if len(answers) != len(asked):
+            raise SystemExit(
+                f"{release.wheel}: it answered {len(answers)} of {len(asked)} questions:\n"
+                f"{ran.stderr[-3000:]}"
+            )
+        kept = [answer_of(case, answers[case["name"]], scratch) for case in asked]
+    return kept, [name for answer in answers.values() for name in answer["stubbed"]]
+
+
+def execute(version: str, cache: Path, others: list[str]) -> dict[str, Any]:
+    """Run one release with the FlashInfer that it is pinned to, and with others."""
+    release = releases.unpack("vllm", version, cache)
+    wanted = release.requires("flashinfer-python")
+    if wanted is None:
+        raise SystemExit(f"{release.wheel}: its metadata pin no flashinfer-python")
+    pinned = releases.unpack("flashinfer-python", wanted, cache)
+    kept, stubbed = ask(release, pinned, None)
+    for other in others:
+        kept += ask(release, releases.unpack("flashinfer-python", other, cache), other)[0]
+    server = release.folder / "vllm/entrypoints/openai/api_server.py"
+    return {
+        "version": version,
+        "wheel": release.wheel,
+        "flashinfer": wanted,
+        "torch": release.requires("torch"),
+        "arguments_in": release.arguments_in(),
+        "module_is_deprecated": "command is deprecated" in server.read_text("utf-8"),
+        "stubbed": sorted(set(stubbed)),
+        "answers": kept,
+    }
+
+
+def answer_of(case: dict[str, Any], seen: dict[str, Any], scratch: str) -> dict[str, Any]:
+    """One question and its answer, without what is of this machine."""
+    kept: dict[str, Any] = {
+        "kind": case["kind"],
+        "machine": case["machine"],
+        "arguments": case["arguments"],
+        "environment": case["variables"],
+    }
+    refused = seen.get("refused")
+    if "failed" in seen:
+        raise SystemExit(f"{case['kind']}: {seen['failed']}")
+    if refused is not None:
+        word = refused["words"].split(":", 1)[0]
+        kept["how"] = "executed"
+        if refused["at"] != "argparse" and (word not in _REFUSALS or "aten::" in refused["words"]):
+            kept["how"] = "read"
+            sys.stderr.write(f"{case['kind']} {case['arguments']}: {refused['trace']}")
+        words = re.sub(r"\s+", " ", refused["words"]).replace(scratch, "MODEL")
+        kept |= {"refused": words[:400], "by": refused["by"], "at": refused["at"]}
+    else:
+        kept["how"] = "executed"
+        for field in ("attention", "experts"):
+            if field in seen:
+                kept[field] = "+".join(seen[field])
+        kept["layout"] = seen.get("layout")
+        layouts = seen.get("layouts", {})
+        kept["layouts"] = {name: value for name, value in layouts.items() if ":" not in value}
+        kept["layouts_refused"] = {name: value for name, value in layouts.items() if ":" in value}
+    kept["lines"] = [
+        f"{line['level']} [{line['file']}] {line['text']}".split("\n")[0][:300]
+        for line in seen.get("lines", ())
+        if line["file"] not in _NOT_OURS and scratch not in line["text"]
+    ]
+    return kept
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, default=ROOT / "fixtures/choices/vllm-sm121.toml")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs/choices.md")
+    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache/sm121/releases")
+    parser.add_argument("--release", action="append", help="these alone, the others are kept")
+    parser.add_argument(
+        "--flashinfer", action="append", default=[], help="another one beside the pinned one"
+    )
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--page", action="store_true", help="the page alone, from the data")
+    given = parser.parse_args()
+    if not given.page:
+        given.cache.mkdir(parents=True, exist_ok=True)
+        wanted = given.release or [str(version) for version in releases.published(SINCE)]
+        known = page.read(given.data) if given.data.is_file() else []
+        with ThreadPoolExecutor(given.jobs) as pool:
+            new = list(pool.map(lambda v: execute(v, given.cache, given.flashinfer), wanted))
+        kept = [item for item in known if item["version"] not in wanted]
+        page.write_data(
+            sorted([*kept, *new], key=lambda item: Version(item["version"])), given.data
+        )
+    page.write(given.data, given.output)
+
+
+if __name__ == "__main__":
+    main()

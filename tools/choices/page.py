@@ -1,0 +1,229 @@
+"""The data file, and the page made of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+_ORDER = (
+    "kind",
+    "machine",
+    "arguments",
+    "environment",
+    "how",
+    "refused",
+    "by",
+    "at",
+    "attention",
+    "experts",
+    "layout",
+    "layouts",
+    "layouts_refused",
+)
+INTRODUCTION = """
+# What a release chooses on a GB10
+
+<!-- made by `python -m tools.choices` -->
+
+No GB10 is needed to know which kernels a release of vLLM takes there: its choice is Python code,
+and this page is what that code said. `python -m tools.choices` fetches every release from 0.24.0
+on from the package index, puts it in front in a process of its own, and lets it parse, make its
+configuration, and build its own gpt-oss-120b (one layer of each kind, without weights); the layers
+choose attention and experts as they are made. The Python code is that of the CUDA wheel for
+x86-64; that of the wheels for aarch64 is the same, file by file (0.24.0, 0.28.0 and 0.33.0 were
+compared).
+
+Stood in for is the machine: NVML (capability 12.1, `NVIDIA GB10`, memory not supported),
+`torch.cuda` (CUDA 13.0, 48 multiprocessors, 119.6 GiB, integrated), the network, and the compiled
+extensions, which hold no choice. torch is the one for the CPU that this environment has. Each
+release meets the FlashInfer that its metadata pin, and any that `--flashinfer` names. `executed`
+means that the release's code came to its answer; `read` that it did not get there, with the place.
+
+Machines: *online* reaches NVIDIA's store of kernels, *offline* nothing; *cubins* has
+flashinfer-cubin, or says so with `VLLM_HAS_FLASHINFER_CUBIN=1`. All have nvcc and ninja unless it
+says otherwise.
+
+The data are `fixtures/choices/vllm-sm121.toml`. A start of an installed release that is known to
+refuse an argument is not begun: preflight names the release, the argument, its words, and what it
+takes instead (an error; a warning for a vendor's build such as `0.24.0+nv26.7`, which may have
+more than the release). `make test` holds the profile and the matrix against the data, and the
+signatures against the lines.
+"""
+
+
+def read(data: Path) -> list[dict[str, Any]]:
+    """The releases of the data file, with the lines of each answer spelled out."""
+    content = tomllib.loads(data.read_text("utf-8"))
+    for release in content["release"]:
+        for answer in release["answers"]:
+            answer["lines"] = [content["lines"][number] for number in answer["lines"]]
+    found: list[dict[str, Any]] = content["release"]
+    return found
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{k} = {_value(v)}" for k, v in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(_value(item) for item in value) + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def write_data(releases: list[dict[str, Any]], path: Path) -> None:
+    """Write the data file. Lines are kept once, and answers name them by their place."""
+    lines = sorted({line for r in releases for a in r["answers"] for line in a["lines"]})
+    place = {line: number for number, line in enumerate(lines)}
+    out = [
+        "# What each release of vLLM accepts and chooses on a GB10. Read by sm121.engines.choices.",
+        "# Made by `python -m tools.choices`; docs/choices.md says how. Do not edit.",
+        "",
+        "schema_version = 1",
+        'engine = "vllm"',
+        'arch = "sm121"',
+        "lines = [",
+        *(f"    {_value(line)}," for line in lines),
+        "]",
+    ]
+    for release in releases:
+        out += ["", "[[release]]"]
+        out += [f"{k} = {_value(v)}" for k, v in release.items() if k != "answers"]
+        for answer in release["answers"]:
+            out += ["", "[[release.answers]]"]
+            out += [f"{name} = {_value(answer[name])}" for name in _ORDER if answer.get(name)]
+            out.append(f"lines = {_value([place[line] for line in answer['lines']])}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(out) + "\n", encoding="utf-8")
+
+
+def _chosen(answer: dict[str, Any]) -> str:
+    if answer.get("refused"):
+        return "refused"
+    words = [answer.get("attention", "parsed"), answer.get("experts"), answer.get("layout")]
+    return ", ".join(word for word in words if word) + (
+        "" if answer["how"] == "executed" else " (read)"
+    )
+
+
+def _asked(answer: dict[str, Any]) -> str:
+    kind: str = answer["kind"]
+    if kind.startswith("configuration"):
+        return kind
+    return _code(" ".join(answer["arguments"])) if answer.get("arguments") else "no arguments"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _code(text: str) -> str:
+    return f"`` {_cell(text)} ``" if "`" in text else f"`{_cell(text)}`"
+
+
+def _span(versions: list[str]) -> str:
+    return versions[0] if len(versions) == 1 else f"{versions[0]} to {versions[-1]}"
+
+
+def _spans(found: list[str], known: list[str]) -> str:
+    """Releases as spans of those that are known."""
+    spans: list[list[str]] = []
+    for version in known:
+        if version in found and spans and known[known.index(version) - 1] == spans[-1][-1]:
+            spans[-1].append(version)
+        elif version in found:
+            spans.append([version])
+    return ", ".join(map(_span, spans))
+
+
+def _runs(found: list[tuple[str, str]]) -> list[tuple[list[str], str]]:
+    """Releases in order, neighbours with the same text together."""
+    runs: list[tuple[list[str], str]] = []
+    for version, text in found:
+        if runs and runs[-1][1] == text:
+            runs[-1][0].append(version)
+        else:
+            runs.append(([version], text))
+    return runs
+
+
+def write(data: Path, page: Path) -> None:
+    """Write the page."""
+    releases = read(data)
+    out = [INTRODUCTION.strip(), "", "## Chosen", ""]
+    questions: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    words: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for release in releases:
+        for answer in release["answers"]:
+            if answer["kind"] == "option":
+                if answer.get("refused"):
+                    key = (_asked(answer), "any")
+                    words.setdefault(key, []).append((release["version"], answer["refused"]))
+                continue
+            key = (_asked(answer), answer["machine"])
+            questions.setdefault(key, []).append((release["version"], _chosen(answer)))
+            if answer.get("refused"):
+                said = f"{_code(answer['refused'])} ({answer['at']}, {answer['how']})"
+                words.setdefault(key, []).append((release["version"], said))
+    out += [
+        "| asked for | machine | release | attention, experts, KV layout |",
+        "| --- | --- | --- | --- |",
+    ]
+    for (asked, machine), found in questions.items():
+        for versions, text in _runs(found):
+            out.append(f"| {asked} | {machine} | {_span(versions)} | {text} |")
+    out += ["", "## Refused, in the release's own words", ""]
+    out += ["| asked for | machine | release | words, and where |", "| --- | --- | --- | --- |"]
+    for (asked, machine), found in words.items():
+        for versions, text in _runs([(v, _without_line(t)) for v, t in found]):
+            out.append(f"| {asked} | {machine} | {_span(versions)} | {text} |")
+    out += ["", "## KV layouts", "", "By `VLLM_KV_CACHE_LAYOUT`, with FlashInfer's cubins.", ""]
+    out += ["| attention | release | taken as | refused |", "| --- | --- | --- | --- |"]
+    for backend in ("FLASHINFER", "TRITON_ATTN"):
+        seen = [
+            (r["version"], " / ".join((_layouts(a), _refused_layouts(a))))
+            for r in releases
+            for a in r["answers"]
+            if a.get("attention") == backend and a.get("layouts")
+        ]
+        for versions, text in _runs(seen):
+            taken, refused = text.split(" / ")
+            out.append(f"| {backend} | {_span(versions)} | {taken} | {_cell(refused)} |")
+    out += ["", "## Releases", ""]
+    out += [
+        "| release | wheel | FlashInfer | torch | parser in | module to start | stood in for |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for r in releases:
+        start = "deprecated" if r["module_is_deprecated"] else "supported"
+        stubbed = ", ".join(name.removeprefix("vllm.") for name in r["stubbed"])
+        out.append(
+            f"| {r['version']} | {r['wheel']} | {r['flashinfer']} | {r.get('torch', '')} | "
+            f"{r['arguments_in'].removeprefix('vllm.entrypoints.')} | {start} | {stubbed} |"
+        )
+    out += ["", "## Lines", "", "What they log of it; `fixtures/signatures` must know them.", ""]
+    known = [r["version"] for r in releases]
+    lines: dict[str, list[str]] = {}
+    for r in releases:
+        for a in r["answers"]:
+            for line in a["lines"]:
+                versions = lines.setdefault(line, [])
+                if r["version"] not in versions:
+                    versions.append(r["version"])
+    out += ["| line | release |", "| --- | --- |"]
+    out += [f"| {_code(line)} | {_spans(found, known)} |" for line, found in sorted(lines.items())]
+    page.write_text("\n".join(out) + "\n", encoding="utf-8")
+
+
+def _without_line(text: str) -> str:
+    return re.sub(r"(\.py):\d+", r"\1", text)
+
+
+def _layouts(answer: dict[str, Any]) -> str:
+    return ", ".join(k if k == v else f"{k} = {v}" for k, v in answer["layouts"].items())
+
+
+def _refused_layouts(answer: dict[str, Any]) -> str:
+    refused = answer.get("layouts_refused", {})
+    return f"{', '.join(refused)}: {next(iter(refused.values()))}" if refused else "none"

@@ -1,0 +1,420 @@
+"""Runs inside a release of vLLM that was put in front: what it accepts and chooses on a GB10.
+
+A script, started in a process of its own with the release first on ``sys.path``. It reads one JSON
+object from standard input and writes one line of JSON for each case. Stood in for are the machine
+(NVML, ``torch.cuda``, the network) and what is compiled (the ``.so`` files of the wheel); all
+decisions are the release's own code.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import io
+import json
+import logging
+import os
+import sys
+import tempfile
+import traceback
+import types
+from contextlib import redirect_stderr
+from typing import Any
+
+import torch
+import torch._dynamo
+import torch._inductor.utils  # asks the real torch what it has been built for
+from torch.overrides import TorchFunctionMode
+
+#: What a GB10 answers: docs/choices.md has the sources.
+CAPABILITY = (12, 1)
+NAME = "NVIDIA GB10"
+MEMORY = int(119.6 * 2**30)
+CUDA = "13.0"
+MULTIPROCESSORS = 48
+UUID = "GPU-00000000-0000-0000-0000-000000000000"
+
+
+#: Questions to the compiled extensions, with the answers of a wheel built for 12.0 and CUDA 13.
+OPERATORS = (
+    ("_C", "cutlass_scaled_mm_supports_fp8", True),
+    ("_C", "cutlass_scaled_mm_supports_block_fp8", True),
+    ("_C", "cutlass_scaled_mm_supports_fp4", True),
+    ("_C", "cutlass_group_gemm_supported", False),
+    ("_C", "mxfp4_experts_quant_supported", True),
+    ("_moe_C", "moe_permute_unpermute_supported", True),
+)
+
+
+#: Imported before the cases fork, to save time.
+AHEAD = (
+    "v1.attention.backends.flashinfer",
+    "v1.attention.backends.triton_attn",
+    "v1.attention.backends.flash_attn",
+    "v1.attention.backends.flex_attention",
+    "model_executor.layers.fused_moe.oracle.mxfp4",
+    "model_executor.layers.fused_moe.experts.marlin_moe",
+    "model_executor.layers.fused_moe.experts.flashinfer_cutlass_moe",
+    "model_executor.layers.fused_moe.experts.gpt_oss_triton_kernels_moe",
+    "model_executor.layers.fused_moe.experts.trtllm_mxfp4_moe",
+    "model_executor.layers.fused_moe.experts.cutlass_moe",
+    "model_executor.model_loader.utils",
+)
+
+
+class Compiled(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Empty modules in place of the wheel's compiled extensions."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = set(names)
+        self.used: list[str] = []
+
+    def find_spec(self, name: str, *_: Any) -> Any:
+        if name not in self.names:
+            return None
+        return importlib.machinery.ModuleSpec(name, self)
+
+    def create_module(self, _: Any) -> Any:
+        return None
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        self.used.append(module.__name__)
+
+
+def stand_in_torch() -> None:
+    """``torch.cuda`` with a GB10's answers; nothing that would start CUDA is reached."""
+    properties = types.SimpleNamespace(
+        name=NAME,
+        major=CAPABILITY[0],
+        minor=CAPABILITY[1],
+        total_memory=MEMORY,
+        multi_processor_count=MULTIPROCESSORS,
+        is_integrated=1,
+        is_multi_gpu_board=0,
+        warp_size=32,
+        shared_memory_per_block_optin=101376,
+        shared_memory_per_multiprocessor=102400,
+        max_threads_per_multi_processor=1536,
+        regs_per_multiprocessor=65536,
+        L2_cache_size=25165824,
+        uuid=UUID,
+        gcnArchName="",
+    )
+    cuda = torch.cuda
+    torch.version.cuda = CUDA
+    torch._C._cuda_getCurrentRawStream = lambda _: 0
+    answers = {
+        "is_available": True,
+        "_is_compiled": True,
+        "device_count": 1,
+        "_device_count_nvml": 1,
+        "current_device": 0,
+        "is_initialized": False,
+        "get_device_capability": CAPABILITY,
+        "get_device_name": NAME,
+        "get_device_properties": properties,
+        "_lazy_init": None,
+        "mem_get_info": (MEMORY, MEMORY),
+        "is_bf16_supported": True,
+        "set_device": None,
+        "get_arch_list": ["sm_80", "sm_90", "sm_100", "sm_120", "compute_120"],
+        "is_current_stream_capturing": False,
+        "empty_cache": None,
+        "synchronize": None,
+        "current_stream": types.SimpleNamespace(cuda_stream=0),
+    }
+    for name, answer in answers.items():
+        setattr(cuda, name, lambda *_, answer=answer, **__: answer)
+    accelerator = torch.accelerator
+    accelerator.is_available = lambda: True
+    accelerator.device_count = lambda: 1
+    accelerator.current_device_index = lambda: 0
+    accelerator.set_device_index = lambda *_: None
+    accelerator.current_accelerator = lambda *_, **__: torch.device("cuda")
+
+
+def stand_in_operators() -> None:
+    """What the compiled extensions answer when asked for their own abilities."""
+    for space, name, answer in OPERATORS:
+        setattr(getattr(torch.ops, space), name, lambda *_, answer=answer: answer)
+
+
+class InFront(importlib.machinery.PathFinder):
+    """Of the packages that are in front, all modules come from there: none of another release."""
+
+    packages: list[str] = []  # noqa: RUF012 - one process, one release
+    front: list[str] = []  # noqa: RUF012
+
+    @classmethod
+    def find_spec(cls, fullname: str, path: Any = None, target: Any = None) -> Any:
+        own = cls.front if fullname in cls.packages else path
+        return importlib.machinery.PathFinder.find_spec(fullname, own, target)
+
+
+class Nvml(importlib.abc.MetaPathFinder):
+    """The release's bindings of NVML, with a GB10's answers: no memory of its own ([N/A])."""
+
+    def find_spec(self, name: str, path: Any = None, *_: Any) -> Any:
+        if name != "vllm.third_party.pynvml":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def exec_module(module: types.ModuleType) -> None:
+                load(module)
+                self.answer(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+    @staticmethod
+    def answer(nvml: Any) -> None:
+        def unsupported(*_: Any) -> Any:
+            raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
+
+        answers = {
+            "nvmlInit": None,
+            "nvmlShutdown": None,
+            "nvmlDeviceGetCount": 1,
+            "nvmlDeviceGetHandleByIndex": "GB10",
+            "nvmlDeviceGetHandleByUUID": "GB10",
+            "nvmlDeviceGetIndex": 0,
+            "nvmlDeviceGetCudaComputeCapability": CAPABILITY,
+            "nvmlDeviceGetName": NAME,
+            "nvmlDeviceGetUUID": UUID,
+        }
+        for name, answer in answers.items():
+            setattr(nvml, name, lambda *_, answer=answer, **__: answer)
+        for name in ("MemoryInfo", "NumaNodeId", "CpuAffinity"):
+            setattr(nvml, f"nvmlDeviceGet{name}", unsupported)
+
+
+def stand_in_network(online: bool) -> None:
+    """NVIDIA's store of kernels answers, or nothing does."""
+    import requests
+
+    def get(*_: Any, **__: Any) -> Any:
+        if not online:
+            raise requests.exceptions.ConnectionError("no network")
+        return types.SimpleNamespace(status_code=200, ok=True, text="")
+
+    requests.get = get
+
+
+#: What the release logs, in order.
+LINES: list[dict[str, str]] = []
+
+
+def listen() -> None:
+    """Hear every line of the release, whatever it makes of its handlers."""
+
+    def handle(_: logging.Logger, record: logging.LogRecord) -> None:
+        line = {"level": record.levelname, "file": record.filename, "text": record.getMessage()}
+        if record.levelno >= logging.INFO and record.name.startswith("vllm") and line not in LINES:
+            LINES.append(line)
+
+    logging.Logger.handle = handle  # type: ignore[method-assign, assignment]
+
+
+def step(result: dict[str, Any], name: str, function: Any) -> Any:
+    """Run one step; a refusal is kept in the release's own words, with where it was raised."""
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            return function()
+    except SystemExit:
+        text = said.getvalue().strip().splitlines()
+        result["refused"] = {"by": name, "words": text[-1] if text else "", "at": "argparse"}
+    except Exception as error:  # noqa: BLE001 - a refusal is of any kind, and kept
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [f for f in frames if "/vllm/" in f.filename] or list(frames)
+        at = f"{own[-1].filename.rsplit('/vllm/', 1)[-1]}:{own[-1].lineno}"
+        result["refused"] = {
+            "by": name,
+            "words": f"{type(error).__name__}: {error}",
+            "at": at,
+            "trace": traceback.format_exc(),
+        }
+    return None
+
+
+def _cli_args() -> Any:
+    for module in ("common", "launchers", "openai"):  # since 0.33, since 0.29, before
+        try:
+            return importlib.import_module(f"vllm.entrypoints.{module}.cli_args")
+        except ModuleNotFoundError:
+            continue
+    raise SystemExit("this vLLM has its arguments in none of the places known")
+
+
+@functools.cache
+def _parser() -> Any:
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    return _cli_args().make_arg_parser(FlexibleArgumentParser())
+
+
+def parse(arguments: list[str]) -> Any:
+    """The release's own parser, and what it says of arguments that do not fit each other."""
+    parsed = _parser().parse_args(arguments)
+    _cli_args().validate_parsed_serve_args(parsed)
+    return parsed
+
+
+def configure(parsed: Any) -> Any:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+
+    return AsyncEngineArgs.from_cli_args(parsed).create_engine_config(
+        usage_context=UsageContext.OPENAI_API_SERVER
+    )
+
+
+class OnMeta(TorchFunctionMode):  # type: ignore[misc]
+    """Tensors on the GPU are tensors without content."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if "cuda" in str(kwargs.get("device", "")):
+            kwargs["device"] = "meta"
+        return function(*args, **kwargs)
+
+
+def build(config: Any) -> Any:
+    """The release's own model, without weights: its layers choose as they are made."""
+    from vllm.config import CompilationMode, set_current_vllm_config
+    from vllm.distributed import init_distributed_environment, initialize_model_parallel
+    from vllm.model_executor.model_loader.utils import initialize_model
+
+    config.compilation_config.mode = CompilationMode.NONE  # what would compile is not asked
+    with set_current_vllm_config(config):
+        store = tempfile.mkstemp()[1] + ".store"
+        init_distributed_environment(1, 0, f"file://{store}", 0, "gloo")
+        initialize_model_parallel(1, 1)
+        torch.set_default_dtype(torch.bfloat16)
+        with torch.device("meta"), OnMeta():
+            return initialize_model(config)
+
+
+def chosen(model: Any) -> dict[str, Any]:
+    """Names of the attention backends and of the experts of all layers."""
+    attention: set[str] = set()
+    experts: set[str] = set()
+    for module in model.modules():
+        backend = getattr(module, "attn_backend", None)
+        if backend is not None and hasattr(backend, "get_name"):
+            attention.add(backend.get_name())
+        kind = getattr(getattr(module, "quant_method", None), "mxfp4_backend", None)
+        if kind is not None:
+            experts.add(getattr(kind, "value", str(kind)))
+    return {"attention": sorted(attention), "experts": sorted(experts)}
+
+
+def layout(config: Any, model: Any, asked: str | None) -> str:
+    """The layout of the KV cache, by the release's own function."""
+    from vllm.config import set_current_vllm_config
+    from vllm.v1.attention.backends import utils
+
+    os.environ.pop("VLLM_KV_CACHE_LAYOUT", None)
+    if asked is not None:
+        os.environ["VLLM_KV_CACHE_LAYOUT"] = asked
+    backends = {
+        m.attn_backend
+        for m in model.modules()
+        if hasattr(getattr(m, "attn_backend", None), "get_name")
+    }
+    with set_current_vllm_config(config):
+        if hasattr(utils, "resolve_kv_cache_layout"):  # 0.29 and later
+            config.cache_config.kv_cache_layout = None
+            names = [item.name for item in utils.get_supported_kv_cache_layouts(backends)]
+            return str(utils.resolve_kv_cache_layout(config, [names]).name)
+        utils.get_kv_cache_layout.cache_clear()
+        return str(utils.get_kv_cache_layout())
+
+
+def forget() -> None:
+    """What was cached while modules were imported was asked of another environment."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("vllm") and not name.startswith("vllm.engine"):
+            for value in list(vars(module).values()):
+                if isinstance(value, functools._lru_cache_wrapper):
+                    value.cache_clear()
+
+
+def run(case: dict[str, Any]) -> dict[str, Any]:
+    """Parse, configure, build the model, resolve the layouts: as far as the release goes."""
+    result: dict[str, Any] = {}
+    os.environ.update(case["environment"])
+    stand_in_network(case["online"])
+    forget()
+    listen()
+    arguments = [*case["arguments"], *case["model"]]
+    parsed = step(result, "parser", lambda: parse(arguments))
+    if parsed is not None and case["parse_only"]:
+        return {}
+    config = parsed and step(result, "configuration", lambda: configure(parsed))
+    model = config and step(result, "model", lambda: build(config))
+    if model is not None:
+        result |= chosen(model)
+        own = os.environ.get("VLLM_KV_CACHE_LAYOUT")
+        result["layout"] = step(result, "layout", lambda: layout(config, model, own))
+        result["lines"] = list(LINES)
+        for asked in case["layouts"]:
+            answer: dict[str, Any] = {}
+            name = step(answer, "layout", lambda asked=asked: layout(config, model, asked))
+            result.setdefault("layouts", {})[asked] = name or answer["refused"]["words"]
+    result.setdefault("lines", list(LINES))
+    return result
+
+
+def main() -> None:
+    job = json.load(sys.stdin)
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    compiled = Compiled(job["compiled"])
+    InFront.packages, InFront.front = job["packages"], job["path"]
+    finders = [InFront if f is importlib.machinery.PathFinder else f for f in sys.meta_path]
+    sys.meta_path[:] = [compiled, Nvml(), *finders]
+    sys.path[:0] = job["path"]
+    stand_in_torch()
+    stand_in_operators()
+    stand_in_network(False)
+    import vllm.engine.arg_utils  # noqa: F401
+    from vllm.model_executor.models.gpt_oss import GptOssForCausalLM
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    # Else it is looked at by a process of its own, which nothing stands in for.
+    ModelRegistry.register_model("GptOssForCausalLM", GptOssForCausalLM)
+    _parser()
+    for module in AHEAD:
+        try:
+            importlib.import_module(f"vllm.{module}")
+        except ImportError as error:
+            sys.stderr.write(f"{module}: {error}\n")
+    for case in job["cases"]:
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                answer = run(case)
+            except BaseException:  # noqa: BLE001 - the parent tells it
+                answer = {"failed": traceback.format_exc()}
+            answer |= {"name": case["name"], "stubbed": compiled.used}
+            with os.fdopen(writing, "w") as stream:
+                json.dump(answer, stream)
+            os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as stream:
+            text = stream.read()
+        os.waitpid(child, 0)
+        print(text, file=out, flush=True)
+
+
+if __name__ == "__main__":
+    main()
