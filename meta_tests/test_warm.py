@@ -30,9 +30,12 @@ if request["module"] == {broken!r}:
     print("RuntimeError: Ninja build failed.")
     sys.exit(1)
 base = pathlib.Path(os.environ["FLASHINFER_WORKSPACE_BASE"]) / ".cache" / "flashinfer"
-names = {{"xqa_decode": "xqa_a_head_dim_64_b_use_sliding_window_True_c"}}
+names = {{
+    "xqa_decode": "xqa_a_head_dim_64_b_use_sliding_window_True_c", "experts": "fused_moe_120",
+}}
 name = names.get(request["module"], "fp4_quantization_120f")
-folder = base / {version!r} / "121a" / "cached_ops" / name
+arch = os.environ["FLASHINFER_CUDA_ARCH_LIST"].replace(".", "")
+folder = base / {version!r} / arch / "cached_ops" / name
 folder.mkdir(parents=True)
 (folder / (name + ".so")).touch()
 print(json.dumps({{"library": str(folder / (name + ".so"))}}))
@@ -140,12 +143,33 @@ def test_what_cannot_be_compiled_here_is_said(machine, capsys, monkeypatch, gib,
     assert not machine.cache.exists()
 
 
+def test_what_was_compiled_for_another_architecture_is_not_there(machine, capsys):
+    given = ("--module", "xqa_decode", "--engine-env", "FLASHINFER_CUDA_ARCH_LIST=12.0a")
+    assert warm("--engine-python", machine.python(), *given) == 1
+    said = capsys.readouterr().out
+    assert "required: xqa_" in said and "121a" in said and "/120a/cached_ops/" in said
+
+
+@pytest.mark.parametrize(("jobs", "status"), [("11", 0), ("12", 1), ("many", 1)])
+def test_jobs_that_do_not_fit_are_refused(machine, capsys, monkeypatch, jobs, status):
+    """eugr's images set MAX_JOBS=16, which is more than a Spark's memory bears."""
+    monkeypatch.setenv("MAX_JOBS", jobs)
+    assert warm("--engine-python", machine.python(), "--module", "experts") == status
+    said = capsys.readouterr().out
+    assert (status == 0) != (f"MAX_JOBS={jobs}, 11 fit: give --engine-env MAX_JOBS=11" in said)
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         (("--profile", "cpu-tiny-gpt-oss"), "nothing of FlashInfer is compiled for it"),
         (("--profile", SPARK, "--module", "experts"), "module experts: expected one of attention"),
         (("--profile", SPARK, "--configuration", "gemm"), "--configuration gemm: expected one of"),
+        (
+            ("--profile", SPARK, "--configuration", "cutlass", "--module", "sampling"),
+            "module sampling: expected one of experts,",
+        ),
+        (("--profile", SPARK, "--configuration", "x"), "expected one of profile"),
         (("--profile", SPARK, "--engine-env", "MAX_JOBS"), "expected KEY=VALUE"),
         (("--profile", SPARK, "--engine-python", "/nowhere/python"), "/nowhere/python"),
     ],

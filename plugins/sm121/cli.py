@@ -210,8 +210,9 @@ def _warm(options: argparse.Namespace) -> int:
         if not (key and equals):
             raise UsageError(f"--engine-env {given}: expected KEY=VALUE")
         variables[key] = value
-    chosen = profile.load(name).judging(options.configuration)
-    warmth = Warmth.of(chosen, options.engine_python, variables, options.module)
+    warmth = Warmth.of(
+        profile.load(name), options.engine_python, variables, options.module, options.configuration
+    )
     print(f"FlashInfer {warmth.modules.version or '(version not known)'}, {warmth.modules.folder}")
     for module in warmth.needed:
         state = "there"

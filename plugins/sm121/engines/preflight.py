@@ -318,7 +318,8 @@ def _compilers(
             severity="error",
             message=f"MAX_JOBS={text} compiles {names} with {text} jobs at the same time, "
             f"{bound.jobs} fit: {bound}",
-            remedy=f"unset MAX_JOBS or set it to {bound.jobs}, or `sm121 warm` first",
+            remedy=f"unset MAX_JOBS, or give --engine-env=MAX_JOBS={bound.jobs}, or `sm121 warm` "
+            "first",
         )
 
 

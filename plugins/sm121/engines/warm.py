@@ -18,7 +18,7 @@ from sm121.compilation.caches import CompileCaches
 from sm121.compilation.jit import FlashInferModules, JitModule
 from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
-from sm121.engines import preflight
+from sm121.engines import preflight, registry
 
 _LINE_EVERY_S = 10.0
 _POLL_S = 0.5
@@ -35,21 +35,32 @@ class Warmth:
     modules: FlashInferModules
     needed: tuple[JitModule, ...]
     missing: tuple[JitModule, ...]
+    #: Of the architecture: names of its machine code, and its compute capability.
+    codes: tuple[str, ...]
+    number: int
 
     @classmethod
     def of(
-        cls, profile: Profile, python: str, variables: Mapping[str, str], names: Sequence[str] = ()
+        cls,
+        profile: Profile,
+        python: str,
+        variables: Mapping[str, str],
+        names: Sequence[str] = (),
+        configuration: str | None = None,
     ) -> Warmth:
-        """Of a profile's configurations: the one under test and the baseline.
+        """Of a profile's configurations, as they are in the engine's release: the one under test
+        and the baseline.
 
         Args:
             profile: its arguments and its architecture decide.
             python: the interpreter of the engine.
             variables: of its environment, beside those of this process and of the profile.
             names: only these of the modules.
+            configuration: the one under test (default: the profile's).
 
         Raises:
-            UsageError: the profile's engine compiles nothing, or a name is not known.
+            UsageError: the profile's engine compiles nothing, the interpreter has no such engine,
+                or a name is not known.
             sm121.core.interpreter.NoAnswer: the interpreter does not answer.
         """
         known = {item.name: item for item in preflight.load_preflight().architecture}
@@ -65,9 +76,11 @@ class Warmth:
             **profile.engine.environment,
             **variables,
         }
+        version = registry.engine(profile.engine.name).check_interpreter(python, environment)
+        chosen = profile.judging(configuration, version)
         lists = [
-            (*profile.engine.arguments, *profile.configurations[name].arguments)
-            for name in (profile.under_test, profile.baseline)
+            (*chosen.engine.arguments, *chosen.configurations[name].arguments)
+            for name in (chosen.under_test, chosen.baseline)
         ]
         needs = profile.engine.needs
         by_name = {module.name: module for given in lists for module in jit.needed(needs, given)}
@@ -75,8 +88,9 @@ class Warmth:
             raise UsageError(f"module {strange[0]}: expected one of {', '.join(by_name)}")
         wanted = [by_name[name] for name in names or by_name]
         modules = FlashInferModules.of(python, environment)
-        missing = modules.missing(wanted, architecture.codes, architecture.number)
-        return cls(python, environment, modules, tuple(wanted), tuple(missing))
+        codes, number = architecture.codes, architecture.number
+        missing = modules.missing(wanted, codes, number)
+        return cls(python, environment, modules, tuple(wanted), tuple(missing), codes, number)
 
     def jobs(self, module: JitModule) -> str:
         """How many compile jobs at a time: what the environment says, else what fits without a
@@ -94,8 +108,12 @@ class Warmth:
             )
         if not self.modules.installed:
             return f"{self.python} has no flashinfer-python"
-        bound = jit.bound([module], self.environment)
-        return None if bound.jobs else f"{bound}; stop what holds memory"
+        bound, given = jit.bound([module], self.environment), self.environment.get("MAX_JOBS")
+        if not bound.jobs:
+            return f"{bound}; stop what holds memory"
+        if given and not (given.isdecimal() and 0 < int(given) <= bound.jobs):
+            return f"MAX_JOBS={given}, {bound.jobs} fit: give --engine-env MAX_JOBS={bound.jobs}"
+        return None
 
     def build(self, module: JitModule, say: Callable[[str], None]) -> str | None:
         """Compile a module into FlashInfer's cache.
@@ -142,4 +160,6 @@ class Warmth:
         if process.returncode != 0:
             return "\n    ".join([f"status {process.returncode}", *lines[-_LINES:]])
         library = Path(json.loads(lines[-1])["library"])
-        return None if library.is_file() else f"{library} was not made"
+        if self.modules.missing([module], self.codes, self.number):
+            return f"required: {module.module} for {', '.join(self.codes)}; seen: {library}"
+        return None
