@@ -11,19 +11,23 @@ from pathlib import Path
 
 import pytest
 
+from sm121.compilation import jit
+from sm121.compilation.jit import FlashInferModules
 from sm121.core import profile
 from sm121.core.data_file import DataFileError, parse
 from sm121.core.errors import UsageError
-from sm121.core.profile import FULL, Costs, Gate, Profile
+from sm121.core.profile import FULL, Costs, Gate, Needs, Profile
 from sm121.core.verdict import Verdict
 from sm121.measure import comparison, gate, machine
 from sm121.measure.plan import Plan
-from sm121.plugin import selection
+from sm121.plugin import planning, selection
 from sm121.run import verdict_file
 from sm121.run.fingerprint import Fingerprint
 from sm121.run.verdict_file import EngineReport, TestReport, VerdictFile
 from sm121.session import forecast
 from sm121.session.forecast import Check, Timed
+from sm121.session.settings import Settings
+from sm121.session.target import Target
 
 TESTS = Path(__file__).parents[1] / "tests"
 CPU = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
@@ -315,6 +319,39 @@ def test_a_run_says_at_its_head_what_it_asks_and_how_long_that_takes(run_pytest,
     _, run = run_pytest(*attached, *scenario, environment=samples)
     head = re.search(r"^plan full: (\d+) checks \(.*\), about \d+ \w+ \(0 of \1", run.output, re.M)
     assert head, run.output
+
+
+def facts_of_a_start(tmp_path, **needs) -> list[str]:
+    own = profile.load("cpu-tiny-gpt-oss")
+    engine = own.engine.model_copy(update={"needs": Needs(**needs)})
+    own = own.model_copy(update={"engine": engine})
+    chosen = Target("cpu", asked=False, evidence="", profile=own, obstacle=None)
+    return [*planning._start(Settings(profile=own, report_dir=tmp_path), chosen)]
+
+
+def test_a_plan_says_what_stands_against_a_start(tmp_path):
+    assert facts_of_a_start(tmp_path, memory_gib=0.01) == []
+    (line,) = facts_of_a_start(tmp_path, memory_gib=1e6)
+    assert re.match(r"start: error: .*GiB", line), line
+
+
+def test_a_plan_says_whether_the_caches_are_warm(tmp_path, monkeypatch):
+    """The same modules, asked of GB10: none is built, then each."""
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path))
+    monkeypatch.setattr(FlashInferModules, "of", lambda *_: FlashInferModules("0.7", cache))
+    cache = tmp_path / ".cache" / "flashinfer"
+    own = profile.load("sm121-gpt-oss-120b")
+    chosen = Target("sm121", asked=False, evidence="", profile=own, obstacle=None)
+    settings = Settings(profile=own, report_dir=tmp_path)
+    cold = [line for line in planning._start(settings, chosen) if "JIT cache" in line]
+    assert len(cold) == 1 and "is cold" in cold[0]
+    arguments = (*own.engine.arguments, *own.configurations[own.under_test].arguments)
+    for module in jit.needed(own.engine.needs, arguments):
+        built = cache / "0.7" / "121a" / "cached_ops" / module.module.replace("*", "x") / "m.so"
+        built.parent.mkdir(parents=True)
+        built.touch()
+    warm = [line for line in planning._start(settings, chosen) if "JIT cache" in line]
+    assert warm == [f"start: the JIT cache in {cache} is warm"]
 
 
 def test_what_plan_is_refused_is_said_in_pytest_s_words(capsys):

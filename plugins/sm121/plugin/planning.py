@@ -6,14 +6,18 @@ what would not run with the reason, and each plan of the profile with its minute
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 import pytest
 
-from sm121.core import architecture
+from sm121.compilation.jit import FlashInferModules
+from sm121.core import architecture, interpreter
+from sm121.core.configuration import environment_items
 from sm121.core.errors import UsageError
 from sm121.core.profile import FULL, LEVELS, Profile
+from sm121.engines import preflight
 from sm121.matrix import outlook
 from sm121.matrix.cost import duration
 from sm121.measure import machine
@@ -184,5 +188,34 @@ def _engine(settings: Settings, chosen: Target) -> Iterable[str]:
     yield f"engine: {settings.engine} {version} of {settings.engine_python}, model {model}"
 
 
+def _start(settings: Settings, chosen: Target) -> Iterable[str]:
+    """What stands against a start of the configuration under test, and whether its caches are
+    warm."""
+    own = chosen.profile
+    if own is None or chosen.obstacle is not None or settings.base_url is not None:
+        return
+    under_test = own.configurations[own.under_test]
+    layers = (own.engine.environment, under_test.environment, dict(settings.engine_environment))
+    environment = {**os.environ, **dict(environment_items(*layers))}
+    needs, modules = own.engine.needs, None
+    if needs.jit_modules:
+        try:
+            modules = FlashInferModules.of(settings.engine_python, environment)
+        except interpreter.NoAnswer as error:
+            yield f"start: {error}"
+            return
+    found = preflight.inspect(
+        chosen.arch,
+        (*own.engine.arguments, *under_test.arguments, *settings.engine_arguments),
+        environment,
+        needs=needs,
+        directory=settings.report_dir,
+        modules=modules,
+    )
+    yield from (f"start: {item.severity}: {item.message}. {item.remedy}" for item in found)
+    if modules is not None and not any(item.check == "jit_cache" for item in found):
+        yield f"start: the JIT cache in {modules.folder} is warm"
+
+
 #: What `sm121 plan` says before the plans, in this order.
-_FACTS: tuple[Fact, ...] = (_machine, _engine)
+_FACTS: tuple[Fact, ...] = (_machine, _engine, _start)
