@@ -335,6 +335,20 @@ def test_a_plan_says_what_stands_against_a_start(tmp_path):
     assert re.match(r"start: error: .*GiB", line), line
 
 
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        ("0.24.0", "path that is asked for: attention TRITON_ATTN, moe MARLIN"),
+        ("0.32.0", "path that is asked for: attention FLASHINFER or TRITON_ATTN, moe MARLIN, KV"),
+    ],
+)
+def test_a_plan_says_the_path_that_a_release_is_asked_for(version, said):
+    own = profile.load("sm121-gpt-oss-120b").judging(None, version)
+    chosen = Target("sm121", asked=False, evidence="", profile=own, obstacle="elsewhere")
+    (line,) = planning._path(Settings(profile=own), chosen)
+    assert line.startswith(said)
+
+
 def test_a_plan_says_whether_the_caches_are_warm(tmp_path, monkeypatch):
     """The same modules, asked of GB10: none is built, then each."""
     monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path))

@@ -188,6 +188,17 @@ def _engine(settings: Settings, chosen: Target) -> Iterable[str]:
     yield f"engine: {settings.engine} {version} of {settings.engine_python}, model {model}"
 
 
+def _path(settings: Settings, chosen: Target) -> Iterable[str]:
+    """What the release will choose, as far as the profile knows it."""
+    own = chosen.profile
+    if own is None or settings.base_url is not None:
+        return
+    asked = own.path_of(own.under_test)
+    known = {"attention": asked.attention, "moe": asked.moe, "KV layout": asked.kv_layout}
+    if parts := [f"{name} {' or '.join(values)}" for name, values in known.items() if values]:
+        yield f"path that is asked for: {', '.join(parts)}"
+
+
 def _start(settings: Settings, chosen: Target) -> Iterable[str]:
     """What stands against a start of the configuration under test, and whether its caches are
     warm."""
@@ -218,4 +229,4 @@ def _start(settings: Settings, chosen: Target) -> Iterable[str]:
 
 
 #: What `sm121 plan` says before the plans, in this order.
-_FACTS: tuple[Fact, ...] = (_machine, _engine, _start)
+_FACTS: tuple[Fact, ...] = (_machine, _engine, _path, _start)
