@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 #: What is above this line is written by hand.
-MARK = "<!-- Below: made by `sm121 reference docs` with `sm121 plan`; do not edit it by hand. -->"
+MARK = "<!-- Made by `sm121 reference docs` from here on; do not edit it by hand. -->"
 _PLAN = [sys.executable, "-m", "sm121", "plan", "--profile", "sm121-gpt-oss-120b"]
 
 
