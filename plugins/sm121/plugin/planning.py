@@ -15,7 +15,6 @@ import pytest
 from sm121.compilation.jit import FlashInferModules
 from sm121.core import architecture, interpreter
 from sm121.core.configuration import environment_items
-from sm121.core.errors import UsageError
 from sm121.core.profile import FULL, LEVELS, Profile
 from sm121.engines import preflight
 from sm121.matrix import outlook
@@ -25,7 +24,7 @@ from sm121.measure.plan import Plan
 from sm121.plugin import matrix, selection
 from sm121.plugin.selection import WHY_NOT
 from sm121.plugin.stash import ID, LEVEL, SETTINGS
-from sm121.session import forecast, target
+from sm121.session import forecast
 from sm121.session.forecast import Check, Forecast, Timed
 from sm121.session.settings import Settings
 from sm121.session.target import Target
@@ -179,11 +178,7 @@ def _engine(settings: Settings, chosen: Target) -> Iterable[str]:
     if settings.base_url is not None:
         yield f"engine: attached at {settings.base_url}"
         return
-    try:
-        version = target.engine_version(settings, own) or "(version unknown)"
-    except UsageError as error:
-        yield f"engine: none: {error}"
-        return
+    version = chosen.version or "(version unknown)"
     model = settings.model or own.model.id
     yield f"engine: {settings.engine} {version} of {settings.engine_python}, model {model}"
 
