@@ -51,9 +51,18 @@ def reading(**fields) -> Reading:
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"bandwidth_gb_s": 150.0}, "memory bandwidth: required 218 GB/s"),
-        ({"sm_clock_mhz": 799, "power_w": 19.5}, "SM clock under load: required 1200 MHz"),
-        ({"matrix_tflop_s": 36.5}, "matrix rate: required 60 TFLOP/s"),
+        ({"bandwidth_gb_s": 150.0}, "memory bandwidth: required 200 GB/s"),
+        ({"sm_clock_mhz": 799, "power_w": 19.5}, "SM clock under load: required 2050 MHz"),
+        ({"matrix_tflop_s": 36.5}, "matrix rate: required 70 TFLOP/s"),
+        ({"bandwidth_gb_s": 70.0}, "memory bandwidth: required 200 GB/s"),
+        # A mild cap at 100 W, by each thing that may tell it.
+        ({"matrix_tflop_s": 60.0}, "matrix rate: required 70 TFLOP/s"),
+        ({"sm_clock_mhz": 1900}, "SM clock under load: required 2050 MHz"),
+        (
+            {"power_limit_w": 100.0, "power_limit_default_w": 140.0},
+            "the GPU's power is limited: required its default of 140 W, seen 100 W",
+        ),
+        ({"power_capped": 0.95, "power_w": 74.0}, "seen in 95% of the samples at 74 W"),
         ({"bandwidth_spread": 0.4}, "memory bandwidth is unsteady"),
         ({"matrix_spread": 0.4}, "matrix rate is unsteady"),
         ({"throttled": True}, "clocks are throttled"),
@@ -86,6 +95,72 @@ def test_a_healthy_box_is_qualified_also_where_nvml_says_nothing():
     assert box.judge(GB10, reading(), reading())[0] is BoxState.QUALIFIED
     silent = reading(sm_clock_mhz=None, power_w=None, temperature_c=None, throttled=None)
     assert box.judge(GB10, silent)[0] is BoxState.QUALIFIED
+
+
+@pytest.mark.parametrize(
+    "published",
+    [
+        # One of eight nodes: p10, least, median; and medians of another (tonyd2wild#1).
+        {"bandwidth_gb_s": 208.8, "matrix_tflop_s": 75.2, "sm_clock_mhz": 2184},
+        {"bandwidth_gb_s": 206.5, "matrix_tflop_s": 75.4, "sm_clock_mhz": 2190},
+        {"bandwidth_gb_s": 218.5, "matrix_tflop_s": 78.8, "sm_clock_mhz": 2184},
+        {"bandwidth_gb_s": 230.0, "matrix_tflop_s": 76.9, "sm_clock_mhz": 2190},
+        # After it was stuck, and hours later (trap 124).
+        {"matrix_tflop_s": 91.6, "sm_clock_mhz": 2281, "power_w": 92.5},
+        {"matrix_tflop_s": 91.5, "sm_clock_mhz": 2385, "power_capped": 0.1},
+        {"power_limit_w": 140.0, "power_limit_default_w": 140.0, "power_capped": 0.0},
+    ],
+)
+def test_healthy_gb10s_are_qualified(published):
+    state, reason = box.judge(GB10, reading(**published), reading(**published))
+    assert state is BoxState.QUALIFIED, reason
+
+
+def test_a_gpu_that_runs_at_its_power_limit_is_healthy():
+    """GPUs of data centres reach theirs under any matrix load; their profiles say nothing else."""
+    hopper = profile.load("sm90-tiny-gpt-oss").box
+    state, reason = box.judge(hopper, reading(power_capped=1.0, power_limit_w=700.0))
+    assert state is BoxState.QUALIFIED, reason
+
+
+def test_a_power_cap_is_read_under_load(monkeypatch):
+    """From NVML while matrices are multiplied; what a GB10 answers with N/A is null."""
+    import pynvml
+
+    clocks = iter([2400, 1900, 1890, 1910, 1905])
+    known = {"EnforcedPowerLimit": 100_000, "PowerManagementDefaultLimit": 140_000}
+
+    def driver(**limits):
+        def not_supported(*_arguments):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+        answers = {
+            "ClockInfo": lambda *_: next(clocks),
+            "PowerUsage": lambda _handle: 74_000,
+            "CurrentClocksThrottleReasons": lambda _handle: (
+                pynvml.nvmlClocksThrottleReasonSwPowerCap
+            ),
+            "Temperature": lambda *_: 61,
+            **{name: (lambda _handle, name=name: limits.get(name)) for name in known},
+        }
+        if not limits:
+            answers |= dict.fromkeys([*known, "CurrentClocksThrottleReasons"], not_supported)
+        for name in ("nvmlInit", "nvmlShutdown"):
+            monkeypatch.setattr(pynvml, name, lambda: None)
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
+        for name, answer in answers.items():
+            monkeypatch.setattr(pynvml, f"nvmlDeviceGet{name}", answer)
+        left = iter([True] * (5 if limits else 1) + [False])
+        return box._nvml_while(lambda: next(left), 0)
+
+    seen = driver(**known)
+    assert seen["sm_clock_mhz"] == 1905, "the first sample is before the cap acts"
+    assert (seen["power_limit_w"], seen["power_limit_default_w"]) == (100.0, 140.0)
+    assert seen["power_capped"] == 1.0 and seen["throttled"] is False
+    clocks = iter([2400])
+    silent = driver()
+    assert (silent["power_limit_w"], silent["power_capped"]) == (None, None)
+    assert silent["sm_clock_mhz"] == 2400
 
 
 def test_what_was_not_measured_is_unknown():

@@ -408,6 +408,9 @@ class Box(DataTable):
     #: Of the SM clock under load.
     sm_clock_mhz: Sourced | None = None
     memory_available_gib: Sourced | None = None
+    #: Whether a healthy one reaches its power limit under load, as GPUs of data centres do. Where
+    #: it does not, a cap is a defect.
+    runs_at_its_power_limit: bool = True
     #: (third quartile - first quartile) / median of repeated readings.
     max_spread: Annotated[float, Field(gt=0)] = 0.25
     #: Between the readings before and after the measurements.

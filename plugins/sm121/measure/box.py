@@ -42,6 +42,8 @@ _CPU_BUFFER_AT_MOST = 256 << 20
 _LOADED_S = 1.0
 _WATCHED_S = 2.0
 _CHILD_WITHIN_S = 120.0
+#: Of the samples under load. A cap that acts for a moment, as the load begins, costs nothing.
+_MOSTLY = 0.5
 
 
 class BoxState(StrEnum):
@@ -65,11 +67,16 @@ class Device(Record):
     matrix_spread: float
     matrix_method: str
     sm_clock_mhz: int | None = None
-    """The largest that was seen under load."""
+    """The median under load."""
     power_w: float | None = None
     temperature_c: int | None = None
     throttled: bool | None = None
-    """Some reason other than idleness or a power cap of the application."""
+    """Some reason other than idleness or a power cap."""
+    power_capped: float | None = None
+    """Share of the samples under load in which a power cap slowed the clocks."""
+    power_limit_w: float | None = None
+    """The limit in force."""
+    power_limit_default_w: float | None = None
 
 
 class Reading(Record):
@@ -235,6 +242,8 @@ def _defects(reference: Box, reading: Reading, *, load: bool) -> list[str]:
                 )
         if device.throttled:
             found.append("the GPU's clocks are throttled")
+        if not reference.runs_at_its_power_limit:
+            found += _power_cap(device)
     for what, value, least, unit in required:
         if value is not None and least is not None and value < least.value:
             found.append(
@@ -248,6 +257,19 @@ def _defects(reference: Box, reading: Reading, *, load: bool) -> list[str]:
         )
     if reading.gpu_others:
         found.append(f"others are on the GPU: processes {reading.gpu_others}")
+    return found
+
+
+def _power_cap(device: Device) -> list[str]:
+    found = []
+    limit, default = device.power_limit_w, device.power_limit_default_w
+    if limit is not None and default is not None and limit < default:
+        found.append(f"the GPU's power is limited: required its default of {default:g} W, seen "
+                     f"{limit:g} W")  # fmt: skip
+    if device.power_capped is not None and device.power_capped > _MOSTLY:
+        seen = f" at {device.power_w:g} W" if device.power_w is not None else ""
+        found.append(f"a power cap slows the GPU: required no such throttle reason under load, "
+                     f"seen in {device.power_capped:.0%} of the samples{seen}")  # fmt: skip
     return found
 
 
@@ -324,10 +346,13 @@ def _nvml(index: int) -> Iterator[Callable[..., Any] | None]:
         pynvml.nvmlShutdown()
 
 
+_LIMITS = ("EnforcedPowerLimit", "PowerManagementDefaultLimit")
+
+
 def _nvml_while(working: Callable[[], bool], index: int) -> dict[str, Any]:
     import pynvml
 
-    clocks, watts = [], []
+    clocks, watts, capped = [], [], []
     throttled: bool | None = None
     harmful = 0
     for reason in ("HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown"):
@@ -341,14 +366,21 @@ def _nvml_while(working: Callable[[], bool], index: int) -> dict[str, Any]:
             reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
             if reasons is not None:
                 throttled = bool(throttled) or bool(reasons & harmful)
+                capped.append(bool(reasons & pynvml.nvmlClocksThrottleReasonSwPowerCap))
             time.sleep(0.05)
         temperature = ask("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU)
+        limits = [ask(f"nvmlDeviceGet{name}") for name in _LIMITS]
     power = max(watts, default=0)
+    known = [clock for clock in clocks if clock]
+    in_force, default = (round(each / 1000, 1) if each else None for each in limits)
     return {
-        "sm_clock_mhz": max(clocks, default=0) or None,
+        "sm_clock_mhz": int(np.median(known)) if known else None,
         "power_w": round(power / 1000, 1) if power else None,
         "temperature_c": temperature,
         "throttled": throttled,
+        "power_capped": round(sum(capped) / len(capped), 2) if capped else None,
+        "power_limit_w": in_force,
+        "power_limit_default_w": default,
     }
 
 
