@@ -168,6 +168,14 @@ class Judge:
         if address not in self.well:
             self.well[address] = healthy(self.api)
         seen, problem = judge(self.api, case, self.well[address])
+        for own in self.api.capabilities.deviations(case.id):
+            if problem is None or problem.kind != own.kind:
+                known = self.api.capabilities
+                self.remark(
+                    f"{case.id}: {own.kind} is known of {known.file.title} {own.versions}, and "
+                    f"{known.version} does not show it: close the range in fixtures/engines/"
+                    f"{known.file.name}.toml"
+                )
         if problem is not None and problem.fails:
             raise AssertionError(f"{case.id} ({case.tier}: {case.why}): {problem.text}")
         if problem is not None:

@@ -92,7 +92,8 @@ class RecognisedBy(DataTable):
 
 class Deviation(DataTable):
     """A case of ``fixtures/api`` in which these versions do not do what is specified. It is
-    recorded as a note, not failed; a newer version is held to the specification again."""
+    recorded as a note, not failed. The range is open at its new end until a version is seen that
+    does as specified."""
 
     case: str = Field(min_length=1)
     kind: Literal["served", "refused", "no_error_object", "wrong_status", "special_token"]
@@ -177,15 +178,21 @@ class Capabilities:
 
     def deviation(self, case: str, kind: str) -> Deviation | None:
         """The known deviation of this version in a case, if there is one of that kind."""
+        return next((own for own in self.deviations(case) if own.kind == kind), None)
+
+    def deviations(self, case: str) -> list[Deviation]:
+        """The known deviations of this version in a case. An unknown version has none: they were
+        seen in known ones."""
         version = self.version
         if version is not None and release(version) is None:
             version = self.file.newest
-        for own in self.file.deviations:
-            # An unknown version is not excused: the deviation was seen in known ones.
-            known = version is not None and within(version, own.versions)
-            if known and own.case == case and own.kind == kind:
-                return own
-        return None
+        if version is None:
+            return []
+        return [
+            own
+            for own in self.file.deviations
+            if own.case == case and within(version, own.versions)
+        ]
 
 
 #: Capabilities that are each asked for by a parameter of that name.
