@@ -9,10 +9,15 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 FLASHINFER_SOURCES := flashinfer-python==0.7.2.post1 'apache-tvm-ffi>=0.1.11,<0.2'
 # Tests that measure time: one at a time, with nothing beside them.
 TIMED := $(foreach name,ab benchmark_bridge box kernel_benchmark matrix_faults measuring_gate measuring_traps regression,meta_tests/test_$(name).py)
+# For which machines and Pythons `make wheelhouse` gathers wheels; 2.35 is the C library of Ubuntu 22.04.
+WHEELHOUSE ?= wheelhouse
+MACHINES ?= aarch64 x86_64
+PYTHONS ?= $(sort 3.12 $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'))
+GLIBC := $(shell seq 17 35)
 REPORT ?= conformance-report
 PYTEST_ARGS ?=
 
-.PHONY: conformance test lint env canary catalogues reference choices docs clean help
+.PHONY: conformance test lint env canary catalogues reference choices docs wheelhouse clean help
 
 help: ## the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -69,5 +74,18 @@ catalogues: canary ## what takes longer than `make test` allows: every table in 
 choices: $(VENV)/.installed ## what each release of vLLM chooses on a GB10: fetches them all, 20 minutes
 	$(PY) -m tools.choices --flashinfer 0.6.15.post1
 
+# pip decides by the markers of the Python that asks; the platforms are those of the target.
+wheelhouse: ## every wheel for an offline installation, in WHEELHOUSE, for MACHINES and PYTHONS
+	rm -rf $(WHEELHOUSE) build/lib build/bdist.*
+	$(PYTHON) -m pip wheel -q --no-deps -w $(WHEELHOUSE) .
+	@set -e; for machine in $(MACHINES); do for python in $(PYTHONS); do \
+	  echo "== wheels for $$machine, Python $$python"; \
+	  $(PYTHON) -m pip download -q --progress-bar off --dest $(WHEELHOUSE) --only-binary=:all: \
+	    --implementation cp --python-version $$python --platform manylinux2014_$$machine \
+	    $(foreach glibc,$(GLIBC),--platform manylinux_2_$(glibc)_$$machine) \
+	    $(WHEELHOUSE)/sm121_conformance-*.whl 'setuptools>=70.1'; \
+	done; done
+	@du -sh $(WHEELHOUSE)
+
 clean: ## remove what was made here
-	rm -rf $(VENV) .cache conformance-report* build *.egg-info
+	rm -rf $(VENV) .cache conformance-report* $(WHEELHOUSE) build *.egg-info

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -22,6 +23,12 @@ ENGINE = {
     "numpy": "1.26.4",
     "scipy": "1.13.1",
 }
+OFFLINE = ("install", "--no-index", "--find-links")
+NO_NETWORK = {
+    "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+    "PIP_CONFIG_FILE": os.devnull,
+    "PIP_FIND_LINKS": "",
+}
 
 
 def stub(folder: Path, name: str, version: str) -> Path:
@@ -35,8 +42,8 @@ def stub(folder: Path, name: str, version: str) -> Path:
     return project
 
 
-def pip(python: Path, *arguments: str) -> str:
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+def pip(python: Path, *arguments: str, **variables: str) -> str:
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | variables
     done = subprocess.run(
         [python, "-m", "pip", "--disable-pip-version-check", *arguments],
         capture_output=True,
@@ -50,6 +57,13 @@ def pip(python: Path, *arguments: str) -> str:
 def freeze(python: Path) -> dict[str, str]:
     lines = [line for line in pip(python, "freeze").splitlines() if "sm121" not in line]
     return {line.split("==")[0].split(" @ ")[0].lower(): line for line in lines}
+
+
+def copy_of_the_sources(folder: Path) -> Path:
+    aside = shutil.ignore_patterns(
+        ".*", "build", "conformance-report*", "wheelhouse", "*.egg-info", "__pycache__"
+    )
+    return Path(shutil.copytree(ROOT, folder / "source", ignore=aside))
 
 
 def test_editable_install_changes_nothing_of_the_engine(tmp_path):
@@ -75,9 +89,8 @@ def test_editable_install_changes_nothing_of_the_engine(tmp_path):
 
 
 def test_a_wheel_has_the_data(tmp_path):
-    aside = shutil.ignore_patterns(".*", "build", "conformance-report*", "*.egg-info")
-    shutil.copytree(ROOT, tmp_path / "source", ignore=aside)
-    pip(Path(sys.executable), "wheel", "--no-deps", "-w", str(tmp_path), str(tmp_path / "source"))
+    source = copy_of_the_sources(tmp_path)
+    pip(Path(sys.executable), "wheel", "--no-deps", "-w", str(tmp_path), str(source))
     (wheel,) = tmp_path.glob("*.whl")
     listing = subprocess.run(
         [sys.executable, "-m", "zipfile", "-l", wheel], capture_output=True, text=True, check=True
@@ -102,6 +115,8 @@ def test_a_wheel_has_the_data(tmp_path):
         "sm121/engines/in_engine/sm121_probe.py",
         "sm121/fixtures/kernels/tolerances.toml",
         "sm121/py.typed",
+        "sm121/fixtures/run.ini",
+        *(f"sm121/tests/{file.name}" for file in (ROOT / "tests").glob("*.py")),
     ):
         assert name in listing, f"required in the wheel: {name}"
 
@@ -111,4 +126,90 @@ def test_a_wheel_has_every_package():
     named = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     folders = [file.parent for file in (ROOT / "plugins" / "sm121").rglob("__init__.py")]
     found = {".".join(folder.relative_to(ROOT / "plugins").parts) for folder in folders}
-    assert found | {"sm121.fixtures"} == set(named)
+    assert found | {"sm121.fixtures", "sm121.tests"} == set(named)
+
+
+@pytest.fixture(scope="module")
+def wheelhouse(tmp_path_factory):
+    """What `make wheelhouse` gathers for this machine and this Python."""
+    folder = tmp_path_factory.mktemp("offline")
+    machine, python = os.uname().machine, f"{sys.version_info.major}.{sys.version_info.minor}"
+    subprocess.run(
+        ["make", "wheelhouse", f"PYTHON={sys.executable}", f"WHEELHOUSE={folder / 'wheels'}",
+         f"MACHINES={machine}", f"PYTHONS={python}"],
+        cwd=copy_of_the_sources(folder), check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    return folder / "wheels"
+
+
+@pytest.fixture(scope="module")
+def offline(wheelhouse, tmp_path_factory):
+    """An environment with the wheel and what it requires, installed without a network."""
+    environment = tmp_path_factory.mktemp("environment") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+    python = environment / "bin" / "python"
+    pip(python, *OFFLINE, str(wheelhouse), "sm121-conformance", **NO_NETWORK)
+    return environment / "bin"
+
+
+def sm121_run(binaries: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "PYTHONPATH"))}
+    return subprocess.run(
+        [binaries / "sm121", "run", *arguments],
+        capture_output=True, text=True, cwd=folder, env=kept, timeout=240,
+    )  # fmt: skip
+
+
+def collected(said: str) -> list[str]:
+    return [line for line in said.splitlines() if line.startswith("tests/") and "::" in line]
+
+
+def test_the_wheel_selects_what_a_clone_selects(offline, tmp_path):
+    """The same tests under the same ids: the inventory of a certificate names them so."""
+    asked = ["--collect-only", "-q", "-m", "sm121", "--matrix=none"]
+    here = sm121_run(offline, tmp_path, *asked)
+    clone = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *asked],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert here.returncode == 0, here.stdout[-3000:] + here.stderr
+    assert collected(here.stdout) and collected(here.stdout) == collected(clone.stdout)
+    assert not list(offline.parent.rglob(".pytest_cache")), "a run writes where it was started"
+
+
+def test_the_wheel_judges_a_server_from_an_empty_folder(offline, tmp_path, fault_server):
+    """`sm121 run` needs no clone, and a broken server is found by it too."""
+    server = fault_server()
+    ends_no_chat = ("--deselect", "tests/test_smoke.py::test_one_chat")
+    for left_out, verdict, status in ((ends_no_chat, "PASS", 0), ((), "FAIL", 1)):
+        folder = tmp_path / verdict
+        folder.mkdir()
+        done = sm121_run(
+            offline, folder, "tests/test_smoke.py", "--arch", "cpu", "--beside-others",
+            *("--base-url", server.base_url, "--api-key", server.key), *left_out,
+        )  # fmt: skip
+        assert done.returncode == status, done.stdout[-3000:] + done.stderr
+        found = json.loads((folder / "conformance-report" / "verdict.json").read_text())
+        assert found["verdict"] == verdict
+        assert "tests/test_smoke.py::test_health" in {test["id"] for test in found["tests"]}
+    again = "run again: sm121 run tests/test_smoke.py::test_one_chat --arch cpu --beside-others"
+    assert again in done.stdout, done.stdout[-3000:]
+
+
+def test_the_wheel_takes_a_certificate_seriously(offline, tmp_path):
+    """What `sm121 run` says of itself is no reason to refuse; what changes the tests is."""
+    to_a_server = ("--certify", "--arch", "cpu", "--base-url", "http://127.0.0.1:9")
+    said = sm121_run(offline, tmp_path, *to_a_server, "tests/test_smoke.py")
+    assert said.returncode == 4 and "--certify with paths or node ids" in said.stderr, said.stderr
+    said = sm121_run(offline, tmp_path, *to_a_server)
+    assert "--certify" not in said.stderr, said.stderr
+    assert "expected an OpenAI-compatible server" in said.stderr, said.stdout + said.stderr
+
+
+def test_a_clone_is_installed_without_a_network(wheelhouse, offline, tmp_path):
+    """Build isolation finds setuptools in the wheelhouse."""
+    source = copy_of_the_sources(tmp_path)
+    python = offline / "python"
+    pip(python, *OFFLINE, str(wheelhouse), "--no-deps", "-e", str(source), **NO_NETWORK)
+    done = sm121_run(offline, tmp_path, "--collect-only", "-q", "tests/test_smoke.py", "-m", "cpu")
+    assert collected(done.stdout), done.stdout + done.stderr

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import importlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from types import ModuleType
 from typing import Any, NoReturn, TypeAlias
 
 from sm121 import __version__
-from sm121.core import data_file, profile
+from sm121.core import data_file, own_tests, profile
 from sm121.core.arguments import Argument
 from sm121.core.data_file import DataTable
 from sm121.core.errors import OptionError, Sm121Error, UsageError
@@ -59,7 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"sm121 {given[0]}: needs a checkout of the suite, see tools/ there", file=sys.stderr)
         return _EXIT_USAGE
     try:
-        options = parser().parse_args(given)
+        # What follows `run` is pytest's.
+        options = parser().parse_args(given[:1] if given[:1] == ["run"] else given)
+        options.words = given[1:]
     except _WrongArgumentsError as error:
         print(error, file=sys.stderr)
         return _EXIT_USAGE
@@ -108,6 +111,11 @@ def _tools_of_the_checkout() -> ModuleType | None:
     if str(checkout) not in sys.path:
         sys.path.insert(0, str(checkout))
     return importlib.import_module("tools.commands")
+
+
+def _run(options: argparse.Namespace) -> NoReturn:
+    words = own_tests.command(options.words, Path.cwd())
+    os.execv(words[0], words)  # noqa: S606 - pytest takes this process, and its signals
 
 
 def _canary(options: argparse.Namespace) -> int:
@@ -345,6 +353,7 @@ def progress(line: str) -> None:
 
 
 _COMMANDS: dict[str, Command] = {
+    "run": _run,
     "canary": _canary,
     "path": _path,
     "box": _box,

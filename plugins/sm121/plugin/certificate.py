@@ -17,9 +17,8 @@ from types import ModuleType
 import pytest
 from _pytest.config import builtin_plugins
 
-import sm121
 from sm121.checkpoint.identity import is_of_shape
-from sm121.core import architecture, data_file
+from sm121.core import architecture, data_file, own_tests
 from sm121.core.arguments import Argument, Effect
 from sm121.core.data_file import DataTable
 from sm121.core.errors import UsageError
@@ -79,6 +78,7 @@ def given(config: pytest.Config, own: Mapping[str, Argument]) -> list[Given]:
         actions.setdefault(action.dest, []).append(action.default)
         names.setdefault(action.dest, (action.option_strings or ["paths or node ids"])[-1])
     found = []
+    ours = [_own_paths(), *own_tests.words(config.invocation_params.dir)]
     for dest, value in sorted(vars(config.option).items()):
         defaults = actions.get(dest, [None])
         if dest == "benchmark_disable" and workers.is_parallel(config):
@@ -86,9 +86,15 @@ def given(config: pytest.Config, own: Mapping[str, Argument]) -> list[Given]:
         if value in ([], None, "") or any(_same(value, default) for default in defaults):
             continue
         for part in _parts(dest, value):
+            if part in ours:
+                continue  # as `sm121 run` says it
             effect = _effect(dest, part, own)
             found.append(Given(names.get(dest, dest), str(part), effect))
     return found
+
+
+def _own_paths() -> list[str]:
+    return [str(own_tests.folder() / "tests")]
 
 
 def _same(value: object, default: object) -> bool:
@@ -216,7 +222,8 @@ def _wrong_settings(config: pytest.Config) -> list[str]:
         if key not in allowed.ini
     ]
     paths = [str(path) for path in config.getini("testpaths")]
-    if config.args_source is not pytest.Config.ArgsSource.TESTPATHS or paths != ["tests"]:
+    from_testpaths = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    if config.args != _own_paths() and not (from_testpaths and paths == ["tests"]):
         seen = ", ".join(map(str, config.args))
         wrong.append(f"expected the tests of testpaths = tests, and no paths; seen: {seen}")
     strange = [
@@ -229,9 +236,9 @@ def _wrong_settings(config: pytest.Config) -> list[str]:
 
 def _wrong_checkout(root: Path) -> list[str]:
     """Other tests than those that belong to the package in use, or changed ones."""
-    own = Path(sm121.__file__).resolve().parents[2]
-    if (own / "tests" / "test_smoke.py").is_file() and root.resolve() != own:
-        return [f"the tests of {root}: expected those of {own}, whose package runs"]
+    own = own_tests.folder()
+    if root.resolve() != own:
+        return [f"the tests of {root}: expected those of {own}, whose package runs: sm121 run"]
     changed = environment.changed_files(root, _data().pytest.judges)
     if not changed:
         return []

@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from sm121.core import architecture, data_file, profile
+from sm121.core import architecture, data_file, own_tests, profile
 from sm121.core.arguments import Argument
 from sm121.core.data_file import DataTable
 from sm121.core.errors import UsageError
@@ -61,6 +61,25 @@ def add(parser: pytest.Parser) -> None:
         group.addoption(option.name, **given)
 
 
+def is_own_run(config: pytest.Config) -> bool:
+    """Whether ``sm121 run`` started pytest."""
+    return config.inipath == own_tests.settings()
+
+
+def name_own_tests(config: pytest.Config, arguments: list[str]) -> None:
+    """Name the suite's tests for ``sm121 run``: all where no path is given, and those that are
+    named as in a checkout. Both lists are changed in place, as pytest reads each."""
+    if not is_own_run(config):
+        return
+    paths: list[str] = config.known_args_namespace.file_or_dir
+    for path in paths:
+        arguments[arguments.index(path)] = own_tests.located(path)
+    paths[:] = [own_tests.located(path) for path in paths]
+    if not paths:
+        paths.append(str(own_tests.folder() / "tests"))
+        arguments.append(paths[0])
+
+
 def markers() -> list[str]:
     """All markers, as pytest shows them: for levels, for architectures, and the others."""
     return [
@@ -102,7 +121,7 @@ def read(config: pytest.Config) -> Settings:
     return settings.read(
         config.getoption,
         started_in=config.invocation_params.dir,
-        root=config.rootpath,
+        root=config.invocation_params.dir if is_own_run(config) else config.rootpath,
         worker=worker,
         given={each.name: each.value for each in given if each.effect in ("adds", "measures")},
     )

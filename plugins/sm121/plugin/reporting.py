@@ -9,7 +9,9 @@ import shlex
 
 import pytest
 
+from sm121.core import own_tests
 from sm121.core.printable import printable
+from sm121.plugin.options import is_own_run
 from sm121.plugin.stash import ID, LEVEL, STARTS
 from sm121.report import details
 from sm121.report.details import Details, FailureDetail
@@ -40,7 +42,7 @@ _WITHOUT_A_SERVER = frozenset({"kernels", "compilation"})
 def begun(config: pytest.Config, session: Session, items: list[pytest.Item]) -> Details:
     """Note what is known before the first test: the command, and what each test requires."""
     return Details(
-        command=_line(session, _arguments(config)),
+        command=_line(session, config, _arguments(config)),
         requirements={
             item.nodeid: text
             for item in items
@@ -71,7 +73,9 @@ def note_failure(
             },
             location=f"{file}:{line + 1}" if line is not None else file,
             logs=_logs(session, item),
-            reproduce=_line(session, [_named_from_here(item), *_repeated(item.config)]),
+            reproduce=_line(
+                session, item.config, [_named_from_here(item), *_repeated(item.config)]
+            ),
         )
     )
     details.write(known, session.directory)
@@ -93,6 +97,8 @@ def redact(session: Session, report: pytest.TestReport) -> None:
 def _named_from_here(item: pytest.Item) -> str:
     """The test's name for the folder in which pytest was started. Its id is relative to pytest's
     root directory, which can be another folder."""
+    if is_own_run(item.config):
+        return item.stash[ID]
     _, separator, name = item.stash[ID].partition("::")
     file = os.path.relpath(item.path, item.config.invocation_params.dir)
     return f"{file}{separator}{name}"
@@ -110,7 +116,8 @@ def _logs(session: Session, item: pytest.Item) -> list[str]:
 
 
 def _arguments(config: pytest.Config) -> list[str]:
-    return [str(argument) for argument in config.invocation_params.args]
+    arguments = [str(argument) for argument in config.invocation_params.args]
+    return own_tests.given(arguments) if is_own_run(config) else arguments
 
 
 def _repeated(config: pytest.Config) -> list[str]:
@@ -126,7 +133,7 @@ def _repeated(config: pytest.Config) -> list[str]:
             skip = 0 if separator else _NOT_REPEATED[name]
         elif _is_short(argument) and argument[:2] in _NOT_REPEATED:
             continue  # -n2, -vv
-        elif argument not in positional:
+        elif own_tests.located(argument) not in positional:
             kept.append(argument)
     return kept
 
@@ -135,5 +142,6 @@ def _is_short(argument: str) -> bool:
     return argument.startswith("-") and not argument.startswith("--") and len(argument) > 2
 
 
-def _line(session: Session, arguments: list[str]) -> str:
-    return printable(session.redact(shlex.join(["python", "-m", "pytest", *arguments])))
+def _line(session: Session, config: pytest.Config, arguments: list[str]) -> str:
+    command = ["sm121", "run"] if is_own_run(config) else ["python", "-m", "pytest"]
+    return printable(session.redact(shlex.join([*command, *arguments])))

@@ -65,7 +65,7 @@ from sm121.session.settings import Settings
 from sm121.session.signals import Signals
 
 _NO_LEVEL = (
-    "no test of a level was collected: run where the suite's tests/ are, as a checkout has them"
+    "no test of a level was collected: type sm121 run, or pytest where the suite's tests/ are"
 )
 _log = logging.getLogger(__name__)
 _SIGNALS = pytest.StashKey[Signals]()
@@ -83,6 +83,11 @@ _OWN_ENDS = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The options."""
     options.add(parser)
+
+
+def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
+    """``sm121 run``: the tests are the suite's, wherever it was started."""
+    options.name_own_tests(early_config, args)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before xdist decides

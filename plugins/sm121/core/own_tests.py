@@ -1,0 +1,57 @@
+"""Where the suite's tests are: in a checkout, or inside the installed package."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_PLUGIN = "sm121.plugin"
+
+
+def folder() -> Path:
+    """The folder in which ``tests/`` belongs to this package. Ids of tests are relative to it."""
+    checkout = _PACKAGE.parents[1]
+    return checkout if (checkout / "tests" / "test_smoke.py").is_file() else _PACKAGE
+
+
+def settings() -> Path:
+    """The suite's pytest.ini, as the package has it."""
+    return Path(str(files("sm121.fixtures"))) / "run.ini"
+
+
+def words(started_in: Path, given: Sequence[str] = ()) -> list[str]:
+    """What ``sm121 run`` says to pytest.
+
+    Args:
+        started_in: the folder for pytest's cache.
+        given: what the user says.
+    """
+    # Without its cache, pytest does not know the setting.
+    cacheless = any("no:cacheprovider" in word for word in given)
+    return [
+        *("-c", str(settings())),
+        *("--rootdir", str(folder())),
+        *(() if cacheless else ("-o", f"cache_dir={started_in / '.pytest_cache'}")),
+        *("-p", _PLUGIN),
+        *given,
+    ]
+
+
+def given(arguments: Sequence[str]) -> list[str]:
+    """What the user said, of the words that `words` made."""
+    return list(arguments[arguments.index(_PLUGIN) + 1 :])
+
+
+def command(given: Sequence[str], started_in: Path) -> list[str]:
+    """The command of ``sm121 run``. The folder where it starts is not on the path of imports."""
+    return [sys.executable, "-P", "-m", "pytest", *words(started_in, given)]
+
+
+def located(path: str) -> str:
+    """A path or node id of the command line; one of the suite's own tests is found here."""
+    name = path.partition("::")[0]
+    own = not Path(name).exists() and Path(name).parts[:1] == ("tests",)
+    return str(folder() / path) if own and (folder() / name).exists() else path
