@@ -695,14 +695,14 @@ def shipped() -> dict[str, Traversable]:
 
 
 def for_architecture(arch: str, engine: str = "vllm") -> str:
-    """Name of the shipped profile for an architecture and an engine.
+    """Name of the shipped profile for an architecture and an engine: the one that extends no other.
 
     Raises:
         UsageError: the suite ships none for it.
     """
     for name in shipped():
         found = load(name)
-        if found.arch == arch and found.engine.name == engine:
+        if found.arch == arch and found.engine.name == engine and found.extends is None:
             return name
     raise UsageError(
         f"no profile is shipped for {arch} and {engine}; give one with --profile NAME|PATH "
