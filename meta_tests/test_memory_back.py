@@ -14,7 +14,7 @@ import pytest
 from sm121.core.verdict import Verdict
 from sm121.engines import device_memory, memory
 from sm121.engines.device_memory import ServerMemory, ServerMemoryReader
-from sm121.engines.managed import StopReport
+from sm121.engines.managed import ManagedServer, StopReport
 from sm121.engines.memory import DeviceUse, Memory
 from sm121.engines.process_tree import Survivor
 from sm121.plugin import kernels, outcomes
@@ -291,6 +291,56 @@ def test_memory_that_may_be_missing_is_no_pass():
     assert run.ledger.complete and len(said) == 2
     run.note_stop("triton", StopReport(0, (), True, 0, 1.0))
     assert run.file.tests == [test]
+
+
+def stopped_with(*losses: int, took: int = 85, unified: bool = True, seen: bool = False):
+    """The tests and remarks of a run whose servers took so much, each of which left so many GiB to
+    nobody that is seen. In a container as docker makes it, unless all processes are seen."""
+    run = object.__new__(Session)
+    run.stops, said = {}, []
+    run.remark = said.append
+    run.file = SimpleNamespace(tests=[])
+    free, used = 110, 4
+    for number, lost in enumerate(losses):
+        server = object.__new__(ManagedServer)
+        device = {"used": None if unified else used, "held": 3 if seen else None}
+        server._memory_before = at(available=free, **device)
+        at_work = at(available=free - took, **device | ({} if unified else {"used": used + took}))
+        free, used = free - lost * unified, used + lost
+        after = at(available=free, **device | ({} if unified else {"used": used}))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Memory, "now", lambda after=after: after)
+            missing, remark, slight = server._memory_missing(at_work, patience_s=0.0)
+        report = StopReport(
+            0, (), True, missing, 1.0, remark=remark, slight=slight, log=f"server-{number}.log"
+        )
+        run.note_stop("marlin", report)
+    return [test.verdict.value for test in run.file.tests], said
+
+
+@pytest.mark.parametrize("unified", [True, False], ids=["unified", "a GPU's own memory"])
+def test_a_healthy_container_is_not_in_doubt(unified):
+    """2 GiB that nobody explains, once: a driver keeps some after its first use, and others live on
+    the machine. It is said once, with the way to see it."""
+    tests, said = stopped_with(2, 0, 2, 0, unified=unified)
+    assert tests == [] and len(said) == 1
+    assert "2.0 GiB less device memory" in said[0] and "docker run --pid=host" in said[0]
+    assert stopped_with(0, 0, unified=unified) == ([], [])
+    tests, said = stopped_with(2, took=16, unified=unified)  # the canary's server
+    assert tests == [] and len(said) == 1
+
+
+@pytest.mark.parametrize("unified", [True, False], ids=["unified", "a GPU's own memory"])
+@pytest.mark.parametrize("losses", [(2, 2), (0, 2, 2, 2), (5,), (0, 80)])
+def test_a_leak_in_a_container_is_no_pass(losses, unified):
+    """Little at each stop, or much at one."""
+    tests, said = stopped_with(*losses, unified=unified)
+    assert set(tests) == {"INCONCLUSIVE"} and said
+
+
+def test_where_all_processes_are_seen_a_leak_is_proven():
+    tests, said = stopped_with(2, seen=True)
+    assert tests == ["FAIL"] and said == []
 
 
 @pytest.mark.parametrize(

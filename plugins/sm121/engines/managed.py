@@ -93,6 +93,8 @@ class StopReport:
     seconds: float
     #: What could not be decided about the memory; "" where all is known.
     remark: str = ""
+    #: Whether that may be anybody's, so that it decides nothing unless it comes again.
+    slight: bool = False
     #: The log of that start, by name.
     log: str = ""
     #: The signal that it died of when it was asked to end; None where it ended in order.
@@ -333,6 +335,7 @@ class ManagedServer:
         self._remember_tree()
         self.look_at_tree()
         exit_status = already = self.exit_status
+        at_work = Memory.now() if already is None and self._memory_before is not None else None
         session = self._session()
         if self._executor is not None:
             try:
@@ -355,7 +358,7 @@ class ManagedServer:
         reap(self._seen)  # orphans of a supervisor that was killed have become our children
         # Zombies no longer show their marker: they are found among those that were seen.
         survivors = describe([*remaining(), *(p for p in self._seen.values() if p.is_running())])
-        missing, remark = self._memory_missing()
+        missing, remark, slight = self._memory_missing(at_work)
         self.progress = "stopped"
         # It is killed when it does not end in time, and by our own end.
         last = self.exit_status if already is None else None
@@ -367,6 +370,7 @@ class ManagedServer:
             memory_missing_bytes=missing,
             seconds=time.monotonic() - started,
             remark=remark,
+            slight=slight,
             log=self.log.name,
             crash=signal.Signals(-last).name if crashed and last is not None else None,
         )
@@ -590,18 +594,22 @@ class ManagedServer:
     def _remember_tree(self) -> None:
         self._seen.update({process.pid: process for process in self.processes()})
 
-    def _memory_missing(self, patience_s: float = 10.0) -> tuple[int, str]:
-        """Bytes of system or device memory that did not come back in time, and a remark where that
-        cannot be decided."""
-        if self._memory_before is None:
-            return 0, ""
+    def _memory_missing(
+        self, at_work: Memory | None, patience_s: float = 10.0
+    ) -> tuple[int, str, bool]:
+        """Bytes of system or device memory that did not come back in time; a remark where that
+        cannot be decided, and whether that remark decides nothing."""
+        before = self._memory_before
+        if before is None:
+            return 0, "", False
         deadline = time.monotonic() + patience_s
         while True:
             now = Memory.now()
-            missing = self._memory_before.missing(now, slack=_MEMORY_SLACK_BYTES)
-            doubt = self._memory_before.doubt(now, slack=_MEMORY_SLACK_BYTES)
+            missing = before.missing(now, slack=_MEMORY_SLACK_BYTES)
+            doubt = before.doubt(now, slack=_MEMORY_SLACK_BYTES)
             if (missing == 0 and doubt is None) or time.monotonic() >= deadline:
-                return missing, doubt or ""
+                slight = before.decides_nothing(now, at_work, slack=_MEMORY_SLACK_BYTES)
+                return missing, doubt or "", doubt is not None and slight
             time.sleep(0.2)
 
     def _number_log(self) -> None:

@@ -26,6 +26,8 @@ _ZONES = Path("/proc/zoneinfo")
 #: Lines of /proc/meminfo that only living processes, huge pages and the balloon of a virtual
 #: machine can raise. They count every process of the machine, also those of other containers.
 _HELD = ("AnonPages", "KernelStack", "PageTables", "SecPageTables", "Hugetlb", "Balloon")
+#: Of what a server held: less than this may be anybody's.
+_LITTLE = 0.05
 #: Files in memory, and pages that are locked there. The kernel does not say whose they are.
 _SHARED = ("Shmem", "Unevictable")
 
@@ -82,6 +84,25 @@ class Memory:
             f"{worst / 2**30:.1f} GiB less {where} is free than before the server; whether "
             "other processes hold it cannot be known here"
         )
+
+    def decides_nothing(self, later: Memory, at_work: Memory | None, *, slack: int) -> bool:
+        """Whether a doubt is small beside what the server held, where the holders of a GPU's memory
+        cannot be seen from here. It may be anybody's; that of a leak comes again at the next stop.
+
+        Args:
+            later: after the server was stopped.
+            at_work: just before that; None where the server had ended by itself.
+        """
+        before, after = self.device, later.device
+        if before is None or after is None or None not in (before.held, after.held):
+            return False
+        took = 0
+        if at_work is not None and at_work.device is not None:
+            took = self.available - at_work.available
+            if before.used is not None and at_work.device.used is not None:
+                took = at_work.device.used - before.used
+        worst = max(doubtful for _lost, doubtful, _where in self._losses(later))
+        return worst <= max(2 * slack, int(took * _LITTLE))
 
     def _losses(self, later: Memory) -> list[tuple[int, int, str]]:
         """Of each memory: bytes that are gone and held by nobody for certain, bytes that are gone

@@ -380,13 +380,26 @@ class Session:
         self.judge_paths_again()
 
     def note_stop(self, configuration: str, report: StopReport) -> None:
-        """A server was stopped. What it left is decided like a test."""
+        """A server was stopped. What it left is decided like a test.
+
+        Memory that may be anybody's is remarked on once. When it goes again at the next stop, it
+        goes as a leak does.
+        """
+        earlier = list(self.stops.values())
         self.stops[report.log] = report
         if not report.clean:
             self.ledger.decide(_unclean(report.log.removesuffix(".log") or configuration, report))
-        if report.remark:
+        if not report.remark:
+            return
+        again = bool(earlier) and earlier[-1].slight
+        if not report.slight or again:
             self.remark(f"after server {configuration}: {report.remark}")
             self.ledger.decide(_doubted(configuration, report))
+        elif not any(each.slight for each in earlier):
+            self.remark(
+                f"after server {configuration}: {report.remark}. Once, this decides nothing. Who "
+                "holds a GPU's memory is seen with docker run --pid=host"
+            )
 
     def note_death(self, error: ServerDied) -> None:
         """A server had ended and nobody had asked it to: a crash, and never a pass, whichever test
