@@ -77,6 +77,7 @@ TRICKS = [
     _given("-p", "no:timeout"),
     _given("-p", "no:benchmark"),
     _given("-p", "no:skipping"),
+    _given("-p", "no:threadexception"),
     _given("-p", "no:sm121.plugin.stress"),
     _given("-p", "foreign_plugin", said="-p foreign_plugin"),
     _given("--timeout=1"),
@@ -99,6 +100,8 @@ LATER = [
     _given("--arch", "cpu", "-m", "sm121", said="-m 'sm121'"),
     _given("-v", said="foreign_plugin", PYTEST_PLUGINS="foreign_plugin"),
     _given("-v", said="PYTEST_TIMEOUT", PYTEST_TIMEOUT="1"),
+    _given("-v", said="VLLM_X", VLLM_X="1"),
+    _given("-p", "respx", said="the plugin respx may change tests"),
     _given("-W", "ignore", said="python -O", PYTHONOPTIMIZE="1"),
 ]
 #: Nothing of it changes what is judged.
@@ -140,7 +143,8 @@ def _try(arguments: list[str], environment: dict[str, str], folder: Path) -> dic
         "--certify", "--arch", "cpu", "--report-dir", str(folder / "report"), *arguments,
     ]  # fmt: skip
     plugin = "def pytest_collection_modifyitems(items):\n    del items[1:]\n"
-    (folder / "foreign_plugin.py").write_text(plugin)
+    for name in ("foreign_plugin", "respx"):  # respx is known as a package that changes nothing
+        (folder / f"{name}.py").write_text(plugin)
     if "PYTHONOPTIMIZE" in environment:  # what an interpreter reads when it starts
         with output.open("w") as stream:
             status = subprocess.run(

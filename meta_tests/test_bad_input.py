@@ -51,6 +51,7 @@ def refused(run_pytest, *arguments: str) -> str:
         (("--engine-arg=--config=x.yaml",), ("set by the suite itself", "with --engine-arg")),
         (("--engine-env", "VLLM_API_KEY=x"), ("VLLM_API_KEY", "set by the suite itself")),
         (("--base-url", "http://127.0.0.1:9", "--model", "a/b"), ("--model with --base-url",)),
+        (("-m", "cpu and"), ("-m 'cpu and'", "expected not OR left parenthesis")),
         (("--report-dir", "/proc/nope"), ("--report-dir /proc/nope", "expected a folder")),
     ],
 )

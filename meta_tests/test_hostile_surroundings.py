@@ -470,6 +470,13 @@ def _answers_over_tls(listening: socket.socket, context: ssl.SSLContext) -> None
             client.sendall(HEAD + b'Content-Length: 12\r\n\r\n{"data": []}')
 
 
+def test_a_machine_without_certificates_trusts_those_of_certifi(monkeypatch):
+    """In a slim image there are none; every client has the same."""
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere.pem")
+    monkeypatch.setenv("SSL_CERT_DIR", "/nowhere")
+    assert len(bounded.tls().get_ca_certs()) > 50
+
+
 def test_the_middle_of_a_long_log_is_read(tmp_path: Path):
     log = tmp_path / "server.log"
     lines = "".join(

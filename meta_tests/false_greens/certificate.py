@@ -5,17 +5,21 @@ from __future__ import annotations
 import datetime
 import functools
 import json
+import os
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from certificate_tricks import HONEST, TRICKS, Tried, tried
+from certificate_tricks import HONEST, ROOT, TRICKS, Tried, tried
 
 from sm121.checkpoint.identity import identity
 from sm121.core import profile, waivers
 from sm121.core.errors import UsageError
 from sm121.core.profile import Gate
+from sm121.evidence import environment
 from sm121.evidence.kernel_path import KernelPath
 from sm121.measure import comparison
 from sm121.report import merging
@@ -177,6 +181,108 @@ def _failed_and_waived(file: VerdictFile) -> None:
     file.tests[-1].waived = True
 
 
+def _all_waived(file: VerdictFile) -> None:
+    """Each test of the run failed, and a waiver of its own says that this is known."""
+    for test in file.tests:
+        test.verdict, test.waived = verdict_file.Verdict.FAIL, True
+
+
+_TEST = "tests/test_smoke.py"
+
+
+def _copy(place: Place, name: str) -> Path:
+    """The suite's tests in a folder of their own."""
+    folder = place.tmp_path / name
+    shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "conftest.py", folder)
+    return folder
+
+
+def _git(folder: Path, *arguments: str) -> None:
+    who = ("-c", "user.name=meta", "-c", "user.email=meta@example.com")
+    subprocess.run(["git", *who, "-C", str(folder), *arguments], check=True, capture_output=True)
+
+
+def _checkout(place: Place, name: str, change: Callable[[Path], None] | None) -> Outcome:
+    """A checkout, and what was done in it."""
+    folder = _copy(place, name)
+    _git(folder, "init", "-q")
+    _git(folder, "add", ".")
+    _git(folder, "commit", "-qm", "the tests")
+    before = dict(os.environ)
+    try:
+        if change is not None:
+            change(folder)
+        changed = environment.changed_files(folder, ["tests", "conftest.py"])
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    if changed is None:
+        return Outcome("FAIL", "git does not answer")
+    return Outcome("FAIL" if changed else "PASS", f"changed: {', '.join(changed)}")
+
+
+def _change(folder: Path) -> None:
+    file = folder / _TEST
+    file.write_text(file.read_text().replace("    assert ", "    assert True or "))
+
+
+def _change_unseen(folder: Path) -> None:
+    _git(folder, "update-index", "--assume-unchanged", _TEST)
+    _change(folder)
+
+
+def _skip_worktree(folder: Path) -> None:
+    _git(folder, "update-index", "--skip-worktree", _TEST)
+    _change(folder)
+
+
+def _change_elsewhere(folder: Path) -> None:
+    _change(folder)
+    os.environ["GIT_DIR"] = str(folder / "nowhere")
+
+
+def _add(folder: Path) -> None:
+    (folder / "tests" / "test_aaa.py").write_text("import sm121\n")
+
+
+def _add_ignored(folder: Path) -> None:
+    (folder / ".git" / "info" / "exclude").write_text("test_aaa.py\n")
+    _add(folder)
+
+
+def _tarball(place: Place, name: str, change: Callable[[Path], None] | None) -> Outcome:
+    """The tests where no commit says what they are."""
+    folder = _copy(place, name)
+    if change is not None:
+        change(folder)
+    foreign = certification.foreign_tests(folder)
+    return Outcome("FAIL" if foreign else "PASS", f"changed: {', '.join(foreign)}")
+
+
+def _changed_case(
+    name: str, change: Callable[[Path], None], expected: str, of: Callable[..., Outcome] = _checkout
+) -> Case:
+    return Case(
+        _13, name, lambda place: of(place, "fault", change),
+        lambda place: of(place, "clean", None), expected,
+    )  # fmt: skip
+
+
+def _excused(place: Place, chosen: str) -> Outcome:
+    status, seen = place.run_pytest(
+        "--arch", "cpu", "-k", chosen, "meta_tests/scenarios/excused.py"
+    )
+    return Outcome(seen.verdict["verdict"], seen.verdict["reason"], status)
+
+
+def _excused_case(name: str, test: str, expected: str) -> Case:
+    return Case(
+        _13, name, lambda place: _excused(place, f"that_holds or {test}"),
+        lambda place: _excused(place, "that_holds or after_all"), expected, slow=True,
+    )  # fmt: skip
+
+
 def _waived(place: Place, test: str, days: int) -> Outcome:
     day = datetime.date.today() + datetime.timedelta(days=days)
     file = place.tmp_path / "waivers.toml"
@@ -207,7 +313,9 @@ def _no_level(place: Place, scenario: str) -> Outcome:
 # 14: --resume.
 
 
-def _resumed(place: Place, name: str, **changed: Any) -> Outcome:
+def _resumed(
+    place: Place, name: str, edit: dict[str, Any] | None = None, **changed: Any
+) -> Outcome:
     directory = place.tmp_path / f"resumed-{name}"
     earlier = directory / "earlier" / "1"
     earlier.mkdir(parents=True)
@@ -215,6 +323,9 @@ def _resumed(place: Place, name: str, **changed: Any) -> Outcome:
     before.metrics = {"kernel:moe": MetricReport(value=9e9, unit="tok/s", verdict="PASS")}
     before.engine.path = KernelPath(moe="TRITON")
     verdict_file.write(before, earlier / "verdict.json")
+    if edit is not None:
+        raw = json.loads((earlier / "verdict.json").read_text())
+        (earlier / "verdict.json").write_text(json.dumps({**raw, **edit}))
     now = run()
     now.tests = [TestReport(id="one", level="kernel", verdict="NOT_RUN")]
     remarks: list[str] = []
@@ -308,6 +419,12 @@ CASES = [
     ),
     _compare_case("compare: another machine", {"machine": {"gpu": "H200"}}, "machine's gpu"),
     _compare_case("compare: one round instead of five", {"options": {"--rounds": "1"}}, "--rounds"),
+    Case(
+        _12, "compare: a run whose fingerprint was taken out",
+        lambda place: _compared(place, "fault", fingerprint=None),
+        lambda place: _compared(place, "clean", asked={"sources": {"vllm": "0.34.0 def"}}),
+        "does not say what it asked",
+    ),
     _compare_case("compare: another checkpoint", {"model": "m2"}, "differ in model"),
     Case(
         _12, "a profile of one's own under a shipped name",
@@ -325,6 +442,17 @@ CASES = [
     _gap_case("a test of the suite is not there", _without_a_test, "test_known_answers"),
     _gap_case("a gate without a number", lambda file: file.metrics.clear(), "has no number"),
     _gap_case("a gate without a number that is waived", _failed_and_waived, "has no number"),
+    _gap_case("a waiver for each test", _all_waived, "nothing of smoke held"),
+    _changed_case("a test that was changed", _change, _TEST),
+    _changed_case("changed, and git told to take it for unchanged", _change_unseen, _TEST),
+    _changed_case("changed, and git told not to look", _skip_worktree, _TEST),
+    _changed_case("changed, and git sent elsewhere by a variable", _change_elsewhere, _TEST),
+    _changed_case("a test module that no commit has", _add, "tests/test_aaa.py"),
+    _changed_case("one that git was told to ignore", _add_ignored, "tests/test_aaa.py"),
+    _changed_case("a test that was changed, without a commit", _change, _TEST, _tarball),
+    _changed_case("a test module more, without a commit", _add, "tests/test_aaa.py", _tarball),
+    _excused_case("a failure under an xfail mark", "that_fails", "no xfail mark"),
+    _excused_case("an error under an xfail mark", "nothing_known", "no xfail mark"),
     _waiver_case("a waiver for a whole level", "tests/test_stress.py::*", 1, "without wildcards"),
     _waiver_case(
         "a waiver for ten years", "tests/test_stress.py::test_soak", 3650, "within 90 days"
@@ -347,6 +475,14 @@ CASES = [
     _resume_case("another checkpoint", {"model": "m2"}, "another model's digest"),
     _resume_case("another provider", {"provider": "mine:it 12"}, "another kernel provider"),
     Case(
+        _14, "a verdict that was edited",
+        lambda place: _resumed(
+            place, "fault", tests=[TestReport(id="one", level="kernel", verdict="FAIL")],
+            edit={"tests": [{"id": "one", "level": "kernel", "verdict": "PASS"}]},
+        ),
+        lambda place: _resumed(place, "clean"), "was changed after it was written",
+    ),
+    Case(
         _14, "a rate", _rate_again, lambda place: _resumed(place, "clean"), "run again",
     ),
     _merge_case(
@@ -368,6 +504,14 @@ CASES = [
         "another day", lambda: [_shard(2, started="2026-11-13T10:00:00+00:00")], "another day"
     ),
     _merge_case("one shard twice", lambda: [_shard(1)], "is there twice"),
+    _merge_case(
+        "a test that no shard had", lambda: [_shard(2, tests=[])], "no shard had 1 of the run's"
+    ),
+    _merge_case(
+        "a shard that had the tests of another",
+        lambda: [_shard(2, tests=[TestReport(id="one", level="kernel", verdict="PASS")])],
+        "no shard had 1 of the run's tests (two)",
+    ),
     _merge_case("a shard that is missing", lambda: [], "missing"),
     _merge_case(
         "a verdict that was edited",

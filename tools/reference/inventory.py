@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sm121.session import certification
 from tools.reference.requirements import read
 
 
@@ -19,4 +20,7 @@ def page(folder: Path) -> str:
             if not item.optional:
                 names = ", ".join(f'"{name}"' for name in item.applies_to)
                 lines.append(f'"{folder.name}/{module.file}::{item.name}" = [{names}]')
+    lines += ["", "# The digest of each file of the tests.", "[files]"]
+    files = certification.digests(folder.parent)
+    lines += [f'"{name}" = "{digest}"' for name, digest in files.items()]
     return "\n".join(lines) + "\n"

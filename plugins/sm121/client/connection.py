@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 
-from sm121.core.bounded import LARGEST_ANSWER
+from sm121.core.bounded import LARGEST_ANSWER, tls
 
 #: Less than the five seconds after which uvicorn closes an idle connection.
 _KEEP_ALIVE_S = 2.0
@@ -35,7 +35,7 @@ def open_session(api_key: str, **options: Any) -> aiohttp.ClientSession:
     """
     return aiohttp.ClientSession(
         auto_decompress=False,
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S, ssl=tls()),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=30.0),
         headers={
             "Authorization": f"Bearer {api_key}",

@@ -7,6 +7,7 @@ of an HTTP library are for each read alone, and its decoders unpack without a bo
 from __future__ import annotations
 
 import functools
+import os
 import ssl
 import sys
 import threading
@@ -25,6 +26,22 @@ _STREAM_PATIENCE = 10.0
 _LONGEST_S = 600.0
 _PIECE = 1 << 16
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
+
+
+def tls() -> ssl.SSLContext:
+    """Whom every client of the suite trusts: the authorities of the system, or those that
+    SSL_CERT_FILE and SSL_CERT_DIR name, and those of certifi."""
+    return _trusting(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+
+
+@functools.cache
+def _trusting(_file: str | None, _folder: str | None) -> ssl.SSLContext:
+    """OpenSSL reads the two variables itself: here they only tell one context from another."""
+    import certifi
+
+    context = ssl.create_default_context()
+    context.load_verify_locations(certifi.where())
+    return context
 
 
 class _Deadline(threading.local):
@@ -55,8 +72,7 @@ class _Transport:
         self._deadline = _Deadline()
         self._inner = library.HTTPTransport(
             trust_env=False,  # a proxy or a .netrc of the environment must not be used
-            # The machine's certificates, and those that SSL_CERT_FILE names.
-            verify=ssl.create_default_context(),
+            verify=tls(),
             limits=library.Limits(max_connections=1000, max_keepalive_connections=100),
         )
         # The library has no place for a network backend; the pool under it has.

@@ -86,6 +86,8 @@ def _models(http: httpx.Client, root: str) -> list[str]:
         answer = http.get("/v1/models")
     except httpx.HTTPError as error:
         reason = str(error) or type(error).__name__
+        if "CERTIFICATE_VERIFY_FAILED" in reason:
+            reason += "; an authority of your own is named by the variable SSL_CERT_FILE"
         raise UsageError(f"{expected}, got no answer from /v1/models ({reason})") from error
     if answer.status_code in (401, 403):
         raise UsageError(

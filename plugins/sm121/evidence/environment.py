@@ -265,53 +265,68 @@ def _checkout(file: Path) -> SourceRecord | None:
     That the file is tracked matters: a virtual environment may lie inside some other project's
     checkout.
     """
-    git = shutil.which("git")
-    if git is None or not file.parent.is_dir():
+    folder = file.parent
+    if not folder.is_dir():
         return None
-
-    def ask(*arguments: str) -> str | None:
-        try:
-            run = subprocess.run(
-                [git, "-C", str(file.parent), *arguments],
-                capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=False,
-                env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
-            )  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return run.stdout.strip() if run.returncode == 0 else None
-
-    if ask("ls-files", "--error-unmatch", file.name) is None:
+    if _git(folder, "ls-files", "--error-unmatch", file.name) is None:
         return None
-    sha = ask("rev-parse", "HEAD")
-    if sha is None or _SHA.match(sha) is None:
+    sha = _git(folder, "rev-parse", "HEAD")
+    if sha is None or _SHA.match(sha.strip()) is None:
         return None
-    status = ask("status", "--porcelain", "--untracked-files=no")
-    changes = ask("diff", "HEAD") if status else None
+    status = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    changes = _git(folder, "diff", "HEAD") if status else None
     return SourceRecord(
-        sha=sha,
+        sha=sha.strip(),
         dirty=None if status is None else bool(status),
         changes=None if changes is None else digest.of(changes),
     )
 
 
 def changed_files(checkout: Path, parts: Sequence[str]) -> list[str] | None:
-    """Tracked files of a checkout that differ from its commit; None where it is no checkout.
+    """Files of a checkout that its commit does not have, or not so; None where git knows nothing
+    of them.
+
+    Also those that git was told not to look at: by a flag (assume-unchanged), or by a list of
+    ignored names. What Python compiled does not count.
 
     Args:
         parts: files and folders of it that are looked at.
     """
+    status = _git(checkout, "status", "--porcelain", "-uno", "--", *parts)
+    flags = _git(checkout, "ls-files", "-v", "--", *parts)
+    others = _git(checkout, "ls-files", "--others", "--", *parts)
+    if status is None or others is None or not flags:
+        return None
+    changed = [line[3:] for line in status.splitlines()]
+    changed += [line[2:] for line in flags.splitlines() if not line.startswith("H ")]
+    changed += [
+        name
+        for name in others.splitlines()
+        if "__pycache__/" not in name and not (checkout / name).is_symlink()
+    ]
+    return list(dict.fromkeys(changed))
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """What git says of the checkout that a folder lies in; None where it does not answer.
+
+    No variable may send it to another checkout, and it matters not who owns this one: in a
+    container that is often somebody else.
+    """
     git = shutil.which("git")
     if git is None:
         return None
+    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    trust = ("-c", "safe.directory=*", "-c", "core.fsmonitor=false")
     try:
         run = subprocess.run(
-            [git, "-C", str(checkout), "status", "--porcelain", "-uno", "--", *parts],
+            [git, *trust, "-C", str(folder), *arguments],
             capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=False,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+            env={**own, "GIT_OPTIONAL_LOCKS": "0"},
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return [line[3:] for line in run.stdout.splitlines()] if run.returncode == 0 else None
+    return run.stdout if run.returncode == 0 else None
 
 
 def _own_packages() -> dict[str, str]:

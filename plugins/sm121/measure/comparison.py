@@ -161,7 +161,14 @@ def refuse_mixed(sources: Sequence[Source]) -> None:
     Raises:
         UsageError: names the first field in which two differ.
     """
-    told = [source for source in sources if source.asked]
+    own = [source for source in sources if source.tool == "sm121"]
+    told = [source for source in own if source.asked]
+    if told and (mute := next((source for source in own if not source.asked), None)):
+        raise UsageError(
+            f"{mute.name} does not say what it asked (an older version wrote it, without a "
+            f"fingerprint), and {told[0].name} does; --mixed shows them beside each other all the "
+            "same"
+        )
     for one, other in itertools.combinations(told, 2):
         for what in dict.fromkeys([*one.asked, *other.asked]):
             if what.startswith("profile ") and not (what in one.asked and what in other.asked):

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import functools
 import os
+import site
+import sys
+import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +29,7 @@ from sm121.core.profile import Profile
 from sm121.evidence import environment
 from sm121.matrix import covering
 from sm121.plugin import workers
+from sm121.session import certification, fingerprinting
 from sm121.session.settings import Settings
 from sm121.session.target import Target
 
@@ -47,9 +51,15 @@ class _Plugins(DataTable):
     may_be_left_out: frozenset[str]
 
 
+class _Engine(DataTable):
+    prefixes: tuple[str, ...]
+    harmless: frozenset[str]
+
+
 class _CertificateFile(DataTable):
     pytest: _Pytest
     plugins: _Plugins
+    engine: _Engine
 
 
 @dataclass(frozen=True)
@@ -175,6 +185,8 @@ def _wrong_values(config: pytest.Config, settings: Settings, target: Target) -> 
         wrong += _wrong_strength(config.getoption("--matrix"), own)
         wrong += _wrong_model(settings, own)
         wrong += _wrong_configuration(settings.configuration, own)
+        if settings.base_url is None:
+            wrong += _wrong_variables(own)
     return wrong
 
 
@@ -185,6 +197,20 @@ def _wrong_configuration(name: str | None, own: Profile) -> list[str]:
     return [
         f"--configuration {name}: expected one that profile {own.name} has gates for, or a profile "
         f"of your own with `under_test = {name!r}` (--profile)"
+    ]
+
+
+def _wrong_variables(own: Profile) -> list[str]:
+    """Variables by which this shell tells the engine what the profile does not."""
+    allowed = _data().engine
+    layers = [set(each.environment) for each in own.configurations.values()]
+    known = {*own.engine.environment, *set.intersection(*layers)}
+    known |= {*allowed.harmless, *fingerprinting.places()}
+    return [
+        f"the variable {name}, which the engine would see: expected it in the profile's "
+        "engine.environment, or not at all"
+        for name in sorted(os.environ)
+        if name.startswith(allowed.prefixes) and name not in known
     ]
 
 
@@ -240,9 +266,11 @@ def _wrong_checkout(root: Path) -> list[str]:
     if root.resolve() != own:
         return [f"the tests of {root}: expected those of {own}, whose package runs: sm121 run"]
     changed = environment.changed_files(root, _data().pytest.judges)
-    if not changed:
-        return []
-    return [f"{', '.join(changed[:5])} differs from the commit: commit it, or take it back"]
+    than = "the commit: commit it, or take it back"
+    if changed is None:
+        changed = certification.foreign_tests(root)
+        than = "the file that ships with the suite (git knows no commit of it here)"
+    return [f"{', '.join(changed[:5])} differs from {than}"] if changed else []
 
 
 def _ini(config: pytest.Config) -> Mapping[str, object]:
@@ -263,12 +291,24 @@ def _wrong_plugins(config: pytest.Config) -> list[str]:
         module = plugin.__name__ if isinstance(plugin, ModuleType) else type(plugin).__module__
         if isinstance(plugin, ModuleType) and name.endswith("conftest.py"):
             wrong += _wrong_conftest(config, name, plugin)
-        elif module.partition(".")[0] not in ("_pytest", "pytest", *data.harmless):
+        elif not _is_harmless(module.partition(".")[0]):
             wrong.append(
                 f"the plugin {name} may change tests or their results: leave it out with "
                 f"-p no:{name}"
             )
     return wrong
+
+
+def _is_harmless(package: str) -> bool:
+    """Whether a plugin's package is known, and is that one: a file may have any name."""
+    if package in ("_pytest", "pytest", "sm121"):
+        return True
+    file = getattr(sys.modules.get(package), "__file__", None)
+    if package not in _data().plugins.harmless or file is None:
+        return False
+    folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    folders |= {*site.getsitepackages(), site.getusersitepackages()}
+    return any(Path(file).resolve().is_relative_to(Path(each).resolve()) for each in folders)
 
 
 def _wrong_conftest(config: pytest.Config, file: str, module: ModuleType) -> list[str]:

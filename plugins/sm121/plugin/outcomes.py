@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import unittest
 
 import pytest
 
@@ -21,6 +22,9 @@ from sm121.stress.fault import UnderLoad
 _MESSAGE_LENGTH = 600
 #: How the failure message of pytest-timeout begins.
 _TIMEOUT = "Timeout "
+#: What ends a test without saying that something it requires does not hold.
+_NO_FAILURE = (pytest.skip.Exception, unittest.SkipTest, pytest.xfail.Exception, NotRun)
+_EXCUSED = " (no xfail mark and no plugin tolerates a failure here; a waiver does, see --waivers)"
 
 
 def why_not(session: Session, item: pytest.Item) -> str | None:
@@ -69,6 +73,10 @@ def take(
         session.inapplicable.add(item.stash[ID])
     if isinstance(error, NotRun):
         not_run(item, error, report)
+    excused = error is not None and not report.failed and not isinstance(error, _NO_FAILURE)
+    if excused:  # by an xfail mark, or by another plugin
+        report.outcome = "failed"
+        vars(report).pop("wasxfail", None)
     finding = item.stash.setdefault(FINDING, _unfinished(item))
     finding.seconds = round(finding.seconds + report.duration, 3)
     if report.skipped:
@@ -80,7 +88,7 @@ def take(
             update={
                 "skipped": False,  # skipped, then failed in its teardown: failed
                 "verdict": error.verdict if isinstance(error, Undecided) else Verdict.FAIL,
-                "message": _message(session, call, report),
+                "message": _message(session, call, report) + (_EXCUSED if excused else ""),
                 "waived": False,
             }
         )
@@ -122,7 +130,9 @@ def _message(session: Session, call: pytest.CallInfo[None], report: pytest.TestR
 
 
 def _skip_reason(report: pytest.TestReport) -> str:
-    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    reason = getattr(report, "wasxfail", None) or report.longrepr
+    if isinstance(reason, tuple):
+        reason = reason[2]
     return printable(str(reason).removeprefix("Skipped: "))[:_MESSAGE_LENGTH]
 
 

@@ -289,6 +289,10 @@ def architectures_asked_for(expression: str) -> tuple[str, ...]:
     named = [name for name in NAMES if re.search(rf"\b{name}\b", expression)]
     if not named:
         return ()
+    try:
+        _evaluate(expression, set())
+    except Exception as error:  # a SyntaxError, or pytest's own, by its version
+        raise pytest.UsageError(f"-m {expression!r}: {error}") from error
     words = sorted(set(re.findall(r"[A-Za-z_]\w*", expression)) - {"and", "or", "not"})
 
     def asked(name: str) -> bool:

@@ -153,15 +153,22 @@ def merge_shards(parts: Mapping[str, VerdictFile]) -> VerdictFile:
         ],
     )
     ledger = Ledger(whole)
+    done = set()
     for file in files:
         for test in file.tests:
             if not test.id.startswith(BESIDE):
                 ledger.decide(test)
+                done.add(test.id)
     merge(whole, ledger, parts)
     whole.judge()
+    nobodys = [test.id for test in planned.tests if test.id not in done]
     if missing:
         whole.settle(worst([whole.verdict, Verdict.NOT_RUN]))
         whole.reason = f"shards that are missing: {names}"
+    elif nobodys:
+        whole.finished = False
+        whole.settle(worst([whole.verdict, Verdict.NOT_RUN]))
+        whole.reason = f"no shard had {len(nobodys)} of the run's tests ({nobodys[0]})"
     elif not whole.finished:
         whole.reason = next(file.reason for file in files if not file.finished)
     else:

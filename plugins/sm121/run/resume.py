@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from sm121.run import verdict_file
 from sm121.run.harness import Harness
-from sm121.run.merge import differences
+from sm121.run.merge import contradiction, differences
 from sm121.run.verdict_file import TestReport, VerdictFile
 
 _LEVEL = "kernel"
@@ -58,6 +58,8 @@ def earlier_run(harness: Harness) -> VerdictFile | None:
             what, theirs, ours = others[0]
             more = f", and {len(others) - 1} more differences" if len(others) > 1 else ""
             reasons.append(f"another {what} ({theirs}, now {ours}){more}")
+        elif (why := contradiction(earlier)) is not None:
+            reasons.append(f"{file} was changed after it was written: {why}")
         elif _ended(earlier):
             return earlier
     if not found:

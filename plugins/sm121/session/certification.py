@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
-from sm121.core import architecture, data_file
+from sm121.core import architecture, data_file, digest
 from sm121.core.data_file import DataTable
 from sm121.core.profile import Level, Profile
 from sm121.core.verdict import Verdict, worst
@@ -22,13 +24,37 @@ class _InventoryFile(DataTable):
     performance: dict[str, tuple[str, ...]]
     regression: dict[str, tuple[str, ...]]
     matrix: dict[str, tuple[str, ...]]
+    #: The digest of each file of the tests.
+    files: dict[str, str]
+
+
+@functools.cache
+def _file() -> _InventoryFile:
+    return data_file.load("inventory.toml", _InventoryFile)
 
 
 def inventory() -> Inventory:
     """The tests that ship with the suite; those that wait for an option of their own are not in
     it."""
-    found: Inventory = data_file.load("inventory.toml", _InventoryFile).model_dump()
+    found: Inventory = _file().model_dump(exclude={"files"})
     return found
+
+
+def digests(root: Path) -> dict[str, str]:
+    """The digest of each file of the tests in a folder that is like a checkout."""
+    found = [root / "conftest.py", *(root / "tests").rglob("*.py")]
+    return {
+        file.relative_to(root).as_posix(): digest.of_files(root, [file])
+        for file in sorted(found)
+        if file.is_file()
+    }
+
+
+def foreign_tests(root: Path) -> list[str]:
+    """Files of tests that are not those that ship with the suite. It is for a folder of which no
+    commit says what is in it."""
+    known, seen = _file().files, digests(root)
+    return sorted(name for name in {*known, *seen} if known.get(name) != seen.get(name))
 
 
 def certify(
@@ -80,9 +106,13 @@ def _gaps_of_levels(
         if not tests:
             gaps.append((Verdict.NOT_RUN, f"level {level} has no test that was selected"))
         required_here = [test for test in tests if test.id not in inapplicable]
-        skipped = [test.id for test in required_here if test.skipped and not test.waived]
+        skipped = [test.id for test in required_here if test.skipped]
         if skipped:
             gaps.append((Verdict.NOT_RUN, f"{len(skipped)} of {level} skipped ({skipped[0]})"))
+        if any(test.waived for test in tests) and not any(
+            test.verdict is Verdict.PASS for test in tests
+        ):
+            gaps.append((Verdict.FAIL, f"nothing of {level} held: all that failed is waived"))
     return gaps
 
 

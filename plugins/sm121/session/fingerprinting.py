@@ -28,6 +28,11 @@ class _FingerprintFile(DataTable):
     places: tuple[str, ...]
 
 
+def places() -> tuple[str, ...]:
+    """Variables that say where something of an engine lies, not what is run."""
+    return data_file.load("fingerprint.toml", _FingerprintFile).places
+
+
 def of(session: Session, record: EnvironmentRecord, variables: Mapping[str, str]) -> Fingerprint:
     """What the session asks, of what, on which machine.
 
@@ -39,7 +44,7 @@ def of(session: Session, record: EnvironmentRecord, variables: Mapping[str, str]
     settings, chosen = session.settings, session.profile
     managed = session.configurations.get(chosen.under_test)
     known = environment.relevant_environment(variables)
-    places = data_file.load("fingerprint.toml", _FingerprintFile).places
+    left_out = places()
     return Fingerprint(
         profile=digest.of(chosen.model_dump(mode="json")),
         profile_shipped=is_shipped(chosen, session.target.version),
@@ -61,7 +66,7 @@ def of(session: Session, record: EnvironmentRecord, variables: Mapping[str, str]
         environment={
             name: session.redact(value)
             for name, value in known.items()
-            if name not in places and not is_secret_name(name)
+            if name not in left_out and not is_secret_name(name)
         }
         if managed
         else None,
