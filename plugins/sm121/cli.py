@@ -302,10 +302,10 @@ def _plan(options: argparse.Namespace) -> int:
     given = [
         f"--{name.replace('_', '-')}={value}"
         for name, value in vars(options).items()
-        if name not in ("command", "run") and value is not None
+        if name not in ("command", "run", "words") and value is not None
     ]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-qq", *given],
+        own_tests.command(["--collect-only", "-qq", *given], Path.cwd()),
         check=False,
         capture_output=True,
         text=True,
