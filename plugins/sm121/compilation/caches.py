@@ -15,6 +15,9 @@ from pathlib import Path
 COMPILERS = frozenset({"ninja", "nvcc", "cicc", "ptxas", "fatbinary", "cudafe++", "cc1plus"})
 #: Files that only a compiler makes.
 _COMPILED = frozenset({".so", ".o", ".cubin"})
+#: Kernels of Triton and torch.compile that were written within so many seconds cost a start little,
+#: and another process may have written them.
+_FEW_S = 5.0
 _OUTPUT = re.compile(r"^build (\S+\.o):", re.MULTILINE)
 
 
@@ -66,8 +69,9 @@ class CompileCaches:
             ("vLLM", self.vllm),
             ("torch.compile", self.inductor),
         ):
-            if folder is not None and (count := sum(1 for _ in _new(folder, since))):
-                lines.append(f"{name}: {count} files in {folder}")
+            written = [_written(file) for file in _new(folder, since)] if folder is not None else []
+            if written and max(written) - min(written) > _FEW_S:
+                lines.append(f"{name}: {len(written)} files in {folder}")
         return lines
 
     def latest(self, since: float) -> float | None:
