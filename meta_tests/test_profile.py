@@ -104,6 +104,17 @@ def written(folder, name="mine", text=THREE_LINES):
     return str(file)
 
 
+def test_a_child_that_measures_less_has_its_parents_plans(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        'extends = "cpu-tiny-gpt-oss"\nname = "mine"\n[performance]\ndepths = [0]\n'
+        "[performance.measuring]\nconcurrency = [2]\n"
+    )
+    mine = profile.load(str(file))
+    assert mine.plan("quick").depths == (0,)
+    assert mine.plan("merge").concurrency == (2,)
+
+
 def test_own_thresholds_are_three_lines(tmp_path):
     parent = profile.load("sm121-gpt-oss-120b")
     whole = profile.load(written(tmp_path))

@@ -11,7 +11,7 @@ import os
 from collections.abc import Collection
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -745,4 +745,17 @@ def _load(name_or_path: str, asked_by: str, children: tuple[str, ...]) -> Profil
         raise UsageError(f"{key} expected no circle, got {chain}")
     place = extends if extends in shipped() else str(Path(name_or_path).parent / extends)
     parent = _load(os.path.normpath(place), key, (*children, origin))
-    return data_file.validated(extending.extended(parent, own, origin), origin, Profile)
+    merged = extending.extended(parent, own, origin)
+    _narrow_plans(merged, own)
+    return data_file.validated(merged, origin, Profile)
+
+
+def _narrow_plans(merged: dict[str, Any], own: dict[str, Any]) -> None:
+    """Leave out of the parent's plans what its child does not measure."""
+    measured = merged.get("performance", {})
+    sizes = {**measured, **measured.get("measuring", {})}
+    for name in {*merged.get("plans", {})} - {*own.get("plans", {})}:
+        row = merged["plans"][name]
+        for key in ("depths", "generated_tokens", "concurrency"):
+            if row.get(key) and key in sizes:
+                row[key] = [size for size in row[key] if size in sizes[key]] or sizes[key]
