@@ -139,11 +139,12 @@ def pytest_collection_modifyitems(
     _step("levels found")
     result = yield
     collected = [*items]
-    selection.leave_out(config, items)
     try:
-        selection.refuse_wrong_names(config, collected)
-        matrix.refuse_a_wrong_plan(config)
-        shards.divide(config, items)
+        with others.only_warn():
+            selection.leave_out(config, items)
+            selection.refuse_wrong_names(config, collected)
+            matrix.refuse_a_wrong_plan(config)
+            shards.divide(config, items)
     except UsageError as error:
         raise pytest.UsageError(str(error)) from error
     _step("tests selected")
