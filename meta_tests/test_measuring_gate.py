@@ -16,7 +16,8 @@ LEVEL = "tests/test_performance.py"
 
 def judge(run_pytest, server, *options):
     return run_pytest(
-        LEVEL, "--arch", "sm121", "--base-url", server.base_url, "--depths", "0", *options,
+        LEVEL, "--arch", "sm121", "--configuration", "cutlass", "--base-url", server.base_url,
+        "--depths", "0", *options,
         timeout_s=120.0,
     )  # fmt: skip
 

@@ -36,6 +36,8 @@ class Expected:
     clock: str | None = "usage"
     unproven: tuple[str, ...] = ()
     rounds: int = 5
+    #: Another reason, which may be there as well.
+    perhaps: str | None = None
 
 
 RIGHT = Expected(100.0)
@@ -59,7 +61,7 @@ EXPECTED = {
     "lying-usage-no-ids": Expected(None, LIES),
     "empty-finish": RIGHT,
     "bursts": RIGHT,
-    "all-at-the-end": Expected(None, ("second_clock", "server_clock")),
+    "all-at-the-end": Expected(None, ("server_clock",), perhaps="second_clock"),
     "slow-start": RIGHT,
     "one-in-100-slow": RIGHT,
     "short-answers": Expected(None, ("short_answer",)),
@@ -138,9 +140,8 @@ def test_trap(timed_server, tmp_path, name):
     server = timed_server("--rate", "100", "--trap", name, *options)
     cell = measure(server.base_url, tmp_path, rounds=expected.rounds)
     found = cell.decode(PLAN.longest)
-    assert tuple(sorted({item.reason for item in found.invalid})) == tuple(
-        sorted(expected.invalid)
-    ), [str(item) for item in found.invalid]
+    reasons = {item.reason for item in found.invalid} - {expected.perhaps}
+    assert reasons == {*expected.invalid}, [str(item) for item in found.invalid]
     assert found.clock == expected.clock
     for text in expected.unproven:
         assert any(line.startswith(text) for line in found.unproven), found.unproven
