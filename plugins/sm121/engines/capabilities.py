@@ -96,7 +96,9 @@ class Deviation(DataTable):
     does as specified."""
 
     case: str = Field(min_length=1)
-    kind: Literal["served", "refused", "no_error_object", "wrong_status", "special_token"]
+    kind: Literal[
+        "served", "refused", "no_error_object", "wrong_status", "special_token", "silent"
+    ]  # fmt: skip
     versions: Versions
     seen: str = Field(min_length=3)
     source: str = Field(min_length=3)

@@ -276,6 +276,7 @@ class Stress:
         line = restart.under_load(
             self._harness, self.client, jobs, self._streams, self._bound, self.timeline.stop,
             self._sizes.stop_learned_within_s.value,
+            self._capabilities.deviation("restart-under-load", "silent"),
         )  # fmt: skip
         self._say(line)
 
