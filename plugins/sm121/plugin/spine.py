@@ -255,6 +255,8 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
                 run.box.read_at_the_end()
                 _step("box read again")
             _step("last test ended")
+    if run is not None:
+        session.config.stash[_SIGNALS].again()
     if run is not None and DETAILS in session.config.stash:
         benchmarks.keep_history(session.config, run, session.config.stash[DETAILS])
     return result
@@ -267,6 +269,7 @@ def pytest_runtest_protocol(
     """A test that measures waits until it has the machine to itself."""
     if SESSION not in item.config.stash or LEVEL not in item.stash:
         return (yield)
+    item.config.stash[_SIGNALS].again()
     with turns.turn(item, nextitem):
         return (yield)
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import signal
 import threading
+from traceback import walk_stack
 from types import FrameType
 from typing import Any
 
 from sm121.session.session import Session
+
+#: Seconds after which a signal that came at the wrong moment is sent once more.
+_A_MOMENT = 0.01
 
 
 def give_time(seconds: float) -> None:
@@ -21,6 +25,8 @@ class Signals:
     """Turns SIGINT and SIGTERM into one KeyboardInterrupt, until `restore`.
 
     The first signal stops the run. Later ones are ignored, so that they cannot interrupt the stop.
+    An exception that Python would drop (in a `__del__`) or pytest cannot print (in a frame that is
+    at no line yet) is raised a moment later. `again` is for what any other code has swallowed.
     """
 
     def __init__(self, session: Session) -> None:
@@ -32,10 +38,21 @@ class Signals:
                 for number in (signal.SIGINT, signal.SIGTERM)
             }
 
-    def _interrupt(self, number: int, _frame: FrameType | None) -> None:
-        if not self._session.interrupted:
-            self._session.interrupted = True
-            raise KeyboardInterrupt(signal.Signals(number).name)
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self._session.interrupted:
+            return
+        if any(f.f_code.co_name == "__del__" or f.f_lineno is None for f, _ in walk_stack(frame)):
+            main = threading.main_thread().ident
+            assert main is not None
+            threading.Timer(_A_MOMENT, signal.pthread_kill, (main, number)).start()
+            return
+        self._session.interrupted = True
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
+    def again(self) -> None:
+        """Raise KeyboardInterrupt if a signal came and the run goes on all the same."""
+        if self._session.interrupted:
+            raise KeyboardInterrupt("the run was interrupted, and went on")
 
     def restore(self) -> None:
         """Put back what handled the signals before."""
