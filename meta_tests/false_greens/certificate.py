@@ -129,7 +129,8 @@ def _all(kind: str) -> dict[str, Tried]:
 
 def _tricked(name: str, kind: str) -> Outcome:
     seen = _all(kind)[name]
-    line = next((x for x in seen.said.splitlines() if x.startswith("ERROR: ")), seen.said[-300:])
+    lines = [x for x in seen.said.splitlines() if x.startswith("ERROR: ") or ": error: " in x]
+    line = " ".join(lines) or seen.said[-300:]
     return Outcome(f"exit status {seen.status}", line, seen.status)
 
 

@@ -4,7 +4,9 @@ that were left out."""
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from false_greens import Case, Outcome, Place
@@ -42,7 +44,8 @@ def _served(*server: str) -> Step:
 
     def judge(place: Place) -> Outcome:
         status, run = place.run_pytest(
-            *(_LEVEL, "--arch", "sm121", "--depths", "0", "-k", "decode_rate or concurrent_rate"),
+            *(_LEVEL, "--arch", "sm121", "--configuration", "cutlass", "--depths", "0"),
+            *("-k", "decode_rate or concurrent_rate"),
             *("--base-url", place.timed_server(*server).base_url),
             timeout_s=600.0,
         )
@@ -110,7 +113,7 @@ _GOOD = {"tg32@d0": [90.0, 90.3, 89.7, 90.2, 89.8], "pp2048@d0": [9200.0, 9220, 
 
 def _runs(place: Place, factors: Sequence[float], change: Callable[[Any], None] | None) -> Outcome:
     """Runs after each other, each stored and compared with the latest; the outcome of the last."""
-    storage = place.tmp_path / f"storage-{'-'.join(map(str, factors))}-{change is not None}"
+    storage = Path(tempfile.mkdtemp(dir=place.tmp_path))
     server = place.fault_server()
     status, said = 0, ""
     for number, factor in enumerate(factors):

@@ -1,0 +1,290 @@
+"""A GB10 that is not there: everything that the suite asks one, answered as it would.
+
+``with machine(folder, "0.28.0") as box: box.run("--plan", "quick")`` runs the suite on it as an
+owner does: NVML's answers by a library (``nvml.c``), an interpreter whose vLLM is of the release
+(``server.py``), a box that measures as healthy ones do, and a real vLLM on the CPU that answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sm121.engines import choices
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+MODEL = "gpt-oss-120b"
+PROFILE = HERE / "profile.toml"
+
+#: tok/s of decode and prefill by depth. Marlin as published (the profile's [costs]); the effort's
+#: experts a little above what its plan asks for.
+RATES = {
+    "MARLIN": [(0, 33.55, 4663.7), (32768, 26.65, 1398.8)],
+    "FLASHINFER_CUTLASS_MXFP4_MXFP8": [(0, 54.0, 4900.0), (32768, 27.5, 1500.0)],
+}
+#: Of eight healthy nodes (the profile's [box]), as `sm121.measure.box.Device`.
+DEVICE = {
+    "device": "cuda:0", "bandwidth_gb_s": 222.4, "bandwidth_spread": 0.012,
+    "bandwidth_best_gb_s": 229.8, "bandwidth_method": "matrix-vector product (stand-in)",
+    "buffer_mib": 1024.0, "matrix_tflop_s": 78.1, "matrix_spread": 0.01,
+    "matrix_method": "bfloat16 8192^3 (stand-in)", "sm_clock_mhz": 2405, "power_w": 92.5,
+    "temperature_c": 62, "throttled": False, "power_capped": 0.0,
+}  # fmt: skip
+STATE = {"clock_mhz": 2405, "power_mw": 14_000, "celsius": 48}
+#: FlashInfer's modules that a GB10 compiled at some start before.
+WARM = (
+    "fused_moe_120", "fp4_quantization_120f", "mxfp8_quantization_sm100",
+    "batch_prefill_attention_sink_bf16_swa_True_fa2",
+    "batch_prefill_attention_sink_bf16_swa_False_fa2",
+    "xqa_bf16_head_dim_64_page_size_16_use_sliding_window_True",
+    "xqa_bf16_head_dim_64_page_size_16_use_sliding_window_False",
+)  # fmt: skip
+
+
+@dataclass
+class Behind:
+    """The vLLM on the CPU that answers."""
+
+    url: str
+    key: str
+
+
+@contextlib.contextmanager
+def vllm_on_the_cpu(checkpoint: Path, log: Path) -> Iterator[Behind]:
+    """Start it, wait until it serves, and stop it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    key = secrets.token_urlsafe(16)
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint),
+        "--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port),
+        "--dtype", "float32", "--max-model-len", "4608", "--max-num-seqs", "8", "--enforce-eager",
+        "--num-gpu-blocks-override", "640", "--enable-auto-tool-choice",
+        "--tool-call-parser", "openai",
+    ]  # fmt: skip
+    environment = {
+        **os.environ, "VLLM_API_KEY": key, "VLLM_HOST_IP": "127.0.0.1", "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1", "VLLM_ENABLE_RESPONSES_API_STORE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+    }  # fmt: skip
+    with log.open("w") as output:
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            _wait_for(url, process, log)
+            yield Behind(url, key)
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait_for(url: str, process: subprocess.Popen, log: Path) -> None:
+    deadline = time.monotonic() + 300
+    while True:
+        assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-3000:]
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5):
+            return
+        time.sleep(0.3)
+
+
+@dataclass
+class Machine:
+    """The stand-in, in a folder of its own."""
+
+    folder: Path
+    release: str
+    behind: Behind
+    profile: Path = PROFILE
+    rates: dict[str, Any] = field(default_factory=lambda: dict(RATES))
+    device: dict[str, Any] = field(default_factory=lambda: dict(DEVICE))
+    state: dict[str, int] = field(default_factory=lambda: dict(STATE))
+    settings: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    #: Of FlashInfer; None: the one that the release asks for.
+    flashinfer: str | None = None
+    warm: tuple[str, ...] = WARM
+    #: What dmesg says, after a moment on the clock of the kernel's messages.
+    kernel_log: str = ""
+
+    @property
+    def python(self) -> Path:
+        """The engine's interpreter."""
+        return self.folder / "engine" / "bin" / "python"
+
+    @property
+    def report(self) -> Path:
+        return self.folder / "report"
+
+    def build(self) -> None:
+        """NVML, the engine's environment, and what the machine is like."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        library = self.folder / "lib" / "libnvidia-ml.so.1"
+        library.parent.mkdir(exist_ok=True)
+        subprocess.run(
+            ["cc", "-shared", "-fPIC", "-O1", "-w", "-o", str(library), str(HERE / "nvml.c")], check=True
+        )
+        subprocess.run(
+            [sys.executable, "-m", "venv", "--without-pip", str(self.folder / "engine")], check=True
+        )
+        own = next((self.folder / "engine" / "lib").glob("python*")) / "site-packages"
+        _vllm(own, self.release)
+        known = choices.load("vllm", "sm121")
+        found = known.at(self.release) if known is not None else None
+        assert found is not None, f"fixtures/choices has no {self.release}"
+        version = self.flashinfer or found.flashinfer
+        _flashinfer(own, version)
+        for module in self.warm:
+            folder = self.folder / f".cache/flashinfer/{version}/121a/cached_ops/{module}"
+            folder.mkdir(parents=True)
+            (folder / f"{module}.so").touch()
+        for reader in ("dmesg", "journalctl"):
+            program = self.folder / "bin" / reader
+            program.parent.mkdir(exist_ok=True)
+            program.write_text(f"#!{sys.executable}\n{_DMESG}")
+            program.chmod(0o755)
+        rest = [path for path in sys.path if path.endswith("site-packages")]
+        added = "; ".join(f"site.addsitedir({path!r})" for path in rest)
+        (own / "rest.pth").write_text(f"import site; {added}\n{HERE}\n{HERE.parent}\n")
+        self.write()
+
+    def write(self) -> None:
+        """What can be changed between runs."""
+        (self.folder / "state").write_text("".join(f"{k} {v}\n" for k, v in self.state.items()))
+        (self.folder / "kernel.log").write_text(self.kernel_log)
+        (self.folder / "device.json").write_text(json.dumps(self.device))
+        settings = {
+            "release": self.release, "behind": self.behind.url, "key": self.behind.key,
+            "state": str(self.folder / "state"), "rates": self.rates, **self.settings,
+        }  # fmt: skip
+        (self.folder / "settings.json").write_text(json.dumps(settings))
+
+    def command(self, *arguments: str) -> list[str]:
+        """As an owner types it."""
+        return [
+            sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "sm121",
+            "--profile", str(self.profile), "--engine-python", str(self.python),
+            "--report-dir", str(self.report), *arguments,
+        ]  # fmt: skip
+
+    def surroundings(self) -> dict[str, str]:
+        """The environment of a run."""
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+        return {
+            **kept, "LD_LIBRARY_PATH": str(self.folder / "lib"),
+            "PYTHONPATH": str(HERE),
+            "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "FLASHINFER_WORKSPACE_BASE": str(self.folder),
+            "GB10_KERNEL_LOG": str(self.folder / "kernel.log"),
+            "GB10_STATE": str(self.folder / "state"),
+            "GB10_DEVICE": str(self.folder / "device.json"),
+            "GB10_SETTINGS": str(self.folder / "settings.json"),
+            **self.environment,
+        }  # fmt: skip
+
+    def run(self, *arguments: str, timeout_s: float = 1800.0) -> subprocess.CompletedProcess[str]:
+        """Run the suite on it to its end."""
+        self.write()
+        return subprocess.run(
+            self.command(*arguments), cwd=ROOT, env=self.surroundings(), text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout_s, check=False,
+        )  # fmt: skip
+
+    @property
+    def verdict(self) -> dict[str, Any]:
+        return json.loads((self.report / "verdict.json").read_text("utf-8"))
+
+
+#: As dmesg writes them: what was said, a moment ago.
+_DMESG = """import os, time
+for line in open(os.environ["GB10_KERNEL_LOG"]):
+    print(f"[{time.monotonic():12.6f}] {line}", end="")
+"""
+
+
+def _flashinfer(site: Path, version: str) -> None:
+    """A FlashInfer as far as it can be seen without a GPU: that it is there, and its version."""
+    package = site / "flashinfer"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "_build_meta.py").write_text(f'__version__ = "{version}"\n')
+    info = site / f"flashinfer_python-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: flashinfer-python\nVersion: {version}\n"
+    )
+    (info / "RECORD").write_text("flashinfer/__init__.py,,\n")
+    (info / "top_level.txt").write_text("flashinfer\n")
+
+
+def _vllm(site: Path, release: str) -> None:
+    """A vLLM of that release as far as it can be seen without a start: its version, and with it
+    what is installed; its variables and its command line are those of the vLLM that is here."""
+    real = Path(subprocess.run(
+        [sys.executable, "-c", "import importlib.util as u; print(u.find_spec('vllm').submodule_search_locations[0])"],
+        capture_output=True, text=True, check=True,
+    ).stdout.strip())  # fmt: skip
+    package = site / "vllm"
+    for inner in ("", "entrypoints", "entrypoints/openai"):
+        folder = package / inner
+        folder.mkdir(parents=True, exist_ok=True)
+        original = real / inner / "__init__.py"
+        text = original.read_text("utf-8") if original.is_file() else ""
+        extend = f"__path__ = [*__path__, {str(real / inner)!r}]\n"
+        future = "from __future__ import annotations\n" if "from __future__" in text else ""
+        text = text.replace("from __future__ import annotations\n", "")
+        (folder / "__init__.py").write_text(future + extend + text)
+    for file in ("envs.py",):
+        (package / file).write_text((real / file).read_text("utf-8"))
+    (package / "config").mkdir()
+    (package / "config" / "__init__.py").write_text(
+        f"__path__ = [*__path__, {str(real / 'config')!r}]\n" + (real / "config" / "__init__.py").read_text("utf-8")
+    )
+    (package / "_version.py").write_text(f"__version__ = version = {release!r}\n__commit_id__ = None\n")
+    (package / "entrypoints" / "openai" / "api_server.py").write_text("from server import main\n\nmain()\n")
+    info = site / f"vllm-{release}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {release}\n")
+    (info / "RECORD").write_text("vllm/__init__.py,,\n")
+    (info / "top_level.txt").write_text("vllm\n")
+
+
+@contextlib.contextmanager
+def machine(folder: Path, release: str, behind: Behind, **changes: Any) -> Iterator[Machine]:
+    """A healthy one, with changes."""
+    made = Machine(folder, release, behind, **changes)
+    made.build()
+    yield made
+
+
+def main() -> None:
+    """``python machine.py FOLDER RELEASE CHECKPOINT [pytest's arguments]``."""
+    folder, release, checkpoint, *arguments = sys.argv[1:]
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with (
+        vllm_on_the_cpu(Path(checkpoint), Path(folder) / "behind.log") as behind,
+        machine(Path(folder) / release, release, behind) as box,
+    ):
+        done = box.run(*arguments)
+        print(done.stdout)
+        sys.exit(done.returncode)
+
+
+if __name__ == "__main__":
+    main()

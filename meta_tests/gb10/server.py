@@ -1,0 +1,396 @@
+"""A server of vLLM on a GB10 that is not there: its command line, its log, its rates.
+
+Started as ``python -m vllm.entrypoints.openai.api_server`` by the interpreter that `machine.py`
+makes. What a release accepts, refuses, chooses and writes is what it did when it was executed
+(``fixtures/choices``). The log comes over a time line (``start.toml``) on a faster clock. A real
+vLLM on the CPU answers; requests whose time is measured are answered at the rates of a GB10.
+GB10_SETTINGS names a JSON file with `Settings`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import tomllib
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from sm121.engines import choices
+from timed_server import Pace, Plan, TimedServer
+
+HERE = Path(__file__).parent
+#: What a faulty or a slower start does not change: the marker of FlashInfer's workspace.
+_WORKSPACE = "FLASHINFER_WORKSPACE_BASE"
+_COUNTED = {
+    "vllm:generation_tokens_total": "generated",
+    "vllm:prompt_tokens_total": "prompted",
+    "vllm:prefix_cache_queries_total": "prompted",
+    "vllm:prefix_cache_hits_total": "hits",
+    "vllm:request_decode_time_seconds_sum": "decode_s",
+    "vllm:num_requests_running": "running",
+}
+
+
+@dataclass
+class Settings:
+    """What the machine and its owner are like."""
+
+    release: str
+    #: A real vLLM that serves the same model on the CPU, and its key.
+    behind: str
+    key: str
+    #: The NVML library's file.
+    state: str
+    #: Tokens per second of decode and prefill by depth, by the experts that were chosen.
+    rates: dict[str, list[tuple[int, float, float]]]
+    #: Seconds of the time line for each second here.
+    faster: float = 40.0
+    #: FlashInfer's modules that are compiled at the first start, and the seconds that each takes.
+    compiles: dict[str, float] = field(default_factory=dict)
+    #: What is wrong with its start: names of ``faults.toml``.
+    faults: list[str] = field(default_factory=list)
+    #: Factor on the rate of decode, half a minute after the first timed request.
+    drift: float = 1.0
+    #: So many seconds after the first timed request the engine's process dies; 0: never.
+    dies_after_s: float = 0.0
+
+    @classmethod
+    def load(cls) -> Settings:
+        """From the file that GB10_SETTINGS names."""
+        return cls(**json.loads(Path(os.environ["GB10_SETTINGS"]).read_text("utf-8")))
+
+
+class Refused(Exception):
+    """The release's own words."""
+
+
+class Release:
+    """What a release makes of a command line."""
+
+    def __init__(self, version: str, arguments: list[str]) -> None:
+        known = choices.load("vllm", "sm121")
+        found = known.at(version) if known is not None else None
+        assert known is not None and found is not None, f"fixtures/choices has no {version}"
+        self.version = version
+        for refusal in choices.refusals(found, arguments, os.environ):
+            raise Refused(refusal.words)
+        answers = [a for a in found.answers if a.machine == "cubins" and a.attention]
+        asked = _deciding(arguments)
+        same = [a for a in answers if _deciding(a.arguments) == asked]
+        # What nobody asked for in one breath was asked for one by one.
+        self.attention = _only(
+            [a.attention for a in same]
+            or [a.attention for a in answers if _part(a.arguments, asked, "attention")]
+        )
+        self.experts = _only(
+            [a.experts for a in same]
+            or [a.experts for a in answers if _part(a.arguments, asked, "experts")]
+        )
+        chosen = next(a for a in answers if a.attention == self.attention)
+        lines = {known.lines[number] for a in same or [chosen] for number in a.lines}
+        own = ("Mxfp4 MoE backend", "KV cache layout")
+        self.lines = sorted(line for line in lines if not any(part in line for part in own))
+        self.shows_layout = any("KV cache layout." in known.lines[n] for a in answers for n in a.lines)
+        asked_layout = os.environ.get("VLLM_KV_CACHE_LAYOUT")
+        self.layout = _only(
+            [chosen.layouts.get(asked_layout, asked_layout)] if asked_layout else [chosen.layout]
+        )
+        self.layout_line = f"[utils.py:347] Using {self.layout} KV cache layout."
+        if not self.shows_layout:  # before 0.29 only what was asked for is said
+            self.layout_line = asked_layout and (
+                "[utils.py:62] `VLLM_KV_CACHE_LAYOUT` environment variable detected. Setting KV "
+                f"cache layout to {asked_layout}."
+            )
+
+
+def _deciding(arguments: Any) -> dict[str, Any]:
+    pairs = choices._pairs(arguments)
+    names = {name for names in choices.DECIDING.values() for name in names}
+    return {name: value for name, value in pairs.items() if name in names}
+
+
+def _part(arguments: Any, asked: dict[str, Any], kind: str) -> bool:
+    return choices._of(kind, _deciding(arguments)) == choices._of(kind, asked)
+
+
+def _only(found: list[Any]) -> str:
+    assert found and found[0], "the release was never asked for this"
+    return str(found[0])
+
+
+class Gb10(TimedServer):
+    """Timed requests at the rates of a GB10; all others go to the real vLLM behind."""
+
+    def __init__(self, settings: Settings, release: Release, model: str, core: subprocess.Popen) -> None:
+        super().__init__(Pace(echo="asked", prompts="turns"), model, None)
+        self.settings, self.release, self.core = settings, release, core
+        self.curve = settings.rates[release.experts]
+        self.key = os.environ.get("VLLM_API_KEY")
+        self.session: aiohttp.ClientSession | None = None
+        self.before: dict[str, float] = {}
+        self.began = time.time()
+        self.serving_since: float | None = None
+
+    def application(self) -> web.Application:
+        app = web.Application(client_max_size=64 << 20, middlewares=[self._only_with_key])
+        app.router.add_get("/health", self.health)
+        app.router.add_get("/version", self.version)
+        app.router.add_get("/metrics", self.metrics)
+        app.router.add_post("/v1/completions", self.completions)
+        app.router.add_route("*", "/{path:.*}", self.hand_on)
+        app.cleanup_ctx.append(self._connected)
+        return app
+
+    async def _connected(self, _app: web.Application) -> Any:
+        async with aiohttp.ClientSession(
+            self.settings.behind, timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False
+        ) as self.session:
+            self.before = _values(await self._behind())
+            yield
+
+    @web.middleware
+    async def _only_with_key(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "")
+        if self.key and request.path.startswith("/v1") and given != f"Bearer {self.key}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        return await handler(request)
+
+    async def health(self, _request: web.Request) -> web.Response:
+        return web.Response(status=200 if self.core.poll() is None else 503)
+
+    async def version(self, _request: web.Request) -> web.Response:
+        return web.json_response({"version": self.release.version})
+
+    async def _behind(self) -> str:
+        assert self.session is not None
+        async with self.session.get("/metrics") as answer:
+            return await answer.text()
+
+    async def metrics(self, _request: web.Request) -> web.Response:
+        """Those of the vLLM behind since this start, and what was served at a GB10's rates."""
+        lines = []
+        for line in (await self._behind()).splitlines():
+            name, _, value = line.rpartition(" ")
+            bare = name.partition("{")[0]
+            if line.startswith("#") or not name:
+                lines.append(line)
+            elif bare == "process_start_time_seconds":
+                lines.append(f"{name} {self.began}")
+            else:
+                gauge = not bare.endswith(("_total", "_sum", "_count", "_bucket"))
+                own = float(getattr(self, _COUNTED[bare])) if bare in _COUNTED else 0.0
+                seen = float(value) - (0.0 if gauge else self.before.get(name, 0.0)) + own
+                lines.append(f"{name} {seen}")
+        return web.Response(text="\n".join(lines) + "\n")
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """At a GB10's rates when its time is measured; what it says is asked of the vLLM behind."""
+        said = json.loads(await request.read())
+        options = said.get("stream_options") or {}
+        timed = isinstance(said.get("prompt"), list) and said.get("ignore_eos")
+        if timed and (options.get("continuous_usage_stats") or len(said["prompt"]) > 4000):
+            return await self.complete(request)
+        return await self.hand_on(request)
+
+    async def hand_on(self, request: web.Request) -> web.StreamResponse:
+        assert self.session is not None
+        headers = {"Authorization": f"Bearer {self.settings.key}"}
+        if kind := request.headers.get("Content-Type"):
+            headers["Content-Type"] = kind
+        async with self.session.request(
+            request.method, request.rel_url, data=await request.read(), headers=headers
+        ) as answer:
+            kept = {k: answer.headers[k] for k in ("Content-Type",) if k in answer.headers}
+            response = web.StreamResponse(status=answer.status, headers=kept)
+            await response.prepare(request)
+            async for part in answer.content.iter_any():
+                await response.write(part)
+            await response.write_eof()
+            return response
+
+    def _plan(self, pace: Pace, number: int, prompt_tokens: int, tokens: int, share: Any) -> Plan:
+        """A prompt's token costs more the deeper it stands, and so does a generated one."""
+        del pace
+        if self.serving_since is None:
+            self.serving_since = time.monotonic()
+            if self.settings.dies_after_s:
+                asyncio.get_running_loop().call_later(self.settings.dies_after_s, self._die)
+        turn = share[1].index(number) + 1
+        at = [0.02 + turn * self._prefill_s(prompt_tokens)]
+        crowd = 1.0 + (self.running - 1) * (8 / 3 - 1) / 7 if self.running > 1 else 1.0
+        drift = self.settings.drift if self._late() else 1.0
+        for made in range(tokens - 1):
+            step = crowd / (self._rate(prompt_tokens + made, 1) * drift)
+            at.append(at[-1] + step)
+        return Plan(tokens, [int(second * 1e9) for second in at])
+
+    def _die(self) -> None:
+        """As vLLM does after an error that CUDA cannot go on from."""
+        for line in _data("faults.toml")["death"]["lines"]:
+            print(f"(EngineCore pid={self.core.pid}) {line}", flush=True)
+        self.core.kill()
+        os._exit(1)
+
+    def _late(self) -> bool:
+        return self.serving_since is not None and time.monotonic() - self.serving_since > 30
+
+    def _rate(self, depth: int, which: int) -> float:
+        """Between the depths of the table the seconds of a token grow linearly."""
+        rows = self.curve
+        for (low, *first), (high, *second) in zip(rows, rows[1:], strict=False):
+            if depth <= high or (high, *second) == tuple(rows[-1]):
+                share = (depth - low) / (high - low)
+                a, b = 1 / first[which - 1], 1 / second[which - 1]
+                return 1 / (a + share * (b - a))
+        return float(rows[0][which])
+
+    def _prefill_s(self, tokens: int) -> float:
+        return tokens / self._rate(tokens // 2, 2)
+
+
+def _values(text: str) -> dict[str, float]:
+    found = {}
+    for line in text.splitlines():
+        name, _, value = line.rpartition(" ")
+        if name and not line.startswith("#"):
+            found[name] = float(value)
+    return found
+
+
+class Log:
+    """The lines of a start, at their time on a faster clock."""
+
+    def __init__(self, settings: Settings, values: dict[str, Any], core: int) -> None:
+        self.faster, self.values, self.core = settings.faster, values, core
+        self.began = time.monotonic()
+
+    def write(self, entry: dict[str, Any]) -> None:
+        left = self.began + entry["at"] / self.faster - time.monotonic()
+        time.sleep(max(0.0, left))
+        if "module" in entry:
+            _compile(entry["module"], entry["seconds"])
+            self.began += entry["seconds"]  # compilers are not faster here
+        for role in ("api", "core", "bare"):
+            if role in entry:
+                self._say(role, entry[role])
+
+    def _say(self, role: str, template: str) -> None:
+        now = time.strftime("%m-%d %H:%M:%S")
+        text = re.sub(r"\{(\w+)\}", lambda match: str(self.values[match[1]]), template)
+        for line in text.splitlines():
+            if role != "bare":
+                who = f"(APIServer pid={os.getpid()})" if role == "api" else f"(EngineCore pid={self.core})"
+                level, bracket, rest = line.rpartition("[") if line.startswith(("INFO ", "WARNING ")) else ("INFO ", "", line)
+                line = f"{who} {level}{now} {bracket}{rest}"
+            print(line, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--model")
+    parser.add_argument("--served-model-name")
+    own, others = parser.parse_known_args()
+    settings = Settings.load()
+    core = subprocess.Popen([sys.executable, "-c", _CORE], stdin=subprocess.PIPE)
+    try:
+        _serve(settings, own, others, core)
+    finally:
+        core.kill()
+        core.wait()
+
+
+#: The engine's process: it ends with its parent.
+_CORE = "import sys; sys.stdin.read()"
+_UNKNOWN = "WARNING [envs.py:2114] Unknown vLLM environment variable detected: {unknown}"
+
+
+def _data(name: str) -> dict[str, Any]:
+    return tomllib.loads((HERE / name).read_text("utf-8"))
+
+
+def _unknown_variables() -> set[str]:
+    """As vLLM looks for them (``vllm/envs.py``, validate_environ)."""
+    from vllm import envs
+
+    return {name for name in os.environ if name.startswith("VLLM_")} - {*envs.environment_variables}
+
+
+def _compiling(module: str, seconds: float, at: float) -> dict[str, Any]:
+    """A module of FlashInfer that is compiled at the first start: a file a second."""
+    return {"at": at, "module": module, "seconds": seconds}
+
+
+def _compile(module: str, seconds: float) -> None:
+    """What FlashInfer leaves in its cache while ninja compiles."""
+    base = Path(os.environ[_WORKSPACE]) / ".cache" / "flashinfer"
+    version = metadata.version("flashinfer-python")
+    folder = base / version / "121a" / "cached_ops" / module
+    folder.mkdir(parents=True, exist_ok=True)
+    outputs = [folder / f"{number}.cuda.o" for number in range(int(seconds))]
+    rules = [f"build {output}: cuda_compile x.cu" for output in outputs]
+    rules.append(f"build {folder}/{module}.so: link {' '.join(map(str, outputs))}")
+    if (folder / f"{module}.so").exists():
+        return
+    (folder / "build.ninja").write_text("\n".join(rules))
+    for output in outputs:
+        time.sleep(1)
+        output.touch()
+    (folder / f"{module}.so").touch()
+
+
+def _serve(settings: Settings, own: Any, others: list[str], core: subprocess.Popen) -> None:
+    values = {
+        "version": settings.release, "model": own.model, "served": own.served_model_name,
+        "port": own.port, "pid": os.getpid(), "speculation": None, "load_format": "fastsafetensors",
+        "arguments": {"model_tag": own.model, "host": own.host, "port": own.port},
+    }  # fmt: skip
+    log = Log(settings, values, core.pid)
+    lines = _data("start.toml")["line"]
+    log.write(lines.pop(0))
+    for name in sorted(_unknown_variables()):
+        values["unknown"] = name
+        log.write({"at": 0.5, "api": _UNKNOWN})
+    log.write(lines.pop(0))
+    try:
+        release = Release(settings.release, others)
+    except Refused as refusal:
+        print(f"(APIServer pid={os.getpid()}) {refusal}", flush=True)
+        sys.exit(1)
+    with Path(settings.state).open("a", encoding="utf-8") as state:
+        state.write(f"process {core.pid}\n")
+    values["lines"] = "\n".join(line.replace(".py]", ".py:1]") for line in release.lines)
+    values["chosen"] = f"[mxfp4.py:433] Using '{release.experts}' Mxfp4 MoE backend."
+    values["layout"] = release.layout_line or ""
+    faults = {fault["name"]: fault for fault in _data("faults.toml")["fault"]}
+    for name in settings.faults:
+        fault = faults[name]
+        values |= fault.get("says", {})
+        release.experts = fault.get("experts", release.experts)
+        lines += fault.get("line", [])
+    lines += [_compiling(*module, at) for at, module in enumerate(settings.compiles.items(), 81)]
+    for entry in sorted(lines, key=lambda line: line["at"]):
+        log.write(entry)
+        if "status" in entry:
+            sys.exit(entry["status"])
+    server = Gb10(settings, release, own.served_model_name, core)
+    with contextlib.suppress(KeyboardInterrupt):
+        web.run_app(server.application(), host=own.host, port=own.port, print=None, access_log=None,
+                    shutdown_timeout=1.0)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
