@@ -286,6 +286,28 @@ def test_a_server_that_was_replaced_between_visits_counts_for_nothing(monkeypatc
         run._check(Visit("B"), server, sides[1])
 
 
+def test_a_side_that_forgets_what_a_knew_is_broken(fault_server, timed_server):
+    own = profile.load("cpu-tiny-gpt-oss")
+    harness = SimpleNamespace(redact=str, profile=own, file=SimpleNamespace(unproven=[]))
+    knows, noise = fault_server(), timed_server("--model", "canary", "--rate", "5000").base_url
+
+    def server(url: str) -> Server:
+        return Server(Endpoint(url, knows.key, "canary"), False, "x", None, None, None, None)
+
+    run = AbRun(harness, ab.parse_sides(["", "--x"]), None, lambda _side: None)
+    assert run._forgotten("A", server(knows.base_url)) is None
+    assert run._forgotten("B", server(knows.base_url)) is None
+    said = run._forgotten("B", server(noise))
+    assert said is not None and "'The capital of France is'" in said and "A knew" in said
+    with pytest.raises(Invalid, match="A answers"):
+        run._forgotten("A", server(noise))
+    dull = AbRun(harness, run.sides, None, lambda _side: None)
+    assert (
+        dull._forgotten("A", server(noise)) is None and dull._forgotten("B", server(noise)) is None
+    )
+    assert any("answers sensibly" in line for line in harness.file.unproven)
+
+
 @pytest.mark.parametrize(
     ("second", "b", "same", "silent"),
     [

@@ -24,7 +24,14 @@ from sm121.plugin import selection
 from sm121.plugin.stash import APPLIES_TO, ID, LEVEL, SETTINGS
 from sm121.report import summary
 from sm121.run.fingerprint import Fingerprint
-from sm121.run.verdict_file import BoxReport, EngineReport, MetricReport, TestReport, VerdictFile
+from sm121.run.verdict_file import (
+    BoxReport,
+    CrashReport,
+    EngineReport,
+    MetricReport,
+    TestReport,
+    VerdictFile,
+)
 from sm121.session import certification
 from sm121.session.fingerprinting import is_shipped
 from sm121.session.opening import open_session
@@ -165,6 +172,14 @@ def without(file: VerdictFile, part: str) -> VerdictFile:
 def test_a_test_of_the_inventory_that_is_not_there_is_a_gap(left_out, said):
     seen = certified(without(whole(), left_out))
     assert seen.verdict is Verdict.NOT_RUN and not seen.certified and said in seen.reason
+
+
+def test_a_crash_is_a_gap_whatever_the_tests_say():
+    file = whole()
+    file.crashes = [CrashReport(kind="xid", summary="Xid 13", owner="driver")]
+    seen = certified(file)
+    assert seen.verdict is Verdict.FAIL and not seen.certified
+    assert "1 crashes, the first: Xid 13" in seen.reason
 
 
 def test_a_parameter_counts_for_its_test_and_another_file_does_not():

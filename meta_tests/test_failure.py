@@ -59,6 +59,9 @@ CASES = {
         "RuntimeError: Runtime check failed at nvfp4.cuh:78: CUDA error: device-side assert "
         "triggered"
     ],
+    "disk_full": [
+        "/tmp/tmpxft_0001.ii: fatal error: error writing to /tmp/cc1.s: No space left on device"
+    ],
     "arch_no_supported": [
         "RuntimeError: No supported CUDA architectures found for major versions [10]."
     ],

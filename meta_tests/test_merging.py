@@ -236,6 +236,17 @@ def test_shards_of_two_days_are_no_run():
     assert [found.what for found in merge.apart(one, two)] == ["day"]
 
 
+def test_shards_of_which_any_two_are_too_far_apart_are_no_run(tmp_path):
+    days = ("2026-11-20T10:00:00+00:00", "2026-11-19T12:00:00+00:00", "2026-11-21T08:00:00+00:00")
+    folders = []
+    for number, day in enumerate(days, 1):
+        shard = part(number, of=3)
+        shard.started = day
+        folders.append(wrote(tmp_path, f"s{number}", shard))
+    with pytest.raises(UsageError, match="another day"):
+        merging.read(folders)
+
+
 @pytest.mark.parametrize("together", [of_shards, of_workers])
 @pytest.mark.parametrize("verdict", ["FAIL", "INVALID", "INCONCLUSIVE"])
 def test_the_whole_is_never_better_than_the_worst_part(together, verdict):

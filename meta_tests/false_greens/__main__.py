@@ -6,15 +6,13 @@
 from __future__ import annotations
 
 import argparse
-import html
-import json
-import os
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).parent
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import catalogue_rows
+
 HEAD = """# False greens
 
 Made by `python meta_tests/false_greens --output docs/false-greens.md` (`make catalogues`). Do not edit.
@@ -30,16 +28,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        rows = Path(folder) / "rows.jsonl"
-        rows.touch()
-        ran = subprocess.run(
-            [sys.executable, "-m", "pytest", str(HERE.parent / "test_false_greens.py"), "--slow"],
-            cwd=HERE.parent.parent,
-            env={**os.environ, "SM121_META_FALSE_GREENS": str(rows)},
-            check=False,
-        )
-        found = [json.loads(line) for line in rows.read_text("utf-8").splitlines()]
+    status, found = catalogue_rows.run("test_false_greens.py")
     page = HEAD.format(
         total=len(found),
         caught=sum(not row["green"] for row in found),
@@ -51,13 +40,13 @@ def main() -> int:
             item = row["item"]
             page += f"\n## {item}\n\n| variant | verdict | what is said | clean twin |\n"
             page += "|---|---|---|---|\n"
-        said = html.escape(row["said"][:240], quote=False).replace("|", "\\|").replace("\n", " ")
+        said = catalogue_rows.cell(row["said"])
         verdict = "**green**" if row["green"] else row["verdict"]
         page += (
             f"| {row['name']} | {verdict} | {said} | {'passes' if row['clean'] else '**red**'} |\n"
         )
     options.output.write_text(page, "utf-8")
-    return ran.returncode
+    return status
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.profile import KernelPathRequirement
 from sm121.core.server import Endpoint, Server
@@ -86,6 +87,9 @@ class _Starts(AbRun):
     def _measure(self, name: str, server: Server) -> dict[str, MetricOfStart]:
         value = (self.factor if name == "B" else 1.0) * (100 + 0.1 * len(self.visited))
         return {"tg32@d0": MetricOfStart(value, "tok/s", True)}
+
+    def _forgotten(self, name: str, server: Server) -> str | None:
+        return None  # nobody listens at such a start
 
 
 _OWN = ServerConfiguration("base", "vllm", "python", "canary", "canary")
@@ -195,10 +199,10 @@ def _whole_run(place: Place, sides: Sequence[str], faults: str = "") -> Outcome:
     text = (_DATA / "matrix-profile.toml").read_text() + _LENIENT
     text = text.replace('"CHECKPOINT"', f'"{checkpoint}"')
     text = text.replace('"AXES"', f'"{_DATA / "matrix-axes.toml"}"')
-    profile = place.tmp_path / "meta.toml"
-    profile.write_text(text)
+    own = place.tmp_path / "meta.toml"
+    own.write_text(text)
     status, run = place.run_pytest(
-        "-p", "matrix_engine", "--profile", str(profile), "tests/test_regression.py",
+        "-p", "matrix_engine", "--profile", str(own), "tests/test_regression.py",
         "--ab", *sides, "-k", "b_is_not_worse",
         f"--benchmark-storage={place.tmp_path}/s", timeout_s=240.0,
         environment={
@@ -254,7 +258,29 @@ def _urls(place: Place, same: bool) -> Outcome:
     )
 
 
+def _answers(place: Place, sensible: bool) -> Outcome:
+    """What is said of a B that answers noise, or what A answers, after an A that knows a fact."""
+    run = AbRun(
+        SimpleNamespace(redact=str, profile=profile.load("cpu-tiny-gpt-oss")),
+        ab.parse_sides(["", "--x"]), None, lambda _side: None,
+    )  # fmt: skip
+    knows = place.fault_server()
+    noise = place.timed_server("--rate", "5000", "--model", "canary").base_url
+    said = None
+    for name, url in (("A", knows.base_url), ("B", knows.base_url if sensible else noise)):
+        endpoint = Endpoint(url, knows.key, "canary")
+        said = run._forgotten(name, Server(endpoint, False, "x", None, None, None, None))
+    return Outcome("FAIL" if said else "PASS", said or "")
+
+
 CASES = [
+    Case(
+        _ITEM,
+        "a fast B answers noise",
+        lambda place: _answers(place, False),
+        lambda place: _answers(place, True),
+        "which A knew at its first visit",
+    ),
     _case(
         "B fell back to A's kernels",
         _TRITON,

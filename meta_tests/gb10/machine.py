@@ -1,13 +1,14 @@
 """A GB10 that is not there: everything that the suite asks one, answered as it would.
 
-``with machine(folder, "0.28.0") as box: box.run("--plan", "quick")`` runs the suite on it as an
-owner does: NVML's answers by a library (``nvml.c``), an interpreter whose vLLM is of the release
-(``server.py``), a box that measures as healthy ones do, and a real vLLM on the CPU that answers.
+A `Machine` that was built runs the suite as its owner does: NVML's answers by a library
+(``nvml.c``), an interpreter whose vLLM is of the release (``server.py``), a box that measures as
+healthy ones do, and a real vLLM on the CPU that answers.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import secrets
@@ -117,6 +118,8 @@ class Machine:
     state: dict[str, int] = field(default_factory=lambda: dict(STATE))
     settings: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
+    #: What a build calls itself; None: the release.
+    version: str | None = None
     #: Of FlashInfer; None: the one that the release asks for.
     flashinfer: str | None = None
     warm: tuple[str, ...] = WARM
@@ -134,17 +137,18 @@ class Machine:
 
     def build(self) -> None:
         """NVML, the engine's environment, and what the machine is like."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True)
         library = self.folder / "lib" / "libnvidia-ml.so.1"
         library.parent.mkdir(exist_ok=True)
         subprocess.run(
-            ["cc", "-shared", "-fPIC", "-O1", "-w", "-o", str(library), str(HERE / "nvml.c")], check=True
+            ["cc", "-shared", "-fPIC", "-O1", "-w", "-o", str(library), str(HERE / "nvml.c")],
+            check=True,
         )
         subprocess.run(
             [sys.executable, "-m", "venv", "--without-pip", str(self.folder / "engine")], check=True
         )
         own = next((self.folder / "engine" / "lib").glob("python*")) / "site-packages"
-        _vllm(own, self.release)
+        _vllm(own, self.version or self.release)
         known = choices.load("vllm", "sm121")
         found = known.at(self.release) if known is not None else None
         assert found is not None, f"fixtures/choices has no {self.release}"
@@ -161,7 +165,7 @@ class Machine:
             program.chmod(0o755)
         rest = [path for path in sys.path if path.endswith("site-packages")]
         added = "; ".join(f"site.addsitedir({path!r})" for path in rest)
-        (own / "rest.pth").write_text(f"import site; {added}\n{HERE}\n{HERE.parent}\n")
+        (own / "rest.pth").write_text(f"import site; {added}\n{HERE.parent}\n")
         self.write()
 
     def write(self) -> None:
@@ -170,7 +174,9 @@ class Machine:
         (self.folder / "kernel.log").write_text(self.kernel_log)
         (self.folder / "device.json").write_text(json.dumps(self.device))
         settings = {
-            "release": self.release, "behind": self.behind.url, "key": self.behind.key,
+            "release": self.release,
+            "version": self.version or self.release,
+            "behind": self.behind.url, "key": self.behind.key,
             "state": str(self.folder / "state"), "rates": self.rates, **self.settings,
         }  # fmt: skip
         (self.folder / "settings.json").write_text(json.dumps(settings))
@@ -188,7 +194,7 @@ class Machine:
         kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
         return {
             **kept, "LD_LIBRARY_PATH": str(self.folder / "lib"),
-            "PYTHONPATH": str(HERE),
+            "PYTHONPATH": str(HERE / "on_path"),
             "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
             "FLASHINFER_WORKSPACE_BASE": str(self.folder),
             "GB10_KERNEL_LOG": str(self.folder / "kernel.log"),
@@ -218,11 +224,18 @@ for line in open(os.environ["GB10_KERNEL_LOG"]):
 """
 
 
+#: Those that FlashInfer's sources name and the suite or a profile sets.
+_FLASHINFER_VARIABLES = (
+    "FLASHINFER_CUDA_ARCH_LIST", "FLASHINFER_WORKSPACE_BASE", "FLASHINFER_NVCC_THREADS",
+)  # fmt: skip
+
+
 def _flashinfer(site: Path, version: str) -> None:
     """A FlashInfer as far as it can be seen without a GPU: that it is there, and its version."""
     package = site / "flashinfer"
     package.mkdir()
     (package / "__init__.py").write_text("")
+    (package / "environment.py").write_text(f"NAMES = {_FLASHINFER_VARIABLES!r}\n")
     (package / "_build_meta.py").write_text(f'__version__ = "{version}"\n')
     info = site / f"flashinfer_python-{version}.dist-info"
     info.mkdir()
@@ -236,10 +249,9 @@ def _flashinfer(site: Path, version: str) -> None:
 def _vllm(site: Path, release: str) -> None:
     """A vLLM of that release as far as it can be seen without a start: its version, and with it
     what is installed; its variables and its command line are those of the vLLM that is here."""
-    real = Path(subprocess.run(
-        [sys.executable, "-c", "import importlib.util as u; print(u.find_spec('vllm').submodule_search_locations[0])"],
-        capture_output=True, text=True, check=True,
-    ).stdout.strip())  # fmt: skip
+    found = importlib.util.find_spec("vllm")
+    assert found is not None and found.submodule_search_locations, "vllm is not installed here"
+    real = Path(found.submodule_search_locations[0])
     package = site / "vllm"
     for inner in ("", "entrypoints", "entrypoints/openai"):
         folder = package / inner
@@ -254,37 +266,17 @@ def _vllm(site: Path, release: str) -> None:
         (package / file).write_text((real / file).read_text("utf-8"))
     (package / "config").mkdir()
     (package / "config" / "__init__.py").write_text(
-        f"__path__ = [*__path__, {str(real / 'config')!r}]\n" + (real / "config" / "__init__.py").read_text("utf-8")
+        f"__path__ = [*__path__, {str(real / 'config')!r}]\n"
+        + (real / "config" / "__init__.py").read_text("utf-8")
     )
-    (package / "_version.py").write_text(f"__version__ = version = {release!r}\n__commit_id__ = None\n")
-    (package / "entrypoints" / "openai" / "api_server.py").write_text("from server import main\n\nmain()\n")
+    (package / "_version.py").write_text(
+        f"__version__ = version = {release!r}\n__commit_id__ = None\n"
+    )
+    (package / "entrypoints" / "openai" / "api_server.py").write_text(
+        "from gb10.server import main\n\nmain()\n"
+    )
     info = site / f"vllm-{release}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {release}\n")
     (info / "RECORD").write_text("vllm/__init__.py,,\n")
     (info / "top_level.txt").write_text("vllm\n")
-
-
-@contextlib.contextmanager
-def machine(folder: Path, release: str, behind: Behind, **changes: Any) -> Iterator[Machine]:
-    """A healthy one, with changes."""
-    made = Machine(folder, release, behind, **changes)
-    made.build()
-    yield made
-
-
-def main() -> None:
-    """``python machine.py FOLDER RELEASE CHECKPOINT [pytest's arguments]``."""
-    folder, release, checkpoint, *arguments = sys.argv[1:]
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    with (
-        vllm_on_the_cpu(Path(checkpoint), Path(folder) / "behind.log") as behind,
-        machine(Path(folder) / release, release, behind) as box,
-    ):
-        done = box.run(*arguments)
-        print(done.stdout)
-        sys.exit(done.returncode)
-
-
-if __name__ == "__main__":
-    main()

@@ -26,9 +26,9 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from timed_server import Pace, Plan, TimedServer
 
 from sm121.engines import choices
-from timed_server import Pace, Plan, TimedServer
 
 HERE = Path(__file__).parent
 #: What a faulty or a slower start does not change: the marker of FlashInfer's workspace.
@@ -48,6 +48,8 @@ class Settings:
     """What the machine and its owner are like."""
 
     release: str
+    #: What the build calls itself.
+    version: str
     #: A real vLLM that serves the same model on the CPU, and its key.
     behind: str
     key: str
@@ -102,7 +104,9 @@ class Release:
         lines = {known.lines[number] for a in same or [chosen] for number in a.lines}
         own = ("Mxfp4 MoE backend", "KV cache layout")
         self.lines = sorted(line for line in lines if not any(part in line for part in own))
-        self.shows_layout = any("KV cache layout." in known.lines[n] for a in answers for n in a.lines)
+        self.shows_layout = any(
+            "KV cache layout." in known.lines[n] for a in answers for n in a.lines
+        )
         asked_layout = os.environ.get("VLLM_KV_CACHE_LAYOUT")
         self.layout = _only(
             [chosen.layouts.get(asked_layout, asked_layout)] if asked_layout else [chosen.layout]
@@ -116,13 +120,13 @@ class Release:
 
 
 def _deciding(arguments: Any) -> dict[str, Any]:
-    pairs = choices._pairs(arguments)
+    pairs = choices.as_pairs(arguments)
     names = {name for names in choices.DECIDING.values() for name in names}
     return {name: value for name, value in pairs.items() if name in names}
 
 
 def _part(arguments: Any, asked: dict[str, Any], kind: str) -> bool:
-    return choices._of(kind, _deciding(arguments)) == choices._of(kind, asked)
+    return choices.deciding(kind, _deciding(arguments)) == choices.deciding(kind, asked)
 
 
 def _only(found: list[Any]) -> str:
@@ -133,7 +137,9 @@ def _only(found: list[Any]) -> str:
 class Gb10(TimedServer):
     """Timed requests at the rates of a GB10; all others go to the real vLLM behind."""
 
-    def __init__(self, settings: Settings, release: Release, model: str, core: subprocess.Popen) -> None:
+    def __init__(
+        self, settings: Settings, release: Release, model: str, core: subprocess.Popen
+    ) -> None:
         super().__init__(Pace(echo="asked", prompts="turns"), model, None)
         self.settings, self.release, self.core = settings, release, core
         self.curve = settings.rates[release.experts]
@@ -171,7 +177,7 @@ class Gb10(TimedServer):
         return web.Response(status=200 if self.core.poll() is None else 503)
 
     async def version(self, _request: web.Request) -> web.Response:
-        return web.json_response({"version": self.release.version})
+        return web.json_response({"version": self.settings.version})
 
     async def _behind(self) -> str:
         assert self.session is not None
@@ -249,12 +255,10 @@ class Gb10(TimedServer):
     def _rate(self, depth: int, which: int) -> float:
         """Between the depths of the table the seconds of a token grow linearly."""
         rows = self.curve
-        for (low, *first), (high, *second) in zip(rows, rows[1:], strict=False):
-            if depth <= high or (high, *second) == tuple(rows[-1]):
-                share = (depth - low) / (high - low)
-                a, b = 1 / first[which - 1], 1 / second[which - 1]
-                return 1 / (a + share * (b - a))
-        return float(rows[0][which])
+        at = max(1, min(len(rows) - 1, sum(row[0] < depth for row in rows)))
+        (low, *first), (high, *second) = rows[at - 1 : at + 1]
+        a, b = 1 / first[which - 1], 1 / second[which - 1]
+        return 1 / (a + (depth - low) / (high - low) * (b - a))
 
     def _prefill_s(self, tokens: int) -> float:
         return tokens / self._rate(tokens // 2, 2)
@@ -291,8 +295,16 @@ class Log:
         text = re.sub(r"\{(\w+)\}", lambda match: str(self.values[match[1]]), template)
         for line in text.splitlines():
             if role != "bare":
-                who = f"(APIServer pid={os.getpid()})" if role == "api" else f"(EngineCore pid={self.core})"
-                level, bracket, rest = line.rpartition("[") if line.startswith(("INFO ", "WARNING ")) else ("INFO ", "", line)
+                who = (
+                    f"(APIServer pid={os.getpid()})"
+                    if role == "api"
+                    else f"(EngineCore pid={self.core})"
+                )
+                level, bracket, rest = (
+                    line.rpartition("[")
+                    if line.startswith(("INFO ", "WARNING "))
+                    else ("INFO ", "", line)
+                )
                 line = f"{who} {level}{now} {bracket}{rest}"
             print(line, flush=True)
 
@@ -354,7 +366,7 @@ def _compile(module: str, seconds: float) -> None:
 
 def _serve(settings: Settings, own: Any, others: list[str], core: subprocess.Popen) -> None:
     values = {
-        "version": settings.release, "model": own.model, "served": own.served_model_name,
+        "version": settings.version, "model": own.model, "served": own.served_model_name,
         "port": own.port, "pid": os.getpid(), "speculation": None, "load_format": "fastsafetensors",
         "arguments": {"model_tag": own.model, "host": own.host, "port": own.port},
     }  # fmt: skip

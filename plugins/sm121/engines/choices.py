@@ -122,14 +122,16 @@ def refusals(
     release: Release, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> list[Refusal]:
     """What a release is known to refuse of a start."""
-    given = _pairs(arguments)
+    given = as_pairs(arguments)
     found = []
     for answer in release.answers:
-        asked = _pairs(answer.arguments)
+        asked = as_pairs(answer.arguments)
         if answer.machine != "cubins" or not asked:
             continue
         if answer.kind in DECIDING:
-            if answer.refused is not None and _of(answer.kind, given) == _of(answer.kind, asked):
+            if answer.refused is not None and deciding(answer.kind, given) == deciding(
+                answer.kind, asked
+            ):
                 found.append(_refusal(release, answer, answer.refused))
         elif (
             answer.kind == "option" and answer.refused is not None and asked.keys() <= given.keys()
@@ -140,13 +142,13 @@ def refusals(
 
 def never_asked(release: Release, arguments: Sequence[str]) -> list[str]:
     """What of a start the release was not asked for when the data were made."""
-    given = _pairs(arguments)
-    asked = [(answer.kind, _pairs(answer.arguments)) for answer in release.answers]
+    given = as_pairs(arguments)
+    asked = [(answer.kind, as_pairs(answer.arguments)) for answer in release.answers]
     deciding = {name for names in DECIDING.values() for name in names}
     options = {name for kind, pairs in asked if kind == "option" for name in pairs}
     unknown = [name for name in given if name not in options | deciding]
     for kind in DECIDING:
-        own = _of(kind, given)
+        own = deciding(kind, given)
         if own and own not in [pairs for other, pairs in asked if other == kind]:
             unknown.append(" ".join(own))
     return unknown
@@ -167,7 +169,8 @@ def _layout(
 ) -> list[Refusal]:
     name = environment.get(_LAYOUT)
     for answer in release.answers:
-        same = _of("attention", given) in ({}, _of("attention", _pairs(answer.arguments)))
+        own = deciding("attention", as_pairs(answer.arguments))
+        same = deciding("attention", given) in ({}, own)
         if answer.kind == "attention" and same and name in answer.layouts_refused:
             words = answer.layouts_refused[name]
             instead = tuple(f"{_LAYOUT}={other}" for other in answer.layouts)
@@ -175,11 +178,12 @@ def _layout(
     return []
 
 
-def _of(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def deciding(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Of these options those that decide about ``attention`` or ``experts``."""
     return {name: given[name] for name in DECIDING[kind] if name in given}
 
 
-def _pairs(arguments: Sequence[str]) -> dict[str, Any]:
+def as_pairs(arguments: Sequence[str]) -> dict[str, Any]:
     """Options with their values; a value that is JSON is compared as such."""
     pairs: dict[str, Any] = {}
     name = None

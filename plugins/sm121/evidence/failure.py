@@ -45,6 +45,7 @@ Kind = Literal[
     "import_error",
     "checkpoint",
     "vocabulary",
+    "disk",
     "hang",
     "nccl",
     "garbage_output",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from sm121.answers import facts
 from sm121.core import architecture
 from sm121.core.configuration import environment_items
 from sm121.core.files import write_text
@@ -63,6 +64,8 @@ class AbRun:
     _ended: list[Comparison] | Exception | None = None
     #: Which process answered at the URL of a side first.
     _processes: dict[str, Process] = field(default_factory=dict)
+    #: Prompts of known answers that A knew at its first visit.
+    _known: frozenset[str] | None = None
 
     @property
     def outcomes(self) -> list[Comparison]:
@@ -118,7 +121,7 @@ class AbRun:
             Inconclusive: the starts differ too much among themselves, or the box is unfit.
         """
         outcomes = self.outcomes
-        assert not self._broken, f"required: B serves, seen: {self._broken}"
+        assert not self._broken, f"required: B serves as A does, seen: {self._broken}"
         if self.harness.file.box.state == BoxState.DEGRADED:
             raise Inconclusive(f"the box is DEGRADED: {self.harness.file.box.reason}")
         if not outcomes:
@@ -204,6 +207,7 @@ class AbRun:
             elif server.startup_s is not None:
                 visit.metrics["startup_s"] = MetricOfStart(server.startup_s, "s", False)
             visit.metrics.update(self._memory(memory))
+            visit.failure = self._forgotten(name, server)
             self._check(visit, server, side)  # a fallback may come with the first request
         except Undecided:
             self.visits.append(visit)  # for the record
@@ -214,6 +218,26 @@ class AbRun:
                 raise NotRun(f"A does not serve, so there is nothing to compare with: "
                              f"{visit.failure}") from error  # fmt: skip
         self.visits.append(visit)
+
+    def _forgotten(self, name: str, server: Server) -> str | None:
+        """What A knew at its first visit and this one does not: a rate of noise is none.
+
+        Raises:
+            Invalid: A itself does not know it any more.
+        """
+        asked = self.harness.profile.correctness.known_answers
+        wrong = facts.unknown(server.endpoint, asked)
+        if self._known is None:
+            self._known = frozenset(fact.prompt for fact in asked) - wrong.keys()
+            if not self._known:
+                self._unproven(f"A/B: that a side answers sensibly: A says {wrong}")
+        lost = [f"{prompt!r} with {wrong[prompt]}" for prompt in wrong if prompt in self._known]
+        if not lost:
+            return None
+        said = self.harness.redact(f"{name} answers {lost[0]}, which A knew at its first visit")
+        if name == "A":
+            raise Invalid(said)
+        return said
 
     def _check(self, visit: Visit, server: Server, side: Side) -> None:
         """What runs is what the side was to be, and what it was at its first visit.

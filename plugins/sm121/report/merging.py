@@ -7,6 +7,7 @@ it already, so that it can be kept and sent as one folder.
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterable, Sequence
@@ -64,8 +65,7 @@ def read(directories: Sequence[Path]) -> list[ShardFolder]:
         shards.append(ShardFolder(directory, file, file.shard))
     if not shards:
         raise UsageError("expected the report directories of shards")
-    first = shards[0]
-    for shard in shards[1:]:
+    for first, shard in itertools.combinations(shards, 2):
         others = [
             f"{found.what} ({found.one}) than {first.directory} ({found.other})"
             for found in apart(shard.file, first.file)

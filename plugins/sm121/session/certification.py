@@ -83,6 +83,9 @@ def certify(
         *_gaps_of_gates(file, profile),
         *_gaps_of_proof(file, profile),
     ]
+    if file.crashes:
+        what = f"{len(file.crashes)} crashes, the first: {file.crashes[0].summary}"
+        gaps.append((Verdict.FAIL, what))
     if deselected:
         what = f"{len(deselected)} tests deselected ({deselected[0]})"
         gaps.append((Verdict.NOT_RUN, what))

@@ -1,0 +1,43 @@
+"""Running a catalogue of cases as tests, and keeping a row of each for its page."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+_FILE = "SM121_META_ROWS"
+
+
+def keep(row: dict[str, Any]) -> None:
+    """Keep the row of a case, where somebody has asked for rows."""
+    if rows := os.environ.get(_FILE):
+        with Path(rows).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def run(tests: str) -> tuple[int, list[dict[str, Any]]]:
+    """Run all cases of a file of tests; pytest's exit status and the rows."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows = Path(folder) / "rows.jsonl"
+        rows.touch()
+        ran = subprocess.run(
+            [sys.executable, "-m", "pytest", str(HERE / tests), "--slow"],
+            cwd=HERE.parent,
+            env={**os.environ, _FILE: str(rows)},
+            check=False,
+        )
+        found = [json.loads(line) for line in rows.read_text("utf-8").splitlines()]
+    return ran.returncode, found
+
+
+def cell(text: str, most: int = 240) -> str:
+    """Text for a cell of a table in Markdown."""
+    import html
+
+    return html.escape(text[:most], quote=False).replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,54 @@
+"""The suite on a GB10 that is not there (`gb10/`): a healthy one passes, a sick one is named."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import catalogue_rows
+import pytest
+from gb10.catalogue import HEALTHY, SICK, Case
+from gb10.machine import Behind, Machine, vllm_on_the_cpu
+
+
+@pytest.fixture(scope="session")
+def behind(canary_bf16: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Behind]:
+    """The real vLLM that answers for all of them."""
+    with vllm_on_the_cpu(canary_bf16, tmp_path_factory.mktemp("behind") / "log") as running:
+        yield running
+
+
+def _said(verdict: dict) -> str:
+    parts = [verdict["reason"], verdict["box"].get("reason") or ""]
+    parts += [f"{crash['kind']}: {crash['summary']}" for crash in verdict["crashes"]]
+    parts += [test["message"] or "" for test in verdict["tests"] if test["verdict"] != "PASS"]
+    return "\n".join(parts)
+
+
+def _marked(case: Case) -> object:
+    marks = [pytest.mark.slow(why=case.slow)] if case.slow else []
+    return pytest.param(case, id=case.name, marks=marks)
+
+
+@pytest.mark.parametrize("case", [_marked(case) for case in (*HEALTHY, *SICK)])
+def test_the_suite_says_what_is_so(case: Case, behind: Behind, tmp_path: Path):
+    box = Machine(tmp_path / "gb10", case.release, behind, **case.changes)
+    box.build()
+    began = time.monotonic()
+    done = box.run("--plan", "quick", "--beside-others", *case.arguments)
+    assert (box.report / "verdict.json").is_file(), done.stdout
+    verdict = box.verdict
+    said = _said(verdict)
+    catalogue_rows.keep({
+        "name": case.name, "release": case.release, "healthy": case in HEALTHY,
+        "verdict": verdict["verdict"], "said": verdict["reason"],
+        "seconds": round(time.monotonic() - began), "asked": " ".join(case.arguments),
+    })  # fmt: skip
+    assert re.fullmatch(case.verdict, verdict["verdict"]), (
+        f"required: {case.verdict}\n{done.stdout}"
+    )
+    missing = [word for word in case.says if not re.search(word, said)]
+    assert not missing, f"required: {missing} in what is said, seen:\n{said}"
+    assert (done.returncode == 0) == (case in HEALTHY), f"status {done.returncode}\n{said}"
