@@ -28,8 +28,7 @@ def _said(verdict: dict) -> str:
 
 
 def _marked(case: Case) -> object:
-    marks = [pytest.mark.slow(why=case.slow)] if case.slow else []
-    return pytest.param(case, id=case.name, marks=marks)
+    return pytest.param(case, id=case.name, marks=[pytest.mark.slow] * (not case.sample))
 
 
 @pytest.mark.parametrize("case", [_marked(case) for case in (*HEALTHY, *SICK)])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -26,23 +27,28 @@ What it cannot show: kernels, whether the profile's numbers are right, how long 
 """
 
 
+def page(found: list[dict[str, Any]]) -> str:
+    """The table of what was kept of each case."""
+    text = HEAD
+    for healthy, title in ((True, "Healthy"), (False, "Sick")):
+        text += f"\n## {title}\n\n| what | vLLM | verdict | seconds | what is said |\n"
+        text += "|---|---|---|---|---|\n"
+        for row in found:
+            if row["healthy"] == healthy:
+                text += (
+                    f"| {row['name']} | {row['release']} | {row['verdict']} | {row['seconds']} | "
+                    f"{catalogue_rows.cell(row['said'], 400)} |\n"
+                )
+    return text
+
+
 def main() -> int:
     """Run them; 1 when a healthy one is not green, or a sick one has not its own word."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
     status, found = catalogue_rows.run("test_gb10.py")
-    page = HEAD
-    for healthy, title in ((True, "Healthy"), (False, "Sick")):
-        page += f"\n## {title}\n\n| what | vLLM | verdict | seconds | what is said |\n"
-        page += "|---|---|---|---|---|\n"
-        for row in found:
-            if row["healthy"] == healthy:
-                page += (
-                    f"| {row['name']} | {row['release']} | {row['verdict']} | {row['seconds']} | "
-                    f"{catalogue_rows.cell(row['said'], 400)} |\n"
-                )
-    options.output.write_text(page, "utf-8")
+    options.output.write_text(page(found), "utf-8")
     return status
 
 

@@ -23,7 +23,7 @@ class Case:
         verdict: of the run, as a regular expression.
         says: what must be in what is said, as regular expressions.
         changes: fields of `gb10.machine.Machine`.
-        slow: why it is left to ``make catalogues``.
+        sample: in ``make test`` as well; the others are left to ``make catalogues``.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Case:
     says: tuple[str, ...] = ()
     release: str = "0.33.0"
     changes: dict[str, Any] = field(default_factory=dict)
-    slow: str | None = None
+    sample: bool = False
 
 
 HEALTHY = [
@@ -41,7 +41,6 @@ HEALTHY = [
         ("--configuration", configuration),
         "PASS",
         release=release,
-        slow=None if (release, configuration) == ("0.33.0", "stock") else "three minutes",
     )
     for release in RELEASES
     for configuration in ("stock", "cutlass")
@@ -50,7 +49,7 @@ HEALTHY = [
 #: What the images of others leave in the environment (their Dockerfiles).
 HEALTHY += [
     Case(
-        "vLLM's image", START, "PASS",
+        "vLLM's image", START, "PASS", sample=True,
         changes={"environment": {
             "VLLM_USAGE_SOURCE": "production-docker-image", "VLLM_IMAGE_TAG": "v0.33.0-aarch64",
             "VLLM_BUILD_COMMIT": "0123abc", "HF_HUB_OFFLINE": "1",
@@ -80,17 +79,17 @@ _EAGLE = (
 
 SICK = [
     Case(
-        "stuck clock", SPEED, "INCONCLUSIVE", ("DEGRADED", r"70\.2 GB/s", "799"),
+        "stuck clock", SPEED, "INCONCLUSIVE", ("DEGRADED", r"200 GB/s.*70\.2", "799"),
         changes={"device": DEVICE | {"bandwidth_gb_s": 70.2, "bandwidth_best_gb_s": 71.0,
                             "matrix_tflop_s": 36.5, "sm_clock_mhz": 799, "power_w": 19.5}},
     ),
     Case(
-        "cap at 100 W", SPEED, "INCONCLUSIVE", ("DEGRADED", "a power cap", "60 TFLOP/s"),
+        "cap at 100 W", SPEED, "INCONCLUSIVE", ("DEGRADED", "a power cap", r"70 TFLOP/s.*60"),
         changes={"device": DEVICE | {"matrix_tflop_s": 60.0, "sm_clock_mhz": 1890, "power_w": 100.0,
                             "power_capped": 1.0}},
     ),
     Case(
-        "cold caches", START, "NOT_RUN", ("cold", "batch_prefill_attention_sink"),
+        "cold caches", START, "INCONCLUSIVE", ("cold", "batch_prefill_attention_sink"),
         changes={"warm": (), "profile": Path(__file__).with_name("impatient.toml"),
                  "settings": {"compiles": {
                      "batch_prefill_attention_sink_bf16_swa_True_fa2": 14.0}}},
@@ -98,15 +97,17 @@ SICK = [
     Case(
         "JIT out of memory", (*START, *CUTLASS), "FAIL", ("a compiler was killed", "MAX_JOBS"),
         changes={"settings": {"faults": ["jit-out-of-memory"]}},
+        sample=True,
     ),
     Case(
         "FLASHINFER refused", (*START, *_FLASHINFER), "FAIL",
-        ("attention sinks not supported", "TRITON_ATTN"), release="0.24.0",
+        ("attention sinks not supported", "TRITON_ATTN"), release="0.24.0", sample=True,
     ),
     Case(
         "fallback to Marlin", (*START, *CUTLASS), "FAIL",
         ("required FLASHINFER_CUTLASS_MXFP4_MXFP8|flashinfer_cutlass", "MARLIN"),
         changes={"settings": {"faults": ["fallback-to-marlin"]}},
+        sample=True,
     ),
     Case(
         "silent fallback to Marlin", (*START, *CUTLASS), "FAIL", ("MARLIN",),
@@ -114,13 +115,12 @@ SICK = [
     ),
     Case(
         "47 tok/s", (*SPEED, *CUTLASS), "FAIL", ("tg32@d0", "52"),
-        changes={"rates": RATES | {"FLASHINFER_CUTLASS_MXFP4_MXFP8": [[0, 47.0, 4900.0],
-                                                              [32768, 27.5, 1500.0]]}},
-        slow="two minutes",
+        changes={"rates": RATES | {"FLASHINFER_CUTLASS_MXFP4_MXFP8": [[2048, 47.0, 5300.0],
+                                                              [34816, 27.5, 1500.0]]}},
     ),
     Case(
         "drift", SPEED, "INCONCLUSIVE|FAIL|INVALID", ("tg32@d0",),
-        changes={"settings": {"drift": 0.88}}, slow="two minutes",
+        changes={"settings": {"drift": 0.88}},
     ),
     Case(
         "a foreign variable", START, "FAIL", ("VLLM_FANCY_MOE",),

@@ -32,8 +32,8 @@ PROFILE = HERE / "profile.toml"
 #: tok/s of decode and prefill by depth. Marlin as published (the profile's [costs]); the effort's
 #: experts a little above what its plan asks for.
 RATES = {
-    "MARLIN": [(0, 33.55, 4663.7), (32768, 26.65, 1398.8)],
-    "FLASHINFER_CUTLASS_MXFP4_MXFP8": [(0, 54.0, 4900.0), (32768, 27.5, 1500.0)],
+    "MARLIN": [(2048, 33.55, 4663.7), (34816, 26.65, 1398.8)],
+    "FLASHINFER_CUTLASS_MXFP4_MXFP8": [(2048, 54.0, 5300.0), (34816, 27.5, 1500.0)],
 }
 #: Of eight healthy nodes (the profile's [box]), as `sm121.measure.box.Device`.
 DEVICE = {

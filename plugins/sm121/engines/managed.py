@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import shutil
 import signal
@@ -18,8 +19,6 @@ from typing import IO, Any
 
 import httpx
 import psutil
-from mirakuru import SimpleExecutor
-from mirakuru.exceptions import ProcessFinishedWithError
 
 from sm121.compilation.caches import COMPILERS, CompileCaches
 from sm121.core.configuration import ServerConfiguration
@@ -187,7 +186,7 @@ class ManagedServer:
     log: Path = field(init=False)
     _api_key: str = field(init=False, repr=False)
     _server_id: str = field(init=False)
-    _executor: SimpleExecutor | None = field(init=False, default=None)
+    _supervisor: subprocess.Popen[bytes] | None = field(init=False, default=None)
     _output: IO[str] | None = field(init=False, default=None)
     _endpoint: Endpoint | None = field(init=False, default=None)
     _port: int = field(init=False, default=0)
@@ -337,12 +336,11 @@ class ManagedServer:
         exit_status = already = self.exit_status
         at_work = Memory.now() if already is None and self._memory_before is not None else None
         session = self._session()
-        if self._executor is not None:
-            try:
-                self._executor.stop()
-            except ProcessFinishedWithError as ended:
-                exit_status = ended.exit_code if exit_status is None else exit_status
-            self._executor = None
+        if self._supervisor is not None:
+            ended = _ended(self._supervisor, within_s=self.limits.stop_s + 20.0)
+            if exit_status is None and ended not in (0, -signal.SIGTERM):
+                exit_status = ended
+            self._supervisor = None
         if self._output is not None:
             self._output.close()
             self._output = None
@@ -406,8 +404,7 @@ class ManagedServer:
 
     @property
     def _supervisor_pid(self) -> int | None:
-        running = self._executor.process if self._executor is not None else None
-        return None if running is None else int(running.pid)
+        return None if self._supervisor is None else self._supervisor.pid
 
     def _start_once(self) -> Server:
         started = time.monotonic()
@@ -454,17 +451,15 @@ class ManagedServer:
             *("--grace", str(self.limits.stop_s), "--"),
             *self.engine.command(self.configuration, port=self._port),
         ]
-        self._executor = SimpleExecutor(
+        self.launched, self._launched_at = time.monotonic(), time.time()
+        self._supervisor = subprocess.Popen(
             command,
-            # Longer than the supervisor needs for SIGTERM and SIGKILL together.
-            timeout=self.limits.stop_s + 20.0,
-            envvars=environment,
+            env={**os.environ, **environment},
             stdin=subprocess.PIPE,
             stdout=self._output,
             stderr=self._output,
+            start_new_session=True,
         )
-        self.launched, self._launched_at = time.monotonic(), time.time()
-        self._executor.start()
 
     def _wait_until_ready(self, endpoint: Endpoint, started: float) -> None:
         deadline = started + self.limits.ready_s
@@ -562,11 +557,8 @@ class ManagedServer:
         written = self._status().get("exit_status")
         if written is not None:
             return int(written)
-        if self._executor is not None and self._executor.process is not None:
-            # The supervisor ends only after it has written the status, unless it was killed.
-            ended: int | None = self._executor.process.poll()
-            return ended
-        return None
+        # The supervisor ends only after it has written the status, unless it was killed.
+        return None if self._supervisor is None else self._supervisor.poll()
 
     @property
     def was_stopped(self) -> bool:
@@ -618,6 +610,18 @@ class ManagedServer:
         while self.log.exists():
             number += 1
             self.log = self.directory / f"server-{self.configuration.name}-{number}.log"
+
+
+def _ended(supervisor: subprocess.Popen[bytes], *, within_s: float) -> int:
+    """Ask a supervisor to stop the server and to end; its exit status. It needs as long as SIGTERM
+    and SIGKILL together, and is killed after that."""
+    with supervisor:  # closes its input
+        supervisor.terminate()
+        try:
+            return supervisor.wait(within_s)
+        except subprocess.TimeoutExpired:
+            supervisor.kill()
+            return supervisor.wait()
 
 
 def _scratch_base() -> str:

@@ -1,6 +1,6 @@
 """All processes of a server, found in three ways of which each has a hole.
 
-By a marker in the environment, as mirakuru does: it outlives reparenting, but a process that sets
+By a marker in the environment: it outlives reparenting, but a process that sets
 its title (vLLM's engine core and workers do, with setproctitle) overwrites the memory in which the
 kernel looks for it. By session: lost when a child begins its own. By descent: lost when a parent
 dies, unless a subreaper stands above it.

@@ -210,9 +210,17 @@ class MeasuredCell:
             own: rounds of the rate over ``of`` tokens. An answer that has no more than these is
                 one, too.
         """
-        began = time.monotonic()
-        complete = len(self.long) >= rounds and len(self.short) >= self._short_wanted()
-        if (complete and len(self.rounds_of(of)) >= own) or self._failed():
+        if of == self.tokens:
+            rounds, own = max(rounds, own), 0
+
+        def missing() -> tuple[int, int, int]:
+            return (
+                max(rounds - len(self.long), 0),
+                max(self._short_wanted() - len(self.short), 0),
+                max(own - len(self.rounds_of(of)), 0) if own else 0,
+            )
+
+        if not any(missing()) or self._failed():
             return self
         before = counters.fetch_quiet(self.server.endpoint)
         if before is not None:
@@ -222,18 +230,13 @@ class MeasuredCell:
                     "other_clients", f"{busy} requests run or wait before the first of ours"
                 )
         sent = [] if self.warm else self._warm_up()
-        long, short = rounds - len(self.long), self._short_wanted() - len(self.short)
-        attempts = 2 * (max(long, 0) + max(short, 0) + own) + 2
-        while attempts > 0 and not self._failed():
-            wants_long = len(self.long) < rounds
-            wants_short = len(self.short) < self._short_wanted()
-            wants_own = len(self.rounds_of(of)) < own
-            if not wants_long and not wants_short and not wants_own:
-                break
+        attempts = 2 * sum(missing()) + 2
+        began, earlier = time.monotonic(), len(self.long) + len(self.short)
+        while attempts > 0 and any(left := missing()) and not self._failed():
             for wanted, tokens, streams, keep in (
-                (wants_long, self.tokens, self.concurrency, self.long.append),
-                (wants_short, self.server.plan.shortest, 1, self.short.extend),
-                (wants_own, of, 1, self.short.extend),
+                (left[0], self.tokens, self.concurrency, self.long.append),
+                (left[1], self.server.plan.shortest, 1, self.short.extend),
+                (left[2], of, 1, self.short.extend),
             ):
                 if not wanted or self._failed():
                     continue
@@ -245,7 +248,9 @@ class MeasuredCell:
                     self.left_out += batch.answers
                 else:
                     keep(batch.answers)
-            self._show_rounds(rounds + self._short_wanted(), time.monotonic() - began)
+            done = len(self.long) + len(self.short) - earlier
+            each_s = (time.monotonic() - began) / done if done else 0.0
+            self._show_rounds(sum(missing()), each_s)
         self._account(before, sent)
         self._write()
         return self
@@ -524,17 +529,16 @@ class MeasuredCell:
         failures = sum(not answer.ok for answer in [*self.answers, *self.short])
         return failures >= _FAILURES
 
-    def _show_rounds(self, wanted: int, spent_s: float) -> None:
+    def _show_rounds(self, left: int, each_s: float) -> None:
         """Say how many rounds are done, with their median and range and the time left."""
         clock = self.clock or "chunks"
         done = len(self.long) + len(self.short)
         rates = [metrics.decode_rate(answer, clock) for answer in self.answers]
-        left = spent_s / done * max(wanted - done, 0) if done else 0.0
-        text = f"{self.what}: {done}/{wanted} rounds"
+        text = f"{self.what}: {done}/{done + left} rounds"
         if rates:
             text += f", {median(rates):.4g} tok/s a stream "
             text += f"[{min(rates):.4g}, {max(rates):.4g}]"
-        self.server.show(f"{text}, about {left:.0f} s left")
+        self.server.show(f"{text}, about {left * each_s:.0f} s left")
 
     def _write(self) -> None:
         """Keep the raw answers, in a file of this cell's own."""

@@ -168,6 +168,8 @@ class Bench:
         recorder: Recorder, name: str, judged: _Judged, failures: list[AssertionError | Undecided]
     ) -> None:
         def more(rounds: int) -> Measurement:
+            if judged.tokens:
+                return judged.read(judged.cell.gather(0, own=rounds, of=judged.tokens))
             missing = rounds - judged.read(judged.cell).rounds
             return judged.read(judged.cell.gather(len(judged.cell.long) + missing))
 
@@ -300,11 +302,12 @@ class PerformanceChecks:
             cell = self.bench.cell(depth, streams, first_visit=first_visit)
 
             def more(samples: int) -> Measurement:
-                found, rounds = read(cell), len(cell.long)
-                # Short answers show a memory of the rounds in a fraction of the time.
-                steady = len(found.track) > len(found.samples) and samples <= gate.STEADY_LOOK
-                if short or steady:
+                if tokens:
+                    # No longer than what is asked: they tell as much in less time.
+                    return judged(cell.gather(0, own=samples, of=tokens))
+                if short:
                     return judged(cell.gather_short(samples))
+                found, rounds = read(cell), len(cell.long)
                 now = found.rounds
                 # A round of several streams has several samples.
                 each = max(1, len(found.samples) // max(1, rounds))
