@@ -258,3 +258,17 @@ def test_a_payload_in_proportion_to_the_prompt(timed_server, tmp_path, rate, ech
                     seen = median(found.samples)
                     bound = 0.003 if echo == "never" else 0.001
                     assert seen == pytest.approx(rate, rel=bound), (found.name, found.samples)
+
+
+def test_a_bunch_as_long_as_a_short_answer_has_a_witness(timed_server, tmp_path):
+    """The first 12 tokens come together, and a short answer has 8: longer ones are asked for."""
+    options = ("--late-ms", "60", "--echo", "never", "--trap", "no-metrics")
+    server = timed_server("--rate", "200", *options)
+    plan = Plan(2048, (32,), (0,), Measuring(rounds=5, short_rounds=3))
+    endpoint = Endpoint(server.base_url, "none", "gpt-oss-120b")
+    with MeasuredServer.open(endpoint, plan, tmp_path) as opened:
+        cell = MeasuredCell(opened, 0).gather(5)
+        found = cell.decode(32)
+    assert not found.invalid and not [line for line in found.unproven if "second" in line]
+    assert found.extra["second_clock_tok_s"] == pytest.approx(200, rel=0.02)
+    assert sorted({answer.asked_tokens for answer in cell.short})[0] == 8

@@ -216,7 +216,7 @@ class MeasuredCell:
         def missing() -> tuple[int, int, int]:
             return (
                 max(rounds - len(self.long), 0),
-                max(self._short_wanted() - len(self.short), 0),
+                max(self._short_wanted() - len(self.short), self._witnesses_wanted()),
                 max(own - len(self.rounds_of(of)), 0) if own else 0,
             )
 
@@ -235,7 +235,7 @@ class MeasuredCell:
         while attempts > 0 and any(left := missing()) and not self._failed():
             for wanted, tokens, streams, keep in (
                 (left[0], self.tokens, self.concurrency, self.long.append),
-                (left[1], self.server.plan.shortest, 1, self.short.extend),
+                (left[1], self._short_tokens(), 1, self.short.extend),
                 (left[2], of, 1, self.short.extend),
             ):
                 if not wanted or self._failed():
@@ -524,6 +524,26 @@ class MeasuredCell:
             return 0
         planned = self.server.plan.measuring.short_rounds
         return planned if self.short_rounds is None else self.short_rounds
+
+    def _bunched(self) -> int:
+        """Tokens that the long answers' clocks leave off at their start; no shorter answer is a
+        witness of them."""
+        if self.concurrency > 1 or not self.long or self.clock is None:
+            return 0
+        return metrics.bunched(self.answers, self.clock)
+
+    def _short_tokens(self) -> int:
+        """Length of a short answer: beyond what is left off, where that is more than usual."""
+        plan = self.server.plan
+        bunched = self._bunched()
+        return plan.shortest if bunched < plan.shortest else bunched + self.tokens_together // 4
+
+    def _witnesses_wanted(self) -> int:
+        """Short answers that are still missing where none of those that are here is a witness."""
+        if not (bunched := self._bunched()):
+            return 0
+        here = sum(answer.asked_tokens > bunched for answer in self.short)
+        return max(self.server.plan.measuring.short_rounds - here, 0)
 
     def _failed(self) -> bool:
         failures = sum(not answer.ok for answer in [*self.answers, *self.short])

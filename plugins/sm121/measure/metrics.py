@@ -150,12 +150,12 @@ def second_clock(
             whole request counts, and no chunk has a part in it.
     """
     whole = all(tokens >= answer.asked_tokens for answer in long)
-    bunched = median(_bunched(answer, clock) for answer in long) if long else 0
+    together = bunched(long, clock)
     ends = [_reached(answer, clock, tokens, whole) for answer in long if answer.ok]
     begins = [
         _reached(answer, clock, answer.asked_tokens, whole)
         for answer in short
-        if answer.ok and answer.asked_tokens > bunched
+        if answer.ok and answer.asked_tokens > together
     ]
     return [
         (many - few) / (late - early) * 1e3
@@ -175,11 +175,12 @@ def _reached(answer: TimedAnswer, clock: Clock, tokens: int, whole: bool) -> tup
     return found.end.tokens, (found.end.at_ns - answer.sent_ns) / 1e6
 
 
-def _bunched(answer: TimedAnswer, clock: Clock) -> int:
-    """Tokens of the chunks that came together at the start of an answer: one that is no longer is
-    as late as its first chunk."""
-    found = window(answer, clock)
-    return found.start.tokens if found is not None and found.start.chunks > 1 else 0
+def bunched(answers: Sequence[TimedAnswer], clock: Clock) -> int:
+    """Tokens of the chunks that came together, or too soon, at the start of answers, the median of
+    them: an answer that is no longer is as late as its first chunk."""
+    found = [window(answer, clock) for answer in answers]
+    starts = [w.start.tokens if w is not None and w.start.chunks > 1 else 0 for w in found]
+    return math.floor(median(starts)) if starts else 0
 
 
 def beginning_to_rest(answer: TimedAnswer, clock: Clock, tokens: int) -> float | None:
