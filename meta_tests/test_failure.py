@@ -212,6 +212,7 @@ def test_every_case_reaches_its_own_entry() -> None:
 def test_every_kind_that_a_log_can_show_is_covered() -> None:
     kinds = {kind_of(identity) for identity in CASES}
     assert kinds == {
+        "disk",
         "oom",
         "illegal_memory_access",
         "illegal_instruction",

@@ -185,8 +185,8 @@ class Machine:
         """As an owner types it."""
         return [
             sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "sm121",
-            "--profile", str(self.profile), "--engine-python", str(self.python),
-            "--report-dir", str(self.report), *arguments,
+            f"--profile={self.profile}", f"--engine-python={self.python}",
+            f"--report-dir={self.report}", *arguments,
         ]  # fmt: skip
 
     def surroundings(self) -> dict[str, str]:

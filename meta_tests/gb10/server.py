@@ -203,7 +203,12 @@ class Gb10(TimedServer):
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """At a GB10's rates when its time is measured; what it says is asked of the vLLM behind."""
-        said = json.loads(await request.read())
+        try:
+            said = json.loads(await request.read())
+        except ValueError:  # the vLLM behind says what is wrong
+            said = None
+        if not isinstance(said, dict):
+            return await self.hand_on(request)
         options = said.get("stream_options") or {}
         timed = isinstance(said.get("prompt"), list) and said.get("ignore_eos")
         if timed and (options.get("continuous_usage_stats") or len(said["prompt"]) > 4000):
