@@ -113,6 +113,9 @@ HONEST = [
     _given("--engine-python", sys.executable, "--engine", "vllm", "--full-shapes", "--slow"),
     _given("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:some_plugin_of_mine"),
     _given("-v", PYTEST_ADDOPTS="-q --tb=no"),
+    # What images were built with, and Kubernetes.
+    _given("-v", VLLM_BASE_DIR="/workspace/vllm", VLLM_FLASH_ATTN_SRC_DIR="/opt/flash-attention"),
+    _given("-v", VLLM_REF="main", VLLM_SERVICE_HOST="10.0.0.1"),
 ]
 
 

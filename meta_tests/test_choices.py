@@ -60,6 +60,14 @@ def test_the_profile_asks_no_release_for_what_it_refuses() -> None:
     assert asked_for_in_vain(profiles.load("sm121-gpt-oss-120b")) == []
 
 
+@pytest.mark.parametrize(
+    "name", [name for name in profiles.shipped() if profiles.load(name).arch == "sm121"]
+)
+def test_no_profile_of_a_gb10_asks_for_what_is_refused(name: str) -> None:
+    """The options of the canary's size (blocks of the cache, graphs' sizes) were never asked."""
+    assert [line for line in asked_for_in_vain(profiles.load(name)) if "never" not in line] == []
+
+
 @pytest.mark.parametrize("version", [item.version for item in known().releases])
 def test_what_a_release_chooses_is_what_the_profile_expects(version: str) -> None:
     """A healthy machine passes the kernel path: with each configuration, and with no arguments."""
@@ -180,7 +188,9 @@ def test_a_run_says_it_before_it_starts_a_server() -> None:
     run = SimpleNamespace(
         arch="sm121",
         profile=SimpleNamespace(
-            under_test="cutlass", baseline="cutlass", engine=SimpleNamespace(needs=Needs())
+            under_test="cutlass",
+            baseline="cutlass",
+            engine=SimpleNamespace(needs=Needs(), cold_ready_within_s=SimpleNamespace(value=2700)),
         ),
         managed_configuration=lambda _: configuration,
         engine_environment=lambda _: {},

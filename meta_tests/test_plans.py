@@ -18,6 +18,7 @@ from sm121.core.data_file import DataFileError, parse
 from sm121.core.errors import UsageError
 from sm121.core.profile import FULL, Costs, Gate, Needs, Profile
 from sm121.core.verdict import Verdict
+from sm121.engines import choices
 from sm121.measure import comparison, gate, machine
 from sm121.measure.plan import Plan
 from sm121.plugin import planning, selection
@@ -388,3 +389,20 @@ def test_the_prediction_of_quick_is_within_a_factor_of_two(run_pytest):
     assert status == 0, run.output
     took = run.verdict["duration_s"] / 60
     assert predicted / 2 <= took <= predicted * 2
+
+
+def test_what_a_release_was_seen_to_choose_is_said():
+    """Of the same arguments and layout only; vLLM's own choice with and without a network."""
+    known = choices.load("vllm", "sm121")
+    release = known.at("0.33.0") if known is not None else None
+    assert release is not None
+    stock = choices.chosen(release, (), {})
+    assert [("FLASHINFER" in choice, "offline" in seen) for choice, seen in stock.items()] == [
+        (True, False), (False, True),
+    ]  # fmt: skip
+    asked = (
+        profile.load("sm121-gpt-oss-120b").judging("cutlass", "0.33.0").configurations["cutlass"]
+    )
+    (choice,) = choices.chosen(release, asked.arguments, asked.environment)
+    assert "moe FLASHINFER_CUTLASS_MXFP4_MXFP8" in choice
+    assert choices.chosen(release, asked.arguments, {"VLLM_KV_CACHE_LAYOUT": "NHD"}) == {}

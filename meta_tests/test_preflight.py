@@ -311,6 +311,22 @@ class TestJitCache:
             assert f"{FIT} fit" in finding.message and "112.0 GiB are available" in finding.message
             assert "sm121 warm" in str(finding.remedy)
 
+    @pytest.mark.parametrize(("gib", "refused"), [(80.0, True), (SPARK, False)])
+    def test_compilers_that_need_longer_than_a_cold_start_has(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gib: float, refused: bool
+    ) -> None:
+        """Beside the weights one job fits into 80 GiB: the start would be ended while it works."""
+        available(monkeypatch, gib)
+        environment = {"FLASHINFER_WORKSPACE_BASE": str(tmp_path), "PATH": str(tools(tmp_path))}
+        found = inspect(
+            "sm121", CUTLASS, environment, needs=JIT, directory=tmp_path, cold_ready_within_s=2700
+        )
+        time = [item for item in found if item.check == "jit_time"]
+        assert bool(time) == refused
+        if refused:
+            assert time[0].severity == "error" and "a cold start may take 45" in time[0].message
+            assert "sm121 warm" in str(time[0].remedy)
+
     @pytest.mark.parametrize("jobs", ["0", "many"])
     def test_max_jobs_is_a_number(self, tmp_path: Path, jobs: str) -> None:
         assert repr(jobs) in jit(tmp_path, MAX_JOBS=jobs)["max_jobs", "error"].message

@@ -34,6 +34,8 @@ SOURCE_BUILD = "0.1.dev16581+g0a1b2c3d4"
         ("0.27.1", "TRITON_ATTN"),
         ("0.28.0", "FLASHINFER"),
         ("0.28.1.dev12+g0a1b2c3", "FLASHINFER"),
+        ("0.28.0rc1", "FLASHINFER"),
+        ("0.34.0rc1.dev3+g0a1b2c3", "FLASHINFER"),
         ("0.33.0", "FLASHINFER"),
         (SOURCE_BUILD, "FLASHINFER"),
         (None, "FLASHINFER"),

@@ -31,6 +31,7 @@ def release(version: str | None) -> Version | None:
 
 
 def within(version: str | None, versions: str) -> bool:
-    """Whether a version is in a range; one that names no release is in every range."""
+    """Whether a version is in a range; one that names no release is in every range. A candidate of
+    a release counts as that release: by PEP 440 neither ``<0.34`` nor ``>=0.34`` has 0.34.0rc1."""
     found = release(version)
-    return found is None or found in SpecifierSet(versions, prereleases=True)
+    return found is None or Version(found.base_version) in SpecifierSet(versions)

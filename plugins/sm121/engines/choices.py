@@ -140,6 +140,26 @@ def refusals(
     return [*found, *_layout(release, given, environment)]
 
 
+def chosen(
+    release: Release, arguments: Sequence[str], environment: Mapping[str, str]
+) -> dict[str, list[str]]:
+    """What a release was seen to choose for such a start: each choice, with the machines (with or
+    without a network, FlashInfer's cubins, nvcc) that it was seen on."""
+    given, found = as_pairs(arguments), dict[str, list[str]]()
+    for answer in release.answers:
+        if answer.kind != "nothing" and not answer.kind.startswith("configuration "):
+            continue
+        asked = as_pairs(answer.arguments)
+        same = all(deciding(kind, given) == deciding(kind, asked) for kind in DECIDING)
+        if not same or answer.environment.get(_LAYOUT) != environment.get(_LAYOUT):
+            continue
+        parts = (("attention", answer.attention), ("moe", answer.experts), ("KV", answer.layout))
+        machines = found.setdefault(", ".join(f"{name} {value}" for name, value in parts), [])
+        if answer.machine not in machines:
+            machines.append(answer.machine)
+    return found
+
+
 def never_asked(release: Release, arguments: Sequence[str]) -> list[str]:
     """What of a start the release was not asked for when the data were made."""
     given = as_pairs(arguments)

@@ -5,6 +5,7 @@ What is known of architectures, build memory and wrong choices is data: ``fixtur
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -114,6 +115,7 @@ def inspect(
     modules: FlashInferModules | None = None,
     engine: str = "vllm",
     version: str | None = None,
+    cold_ready_within_s: float = math.inf,
 ) -> list[PreflightFinding]:
     """What stands against starting an engine with these arguments in this environment.
 
@@ -127,6 +129,7 @@ def inspect(
         modules: what the engine's FlashInfer has compiled (default: in its cache, of any version).
         engine: its name.
         version: of the engine that will be started, None where that is not known.
+        cold_ready_within_s: the most that a start may take which compiles.
 
     Returns:
         Errors first; empty when nothing was found.
@@ -143,6 +146,7 @@ def inspect(
             environment,
             needs,
             modules or FlashInferModules(None, CompileCaches.of(environment).flashinfer),
+            cold_ready_within_s,
         ),
         *_rules(data, arch, arguments, environment, modules.version if modules else None),
         *_refusals(engine, arch, version, arguments, environment),
@@ -216,6 +220,7 @@ def _jit(
     environment: Mapping[str, str],
     needs: Needs,
     modules: FlashInferModules,
+    cold_s: float,
 ) -> Iterator[PreflightFinding]:
     if architecture is None or not (asked := jit.needed(needs, arguments)):
         return
@@ -243,7 +248,7 @@ def _jit(
         f"{sum(module.cpu_s for module in missing) / 60:.0f} minutes of one core",
         remedy="`sm121 warm` builds it without a server; a cold start has its own time limit",
     )
-    yield from _compilers(missing, environment, needs)
+    yield from _compilers(missing, environment, needs, cold_s)
     yield from _tools(missing, arguments, environment)
 
 
@@ -291,9 +296,9 @@ def _of_others(cache_folder: Path, architecture: _Architecture) -> list[Path]:
 
 
 def _compilers(
-    missing: Sequence[JitModule], environment: Mapping[str, str], needs: Needs
+    missing: Sequence[JitModule], environment: Mapping[str, str], needs: Needs, cold_s: float
 ) -> Iterator[PreflightFinding]:
-    """Whether the memory is enough for the compilers beside the weights."""
+    """Whether the memory is enough for the compilers beside the weights, and so the time."""
     text = environment.get("MAX_JOBS", "").strip()
     if text and not (text.isdecimal() and int(text) > 0):
         yield PreflightFinding(
@@ -305,6 +310,7 @@ def _compilers(
         return
     bound = jit.bound(missing, environment, resident_gib=needs.weights_gib or 0.0)
     names = some_of([module.module for module in missing], 5)
+    cpu_s = sum(module.cpu_s for module in missing)
     if bound.jobs == 0:
         yield PreflightFinding(
             check="jit_memory",
@@ -320,6 +326,14 @@ def _compilers(
             f"{bound.jobs} fit: {bound}",
             remedy=f"unset MAX_JOBS, or give --engine-env=MAX_JOBS={bound.jobs}, or `sm121 warm` "
             "first",
+        )
+    elif (takes_s := cpu_s / (jobs := int(text or bound.jobs))) > cold_s:
+        yield PreflightFinding(
+            check="jit_time",
+            severity="error",
+            message=f"to compile {names} takes {takes_s / 60:.0f} minutes with {jobs} jobs at the "
+            f"same time, and a cold start may take {cold_s / 60:.0f}; {bound}",
+            remedy="`sm121 warm` first, which compiles without the weights and has no such limit",
         )
 
 

@@ -27,6 +27,7 @@ from sm121.core.data_file import DataTable
 from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
 from sm121.evidence import environment
+from sm121.evidence.signatures import load_signatures
 from sm121.matrix import covering
 from sm121.plugin import workers
 from sm121.session import certification, fingerprinting
@@ -206,11 +207,12 @@ def _wrong_variables(own: Profile) -> list[str]:
     layers = [set(each.environment) for each in own.configurations.values()]
     known = {*own.engine.environment, *set.intersection(*layers)}
     known |= {*allowed.harmless, *fingerprinting.places()}
+    of_images = load_signatures(own.engine.name).is_harmless_env
     return [
         f"the variable {name}, which the engine would see: expected it in the profile's "
         "engine.environment, or not at all"
         for name in sorted(os.environ)
-        if name.startswith(allowed.prefixes) and name not in known
+        if name.startswith(allowed.prefixes) and name not in known and not of_images(name)
     ]
 
 

@@ -16,7 +16,7 @@ from sm121.compilation.jit import FlashInferModules
 from sm121.core import architecture, interpreter
 from sm121.core.configuration import environment_items
 from sm121.core.profile import FULL, LEVELS, Profile
-from sm121.engines import preflight
+from sm121.engines import choices, preflight
 from sm121.matrix import outlook
 from sm121.matrix.cost import duration
 from sm121.measure import machine
@@ -192,6 +192,14 @@ def _path(settings: Settings, chosen: Target) -> Iterable[str]:
     known = {"attention": asked.attention, "moe": asked.moe, "KV layout": asked.kv_layout}
     if parts := [f"{name} {' or '.join(values)}" for name, values in known.items() if values]:
         yield f"path that is asked for: {', '.join(parts)}"
+    known_releases = choices.load(settings.engine, chosen.arch)
+    release = known_releases.at(chosen.version) if known_releases is not None else None
+    if release is None:
+        return
+    under_test = own.configurations[own.under_test]
+    seen = choices.chosen(release, under_test.arguments, under_test.environment)
+    for choice, machines in seen.items():
+        yield f"vLLM {release.version} was seen to choose: {choice} ({'; '.join(machines)})"
 
 
 def _start(settings: Settings, chosen: Target) -> Iterable[str]:
@@ -217,6 +225,9 @@ def _start(settings: Settings, chosen: Target) -> Iterable[str]:
         needs=needs,
         directory=settings.report_dir,
         modules=modules,
+        engine=own.engine.name,
+        version=chosen.version,
+        cold_ready_within_s=own.engine.cold_ready_within_s.value,
     )
     yield from (f"start: {item.severity}: {item.message}. {item.remedy}" for item in found)
     if modules is not None and not any(item.check == "jit_cache" for item in found):

@@ -168,6 +168,7 @@ class Session:
                 else None,
                 engine=configuration.engine,
                 version=self.file.engine.version,
+                cold_ready_within_s=self.profile.engine.cold_ready_within_s.value,
             ):
                 if finding not in found:
                     found.append(finding)
