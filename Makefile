@@ -67,7 +67,7 @@ catalogues: canary ## what takes longer than `make test` allows: every table in 
 	$(PY) meta_tests/model_faults.py --state .cache/model-faults-$$(date +%s)
 	$(PY) meta_tests/protocol_faults.py --output docs/protocol-faults.md
 	$(PY) meta_tests/false_greens --output docs/false-greens.md
-	$(PY) meta_tests/gb10 --output docs/gb10-stand-in.md
+	$(PY) meta_tests/gb10 --output docs/gb10-stand-in.md --certified docs/evidence/gb10-stand-in-verdict.json
 	$(PY) meta_tests/real_regression.py
 	$(PY) meta_tests/stress_faults.py --output docs/stress-faults.md --samples docs/bundles
 	$(PY) meta_tests/report_screens.py

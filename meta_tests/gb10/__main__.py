@@ -1,18 +1,23 @@
 """Runs the suite on all GB10s that are not there and writes the table.
 
-``python meta_tests/gb10 --output docs/gb10-stand-in.md``
+``python meta_tests/gb10 --output docs/gb10-stand-in.md``; with ``--certified FILE`` a healthy one
+is certified, and its verdict.json is kept.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import catalogue_rows
+
+from gb10.machine import HERE, ROOT, Machine, vllm_on_the_cpu
 
 HEAD = """# On a GB10 that is not there
 
@@ -23,6 +28,10 @@ a GB10's answers, the arguments, choices and words of each release (as executed:
 its log over a time line, tokens at the published rates, and a real vLLM on the CPU for the answers.
 What runs is `pytest -m sm121 --plan quick` with the profile `sm121-gpt-oss-120b`, extended by the
 canary's questions and memory. Starts are forty times as fast as on the machine.
+One was certified for smoke, correctness and performance (`--certified`; its
+[verdict.json](evidence/gb10-stand-in-verdict.json)). It has no kernels, and what it serves is no
+GB10's: the levels kernel, stress and matrix cannot be.
+
 What it cannot show: kernels, whether the profile's numbers are right, how long things take there.
 """
 
@@ -42,13 +51,33 @@ def page(found: list[dict[str, Any]]) -> str:
     return text
 
 
+def certify(kept: Path) -> int:
+    """Store a run and its answers, then certify another; 1 when there is no certificate."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        store = f"--benchmark-storage=file://{folder / 'history'}"
+        golden = folder / "golden.json"
+        with vllm_on_the_cpu(ROOT / ".cache" / "canary" / "bf16", folder / "behind.log") as behind:
+            box = Machine(folder / "gb10", "0.33.0", behind, profile=HERE / "certify.toml")
+            box.build()
+            levels = [f"tests/test_{name}.py" for name in ("smoke", "correctness", "performance")]
+            box.run(*levels, store, "--benchmark-autosave", f"--record-golden={golden}")
+            done = box.run("--certify", store, f"--golden={golden}")
+            print(done.stdout)
+            shutil.copy(box.report / "verdict.json", kept)
+            return 0 if box.verdict["certified"] else 1
+
+
 def main() -> int:
     """Run them; 1 when a healthy one is not green, or a sick one has not its own word."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--certified", type=Path, help="where a certified one's verdict.json goes")
     options = parser.parse_args()
     status, found = catalogue_rows.run("test_gb10.py")
     options.output.write_text(page(found), "utf-8")
+    if options.certified is not None:
+        status = certify(options.certified) or status
     return status
 
 

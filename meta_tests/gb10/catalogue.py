@@ -65,7 +65,11 @@ HEALTHY += [
         "eugr's image, a build of a commit", START, "PASS",
         changes={
             "version": "0.1.dev16581+g0123abc.d20261101",
-            "environment": {"VLLM_REF": "main", "VLLM_REPO": "https://github.com/vllm-project/vllm"},
+            "environment": {
+                "VLLM_REF": "main", "VLLM_REPO": "https://github.com/vllm-project/vllm",
+                "VLLM_BASE_DIR": "/workspace/vllm", "MAX_JOBS": "16",
+                "TORCH_CUDA_ARCH_LIST": "12.1a", "FLASHINFER_CUDA_ARCH_LIST": "12.1a",
+            },
         },
     ),
 ]  # fmt: skip
