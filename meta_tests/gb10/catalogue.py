@@ -101,7 +101,6 @@ SICK = [
     Case(
         "JIT out of memory", (*START, *CUTLASS), "FAIL", ("a compiler was killed", "MAX_JOBS"),
         changes={"settings": {"faults": ["jit-out-of-memory"]}},
-        sample=True,
     ),
     Case(
         "FLASHINFER refused", (*START, *_FLASHINFER), "FAIL",
