@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from sm121.evidence.kernel_profile import KernelProfile, read_nsys_report
 
 _TRACES = ("*.pt.trace.json", "*.pt.trace.json.gz")
 _WRITTEN_WITHIN_S = 30.0
+#: Tokens of the answer that is profiled: it is dropped when its steps are there.
+_LONGEST_ANSWER = 1024
 
 
 def profile_decode(endpoint: Endpoint, traces: Path, steps: int = 16) -> Path:
@@ -63,17 +66,22 @@ def profile_with_nsys(endpoint: Endpoint, report: Path, steps: int = 16) -> Kern
 
 
 def _decode(endpoint: Endpoint, steps: int) -> None:
-    """Generate, with the profiler on for `steps` tokens after the first."""
+    """Generate, with the profiler on for `steps` tokens after it says that it is on.
+
+    The answer is read all the while: a server of thousands of tokens a second has many ready
+    before a slow /start_profile answers, and they are not steps of the profile.
+    """
     request = {
         "model": endpoint.served_name,
         "prompt": "One, two, three,",
-        "max_tokens": steps * 2 + 16,
+        "max_tokens": _LONGEST_ANSWER,
         "temperature": 0.0,
         "ignore_eos": True,
     }
     with (
         endpoint.http(timeout_s=300.0) as control,
         closing(stream(endpoint, request, timeout_s=300.0)) as chunks,
+        ThreadPoolExecutor(1) as beside,
     ):
         tokens = (chunk for chunk in chunks if chunk.get("choices"))
         try:
@@ -82,12 +90,19 @@ def _decode(endpoint: Endpoint, steps: int) -> None:
             raise NotRun(
                 f"no decode to profile: /v1/completions answers {refusal.status}"
             ) from refusal
-        _post(control, "/start_profile")
+        started = beside.submit(_post, control, "/start_profile")
+        while not started.done() and next(tokens, None):
+            pass
+        started.result()
         try:
-            for _ in itertools.islice(tokens, steps):
-                pass
+            profiled = sum(1 for _ in itertools.islice(tokens, steps))
         finally:
             _post(control, "/stop_profile")
+    if profiled < steps:
+        raise NotRun(
+            f"{profiled} of {steps} decode steps were profiled: the answer ended before, of "
+            f"{_LONGEST_ANSWER} tokens at most; the machine may be busy with something else"
+        )
 
 
 def _post(http: httpx.Client, path: str) -> None:

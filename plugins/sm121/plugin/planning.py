@@ -197,7 +197,10 @@ def _path(settings: Settings, chosen: Target) -> Iterable[str]:
     if release is None:
         return
     under_test = own.configurations[own.under_test]
-    seen = choices.chosen(release, under_test.arguments, under_test.environment)
+    layers = (own.engine.environment, under_test.environment, dict(settings.engine_environment))
+    environment = {**os.environ, **dict(environment_items(*layers))}
+    arguments = (*under_test.arguments, *settings.engine_arguments)
+    seen = choices.chosen(release, arguments, environment)
     for choice, machines in seen.items():
         yield f"vLLM {release.version} was seen to choose: {choice} ({'; '.join(machines)})"
 
