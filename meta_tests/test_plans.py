@@ -361,7 +361,7 @@ def test_a_plan_says_whether_the_caches_are_warm(tmp_path, monkeypatch):
     cold = [line for line in planning._start(settings, chosen) if "JIT cache" in line]
     assert len(cold) == 1 and "is cold" in cold[0]
     arguments = (*own.engine.arguments, *own.configurations[own.under_test].arguments)
-    for module in jit.needed(own.engine.needs, arguments):
+    for module in jit.needed(own.engine.needs, arguments, {}):
         built = cache / "0.7" / "121a" / "cached_ops" / module.module.replace("*", "x") / "m.so"
         built.parent.mkdir(parents=True)
         built.touch()

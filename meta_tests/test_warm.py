@@ -163,11 +163,14 @@ def test_jobs_that_do_not_fit_are_refused(machine, capsys, monkeypatch, jobs, st
     ("arguments", "expected"),
     [
         (("--profile", "cpu-tiny-gpt-oss"), "nothing of FlashInfer is compiled for it"),
-        (("--profile", SPARK, "--module", "experts"), "module experts: expected one of attention"),
+        (
+            ("--profile", SPARK, "--module", "experts"),
+            "module experts: expected one of sampling, attention",
+        ),
         (("--profile", SPARK, "--configuration", "gemm"), "--configuration gemm: expected one of"),
         (
-            ("--profile", SPARK, "--configuration", "cutlass", "--module", "sampling"),
-            "module sampling: expected one of experts,",
+            ("--profile", SPARK, "--configuration", "cutlass", "--module", "gemm"),
+            "module gemm: expected one of sampling, experts,",
         ),
         (("--profile", SPARK, "--configuration", "x"), "expected one of profile"),
         (("--profile", SPARK, "--engine-env", "MAX_JOBS"), "expected KEY=VALUE"),
@@ -187,3 +190,12 @@ def test_baseline_alone_needs_no_experts(machine):
         own = chosen.judging(name)
         found = {module.name for module in Warmth.of(own, sys.executable, {}).needed}
         assert found and "experts" not in found
+
+
+def test_the_sampler_is_compiled_unless_it_is_switched_off(machine, capsys):
+    """vLLM samples once at every start, with FlashInfer unless VLLM_USE_FLASHINFER_SAMPLER=0."""
+    assert cli.main(["warm", "--profile", SPARK, "--dry-run"]) == 0
+    assert "  sampling (" in capsys.readouterr().out
+    switched_off = ("--engine-env", "VLLM_USE_FLASHINFER_SAMPLER=0")
+    assert cli.main(["warm", "--profile", SPARK, "--dry-run", *switched_off]) == 0
+    assert "  sampling (" not in capsys.readouterr().out

@@ -46,7 +46,7 @@ DEVICE = {
 STATE = {"clock_mhz": 2405, "power_mw": 14_000, "celsius": 48}
 #: FlashInfer's modules that a GB10 compiled at some start before.
 WARM = (
-    "fused_moe_120", "fp4_quantization_120f", "mxfp8_quantization_sm100",
+    "sampling", "fused_moe_120", "fp4_quantization_120f", "mxfp8_quantization_sm100",
     "batch_prefill_attention_sink_bf16_swa_True_fa2",
     "batch_prefill_attention_sink_bf16_swa_False_fa2",
     "xqa_bf16_head_dim_64_page_size_16_use_sliding_window_True",

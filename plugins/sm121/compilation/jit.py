@@ -53,17 +53,23 @@ class JitModule(DataTable):
     """Pattern (as of a shell) on the name of its folder in the cache."""
     arguments: Regex | None = None
     unless_arguments: Regex | None = None
+    unless_environment: Regex | None = None
     memory_gib: float = Field(gt=0)
     """What one compile job takes at its peak."""
     cpu_s: float = Field(gt=0)
     """What the whole module takes of one core, in seconds."""
     source: str = Field(min_length=3)
 
-    def is_needed(self, arguments: str) -> bool:
-        """Whether an engine with these arguments, on one line, may call it."""
+    def is_needed(self, arguments: str, environment: Mapping[str, str]) -> bool:
+        """Whether an engine with these arguments, on one line, may call it in this environment."""
         if self.arguments is not None and self.arguments.search(arguments) is None:
             return False
-        return self.unless_arguments is None or self.unless_arguments.search(arguments) is None
+        if self.unless_arguments is not None and self.unless_arguments.search(arguments):
+            return False
+        without = self.unless_environment
+        return without is None or not any(
+            without.fullmatch(f"{name}={value}") for name, value in environment.items()
+        )
 
 
 class JitData(DataTable):
@@ -79,7 +85,9 @@ def load_jit() -> JitData:
     return data_file.load("compilation/jit.toml", JitData)
 
 
-def needed(needs: Needs, arguments: Sequence[str]) -> list[JitModule]:
+def needed(
+    needs: Needs, arguments: Sequence[str], environment: Mapping[str, str]
+) -> list[JitModule]:
     """Those of the profile's modules that an engine with these arguments may compile.
 
     Raises:
@@ -87,7 +95,7 @@ def needed(needs: Needs, arguments: Sequence[str]) -> list[JitModule]:
     """
     line = one_line(arguments)
     modules = [data_file.named(load_jit().module, name, "module") for name in needs.jit_modules]
-    return [module for module in modules if module.is_needed(line)]
+    return [module for module in modules if module.is_needed(line, environment)]
 
 
 @dataclass(frozen=True)
@@ -198,7 +206,7 @@ def bounding_variables(
 
     They are set also where the cache is warm: an update of the sources makes it cold.
     """
-    if not (modules := needed(needs, arguments)):
+    if not (modules := needed(needs, arguments, environment)):
         return {}
     jobs = bound(modules, environment, resident_gib=needs.weights_gib or 0.0).jobs
     bounded = {_JOBS: str(max(1, jobs)), _THREADS: "1"}

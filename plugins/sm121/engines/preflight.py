@@ -222,7 +222,7 @@ def _jit(
     modules: FlashInferModules,
     cold_s: float,
 ) -> Iterator[PreflightFinding]:
-    if architecture is None or not (asked := jit.needed(needs, arguments)):
+    if architecture is None or not (asked := jit.needed(needs, arguments, environment)):
         return
     wrong = _of_others(modules.folder, architecture)
     if wrong:

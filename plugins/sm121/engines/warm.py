@@ -78,12 +78,17 @@ class Warmth:
         }
         version = registry.engine(profile.engine.name).check_interpreter(python, environment)
         chosen = profile.judging(configuration, version)
-        lists = [
-            (*chosen.engine.arguments, *chosen.configurations[name].arguments)
-            for name in (chosen.under_test, chosen.baseline)
-        ]
-        needs = profile.engine.needs
-        by_name = {module.name: module for given in lists for module in jit.needed(needs, given)}
+        by_name = {
+            module.name: module
+            for configuration in (
+                chosen.configurations[name] for name in (chosen.under_test, chosen.baseline)
+            )
+            for module in jit.needed(
+                profile.engine.needs,
+                (*chosen.engine.arguments, *configuration.arguments),
+                {**environment, **configuration.environment, **variables},
+            )
+        }
         if strange := sorted(set(names) - set(by_name)):
             raise UsageError(f"module {strange[0]}: expected one of {', '.join(by_name)}")
         wanted = [by_name[name] for name in names or by_name]

@@ -70,6 +70,7 @@ def _generated(file: str, name: str) -> Any:
 
 
 MODULES: dict[str, Any] = {
+    "sampling": lambda: _generated("sampling", "gen_sampling_module"),
     "attention_sink_window": lambda: _sink(True),
     "attention_sink_full": lambda: _sink(False),
     "xqa_decode": lambda: _xqa(True),
