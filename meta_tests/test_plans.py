@@ -373,7 +373,21 @@ def test_what_plan_is_refused_is_said_in_pytest_s_words(capsys):
     from sm121.cli import main
 
     assert main(["plan", "--profile", "no-such"]) == 4
-    assert "--profile no-such: expected a file or one of" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith("sm121 plan: --profile no-such: expected a file")
+    assert main(["plan", "--nonsense"]) == 4
+    assert capsys.readouterr().err == "sm121 plan: unrecognized arguments: --nonsense\n"
+
+
+def test_plan_takes_what_a_run_takes(capsys):
+    from sm121.cli import main
+
+    given = ["--profile=cpu-tiny-gpt-oss", "--engine-arg=--dtype=auto", "-k", "test_known_answers"]
+    assert main(["plan", "--plan", "quick", *given]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("would run: 1 checks (correctness 1)"), said
+    with pytest.raises(SystemExit):
+        main(["plan", "--help"])
+    assert "the same arguments" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -3,12 +3,14 @@ where it cannot be compiled."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
 from sm121 import cli
+from sm121.compilation import jit
 from sm121.core import profile
 from sm121.engines.warm import Warmth
 from sm121.kernels import builds
@@ -199,3 +201,67 @@ def test_the_sampler_is_compiled_unless_it_is_switched_off(machine, capsys):
     switched_off = ("--engine-env", "VLLM_USE_FLASHINFER_SAMPLER=0")
     assert cli.main(["warm", "--profile", SPARK, "--dry-run", *switched_off]) == 0
     assert "  sampling (" not in capsys.readouterr().out
+
+
+#: Compiles nothing: it writes what it is asked to write.
+NO_COMPILER = """#!{python}
+import subprocess, sys
+given = sys.argv[1:]
+if "--version" in given:
+    print("Cuda compilation tools, release 13.0, V13.0.88")
+for flag in ("-o", "-MF", "--dependency-output"):
+    if flag in given:
+        open(given[given.index(flag) + 1], "w").write("x:" if flag != "-o" else "x")
+"""
+
+
+@pytest.fixture
+def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "toolkit"
+    (folder / "bin").mkdir(parents=True)
+    for name in ("nvcc", "c++"):
+        (folder / "bin" / name).write_text(NO_COMPILER.format(python=sys.executable))
+        (folder / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("CUDA_HOME", str(folder))
+    monkeypatch.setenv("CXX", str(folder / "bin" / "c++"))
+    path = (folder / "bin", Path(sys.executable).parent, os.environ["PATH"])
+    monkeypatch.setenv("PATH", os.pathsep.join(map(str, path)))
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path))
+    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "12.1a")
+    return tmp_path
+
+
+def built_by_flashinfer(name: str) -> str:
+    """The name of the module that the installed FlashInfer builds."""
+    import json
+    import subprocess
+
+    script = Path(jit.__file__).parent / "in_flashinfer" / "sm121_units.py"
+    asked = [sys.executable, str(script), json.dumps({"ask": "build", "module": name})]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    library = Path(json.loads(done.stdout.splitlines()[-1])["library"])
+    assert library.is_file()
+    return library.parent.name
+
+
+def test_flashinfer_itself_builds_the_sampler(toolkit):
+    assert built_by_flashinfer("sampling") == "sampling"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("release", ["0.6.12", "0.6.16", "0.7.2"])
+def test_each_release_of_flashinfer_builds_its_modules(toolkit, release, monkeypatch):
+    """By its own generators: before 0.7 they want another argument. Gets the release's wheel."""
+    import fnmatch
+    import subprocess
+    import zipfile
+
+    wheel = f"flashinfer-python=={release}"
+    get = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(toolkit), wheel]
+    subprocess.run(get, check=True)
+    for file in toolkit.glob("*.whl"):
+        zipfile.ZipFile(file).extractall(toolkit / "site")
+    monkeypatch.setenv("PYTHONPATH", str(toolkit / "site"))
+    for module in jit.load_jit().module:
+        assert fnmatch.fnmatchcase(built_by_flashinfer(module.name), module.module)

@@ -60,8 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"sm121 {given[0]}: needs a checkout of the suite, see tools/ there", file=sys.stderr)
         return _EXIT_USAGE
     try:
-        # What follows `run` is pytest's.
-        options = parser().parse_args(given[:1] if given[:1] == ["run"] else given)
+        # What follows `run` is pytest's, and what follows `plan` is what would follow `run`.
+        own_help = given in (["plan", "-h"], ["plan", "--help"])
+        passed_on = given[:1] in (["run"], ["plan"]) and not own_help
+        options = parser().parse_args(given[:1] if passed_on else given)
         options.words = given[1:]
     except _WrongArgumentsError as error:
         print(error, file=sys.stderr)
@@ -98,7 +100,7 @@ def parser() -> argparse.ArgumentParser:
 
 def command(commands: Any, name: str, run: Command, summary: str) -> argparse.ArgumentParser:
     """Add a subcommand to argparse's; ``run`` gets its options and gives the exit status."""
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=summary)
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=summary, description=summary)
     parser.set_defaults(run=run)
     return parser
 
@@ -299,20 +301,16 @@ def _shown_matrix(options: argparse.Namespace) -> str:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    given = [
-        f"--{name.replace('_', '-')}={value}"
-        for name, value in vars(options).items()
-        if name not in ("command", "run", "words") and value is not None
-    ]
     done = subprocess.run(
-        own_tests.command(["--collect-only", "-qq", *given], Path.cwd()),
+        own_tests.command(["--collect-only", "-qq", *options.words], Path.cwd()),
         check=False,
         capture_output=True,
         text=True,
     )
     found = done.stdout.partition(" sm121 conformance ")[2].partition("\n")[2]
     if done.returncode or not found:
-        raise UsageError((done.stdout + done.stderr).strip() or "pytest says nothing")
+        said = (done.stdout + done.stderr).strip().rpartition(" error: ")[2].partition("\n")[0]
+        raise UsageError(said.removeprefix("ERROR: ") or "pytest says nothing")
     print(found, end="")
     return 0
 

@@ -117,8 +117,10 @@ def _one_moe_unit(units: list[dict[str, Any]], folder: Path) -> list[dict[str, A
 def _build(module: str) -> str:
     """The library of a module, compiled as at an engine's start; several may ask at a time."""
     spec = MODULES[module]()
+    # `verbose` has no default before 0.7.
+    wanted = {"verbose": False, "need_lock": True}
     known = inspect.signature(spec.build).parameters
-    spec.build(**{name: True for name in ("need_lock",) if name in known})
+    spec.build(**{name: value for name, value in wanted.items() if name in known})
     return str(spec.jit_library_path)
 
 
