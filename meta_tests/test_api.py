@@ -448,3 +448,19 @@ def test_what_comes_after_the_last_whole_event_is_judged(tail, wrong):
         usage=True,
     )
     assert (wrong in "; ".join(found)) if wrong else not found, found
+
+
+def test_what_became_required_later_is_not_asked_of_an_older_engine() -> None:
+    """vLLM 0.24 on an H100, judged with openai 3.54: a healthy server was red."""
+    details = {"cached_tokens": 64}
+    usage = {
+        "input_tokens": 74, "input_tokens_details": details, "output_tokens": 5,
+        "output_tokens_details": {"reasoning_tokens": 2}, "total_tokens": 79,
+    }  # fmt: skip
+    answer = {
+        "id": "resp_1", "created_at": 1, "model": "m", "object": "response", "output": [],
+        "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "usage": usage,
+    }  # fmt: skip
+    assert schema.violations("response", answer) == []
+    del details["cached_tokens"]
+    assert "usage.input_tokens_details.cached_tokens" in schema.violations("response", answer)[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from types import SimpleNamespace
 from urllib.parse import quote
 
@@ -20,7 +21,7 @@ from sm121.core.profile import Gate
 from sm121.core.verdict import Verdict
 from sm121.evidence.kernel_path import KernelPath
 from sm121.measure import comparison
-from sm121.plugin import selection
+from sm121.plugin import certificate, selection
 from sm121.plugin.stash import APPLIES_TO, ID, LEVEL, SETTINGS
 from sm121.report import summary
 from sm121.run.fingerprint import Fingerprint
@@ -446,3 +447,19 @@ def test_compare_shows_what_may_differ(tmp_path):
     compared(tmp_path, arguments=["--x"], configuration="marlin", sources={"vllm": "0.33 abc"})
     plain = comparison.read(tmp_path / "one.json")
     assert "profile gb10" in plain.notes
+
+
+def test_a_known_plugin_of_the_environment_beneath_is_harmless(tmp_path, monkeypatch):
+    """In a virtual environment over an image's own, whose folder a .pth file has (seen on an H100);
+    a file of the plugin's name elsewhere is not it."""
+    own, beneath = tmp_path / "own", tmp_path / "image" / "site-packages"
+    for folder in (own, beneath):
+        folder.mkdir(parents=True)
+    (own / "image.pth").write_text(f"{beneath}\n")
+    monkeypatch.setattr(certificate.site, "getsitepackages", lambda: [str(own)])
+    plugin = type(sys)("xdist")
+    monkeypatch.setitem(sys.modules, "xdist", plugin)
+    plugin.__file__ = str(beneath / "xdist" / "__init__.py")
+    assert certificate._is_harmless("xdist")
+    plugin.__file__ = str(tmp_path / "xdist.py")
+    assert not certificate._is_harmless("xdist")

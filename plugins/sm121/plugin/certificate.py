@@ -308,9 +308,17 @@ def _is_harmless(package: str) -> bool:
     file = getattr(sys.modules.get(package), "__file__", None)
     if package not in _data().plugins.harmless or file is None:
         return False
-    folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
-    folders |= {*site.getsitepackages(), site.getusersitepackages()}
-    return any(Path(file).resolve().is_relative_to(Path(each).resolve()) for each in folders)
+    names = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    folders = {Path(name) for name in {*names, *site.getsitepackages(), site.getusersitepackages()}}
+    # An environment over another one, as in images: a .pth file has the other one's folder.
+    folders |= {
+        Path(line.strip())
+        for folder in tuple(folders)
+        for file_of_paths in folder.glob("*.pth")
+        for line in file_of_paths.read_text("utf-8", "replace").splitlines()
+        if line.strip().endswith(("site-packages", "dist-packages"))
+    }
+    return any(Path(file).resolve().is_relative_to(folder.resolve()) for folder in folders)
 
 
 def _wrong_conftest(config: pytest.Config, file: str, module: ModuleType) -> list[str]:
