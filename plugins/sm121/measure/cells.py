@@ -275,8 +275,7 @@ class MeasuredCell:
         if not known & {"drift", "short_answer"}:
             # Of a rate that moves, requests of different times say different things, and so do
             # wall times of answers that are not as long as they should be.
-            same = [metrics.decode_rate(answer, clock, tokens) for answer in good]
-            validity.check_second_clock(same, second, measuring.second_clock_bound, findings)
+            validity.check_second_clock(second, measuring.second_clock_bound, findings)
         validity.check_start(good, clock, tokens, findings)
         if all(item.reason != "second_clock" for item in findings.invalid):
             # The parts of a stream that is not the generation say nothing more.
@@ -289,7 +288,7 @@ class MeasuredCell:
             ),
             "late_start_ms": round(median(late) / 1e6, 3) if any(late) else None,
             "textbook_tok_s": _median(metrics.textbook_rate(a, clock) for a in answers),
-            "second_clock_tok_s": _median(second),
+            "second_clock_tok_s": _median(rate for _, rate in second),
             "per_stream_tok_s": _median(metrics.decode_rate(a, clock) for a in answers),
             **self._spoken,
         }

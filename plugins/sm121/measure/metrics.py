@@ -141,9 +141,9 @@ def common_prefill_rate(answers: Sequence[TimedAnswer], clock: Clock) -> float:
 
 def second_clock(
     long: Sequence[TimedAnswer], short: Sequence[TimedAnswer], clock: Clock, tokens: int
-) -> list[float]:
-    """Decode rates that no first chunk has a part in: from the times since their sending, of
-    answers of different length, for every pair of them.
+) -> list[tuple[float, float]]:
+    """For every pair of answers of different length, the decode rate of the long one and the one
+    that no first chunk has a part in: from the times since their sending.
 
     Args:
         tokens: up to this token of the long ones; where that is their last, the wall time of the
@@ -151,15 +151,19 @@ def second_clock(
     """
     whole = all(tokens >= answer.asked_tokens for answer in long)
     together = bunched(long, clock)
-    ends = [_reached(answer, clock, tokens, whole) for answer in long if answer.ok]
+    ends = [
+        (decode_rate(answer, clock, tokens), *_reached(answer, clock, tokens, whole))
+        for answer in long
+        if answer.ok
+    ]
     begins = [
         _reached(answer, clock, answer.asked_tokens, whole)
         for answer in short
         if answer.ok and answer.asked_tokens > together
     ]
     return [
-        (many - few) / (late - early) * 1e3
-        for many, late in ends
+        (rate, (many - few) / (late - early) * 1e3)
+        for rate, many, late in ends
         for few, early in begins
         if many > few and late > early
     ]

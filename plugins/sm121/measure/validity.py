@@ -309,20 +309,23 @@ def check_beginning(
 
 
 def check_second_clock(
-    rates: Sequence[float], second: Sequence[float], bound: float, findings: Findings
+    pairs: Sequence[tuple[float, float]], bound: float, findings: Findings
 ) -> None:
-    """The decode rate against what the wall times of whole requests say."""
-    if not second or not any(rates):
+    """The decode rates of answers against what the wall times of whole requests say of the same
+    answers: what moves from one answer to the next is in both."""
+    ratios = [second / rate for rate, second in pairs if rate]
+    if not ratios:
         findings.not_checked("second clock: no requests of different length to compare")
         return
-    first, other = median(rates), median(second)
+    ratio = median(ratios)
     # Pairs share requests: no more of their spread is taken off than one request in each allows.
-    noise = 2.0 * 1.4826 * median(abs(rate - other) for rate in second)
-    if abs(other - first) > bound * first + noise:
+    noise = 2.0 * 1.4826 * median(abs(each - ratio) for each in ratios)
+    if abs(ratio - 1.0) > bound + noise:
         findings.against(
             "second_clock",
-            f"{first:.4g} tok/s by the stream, {other:.4g} tok/s by the times of requests of "
-            f"different length ({len(second)} pairs); they may differ by {bound:.0%}",
+            f"{median(rate for rate, _ in pairs):.4g} tok/s by the stream, "
+            f"{median(second for _, second in pairs):.4g} tok/s by the times of requests of "
+            f"different length ({len(pairs)} pairs); they may differ by {bound:.0%}",
         )
 
 
