@@ -17,7 +17,7 @@ import pytest
 
 from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration
-from sm121.engines import managed, ports
+from sm121.engines import managed, ports, registry
 from sm121.engines.managed import (
     ManagedServer,
     PortTaken,
@@ -110,10 +110,42 @@ def test_serves_and_stops_clean(make):
     assert not any(psutil.pid_exists(process.pid) for process in tree)
 
 
+def test_key_of_vllm_is_as_old_as_its_compiled_kernels(tmp_path, monkeypatch):
+    """vLLM 0.24 compiles again where it is another one: seen on an H100."""
+    configuration = ServerConfiguration(
+        name="marlin",
+        engine="vllm",
+        python=sys.executable,
+        model="none",
+        served_name="canary",
+        arguments=(),
+    )
+
+    def key() -> str:
+        limits = StartLimits(1.0, 1.0, 1.0, 1.0)
+        made = ManagedServer(configuration, registry.engine("vllm"), limits, tmp_path, "meta-run")
+        return made.secrets[0]
+
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "one"))
+    first = key()
+    assert len(first) == 32 and key() == first
+    kept = tmp_path / "one" / "sm121-api-key"
+    assert kept.stat().st_mode & 0o777 == 0o600
+    kept.chmod(0o644)
+    assert key() != first, "others may have read it"
+    kept.chmod(0o600)
+    kept.write_text("x")
+    assert len(key()) == 32
+    for root in (tmp_path / "other", "/proc/nowhere"):
+        monkeypatch.setenv("VLLM_CACHE_ROOT", str(root))
+        assert len(key()) == 32 and key() != first
+    assert key() != key(), "where nothing can be kept, each is a new one"
+
+
 def test_api_key_is_random_and_on_no_command_line(make):
     first, second = make("none"), make("none")
-    first.start()
     assert first.secrets != second.secrets
+    first.start()
     for process in first.processes():
         assert first.secrets[0] not in " ".join(process.cmdline())
     assert first.secrets[0] not in repr(first)

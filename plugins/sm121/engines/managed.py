@@ -25,7 +25,7 @@ from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import Sm121Error
 from sm121.core.redaction import redact_file, secrets_of
 from sm121.core.server import Endpoint, Server
-from sm121.engines import ports, stale
+from sm121.engines import api_key, ports, stale
 from sm121.engines.memory import Memory
 from sm121.engines.process_tree import (
     RUN_ID,
@@ -209,6 +209,9 @@ class ManagedServer:
 
     def __post_init__(self) -> None:
         self._api_key = secrets.token_urlsafe(24)
+        if self.engine.name == "vllm":
+            environment = self.engine.environment(self.configuration, api_key="")
+            self._api_key = api_key.kept(CompileCaches.of(environment).vllm)
         self._server_id = f"{self.run_id}/{uuid.uuid4().hex[:8]}"
         self.log = self.directory / f"server-{self.configuration.name}.log"
         self._number_log()

@@ -1,0 +1,49 @@
+"""The key of the servers that the suite starts."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import stat
+import tempfile
+from pathlib import Path
+
+_NAME = "sm121-api-key"
+_KEY = re.compile(r"[\w-]{32}")
+
+
+def kept(folder: Path) -> str:
+    """A random key, the same one for as long as an engine's compiled kernels are kept.
+
+    vLLM 0.24 has VLLM_API_KEY in the key of its torch.compile cache (``envs.compile_factors``; 0.32
+    has not): with a new key each time no start would ever be a warm one.
+
+    Args:
+        folder: the engine's cache. The file there is its owner's alone; where it cannot be, or is
+            not, the key is a new one.
+    """
+    file, new = folder / _NAME, secrets.token_urlsafe(24)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not file.exists():
+            _write(file, new)
+        with file.open(encoding="ascii") as opened:
+            found, state = opened.read(100), os.fstat(opened.fileno())
+    except (OSError, UnicodeDecodeError):
+        return new
+    private = state.st_uid == os.getuid() and not stat.S_IMODE(state.st_mode) & 0o077
+    return found if private and _KEY.fullmatch(found) else new
+
+
+def _write(file: Path, text: str) -> None:
+    """Whole or not at all; of several that write, the first one's stays."""
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=_NAME)
+    try:
+        with os.fdopen(handle, "w", encoding="ascii") as opened:
+            opened.write(text)
+        os.link(name, file)
+    except FileExistsError:
+        return
+    finally:
+        Path(name).unlink()
