@@ -17,7 +17,7 @@ import pytest
 
 from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration
-from sm121.engines import pool
+from sm121.engines import pool, registry
 from sm121.engines.managed import ManagedServer
 from sm121.evidence import death
 from sm121.evidence.failure import Cause
@@ -223,10 +223,11 @@ def test_a_worker_that_our_stop_killed_is_no_cause(tmp_path, before, number, kin
 
 
 def test_each_start_has_a_status_of_its_own(tmp_path):
-    first = ManagedServer(CONFIGURATION, None, pool.StartLimits(1, 1, 1), tmp_path, "x")
+    engine = registry.engine("llama-cpp")
+    first = ManagedServer(CONFIGURATION, engine, pool.StartLimits(1, 1, 1), tmp_path, "x")
     first.log.write_text("it ran")
     first._status_file.write_text(json.dumps({"exit_status": -9, "exits": [], "pid": 7}))
-    second = ManagedServer(CONFIGURATION, None, pool.StartLimits(1, 1, 1), tmp_path, "x")
+    second = ManagedServer(CONFIGURATION, engine, pool.StartLimits(1, 1, 1), tmp_path, "x")
     assert second.log.name == "server-x-2.log" and second.exit_status is None
     second._status_file.write_text(json.dumps({"exit_status": None, "exits": [], "pid": 8}))
     assert first.exit_status == -9 and second.exit_status is None
