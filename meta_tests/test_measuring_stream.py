@@ -326,6 +326,16 @@ def test_second_clock_finds_a_stream_that_is_not_the_generation():
     assert findings.invalid[0].reason == "second_clock"
 
 
+def test_second_clock_finds_what_is_so_in_half_of_the_answers():
+    """49 tok/s by the wall times of all answers, 54 by the stream of every second one."""
+    pairs = [(54.0, 49.0 + n * 0.01) for n in range(5)] + [
+        (49.0, 49.0 - n * 0.01) for n in range(5)
+    ]
+    findings = Findings()
+    validity.check_second_clock(pairs, 0.02, findings)
+    assert [item.reason for item in findings.invalid] == ["second_clock"]
+
+
 #: tg32 of the canary on an H100, one row an answer: time to its first token, and between two (ms).
 H100_LONG = ((17.6, 2.49), (19.6, 2.66), (44.2, 1.84), (15.2, 1.78), (15.7, 1.85))
 H100_SHORT = (30.1, 30.8, 32.8)
