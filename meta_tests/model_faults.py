@@ -106,6 +106,33 @@ NOT_FOR = {
 }
 
 
+#: What is asked of a checkpoint of real width (`sm121 synthetic`), where a request takes seconds.
+REAL_WIDTH = (
+    "sliding window 127 for 128",
+    "sliding window 129 for 128",
+    "sliding window off",
+    "YaRN off",
+    "YaRN factor 16 for 32",
+    "YaRN mscale dropped",
+    "top-3 for top-4",
+    "shares of the experts not renormalised",
+    "one expert never computed",
+    "noise on the logits",
+    "the last slot of a KV block is not written",
+    "a stale KV block: a sequence's second block is its first",
+    "wrong past 128 tokens only",
+    "wrong in decode only",
+    "NaN past 256 tokens",
+    "SwiGLU alpha 1 for 1.702",
+    "SwiGLU limit off",
+    "SwiGLU +1 dropped",
+    "sinks dropped",
+    "one head's sink dropped",
+    "expert biases dropped",
+    "one expert's scales one step up",
+)
+
+
 @dataclass(frozen=True)
 class Finding:
     """What the tests said of one fault."""
@@ -120,7 +147,13 @@ class Finding:
 class SabotagedServer:
     """The real vLLM on the canary, with a worker extension that breaks its model on request."""
 
-    def __init__(self, checkpoint: Path, directory: Path, configuration: str = "float32") -> None:
+    def __init__(
+        self,
+        checkpoint: Path,
+        directory: Path,
+        configuration: str = "float32",
+        reference: Path | None = None,
+    ) -> None:
         own = PROFILE.configurations[configuration]
         self._managed = ManagedServer(
             ServerConfiguration(
@@ -147,7 +180,7 @@ class SabotagedServer:
             "meta-model-faults",
         )
         self.configuration = configuration
-        self.checkpoint = checkpoint
+        self.reference = reference or checkpoint
         self.server: Server | None = None
 
     def __enter__(self) -> SabotagedServer:
@@ -173,7 +206,7 @@ class SabotagedServer:
         assert self.server is not None
         return [
             "--arch", "cpu", "--base-url", self.server.endpoint.base_url,
-            "--api-key", self.server.endpoint.api_key, "--reference", str(self.checkpoint),
+            "--api-key", self.server.endpoint.api_key, "--reference", str(self.reference),
             "--configuration", self.configuration, "tests/test_correctness.py",
             "-k", " or ".join(tests),
         ]  # fmt: skip
@@ -262,21 +295,49 @@ def table(found: dict[str, dict[str, Finding]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def clean_runs(checkpoint: Path, configuration: str, count: int) -> int:
+def clean_runs(
+    checkpoint: Path,
+    configuration: str,
+    count: int,
+    tests: tuple[str, ...],
+    reference: Path | None = None,
+) -> int:
     """The catalogue's tests on the intact model, again and again on one start of the server."""
     passed = 0
     started = time.monotonic()
     with (
         tempfile.TemporaryDirectory() as folder,
-        SabotagedServer(checkpoint, Path(folder), configuration) as server,
+        SabotagedServer(checkpoint, Path(folder), configuration, reference) as server,
     ):
         for _ in range(count):
-            finding = judge(server, CLEAN, every_test(), Path(folder))
+            finding = judge(server, CLEAN, tests, Path(folder))
             passed += not finding.failed
             wall = time.monotonic() - started
             said = finding.failed or "all passed"
             print(f"== {passed} of {count}: {said}, {wall:.0f} s with the start", flush=True)
     return 0 if passed == count else 1
+
+
+def real_width(checkpoint: Path, golden: Path, options: argparse.Namespace) -> int:
+    """The faults of `REAL_WIDTH` in BF16, or runs of the intact model; prints what was seen."""
+    if options.clean_runs:
+        tests = (ORACLE, SMALL, ANSWERS, GENERATED)
+        return clean_runs(checkpoint, "bfloat16", options.clean_runs, tests, golden)
+    survivors = []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        SabotagedServer(checkpoint, Path(folder), "bfloat16", golden) as server,
+    ):
+        for fault in (CLEAN, *REAL_WIDTH):
+            tests = FAULTS.get(fault, (ORACLE, SMALL, ANSWERS, GENERATED))
+            finding = judge(server, fault, tests, Path(folder))
+            if not finding.failed and fault != CLEAN:
+                survivors.append(fault)
+            said = finding.message.replace("\n", " ")[:160]
+            print(f"== {fault}: {finding.failed or 'all passed'} ({finding.seconds} s) {said}",
+                  flush=True)  # fmt: skip
+    print(f"survivors: {survivors or 'none'}")
+    return 1 if survivors else 0
 
 
 def main() -> int:
@@ -289,13 +350,22 @@ def main() -> int:
     parser.add_argument(
         "--clean-runs", type=int, metavar="N", help="instead: the intact model, N times in a row"
     )
+    parser.add_argument(
+        "--real-width",
+        type=Path,
+        nargs=2,
+        metavar=("CHECKPOINT", "GOLDEN"),
+        help="instead of the canary: a checkpoint of sm121 synthetic, and its file of sm121 golden",
+    )
     options = parser.parse_args()
+    if options.real_width:
+        return real_width(*options.real_width, options)
     from sm121.checkpoint import canary
 
     checkpoint = canary.build(ROOT / ".cache" / "canary" / "bf16", "bf16")
     if options.clean_runs:
         name = (options.configuration or ["float32"])[0]
-        return clean_runs(checkpoint, name, options.clean_runs)
+        return clean_runs(checkpoint, name, options.clean_runs, every_test())
     deadline = time.monotonic() + 60 * options.minutes
     found: dict[str, dict[str, Finding]] = {}
     whole = True

@@ -149,7 +149,10 @@ def test_a_run_with_everything_is_certified(name):
 
 
 def test_where_no_oracle_can_judge_a_golden_file_does():
-    own = profile.load("sm121-gpt-oss-120b").judging()
+    known = CPU.correctness
+    cannot = {**known.cannot, "oracle": "this test"}
+    update = {"cannot": cannot, "log_probability_tolerance": {}}
+    own = CPU.model_copy(update={"correctness": known.model_copy(update=update)})
     seen = certified(without(whole(own), "golden_file"), own)
     assert not seen.certified and "golden file (--golden PATH), and no oracle" in seen.reason
     assert certified(without(whole(), "golden_file")).certified

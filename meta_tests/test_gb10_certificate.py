@@ -6,6 +6,7 @@ it does not apply: none is a gap for ever.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import inspect
 from pathlib import Path
@@ -13,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from sm121.core import profile
+from sm121.kernels import registry, serving
 from sm121.kernels.protocol import declaration
-from sm121.kernels.vllm_cuda import VllmProvider
+from sm121.run import served
 from sm121.session import certification
 
 ROOT = Path(__file__).parents[1]
@@ -40,18 +42,17 @@ OPERATIONS = {
 }
 
 
-def _oracle(own: profile.Profile) -> str | None:
-    """NotRun above 1 GiB, whatever the tolerances."""
-    return None if "canary" in own.model.id else "the oracle holds no checkpoint of this size"
-
-
 def _bound(own: profile.Profile) -> str | None:
     return None if "auto" in own.correctness.agreement else "no correctness.agreement for auto"
 
 
 #: What a test uses, on what that can run on a GB10, and why not.
 WAYS = {
-    "reference": ("the oracle", _oracle),
+    "reference": ("the oracle, in BF16", lambda _own: None),
+    "candidate": (
+        "the profile's exam",
+        lambda own: None if own.correctness.exam else "no correctness.exam",
+    ),
     "continuations": ("answers within correctness.agreement", _bound),
     "measured_history": ("a stored run (--benchmark-autosave)", lambda _own: None),
     "matrix": ("the profile's matrix", lambda own: None if own.matrix else "no [matrix]"),
@@ -73,6 +74,22 @@ def _of_level(level: str) -> dict[str, object]:
     return {name: value for name, value in vars(module).items() if name.startswith("test_")}
 
 
+def _judged(own: profile.Profile, operation: str) -> tuple[str, str | None]:
+    """By which provider the kernel of the path is judged."""
+    path = served.expected(own.path_of(own.under_test), None)
+    (choice,) = serving.choices(own.engine.name, own.arch, path, operation)
+    if choice.nothing is not None:
+        return f"does not apply: {choice.nothing}", None
+    if choice.provider is None:
+        return operation, choice.why
+    module, made_by = registry._MODULES[choice.provider]
+    provider = getattr(importlib.import_module(module), made_by)
+    if why := declaration(provider).absent.get(operation):
+        return f"does not apply: {why}", None
+    there = hasattr(provider, operation)
+    return f"provider {choice.provider}: {operation}", None if there else f"it has no {operation}"
+
+
 def way(own: profile.Profile, name: str, test: object) -> tuple[str, str | None]:
     """How a test can run, and why it never can; None where it can."""
     test = inspect.unwrap(test)
@@ -80,10 +97,7 @@ def way(own: profile.Profile, name: str, test: object) -> tuple[str, str | None]
     if (ability := marks.get("ability")) and (why := own.correctness.cannot.get(ability[0])):
         return f"does not apply: {why}", None
     if (operation := OPERATIONS.get(name)) is not None:
-        if why := declaration(VllmProvider).absent.get(operation):
-            return f"does not apply: {why}", None
-        there = hasattr(VllmProvider, operation)
-        return f"provider vllm: {operation}", None if there else f"it has no {operation}"
+        return _judged(own, operation)
     if name == "test_answers_are_as_long_as_they_should_be":
         band = own.correctness.mean_answer_tokens
         return "the profile's band", None if band else "no correctness.mean_answer_tokens"
@@ -112,10 +126,13 @@ def test_no_test_is_a_gap_for_ever():
     gaps = {asked: why for asked, (_, why) in found.items() if why is not None}
     assert not gaps, gaps
     apart = [asked for asked, (how, _) in found.items() if how.startswith("does not apply")]
-    assert len(apart) == 7 and all("test_correctness" in a or "mxfp4_dec" in a for a in apart)
+    own = ("test_correctness", "_decodes_", "_encodes_by", "test_any_finite_values")
+    assert all(any(part in asked for part in own) for asked in apart), apart
+    of_kernels = [asked for asked in apart if "test_kernel" in asked]
+    assert len(of_kernels) == 5, "nothing is quantised for Marlin"
 
 
-@pytest.mark.parametrize("ability", ["oracle", "answer_length"])
+@pytest.mark.parametrize("ability", ["answer_length"])
 def test_a_gap_is_seen(ability):
     """Without its reason a test that cannot run is one."""
     known = {k: v for k, v in GB10.correctness.cannot.items() if k != ability}

@@ -4,12 +4,17 @@ number, and what pytest-benchmark saves can be compared. Replays, tactics and a 
 from __future__ import annotations
 
 import json
+import os
+import sys
+from typing import get_args
 
 import pytest
 import torch
 
 from sm121.core.verdict import Invalid, NotRun
-from sm121.kernels import benchmark_cases, benchmarks, cases, checks, clocks, problems, tactics
+from sm121.kernels import benchmark_cases, benchmarks, cases, checks, child, clocks, problems
+from sm121.kernels.protocol import Operation
+from sm121.kernels.serving import Choice
 from sm121.kernels.torch_provider import TorchProvider
 from sm121.kernels.under_test import Kernels
 from sm121.measure.stream_bandwidth import Bandwidth
@@ -237,31 +242,27 @@ class Tuned(TorchProvider):
             time.sleep(600)
         return super().fused_moe(*arguments, **keywords) * (1.01 if self.tactic == "wrong" else 1)
 
-tuned = Tuned()
+provider = Tuned()
 """
 
 
-def test_each_tactic_is_judged_in_a_process_of_its_own(tmp_path, monkeypatch):
-    (tmp_path / "tuning.py").write_text(TACTICS)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    import tuning
+def kernels_of(folder, monkeypatch, module: str, text: str) -> Kernels:
+    """The kernels of a provider `provider` of a module with this text."""
+    (folder / f"{module}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(folder))
+    process = child.of_this_process()
+    choice = Choice(None, provider=f"{module}:provider")
+    return Kernels(dict.fromkeys(get_args(Operation), choice), lambda _name: process)
 
-    case = cases.GROUPS["tactics"][0]
-    wrong = tactics.check("tuning:tuned", tuning.tuned, case, limit_s=30)
-    text = "\n".join(wrong)
+
+def test_each_tactic_is_judged_in_a_process_of_its_own(tmp_path, monkeypatch):
+    kernels = kernels_of(tmp_path, monkeypatch, "tuning", TACTICS)
+    text = kernels.wrong_with_a_tactic(cases.GROUPS["tactics"][0], limit_s=30)
     assert "tactic right" not in text
     assert "tactic wrong: fused_moe into memory of NaN: slope" in text
     assert "tactic crash: required: a result, seen: the process ended with SIGABRT" in text
     assert "tactic hang: required: an end within 30 s" in text
-
-
-@pytest.mark.parametrize("said", ["", "goodbye"])
-def test_a_tactic_that_ends_without_a_result_is_said(monkeypatch, said):
-    done = tactics.subprocess.CompletedProcess([], 0, said, "")
-    monkeypatch.setattr(tactics.subprocess, "run", lambda *_a, **_k: done)
-    (line,) = tactics._apart("torch", cases.GROUPS["tactics"][0], "t", 1.0)
-    assert "required: a result, seen: the process ended with 0" in line
+    kernels.child_of("").close()
 
 
 class Reusing(TorchProvider):
@@ -286,27 +287,49 @@ def test_two_runs_into_the_same_memory_are_compared():
     assert "declared deterministic, seen: two runs differ" in line
 
 
-def test_a_provider_without_tactics_is_not_run():
+FAULTS = """
+import os
+from sm121.kernels.torch_provider import TorchProvider
+
+class Faulty(TorchProvider):
+    def route(self, logits, k):
+        if len(logits) == 1:
+            os.abort()
+        if len(logits) == 2:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\\nmore")
+        if len(logits) == 3:
+            os._exit(0)
+        return super().route(logits, k)
+
+provider = Faulty()
+"""
+
+
+def test_what_ends_its_process_is_a_failure_and_the_next_case_is_judged(tmp_path, monkeypatch):
+    """Before, one abort ended pytest, and one fault of the device left the rest NOT_RUN."""
+    kernels = kernels_of(tmp_path, monkeypatch, "faulty", FAULTS)
+    aborted, faulted, left, right = cases.GROUPS["routing"][1:5]
+    wanted = "tokens-1: required: a result, seen: the process ended with SIGABRT"
+    assert kernels.wrong(aborted).startswith(wanted)
+    assert "an illegal memory access" in kernels.wrong(faulted)
+    assert "required: a result, seen: the process ended with 0" in kernels.wrong(left)
+    assert kernels.wrong(right) == ""
     with pytest.raises(NotRun, match="lists no autotune tactics"):
-        tactics.check("torch", TorchProvider(), cases.GROUPS["tactics"][0])
+        kernels.wrong_with_a_tactic(cases.GROUPS["tactics"][0])
+    kernels.child_of("").close()
 
 
-# A dead device
-
-
-def test_after_a_device_fault_the_rest_is_not_run(monkeypatch):
-    class Faulty(TorchProvider):
-        def route(self, logits, k):
-            raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
-
-    kernels = Kernels("faulty", Faulty())
-    first, second = cases.GROUPS["routing"][1:3]
-    assert "an illegal memory access" in kernels.wrong(first)
-    assert "an illegal memory access" in kernels.wrong(first), "the device computes on: no end"
-    monkeypatch.setattr(checks, "computes", lambda device: False)
-    assert "NOT_RUN" in kernels.wrong(first)
-    with pytest.raises(NotRun, match=r"unusable since tokens-1: .*illegal memory access"):
-        kernels.wrong(second)
+def test_an_interpreter_that_cannot_judge_is_named(tmp_path):
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # without its packages
+    python.chmod(0o755)
+    environment = {"PATH": os.environ["PATH"]}
+    with pytest.raises(
+        NotRun, match=r"cannot be judged with .*python: No module named '\w+'; torch"
+    ):
+        child.Child(str(python), environment).ask("packages", "torch")
+    with pytest.raises(NotRun, match="none cannot be started"):
+        child.Child(str(tmp_path / "none"), environment).ask("packages", "torch")
 
 
 def test_one_clock_for_all_tests():

@@ -32,7 +32,10 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("broken", kernel_mutants.MUTANTS, ids=lambda broken: broken.name)
+EVERY = (*kernel_mutants.MUTANTS, *kernel_mutants.W4A8)
+
+
+@pytest.mark.parametrize("broken", EVERY, ids=lambda broken: broken.name)
 def test_a_wrong_kernel_is_noticed(broken):
     assert kernel_mutants.kill(broken), "required: some check notices, seen: none does"
 
@@ -69,7 +72,7 @@ def test_a_wrong_block_scale_is_noticed_of_one_that_rounds_each_expert(case):
 
 def test_the_published_table_is_of_these_mutants():
     published = TABLE.read_text("utf-8")
-    missing = [m.name for m in kernel_mutants.MUTANTS if f"| {m.name} |" not in published]
+    missing = [m.name for m in EVERY if f"| {m.name} |" not in published]
     assert not missing, "run python meta_tests/kernel_mutants.py"
     assert "**survives**" not in published
 
@@ -121,15 +124,6 @@ def test_a_wrong_provider_name_is_one_line(name, said):
 
 def test_a_provider_of_ones_own():
     assert registry.load("sm121.kernels.torch_provider:TorchProvider") is TorchProvider
-
-
-def test_the_kernels_that_serve_are_those_that_are_tested():
-    assert registry.default("cpu", "vllm") == registry.default("cpu", "llama-cpp") == "torch"
-    assert {registry.default(arch, "vllm") for arch in ("sm121", "sm120", "sm90")} == {"vllm"}
-    with pytest.raises(NotRun, match="no kernel provider is built in for llama-cpp on sm121"):
-        registry.default("sm121", "llama-cpp")
-    with pytest.raises(NotRun, match="provider vllm needs vLLM"):  # here is none for a GPU
-        registry.load("vllm")
 
 
 def test_a_device_fault_on_strides_is_no_refusal():

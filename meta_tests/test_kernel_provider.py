@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from sm121.core.verdict import NotRun
-from sm121.kernels import builds
+from sm121.kernels import builds, registry
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -93,6 +93,11 @@ def another_build(tmp_path):
     return python
 
 
+def test_it_is_known_of_each_provider_whose_kernels_it_calls():
+    """Else it would run beside the suite, and not with the engine."""
+    assert {*builds._OF_PROVIDER} == {*registry.NAMES}
+
+
 def test_the_suites_own_interpreter_has_the_engines_build():
     names = builds.packages("vllm") + builds.packages("flashinfer")
     assert set(names) == {"vllm", "flashinfer", "torch"}
@@ -133,9 +138,36 @@ def test_an_engine_without_the_package_and_one_that_does_not_answer(tmp_path):
     assert builds.differences((), str(tmp_path / "none"), {}) is None, "nothing of an engine"
 
 
-@pytest.mark.parametrize("provider", ["vllm-cpu", "mine:provider"])
-def test_the_engines_build_is_judged_or_it_is_said_that_it_was_not(
-    run_pytest, tmp_path, another_build, provider
+def test_the_kernels_are_judged_in_the_engines_interpreter(run_pytest, tmp_path):
+    """Before, they were NOT_RUN with another build than pytest's."""
+    python, seen = tmp_path / "python", tmp_path / "seen"
+    python.write_text(
+        f'#!/bin/sh\ncase "$2" in *"kernels import judge"*) echo "$0" >> {seen};; esac\n'
+        f'exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    status, run = run_pytest(*NUMERICS, f"--engine-python={python}")
+    assert status == 0, run.output
+    assert {t["verdict"] for t in judged(run)} == {"PASS"}
+    assert seen.read_text("utf-8").split() == [str(python)], "one process for all of them"
+    (route,) = [k for k in run.verdict["engine"]["served"] if k["operation"] == "route"]
+    assert (route["judged"], route["provider"]) == (True, "vllm-cpu-float32")
+    assert route["cases"] == len(judged(run))
+
+
+def test_an_engine_without_the_kernels_is_named(run_pytest, another_build):
+    status, run = run_pytest(
+        *NUMERICS, "--kernel-provider", "vllm-cpu", f"--engine-python={another_build}"
+    )
+    assert status == 5, run.output
+    assert {t["verdict"] for t in judged(run)} == {"NOT_RUN"}
+    message = judged(run)[0]["message"]
+    assert "provider vllm-cpu needs vLLM for the CPU" in message
+    assert f"{another_build.parent}" in message, "where that interpreter's vLLM lies"
+
+
+def test_another_build_than_the_engines_is_not_judged_by_a_provider_of_ones_own(
+    run_pytest, tmp_path, another_build
 ):
     (tmp_path / "mine.py").write_text(
         "import importlib.util, sys\n"
@@ -145,7 +177,7 @@ def test_the_engines_build_is_judged_or_it_is_said_that_it_was_not(
         "provider = TorchProvider()\n"
     )
     status, run = run_pytest(
-        *NUMERICS, "--kernel-provider", provider, f"--engine-python={another_build}",
+        *NUMERICS, "--kernel-provider", "mine:provider", f"--engine-python={another_build}",
         environment={"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
     )  # fmt: skip
     assert status == 5, run.output
@@ -228,7 +260,7 @@ def test_what_a_release_of_flashinfer_lacks_is_not_run(monkeypatch):
         old.decode(sinks=False)
     older = OldFlashInfer(monkeypatch, "0.6.8", (9, 0))
     problem = experts()
-    with pytest.raises(NotRun, match=r"no flashinfer\.fused_moe\.interleave_moe_weights.*0\.6\.15"):
+    with pytest.raises(NotRun, match=r"no flashinfer\.fused_moe\.interleave_moe_weights.*0\.6\.12"):
         older.provider.fused_moe(**problem)
     with pytest.raises(RuntimeError, match="illegal instruction"):
         older.decode()  # sm90 had sinks
@@ -247,19 +279,17 @@ def test_every_argument_of_the_installed_flashinfer_is_there():
     """The names that the provider calls are those of the real package."""
     import ast
 
-    from sm121.kernels.flashinfer_provider import _since
+    from sm121.kernels.flashinfer_provider import since
 
     folder = Path(importlib.util.find_spec("flashinfer").origin).parent
     found = {}
     for file in folder.rglob("*.py"):
-        if (text := file.read_text("utf-8")) and any(
-            f"def {name}(" in text for name, _ in _since()
-        ):
+        if (text := file.read_text("utf-8")) and any(f"def {name}(" in text for name, _ in since()):
             for node in ast.walk(ast.parse(text)):
                 if isinstance(node, ast.FunctionDef):
                     names = [arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)]
                     found.setdefault(node.name, []).extend(names)
-    for name, argument in _since():
+    for name, argument in since():
         if " " not in name:
             assert name in found and (argument is None or argument in found[name]), (name, argument)
 

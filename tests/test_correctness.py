@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from sm121.answers import accuracy, golden, log_probabilities, prompts
+from sm121.answers import accuracy, golden, log_probabilities, oracle_file, prompts
 from sm121.api import (
     chats,
     endings,
@@ -66,18 +66,18 @@ def test_seed_is_used(sdk):
     )
 
 
-# Against the reference model in float64, where the model is small enough. docs/ablation.md says how
+# Against the reference model, in float64 or float32 (`sm121 golden`). docs/ablation.md says how
 # small a defect each tolerance catches. docs/model-faults.md lists wrong models that failed.
 
 
 @pytest.mark.ability("oracle")
-def test_prompt_log_probabilities_agree_with_the_oracle(asker, reference):
+def test_prompt_log_probabilities_agree_with_the_oracle(asker, reference, conformance):
     """Prompt log-probabilities agree with the oracle across the sliding window and KV blocks."""
-    log_probabilities.prompts_agree(asker, reference)
+    conformance.remark(f"oracle: {log_probabilities.prompts_agree(asker, reference)}")
 
 
 @pytest.mark.ability("oracle")
-@pytest.mark.parametrize("mistake", log_probabilities.SMALL_MISTAKES)
+@pytest.mark.parametrize("mistake", oracle_file.SMALL_MISTAKES)
 def test_no_known_small_mistake_is_in_the_log_probabilities(asker, reference, mistake):
     """The server is nearer to gpt-oss than to one with a mistake below the rounding of BF16."""
     log_probabilities.mistake_is_absent(asker, reference, mistake)
@@ -87,13 +87,13 @@ def test_no_known_small_mistake_is_in_the_log_probabilities(asker, reference, mi
 def test_generated_log_probabilities_agree_with_the_oracle(asker, reference):
     """Decoding chooses the best token, and all log-probabilities reported at its place are
     right."""
-    log_probabilities.generations_agree(asker, reference, log_probabilities.prompts())
+    log_probabilities.generations_agree(asker, reference, oracle_file.prompts())
 
 
 @pytest.mark.ability("oracle")
 def test_generation_past_the_original_context_agrees_with_the_oracle(asker, reference):
     """Answers agree across YaRN's original 4096 positions, 32 KV blocks and chunked prefill."""
-    log_probabilities.generations_agree(asker, reference, [log_probabilities.long_prompt()])
+    log_probabilities.generations_agree(asker, reference, [oracle_file.long_prompt()])
 
 
 # The same request, asked in another way. Tokens are equal where the engine promises it. Elsewhere
@@ -455,6 +455,43 @@ def test_choice_is_kept(api):
 def test_choice_is_kept_in_a_chat(api, judge, profile):
     """The final message of a chat is one of the choices, and nothing else."""
     structured_output.keeps_choice_in_a_chat(api, judge, profile.correctness)
+
+
+# The profile's exam (fixtures/exams): each question says what counts as right, each section how
+# many may be missed. An answer that is empty, cut off or a loop is never allowed.
+
+
+@pytest.mark.ability("exam")
+def test_facts_are_known(candidate):
+    """Asked as chats, as many of the exam's facts are known as it requires."""
+    candidate.passes("facts")
+
+
+@pytest.mark.ability("exam")
+def test_dialogues_are_followed(candidate):
+    """Over several turns, answers use what was said, corrected, instructed or counted before."""
+    candidate.passes("dialogues")
+
+
+@pytest.mark.ability("exam")
+def test_the_right_tools_are_called(candidate):
+    """Of all tools the right ones are called, with the right arguments of each type, and answers
+    use the results. Where none helps, none is called."""
+    candidate.passes("tools")
+
+
+@pytest.mark.ability("exam")
+def test_answers_in_a_form_are_right(candidate):
+    """Structured output keeps its form every time, and its content is right."""
+    candidate.passes("formats")
+
+
+@pytest.mark.ability("long_document")
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("length", [8_000, 32_000, 100_000])
+def test_long_documents_are_read(candidate, length):
+    """Facts at five depths of a document are found, one of them only by way of another."""
+    candidate.recalls(length)
 
 
 # API conformance: what the published reference specifies and implies. The rest is a remark.

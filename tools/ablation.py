@@ -24,10 +24,13 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from sm121.answers.log_probabilities import SMALL_MISTAKES, Mistake, from_oracle, share_of
+from sm121.answers import oracle_file
+from sm121.answers.log_probabilities import Pattern, computed_tolerance
+from sm121.answers.oracle_file import SMALL_MISTAKES, OracleFile
 from sm121.core.profile import LogProbabilityTolerance
 from sm121.oracles import gpt_oss, moe, mxfp4, routing
 from sm121.oracles.gpt_oss import Layer, Weights
+from sm121.oracles.scores import Change
 
 TOLERANCE = 1e-3
 """The suite's float32 tolerance: largest absolute difference of a log-probability, in nats."""
@@ -69,7 +72,7 @@ class Row:
 class Defect:
     """What is wrong: another model, another function of the oracle in `module`, or both."""
 
-    change: Mistake = lambda weights: weights
+    change: Change = lambda weights: weights
     module: Any = None
     function: str = ""
     instead: Callable[..., Any] | None = None
@@ -327,35 +330,40 @@ def random_blocks(checkpoint: Path, count: int = 12, seed: int = 0) -> dict[str,
     return blocks
 
 
-def small_mistakes(checkpoint: Path) -> str:
-    """What `share_of` says of each small mistake when it is there, as lines of Markdown."""
-    prompts = {prompt.name: prompt.token_ids for prompt in load_prompts()}
+def small_mistakes(file: OracleFile) -> str:
+    """How large each small mistake is, and what rounding alone looks like, as lines of Markdown."""
     lines = []
-    for name, (mistake, prompt) in SMALL_MISTAKES.items():
-        right = from_oracle(checkpoint, prompts[prompt])
-        wrong = from_oracle(checkpoint, prompts[prompt], mistake)
-        size = math.sqrt(math.fsum((a - b) ** 2 for a, b in zip(right, wrong, strict=True)))
-        share = share_of(wrong, right, wrong)
-        lines.append(f"- {name} ({prompt}): {size:.2g} nats over all tokens, share {share:.2f}")
+    for name, (_, prompts) in SMALL_MISTAKES.items():
+        size = math.sqrt(math.fsum(m * m for m in Pattern.of(file, name, None).mistake))
+        noise = ", ".join(
+            f"{Pattern.of(file, name, path).noise():.2g} by {path}" for path in file.rounded
+        )
+        lines.append(
+            f"- {name} ({', '.join(prompts)}): {size:.2g} nats over all tokens; rounding alone "
+            f"gives a share with a standard deviation of {noise}"
+        )
     return "\n".join(lines) + "\n"
 
 
 def write_report(
-    checkpoint: Path, out_file: Path, tolerances: dict[str, LogProbabilityTolerance]
+    checkpoint: Path, out_file: Path, of_float32: LogProbabilityTolerance
 ) -> tuple[list[Row], dict[str, list[str]]]:
     """Measure all ablations and write them to a Markdown page.
 
     Returns the rows, and by dtype the features whose defect nothing catches.
     """
     prompts = load_prompts()
+    file = oracle_file.make(checkpoint)
+    tolerances = {"float32": of_float32}
+    tolerances |= {path: computed_tolerance(file, path) for path in file.rounded}
     rows = measure(checkpoint, prompts)
     blocks = measure(checkpoint, prompts, ablations=random_blocks(checkpoint))
     changes = sorted(row.max for row in blocks)
     lengths = ", ".join(str(len(prompt.token_ids)) for prompt in prompts)
     exact = tolerances["float32"].max_abs
     bounds = "".join(
-        f"| {name} | {t.max_abs:g} | {t.mean_abs:g} | {t.likely_max_abs or '-'} "
-        f"| {t.likely_mean_abs or '-'} | {t.source} |\n"
+        f"| {name} | {t.max_abs:.3g} | {t.mean_abs:.2g} | {t.likely_max_abs or 0:.2g} "
+        f"| {t.likely_mean_abs or 0:.2g} | {t.source} |\n"
         for name, t in tolerances.items()
     )
     caught = {
@@ -385,7 +393,7 @@ def write_report(
         + "\nSome mistakes are smaller than what BF16 rounds. The level asks of each on the\n"
         "prompt that shows it best how much of the mistake's own pattern is in the difference\n"
         "from the oracle (least squares: 0 for gpt-oss, 1 for the mistake; below 0.5 passes):\n\n"
-        + small_mistakes(checkpoint)
+        + small_mistakes(file)
         + "\nThe two blocks in the table were named in advance. Of "
         f"{len(changes)} blocks drawn at random,\none scale off by one moves the "
         f"log-probabilities by {changes[0]:.2g} (smallest), {statistics.median(changes):.2g}\n"

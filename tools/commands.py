@@ -178,9 +178,8 @@ def _ablation(options: argparse.Namespace) -> int:
     from sm121.core import profile
     from tools import ablation
 
-    own = profile.load("cpu-tiny-gpt-oss").correctness.log_probability_tolerance
-    tolerances = {str(name): tolerance for name, tolerance in own.items()}
-    rows, missed = ablation.write_report(options.checkpoint, options.output, tolerances)
+    own = profile.load("cpu-tiny-gpt-oss").correctness.log_probability_tolerance["float32"]
+    rows, missed = ablation.write_report(options.checkpoint, options.output, own)
     weakest = min(rows, key=lambda row: row.max)
     print(f"{options.output}: the hardest to see is {weakest.feature!r}: {weakest.max:.3g} nats")
     for name, features in missed.items():

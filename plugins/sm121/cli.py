@@ -128,6 +128,53 @@ def _canary(options: argparse.Namespace) -> int:
     return 0
 
 
+def _synthetic(options: argparse.Namespace) -> int:
+    from sm121.checkpoint import synthetic
+
+    begun = time.monotonic()
+    synthetic.write(
+        options.directory,
+        options.shape,
+        layers=options.layers,
+        seed=options.seed,
+        twin=options.twin,
+        progress=progress,
+    )
+    progress(f"{time.monotonic() - begun:.0f} s")
+    return 0
+
+
+def _golden(options: argparse.Namespace) -> int:
+    from sm121.answers import oracle_file
+
+    if not (options.checkpoint / "config.json").is_file():
+        raise UsageError(f"{options.checkpoint}: expected a checkpoint folder with config.json")
+    if not options.output.absolute().parent.is_dir():
+        raise UsageError(f"-o {options.output}: expected a folder for it, there is none")
+    begun, peak = time.monotonic(), 0.0
+
+    def bar(done: int, of: int) -> None:
+        nonlocal peak
+        peak = max(peak, _own_memory_gib())
+        filled = "#" * (30 * done // of)
+        end = "\r" if sys.stderr.isatty() and done < of else "\n"
+        minutes = (time.monotonic() - begun) / 60
+        line = f"[{filled:30}] {done} of {of} passes of a layer, {minutes:.1f} minutes"
+        print(line, end=end, file=sys.stderr, flush=True)
+
+    partial = options.output.with_name(f"{options.output.name}.partial")
+    made = oracle_file.make(options.checkpoint, device=options.device, kept=partial, say=bar)
+    oracle_file.save(made, options.output)
+    print(f"{options.output}: {made.seconds / 60:.1f} minutes, {peak:.1f} GiB of memory")
+    return 0
+
+
+def _own_memory_gib() -> float:
+    """Without the pages of files, as of the checkpoint, which others may have back."""
+    status = Path("/proc/self/status").read_text("utf-8")
+    return int(status.partition("RssAnon:")[2].split()[0]) / 2**20
+
+
 def _path(options: argparse.Namespace) -> int:
     from sm121.evidence.kernel_path import KernelPath, detect_engine, read_log
 
@@ -353,6 +400,8 @@ def progress(line: str) -> None:
 _COMMANDS: dict[str, Command] = {
     "run": _run,
     "canary": _canary,
+    "synthetic": _synthetic,
+    "golden": _golden,
     "path": _path,
     "box": _box,
     "warm": _warm,

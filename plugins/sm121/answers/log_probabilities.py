@@ -1,63 +1,45 @@
-"""The server's log-probabilities against the oracle's, where the checkpoint fits."""
+"""The server's log-probabilities against the oracle's."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib.util
 import itertools
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
+from sm121.answers.oracle_file import GENERATED, SMALL_MISTAKES, OracleFile, Scored, prompts
+from sm121.checkpoint.identity import folder_of
 from sm121.client.completions import Asker, Position, Request, ids_of, name_of
 from sm121.core.profile import LogProbabilityTolerance, Profile
 from sm121.core.server import Server
 from sm121.core.verdict import NotRun, require
 
-if TYPE_CHECKING:
-    from sm121.oracles.gpt_oss import Weights
-
 _Bound = TypeVar("_Bound")
 
-#: The oracle holds the dequantised weights in float64; gpt-oss-20b and up do not fit.
-_LARGEST_CHECKPOINT_BYTES = 1 << 30
 _LIKELY = math.log(0.5)
 
+#: What an honest engine may differ from the oracle, in what the oracle differs from itself when it
+#: rounds as that engine does: another order of the same roundings gives other errors, and the
+#: largest of them varies most. Seen of the mean: 0.77 (vLLM 0.32 on the CPU, the canary), 0.94
+#: (the same at gpt-oss's width), 0.87 (vLLM 0.24, Marlin, the whole of gpt-oss-120b's shape); of
+#: the mean of likely tokens up to 1.0, of the largest up to 2.6 (generated tokens).
+_MARGIN_OF_MEAN, _MARGIN_OF_LIKELY_MEAN, _MARGIN_OF_LARGEST = 1.25, 1.5, 3.0
 
-def _with_window(weights: Weights, shift: int) -> Weights:
-    window = weights.config.window + shift
-    config = dataclasses.replace(weights.config, window=window)
-    return dataclasses.replace(weights, config=config)
+#: Nats on average above which rounding hides what it is for: at gpt-oss-120b's shape it moves the
+#: mean by 0.04 (BF16) and 0.055 (W4A8).
+_TOO_COARSE = 0.2
 
+#: Nats that say nothing, in the weight of a token.
+_LITTLE = 0.01
 
-def _without_sink(weights: Weights, layer: int, head: int) -> Weights:
-    layers = list(weights.layers)
-    sinks = layers[layer].sinks.clone()
-    sinks[head] = -math.inf
-    layers[layer] = dataclasses.replace(layers[layer], sinks=sinks)
-    return dataclasses.replace(weights, layers=tuple(layers))
-
-
-#: Makes the weights of a gpt-oss with a mistake of those of the intact one.
-Mistake: TypeAlias = "Callable[[Weights], Weights]"
-
-#: Mistakes too small for the tolerance of a coarse dtype, and the prompt that shows each best.
-SMALL_MISTAKES: dict[str, tuple[Mistake, str]] = {
-    "a sliding window of 127": (functools.partial(_with_window, shift=-1), "mixture of 300"),
-    "a sliding window of 129": (functools.partial(_with_window, shift=1), "mixture of 300"),
-    "one head without its sink": (
-        functools.partial(_without_sink, layer=1, head=0),
-        "languages and code",
-    ),
-}
-
-#: Beyond YaRN's original 4096 positions, over 32 blocks of 128, in chunks of 2048 tokens.
-LONG_PROMPT_TOKENS = 4090
+#: How sure it must be that rounding alone does not look like half of a small mistake. Errors of
+#: neighbours are alike: an honest vLLM at gpt-oss's width had a share of six standard deviations.
+_SIGMAS = 6.0
 
 
 @dataclass(frozen=True)
@@ -89,44 +71,98 @@ class Difference:
 
 @dataclass(frozen=True)
 class OracleReference:
-    """What the oracle computes from, and how exact the engine is meant to be."""
+    """What the oracle says, and how exact the engine is meant to be."""
 
-    checkpoint: Path
+    file: OracleFile
     dtype: str
     tolerance: LogProbabilityTolerance
+    #: The rounding that the engine is meant to have; None: of that dtype there is no model.
+    rounding: str | None
 
 
-def reference_for(server: Server, profile: Profile, intact: Path | None = None) -> OracleReference:
-    """The checkpoint for the oracle, the engine's dtype and the profile's tolerance for it.
+def checkpoint_of(server: Server, intact: Path | None = None) -> Path:
+    """The checkpoint that the oracle computes from.
 
     Args:
         intact: the checkpoint that the server is meant to serve (``--reference``); without it,
             what a managed server was started with.
 
     Raises:
-        NotRun: the profile has no tolerance for the dtype, or the checkpoint is not known, cannot
-            be read here or is too large for the oracle.
+        NotRun: it is not known, or cannot be read here.
     """
     configuration = server.configuration
     if configuration is None and intact is None:
         raise NotRun(
-            "the oracle needs the checkpoint of the server, and this one is attached: name it with "
-            "--reference PATH (and the dtype with --configuration NAME)"
+            "the oracle needs the checkpoint of the server, and this one is attached: name it, or "
+            "the file that `sm121 golden` made of it, with --reference PATH (and the dtype with "
+            "--configuration NAME)"
         )
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("safetensors") is None:
         raise NotRun("the oracle needs torch and safetensors in the suite's environment")
-    checkpoint = intact or Path(configuration.model if configuration else "")
-    if not checkpoint.is_dir():
-        raise NotRun(f"the oracle needs the checkpoint as a folder, {checkpoint} is none")
-    size = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
-    if size > _LARGEST_CHECKPOINT_BYTES:
+    if intact is not None:
+        return intact
+    assert configuration is not None
+    folder = folder_of(configuration.model, os.environ | dict(configuration.environment))
+    if folder is None:
         raise NotRun(
-            f"the oracle takes checkpoints up to {_LARGEST_CHECKPOINT_BYTES >> 20} MiB, "
-            f"this one has {size >> 20} MiB; --golden compares with a trusted run"
+            f"the oracle needs the checkpoint as a folder, {configuration.model} is none here; "
+            "--reference takes one, or the file that `sm121 golden` made of it"
         )
-    table = profile.correctness.log_probability_tolerance
-    tolerance = bound_for(table, server, profile, "log_probability_tolerance")
-    return OracleReference(checkpoint, dtype_of(server, profile), tolerance)
+    return folder
+
+
+def reference_for(
+    file: OracleFile, server: Server, profile: Profile, moe: str | None
+) -> OracleReference:
+    """How the server is held against what the oracle says.
+
+    A profile states the tolerance of float32. That of BF16 is computed: what the oracle differs
+    from itself when it rounds as such an engine does.
+
+    Args:
+        moe: the experts' backend as the engine's log has it: with MXFP8 in its name it rounds the
+            experts' inputs to that.
+
+    Raises:
+        NotRun: there is no tolerance for the dtype of the server.
+    """
+    dtype = dtype_of(server, profile)
+    if dtype not in ("auto", "bfloat16"):
+        table = profile.correctness.log_probability_tolerance
+        return OracleReference(
+            file, dtype, bound_for(table, server, profile, "log_probability_tolerance"), None
+        )
+    rounding = "w4a8" if moe is not None and "MXFP8" in moe else "bf16"
+    return OracleReference(
+        file, f"{dtype}, {rounding}", computed_tolerance(file, rounding), rounding
+    )
+
+
+def computed_tolerance(file: OracleFile, rounding: str) -> LogProbabilityTolerance:
+    """What an engine with this rounding may differ from the oracle over the fixed prompts.
+
+    Raises:
+        NotRun: it may differ by so much that a wrong engine would pass.
+    """
+    exact, rounded = (
+        [value for name in file.rounded[rounding] for value in of(name)]
+        for of in (lambda name: file.prompts[name].following, file.rounded[rounding].__getitem__)
+    )
+    seen = compare(rounded, exact)
+    if not seen.mean_abs <= _TOO_COARSE:
+        raise NotRun(
+            f"rounding as {rounding} moves this checkpoint's log-probabilities by "
+            f"{seen.mean_abs:.2g} nats on average; above {_TOO_COARSE:g} a wrong engine cannot be told from a right one"
+        )
+    return LogProbabilityTolerance(
+        max_abs=_MARGIN_OF_LARGEST * seen.max_abs,
+        mean_abs=_MARGIN_OF_MEAN * seen.mean_abs,
+        likely_max_abs=_MARGIN_OF_LARGEST * seen.likely_max_abs or None,
+        likely_mean_abs=_MARGIN_OF_LIKELY_MEAN * seen.likely_mean_abs or None,
+        source=f"the oracle itself, rounding as {rounding}: {seen.max_abs:.3g} at worst and "
+        f"{seen.mean_abs:.3g} on average; times {_MARGIN_OF_LARGEST:g} and {_MARGIN_OF_MEAN:g} "
+        f"({_MARGIN_OF_LIKELY_MEAN:g} for the mean of likely tokens)",
+    )
 
 
 def bound_for(table: Mapping[Any, _Bound], server: Server, profile: Profile, name: str) -> _Bound:
@@ -165,75 +201,59 @@ def _dtype(arguments: Sequence[str]) -> str:
     return dtype
 
 
-def prompts() -> list[tuple[str, list[int]]]:
-    """Fixed prompts as token ids of the real vocabulary, across the sliding window's edge."""
-    text = (files("sm121.fixtures") / "canary" / "prompts.json").read_text("utf-8")
-    return [(entry["name"], entry["token_ids"]) for entry in json.loads(text)["prompts"]]
-
-
-def long_prompt() -> tuple[str, list[int]]:
-    """A prompt of `LONG_PROMPT_TOKENS`, with a name: the longest of `prompts`, over and over."""
-    name, longest = max(prompts(), key=lambda prompt: len(prompt[1]))
-    ids = longest * (LONG_PROMPT_TOKENS // len(longest) + 1)
-    return f"{name}, over and over", ids[:LONG_PROMPT_TOKENS]
-
-
-@functools.lru_cache(maxsize=128)
-def from_oracle(
-    checkpoint: Path, token_ids: tuple[int, ...], mistake: Mistake | None = None
-) -> tuple[float, ...]:
-    """log p of each token that really follows, by the reference model in float64; of a gpt-oss with
-    a mistake where one is given."""
-    from sm121.oracles import gpt_oss
-
-    weights = _weights(checkpoint)
-    changed = weights if mistake is None else mistake(weights)
-    return tuple(gpt_oss.next_token_log_probabilities(changed, token_ids).tolist())
-
-
 def generation_beyond(
-    reference: OracleReference,
-    prompt: Sequence[int],
+    tolerance: LogProbabilityTolerance,
+    right: Scored,
     generated: Sequence[int],
     positions: Sequence[Position],
-) -> str | None:
-    """What is wrong with greedy tokens and their log-probabilities, None for nothing.
+) -> tuple[str | None, int]:
+    """What is wrong with greedy tokens and their log-probabilities, None for nothing; and how many
+    places were judged.
 
-    The chosen token may be less likely than the best by what two log-probabilities may be off.
+    The chosen token may be less likely than the best by what two log-probabilities may be off. The
+    oracle has gone on with its own choice, so that nothing is judged behind another one.
     """
-    from sm121.oracles import gpt_oss
-
-    tolerance = reference.tolerance
-    ids = [*prompt, *generated]
-    places = range(len(prompt) - 1, len(ids) - 1)
-    # log p of every token of the vocabulary at each place: [place][token].
-    weights = _weights(reference.checkpoint)
-    rows = list(gpt_oss.log_probabilities(weights, ids, positions=places).numpy())
     seen: list[float] = []
     expected: list[float] = []
-    for place, (token, position, row) in enumerate(zip(generated, positions, rows, strict=True)):
-        behind = float(row.max() - row[token])
-        if behind > 2 * (tolerance.likely_max_abs or tolerance.max_abs):
+    judged = 0
+    limit = tolerance.likely_max_abs or tolerance.max_abs
+    for place, own, token, position in zip(
+        right.generated_places, right.generated, generated, positions, strict=False
+    ):
+        row = dict(zip(place.ids, place.values, strict=True))
+        behind = place.values[0] - row.get(token, place.values[-1])
+        if behind > 2 * limit or (token not in row and token != own):
+            at_least = "" if token in row else "at least "
             return (
-                f"token {place}: required the most likely token {int(row.argmax())}, seen {token}, "
-                f"which is {behind:.3g} nats less likely"
-            )
+                f"token {judged}: required the most likely token {own}, seen {token}, which is "
+                f"{at_least}{behind:.3g} nats less likely"
+            ), judged
         told = {**position.top, name_of(token): position.log_probability}
         for name, value in told.items():
             other = ids_of([dataclasses.replace(position, token=name)])
             if other is None:
                 continue
-            seen.append(value)
-            expected.append(float(row[other[0]]))
+            if other[0] in row:
+                seen.append(value)
+                expected.append(row[other[0]])
+            elif value > place.values[-1] + tolerance.max_abs:
+                return (
+                    f"token {judged}: required at most {place.values[-1]:.3g} nats of token "
+                    f"{other[0]}, seen {value:.3g}"
+                ), judged
+        judged += 1
+        if token != own:
+            break
     if not seen:
-        return "required: log-probabilities, seen: none"
+        return "required: log-probabilities, seen: none", judged
     # The least likely of the told tokens are far down: only the bounds on one value hold for them.
     beyond = compare(seen, expected).beyond(tolerance, means=False)
-    return f"{len(seen)} log-probabilities: {'; '.join(beyond)}" if beyond else None
+    return (f"{len(seen)} log-probabilities: {'; '.join(beyond)}" if beyond else None), judged
 
 
-def prompts_agree(asker: Asker, reference: OracleReference) -> None:
-    """The server's log-probabilities of all `prompts` are the oracle's, within the tolerance.
+def prompts_agree(asker: Asker, reference: OracleReference) -> str:
+    """The server's log-probabilities of all `prompts` are the oracle's, within the tolerance; says
+    how far they are off.
 
     Raises:
         AssertionError: they are not; names the first prompt and token, or what all together miss.
@@ -244,18 +264,23 @@ def prompts_agree(asker: Asker, reference: OracleReference) -> None:
     limit = reference.tolerance.max_abs
     for name, ids in prompts():
         values = _of_prompt(asker, ids)
-        right = from_oracle(reference.checkpoint, tuple(ids))
+        right = reference.file.prompts[name].following
         error = compare(values, right)
         require(
             error.max_abs <= limit,
-            f"|difference| at most {limit:g}",
+            f"|difference| at most {limit:.3g}",
             f"{error.max_abs:.2g} (at token {error.worst_position})",
             f"prompt {name} ({len(ids)} tokens, {reference.dtype}): ",
         )
         seen += values
         expected += right
-    if beyond := compare(seen, expected).beyond(reference.tolerance):
+    whole, tolerance = compare(seen, expected), reference.tolerance
+    if beyond := whole.beyond(tolerance):
         raise AssertionError(f"{len(seen)} tokens, {reference.dtype}: {'; '.join(beyond)}")
+    return (
+        f"{len(seen)} tokens, {reference.dtype}: off by {whole.mean_abs:.2g} nats on average "
+        f"({tolerance.mean_abs:.2g} allowed), {whole.max_abs:.2g} at most ({tolerance.max_abs:.2g})"
+    )
 
 
 def mistake_is_absent(asker: Asker, reference: OracleReference, mistake: str) -> None:
@@ -263,32 +288,50 @@ def mistake_is_absent(asker: Asker, reference: OracleReference, mistake: str) ->
 
     Raises:
         AssertionError: it is not.
-        NotRun: the engine does not tell log-probabilities of a prompt.
+        NotRun: the engine does not tell log-probabilities of a prompt, or rounding alone may look
+            like half of the mistake.
     """
-    wrong_by, name = SMALL_MISTAKES[mistake]
-    ids = dict(prompts())[name]
-    right = from_oracle(reference.checkpoint, tuple(ids))
-    wrong = from_oracle(reference.checkpoint, tuple(ids), wrong_by)
-    share = share_of(_of_prompt(asker, ids), right, wrong)
+    pattern = Pattern.of(reference.file, mistake, reference.rounding)
+    noise = pattern.noise()
+    if not _SIGMAS * noise < 0.5:
+        raise NotRun(
+            f"{mistake} cannot be told from rounding on this checkpoint: rounding alone gives a "
+            f"share of up to {_SIGMAS * noise:.2g} of it; an engine in float32 would tell"
+        )
+    fixed = dict(prompts())
+    seen = [
+        value for name in SMALL_MISTAKES[mistake][1] for value in _of_prompt(asker, fixed[name])
+    ]
+    share = pattern.share(seen)
     wanted = "a share below 0.5 (0 is gpt-oss, 1 the mistake)"
-    require(abs(share) < 0.5, wanted, f"{share:.2f}", f"{mistake} (prompt {name}): ")
+    require(abs(share) < 0.5, wanted, f"{share:.2f}", f"{mistake}: ")
 
 
 def generations_agree(
     asker: Asker, reference: OracleReference, asked: Sequence[tuple[str, Sequence[int]]]
 ) -> None:
-    """The 12 tokens that the server generates after each of the named prompts, asked together, and
+    """The tokens that the server generates after each of the named prompts, asked together, and
     their log-probabilities, are the oracle's within the tolerance.
 
     Raises:
         AssertionError: they are not.
-        NotRun: the engine does not tell them.
+        NotRun: the engine does not tell them, or goes on with other tokens that are as likely, so
+            that less than half of them could be judged.
     """
-    answers = asker.ask_together([Request(tuple(ids), 12) for _, ids in asked])
+    answers = asker.ask_together([Request(tuple(ids), GENERATED) for _, ids in asked])
+    judged = 0
     for (name, ids), answer in zip(asked, answers, strict=True):
-        wrong = generation_beyond(reference, ids, asker.ids(answer), asker.positions(answer))
+        right = reference.file.prompts[name]
+        tokens, positions = asker.ids(answer), asker.positions(answer)
+        wrong, places = generation_beyond(reference.tolerance, right, tokens, positions)
+        judged += places
         if wrong is not None:
-            raise AssertionError(f"prompt {name} ({len(ids)} tokens) and 12 more: {wrong}")
+            raise AssertionError(f"prompt {name} ({len(ids)} tokens) and {GENERATED} more: {wrong}")
+    if judged < len(asked) * GENERATED / 2:
+        raise NotRun(
+            f"of {len(asked) * GENERATED} generated tokens {judged} could be judged: then the "
+            "server went on with others, as likely within the tolerance"
+        )
 
 
 def _of_prompt(asker: Asker, ids: Sequence[int]) -> list[float]:
@@ -311,24 +354,54 @@ def compare(seen: Sequence[float], expected: Sequence[float]) -> Difference:
     )
 
 
-def share_of(seen: Sequence[float], expected: Sequence[float], mistaken: Sequence[float]) -> float:
-    """How much of a known mistake is in what was seen: 0 for the intact model, 1 for the mistake.
+@dataclass(frozen=True)
+class Pattern:
+    """What a small mistake does to each token of its prompts, to be looked for in a server's.
 
-    The least-squares share of (mistaken - expected) in (seen - expected). Rounding has little in
-    common with any one mistake, so that this tells mistakes that are smaller than the rounding.
+    A share is that of least squares: 0 for the intact model, 1 for the mistake. Rounding has little
+    in common with any one mistake, so that this tells mistakes that are smaller than the rounding.
+    Tokens that rounding moves far say less than others: a token's weight is the inverse of what the
+    roundings do to it, squared.
     """
-    mistake = [b - a for a, b in zip(expected, mistaken, strict=True)]
-    errors = [b - a for a, b in zip(expected, seen, strict=True)]
-    size = math.fsum(m * m for m in mistake)
-    if not size > 0.0:
-        raise ValueError("this mistake changes nothing on this prompt")
-    return math.fsum(m * e for m, e in zip(mistake, errors, strict=True)) / size
 
+    right: tuple[float, ...]
+    mistake: tuple[float, ...]
+    #: Empty where nothing rounds.
+    weights: tuple[float, ...]
 
-@functools.lru_cache(maxsize=1)
-def _weights(checkpoint: Path) -> Any:
-    import torch
+    @classmethod
+    def of(cls, file: OracleFile, mistake: str, rounding: str | None) -> Pattern:
+        """Of a mistake, for an engine that rounds so."""
+        names = SMALL_MISTAKES[mistake][1]
 
-    from sm121.oracles import gpt_oss
+        def change(values: Mapping[str, Sequence[float]]) -> tuple[float, ...]:
+            return tuple(
+                b - a
+                for name in names
+                for a, b in zip(file.prompts[name].following, values[name], strict=True)
+            )
 
-    return gpt_oss.load(checkpoint, torch.float64)
+        weights: tuple[float, ...] = ()
+        if rounding is not None:
+            errors = zip(*(change(values) for values in file.rounded.values()), strict=True)
+            weights = tuple(1 / (sum(e * e for e in each) + _LITTLE**2) for each in errors)
+        right = tuple(value for name in names for value in file.prompts[name].following)
+        return cls(right, change(file.mistakes[mistake]), weights)
+
+    def _product(self, values: Iterable[float]) -> float:
+        weights = self.weights or itertools.repeat(1.0)
+        return math.fsum(w * m * v for w, m, v in zip(weights, self.mistake, values, strict=False))
+
+    def share(self, seen: Sequence[float]) -> float:
+        """How much of the mistake is in log-probabilities. Raises ValueError where it changes
+        nothing."""
+        if not (size := self._product(self.mistake)) > 0.0:
+            raise ValueError("this mistake changes nothing on these prompts")
+        return self._product(b - a for a, b in zip(self.right, seen, strict=True)) / size
+
+    def noise(self) -> float:
+        """The standard deviation of the share that rounding alone gives; infinite where the mistake
+        changes nothing."""
+        if not (size := self._product(self.mistake)) > 0.0:
+            return math.inf
+        return 1 / math.sqrt(size) if self.weights else 0.0

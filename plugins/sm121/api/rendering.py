@@ -192,11 +192,16 @@ def lengths(case: ChatCase) -> set[int]:
         to = f" to=functions.{call.name}"
         here = f"assistant<|channel|>commentary{to} <|constrain|>json"
         there = f"assistant{to}<|channel|>commentary json"
-        apart += _count(there, special=True) - _count(here, special=True)
+        apart += count(there, special=True) - count(here, special=True)
     return {whole, whole + apart}
 
 
-def _count(text: str, *, special: bool = False) -> int:
+def count(text: str, *, special: bool = False) -> int:
+    """How many tokens a text is.
+
+    Raises:
+        NotRun: as `encoding`.
+    """
     allowed: Any = "all" if special else set()
     return len(encoding().encode(text, allowed_special=allowed, disallowed_special=()))
 
@@ -386,7 +391,7 @@ _JOINED = 2
 def _counts_what_it_is_told(api: Api, case: ChatCase) -> None:
     """Usage grows with every text and with the tools, and not with reasoning that is left out."""
     seen = _prompt_tokens(api, case)
-    more = _count(_MORE) - _JOINED
+    more = count(_MORE) - _JOINED
     for place, message in enumerate(case.messages):
         of = f"{case}, message {place} ({message.role}): "
         if message.text:
@@ -395,7 +400,7 @@ def _counts_what_it_is_told(api: Api, case: ChatCase) -> None:
             require(grown >= more, f"usage of {more} more, for as many in the text", grown, of)
         if message.text and "<|" in message.text:
             neutral = message.text.replace("<|", "<!").replace("|>", "!>")
-            least = _count(message.text) - _count(neutral) - _JOINED
+            least = count(message.text) - count(neutral) - _JOINED
             grown = seen - _prompt_tokens(api, _with(case, place, content=neutral))
             wanted = f"usage as of a text: at least {least:+} against {neutral!r}"
             require(grown >= least, wanted, f"{grown:+}", of)
@@ -408,7 +413,7 @@ def _counts_what_it_is_told(api: Api, case: ChatCase) -> None:
             require(grown >= more if kept else grown == 0, wanted, f"{grown:+} tokens", of)
     if case.tools:
         functions = [tool["function"] for tool in tools()]
-        least = sum(_count(f["name"]) + _count(f["description"]) for f in functions)
+        least = sum(count(f["name"]) + count(f["description"]) for f in functions)
         grown = seen - _prompt_tokens(api, case.model_copy(update={"tools": False}))
         require(grown >= least, f"usage of {least} more with the tools", grown, f"{case}: ")
 
@@ -422,7 +427,7 @@ def _with(case: ChatCase, place: int, **change: str) -> ChatCase:
 def texts_are(case: ChatCase) -> int:
     """How many tokens the texts of a chat are at least, whatever stands between them."""
     return sum(
-        _count(text)
+        count(text)
         for message in case.messages
         for text in (message.text, *(c.name + c.arguments for c in message.calls))
     )

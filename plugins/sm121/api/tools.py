@@ -100,14 +100,25 @@ def refused(api: Api, refusal: Refused) -> NotRun | Refused:
     return NotRun(f"the server reads no tool calls ({refusal.said}); {_start(api)}")
 
 
-def _ask(api: Api, known: Correctness, messages: str | list[Json], **options: Any) -> Json:
+def ask(
+    api: Api, messages: str | list[Json], functions: list[Json], limit: int, **options: Any
+) -> Json:
+    """The first choice of a chat with tools, of so many tokens at most.
+
+    Raises:
+        NotRun: the server reads no tool calls.
+    """
     if api.capabilities.can("chat_token_ids"):
         options["return_token_ids"] = True
     try:
-        answer = api.chat(messages, tools=tools(), max_tokens=known.max_answer_tokens, **options)
+        answer = api.chat(messages, tools=functions, max_tokens=limit, **options)
     except Refused as refusal:
         raise refused(api, refusal) from refusal
     return dict(answer["choices"][0])
+
+
+def _ask(api: Api, known: Correctness, messages: str | list[Json], **options: Any) -> Json:
+    return ask(api, messages, tools(), known.max_answer_tokens, **options)
 
 
 def no_call(api: Api, choice: Json) -> str:
@@ -143,11 +154,17 @@ def _with_the_result(asked: ToolCall, message: Json) -> list[Json]:
 
 def _hold_fitting(calls: list[Json]) -> None:
     """The arguments of calls fit the schemas of their tools."""
-    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools()}
     for call in calls:
-        name, arguments = call["function"]["name"], call["function"]["arguments"]
-        try:
-            jsonschema.validate(json.loads(arguments), schemas[name])
-        except jsonschema.ValidationError as error:
-            seen = f"{arguments} ({error.message})"
-            require(False, "arguments by its schema", seen, f"{name}: ")
+        why, name = misfit(call["function"], tools()), call["function"]["name"]
+        require(why is None, "arguments by its schema", why, f"{name}: ")
+
+
+def misfit(function: Json, functions: list[Json]) -> str | None:
+    """What does not fit in the arguments of a call, by the schema of its tool."""
+    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in functions}
+    arguments = function["arguments"]
+    try:
+        jsonschema.validate(json.loads(arguments), schemas[function["name"]])
+    except jsonschema.ValidationError as error:
+        return f"{arguments} ({error.message})"
+    return None

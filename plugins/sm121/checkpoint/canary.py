@@ -161,8 +161,8 @@ def _expand(compact: Array, known: Array, noise: float, stream: int) -> Array:
     """[known + 1, H] u16 BF16 bits -> [vocabulary, H]: known rows as they are, the others shared
     row +- noise."""
     rows = np.empty((tokenizer.VOCABULARY, compact.shape[1]), dtype=np.uint16)
-    shared = _from_bf16(compact[-1])
-    choices = np.stack([_to_bf16(shared - noise), _to_bf16(shared + noise)])
+    shared = from_bf16(compact[-1])
+    choices = np.stack([to_bf16(shared - noise), to_bf16(shared + noise)])
     # Raw words of PCG64 are the same in every version of NumPy; its distributions need not be.
     words = np.random.PCG64([_NOISE_SEED, stream])
     for start in range(0, len(rows), _NOISE_ROWS):
@@ -175,19 +175,20 @@ def _expand(compact: Array, known: Array, noise: float, stream: int) -> Array:
     return rows
 
 
-def _from_bf16(bits: Array) -> NDArray[np.float32]:
+def from_bf16(bits: Array) -> NDArray[np.float32]:
+    """BF16 bits as u16 to their values."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
-def _to_bf16(values: NDArray[np.float32]) -> Array:
+def to_bf16(values: NDArray[np.float32]) -> Array:
     """Round float32 to the nearest BF16, ties to even; the bits as u16."""
     bits = values.astype(np.float32).view(np.uint32).astype(np.uint64)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
 def _exact_bf16(values: NDArray[np.float64], name: str) -> Array:
-    bits = _to_bf16(np.ascontiguousarray(values, dtype=np.float32))
-    if not np.array_equal(_from_bf16(bits).astype(np.float64), values):
+    bits = to_bf16(np.ascontiguousarray(values, dtype=np.float32))
+    if not np.array_equal(from_bf16(bits).astype(np.float64), values):
         raise ValueError(f"{name} holds a value that BF16 cannot represent")
     return bits
 

@@ -30,17 +30,14 @@ def identity(model: str, environment: Mapping[str, str] = os.environ) -> str:
     path = Path(model)
     if path.is_file():
         return digest.of_files(path.parent, [path])
-    if not path.is_dir():
-        cached = _cached(model, environment)
-        if cached is None:
-            return f"hub:{model}"
-        path = cached
-    return digest.of_files(path, (file for file in path.iterdir() if _counts(file)))
+    if (folder := folder_of(model, environment)) is None:
+        return f"hub:{model}"
+    return digest.of_files(folder, (file for file in folder.iterdir() if _counts(file)))
 
 
 def is_here(model: str, environment: Mapping[str, str] = os.environ) -> bool:
     """Whether a checkpoint is on this machine, so that an engine need not download it."""
-    return Path(model).exists() or _cached(model, environment) is not None
+    return Path(model).exists() or folder_of(model, environment) is not None
 
 
 def is_of_shape(folder: str, name: str) -> bool:
@@ -62,8 +59,11 @@ def _counts(file: Path) -> bool:
     return file.is_file() and not file.name.startswith(".") and file.suffix not in (".md", ".lock")
 
 
-def _cached(name: str, environment: Mapping[str, str]) -> Path | None:
-    """The snapshot of the hub's cache that an engine would take."""
+def folder_of(name: str, environment: Mapping[str, str] = os.environ) -> Path | None:
+    """Where a checkpoint lies: the folder itself, or the snapshot of the hub's cache that an engine
+    would take; None where it is not here."""
+    if Path(name).is_dir():
+        return Path(name)
     home = environment.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
     hub = Path(environment.get("HF_HUB_CACHE") or Path(home) / "hub")
     folder = hub / f"models--{name.replace('/', '--')}"

@@ -21,10 +21,13 @@ class Argument(DataTable):
     nargs: int | str | None = None
     action: str | None = None
     choices: tuple[str, ...] | None = None
-    default: str | list[str] | None = None
+    default: str | int | list[str] | None = None
     dest: str | None = None
+    required: bool | None = None
     #: Its values are paths.
     path: bool = False
+    #: Its values are whole numbers.
+    integer: bool = False
     #: What is not said is in doubt.
     effect: Effect = "measures"
 
@@ -34,11 +37,14 @@ class Argument(DataTable):
         Args:
             values: stand in help and default in the place of ``{name}``.
         """
-        given = self.model_dump(exclude={"name", "path", "effect"}, exclude_none=True)
+        own = {"name", "path", "integer", "effect"}
+        given = self.model_dump(exclude=own, exclude_none=True)
         for key in ("help", "default"):
             if isinstance(text := given.get(key), str):
                 given[key] = text.format(**values)
-        return {**given, "type": Path} if self.path else given
+        if self.path or self.integer:
+            given["type"] = Path if self.path else int
+        return given
 
 
 def one_line(arguments: Sequence[str]) -> str:

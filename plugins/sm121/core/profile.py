@@ -243,7 +243,7 @@ class ToolCall(DataTable):
 
 #: What a target may not allow. A profile says so, with a reason; such tests are NOT_RUN. Without
 #: the oracle a certificate asks for a golden file (``--golden``).
-Ability = Literal["parallel_tool_calls", "oracle", "answer_length"]
+Ability = Literal["parallel_tool_calls", "oracle", "answer_length", "exam", "long_document"]
 
 
 class LogProbabilityTolerance(Statement):
@@ -306,6 +306,8 @@ class Correctness(DataTable):
     #: Two calls in one turn: a question and the cities that are asked for.
     parallel_question: str = "What is the weather in Paris and in Tokyo?"
     parallel_calls: Annotated[int, Field(ge=2)] = 2
+    #: Name of a file of ``fixtures/exams``, or a path: what the model must know.
+    exam: str | None = Field(default=None, min_length=1)
     #: pass^k: each chat and tool call is asked so often, and every answer must hold.
     repeats: Count = 3
     #: What the target of this profile does not allow, each with the reason.
@@ -328,6 +330,7 @@ class Correctness(DataTable):
         for ability, key in (
             ("oracle", "log_probability_tolerance"),
             ("answer_length", "mean_answer_tokens"),
+            ("exam", "exam"),
         ):
             if ability in self.cannot and getattr(self, key):
                 raise ValueError(f"expected cannot.{ability} or {key}, not both")

@@ -146,21 +146,29 @@ def compare(
     for rule in rules.request:
         if not rule.covers(path.version):
             continue
-        if rule.variable is not None:
-            value = environment.get(rule.variable)
-            by = f"{rule.variable}={value}"
-            if rule.variable in without_effect or (
-                rule.variable in unanswered and rule.variable not in own
-            ):
-                continue
-        else:
-            assert rule.argument is not None
-            names = [_normal(name) for name in (rule.argument, *rule.aliases)]
-            value = next((given[name] for name in names if name in given), None)
-            by = f"{rule.argument} {value}"
-        if value is None or value.lower() in {item.lower() for item in rule.nothing}:
+        if (asked := _given(rule, given, environment)) is None:
+            continue
+        by, value = asked
+        if rule.variable is not None and (
+            rule.variable in without_effect
+            or (rule.variable in unanswered and rule.variable not in own)
+        ):
             continue
         found.append(_judge(rule, by, value, path))
+    return found
+
+
+def patterns(configuration: ServerConfiguration) -> dict[str, list[re.Pattern[str]]]:
+    """By value of the path, what it will match after what the configuration itself asks for.
+
+    No engine is asked: a variable may have no effect.
+    """
+    given, own = read_arguments(configuration.arguments), dict(configuration.environment)
+    found: dict[str, list[re.Pattern[str]]] = {}
+    for rule in load_requests(configuration.engine).request:
+        asked = _given(rule, given, own)
+        if asked is not None and (pattern := rule.pattern(asked[1])) is not None:
+            found.setdefault(rule.field, []).append(pattern)
     return found
 
 
@@ -219,6 +227,23 @@ def read_arguments(arguments: Sequence[str]) -> dict[str, str]:
         found[key] = value
         found.update({f"{key}.{inner}": text for inner, text in _nested(value)})
     return found
+
+
+def _given(
+    rule: RequestRule, arguments: Mapping[str, str], environment: Mapping[str, str]
+) -> tuple[str, str] | None:
+    """What a rule speaks of as it was written, and its value; None where it asks for nothing."""
+    if rule.variable is not None:
+        value = environment.get(rule.variable)
+        by = f"{rule.variable}={value}"
+    else:
+        assert rule.argument is not None
+        names = [_normal(name) for name in (rule.argument, *rule.aliases)]
+        value = next((arguments[name] for name in names if name in arguments), None)
+        by = f"{rule.argument} {value}"
+    if value is None or value.lower() in {item.lower() for item in rule.nothing}:
+        return None
+    return by, value
 
 
 def _nested(value: str) -> list[tuple[str, str]]:

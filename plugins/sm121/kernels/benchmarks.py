@@ -120,16 +120,21 @@ def _by_rows(
     operation: Any,
     expected: Callable[[], Tensor],
     rows: Callable[[Tensor], Tensor],
-    *,
-    each_expert_rounded: bool = False,
+    declared: Declaration,
 ) -> Callable[[Any], list[str]]:
     def judge(output: Any) -> list[str]:
-        if not isinstance(output, Tensor) or output.dtype is not torch.bfloat16:
-            return ["required: a bfloat16 tensor"]
-        limit = comparison.tolerance(
-            operation, output.dtype, each_expert_rounded=each_expert_rounded
+        limit = (
+            comparison.tolerance(
+                operation,
+                output.dtype,
+                activations=declared.activations,
+                each_expert_rounded=declared.rounds_each_expert,
+            )
+            if isinstance(output, Tensor)
+            else None
         )
-        assert limit is not None
+        if limit is None:
+            return ["required: a bfloat16 or float32 tensor"]
         reference = expected()
         seen = rows(output).reshape(reference.shape).cpu()
         return comparison.measure(seen, reference, limit.floor).beyond(limit) + _unwritten(output)
@@ -178,18 +183,14 @@ def _experts(
         first, second = ((w[0][chosen].cpu(), w[1][chosen].cpu()) for w in (w1, w2))
         biases = b1[chosen].cpu(), b2[chosen].cpu()
         return moe.fused_moe(
-            x[at].cpu(), shares[at].cpu(), local, first, biases[0], second, biases[1], **constants
-        )
+            x[at].cpu(), shares[at].cpu(), local, first, biases[0], second, biases[1], **constants,
+            roundings=problems.roundings(declared),
+        )  # fmt: skip
 
     touched = len(ids.unique())
     weights = _size(*w1, *w2, b1, b2) // e * touched
     moved = weights + _size(x, shares, ids) + _size(x)
-    judge = _by_rows(
-        "fused_moe",
-        expected,
-        lambda y: y[at],
-        each_expert_rounded=declared.rounds_each_expert,
-    )
+    judge = _by_rows("fused_moe", expected, lambda y: y[at], declared)
     return Timed(call, moved, judge, x)
 
 
@@ -218,7 +219,7 @@ def _decode(
 
     seen = length if case.window is None else min(length, case.window)
     moved = seen * 2 * case.kv_heads * case.head_dim * 2 + 2 * _size(q)
-    judge = _by_rows("decode_attention", expected, lambda o: o.flatten(0, 1))
+    judge = _by_rows("decode_attention", expected, lambda o: o.flatten(0, 1), declared)
     return Timed(call, moved, judge, q)
 
 
@@ -238,7 +239,7 @@ def _quantise(
 
 
 def _lm_head(
-    provider: Any, _declared: Declaration, case: BenchmarkCase, generator: torch.Generator
+    provider: Any, declared: Declaration, case: BenchmarkCase, generator: torch.Generator
 ) -> Timed:
     x = _normal(generator, case.tokens, case.hidden)
     weight = _normal(generator, case.vocabulary, case.hidden)
@@ -249,7 +250,7 @@ def _lm_head(
         return x.cpu().double() @ weight[at].cpu().double().T
 
     moved = _size(x, weight) + 2 * case.tokens * case.vocabulary
-    return Timed(call, moved, _by_rows("lm_head", expected, lambda y: y[:, at]), x)
+    return Timed(call, moved, _by_rows("lm_head", expected, lambda y: y[:, at], declared), x)
 
 
 _BUILDERS: dict[str, Callable[..., Timed]] = {

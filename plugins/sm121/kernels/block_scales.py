@@ -1,15 +1,21 @@
-"""Is any block scale of an expert's second matrix another one? By what it would do to the output.
+"""Is any block scale of an expert another one? By what it would do to the output.
 
-A scale that is one exponent too high adds what its block gives to the output once more, to the same
-output of every token of the expert; one too low takes half of it away. How much of a block's part
-is in the error is found by projecting one on the other over all tokens of the expert (least
-squares): 1, -1/2, or near 0. Rounding is no part of any block, so it averages out, and a kernel
-that rounds often is judged as sharply as one that does not.
+A scale of the second matrix that is one exponent too high adds what its block gives to the output
+once more, to the same output of every token of the expert; one too low takes half of it away. How
+much of a block's part is in the error is found by projecting one on the other over all tokens of
+the expert (least squares): 1, -1/2, or near 0. Rounding is no part of any block, so it averages
+out, and a kernel that rounds often is judged as sharply as one that does not.
+
+A scale of the first matrix moves one hidden activation of every token that lives in its block. What
+both wrong scales, one too high and one too low, would do is computed, and the error projected on
+each: 1 or near 0.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,18 +24,22 @@ from torch import Tensor
 
 from sm121.oracles import moe, mxfp4
 
-#: Half of what the least wrong scale shows.
+#: Half of what the least wrong scale of the second matrix shows.
 LIMIT = 0.25
+
+#: Of a hidden activation: what moves it by less is hidden by the output's own rounding.
+_LEAST = 2.0**-9
 
 
 @dataclass(frozen=True)
 class Projection:
     """The largest share of a block's part in the error of an output, and whose it is."""
 
-    share: float
-    expert: int
-    row: int
-    block: int
+    matrix: str
+    share: float = 0.0
+    expert: int = -1
+    row: int = -1
+    block: int = -1
 
     def beyond(self) -> list[str]:
         """One line where it is more than `LIMIT`; NaN always is."""
@@ -37,43 +47,47 @@ class Projection:
             return []
         return [
             f"block scale: required at most {LIMIT} of a block's part in the error, seen "
-            f"{self.share:.3g} (expert {self.expert}, row {self.row}, block {self.block} of w2)"
+            f"{self.share:.3g} (expert {self.expert}, row {self.row}, block {self.block} of "
+            f"{self.matrix})"
         ]
 
 
-def of_second_matrix(
-    error: Tensor, arguments: tuple[Any, ...], *, alpha: float, limit: float
-) -> Projection:
-    """The block of w2 whose part the error has most of.
+Shares = Iterator[tuple[int, Tensor]]
+"""Of each expert that has tokens: its number, and the shares [rows, K / 32] of its blocks' parts in
+the error."""
 
-    error [T, H] float64: output minus oracle; arguments: those of `oracles.moe.fused_moe`. Blocks
-    that give nothing to any token are passed over.
-    """
-    found = Projection(0.0, -1, -1, -1)
-    for expert, shares in each_share(error, arguments, alpha=alpha, limit=limit):
-        worst = int(shares.abs().nan_to_num(nan=math.inf).argmax())
-        share = float(shares.flatten()[worst])
+
+def worst(matrix: str, shares: Shares) -> Projection:
+    """The block whose part the error has most of; NaN before any other."""
+    found = Projection(matrix)
+    for expert, each in shares:
+        at = int(each.abs().nan_to_num(nan=math.inf).argmax())
+        share = float(each.flatten()[at])
         if math.isnan(share) or abs(share) > abs(found.share):
-            found = Projection(share, expert, *divmod(worst, shares.shape[1]))
+            found = Projection(matrix, share, expert, *divmod(at, each.shape[1]))
         if math.isnan(share):
             break
     return found
 
 
-def each_share(
-    error: Tensor, arguments: tuple[Any, ...], *, alpha: float, limit: float
-) -> list[tuple[int, Tensor]]:
-    """Of each expert that has tokens: the shares [H, I / 32] of its blocks' parts in the error."""
+def of_second_matrix(
+    error: Tensor,
+    arguments: tuple[Any, ...],
+    *,
+    alpha: float,
+    limit: float,
+    roundings: moe.Roundings = moe.EXACT,
+) -> Shares:
+    """The shares of w2.
+
+    error [T, H] float64: output minus oracle; arguments and keywords: those of
+    `oracles.moe.fused_moe`. Blocks that give nothing to any token have none.
+    """
     x, weights, ids, w1, b1, w2, _ = arguments
-    found = []
-    for e in ids.unique().tolist():
-        tokens, place = ((ids == e) & (weights > 0)).nonzero(as_tuple=True)
-        if not len(tokens):
-            continue
-        hidden = x[tokens].double() @ moe.expert_matrix(w1, e).T
-        if b1 is not None:
-            hidden = hidden + b1[e].double()
-        hidden = moe.swiglu(hidden[:, 0::2], hidden[:, 1::2], alpha=alpha, limit=limit)
+    for e, tokens, place in _tokens(ids, weights):
+        hidden = moe.hidden(
+            x[tokens].double(), w1, b1, e, alpha=alpha, limit=limit, roundings=roundings
+        )
         hidden = hidden * weights[tokens, place, None].double()
         down = moe.expert_matrix(w2, e)
         along = _by_block(down * (error[tokens].T @ hidden)).sum(-1)
@@ -81,8 +95,107 @@ def each_share(
         # The square of a block's part, summed over the tokens: w' (sum of h h') w.
         gram = torch.einsum("tbi,tbj->bij", own, own)
         size = (torch.einsum("rbi,bij->rbj", blocks, gram) * blocks).sum(-1)
-        found.append((e, torch.where(size > 0, along / size.clamp(min=1e-300), 0.0)))
-    return found
+        yield e, torch.where(size > 0, along / size.clamp(min=1e-300), 0.0)
+
+
+def of_first_matrix(
+    error: Tensor,
+    arguments: tuple[Any, ...],
+    *,
+    alpha: float,
+    limit: float,
+    roundings: moe.Roundings = moe.EXACT,
+) -> Shares:
+    """The shares of w1, where each token lives in one block and w2 reads each hidden activation out
+    alone; the larger of both wrong scales. As of `of_second_matrix`. The gate row and the up row of
+    an activation cannot always be told apart.
+    """
+    _, weights, ids, *_ = arguments
+    for e, tokens, place in _tokens(ids, weights):
+        moved = Moved.of(arguments, e, tokens, alpha=alpha, limit=limit, roundings=roundings)
+        # Where w2 has its one: the output that an activation is read out in.
+        read_in = moe.expert_matrix(arguments[5], e).argmax(0)
+        seen = error[tokens][:, read_in] / weights[tokens, place, None].double()
+        sides = torch.stack([moved.shares(seen, factor) for factor in WRONG])
+        sides = sides.nan_to_num(nan=math.inf)
+        yield e, sides.gather(0, sides.abs().argmax(0, keepdim=True))[0]
+
+
+WRONG = (1.0, -0.5)
+"""What a scale one too high and one too low adds of its block's part."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What wrong scales of an expert's first matrix do to its hidden activations, where each token
+    lives in one block."""
+
+    inside: Tensor
+    """[n, 2I], the first product."""
+    sums: Tensor
+    """[n, 2I], as the path rounds them, with the bias."""
+    block: Tensor
+    """[n], where each token lives."""
+    blocks: int
+    alpha: float
+    limit: float
+
+    @classmethod
+    def of(
+        cls,
+        arguments: tuple[Any, ...],
+        expert: int,
+        tokens: Tensor,
+        *,
+        alpha: float,
+        limit: float,
+        roundings: moe.Roundings = moe.EXACT,
+    ) -> Moved:
+        """Of one expert's tokens."""
+        x, _, _, w1, b1, *_ = arguments
+        rows = roundings.x(x[tokens].double())
+        inside = rows @ moe.expert_matrix(w1, expert).T
+        bias = 0.0 if b1 is None else b1[expert].double()
+        lives = _by_block(rows).abs().amax(-1)
+        return cls(
+            inside, roundings.sums(inside) + bias, lives.argmax(-1), lives.shape[1], alpha, limit
+        )
+
+    @functools.cached_property
+    def right(self) -> Tensor:
+        """The hidden activations [n, I], not rounded."""
+        return self.hidden(0.0, 0)
+
+    def hidden(self, factor: float, part: int) -> Tensor:
+        """The hidden activations [n, I] with that much more of each block's part in the gate rows
+        (part 0) or in the up rows (part 1), not rounded."""
+        t = self.sums.clone()
+        t[:, part::2] += factor * self.inside[:, part::2]
+        return moe.swiglu(t[:, 0::2], t[:, 1::2], alpha=self.alpha, limit=self.limit)
+
+    def shares(self, seen: Tensor, factor: float) -> Tensor:
+        """How much of what `factor` does is in the error `seen` [n, I]: [2I, blocks]."""
+        return torch.stack([self.share(seen, factor, part) for part in (0, 1)], 1).flatten(0, 1)
+
+    def share(self, seen: Tensor, factor: float, part: int) -> Tensor:
+        """The same of the gate rows or of the up rows: [I, blocks]."""
+        right = self.right
+        effect = self.hidden(factor, part) - right
+        along, size, least = (
+            torch.zeros(self.blocks, right.shape[1], dtype=right.dtype).index_add_(
+                0, self.block, each
+            )
+            for each in (seen * effect, effect.square(), (right * _LEAST).square())
+        )
+        return torch.where(size > least, along / size.clamp(min=1e-300), 0.0).T
+
+
+def _tokens(ids: Tensor, weights: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Each expert that has tokens with a share: its number, the tokens, its place in each."""
+    for e in ids.unique().tolist():
+        tokens, place = ((ids == e) & (weights > 0)).nonzero(as_tuple=True)
+        if len(tokens):
+            yield e, tokens, place
 
 
 def _by_block(matrix: Tensor) -> Tensor:

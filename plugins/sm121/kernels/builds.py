@@ -7,7 +7,6 @@ another build.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 
@@ -17,21 +16,18 @@ from sm121.kernels import build_probe
 #: What kernels come from: the provider's package, and what that calls in turn.
 _OF_PROVIDER = {
     "vllm-cpu": ("vllm", "torch"),
+    "vllm-cpu-float32": ("vllm", "torch"),
     "vllm": ("vllm", "flashinfer", "torch"),
     "vllm-triton": ("vllm", "flashinfer", "torch"),
     "flashinfer": ("flashinfer", "torch"),
     "torch": (),
     "torch-cuda": (),
 }
-_ENGINES = ("vllm", "flashinfer")
 
 
 def packages(provider: str) -> tuple[str, ...]:
-    """Whose kernels a provider calls; of MODULE:ATTR, the engines' packages that are imported by
-    now."""
-    if provider in _OF_PROVIDER:
-        return _OF_PROVIDER[provider]
-    return tuple(name for name in _ENGINES if name in sys.modules)
+    """Whose kernels a provider of the suite calls. Raises KeyError: the table has to name it."""
+    return _OF_PROVIDER[provider]
 
 
 def here(names: Sequence[str]) -> str:

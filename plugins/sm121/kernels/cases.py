@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Literal, TypeAlias
 
+from sm121.kernels.protocol import Operation
+
 Sinks = Literal["usual", "none", "high", "low", "mixed"]
 """usual: about as much weight as the keys; high and low: +30 and -30; mixed: those in turn."""
 
@@ -130,6 +132,29 @@ class DecodeCase(_Case):
 Case: TypeAlias = (
     DequantiseCase | QuantiseCase | BytesCase | RouteCase | MoeCase | PrefillCase | DecodeCase
 )
+
+
+def operation_of(case: Case) -> Operation:
+    """The operation that a case is for."""
+    if isinstance(case, QuantiseCase):
+        return "mxfp4_quantize" if case.format == "mxfp4" else "mxfp8_quantize"
+    if isinstance(case, BytesCase):
+        return _OF_CODEC[case.codec]
+    return _OF_KIND[type(case)]
+
+
+_OF_CODEC: dict[str, Operation] = {
+    "mxfp4-decode": "mxfp4_dequantize",
+    "mxfp4": "mxfp4_quantize",
+    "mxfp8": "mxfp8_quantize",
+}
+_OF_KIND: dict[type, Operation] = {
+    DequantiseCase: "mxfp4_dequantize",
+    RouteCase: "route",
+    MoeCase: "fused_moe",
+    PrefillCase: "prefill_attention",
+    DecodeCase: "decode_attention",
+}
 
 _KINDS: dict[str, Callable[..., Case]] = {
     "dequantise": DequantiseCase,

@@ -31,11 +31,14 @@ def check(provider: Any, problem: Problem) -> list[str]:
 
     Returns one line for each thing that is wrong: values, shapes, poison that was left, inputs that
     were changed, bits that differ although the provider declares them the same. Raises NotRun when
-    the provider lacks the operation or refuses the input aloud.
+    the provider lacks the operation, and Inapplicable when it refuses the input aloud: what is
+    refused is never served wrong.
     """
     declared, operation = _operation_of(provider, problem)
     if problem.block is not None and problem.block not in declared.block_sizes:
-        raise NotRun(f"provider {declared.name} has pages of {declared.block_sizes} tokens only")
+        raise Inapplicable(
+            f"provider {declared.name} has pages of {declared.block_sizes} tokens only"
+        )
     wrong: list[str] = []
     outputs = []
     for kind in poison.KINDS:
@@ -48,7 +51,10 @@ def check(provider: Any, problem: Problem) -> list[str]:
             if is_device_fault(error):
                 raise _fault(declared, problem, error) from error
             if problem.strided:
-                raise NotRun(f"provider {declared.name} refuses strided inputs: {error}") from error
+                said = str(error).splitlines()[0]
+                raise Inapplicable(
+                    f"provider {declared.name} refuses strided inputs: {said}"
+                ) from error
             raise
         _probe(declared, problem)
         wrong += [
@@ -187,14 +193,6 @@ def _same_bits(a: Any, b: Any) -> bool:
 def is_device_fault(error: Exception) -> bool:
     """Whether an error says that the device, and not the call, is at fault."""
     return isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)
-
-
-def computes(device: str) -> bool:
-    """Whether a device still does sums: an error of one launch passes, a broken context stays."""
-    try:
-        return _sum_of_ones(device) == 1024
-    except RuntimeError:
-        return False
 
 
 def _sum_of_ones(device: str) -> int:

@@ -39,19 +39,15 @@ class KernelTolerance(DataTable):
     bias: PositiveFloat
     #: A row's RMS counts as at least this: the size below which an output is as good as zero.
     floor: PositiveFloat
+    #: For providers that declare these activations alone.
+    activations: Literal["mxfp8"] | None = None
     #: For providers that declare `rounds_each_expert` alone.
     each_expert_rounded: bool = False
     #: For the cases in which every gate is below -limit alone.
     below_limit: bool = False
-    #: `max` of the cases that look for a wrong block scale in single outputs, where it is another.
-    block_scale_max: PositiveFloat | None = None
+    #: For the cases that read hidden activations out one by one alone.
+    readout: bool = False
     source: str
-
-    def of_block_scales(self) -> KernelTolerance:
-        """The same for the cases that look for a wrong block scale in single outputs."""
-        if self.block_scale_max is None:
-            return self
-        return self.model_copy(update={"max": self.block_scale_max})
 
 
 class _Tolerances(DataTable):
@@ -71,16 +67,27 @@ def tolerance(
     operation: str,
     dtype: torch.dtype,
     *,
+    activations: str = "bfloat16",
     each_expert_rounded: bool = False,
     below_limit: bool = False,
+    readout: bool = False,
 ) -> KernelTolerance | None:
-    """The tolerance of an operation with outputs of a dtype; None where there is none."""
+    """The tolerance of an operation with outputs of a dtype: the one that is for the least else;
+    None where there is none."""
     wanted = (operation, str(dtype).removeprefix("torch."), below_limit)
-    found = [t for t in tolerances() if (t.operation, t.dtype, t.below_limit) == wanted]
-    special = [t for t in found if t.each_expert_rounded]
-    if each_expert_rounded and special:
-        return special[0]
-    return next((t for t in found if not t.each_expert_rounded), None)
+    fitting = [
+        t
+        for t in tolerances()
+        if (t.operation, t.dtype, t.below_limit) == wanted
+        and t.activations in (None, activations)
+        and t.each_expert_rounded <= each_expert_rounded
+        and t.readout <= readout
+    ]
+    return max(
+        fitting,
+        key=lambda t: (t.activations is not None, t.readout, t.each_expert_rounded),
+        default=None,
+    )
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """The provider `flashinfer`: FlashInfer's kernels as vLLM calls them for gpt-oss.
 
 Prefill by the attention-sink wrapper on fa2 (the backend of SM12x; the plain wrappers take `sinks=`
-and ignore it on fa2), decode by XQA, the experts by `cutlass_fused_moe` with bfloat16 activations,
-which exists on sm90 alone, and the quantisers, whose kernels have bodies from sm100 on.
+and ignore it on fa2), decode by XQA, and the quantisers, whose kernels have bodies from sm100 on.
+The experts by `cutlass_fused_moe`: with bfloat16 activations on sm90 (W4A16), with MXFP8
+activations on SM10x and SM12x (W4A8); neither exists on the other's architectures.
 
 What the installed release does not have is NotRun, with the release that has it
 (``fixtures/kernels/flashinfer.toml``). A kernel that raises is a failure.
@@ -10,10 +11,12 @@ What the installed release does not have is NotRun, with the release that has it
 
 from __future__ import annotations
 
+import copy
+import functools
 import importlib
 import inspect
 import math
-from functools import cache
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,11 +30,13 @@ from sm121.core.data_file import DataTable
 from sm121.core.verdict import NotRun
 from sm121.kernels.paging import Paging
 from sm121.kernels.planning import Call, PlanningProvider, padded
-from sm121.kernels.protocol import DecodeAttention, FusedMoe, Operation, PrefillAttention
+from sm121.kernels.protocol import DecodeAttention, FusedMoe, Operation, Packed, PrefillAttention
 
 _PAGE = 32
 _ALIGNED = 128
 """cutlass_fused_moe wants both sizes in multiples of this: 2880 becomes 2944."""
+_BLOCK = 32
+"""Elements that share a scale."""
 _WORKSPACE = 128 << 20
 
 
@@ -43,14 +48,21 @@ class _Api(DataTable):
 
 
 class _ApiData(DataTable):
+    #: Whose wheels were read for the rows.
+    releases: tuple[str, ...]
     api: tuple[_Api, ...]
 
 
-@cache
-def _since() -> dict[tuple[str, str | None], str]:
+@functools.cache
+def api_data() -> _ApiData:
+    """fixtures/kernels/flashinfer.toml."""
+    return data_file.load("kernels/flashinfer.toml", _ApiData)
+
+
+@functools.cache
+def since() -> dict[tuple[str, str | None], str]:
     """The first release that has a function, or an argument of it."""
-    rows = data_file.load("kernels/flashinfer.toml", _ApiData).api
-    return {(row.name, row.argument): row.since for row in rows}
+    return {(row.name, row.argument): row.since for row in api_data().api}
 
 
 class FlashInferProvider(PlanningProvider):
@@ -77,6 +89,7 @@ class FlashInferProvider(PlanningProvider):
             raise NotRun("provider flashinfer needs a GPU that PyTorch can use, there is none here")
         major, minor = torch.cuda.get_device_capability()
         self._capability = 10 * major + minor
+        self.activations = "bfloat16" if major == 9 else "mxfp8"
         self._gated = gated
         self._spaces: dict[str, Tensor] = {}
         self._tactic: list[int] | None = None
@@ -93,9 +106,13 @@ class FlashInferProvider(PlanningProvider):
     def mxfp8_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [M, K] -> q [M, K] e4m3, scales [M, K/32] u8; see the contract."""
         self._needs_sm100("mxfp8_quantize")
-        quantize = self._api("flashinfer", "mxfp8_quantize", "is_sf_swizzled_layout")
-        q, scales = quantize(x, is_sf_swizzled_layout=False)
-        return q, scales.view(torch.uint8).reshape(len(x), x.shape[1] // 32)
+        q, scales = self._mxfp8_quantizer()(x, is_sf_swizzled_layout=False)
+        return q, scales.view(torch.uint8).reshape(len(x), x.shape[1] // _BLOCK)
+
+    def _mxfp8_quantizer(self) -> Any:
+        """By the backend that vLLM asks for."""
+        quantize = self._api("flashinfer", "mxfp8_quantize", "is_sf_swizzled_layout", "backend")
+        return functools.partial(quantize, alignment=_BLOCK, backend="cute-dsl")
 
     def _api(self, module: str, name: str, *arguments: str) -> Any:
         """A function or class of FlashInfer that takes these arguments by name.
@@ -123,13 +140,13 @@ class FlashInferProvider(PlanningProvider):
         name = "attention sinks on SM12x"
         if self._capability // 10 != 12 or not self._version:
             return
-        if Version(self._version).release < Version(_since()[name, None]).release:
+        if Version(self._version).release < Version(since()[name, None]).release:
             raise self._too_old(name, None, f"no {name}")
 
     def _too_old(self, name: str, argument: str | None, lacks: str) -> NotRun:
-        since = _since().get((name, argument))
-        needed = f"{since} or newer has it" if since else "another release may have it"
-        wanted = f"'flashinfer-python>={since}'" if since else "another flashinfer-python"
+        first = since().get((name, argument))
+        needed = f"{first} or newer has it" if first else "another release may have it"
+        wanted = f"'flashinfer-python>={first}'" if first else "another flashinfer-python"
         return NotRun(
             f"FlashInfer {self._version or '(version not known)'} has {lacks}: {needed}; "
             f"pip install {wanted}, of which vLLM must be a release that takes it"
@@ -151,69 +168,88 @@ class FlashInferProvider(PlanningProvider):
     # Experts
 
     def plan_experts(self, given: FusedMoe) -> Call | None:
-        """By `cutlass_fused_moe`, its weights in the layout of sm90."""
-        if self._capability != 90:
-            raise NotRun(
-                "cutlass_fused_moe with MXFP4 weights and bfloat16 activations is for sm90 alone, "
-                f"this is sm{self._capability}; vLLM's Marlin has it here (--kernel-provider vllm)"
-            )
-        if not len(given.x):
-            return None
-        x, weights, ids, w1, w1_bias, w2, w2_bias, alpha, limit = given
-        weights_for_sm90, scales_for_sm90 = (
+        """By `cutlass_fused_moe`, in the form that the device's architecture has."""
+        if self._capability == 90:
+            return self._plan_w4a16(given) if len(given.x) else None
+        if self._capability // 10 in (10, 12):
+            return self._plan_w4a8(given) if len(given.x) else None
+        raise NotRun(
+            "cutlass_fused_moe has MXFP4 weights with bfloat16 activations on sm90 and with MXFP8 "
+            f"activations on SM10x and SM12x, this is sm{self._capability}; vLLM's Marlin has "
+            "bfloat16 activations here (--kernel-provider vllm)"
+        )
+
+    def _plan_w4a16(self, given: FusedMoe) -> Call:
+        """bfloat16 activations, the weights in the layout of sm90."""
+        interleave_weights, interleave_scales = (
             self._api("flashinfer.fused_moe", f"interleave_moe_{what}_for_sm90_mixed_gemm")
             for what in ("weights", "scales")
         )
-        fixed = {} if self._tactic is None else {"profile_ids": self._tactic}
-        fused_moe = self._api(
-            "flashinfer.fused_moe", "cutlass_fused_moe", "use_fused_finalize", *fixed
-        )
-        experts, hidden = len(w1[0]), x.shape[1]
-        to_hidden = -hidden % _ALIGNED
-        to_intermediate = -(w2[0].shape[2] * 2) % _ALIGNED
-
-        def up_then_gate(part: Tensor, columns: int) -> Tensor:
-            gate, up = (
-                functional.pad(part[:, i::2], (0, columns, 0, to_intermediate)) for i in (0, 1)
-            )
-            return torch.cat((up, gate), 1).contiguous()
-
-        first = up_then_gate(w1[0], to_hidden // 2), up_then_gate(w1[1], to_hidden // 32)
-        second = padded(w2, to_hidden, to_intermediate)
-        packed = [weights_for_sm90(codes, "fp4") for codes, _ in (first, second)]
-        scales = [scales_for_sm90(scale, 32) for _, scale in (first, second)]
-        biases: list[Tensor | None] = [None, None]
-        if w1_bias is not None and w2_bias is not None:
-            gate, up = (functional.pad(w1_bias[:, i::2], (0, to_intermediate)) for i in (0, 1))
-            biases = [torch.cat((up, gate), 1), functional.pad(w2_bias, (0, to_hidden))]
-        constants = {
-            f"swiglu_{name}": torch.full((experts,), value, dtype=torch.float32, device=x.device)
-            for name, value in (("alpha", alpha), ("beta", 1.0), ("limit", limit))
-        }
+        layer = _Layer.of(given)
+        fused_moe = self._fused_moe("use_fused_finalize")
+        weights = [interleave_weights(codes, "fp4") for codes, _ in (layer.w1, layer.w2)]
+        scales = [interleave_scales(scale, _BLOCK) for _, scale in (layer.w1, layer.w2)]
 
         def call() -> Tensor:
-            wide = functional.pad(x, (0, to_hidden)).contiguous()
+            wide = layer.widened(given.x)
             out = torch.empty_like(wide)
             fused_moe(
                 wide,
-                ids,
-                weights,
-                packed[0],
-                packed[1],
+                given.ids,
+                given.weights,
+                *weights,
                 torch.bfloat16,
                 scales,
-                fc1_expert_biases=biases[0],
-                fc2_expert_biases=biases[1],
                 use_w4_group_scaling=True,
                 # The fused one adds by atomics, in another order each time.
                 use_fused_finalize=False,
                 output=out,
-                **fixed,
-                **constants,
+                **layer.biases,
+                **layer.constants,
             )
-            return out[:, :hidden].contiguous() if to_hidden else out
+            return layer.narrowed(out)
 
         return call
+
+    def _plan_w4a8(self, given: FusedMoe) -> Call:
+        """MXFP8 activations, as vLLM's `FLASHINFER_CUTLASS_MXFP4_MXFP8`: the scales in tiles of 128
+        rows by 4 blocks, weights and scales seen as wider integers."""
+        interleave = self._api("flashinfer", "block_scale_interleave")
+        quantize = self._mxfp8_quantizer()
+        fused_moe = self._fused_moe("use_mxfp8_act_scaling", "input_sf")
+        layer = _Layer.of(given)
+        weights = [codes.view(torch.long) for codes, _ in (layer.w1, layer.w2)]
+        blocks = [
+            interleave(scale).reshape(scale.shape).view(torch.int32)
+            for _, scale in (layer.w1, layer.w2)
+        ]
+        ones = torch.ones(len(weights[0]), dtype=torch.float32, device=given.x.device)
+
+        def call() -> Tensor:
+            wide = layer.widened(given.x)
+            q, scales = quantize(wide, is_sf_swizzled_layout=True)
+            out = torch.empty_like(wide)
+            fused_moe(
+                q,
+                given.ids,
+                given.weights,
+                *weights,
+                torch.bfloat16,
+                [blocks[0], ones, blocks[1], ones],
+                input_sf=scales,
+                use_mxfp8_act_scaling=True,
+                output=out,
+                **layer.biases,
+                **layer.constants,
+            )
+            return layer.narrowed(out)
+
+        return call
+
+    def _fused_moe(self, *arguments: str) -> Any:
+        fixed = {} if self._tactic is None else {"profile_ids": self._tactic}
+        found = self._api("flashinfer.fused_moe", "cutlass_fused_moe", *arguments, *fixed)
+        return functools.partial(found, **fixed)
 
     def tactics(self, operation: Operation) -> tuple[str, ...]:
         """The pairs of autotune tactics worth a test of their own: each of the first product with
@@ -241,8 +277,11 @@ class FlashInferProvider(PlanningProvider):
 
     def with_tactic(self, tactic: str) -> FlashInferProvider:
         """The provider with that tactic and no other."""
-        fixed = type(self)(gated=self._gated)
+        fixed = copy.copy(self)
         fixed._tactic = [int(part) for part in tactic.split(",")]
+        if self.activations == "mxfp8":
+            # Called as vLLM does; some tactics then add by atomics, in another order each time.
+            fixed.deterministic = self.deterministic - {"fused_moe"}
         return fixed
 
     # Attention
@@ -331,6 +370,65 @@ class FlashInferProvider(PlanningProvider):
         if of not in self._spaces:
             self._spaces[of] = torch.zeros(_WORKSPACE, dtype=torch.uint8, device=self.device)
         return self._spaces[of]
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer as both forms of `cutlass_fused_moe` take it: the up rows before the gate rows, sizes
+    padded with zeros."""
+
+    w1: Packed
+    w2: Packed
+    biases: dict[str, Tensor]
+    constants: dict[str, Tensor]
+    hidden: int
+    to_hidden: int
+    """Columns that are added to it."""
+
+    @classmethod
+    def of(cls, given: FusedMoe) -> _Layer:
+        """From what a checkpoint has, where gate and up rows take turns."""
+        experts, hidden = len(given.w1[0]), given.x.shape[1]
+        to_hidden = -hidden % _ALIGNED
+        to_intermediate = -(given.w2[0].shape[2] * 2) % _ALIGNED
+
+        def up_then_gate(part: Tensor, columns: int) -> Tensor:
+            gate, up = (
+                functional.pad(part[:, i::2], (0, columns, 0, to_intermediate)) for i in (0, 1)
+            )
+            return torch.cat((up, gate), 1).contiguous()
+
+        biases = {}
+        if given.w1_bias is not None and given.w2_bias is not None:
+            biases = {
+                "fc1_expert_biases": up_then_gate(given.w1_bias[..., None], 0)[..., 0],
+                "fc2_expert_biases": functional.pad(given.w2_bias, (0, to_hidden)),
+            }
+        constants = {"alpha": given.alpha, "beta": 1.0, "limit": given.limit}
+        return cls(
+            w1=(
+                up_then_gate(given.w1[0], to_hidden // 2),
+                up_then_gate(given.w1[1], to_hidden // _BLOCK),
+            ),
+            w2=padded(given.w2, to_hidden, to_intermediate),
+            biases=biases,
+            constants={
+                f"swiglu_{name}": torch.full(
+                    (experts,), value, dtype=torch.float32, device=given.x.device
+                )
+                for name, value in constants.items()
+            },
+            hidden=hidden,
+            to_hidden=to_hidden,
+        )
+
+    def widened(self, x: Tensor) -> Tensor:
+        """x [T, H] with zeros beside it."""
+        return functional.pad(x, (0, self.to_hidden)).contiguous()
+
+    def narrowed(self, y: Tensor) -> Tensor:
+        """The columns of y that are the layer's."""
+        return y[:, : self.hidden].contiguous() if self.to_hidden else y
 
 
 def _small_experts(device: str) -> tuple[Any, ...]:

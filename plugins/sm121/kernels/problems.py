@@ -51,7 +51,8 @@ class Problem:
     strided: bool = False
     block: int | None = None
     reference: Tensor | None = None
-    """The oracle's rows [rows, n] float64, where the judgement is by tolerance."""
+    """The oracle's rows [rows, n] float64, where the judgement is by tolerance; of experts, with
+    bfloat16 activations."""
 
 
 @functools.singledispatch
@@ -63,15 +64,14 @@ def build(case: Case) -> Problem:
 def _by_tolerance(
     operation: Operation,
     shape: tuple[int, ...],
-    reference: Tensor,
+    reference: Tensor | Callable[[Declaration], Tensor],
     *,
-    more: Callable[[Tensor], list[str]] = lambda _error: [],
-    reads_out: bool = False,
+    more: Callable[[Tensor, Declaration], list[str]] = lambda _error, _declared: [],
+    readout: bool = False,
     below_limit: bool = False,
 ) -> Judge:
-    """`more`: what else is wrong with an error [rows, n] float64. `reads_out`: a wrong block scale
-    must be seen in a single output, which takes a limit as low as can be. `below_limit`: the
-    outputs are tiny by design."""
+    """`more`: what else is wrong with an error [rows, n] float64. `readout`, `below_limit`: of the
+    case; see `MoeCase`."""
 
     def judge(output: Any, declared: Declaration) -> list[str]:
         if not isinstance(output, Tensor) or tuple(output.shape) != shape:
@@ -79,16 +79,17 @@ def _by_tolerance(
         limit = comparison.tolerance(
             operation,
             output.dtype,
+            activations=declared.activations,
             each_expert_rounded=declared.rounds_each_expert,
             below_limit=below_limit,
+            readout=readout,
         )
         if limit is None:
-            return [f"required: bfloat16, seen: {_describe(output)}"]
-        if reads_out:
-            limit = limit.of_block_scales()
-        rows = output.reshape(reference.shape)
-        errors = comparison.measure(rows, reference, limit.floor)
-        return [*errors.beyond(limit), *more(rows.double().cpu() - reference)]
+            return [f"required: bfloat16 or float32, seen: {_describe(output)}"]
+        expected = reference(declared) if callable(reference) else reference
+        rows = output.reshape(expected.shape)
+        errors = comparison.measure(rows, expected, limit.floor)
+        return [*errors.beyond(limit), *more(rows.double().cpu() - expected, declared)]
 
     return judge
 
@@ -310,6 +311,19 @@ def _judge_blocks(
 # Routing and experts
 
 
+def roundings(declared: Declaration) -> moe.Roundings:
+    """What the definition of a provider's experts rounds. Raises TypeError where it declares
+    activations that there are not, or MXFP8 without its scale rule."""
+    if declared.activations == "bfloat16":
+        return moe.EXACT
+    if declared.activations != "mxfp8" or declared.mxfp8_scale_rule is None:
+        raise TypeError(
+            f"provider {declared.name}: expected activations of bfloat16, or mxfp8 with an "
+            f"mxfp8_scale_rule, not {declared.activations} with {declared.mxfp8_scale_rule}"
+        )
+    return moe.mxfp8_activations(mxfp8.ScaleRule(declared.mxfp8_scale_rule))
+
+
 @build.register
 def _route(case: RouteCase) -> Problem:
     generator = torch.Generator().manual_seed(case.seed)
@@ -405,23 +419,36 @@ def _moe(case: MoeCase) -> Problem:
     biases = (layer.w1_bias, layer.w2_bias) if case.biases else (None, None)
     keywords: dict[str, Any] = {"alpha": ALPHA, "limit": LIMIT}
     arguments = (x, shares, ids, layer.w1, biases[0], layer.w2, biases[1])
-    reference = moe.fused_moe(*arguments, **keywords)
+    exact = moe.fused_moe(*arguments, **keywords)
 
-    def blocks(error: Tensor) -> list[str]:
-        if case.routing != "blocks" or case.readout:
+    @functools.cache
+    def of_mxfp8(rule: str) -> Tensor:
+        path = moe.mxfp8_activations(mxfp8.ScaleRule(rule))
+        return moe.fused_moe(*arguments, **keywords, roundings=path)
+
+    def reference(declared: Declaration) -> Tensor:
+        if roundings(declared) is moe.EXACT:
+            return exact
+        return of_mxfp8(str(declared.mxfp8_scale_rule))
+
+    def blocks(error: Tensor, declared: Declaration) -> list[str]:
+        if case.routing != "blocks":
             return []
-        return block_scales.of_second_matrix(error, arguments, **keywords).beyond()
+        path = roundings(declared)
+        matrix = block_scales.of_first_matrix if case.readout else block_scales.of_second_matrix
+        shares = matrix(error, arguments, **keywords, roundings=path)
+        return block_scales.worst("w1" if case.readout else "w2", shares).beyond()
 
     judge = _by_tolerance(
         "fused_moe",
         tuple(x.shape),
         reference,
         more=blocks,
-        reads_out=case.readout,
+        readout=case.readout,
         below_limit=case.below_limit,
     )
     given = (_widened(x, case.strided), *arguments[1:])
-    rows = None if case.below_limit else reference  # it is judged by its size alone
+    rows = None if case.below_limit else exact  # it is judged by its size alone
     return Problem("fused_moe", given, judge, keywords, case.strided, reference=rows)
 
 

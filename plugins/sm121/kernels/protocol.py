@@ -14,9 +14,9 @@
 Tensors are given by position; alpha, limit, sinks, window and scale by keyword. All tensors are
 torch tensors on the provider's device; T tokens, H hidden, I intermediate, E experts, k experts a
 token, Hq query heads, Hkv key/value heads, D head size, B sequences, V vocabulary. Activations (x,
-q, k, v, y, o) are bfloat16. In packed bytes the even element is in the low nibble. Experts may be
-in any order within a token, and of any integer type. An operation returns new tensors, reads its
-arguments and leaves them as they are.
+q, k, v, y, o) are bfloat16; what serves in float32 may give that, and is held to it. In packed
+bytes the even element is in the low nibble. Experts may be in any order within a token, and of any
+integer type. An operation returns new tensors, reads its arguments and leaves them as they are.
 
 A provider may also have `prepare(operation, *arguments, **keywords)`, for what an engine does once,
 when it loads weights or plans a step. It returns a call without arguments that runs the operation
@@ -152,6 +152,9 @@ class Declaration:
     """Operations whose prepared call can be captured in a CUDA graph and replayed."""
     rounds_each_expert: bool = False
     """Whether `fused_moe` rounds what each expert gives to bfloat16 before the weighted sum."""
+    activations: str = "bfloat16"
+    """What `fused_moe` multiplies: "bfloat16", or "mxfp8": x and the hidden activations quantised
+    by `mxfp8_scale_rule`, with the roundings of `sm121.oracles.moe.mxfp8_activations`."""
     absent: dict[str, str] = dataclasses.field(default_factory=dict)
     """Operations that the engine has nowhere by itself, each with the reason: nothing to judge."""
 

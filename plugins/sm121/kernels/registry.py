@@ -5,13 +5,10 @@ A provider is imported only when it is asked for: the list is there without torc
 
 from __future__ import annotations
 
-import gc
 import importlib
 import importlib.util
-import sys
 from typing import Any
 
-from sm121.core.architecture import CPU
 from sm121.core.errors import UsageError
 from sm121.core.verdict import NotRun
 
@@ -19,31 +16,12 @@ _MODULES = {
     "torch": ("sm121.kernels.torch_provider", "TorchProvider"),
     "torch-cuda": ("sm121.kernels.torch_provider", "cuda_provider"),
     "vllm-cpu": ("sm121.kernels.vllm_cpu", "VllmCpuProvider"),
+    "vllm-cpu-float32": ("sm121.kernels.vllm_cpu", "float32_provider"),
     "vllm": ("sm121.kernels.vllm_cuda", "VllmProvider"),
     "vllm-triton": ("sm121.kernels.vllm_cuda", "VllmTritonProvider"),
     "flashinfer": ("sm121.kernels.flashinfer_provider", "FlashInferProvider"),
 }
 NAMES: tuple[str, ...] = tuple(_MODULES)
-
-_ON_A_CPU = "torch"
-#: On a GPU the kernels are tested that the engine serves with.
-_BY_ENGINE = {"vllm": "vllm"}
-
-
-def default(arch: str, engine: str) -> str:
-    """The provider for an architecture and an engine when none was named.
-
-    Raises:
-        NotRun: there is none: what PyTorch computes says nothing about a GPU engine's kernels.
-    """
-    if arch == CPU:
-        return _ON_A_CPU
-    if engine not in _BY_ENGINE:
-        raise NotRun(
-            f"no kernel provider is built in for {engine} on {arch}; "
-            f"give --kernel-provider {'|'.join(NAMES)}|MODULE:ATTR"
-        )
-    return _BY_ENGINE[engine]
 
 
 def check_name(name: str) -> None:
@@ -106,19 +84,9 @@ def obstacle(name: str | None, *, attached: bool) -> str | None:
         name: the provider that was asked for, if one was.
         attached: the server was not started here.
     """
-    if importlib.util.find_spec("torch") is None:
-        return "the numerics need torch, which is not installed in this environment"
     if name is None and attached:
         return (
             "kernels are tested where the engine is installed, this run is attached by URL; "
             "give --kernel-provider to test some here"
         )
     return None
-
-
-def release_device_memory() -> None:
-    """Give back what tensors had on the GPU, for the next server."""
-    torch = sys.modules.get("torch")  # not imported for this: it may be absent, and takes seconds
-    if torch is not None and torch.cuda.is_initialized():
-        gc.collect()
-        torch.cuda.empty_cache()

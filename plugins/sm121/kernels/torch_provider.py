@@ -28,6 +28,7 @@ class TorchProvider:
     name = "torch"
     mxfp4_scale_rule = "ceil"
     mxfp8_scale_rule = "ceil"
+    activations = "bfloat16"
     block_sizes = (16, 32, 64, 128)
     tile = 128
     """Keys that one step of the running softmax takes."""

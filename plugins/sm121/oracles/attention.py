@@ -38,7 +38,7 @@ def attend(
 def visible_keys(positions: Tensor, keys: int, window: int | None) -> Tensor:
     """[T, keys] bool: which keys a query at each position sees; the window counts the query
     itself."""
-    distance = positions[:, None] - torch.arange(keys)[None, :]
+    distance = positions[:, None] - torch.arange(keys, device=positions.device)[None, :]
     seen = distance >= 0
     return seen if window is None else seen & (distance < window)
 

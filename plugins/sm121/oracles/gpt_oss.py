@@ -13,17 +13,20 @@ experts, I intermediate size.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
 
 from sm121.oracles import attention as attention_oracle
 from sm121.oracles import moe, mxfp4, routing
+from sm121.oracles.rounding import EXACT, Rounding
 
 _VOCABULARY_CHUNK = 16_384
 _QUERY_CHUNK = 512
@@ -96,6 +99,14 @@ class GptOssConfig:
             raise ValueError(f"config.json lacks {error.args[0]!r}") from None
 
 
+#: The matrices [out, in] of the experts by their number: a tensor [E, out, in], or what reads one
+#: when it is asked for.
+Matrices: TypeAlias = Any
+#: Rows of a vocabulary matrix [V, H], by a slice or a tensor of numbers: a tensor, or what reads
+#: them when they are asked for.
+Rows: TypeAlias = Any
+
+
 @dataclasses.dataclass(frozen=True)
 class Layer:
     """One layer. q, k, v, o: (weight [out, in], bias [out]); experts as [E, out, in] and [E,
@@ -109,8 +120,8 @@ class Layer:
     sinks: Tensor
     mlp_norm: Tensor
     router: tuple[Tensor, Tensor]
-    gate_up: tuple[Tensor, Tensor]
-    down: tuple[Tensor, Tensor]
+    gate_up: tuple[Matrices, Tensor]
+    down: tuple[Matrices, Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,10 +130,12 @@ class Weights:
     are used."""
 
     config: GptOssConfig
-    embedding: Tensor
-    layers: tuple[Layer, ...]
+    embedding: Rows
+    layers: Sequence[Layer]
     norm: Tensor
-    head: Tensor
+    head: Rows
+    #: What is rounded on the way: nothing, in the definition.
+    rounding: Rounding = EXACT
 
     @property
     def dtype(self) -> torch.dtype:
@@ -132,71 +145,184 @@ class Weights:
 
 def load(checkpoint: Path, dtype: torch.dtype = torch.float32) -> Weights:
     """The weights of a checkpoint directory in the Hugging Face format, MXFP4 or BF16 experts
-    alike.
+    alike, all in memory.
 
     Raises FileNotFoundError without config.json or *.safetensors, ValueError when a tensor is
     missing.
     """
-    from safetensors import safe_open
+    stored = Stored(checkpoint)
 
-    config = GptOssConfig.from_json(json.loads((checkpoint / "config.json").read_text("utf-8")))
-    files = sorted(checkpoint.glob("*.safetensors"))
-    if not files:
-        raise FileNotFoundError(f"{checkpoint} holds no *.safetensors")
-    stored: dict[str, Tensor] = {}
-    for file in files:
-        with safe_open(file, framework="pt") as handle:
-            for name in handle.keys():  # noqa: SIM118 - a safe_open handle is no dict
-                stored[name] = handle.get_tensor(name)
+    def matrices(name: str) -> Tensor:
+        one = _Experts(stored, name, dtype)
+        return torch.stack([one[e] for e in range(stored.config.experts)])
+
+    layers = tuple(_layer(stored, n, dtype, matrices) for n in range(stored.config.layers))
+    return Weights(
+        config=stored.config,
+        embedding=stored.tensor("model.embed_tokens.weight"),
+        layers=layers,
+        norm=stored.tensor("model.norm.weight").to(dtype),
+        head=stored.tensor("lm_head.weight"),
+    )
+
+
+def stream(checkpoint: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Weights:
+    """As `load`, but read when they are asked for: one layer is in memory at a time, of its experts
+    the one that computes, and of the vocabulary the rows that are used. For any size.
+
+    Raises what `load` raises, a missing tensor when its layer is read.
+    """
+    stored = Stored(checkpoint, device)
+    return Weights(
+        config=stored.config,
+        embedding=_StoredRows(stored, "model.embed_tokens.weight"),
+        layers=_StoredLayers(stored, dtype),
+        norm=stored.tensor("model.norm.weight").to(dtype),
+        head=_StoredRows(stored, "lm_head.weight"),
+    )
+
+
+class Stored:
+    """The tensors of a checkpoint as they are in its files, read when they are asked for."""
+
+    def __init__(self, checkpoint: Path, device: str = "cpu") -> None:
+        from safetensors import safe_open
+
+        self._device = device
+        text = (checkpoint / "config.json").read_text("utf-8")
+        self.config = GptOssConfig.from_json(json.loads(text))
+        self.checkpoint = checkpoint
+        files = sorted(checkpoint.glob("*.safetensors"))
+        if not files:
+            raise FileNotFoundError(f"{checkpoint} holds no *.safetensors")
+        self._file_of: dict[str, Any] = {}
+        for file in files:
+            handle: Any = safe_open(file, framework="pt")
+            self._file_of |= dict.fromkeys(handle.keys(), handle)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_of
+
+    def _of(self, name: str) -> Any:
+        if name not in self._file_of:
+            raise ValueError(f"{self.checkpoint} has no tensor {name}")
+        return self._file_of[name]
+
+    def tensor(self, name: str) -> Tensor:
+        """The whole tensor."""
+        found: Tensor = self._of(name).get_tensor(name)
+        return found.to(self._device)
+
+    def rows(self, name: str, start: int, end: int) -> Tensor:
+        """Of a tensor what has these indices in its first dimension."""
+        found: Tensor = self._of(name).get_slice(name)[start:end]
+        return found.to(self._device)
+
+
+class _Experts:
+    """The experts' matrices, dequantised or transposed one at a time; the last one is kept."""
+
+    def __init__(self, stored: Stored, name: str, dtype: torch.dtype) -> None:
+        self._stored, self._name, self._dtype = stored, name, dtype
+        self._kept: tuple[int, Tensor] | None = None
+
+    def __getitem__(self, expert: int) -> Tensor:
+        if self._kept is None or self._kept[0] != expert:
+            self._kept = None  # before the next one is read
+            self._kept = expert, self._read(expert)
+        return self._kept[1]
+
+    def _read(self, expert: int) -> Tensor:
+        def part(name: str) -> Tensor:
+            return self._stored.rows(f"{self._name}{name}", expert, expert + 1)[0]
+
+        if f"{self._name}_blocks" not in self._stored:
+            return part("").to(self._dtype).T.contiguous()
+        return dequantised(part("_blocks"), part("_scales"), self._dtype)
+
+
+def dequantised(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """The values of MXFP4 as the checkpoint has it: blocks [rows, B, 16] u8, scales [rows, B] u8 ->
+    [rows, 32 B]. `mxfp4.dequantise` says the same, one element at a time."""
+    pairs = blocks.flatten(1).contiguous().view(torch.int16).int() & 0xFFFF
+    values = functional.embedding(pairs, _four_values(dtype, blocks.device.type))
+    sizes = torch.ldexp(torch.ones_like(scales, dtype=dtype), scales.int() - mxfp4.E8M0_BIAS)
+    sizes.masked_fill_(scales == mxfp4.E8M0_NAN, math.nan)
+    return (values.view(*scales.shape, mxfp4.BLOCK) * sizes[..., None]).flatten(1)
+
+
+@functools.cache
+def _four_values(dtype: torch.dtype, device: str) -> Tensor:
+    """[65536, 4]: the four elements in each pair of bytes."""
+    values = torch.tensor([*mxfp4.E2M1_VALUES, *(-v for v in mxfp4.E2M1_VALUES)], dtype=dtype)
+    pairs = torch.arange(1 << 16)
+    return torch.stack([values[pairs >> shift & 15] for shift in (0, 4, 8, 12)], 1).to(device)
+
+
+class _StoredRows:
+    def __init__(self, stored: Stored, name: str) -> None:
+        self._stored, self._name = stored, name
+
+    def __getitem__(self, rows: slice | Tensor) -> Tensor:
+        if isinstance(rows, slice):
+            return self._stored.rows(self._name, rows.start, rows.stop)
+        wanted, place = rows.unique(return_inverse=True)
+        found = [self._stored.rows(self._name, row, row + 1) for row in wanted.tolist()]
+        return torch.cat(found)[place]
+
+
+class _StoredLayers(Sequence[Layer]):
+    """The layer that was asked for last is kept."""
+
+    def __init__(self, stored: Stored, dtype: torch.dtype) -> None:
+        self._stored, self._dtype = stored, dtype
+        self._kept: tuple[int, Layer] | None = None
+
+    def __len__(self) -> int:
+        return self._stored.config.layers
+
+    def __getitem__(self, n: Any) -> Any:
+        if not 0 <= n < len(self):
+            raise IndexError(n)
+        if self._kept is None or self._kept[0] != n:
+            self._kept = None  # before the next one is read
+            made = _layer(
+                self._stored, n, self._dtype, lambda name: _Experts(self._stored, name, self._dtype)
+            )
+            self._kept = (n, made)
+        return self._kept[1]
+
+
+def _layer(
+    stored: Stored, n: int, dtype: torch.dtype, matrices: Callable[[str], Matrices]
+) -> Layer:
+    prefix = f"model.layers.{n}"
 
     def tensor(name: str) -> Tensor:
-        if name not in stored:
-            raise ValueError(f"{checkpoint} has no tensor {name}")
-        return stored[name].to(dtype)
+        return stored.tensor(f"{prefix}.{name}").to(dtype)
 
     def linear(name: str) -> tuple[Tensor, Tensor]:
         return tensor(f"{name}.weight"), tensor(f"{name}.bias")
 
-    def experts(name: str) -> tuple[Tensor, Tensor]:
-        if f"{name}_blocks" in stored:
-            blocks, scales = stored[f"{name}_blocks"].numpy(), stored[f"{name}_scales"].numpy()
-            values = mxfp4.dequantise(blocks.reshape(*blocks.shape[:-2], -1), scales)
-            weight = torch.from_numpy(values).to(dtype)
-        else:
-            weight = tensor(name).transpose(1, 2).contiguous()
-        return weight, tensor(f"{name}_bias")
+    def experts(name: str) -> tuple[Matrices, Tensor]:
+        return matrices(f"{prefix}.{name}"), tensor(f"{name}_bias")
 
-    layers = []
-    for n in range(config.layers):
-        prefix = f"model.layers.{n}"
-        layers.append(
-            Layer(
-                attention_norm=tensor(f"{prefix}.input_layernorm.weight"),
-                q=linear(f"{prefix}.self_attn.q_proj"),
-                k=linear(f"{prefix}.self_attn.k_proj"),
-                v=linear(f"{prefix}.self_attn.v_proj"),
-                o=linear(f"{prefix}.self_attn.o_proj"),
-                sinks=tensor(f"{prefix}.self_attn.sinks"),
-                mlp_norm=tensor(f"{prefix}.post_attention_layernorm.weight"),
-                router=linear(f"{prefix}.mlp.router"),
-                gate_up=experts(f"{prefix}.mlp.experts.gate_up_proj"),
-                down=experts(f"{prefix}.mlp.experts.down_proj"),
-            )
-        )
-    for name in ("model.embed_tokens.weight", "lm_head.weight"):
-        if name not in stored:
-            raise ValueError(f"{checkpoint} has no tensor {name}")
-    return Weights(
-        config=config,
-        embedding=stored["model.embed_tokens.weight"],
-        layers=tuple(layers),
-        norm=tensor("model.norm.weight"),
-        head=stored["lm_head.weight"],
+    return Layer(
+        attention_norm=tensor("input_layernorm.weight"),
+        q=linear("self_attn.q_proj"),
+        k=linear("self_attn.k_proj"),
+        v=linear("self_attn.v_proj"),
+        o=linear("self_attn.o_proj"),
+        sinks=tensor("self_attn.sinks"),
+        mlp_norm=tensor("post_attention_layernorm.weight"),
+        router=linear("mlp.router"),
+        gate_up=experts("mlp.experts.gate_up_proj"),
+        down=experts("mlp.experts.down_proj"),
     )
 
 
-def rotary(config: GptOssConfig, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos, sin [T, D/2] for positions 0..T-1, already times YaRN's attention scaling (mscale)."""
+def rotary(config: GptOssConfig, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos, sin [T, D/2] for positions [T], already times YaRN's attention scaling (mscale)."""
     half = config.head_dim // 2
     steps = torch.arange(half, dtype=torch.float64)
     frequency = config.rope_theta ** (-steps / half)
@@ -216,7 +342,7 @@ def rotary(config: GptOssConfig, length: int, dtype: torch.dtype) -> tuple[Tenso
     # The reference and every engine keep frequencies and angles in float32. At position 500 that
     # turns a pair by up to 3e-5 rad, far more than the rest of float32 costs, so it is part of the
     # definition here.
-    angle = torch.arange(length, dtype=torch.float32)[:, None] * frequency.float()
+    angle = positions.float()[:, None] * frequency.float().to(positions.device)
     angle = angle.double()
     return (angle.cos() * mscale).to(dtype), (angle.sin() * mscale).to(dtype)
 
@@ -237,62 +363,112 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
 
-def attention(weights: Weights, n: int, x: Tensor) -> Tensor:
+#: Rotated keys and values [S, Hkv, D] of one text in one layer.
+Past: TypeAlias = tuple[Tensor, Tensor]
+
+
+def attention(weights: Weights, n: int, x: Tensor, past: Past | None = None) -> tuple[Tensor, Past]:
     """The attention of layer n on normalised x [T, H] -> [T, H]: causal, grouped-query, with sinks.
 
     A sink is one more logit a head, beside the scaled scores, that takes its share of the softmax
     and gives nothing. In sliding layers a token sees itself and the window - 1 tokens before it.
+    `past` is what came before these tokens; it comes back with them in it.
     """
-    config, layer = weights.config, weights.layers[n]
+    config, layer, near = weights.config, weights.layers[n], weights.rounding.activations
     length = x.shape[0]
     q, k, v = (
-        _linear(x, *part).view(length, -1, config.head_dim) for part in (layer.q, layer.k, layer.v)
+        near(_linear(x, *part)).view(length, -1, config.head_dim)
+        for part in (layer.q, layer.k, layer.v)
     )
-    cos, sin = rotary(config, length, x.dtype)
-    q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+    before = 0 if past is None else len(past[0])
+    positions = torch.arange(before, before + length, device=x.device)
+    cos, sin = (near(part) for part in rotary(config, positions, x.dtype))
+    q, k = near(_rotate(q, cos, sin)), near(_rotate(k, cos, sin))
+    if past is not None:
+        k, v = torch.cat((past[0], k)), torch.cat((past[1], v))
     window = config.window if config.sliding_layers[n] else None
     scale = 1 / math.sqrt(config.head_dim)
     parts = []
     for start in range(0, length, _QUERY_CHUNK):  # keys that none of the queries sees are left out
         end = min(start + _QUERY_CHUNK, length)
-        first = 0 if window is None else max(0, start - window + 1)
+        first = 0 if window is None else max(0, before + start - window + 1)
+        keys = slice(first, before + end)
         visible = attention_oracle.visible_keys(
-            torch.arange(start - first, end - first), end - first, window
+            positions[start:end] - first, before + end - first, window
         )
-        keys = slice(first, end)
         parts.append(
             attention_oracle.attend(
                 q[start:end], k[keys], v[keys], visible, sinks=layer.sinks, scale=scale
             )
         )
-    return _linear(torch.cat(parts).flatten(1), *layer.o)
-
-
-def experts(weights: Weights, n: int, x: Tensor) -> Tensor:
-    """The mixture of experts of layer n on normalised x [T, H] -> [T, H]."""
-    config, layer = weights.config, weights.layers[n]
-    shares, chosen = routing.route(_linear(x, *layer.router), config.top_k)
-
-    def expert(e: int, rows: Tensor) -> Tensor:
-        t = _linear(rows, layer.gate_up[0][e], layer.gate_up[1][e])
-        t = moe.swiglu(t[:, 0::2], t[:, 1::2], alpha=config.alpha, limit=config.limit)
-        return _linear(t, layer.down[0][e], layer.down[1][e])
-
-    return moe.mixture(x, shares, chosen, expert)
+    return near(_linear(near(torch.cat(parts).flatten(1)), *layer.o)), (k, v)
 
 
 def hidden_states(weights: Weights, token_ids: Sequence[int]) -> Tensor:
     """The normalised last hidden state of each token, [T, H]. Raises ValueError for an empty or
     unknown token."""
-    config = weights.config
+    x = [embedded(weights, token_ids)]
+    for n in range(len(weights.layers)):
+        x, _ = after_layer([weights], n, x)
+    return rms_norm(x[0], weights.norm, weights.config.eps)
+
+
+def embedded(weights: Weights, token_ids: Sequence[int]) -> Tensor:
+    """What goes into the first layer, [T, H]. Raises ValueError for an empty or unknown token."""
     ids = torch.tensor(list(token_ids), dtype=torch.int64)
-    if not len(ids) or int(ids.min()) < 0 or int(ids.max()) >= config.vocabulary:
-        raise ValueError(f"token ids must be one or more of 0..{config.vocabulary - 1}")
-    x = weights.embedding[ids].to(weights.dtype)
-    for n, layer in enumerate(weights.layers):
-        x = x + attention(weights, n, rms_norm(x, layer.attention_norm, config.eps))
-        x = x + experts(weights, n, rms_norm(x, layer.mlp_norm, config.eps))
-    return rms_norm(x, weights.norm, config.eps)
+    if not len(ids) or int(ids.min()) < 0 or int(ids.max()) >= weights.config.vocabulary:
+        raise ValueError(f"token ids must be one or more of 0..{weights.config.vocabulary - 1}")
+    rows: Tensor = weights.embedding[ids]
+    return rows.to(weights.dtype)
+
+
+def after_layer(
+    models: Sequence[Weights], n: int, x: Sequence[Tensor], past: Sequence[Past] | None = None
+) -> tuple[list[Tensor], list[Past]]:
+    """What layer n makes of several texts, each [T, H] and each by its model; and their keys and
+    values. Their experts are the same, and each is read once: the models may differ in all else."""
+    held: list[Past] = []
+    after, normed, routes = [], [], []
+    for i, (model, each) in enumerate(zip(models, x, strict=True)):
+        layer, eps, near = model.layers[n], model.config.eps, model.rounding.activations
+        added, kept = attention(
+            model,
+            n,
+            near(rms_norm(each, layer.attention_norm, eps)),
+            None if past is None else past[i],
+        )
+        held.append(kept)
+        after.append(near(each + added))
+        normed.append(near(rms_norm(after[-1], layer.mlp_norm, eps)))
+        routes.append(routing.route(near(_linear(normed[-1], *layer.router)), model.config.top_k))
+    mixed = [torch.zeros_like(each) for each in normed]
+    for e in torch.cat([chosen.flatten() for _, chosen in routes]).unique().tolist():
+        # Texts that round alike go through the expert together.
+        alike: dict[str, list[tuple[int, Tensor, Tensor]]] = {}
+        for i, (model, (_, chosen)) in enumerate(zip(models, routes, strict=True)):
+            tokens, place = (chosen == e).nonzero(as_tuple=True)
+            if len(tokens):
+                alike.setdefault(model.rounding.name, []).append((i, tokens, place))
+        for parts in alike.values():
+            rows = torch.cat([normed[i][tokens] for i, tokens, _ in parts])
+            given = _expert(models[parts[0][0]], n, e, rows)
+            for (i, tokens, place), part in zip(
+                parts, given.split([len(tokens) for _, tokens, _ in parts]), strict=True
+            ):
+                mixed[i].index_add_(0, tokens, part * routes[i][0][tokens, place, None])
+    return [
+        model.rounding.activations(each + model.rounding.activations(out))
+        for model, each, out in zip(models, after, mixed, strict=True)
+    ], held
+
+
+def _expert(weights: Weights, n: int, e: int, rows: Tensor) -> Tensor:
+    """What expert e of layer n makes of normalised rows [n, H]."""
+    config, layer = weights.config, weights.layers[n]
+    near, near_input = weights.rounding.activations, weights.rounding.expert_inputs
+    t = near(_linear(near_input(rows), layer.gate_up[0][e], layer.gate_up[1][e]))
+    t = moe.swiglu(t[:, 0::2], t[:, 1::2], alpha=config.alpha, limit=config.limit)
+    return near(_linear(near_input(near(t)), layer.down[0][e], layer.down[1][e]))
 
 
 def _logit_chunks(weights: Weights, states: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -318,12 +494,17 @@ def log_probabilities(
 
 def next_token_log_probabilities(weights: Weights, token_ids: Sequence[int]) -> Tensor:
     """log p of each token that really follows, [T - 1]: what an engine reports as prompt
-    log-probabilities.
+    log-probabilities."""
+    return of_next_tokens(weights, hidden_states(weights, token_ids), token_ids)
+
+
+def of_next_tokens(weights: Weights, states: Tensor, token_ids: Sequence[int]) -> Tensor:
+    """log p of each token that really follows, [T - 1], from the states [T, H] of `hidden_states`.
 
     Never holds [T, V]: the vocabulary is walked in chunks. The logits that are only summed over are
     float32, their sum is float64: that costs below 1e-5 and saves half of the time.
     """
-    states = hidden_states(weights, token_ids)[:-1]
+    states = states[:-1]
     targets = weights.head[torch.tensor(list(token_ids)[1:], dtype=torch.int64)].to(states.dtype)
     coarse = states.float()
     total = torch.full((len(states),), -math.inf, dtype=torch.float64)

@@ -3,19 +3,57 @@
 Source: the gpt-oss model card (arXiv:2508.10925) and reference implementation (openai/gpt-oss,
 gpt_oss/torch/model.py, `swiglu` and MLPBlock). T tokens, H hidden, I intermediate, E experts, k
 experts a token.
+
+A path that serves MXFP8 activations computes another function: what it quantises is part of its
+definition (`Roundings`). The rest stays exact.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sm121.oracles import mxfp4
+from sm121.oracles import mxfp4, mxfp8, rounding
 
 Packed = tuple[Tensor, Tensor]
 """MXFP4 weights: packed [E, rows, K/2] u8, scales [E, rows, K/32] u8."""
+
+
+def exact(values: Tensor) -> Tensor:
+    """The values themselves."""
+    return values
+
+
+@dataclass(frozen=True)
+class Roundings:
+    """What the definition of a path rounds, of float64 [n, ...] in the same shape."""
+
+    x: Callable[[Tensor], Tensor] = exact
+    """The activations, before the first product."""
+    sums: Callable[[Tensor], Tensor] = exact
+    """The first product's sums, before their bias."""
+    hidden: Callable[[Tensor], Tensor] = exact
+    """The hidden activations, before the second product."""
+
+
+EXACT = Roundings()
+
+
+def mxfp8_activations(rule: mxfp8.ScaleRule) -> Roundings:
+    """MXFP8 activations x MXFP4 weights, as FlashInfer's CUTLASS kernels define it.
+
+    Source: FlashInfer 0.7.2, csrc/fused_moe/cutlass_backend/cutlass_fused_moe_kernels.cuh. x comes
+    quantised; the first product is written in bfloat16 (`UnfusedGemmOutputType`);
+    `doActivationKernel` adds the bias and computes SwiGLU in float32; `quantizePackedFPXValue`
+    rounds that to bfloat16 and then, in blocks of 32, to MXFP8.
+    """
+
+    to_mxfp8 = functools.partial(rounding.to_mxfp8, rule=rule)
+    return Roundings(to_mxfp8, rounding.to_bf16, lambda values: to_mxfp8(rounding.to_bf16(values)))
 
 
 def swiglu(gate: Tensor, up: Tensor, *, alpha: float, limit: float) -> Tensor:
@@ -48,6 +86,24 @@ def expert_matrix(weights: Packed, expert: int) -> Tensor:
     return torch.from_numpy(mxfp4.dequantise(packed, scales))
 
 
+def hidden(
+    rows: Tensor,
+    w1: Packed,
+    w1_bias: Tensor | None,
+    expert: int,
+    *,
+    alpha: float,
+    limit: float,
+    roundings: Roundings = EXACT,
+) -> Tensor:
+    """One expert's hidden activations [n, I] of rows [n, H], all float64; w1 and its bias as of
+    `fused_moe`."""
+    t = roundings.sums(roundings.x(rows) @ expert_matrix(w1, expert).T)
+    if w1_bias is not None:
+        t = t + w1_bias[expert].cpu().double()
+    return roundings.hidden(swiglu(t[:, 0::2], t[:, 1::2], alpha=alpha, limit=limit))
+
+
 def fused_moe(
     x: Tensor,
     shares: Tensor,
@@ -59,8 +115,9 @@ def fused_moe(
     *,
     alpha: float,
     limit: float,
+    roundings: Roundings = EXACT,
 ) -> Tensor:
-    """y [T, H] float64 of x [T, H]; nothing is rounded on the way.
+    """y [T, H] float64 of x [T, H]; nothing but `roundings` is rounded on the way.
 
     shares, chosen [T, k]; w1 [E, 2I, H] with rows interleaved gate, up, gate, ...; w1_bias [E, 2I];
     w2 [E, H, I]; w2_bias [E, H]. Experts that no token chose are not read. Raises ValueError when
@@ -68,11 +125,8 @@ def fused_moe(
     """
 
     def expert(e: int, rows: Tensor) -> Tensor:
-        t = rows @ expert_matrix(w1, e).T
-        if w1_bias is not None:
-            t = t + w1_bias[e].cpu().double()
-        t = swiglu(t[:, 0::2], t[:, 1::2], alpha=alpha, limit=limit)
-        y = t @ expert_matrix(w2, e).T
+        h = hidden(rows, w1, w1_bias, e, alpha=alpha, limit=limit, roundings=roundings)
+        y = h @ expert_matrix(w2, e).T
         return y if w2_bias is None else y + w2_bias[e].cpu().double()
 
     return mixture(x.cpu().double(), shares.cpu().double(), chosen.cpu().long(), expert)

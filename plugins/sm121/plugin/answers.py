@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from sm121.answers import accuracy, golden, log_probabilities, prompts
+from sm121.answers import accuracy, exam, golden, log_probabilities, oracle_file, prompts
 from sm121.answers.equivalence import Continuations
 from sm121.answers.golden import GoldenFile, Identity
 from sm121.answers.log_probabilities import OracleReference, bound_for
+from sm121.answers.oracle_file import OracleFile
+from sm121.checkpoint.identity import folder_of
 from sm121.client.completions import Asker
 from sm121.core.errors import UsageError
 from sm121.core.profile import AgreementBound, GoldenBound, Profile
 from sm121.core.server import Server
 from sm121.evidence import metrics
 from sm121.session.session import Session
+from sm121.session.signals import own_time
 
 _GOLDEN = pytest.StashKey[GoldenFile]()
+_ORACLE = pytest.StashKey[OracleFile]()
+_SAY_EVERY_S = 15.0
 _SAID_NO_TOKENIZER = (
     "token ids were not held against their text: no tokenizer.json of the served model is at hand; "
     "name its checkpoint with --reference PATH"
@@ -26,18 +33,24 @@ _SAID_NO_TOKENIZER = (
 
 
 def refuse_wrong_files(config: pytest.Config, session: Session) -> None:
-    """Read the files that options name, before anything is started.
+    """Read the files that options and the profile name, before anything is started.
 
     Raises:
         UsageError: a file is not what was expected, or is about another model.
     """
-    settings = session.settings
+    settings, profile = session.settings, session.target.profile
+    if profile is not None and profile.correctness.exam is not None:
+        exam.load(profile.correctness.exam)
     if settings.accuracy is not None:
         accuracy.load(settings.accuracy)
     if settings.accuracy_baseline is not None:
         if settings.accuracy is None:
             raise UsageError("--accuracy-baseline: expected --accuracy beside it")
         accuracy.load_outputs(settings.accuracy_baseline)
+    if settings.oracle is not None:
+        config.stash[_ORACLE] = oracle = oracle_file.load(settings.oracle)
+        if (folder := _served_folder(session)) is not None:
+            oracle_file.refuse_other(oracle, settings.oracle, folder)
     if settings.golden is not None:
         config.stash[_GOLDEN] = loaded = golden.load(settings.golden)
         served = _identity(session)
@@ -45,6 +58,14 @@ def refuse_wrong_files(config: pytest.Config, session: Session) -> None:
         golden.refuse_other(loaded, origin, served, prompts.continuations())
         if (unproven := golden.unproven(loaded, served)) is not None:
             session.remark(unproven)
+
+
+def _served_folder(session: Session) -> Path | None:
+    """The checkpoint of a managed server, where it is at hand."""
+    if session.attached is not None or session.target.profile is None or not session.configurations:
+        return None
+    own = session.managed_configuration(session.profile.under_test)
+    return folder_of(own.model, os.environ | dict(own.environment))
 
 
 def _identity(session: Session) -> Identity:
@@ -67,9 +88,36 @@ def asker(conformance: Session, server: Server) -> Asker:
 
 
 @pytest.fixture
-def reference(conformance: Session, server: Server, profile: Profile) -> OracleReference:
-    """What the oracle computes from, and the tolerance for the server's dtype."""
-    return log_probabilities.reference_for(server, profile, conformance.settings.reference)
+def reference(
+    pytestconfig: pytest.Config, conformance: Session, server: Server, profile: Profile
+) -> OracleReference:
+    """What the oracle says of the served checkpoint, and the tolerance for what the server rounds.
+    It is computed where it is not there yet; that time is not the test's."""
+    seen, asked = conformance.kernel_path(server).moe, profile.path_of(profile.under_test).moe
+    moe = seen or " ".join(asked or ())
+    file = pytestconfig.stash.get(_ORACLE, None)
+    if file is None:
+        checkpoint = log_probabilities.checkpoint_of(server, conformance.settings.reference)
+        kept = conformance.settings.root / ".cache" / "oracle"
+        with own_time():
+            file = oracle_file.kept_or_made(
+                checkpoint, kept, _Progress(conformance), anew=conformance.settings.certify
+            )
+        pytestconfig.stash[_ORACLE] = file
+    return log_probabilities.reference_for(file, server, profile, moe)
+
+
+class _Progress:
+    """Says now and then how far the oracle is."""
+
+    def __init__(self, conformance: Session) -> None:
+        self._conformance = conformance
+        self._said = time.monotonic()
+
+    def __call__(self, done: int, of: int) -> None:
+        if time.monotonic() - self._said > _SAY_EVERY_S:
+            self._said = time.monotonic()
+            self._conformance.say("oracle", f"{done} of {of} passes of a layer")
 
 
 _CONTINUATIONS = pytest.StashKey[dict[str, Continuations]]()

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sm121.answers import exam
 from sm121.api import cases
 from sm121.api.cases import Judge
 from sm121.api.client import Api
+from sm121.api.exams import Candidate
 from sm121.api.sdk import Sdk
 from sm121.core.profile import Profile
 from sm121.core.server import Server
@@ -81,3 +83,9 @@ def sdk(client: openai.OpenAI, model: str) -> Sdk:
 def judge(conformance: Session, api: Api, _well_by_address: dict[str, str]) -> Judge:
     """Holds the server against a case of ``fixtures/api/cases.toml``."""
     return Judge(api, functools.partial(conformance.remark, at_once=False), _well_by_address)
+
+
+@pytest.fixture
+def candidate(conformance: Session, api: Api, judge: Judge, profile: Profile) -> Candidate:
+    """The server under test in the exam of its profile."""
+    return Candidate(api, judge, exam.of(profile), conformance.remark)

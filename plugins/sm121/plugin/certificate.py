@@ -290,7 +290,9 @@ def _wrong_plugins(config: pytest.Config) -> list[str]:
     for name, plugin in manager.list_name_plugin():
         if plugin is None:
             continue
-        module = plugin.__name__ if isinstance(plugin, ModuleType) else type(plugin).__module__
+        # A plugin is a module, an object, or (pytest 9.1's legacypath) a class.
+        own = plugin if isinstance(plugin, type) else type(plugin)
+        module = plugin.__name__ if isinstance(plugin, ModuleType) else own.__module__
         if isinstance(plugin, ModuleType) and name.endswith("conftest.py"):
             wrong += _wrong_conftest(config, name, plugin)
         elif not _is_harmless(module.partition(".")[0]):

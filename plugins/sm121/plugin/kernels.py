@@ -3,8 +3,8 @@ the compiler."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+import functools
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -15,7 +15,10 @@ from sm121.core.verdict import NotRun
 from sm121.engines import registry as engines
 from sm121.engines.protocol import Program
 from sm121.evidence.kernel_profile import KernelProfile
-from sm121.kernels import benchmark_cases, builds, cases, registry
+from sm121.kernels import benchmark_cases, builds, cases, child, registry, serving
+from sm121.kernels.child import Child
+from sm121.kernels.serving import Choice
+from sm121.kernels.under_test import Kernels
 from sm121.plugin import selection
 from sm121.plugin.stash import LEVEL, SETTINGS
 from sm121.run import decode_profile as decode
@@ -23,15 +26,16 @@ from sm121.session import target
 from sm121.session.session import Session
 from sm121.session.settings import Settings
 
-if TYPE_CHECKING:
-    from sm121.kernels.under_test import Kernels
+#: The processes in which kernels are judged.
+CHILDREN = pytest.StashKey[list[Child]]()
 
 
-def release_memory_after_the_level(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Free the device memory of the level's tensors for the next server."""
+def end_processes_after_the_level(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End the processes of the kernels: the next server needs the memory of their devices."""
     following = nextitem.stash.get(LEVEL, None) if nextitem is not None else None
     if item.stash.get(LEVEL, None) == "kernel" and following != "kernel":
-        registry.release_device_memory()
+        for process in item.config.stash.get(CHILDREN, ()):
+            process.close()
 
 
 def parametrize(metafunc: pytest.Metafunc) -> None:
@@ -57,53 +61,74 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
-def kernels(conformance: Session) -> Kernels:
-    """The provider of ``--kernel-provider``, or the one of the architecture and the engine.
-
-    Raises:
-        NotRun: it would judge another build than the one that the engine serves with.
-    """
+def kernels(conformance: Session, pytestconfig: pytest.Config) -> Iterator[Kernels]:
+    """The provider of ``--kernel-provider``, or of each operation the one that has the kernel of
+    the path. They run in the engine's interpreter."""
     settings = conformance.settings
     if (obstacle := _obstacle(settings)) is not None:
         raise NotRun(obstacle)
-    from sm121.kernels import under_test
-
     name = settings.kernel_provider
-    if name is None:
-        name = registry.default(conformance.arch, settings.engine)
-    if name in registry.NAMES:
-        _require_the_engines_build(conformance, name)
-    worker = settings.worker
-    loaded = under_test.load(name, workers=1 if worker is None else worker.count)
-    if name not in registry.NAMES:  # what it imports is known now
-        _require_the_engines_build(conformance, name)
-    return loaded
+    path = conformance.path_to_judge()
+    choices = {
+        operation: Choice(None, provider=name)
+        if name is not None
+        else serving.choices(settings.engine, conformance.arch, path, operation)[0]
+        for operation in serving.OPERATIONS
+    }
+    places = _Places(conformance)
+    children = pytestconfig.stash.setdefault(CHILDREN, [])
+    children += [places.here, places.engine]
+    yield Kernels(choices, functools.cache(places.of))
+    for process in children:
+        process.close()
 
 
-def _require_the_engines_build(conformance: Session, provider: str) -> None:
-    settings = conformance.settings
-    if not (names := builds.packages(provider)):
-        return
-    if settings.base_url is not None:
-        elsewhere = "whether the attached server serves with that build cannot be known"
-    elif isinstance(engines.engine(settings.engine), Program):
-        elsewhere = f"{settings.engine} has kernels of its own, which are not judged"
-    else:
-        elsewhere = None
-    if elsewhere is not None:
-        line = f"the numerics judge {builds.here(names)}, of this machine; {elsewhere}"
-        if settings.certify:
-            raise NotRun(f"{line}: run the kernel level in the engine's environment")
-        conformance.remark(line)
-        return
-    configuration = conformance.managed_configuration(conformance.profile.under_test)
-    environment = conformance.engine_environment(configuration)
-    if (other := builds.differences(names, configuration.python, environment)) is not None:
-        raise NotRun(
-            f"{other}: that build was not judged. Install the suite in the engine's environment "
-            f"({configuration.python} -m pip install sm121-conformance) and start pytest with that "
-            "interpreter"
-        )
+class _Places:
+    """Where the providers run: with the engine, or with the suite."""
+
+    def __init__(self, conformance: Session) -> None:
+        settings = conformance.settings
+        worker = settings.worker
+        self._session = conformance
+        self.here = child.of_this_process(1 if worker is None else worker.count)
+        self._python, self._environment = self.here.python, self.here.environment
+        self._serves = None
+        if settings.base_url is not None:
+            self._serves = "whether the attached server serves with that build cannot be known"
+        elif isinstance(engines.engine(settings.engine), Program):
+            self._serves = f"{settings.engine} has kernels of its own, which are not judged"
+        else:
+            configuration = conformance.managed_configuration(conformance.profile.under_test)
+            self._python = configuration.python
+            self._environment = conformance.engine_environment(configuration)
+        self.engine = Child(self._python, self._environment, None, self.here.workers)
+
+    def of(self, provider: str) -> Child:
+        """Where a provider runs.
+
+        Raises:
+            NotRun: its kernels are another build's than those that serve.
+        """
+        own = provider not in registry.NAMES  # it imports what pytest's process imports
+        names = self.here.ask("packages", provider) if own else builds.packages(provider)
+        if not names:
+            return self.here
+        if self._serves is not None:
+            line = f"the numerics judge {builds.here(names)}, of this machine; {self._serves}"
+            if self._session.settings.certify:
+                raise NotRun(f"{line}: run the kernel level in the engine's environment")
+            self._session.remark(line)
+            return self.here
+        if not own:
+            return self.engine
+        other = builds.differences(names, self._python, self._environment)
+        if other is not None:
+            raise NotRun(
+                f"{other}: that build was not judged. Install the suite in the engine's "
+                f"environment ({self._python} -m pip install sm121-conformance) and start pytest "
+                "with that interpreter"
+            )
+        return self.here
 
 
 def _obstacle(settings: Settings) -> str | None:

@@ -12,9 +12,12 @@ from sm121.core.profile import LEVELS
 from sm121.core.verdict import Inapplicable, NeverWaived, NotRun, Undecided, Verdict
 from sm121.engines.managed import ServerError
 from sm121.evidence import failure
+from sm121.kernels.benchmark_cases import BenchmarkCase
+from sm121.kernels.cases import operation_of
+from sm121.kernels.under_test import Kernels
 from sm121.plugin.stash import FINDING, ID, LEVEL, MEASURED
 from sm121.run.ledger import stands
-from sm121.run.verdict_file import BESIDE, NOT_RUN, TestReport
+from sm121.run.verdict_file import BESIDE, NOT_RUN, JudgedKernel, TestReport
 from sm121.session.crashes import RanOutOfTime
 from sm121.session.session import Session
 from sm121.stress.fault import UnderLoad
@@ -79,6 +82,8 @@ def take(
         vars(report).pop("wasxfail", None)
     finding = item.stash.setdefault(FINDING, _unfinished(item))
     finding.seconds = round(finding.seconds + report.duration, 3)
+    if "kernels" in getattr(item, "fixturenames", ()):
+        finding.kernel = _asked(item) or finding.kernel or _of_case(item)
     if report.skipped:
         finding.skipped = True
         finding.verdict = Verdict.NOT_RUN
@@ -113,6 +118,24 @@ def _unfinished(item: pytest.Item) -> TestReport:
         verdict=Verdict.NOT_RUN,
         message="not finished",
     )
+
+
+def _asked(item: pytest.Item) -> JudgedKernel | None:
+    """What a test of the numerics has judged; None where it did not come to it."""
+    used: Kernels | None = getattr(item, "funcargs", {}).get("kernels")
+    if used is None or used.asked is None:
+        return None
+    (operation, provider), used.asked = used.asked, None
+    return JudgedKernel(operation=operation, provider=provider)
+
+
+def _of_case(item: pytest.Item) -> JudgedKernel | None:
+    """What a test of the numerics would have judged, where its case says it."""
+    case = item.callspec.params.get("case") if hasattr(item, "callspec") else None
+    if case is None:
+        return None
+    benchmark = isinstance(case, BenchmarkCase)
+    return JudgedKernel(operation=case.operation if benchmark else operation_of(case))
 
 
 def _message(session: Session, call: pytest.CallInfo[None], report: pytest.TestReport) -> str:

@@ -320,7 +320,7 @@ def pytest_runtest_teardown(
         performance.look_again_after_the_level(item, nextitem)
         return (yield)
     finally:
-        kernels.release_memory_after_the_level(item, nextitem)
+        kernels.end_processes_after_the_level(item, nextitem)
 
 
 # The end.

@@ -69,6 +69,22 @@ def asked(run: VerdictFile) -> list[tuple[str, str]]:
     return [(what, value) for what, value in rows if value]
 
 
+def kernels(run: VerdictFile) -> list[tuple[str, str]]:
+    """The kernels of the path that were judged, and those that were not."""
+    judged = [
+        f"{each.operation} ({each.backend or 'not proven'}) by {each.provider}, {each.cases} cases"
+        for each in run.engine.served
+        if each.judged
+    ]
+    others = [
+        f"{each.operation} ({each.backend or 'not proven'}): {each.why}"
+        for each in run.engine.served
+        if each.judged is False
+    ]
+    rows = [("kernels judged", "; ".join(judged)), ("kernels not judged", "; ".join(others))]
+    return [(what, value) for what, value in rows if value]
+
+
 def markdown(run: VerdictFile) -> str:
     """The summary of a run, finished or not."""
     failures = findings.failures(run)
@@ -79,6 +95,7 @@ def markdown(run: VerdictFile) -> str:
             run=run,
             label=profile_label(run.profile, run.fingerprint),
             asked=asked(run),
+            kernels=kernels(run),
             failures=failures[:_MOST_FAILURES],
             more=len(failures[_MOST_FAILURES:]),
             metrics={name: m for name, m in run.metrics.items() if _shown(name, m)},

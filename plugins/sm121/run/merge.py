@@ -10,7 +10,9 @@ import datetime
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from sm121.core.verdict import Verdict, worst
+from sm121.evidence.kernel_path import KernelPath
 from sm121.measure.box import BoxState
+from sm121.run import served
 from sm121.run.fingerprint import Difference, Fingerprint
 from sm121.run.ledger import Ledger
 from sm121.run.verdict_file import (
@@ -111,6 +113,10 @@ def merge(whole: VerdictFile, ledger: Ledger, parts: Mapping[str, VerdictFile]) 
         (file.engine for file in files),
         key=lambda engine: (bool(engine.path.evidence), engine.base_url is not None),
     )
+    if whole.engine.served:
+        shown = {each.component: each.backend for each in whole.engine.served}
+        path = served.with_expected(whole.engine.path, KernelPath.model_validate(shown))
+        whole.engine.served = served.judge(whole, path)
     whole.box = worst_box(file.box for file in files)
     whole.memory = _gravest(file.memory for file in files if file.memory is not None)
     used = [file.environment.get("resources") or {} for file in files]

@@ -23,6 +23,25 @@ from sm121.run.fingerprint import Fingerprint
 SCHEMA_VERSION = 1
 
 
+class ServedKernel(Record):
+    """A kernel of the path that was served, and whether anything held it against the oracle."""
+
+    operation: str
+    """As the kernel level names it: ``fused_moe``, ``decode_attention``, ..."""
+    component: str
+    """The value of the path that names the kernel."""
+    backend: str | None
+    """That value; null where nothing shows it."""
+    provider: str | None = None
+    """Whose calls are this kernel's; null where no provider has it."""
+    judged: bool | None = None
+    """Null where the path has no kernel for the operation."""
+    cases: int = 0
+    """So many of the provider's cases passed or failed."""
+    why: str = ""
+    """Why it was not judged, or need not be."""
+
+
 class EngineReport(Record):
     """The engine under test. Null where the evidence does not show a value."""
 
@@ -36,6 +55,8 @@ class EngineReport(Record):
     path: KernelPath = Field(default_factory=KernelPath)
     kernels: KernelProfile | None = None
     """Kernels of some decode steps, those of the longest time; null where none were profiled."""
+    served: list[ServedKernel] = Field(default_factory=list)
+    """The kernels of the path by operation, and which of them the numerics judged."""
 
 
 class BoxReport(Record):
@@ -84,6 +105,14 @@ MEMORY_FLOOR = "memory_floor"
 BESIDE = "end of the run::"
 
 
+class JudgedKernel(Record):
+    """What a test of the numerics is about."""
+
+    operation: str
+    provider: str | None = None
+    """Whose kernel was held against the oracle; null where none was."""
+
+
 class TestReport(Record):
     """One test. ``message`` is one line for people; the whole text is in pytest's output."""
 
@@ -96,6 +125,8 @@ class TestReport(Record):
     seconds: float = 0.0
     skipped: bool = False
     waived: bool = False
+    kernel: JudgedKernel | None = None
+    """Of the numerics alone."""
 
     @property
     def why_not_run(self) -> str:

@@ -80,6 +80,7 @@ def certify(
         *_gaps_of_levels(file, profile.certify.levels, inapplicable),
         *_gaps_of_inventory(file, profile, tests),
         *_gaps_of_golden(file, profile),
+        *_gaps_of_kernels(file, profile),
         *_gaps_of_gates(file, profile),
         *_gaps_of_proof(file, profile),
     ]
@@ -146,6 +147,21 @@ def _gaps_of_golden(file: VerdictFile, profile: Profile) -> _Gaps:
     why = profile.correctness.cannot["oracle"]
     what = f"the answers were not held against a golden file (--golden PATH), and no oracle: {why}"
     return [(Verdict.NOT_RUN, what)]
+
+
+def _gaps_of_kernels(file: VerdictFile, profile: Profile) -> _Gaps:
+    """Each kernel that served was computed against the oracle."""
+    if "kernel" not in profile.certify.levels:
+        return []
+    return [
+        (
+            Verdict.NOT_RUN,
+            f"{each.operation} of {each.component} {each.backend or 'not shown'} was not judged: "
+            f"{each.why}",
+        )
+        for each in file.engine.served
+        if each.judged is False
+    ]
 
 
 def _gaps_of_gates(file: VerdictFile, profile: Profile) -> _Gaps:

@@ -12,10 +12,8 @@ from sm121.core import data_file, digest, profile
 from sm121.core.data_file import DataTable
 from sm121.core.profile import Profile
 from sm121.core.redaction import is_secret_name, redact_arguments
-from sm121.core.verdict import NotRun
 from sm121.evidence import environment
 from sm121.evidence.environment import EnvironmentRecord
-from sm121.kernels import registry as kernel_providers
 from sm121.matrix import axes
 from sm121.measure import machine
 from sm121.performance.recorder import host_of
@@ -87,15 +85,10 @@ def is_shipped(chosen: Profile, version: str | None = None) -> bool:
 
 
 def provider(session: Session) -> str | None:
-    """The kernel provider by its name; of a user's own with the digest of its module."""
-    name = session.settings.kernel_provider
-    if name is None:
-        if session.attached is not None:
-            return None
-        try:
-            return kernel_providers.default(session.arch, session.settings.engine)
-        except NotRun:
-            return None
+    """The kernel provider that was asked for; of a user's own with the digest of its module. None
+    where the numerics judge what serves."""
+    if (name := session.settings.kernel_provider) is None:
+        return None
     module, separator, _ = name.partition(":")
     found = importlib.util.find_spec(module) if separator else None
     if found is None or found.origin is None or not Path(found.origin).is_file():

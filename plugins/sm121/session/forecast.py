@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sm121.answers import exam
+from sm121.answers.exam import SectionName
 from sm121.core import data_file
 from sm121.core.data_file import DataTable
 from sm121.core.profile import LEVELS, Costs, Profile
@@ -49,6 +51,8 @@ class _Row(DataTable):
     #: Of ``[stress]``: so many requests, with so many times ``answer_tokens`` for each.
     size: str | None = None
     requests: float = 1
+    #: Of this section of the profile's exam: so many requests.
+    exam: SectionName | None = None
     #: A prompt fills this share of the context.
     context: float = 0
     streams: int = 1
@@ -190,6 +194,8 @@ def _one(own: Forecast, profile: Profile, costs: Costs, check: Check) -> None:
     if row.size is not None:
         requests = getattr(profile.stress, row.size).value
         tokens *= profile.stress.answer_tokens.value
+    if row.exam is not None and profile.correctness.exam is not None:
+        requests = exam.load(profile.correctness.exam).section(row.exam).requests
     if row.context:
         prompt = row.context * _context(profile)
     own.ask(costs, requests, prompt, tokens, streams=row.streams)

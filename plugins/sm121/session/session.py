@@ -32,7 +32,7 @@ from sm121.evidence.resources import ResourceSampler
 from sm121.performance.box import RunBox
 from sm121.performance.recorder import Recorder
 from sm121.report import summary
-from sm121.run import verdict_file
+from sm121.run import served, verdict_file
 from sm121.run.harness import Observer
 from sm121.run.ledger import Ledger
 from sm121.run.verdict_file import BESIDE, StartReport, TestReport, VerdictFile
@@ -284,6 +284,17 @@ class Session:
             return path
         return requested.judged(server.configuration, path)
 
+    def path_to_judge(self) -> KernelPath:
+        """Whose kernels the numerics judge: the path of the server under test as it has shown it in
+        this run; what it has not shown is as expected.
+
+        Raises:
+            NotRun: there is no profile.
+        """
+        name = self.profile.under_test
+        expected = served.expected(self.profile.path_of(name), self.configurations.get(name))
+        return served.with_expected(self.file.engine.path, expected)
+
     def contradictions(self, server: Server) -> list[str]:
         """What of a server's path is not as the profile requires, a line each.
 
@@ -515,6 +526,8 @@ class Session:
         self.judge_paths_again()
         if self._under_test is not None:  # now from the whole log
             self.file.engine.path = self.kernel_path(self._under_test)
+        if self.target.profile is not None:
+            self.file.engine.served = served.judge(self.file, self.path_to_judge())
         if self.kept_log is not None:
             self.kept_log.close(self.secrets)
         self.file.finished = self.ledger.complete and not self.interrupted

@@ -75,6 +75,8 @@ class Settings:
     report_dir: Path = Path("conformance-report")
     configuration: str | None = None
     reference: Path | None = None
+    #: The file of ``sm121 golden``, where --reference names one.
+    oracle: Path | None = None
     golden: Path | None = None
     record_golden: Path | None = None
     accuracy: Path | None = None
@@ -180,6 +182,7 @@ def read(
         report_dir=(started_in / option("--report-dir")).resolve(),
         configuration=option("--configuration"),
         reference=_reference(option("--reference")),
+        oracle=_oracle(option("--reference")),
         golden=_existing(option, "--golden"),
         record_golden=_new(option, "--record-golden"),
         accuracy=_existing(option, "--accuracy"),
@@ -217,11 +220,18 @@ def _api_key(option: Option) -> str | None:
 
 
 def _reference(path: str | None) -> Path | None:
-    if path is None:
+    if path is None or Path(path).is_file():
         return None
     if not (Path(path) / "config.json").is_file():
-        raise UsageError(f"--reference {path}: expected a checkpoint folder with config.json")
+        raise UsageError(
+            f"--reference {path}: expected a checkpoint folder with config.json, or the file that "
+            "`sm121 golden` made of one"
+        )
     return Path(path).absolute()
+
+
+def _oracle(path: str | None) -> Path | None:
+    return Path(path).absolute() if path is not None and Path(path).is_file() else None
 
 
 def _existing(option: Option, name: str) -> Path | None:

@@ -1,0 +1,311 @@
+"""FlashInfer's MXFP8 x MXFP4 experts in plain PyTorch, with the layouts that its kernels take.
+
+No SM12x is at hand, so the provider's own code runs against this. It has the functions that the
+provider calls, with FlashInfer's arguments and its checks of shapes and types. Bytes go in and come
+out as on the GPU: E8M0 scales in tiles of 128 rows by 4 blocks, packed E2M1 seen as int64, the up
+rows before the gate rows, sizes padded to 128.
+
+Written from FlashInfer 0.7.2's sources and not from the oracle; the source stands at each place.
+Sums are float32. What is allocated is written or never read: memory beside it holds garbage. The
+small methods are the places at which a kernel can go wrong, and where `w4a8_mutants` breaks it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from sm121.kernels.flashinfer_provider import FlashInferProvider
+
+BLOCK, TILE, BLOCKS = 32, 128, 4
+"""Elements a scale; rows and scales of a tile of scales."""
+GARBAGE = 0x5A
+E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+def up_to(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+class Emulation:
+    """The functions, as FlashInfer has them in `flashinfer` and `flashinfer.fused_moe`."""
+
+    version = "0.7.2"
+    capability = (12, 1)
+
+    # Scales in tiles: get_sf_out_offset_128x4 (quantization_utils.cuh).
+
+    def offsets(self, rows: int, blocks: int) -> Tensor:
+        """Where the scale of each row and block lies: [rows, blocks]."""
+        row, block = torch.arange(rows)[:, None], torch.arange(blocks)[None, :]
+        tile = row // TILE * (up_to(blocks, BLOCKS) // BLOCKS) + block // BLOCKS
+        return tile * (TILE * BLOCKS) + row % 32 * 16 + row % TILE // 32 * 4 + block % 4
+
+    def in_tiles(self, scales: Tensor) -> Tensor:
+        """[rows, blocks] -> flat, in whole tiles; nobody may read what is beside them."""
+        rows, blocks = scales.shape
+        flat = torch.full((up_to(rows, TILE) * up_to(blocks, BLOCKS),), GARBAGE, dtype=torch.uint8)
+        # mxfp8_quantize and doActivationKernel zero the columns beside them, block_scale_interleave
+        # rows and columns; the rows beside activations are left as they are.
+        flat[self.offsets(rows, up_to(blocks, BLOCKS))] = 0
+        flat[self.offsets(rows, blocks)] = scales
+        return flat
+
+    def from_tiles(self, flat: Tensor, rows: int, blocks: int) -> Tensor:
+        """The inverse of `in_tiles`."""
+        return flat[self.offsets(rows, blocks)]
+
+    def block_scale_interleave(self, unswizzled_sf: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """[E, rows, blocks] u8 -> flat (quantization/fp4_quantization.py)."""
+        assert out is None
+        require(unswizzled_sf.dtype == torch.uint8 and unswizzled_sf.is_contiguous(), "scales")
+        return torch.cat([self.in_tiles(scales) for scales in unswizzled_sf])
+
+    # cvt_warp_fp16_to_mxfp8 (quantization_utils.cuh) and the CuTe-DSL kernel of the same rule.
+
+    def scale_bytes(self, amax: Tensor) -> Tensor:
+        """E8M0 of the largest magnitude [...] float32, by __nv_cvt_float_to_e8m0, rounding up."""
+        bits = (amax * torch.tensor(1 / 448, dtype=torch.float32)).view(torch.int32)
+        exponent = (bits >> 23) + ((bits & 0x7FFFFF) != 0)
+        return torch.where(amax == 0, 0, exponent).clamp(0, 254).to(torch.uint8)
+
+    def to_mxfp8(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """bfloat16 [n, K] -> e4m3 [n, K], E8M0 [n, K / 32]."""
+        blocks = x.float().unflatten(-1, (-1, BLOCK))
+        scales = self.scale_bytes(blocks.abs().amax(-1))
+        scaled = (blocks * torch.exp2(127.0 - scales.float())[..., None]).flatten(-2)
+        return scaled.clamp(-448.0, 448.0).to(torch.float8_e4m3fn), scales
+
+    def quantise_x(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The first quantisation."""
+        return self.to_mxfp8(x)
+
+    def quantise_hidden(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """The second one; h float32 (quantizePackedFPXValue: bfloat16 first)."""
+        return self.to_mxfp8(h.bfloat16())
+
+    def mxfp8_quantize(
+        self,
+        input: Tensor,  # noqa: A002
+        is_sf_swizzled_layout: bool = True,
+        alignment: int = 32,
+        enable_pdl: bool | None = None,
+        backend: str = "cuda",
+        sf_swizzle_layout: Any = None,
+    ) -> tuple[Tensor, Tensor]:
+        """[M, K] bfloat16 -> e4m3, scales (quantization/fp8_quantization.py)."""
+        assert alignment == BLOCK and enable_pdl is None and sf_swizzle_layout is None
+        require(input.shape[1] % BLOCK == 0 and input.dtype == torch.bfloat16, "input")
+        require(backend in ("cuda", "cute-dsl"), "backend")
+        q, scales = self.quantise_x(input)
+        return q, self.in_tiles(scales) if is_sf_swizzled_layout else scales.flatten()
+
+    # cutlass_fused_moe: csrc/fused_moe/cutlass_backend/*.
+
+    def cutlass_fused_moe(
+        self,
+        input: Tensor,  # noqa: A002
+        token_selected_experts: Tensor,
+        token_final_scales: Tensor,
+        fc1_expert_weights: Tensor,
+        fc2_expert_weights: Tensor,
+        output_dtype: torch.dtype,
+        quant_scales: list[Tensor],
+        fc1_expert_biases: Tensor | None = None,
+        fc2_expert_biases: Tensor | None = None,
+        input_sf: Tensor | None = None,
+        swiglu_alpha: Tensor | None = None,
+        swiglu_beta: Tensor | None = None,
+        swiglu_limit: Tensor | None = None,
+        output: Tensor | None = None,
+        use_mxfp8_act_scaling: bool = False,
+        profile_ids: list[int] | None = None,
+    ) -> Tensor:
+        """y, which is `output`; the arguments that vLLM gives for these experts."""
+        assert output is not None and input_sf is not None and use_mxfp8_act_scaling
+        assert swiglu_alpha is not None and swiglu_beta is not None and swiglu_limit is not None
+        _, rows, packed = fc1_expert_weights.shape
+        hidden, inter = packed * 16, fc2_expert_weights.shape[2] * 16
+        self.check(
+            input, token_selected_experts, token_final_scales, fc1_expert_weights,
+            fc2_expert_weights, quant_scales, fc1_expert_biases, fc2_expert_biases, output,
+        )  # fmt: skip
+        scales1, global1, scales2, global2 = quant_scales
+        x_scales = self.source_scales(input_sf, len(input), hidden // BLOCK)
+        results = torch.empty(len(input), token_selected_experts.shape[1], hidden)
+        for e in token_selected_experts.unique().tolist():
+            tokens, place = (token_selected_experts == e).nonzero(as_tuple=True)
+            a, a_scales = self.expanded(input, x_scales, tokens)
+            w1 = self.matrix(fc1_expert_weights[e], scales1[e], rows, hidden)
+            t = self.written(self.product(a, a_scales, w1) * global1[e])
+            t = self.with_bias(t, fc1_expert_biases, e)
+            h = self.activation(
+                t[:, inter:],
+                t[:, :inter],
+                *self.constants(swiglu_alpha, swiglu_beta, swiglu_limit, e),
+            )
+            q, q_scales = self.quantise_hidden(h)
+            b, b_scales = self.expanded(q, q_scales, torch.arange(len(q)))
+            w2 = self.matrix(fc2_expert_weights[e], scales2[e], hidden, inter)
+            results[tokens, place] = self.product(b, b_scales, w2) * global2[e]
+        fused = profile_ids is not None and profile_ids[1] % 2 == 1
+        finalize = self.fused_finalize if fused else self.finalize
+        output.copy_(
+            finalize(results, token_final_scales, token_selected_experts, fc2_expert_biases)
+        )
+        return output
+
+    def check(
+        self, x: Tensor, ids: Tensor, shares: Tensor, w1: Tensor, w2: Tensor, scales: list[Tensor],
+        b1: Tensor | None, b2: Tensor | None, output: Tensor,
+    ) -> None:  # fmt: skip
+        """What the binding checks (flashinfer_cutlass_fused_moe_binding.cu: runMoe,
+        getQuantParams)."""
+        experts, hidden, inter = len(w1), w2.shape[1], w2.shape[2] * 16
+        require(x.dtype == torch.float8_e4m3fn and x.shape[1] == hidden, "input")
+        require(ids.dtype == torch.int32 and ids.is_contiguous(), "token_selected_experts")
+        require(shares.dtype == torch.float32 and shares.shape == ids.shape, "token_final_scales")
+        require(w1.dtype == torch.int64 and w1.shape[1] == 2 * inter, "fc1_expert_weights")
+        require(w2.dtype == torch.int64 and w1.shape[2] * 16 == hidden, "fc2_expert_weights")
+        require(hidden % 128 == 0, "hidden_size must be divisible by 128 for MXFP4 weights")
+        require(inter % 128 == 0, "inter_size must be divisible by 128 for MXFP4 weights")
+        require(len(scales) == 4, "Expecting 4 quant scales for W4A8_MXFP4_MXFP8 quantization")
+        for block, shape in ((0, (2 * inter, hidden)), (2, (hidden, inter))):
+            wanted = (experts, shape[0], shape[1] // BLOCK // 4)
+            require(scales[block].dtype == torch.int32, "block scales")
+            require(tuple(scales[block].shape) == wanted, "block scales")
+            require(scales[block + 1].dtype == torch.float32, "global scales")
+            require(tuple(scales[block + 1].shape) == (experts,), "global scales")
+        for bias, rows in ((b1, 2 * inter), (b2, hidden)):
+            if bias is not None:
+                require(bias.dtype == torch.bfloat16, "biases")
+                require(tuple(bias.shape) == (experts, rows), "biases")
+        require(tuple(output.shape) == tuple(x.shape), "output")
+        require(output.dtype == torch.bfloat16, "output")
+
+    def source_scales(self, input_sf: Tensor, rows: int, blocks: int) -> Tensor:
+        """Of x, from its tiles (writeSF)."""
+        return self.from_tiles(input_sf, rows, blocks)
+
+    def expanded(self, q: Tensor, scales: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """An expert's own rows and their scales, beside garbage up to whole tiles
+        (expandInputRowsKernel: N-dim padding is left as it is)."""
+        rows = up_to(len(tokens), TILE)
+        values = torch.full((rows, q.shape[1]), GARBAGE, dtype=torch.uint8).view(q.dtype)
+        values[: len(tokens)] = q[tokens]
+        own = torch.full((rows, scales.shape[1]), GARBAGE, dtype=torch.uint8)
+        own[: len(tokens)] = scales[tokens]
+        flat = self.in_tiles(own)
+        return values[: len(tokens)], self.from_tiles(flat, len(tokens), scales.shape[1])
+
+    def matrix(self, packed: Tensor, scales: Tensor, rows: int, columns: int) -> Tensor:
+        """[rows, columns] float32 of packed int64 and of scales in tiles, seen as int32."""
+        pairs = packed.contiguous().view(torch.uint8)
+        codes = torch.stack((pairs & 15, pairs >> 4), -1).flatten(-2).int()
+        values = torch.cat((E2M1, -E2M1))[codes]
+        flat = scales.contiguous().view(torch.uint8).flatten()
+        return times_scales(values, self.from_tiles(flat, rows, columns // BLOCK))
+
+    def product(self, values: Tensor, scales: Tensor, matrix: Tensor) -> Tensor:
+        """a W^T in float32 of e4m3 values and their scales: QMMA.SF with float32 accumulators."""
+        return times_scales(values.float(), scales) @ matrix.T
+
+    def written(self, t: Tensor) -> Tensor:
+        """The first product's sums, in the output's type (UnfusedGemmOutputType)."""
+        return t.bfloat16().float()
+
+    def with_bias(self, t: Tensor, biases: Tensor | None, e: int) -> Tensor:
+        """Added in float32 (doActivationKernel)."""
+        return t if biases is None else t + biases[e].float()
+
+    def constants(self, alpha: Tensor, beta: Tensor, limit: Tensor, e: int) -> tuple[Tensor, ...]:
+        """Of one expert (setPerExpertActivationParams)."""
+        return alpha[e], beta[e], limit[e]
+
+    def activation(
+        self, gate: Tensor, up: Tensor, alpha: Tensor, beta: Tensor, limit: Tensor
+    ) -> Tensor:
+        """SwigluBiasAdaptor, float32."""
+        gate, up = gate.minimum(limit), up.minimum(limit).maximum(-limit)
+        return gate * torch.sigmoid(gate * alpha) * (up + beta)
+
+    def finalize(
+        self, results: Tensor, shares: Tensor, ids: Tensor, biases: Tensor | None
+    ) -> Tensor:
+        """The kernel of its own: what each expert gives, in the output's type; the sum in float32
+        (finalizeMoeRoutingKernel). The default tactic's."""
+        each = results.bfloat16().float()
+        if biases is not None:
+            each = each + biases[ids.long()].float()
+        return (each * shares[..., None]).sum(1).bfloat16()
+
+    def fused_finalize(
+        self, results: Tensor, shares: Tensor, ids: Tensor, biases: Tensor | None
+    ) -> Tensor:
+        """In the second product's epilogue: bias and share in float32, added to the output one
+        after the other by atomics of its type (sm90_visitor_scatter.hpp). Tactics may have it."""
+        each = results if biases is None else results + biases[ids.long()].float()
+        out = torch.zeros(len(results), results.shape[2], dtype=torch.bfloat16)
+        for place in range(ids.shape[1]):
+            out += (each[:, place] * shares[:, place, None]).bfloat16()
+        return out
+
+    # The modules
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """`import flashinfer` finds this, on a GPU of this capability."""
+        main, experts, tuner = (
+            ModuleType(name)
+            for name in ("flashinfer", "flashinfer.fused_moe", "flashinfer.autotuner")
+        )
+        contents: dict[ModuleType, dict[str, Any]] = {
+            main: {
+                "__version__": self.version,
+                "mxfp8_quantize": self.mxfp8_quantize,
+                "block_scale_interleave": self.block_scale_interleave,
+            },
+            experts: {"cutlass_fused_moe": self.cutlass_fused_moe},
+        }
+        for module, names in contents.items():
+            vars(module).update(names)
+        with (
+            mock.patch.dict(sys.modules, {m.__name__: m for m in (main, experts, tuner)}),
+            mock.patch.object(torch.cuda, "is_available", lambda: True),
+            mock.patch.object(torch.cuda, "get_device_capability", lambda: self.capability),
+        ):
+            yield
+
+
+class EmulatedProvider(FlashInferProvider):
+    """The provider's own code, on the CPU, where FlashInfer is an emulation."""
+
+    device = "cpu"
+
+    def __init__(self, emulation: Emulation | None = None) -> None:
+        self._emulation = emulation or Emulation()
+        with self._emulation.installed():
+            super().__init__()
+
+    def _api(self, module: str, name: str, *arguments: str) -> Any:
+        with self._emulation.installed():
+            return super()._api(module, name, *arguments)
+
+
+def require(held: bool, what: str) -> None:
+    """Raises RuntimeError, as TVM's checks in the binding do."""
+    if not held:
+        raise RuntimeError(f"Check failed: {what}")
+
+
+def times_scales(values: Tensor, scales: Tensor) -> Tensor:
+    """values [n, K] times E8M0 scales [n, K / 32], float32."""
+    powers = torch.exp2(scales.float() - 127.0).masked_fill(scales == 0xFF, torch.nan)
+    return (values.unflatten(-1, (-1, BLOCK)) * powers[..., None]).flatten(-2)

@@ -1,0 +1,138 @@
+"""A server by script, for `/v1/chat/completions`: it says what it is told to, over real HTTP."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from sm121.answers.exam import Document, Section
+from sm121.core.server import Endpoint
+
+Json = dict[str, Any]
+#: What is said to a request: a text, a call ("-> NAME ARGUMENTS"), several calls, or None.
+Said = str | Sequence[str] | None
+Script = Callable[[Json], Said]
+MODEL = "gpt-oss-120b"
+_CALL = "-> "
+
+
+def script_of(section: Section, answers: Mapping[str, Sequence[Said]]) -> Script:
+    """Says the answers of each question, by its id, one after the other."""
+    known = {question.turns[0].user: question for question in section.questions}
+
+    def script(request: Json) -> Said:
+        messages = [m for m in request["messages"] if m["role"] != "system"]
+        question = known[messages[0]["content"]]
+        given = sum(turn.given is not None for turn in question.turns)
+        said = sum(message["role"] == "assistant" for message in messages) - given
+        return answers[question.id][said]
+
+    return script
+
+
+def reader(document: Document, forgets: Callable[[str], str] = lambda text: text) -> Script:
+    """Reads the document, as far as it does not forget of it, and answers from what it has read."""
+
+    def script(request: Json) -> Said:
+        text = forgets(request["messages"][0]["content"].rpartition("\n")[0])
+        found = {
+            needle.id: needle.text.rstrip(".").rpartition(" ")[2]
+            for needle in document.needles
+            if needle.text in text
+        }
+        if "keeper" in found:
+            found["keeper"] = "Odile Brandt"
+        question = request["messages"][0]["content"].rpartition("\n")[2]
+        if question == document.question:
+            return json.dumps(found)
+        needle = next(needle for needle in document.needles if needle.question == question)
+        return found.get(needle.id, "The log does not say.")
+
+    return script
+
+
+def _message(said: Said, number: int) -> tuple[Json, str]:
+    lines = [said] if isinstance(said, str) else said or []
+    calls = [line.removeprefix(_CALL).split(" ", 1) for line in lines if line.startswith(_CALL)]
+    if not calls:
+        text = said if isinstance(said, str) else None
+        return {"role": "assistant", "content": text, "reasoning": "Hm."}, "stop"
+    made = [
+        {
+            "id": f"call_{number}_{place}",
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+        }
+        for place, (name, arguments) in enumerate(calls)
+    ]
+    return {"role": "assistant", "content": None, "tool_calls": made, "reasoning": "Hm."}, (
+        "tool_calls"
+    )
+
+
+@contextmanager
+def scripted(
+    script: Script,
+    *,
+    finish: str | None = None,
+    context: int | None = 131_072,
+    prompt_tokens: Callable[[str], int] = lambda text: len(re.findall(r"\S+", text)),
+    requests: list[Json] | None = None,
+) -> Iterator[Endpoint]:
+    """A server that says what a script tells it.
+
+    Args:
+        finish: the finish_reason of all answers.
+        context: the longest sequence, as its list of models says.
+        prompt_tokens: what usage says of a prompt.
+        requests: keeps what was asked.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            listed = {"id": MODEL, "object": "model", "created": 1_700_000_000, "owned_by": "vllm"}
+            if self.path == "/version":
+                self._send({"version": "0.32.0"})
+            else:
+                self._send({"object": "list", "data": [{**listed, "max_model_len": context}]})
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if requests is not None:
+                requests.append(body)
+            message, ended = _message(script(body), len(body["messages"]))
+            prompt = prompt_tokens("".join(m["content"] or "" for m in body["messages"]))
+            usage = {"prompt_tokens": prompt, "completion_tokens": 2, "total_tokens": prompt + 2}
+            choice = {"index": 0, "message": message, "logprobs": None}
+            self._send(
+                {
+                    "id": "chatcmpl-1",
+                    "object": "chat.completion",
+                    "created": 1_700_000_000,
+                    "model": MODEL,
+                    "choices": [{**choice, "finish_reason": finish or ended}],
+                    "usage": usage,
+                }
+            )
+
+        def _send(self, answer: Json) -> None:
+            content = json.dumps(answer).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_arguments: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
+        threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True).start()
+        yield Endpoint(f"http://127.0.0.1:{listening.server_port}", "key", MODEL)
+        listening.shutdown()

@@ -1,0 +1,409 @@
+"""The exams: what a large model may say passes in any words, and what a sick one says does not.
+
+Scripted servers answer over real HTTP; `data/exam-answers.toml` says what.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import jsonschema
+import pytest
+from scripted_chats import Said, Script, reader, script_of, scripted
+
+from sm121.answers import exam
+from sm121.api import rendering
+from sm121.api.cases import Judge
+from sm121.api.client import Api
+from sm121.api.exams import Candidate
+from sm121.core import profile
+from sm121.core.errors import UsageError
+from sm121.core.verdict import NotRun
+from sm121.engines import capabilities
+
+ANSWERS = tomllib.loads((Path(__file__).parent / "data" / "exam-answers.toml").read_text("utf-8"))
+EXAM = exam.load("gpt-oss-120b")
+SECTIONS = ("facts", "dialogues", "tools", "formats")
+DOCUMENT = EXAM.document
+
+
+def _chat(answers: object) -> list[Said]:
+    return answers if isinstance(answers, list) else [answers]  # type: ignore[return-value]
+
+
+def healthy(section: str, variant: int = 0) -> dict[str, list[Said]]:
+    """Of each question a right chat, in one of its phrasings."""
+    found = {}
+    for name, answers in ANSWERS[section].items():
+        found[name] = _chat(answers["right"][variant % len(answers["right"])])
+    return found
+
+
+def sits(
+    section: str,
+    script: Script,
+    own: exam.Exam = EXAM,
+    engine: tuple[str, str] = ("vllm", "0.32.0"),
+    **options,
+) -> list[str]:
+    """A server in a section of the exam; the remarks."""
+    remarks: list[str] = []
+    with scripted(script, **options) as endpoint:
+        api = Api(endpoint, capabilities.of(*engine))
+        candidate = Candidate(api, Judge(api, remarks.append, {}), own, remarks.append)
+        if section == "document":
+            candidate.recalls(8_000)
+        else:
+            candidate.passes(section)
+    return remarks
+
+
+def strict(section: str, question: str) -> exam.Exam:
+    """The exam with one question, which must be right."""
+    own = EXAM.section(section)
+    one = tuple(asked for asked in own.questions if asked.id == question)
+    return EXAM.model_copy(update={section: own.model_copy(update={"questions": one, "misses": 0})})
+
+
+def lenient(section: str, question: str) -> exam.Exam:
+    """The exam with one question, which may be missed."""
+    own = strict(section, question)
+    one = own.section(section).model_copy(update={"misses": 1})
+    return own.model_copy(update={section: one})
+
+
+def each(kind: str, sections: tuple[str, ...] = SECTIONS) -> list:
+    return [
+        pytest.param(section, name, _chat(said), id=f"{name}-{place}")
+        for section in sections
+        for name, answers in ANSWERS[section].items()
+        for place, said in enumerate(answers.get(kind, ()))
+    ]
+
+
+# The data.
+
+
+def test_the_exam_asks_what_it_should():
+    assert [len(EXAM.section(name).questions) for name in SECTIONS] == [30, 10, 8, 5]
+    turns = [question.turns for question in EXAM.dialogues.questions]
+    generated = [asked for asked in turns if all(turn.given is None for turn in asked)]
+    assert all(len(asked) > 1 for asked in turns) and len(generated) >= 5
+    assert len(EXAM.tools.functions) == 5
+    assert {f for q in EXAM.formats.questions for f in q.form.model_fields_set} == {
+        "json_schema", "regex", "choice",
+    }  # fmt: skip
+    assert len(DOCUMENT.needles) == 5 and len({n.depth for n in DOCUMENT.needles}) == 5
+
+
+def test_each_question_has_answers_to_try_it_with():
+    for name in SECTIONS:
+        own = {question.id for question in EXAM.section(name).questions}
+        assert own == ANSWERS[name].keys()
+        for question, answers in ANSWERS[name].items():
+            assert len(answers["right"]) >= 3 and len(answers["wrong"]) >= 2, question
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-120b", "canary"])
+def test_expected_calls_fit_the_functions(name):
+    """Texts of arguments are patterns, so that only keys, numbers and objects are held."""
+    own = exam.load(name).tools
+    schemas = {f["function"]["name"]: f["function"]["parameters"] for f in own.functions}
+    calls = [call for q in own.questions for turn in q.turns for call in turn.calls]
+    assert {call.function for call in calls} <= schemas.keys()
+    for call in calls:
+        jsonschema.validate(call.arguments, schemas[call.function])
+
+
+# What counts as right.
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+@pytest.mark.parametrize("variant", range(3))
+def test_a_healthy_server_misses_nothing(section, variant):
+    """In any of the phrasings: not one miss of those that are allowed is needed."""
+    own = EXAM.section(section)
+    total = len(own.questions)
+    (remark,) = sits(section, script_of(own, healthy(section, variant)))
+    assert remark == f"exam gpt-oss-120b: {section}: {total} of {total} right"
+
+
+def test_every_phrasing_of_a_fact_is_judged():
+    """All of them, right and wrong; three of each were asked for over HTTP."""
+    own = {question.id: question.turns[-1] for question in EXAM.facts.questions}
+    for name, answers in ANSWERS["facts"].items():
+        for said in answers["right"]:
+            assert exam.broken(said, "stop") is None
+            assert exam.miss(own[name], said, EXAM.facts.unsure) is None, (name, said)
+        for said in answers["wrong"]:
+            assert exam.miss(own[name], said, EXAM.facts.unsure) is not None, (name, said)
+
+
+@pytest.mark.parametrize(("section", "question", "said"), each("wrong", SECTIONS[1:]))
+def test_a_wrong_answer_is_a_miss(section, question, said):
+    script = script_of(EXAM.section(section), {question: said})
+    with pytest.raises(AssertionError, match=f"0 of 1 right: {question}: required: .*seen: "):
+        sits(section, script, strict(section, question))
+
+
+@pytest.mark.parametrize(("section", "question", "said"), each("broken", ("formats",)))
+def test_an_answer_that_is_not_in_its_form_is_broken(section, question, said):
+    """However many may be missed."""
+    answers = {**healthy(section), question: said}
+    with pytest.raises(AssertionError, match=f"formats: whole answers, seen: {question}: "):
+        sits(section, script_of(EXAM.section(section), answers))
+
+
+def test_the_answer_to_another_question_is_a_miss():
+    """Each fact's phrasings, as the answer to each other fact."""
+    own = {question.id: question for question in EXAM.facts.questions}
+    taken = [
+        (asked, other, said)
+        for asked in own
+        for other in own
+        if asked != other
+        for said in ANSWERS["facts"][other]["right"]
+        if exam.miss(own[asked].turns[-1], said, EXAM.facts.unsure) is None
+    ]
+    assert not taken, taken
+
+
+BROKEN = {
+    "empty": ("", None, "a final message"),
+    "nothing": (None, None, "a final message"),
+    "spaces": (" \n", None, "a final message"),
+    "exclamation marks": ("!" * 60, None, "8 times '!'"),
+    "one word": ("Paris " * 40, None, "times in a row"),
+    "a cycle": ("the cat and " * 20, None, "the last 3 tokens"),
+    "cut off": ("The answer is", "length", "finish_reason stop"),
+}
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+@pytest.mark.parametrize("fault", BROKEN)
+def test_one_broken_answer_is_never_excused(section, fault):
+    said, finish, why = BROKEN[fault]
+    question = next(iter(ANSWERS[section]))
+    script = script_of(EXAM.section(section), {question: [said]})
+    own = lenient(section, question)
+    with pytest.raises(AssertionError, match=f"{section}: whole answers, seen: {question}: ") as e:
+        sits(section, script, own, finish=finish)
+    assert why in str(e.value)
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_as_many_may_be_missed_as_the_section_says(section):
+    own = EXAM.section(section)
+    names = list(ANSWERS[section])
+    for missed, passes in ((own.misses, True), (own.misses + 1, False)):
+        answers = healthy(section)
+        for name in names[-missed:]:
+            answers[name] = _chat(ANSWERS[section][name]["wrong"][0])
+        if passes:
+            (remark,) = sits(section, script_of(own, answers))
+            assert f"{len(names) - missed} of {len(names)} right; {names[-missed]}: " in remark
+        else:
+            with pytest.raises(AssertionError, match=f"{len(names) - missed} of {len(names)} "):
+                sits(section, script_of(own, answers))
+
+
+def test_arguments_that_are_not_json_are_the_servers_fault():
+    answers = {**healthy("tools"), "an-integer": ['-> set_timer {"minutes": 25']}
+    with pytest.raises(AssertionError, match=r"whole answers, seen: an-integer: .* not JSON"):
+        sits("tools", script_of(EXAM.tools, answers))
+
+
+def test_what_an_engine_cannot_is_not_run_and_the_rest_is_judged_all_the_same():
+    """SGLang knows no `choice`."""
+    for said, wanted in (("1989-11-09", NotRun), ("9 November 1989", AssertionError)):
+        answers = {**healthy("formats"), "a-date": [said]}
+        with pytest.raises(
+            wanted,
+            match=r"1 of 5 .*\(4 of 4 right\): a-mammal: SGLang .*choice|whole answers, .*a-date",
+        ):
+            sits("formats", script_of(EXAM.formats, answers), engine=("sglang", "0.5.23"))
+
+
+def test_results_go_back_with_the_calls_and_their_reasoning():
+    requests: list[dict] = []
+    own = strict("tools", "two-steps")
+    sits("tools", script_of(EXAM.tools, healthy("tools")), own, requests=requests)
+    roles = [[message["role"] for message in request["messages"]] for request in requests]
+    once = ["assistant", "tool"]
+    assert roles == [["user"], ["user", *once], ["user", *once, *once]]
+    said, result = requests[1]["messages"][1:]
+    assert said["tool_calls"][0]["id"] == result["tool_call_id"] and said["reasoning"]
+    assert result["content"] == own.tools.questions[0].turns[0].calls[0].result
+
+
+def test_turns_are_asked_one_after_the_other():
+    requests: list[dict] = []
+    own = strict("dialogues", "the-format-of-a-role")
+    sits("dialogues", script_of(EXAM.dialogues, healthy("dialogues")), own, requests=requests)
+    assert len(requests) == 3 == own.dialogues.requests
+    said = [message["content"] for message in requests[-1]["messages"]]
+    assert said[0].startswith("You are a till") and said[2::2] == ["TOTAL=6", "TOTAL=11"]
+
+
+# The document.
+
+
+def _tokens(text: str) -> int:
+    return rendering.count(text) + 80  # harmony's own messages
+
+
+def reads(script: Script, **options) -> list[str]:
+    return sits("document", script, **{"prompt_tokens": _tokens, **options})
+
+
+def test_a_document_is_as_long_as_it_should_be():
+    for tokens in (8_000, 32_000, 100_000):
+        text = DOCUMENT.text(tokens, rendering.count)
+        assert text == DOCUMENT.text(tokens, rendering.count)
+        assert 0 <= tokens - rendering.count(text) < 64
+        places = [text.index(needle.text) / len(text) for needle in DOCUMENT.needles]
+        wanted = [needle.depth for needle in DOCUMENT.needles]
+        assert all(abs(a - b) < 0.03 for a, b in zip(places, wanted, strict=True)), places
+        assert all(text.count(needle.text) == 1 for needle in DOCUMENT.needles)
+        lines = text.split("\n")
+        assert len(lines) == len(set(lines)), "an entry is there twice"
+
+
+def test_a_server_that_reads_finds_every_needle():
+    (remark,) = reads(reader(DOCUMENT))
+    assert remark == "exam gpt-oss-120b: a document of 8000 tokens: all needles found"
+
+
+def test_what_a_list_leaves_out_is_asked_for_alone():
+    honest = reader(DOCUMENT)
+
+    def hasty(request: dict) -> Said:
+        said = str(honest(request))
+        return "```json\n" + said.replace('"crane"', '"kran"') + "\n```" if "{" in said else said
+
+    (remark,) = reads(hasty)
+    assert remark.endswith("all needles found; crane only alone")
+
+
+def _without(needle: str):
+    text = next(n.text for n in DOCUMENT.needles if n.id == needle)
+    return lambda document: document.replace(text, "")
+
+
+LOSSES = {
+    "the beginning": (lambda text: text[len(text) // 20 :], {"keeper"}),
+    "all but the window": (lambda text: text[-1500:], {"keeper", "crane", "whale", "box"}),
+    "the second half": (lambda text: text[: len(text) * 3 // 5], {"box", "flag"}),
+    "a block in the middle": (_without("whale"), {"whale"}),
+    "the last block": (_without("flag"), {"flag"}),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_server_that_lost_a_part_is_seen(loss):
+    forgets, lost = LOSSES[loss]
+    with pytest.raises(AssertionError, match="all 5 needles") as failed:
+        reads(reader(DOCUMENT, forgets))
+    named = {needle.id for needle in DOCUMENT.needles if f"{needle.id} (" in str(failed.value)}
+    assert named == lost
+
+
+def test_the_needle_of_another_depth_is_wrong():
+    honest = reader(DOCUMENT)
+
+    def swaps(request: dict) -> Said:
+        said = str(honest(request))
+        return said.replace("7316", "x").replace("58", "7316").replace("x", "58")
+
+    with pytest.raises(AssertionError, match=r"crane \(depth 0.25\).*; box \(depth 0.75\)"):
+        reads(swaps)
+
+
+def test_a_prompt_that_was_cut_is_seen_by_its_usage():
+    with pytest.raises(AssertionError, match="the whole document, 8000 tokens, seen: usage of 40"):
+        reads(reader(DOCUMENT), prompt_tokens=lambda _text: 4096)
+
+
+@pytest.mark.parametrize("said", ["", "!" * 40, None])
+def test_a_broken_answer_to_a_document_is_not_asked_again(said):
+    requests: list[dict] = []
+    with pytest.raises(AssertionError, match="a whole answer"):
+        reads(lambda _request: said, requests=requests)
+    assert len(requests) == 1
+
+
+def test_a_short_context_is_not_run_with_what_is_missing():
+    with pytest.raises(
+        NotRun, match=r"needs? a context of 10048 tokens; the server has 4608 .*len"
+    ):
+        reads(reader(DOCUMENT), context=4608)
+    with pytest.raises(NotRun, match="does not say how long"):
+        reads(reader(DOCUMENT), context=None)
+
+
+# Profiles.
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "reads_documents"),
+    [
+        ("sm121-gpt-oss-120b", "gpt-oss-120b", True),
+        ("sm121-tiny-gpt-oss", "canary", False),
+        ("sm90-tiny-gpt-oss", "canary", False),
+        ("cpu-tiny-gpt-oss", "canary", False),
+        ("cpu-tiny-gpt-oss-llama-cpp", "canary", False),
+    ],
+)
+def test_every_shipped_profile_has_its_exam(name, own, reads_documents):
+    """So that no test of it is a gap in a certificate."""
+    found = profile.load(name)
+    assert exam.of(found).name == own
+    assert ("long_document" in found.correctness.cannot) is not reads_documents
+    assert not reads_documents or exam.of(found).document is not None
+
+
+def test_an_unknown_exam_is_refused():
+    with pytest.raises(UsageError, match=r"correctness.exam no: expected .*canary, gpt-oss-120b"):
+        exam.load("no")
+
+
+def _own_profile(tmp_path: Path, lines: str) -> str:
+    file = tmp_path / "own.toml"
+    file.write_text(f'name = "own"\nextends = "sm121-gpt-oss-120b"\n{lines}', "utf-8")
+    return str(file)
+
+
+def _run(run_pytest, endpoint, own: str, asked: str):
+    status, run = run_pytest(
+        "tests/test_correctness.py", "-k", asked, "--profile", own, "--arch", "sm121",
+        "--base-url", endpoint.base_url, "--api-key", endpoint.api_key,
+    )  # fmt: skip
+    return status, run, run.verdict["tests"] if (run.report / "verdict.json").exists() else []
+
+
+def test_a_whole_run_sits_the_exam(run_pytest, tmp_path):
+    """An attached server that knows its facts: PASS. One that answers otherwise: FAIL."""
+    own = _own_profile(tmp_path, 'description = "x"\n')
+    for answers, verdict in (
+        (healthy("facts"), "PASS"),
+        ({name: ["Paris"] for name in ANSWERS["facts"]}, "FAIL"),
+    ):
+        with scripted(script_of(EXAM.facts, answers)) as endpoint:
+            _, run, tests = _run(run_pytest, endpoint, own, "test_facts_are_known")
+        assert [test["verdict"] for test in tests] == [verdict], run.output
+
+
+def test_a_profile_without_an_exam_is_not_run_with_the_way_to_one(run_pytest, tmp_path):
+    own = _own_profile(tmp_path, 'without = ["correctness.exam"]\n')
+    with scripted(script_of(EXAM.facts, {})) as endpoint:
+        _, run, tests = _run(run_pytest, endpoint, own, "facts_are_known or long_documents")
+    assert {test["verdict"] for test in tests} == {"NOT_RUN"} and len(tests) == 4, run.output
+    assert all("profile own has no correctness.exam: name one" in t["message"] for t in tests)
+
+
+def test_a_wrong_exam_ends_a_run_before_it_begins(run_pytest, tmp_path):
+    own = _own_profile(tmp_path, '[correctness]\nexam = "nothing"\n')
+    with scripted(script_of(EXAM.facts, {})) as endpoint:
+        status, run, _ = _run(run_pytest, endpoint, own, "facts_are_known")
+    assert status == 4 and "correctness.exam nothing: expected a file or one of" in run.output

@@ -1,0 +1,287 @@
+"""Which kernels of the path were judged: the provider follows the path, and what was not judged is
+said and certified by nobody."""
+
+from __future__ import annotations
+
+import pytest
+
+from sm121.core import data_file, profile
+from sm121.core.configuration import ServerConfiguration
+from sm121.core.data_file import DataFileError
+from sm121.core.verdict import Inapplicable, NotRun, Verdict
+from sm121.evidence.kernel_path import KernelPath, read_log
+from sm121.kernels import cases, serving
+from sm121.kernels.under_test import Kernels
+from sm121.report import summary
+from sm121.run import merge, served
+from sm121.run.verdict_file import (
+    EngineReport,
+    JudgedKernel,
+    ServedKernel,
+    ShardReport,
+    ShardTest,
+    TestReport,
+    VerdictFile,
+)
+from sm121.session import certification
+
+GB10 = "sm121-gpt-oss-120b"
+#: What vLLM logs on a GB10 (fixtures/choices/vllm-sm121.toml).
+MARLIN = "INFO 11-20 10:00:00 [mxfp4.py:1] Using 'MARLIN' Mxfp4 MoE backend."
+W4A8 = "INFO 11-20 10:00:00 [mxfp4.py:1] Using 'FLASHINFER_CUTLASS_MXFP4_MXFP8' Mxfp4 MoE backend."
+TRITON_ATTN = "INFO 11-20 10:00:00 [cuda.py:1] Using AttentionBackendEnum.TRITON_ATTN backend."
+FLASHINFER = "INFO 11-20 10:00:00 [cuda.py:1] Using AttentionBackendEnum.FLASHINFER backend."
+OF_THE_EFFORT = [
+    "--moe-backend", "flashinfer_cutlass",
+    "--quantization-config", '{"moe":{"activation":"mxfp8"}}',
+]  # fmt: skip
+
+
+@pytest.fixture
+def of_log(tmp_path):
+    """The path that these lines of a log show."""
+
+    def read(*lines: str) -> KernelPath:
+        log = tmp_path / "server.log"
+        log.write_text("".join(f"{line}\n" for line in lines))
+        return read_log(log)
+
+    return read
+
+
+def providers(path: KernelPath, arch: str = "sm121", engine: str = "vllm") -> dict[str, str | None]:
+    found = {name: serving.choices(engine, arch, path, name) for name in serving.OPERATIONS}
+    return {
+        name: choice.provider
+        for name, (choice, *_) in found.items()
+        if choice.nothing is None
+    }  # fmt: skip
+
+
+def judging(operation: str, provider: str | None, verdict: str = "PASS", **more) -> TestReport:
+    kernel = JudgedKernel(operation=operation, provider=provider)
+    name = f"tests/test_kernel.py::test[{operation}-{provider}-{verdict}]"
+    return TestReport(id=name, level="kernel", verdict=verdict, kernel=kernel, **more)
+
+
+def run(path: KernelPath, *tests: TestReport, arch: str = "sm121") -> VerdictFile:
+    engine = EngineReport(name="vllm", managed=True, model="m", path=path)
+    file = VerdictFile(arch=arch, profile="p", started="now", engine=engine, tests=list(tests))
+    file.engine.served = served.judge(file, path)
+    return file
+
+
+def of(file: VerdictFile, operation: str) -> list[ServedKernel]:
+    return [kernel for kernel in file.engine.served if kernel.operation == operation]
+
+
+# The choice
+
+
+def test_the_provider_follows_what_a_gb10_logs(of_log):
+    """Before, Marlin and Triton were judged, whatever was served."""
+    stock = providers(of_log(TRITON_ATTN, MARLIN))
+    assert {*stock} == {"fused_moe", "route", "prefill_attention", "decode_attention", "lm_head"}
+    assert {*stock.values()} == {"vllm"}
+    with_flashinfer = providers(of_log(FLASHINFER, MARLIN))
+    assert with_flashinfer["fused_moe"] == "vllm"
+    assert with_flashinfer["prefill_attention"] == with_flashinfer["decode_attention"]
+    assert with_flashinfer["decode_attention"] == "flashinfer"
+    effort = providers(of_log(FLASHINFER, W4A8))
+    assert effort["fused_moe"] == effort["mxfp8_quantize"] == "flashinfer"
+    assert effort["route"] == "vllm"
+
+
+@pytest.mark.parametrize(
+    ("arch", "engine", "path", "operation", "said"),
+    [
+        ("sm121", "vllm", {"moe": "A_NEW_ONE"}, "fused_moe", "with moe A_NEW_ONE"),
+        ("sm121", "vllm", {"attention": "FLEX"}, "decode_attention", "with attention FLEX"),
+        ("sm121", "vllm", {}, "fused_moe", "nothing shows which moe serves"),
+        ("sm90", "vllm", {"attention": "FLASH_ATTN"}, "prefill_attention", "FLASH_ATTN"),
+        ("sm121", "vllm", {"moe": "BATCHED_MARLIN"}, "fused_moe", "batched"),
+        ("cpu", "llama-cpp", {"moe": "CPU"}, "fused_moe", "of llama-cpp on cpu with moe CPU"),
+        ("cpu", "vllm", {"moe": "CPU", "dtype": "float16"}, "fused_moe", "with moe CPU"),
+    ],
+)  # fmt: skip
+def test_what_no_provider_has_is_not_run_and_named(arch, engine, path, operation, said):
+    (choice,) = serving.choices(engine, arch, KernelPath(**path), operation)
+    assert choice.provider is None and choice.nothing is None
+    assert said in choice.why
+    kernels = Kernels({operation: choice}, lambda _name: pytest.fail("must not be started"))
+    case = next(
+        case
+        for group in cases.GROUPS.values()
+        for case in group
+        if cases.operation_of(case) == operation
+    )
+    with pytest.raises(NotRun, match=said) as raised:
+        kernels.wrong(case)
+    assert not isinstance(raised.value, Inapplicable)
+
+
+def test_what_a_path_has_no_kernel_for_is_inapplicable(of_log):
+    (choice,) = serving.choices("vllm", "sm121", of_log(MARLIN), "mxfp8_quantize")
+    kernels = Kernels({"mxfp8_quantize": choice}, lambda _name: pytest.fail("must not be started"))
+    with pytest.raises(Inapplicable, match="BF16 activations"):
+        kernels.wrong(cases.GROUPS["mxfp8_quantisation"][0])
+    assert kernels.asked is None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "provider"), [("float32", "vllm-cpu-float32"), ("bfloat16", "vllm-cpu")]
+)
+def test_on_the_cpu_each_kernel_has_a_provider_of_its_precision(dtype, provider):
+    """Before, PyTorch was judged."""
+    path = KernelPath(moe="CPU", attention="CPU_ATTN", dtype=dtype)
+    found = providers(path, "cpu")
+    assert {*found} == {"fused_moe", "route", "prefill_attention", "decode_attention", "lm_head"}
+    assert {*found.values()} == {provider}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        (GB10, [], {"moe": "MARLIN", "attention": "FLASHINFER"}),
+        (GB10, ["--moe-backend", "triton"], {"moe": "TRITON"}),
+        ("sm90-tiny-gpt-oss", ["--moe-backend", "triton"], {"moe": "TRITON"}),
+        ("sm90-tiny-gpt-oss", OF_THE_EFFORT,
+         {"moe": "FLASHINFER_CUTLASS_MXFP4_MXFP8", "attention": "FLASH_ATTN"}),
+        ("cpu-tiny-gpt-oss", ["--dtype", "float32"],
+         {"moe": "CPU", "attention": "CPU_ATTN", "dtype": "float32"}),
+        ("cpu-tiny-gpt-oss", [], {"dtype": None}),
+    ],
+)  # fmt: skip
+def test_before_a_server_ran_the_path_is_expected(name, arguments, expected):
+    own = profile.load(name).judging()
+    configuration = ServerConfiguration(
+        name="c",
+        engine="vllm",
+        model="m",
+        served_name="m",
+        arguments=tuple(arguments),
+        python="python",
+    )
+    path = served.expected(own.path_of(own.under_test), configuration)
+    assert {field: getattr(path, field) for field in expected} == expected
+
+
+def test_what_was_shown_is_not_overruled():
+    path = served.with_expected(
+        KernelPath(moe="TRITON"), KernelPath(moe="MARLIN", attention="TRITON_ATTN")
+    )
+    assert (path.moe, path.attention) == ("TRITON", "TRITON_ATTN")
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ('provider = "nobody"', "provider: expected one of torch"),
+        ('provider = "vllm"\nnothing = "why"', "expected one of provider, nothing, unjudged"),
+        ("", "expected one of provider, nothing, unjudged"),
+    ],
+)
+def test_a_wrong_row_is_one_line(rule, said):
+    text = f'[component]\n[[engine.vllm]]\noperations = ["route"]\nsource = "here"\n{rule}\n'
+    with pytest.raises(DataFileError, match=said) as error:
+        data_file.parse(text, serving._ServingFile, "serving.toml")
+    assert "\n" not in str(error.value)
+
+
+# The report
+
+
+def test_what_served_is_judged_by_its_own_provider_alone(of_log):
+    path = of_log(TRITON_ATTN, MARLIN)
+    file = run(path, judging("fused_moe", "vllm"), judging("fused_moe", "vllm", "FAIL"),
+               judging("fused_moe", "vllm", "NOT_RUN"))  # fmt: skip
+    (kernel,) = of(file, "fused_moe")
+    assert (kernel.backend, kernel.judged, kernel.cases) == ("MARLIN", True, 2)
+    file = run(path, judging("fused_moe", "vllm-triton"))
+    (kernel,) = of(file, "fused_moe")
+    assert (kernel.judged, kernel.cases) == (False, 0)
+    assert kernel.why == (
+        "vllm has the kernel that serves; judged was vllm-triton, which does not serve"
+    )
+    (kernel,) = of(run(of_log(FLASHINFER, W4A8), judging("fused_moe", "vllm")), "fused_moe")
+    assert kernel.judged is False
+    assert "judged was vllm, which does not serve" in kernel.why
+
+
+@pytest.mark.parametrize(
+    ("tests", "why"),
+    [
+        ((), "none of its tests was selected"),
+        ((judging("fused_moe", "vllm", "NOT_RUN", message="NOT_RUN: none there"),), "none there"),
+        ((judging("fused_moe", "vllm", "INVALID"),), "none of its tests decided"),
+        ((judging("route", "vllm"),), "none of its tests was selected"),
+    ],
+)  # fmt: skip
+def test_why_a_kernel_was_not_judged(of_log, tests, why):
+    (kernel,) = of(run(of_log(TRITON_ATTN, MARLIN), *tests), "fused_moe")
+    assert (kernel.judged, kernel.why) == (False, why)
+
+
+def test_layers_that_run_other_kernels_are_kernels_of_their_own():
+    path = KernelPath(moe="MARLIN", also={"moe": ["TRITON"]})
+    first, second = of(run(path, judging("fused_moe", "vllm")), "fused_moe")
+    assert (first.backend, first.judged) == ("MARLIN", True)
+    assert (second.backend, second.judged) == ("TRITON", False)
+
+
+def test_what_no_server_has_shown_is_said():
+    file = run(KernelPath(), judging("fused_moe", "vllm"))
+    file.engine.served = served.judge(file, KernelPath(moe="MARLIN"))
+    (kernel,) = of(file, "fused_moe")
+    assert kernel.judged and "no server has shown it" in kernel.why
+
+
+def test_the_summary_names_both(of_log):
+    file = run(of_log(TRITON_ATTN, MARLIN), judging("fused_moe", "vllm"))
+    text = summary.markdown(file)
+    assert "| kernels judged | fused\\_moe \\(MARLIN\\) by vllm, 1 cases |" in text
+    assert "prefill\\_attention \\(TRITON\\_ATTN\\): none of its tests was selected" in text
+
+
+def test_shards_judge_the_kernels_together(of_log):
+    path = of_log(TRITON_ATTN, MARLIN)
+    tests = judging("fused_moe", "vllm"), judging("route", "vllm")
+    planned = [ShardTest(id=test.id, level="kernel") for test in tests]
+    parts = {}
+    for index, test in enumerate(tests, 1):
+        part = run(path if index == 1 else KernelPath(), test)
+        part.shard = ShardReport(index=index, of=2, tests=planned)
+        parts[f"shards/{index}"] = part
+    whole = merge.merge_shards(parts)
+    assert of(whole, "fused_moe")[0].judged and of(whole, "route")[0].judged
+
+
+# The certificate
+
+
+def certified(file: VerdictFile, levels: tuple[str, ...] = ("kernel",)) -> str:
+    own = profile.load("cpu-tiny-gpt-oss").judging()
+    asked = own.certify.model_copy(update={"levels": levels, "path": ()})
+    file.finished = True
+    file.judge()
+    certification.certify(
+        file, own.model_copy(update={"certify": asked}), {}, deselected=[], inapplicable=set()
+    )
+    return file.reason
+
+
+def test_a_kernel_that_was_not_judged_is_a_gap():
+    path = KernelPath(moe="CPU", attention="CPU_ATTN", dtype="float32")
+    needed = ("fused_moe", "route", "prefill_attention", "decode_attention", "lm_head")
+    own = [judging(name, "vllm-cpu-float32") for name in needed]
+    file = run(path, *own, arch="cpu")
+    certified(file)
+    assert file.certified and file.verdict is Verdict.PASS
+    other = judging("fused_moe", "torch")
+    file = run(path, other, *own[1:], arch="cpu")
+    assert "fused_moe of moe CPU was not judged: vllm-cpu-float32 has" in certified(file)
+    assert not file.certified
+    smoke = TestReport(id="one", level="smoke", verdict="PASS")
+    file = run(path, smoke, arch="cpu")
+    certified(file, ("smoke",))
+    assert file.certified, "it does not ask for the kernel level"

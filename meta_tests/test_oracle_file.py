@@ -1,0 +1,244 @@
+"""The file of `sm121 golden`: made once, kept, and what a server is held to by it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sm121 import cli
+from sm121.answers import log_probabilities, oracle_file
+from sm121.answers.log_probabilities import OracleReference, computed_tolerance, generation_beyond
+from sm121.answers.oracle_file import OracleFile, Place, Scored
+from sm121.client.completions import Completion, Position, Request
+from sm121.core.errors import UsageError
+from sm121.core.profile import LogProbabilityTolerance
+from sm121.core.verdict import NotRun
+
+
+@pytest.fixture(scope="module")
+def short():
+    """The same file with less to compute."""
+    patch = pytest.MonkeyPatch()
+    every = dict(oracle_file.prompts())
+    few = [("capitals", every["capitals"][:20]), ("languages and code", every["tool call"][:60])]
+    few.append(("mixture of 300", every["mixture of 300"][:140]))
+    few += [(name, every["tool call"][:n]) for name, n in (("tool call", 150), ("prose of 127", 9))]
+    few.append(("mixture of 600", every["mixture of 600"][:135]))
+    for module in (oracle_file, log_probabilities):
+        patch.setattr(module, "prompts", lambda: few)
+    patch.setattr(oracle_file, "long_prompt", lambda: ("long", every["tool call"][:130]))
+    patch.setattr(oracle_file, "GENERATED", 3)
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def made(short, canary_mxfp4) -> OracleFile:
+    return oracle_file.make(canary_mxfp4)
+
+
+def test_it_says_what_gpt_oss_says(made, canary_mxfp4):
+    import torch
+
+    from sm121.oracles import gpt_oss
+
+    weights = gpt_oss.load(canary_mxfp4, torch.float64)
+    for name, ids in oracle_file.prompts():
+        scored = made.prompts[name]
+        right = gpt_oss.next_token_log_probabilities(weights, ids)
+        assert scored.following == pytest.approx(right.tolist(), abs=1e-5)
+        assert len(scored.places) == len(ids) and len(scored.places[0].ids) == 20
+        every = gpt_oss.log_probabilities(weights, [*ids, *scored.generated], [len(ids)])
+        assert scored.generated_places[1].values[0] == pytest.approx(float(every.max()), abs=1e-6)
+    assert made.dtype == "float64" and len(made.prompts["long"].generated) == 3
+
+
+def test_a_coarser_engine_may_differ_more(made):
+    bf16, w4a8 = (computed_tolerance(made, path) for path in ("bf16", "w4a8"))
+    assert 0 < bf16.mean_abs < w4a8.mean_abs < 0.2
+
+
+def test_each_small_mistake_is_another_model(made):
+    for found in made.mistakes.values():
+        assert any(values != made.prompts[name].following for name, values in found.items())
+
+
+def test_it_is_made_once_for_a_checkpoint(made, canary_mxfp4, tmp_path, monkeypatch):
+    """A damaged file, one of another release and one of a checkpoint that was changed are made
+    anew."""
+    checkpoint, kept, count = tmp_path / "checkpoint", tmp_path / "kept", []
+    checkpoint.mkdir()
+    for file in canary_mxfp4.iterdir():
+        (checkpoint / file.name).hardlink_to(file.resolve())
+    monkeypatch.setattr(oracle_file, "make", lambda *_a, **_k: count.append(1) or made)
+    for _ in range(2):
+        assert oracle_file.kept_or_made(checkpoint, kept) == made
+    assert len(count) == 1
+    (file,) = kept.glob("*.json")
+    file.write_text(file.read_text()[:-50])
+    oracle_file.kept_or_made(checkpoint, kept)
+    assert len(count) == 2
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"prompts_digest": "other"}))
+    oracle_file.kept_or_made(checkpoint, kept)
+    assert len(count) == 3
+    (weights,) = checkpoint.glob("*.safetensors")
+    copy = shutil.copyfile(weights, tmp_path / "copy")
+    copy.replace(weights)
+    oracle_file.kept_or_made(checkpoint, kept)
+    assert len(count) == 4 and len(list(kept.glob("*.json"))) == 2
+
+
+def test_a_certificate_does_not_believe_what_is_kept(made, canary_mxfp4, tmp_path, monkeypatch):
+    kept = tmp_path / "kept"
+    monkeypatch.setattr(oracle_file, "make", lambda *_a, **_k: made)
+    oracle_file.kept_or_made(canary_mxfp4, kept)
+    (file,) = kept.glob("*.json")
+    wide = {
+        path: {n: [v - 9 for v in vs] for n, vs in of.items()} for path, of in made.rounded.items()
+    }
+    oracle_file.save(made.model_copy(update={"rounded": wide}), file)
+    assert oracle_file.kept_or_made(canary_mxfp4, kept) != made
+    assert oracle_file.kept_or_made(canary_mxfp4, kept, anew=True) == made
+    assert oracle_file.kept_or_made(canary_mxfp4, kept) == made
+
+
+def test_where_nothing_can_be_kept_it_is_made_all_the_same(
+    made, canary_mxfp4, tmp_path, monkeypatch
+):
+    """As in a container whose folder is read-only."""
+    monkeypatch.setattr(oracle_file, "make", lambda *_a, **_k: made)
+    (tmp_path / "file").write_text("in the way")
+    assert oracle_file.kept_or_made(canary_mxfp4, tmp_path / "file" / "kept") == made
+
+
+def test_a_rounding_that_hides_everything_decides_nothing(made):
+    wide = {
+        path: {n: [v - 9 for v in vs] for n, vs in of.items()} for path, of in made.rounded.items()
+    }
+    with pytest.raises(NotRun, match="cannot be told from a right one"):
+        computed_tolerance(made.model_copy(update={"rounded": wide}), "bf16")
+
+
+def test_a_file_of_another_checkpoint_is_refused(made, canary_mxfp4, canary_bf16):
+    oracle_file.refuse_other(made, Path("golden.json"), canary_mxfp4)
+    with pytest.raises(UsageError, match="made of another checkpoint"):
+        oracle_file.refuse_other(made, Path("golden.json"), canary_bf16)
+
+
+@pytest.mark.parametrize("what", ["{}", "not JSON", '{"format": 2}'])
+def test_what_is_no_such_file_is_refused(tmp_path, what):
+    (tmp_path / "file").write_text(what)
+    with pytest.raises(UsageError, match="expected a file of `sm121 golden`"):
+        oracle_file.load(tmp_path / "file")
+
+
+def test_the_command_makes_it(short, canary_mxfp4, tmp_path, capsys):
+    out = tmp_path / "golden.json"
+    assert cli.main(["golden", str(canary_mxfp4), "-o", str(out)]) == 0
+    assert oracle_file.load(out).checkpoint and "GiB of memory" in capsys.readouterr().out
+    assert [file.name for file in tmp_path.iterdir()] == ["golden.json"]
+
+
+@pytest.mark.parametrize("arguments", [["nowhere", "-o", "file"], [".", "-o", "nowhere/file"]])
+def test_the_command_refuses_what_is_not_there(arguments, canary_mxfp4, tmp_path, monkeypatch):
+    monkeypatch.chdir(canary_mxfp4 if arguments[0] == "." else tmp_path)
+    assert cli.main(["golden", *arguments]) == 4
+
+
+# ------------------------------------------------------------------------------- What is held to it
+
+TOLERANCE = LogProbabilityTolerance(max_abs=0.4, mean_abs=0.1, likely_max_abs=0.1, source="a test")
+RIGHT = Scored(
+    tokens=3,
+    following=[-1.0, -2.0],
+    places=[],
+    generated=[7, 8],
+    generated_places=[Place(ids=[7, 9], values=[-0.3, -1.5]), Place(ids=[8, 7], values=[-0.1, -3])],
+)
+
+
+def position(token: int, value: float, **top: float) -> Position:
+    told = {f"token_id:{name[1:]}": each for name, each in top.items()}
+    return Position(token=f"token_id:{token}", log_probability=value, top=told)
+
+
+def beyond(*positions: tuple[int, float, dict[str, float]]) -> tuple[str | None, int]:
+    places = [position(token, value, **top) for token, value, top in positions]
+    return generation_beyond(TOLERANCE, RIGHT, [token for token, _, _ in positions], places)
+
+
+def test_the_oracles_own_tokens_pass():
+    assert beyond((7, -0.31, {"t9": -1.4}), (8, -0.1, {})) == (None, 2)
+
+
+def test_an_unlikely_token_is_wrong():
+    wrong, judged = beyond((9, -1.5, {}))
+    assert "required the most likely token 7, seen 9, which is 1.2 nats less likely" in str(wrong)
+    assert judged == 0
+
+
+def test_a_token_that_the_oracle_does_not_know_is_wrong():
+    assert "at least" in str(beyond((5, -0.3, {}))[0])
+
+
+def test_a_wrong_log_probability_is_wrong():
+    assert "largest difference" in str(beyond((7, -0.3, {"t9": -0.9}), (8, -0.1, {}))[0])
+
+
+def test_a_likely_token_that_the_oracle_has_far_down_is_wrong():
+    assert "required at most -1.5 nats of token 4" in str(beyond((7, -0.3, {"t4": -0.5}))[0])
+
+
+def test_nothing_is_judged_behind_another_token_as_likely():
+    right = RIGHT.model_copy(
+        update={
+            "generated_places": [
+                Place(ids=[7, 9], values=[-0.7, -0.8]),
+                Place(ids=[8, 7], values=[-0.1, -3]),
+            ]
+        }
+    )
+    places = [position(9, -0.8), position(3, -0.1)]
+    assert generation_beyond(TOLERANCE, right, [9, 3], places) == (None, 1)
+
+
+def reference(made: OracleFile, rounding: str | None) -> OracleReference:
+    return OracleReference(made, "bfloat16", TOLERANCE, rounding)
+
+
+class Asked:
+    """A server that says a prompt's log-probabilities."""
+
+    def __init__(self, values: dict[str, list[float]]) -> None:
+        self.names = {tuple(ids): name for name, ids in oracle_file.prompts()}
+        self.values = values
+
+    def ask(self, request: Request) -> Completion:
+        found = tuple(self.values[self.names[request.prompt]])
+        return Completion("", None, None, None, None, found, None, None)
+
+    def need(self, found, name):
+        return found
+
+
+@pytest.mark.parametrize("name", oracle_file.SMALL_MISTAKES)
+def test_a_small_mistake_is_told_or_named_as_too_small(made, name):
+    """Where rounding alone may look like it, the answer is neither yes nor no."""
+    right = {prompt: scored.following for prompt, scored in made.prompts.items()}
+    wrong = right | made.mistakes[name]
+    for rounding in (None, "bf16", "w4a8"):
+        held = reference(made, rounding)
+        if (
+            log_probabilities._SIGMAS * log_probabilities.Pattern.of(made, name, rounding).noise()
+            < 0.5
+        ):
+            log_probabilities.mistake_is_absent(Asked(right), held, name)
+            with pytest.raises(AssertionError, match=r"1\.00"):
+                log_probabilities.mistake_is_absent(Asked(wrong), held, name)
+        else:
+            assert rounding is not None
+            with pytest.raises(NotRun, match="cannot be told from rounding"):
+                log_probabilities.mistake_is_absent(Asked(right), held, name)

@@ -1,0 +1,113 @@
+"""The streamed oracle: it says what the one in memory says, and goes on where it was stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+
+from sm121.answers.oracle_file import _with_window, prompts
+from sm121.oracles import gpt_oss, scores
+
+TEXTS = [scores.Text(tuple(ids[:n])) for n, (_, ids) in zip((20, 136), prompts(), strict=False)]
+
+
+@pytest.mark.parametrize("twin", ["mxfp4", "bf16"])
+def test_it_agrees_with_the_oracle_in_memory(twin, request):
+    checkpoint: Path = request.getfixturevalue(f"canary_{twin}")
+    weights = gpt_oss.load(checkpoint, torch.float64)
+    for text, found in zip(TEXTS, scores.score(checkpoint, TEXTS), strict=True):
+        every = gpt_oss.log_probabilities(weights, text.ids)
+        right = every[:-1].gather(1, torch.tensor(text.ids)[1:, None])[:, 0]
+        assert (found.following - right).abs().max() < 1e-9
+        assert (found.top - every.topk(20, -1).values).abs().max() < 1e-9
+        assert (every.gather(1, found.top_ids) - found.top).abs().max() < 1e-9
+
+
+def test_what_it_goes_on_with_is_what_the_one_in_memory_chooses(canary_mxfp4):
+    """Across the sliding window's edge, and with texts of other lengths beside it."""
+    weights = gpt_oss.load(canary_mxfp4, torch.float64)
+    going = [dataclasses.replace(text, more=5, whole=False) for text in TEXTS[:2]]
+    for text, found in zip(going, scores.score(canary_mxfp4, going), strict=True):
+        places = range(len(text.ids) - 1, len(text.ids) + 4)
+        every = gpt_oss.log_probabilities(weights, [*text.ids, *found.generated], places)
+        assert every.argmax(-1).tolist() == list(found.generated)
+        assert (found.generated_top - every.topk(20, -1).values).abs().max() < 1e-9
+
+
+def test_a_text_may_be_another_models(canary_mxfp4):
+    weights = gpt_oss.load(canary_mxfp4, torch.float64)
+    narrow = functools.partial(_with_window, shift=-28)
+    texts = [TEXTS[1], dataclasses.replace(TEXTS[1], change=narrow)]
+    intact, changed = scores.score(canary_mxfp4, texts)
+    right = gpt_oss.next_token_log_probabilities(narrow(weights), TEXTS[1].ids)
+    assert (
+        (changed.following - right).abs().max()
+        < 1e-5
+        < (changed.following - intact.following).abs().max()
+    )
+
+
+def test_it_goes_on_where_it_was_stopped(canary_mxfp4, tmp_path):
+    kept, seen = tmp_path / "states", []
+    text = dataclasses.replace(TEXTS[0], more=2)
+    whole = scores.score(canary_mxfp4, [text], kept=kept, say=lambda n, of: seen.append((n, of)))
+    layers = seen[-1][1] // 3
+    assert [n for n, _ in seen][:layers] == list(range(1, layers + 1)) and not kept.exists()
+
+    def stop(n: int, _: int) -> None:
+        if n == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        scores.score(canary_mxfp4, [text], kept=kept, say=stop)
+    again: list[int] = []
+    found = scores.score(canary_mxfp4, [text], kept=kept, say=lambda n, _: again.append(n))
+    assert again[0] == 3
+    assert torch.equal(found[0].following, whole[0].following)
+    assert torch.equal(found[0].generated_top, whole[0].generated_top)
+
+
+@pytest.mark.parametrize("what", ["texts", "dtype", "half a file"])
+def test_states_of_something_else_are_not_taken(canary_mxfp4, tmp_path, what):
+    kept = tmp_path / "states"
+
+    def stop(n: int, _: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        scores.score(canary_mxfp4, TEXTS[:1], kept=kept, say=stop)
+    texts, dtype = TEXTS[:1], torch.float64
+    if what == "texts":
+        texts = TEXTS[1:2]
+    elif what == "dtype":
+        dtype = torch.float32
+    else:
+        states = kept / "states"
+        states.write_bytes(states.read_bytes()[:-100])
+    first: list[int] = []
+
+    def stop_again(n: int, _: int) -> None:
+        first.append(n)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        scores.score(canary_mxfp4, texts, dtype=dtype, kept=kept, say=stop_again)
+    assert first == [1]
+
+
+def test_a_missing_tensor_is_named(canary_mxfp4, tmp_path):
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    (tmp_path / "config.json").write_text((canary_mxfp4 / "config.json").read_text())
+    file = next(canary_mxfp4.glob("*.safetensors"))
+    with safe_open(file, framework="pt") as handle:
+        left = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+    del left["model.layers.1.mlp.router.bias"]
+    save_file(left, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"has no tensor model\.layers\.1\.mlp\.router\.bias"):
+        scores.score(tmp_path, TEXTS[:1])

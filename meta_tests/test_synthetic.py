@@ -1,0 +1,135 @@
+"""The checkpoint of real shape: the published names, formats and sizes, and the canary inside."""
+
+from __future__ import annotations
+
+import json
+import math
+from importlib import resources
+
+import numpy as np
+import pytest
+
+from sm121 import cli
+from sm121.checkpoint import canary, synthetic
+from sm121.checkpoint.synthetic import Synthetic
+from sm121.oracles import mxfp4
+
+LAYER = {  # openai/gpt-oss-120b, model.safetensors.index.json and the headers of its files
+    "input_layernorm.weight": ("BF16", (2880,)),
+    "mlp.experts.down_proj_bias": ("BF16", (128, 2880)),
+    "mlp.experts.down_proj_blocks": ("U8", (128, 2880, 90, 16)),
+    "mlp.experts.down_proj_scales": ("U8", (128, 2880, 90)),
+    "mlp.experts.gate_up_proj_bias": ("BF16", (128, 5760)),
+    "mlp.experts.gate_up_proj_blocks": ("U8", (128, 5760, 90, 16)),
+    "mlp.experts.gate_up_proj_scales": ("U8", (128, 5760, 90)),
+    "mlp.router.bias": ("BF16", (128,)),
+    "mlp.router.weight": ("BF16", (128, 2880)),
+    "post_attention_layernorm.weight": ("BF16", (2880,)),
+    "self_attn.k_proj.bias": ("BF16", (512,)),
+    "self_attn.k_proj.weight": ("BF16", (512, 2880)),
+    "self_attn.o_proj.bias": ("BF16", (2880,)),
+    "self_attn.o_proj.weight": ("BF16", (2880, 4096)),
+    "self_attn.q_proj.bias": ("BF16", (4096,)),
+    "self_attn.q_proj.weight": ("BF16", (4096, 2880)),
+    "self_attn.sinks": ("BF16", (64,)),
+    "self_attn.v_proj.bias": ("BF16", (512,)),
+    "self_attn.v_proj.weight": ("BF16", (512, 2880)),
+}
+
+
+def whole(layers: int = 36, shape: str = "gpt-oss-120b", twin: canary.Twin = "mxfp4") -> Synthetic:
+    return Synthetic(shape, layers, 0, twin)
+
+
+def test_names_formats_and_sizes_are_the_published_ones():
+    found = synthetic._layer(whole(), 35)
+    seen = {name.removeprefix("model.layers.35."): part[:2] for name, part in found.items()}
+    assert seen == LAYER
+    ends = {name: part[:2] for name, part in synthetic._ends(whole()).items()}
+    assert ends == {
+        "model.embed_tokens.weight": ("BF16", (201088, 2880)),
+        "lm_head.weight": ("BF16", (201088, 2880)),
+        "model.norm.weight": ("BF16", (2880,)),
+    }
+    config = synthetic._config(whole())
+    known = resources.files("sm121.fixtures") / "models" / "gpt-oss-120b.json"
+    facts = json.loads(known.read_text("utf-8"))
+    assert all(config[key] == facts[key] for key in facts if isinstance(facts[key], int))
+
+
+@pytest.mark.parametrize("layers", [4, 5, 6, 24, 36])
+def test_the_canarys_layers_keep_their_kind(layers):
+    """Those with a sliding window are even here and there."""
+    own = whole(layers).own_layers
+    assert list(own.values()) == [0, 1, 2, 3]
+    assert all(place % 2 == n % 2 and place < layers for place, n in own.items())
+
+
+def experts(twin: canary.Twin, side: str, layer: int):
+    part = "blocks" if twin == "mxfp4" else ""
+    wanted = whole(4, "gpt-oss-20b", twin)
+    name = f"model.layers.{layer}.mlp.experts.{side}_proj"
+    tensors = synthetic._experts(wanted, layer)
+    if twin == "bf16":
+        return next(tensors[name][2]())
+    return next(tensors[f"{name}_{part}"][2]()), next(tensors[f"{name}_scales"][2]())
+
+
+@pytest.mark.parametrize("side", ["gate_up", "down"])
+def test_both_twins_hold_the_same_values(side):
+    blocks, scales = experts("mxfp4", side, 1)
+    values = mxfp4.dequantise(blocks.reshape(*blocks.shape[:-2], -1), scales)
+    assert np.array_equal(canary.from_bf16(experts("bf16", side, 1)).T, values)
+    own = canary.tensors("mxfp4")[f"model.layers.1.mlp.experts.{side}_proj_blocks"][1][0]
+    assert np.array_equal(blocks[: own.shape[0], : own.shape[1]], own)
+    assert not blocks[: own.shape[0], own.shape[1] :].any()
+
+
+def test_two_experts_and_two_seeds_differ():
+    wanted, other = whole(), Synthetic("gpt-oss-120b", 36, 1, "mxfp4")
+    (name,) = [n for n in synthetic._experts(wanted, 3) if n.endswith("down_proj_blocks")]
+    made = synthetic._experts(wanted, 3)[name][2]()
+    first, second = next(made), next(made)
+    of_other = next(synthetic._experts(other, 3)[name][2]())
+    assert not np.array_equal(first, second) and not np.array_equal(first, of_other)
+    assert np.array_equal(first, next(synthetic._experts(wanted, 3)[name][2]()))
+
+
+@pytest.mark.parametrize("rms", [3 / math.sqrt(2880), 0.0041 / (5 * math.sqrt(2880)), 1.0])
+def test_random_codes_have_the_rms_that_is_wanted(rms):
+    stream = np.random.PCG64(0)
+    codes = synthetic._bytes_of(stream, (512, 90, 16))
+    scales = synthetic._scales(stream, (512, 90), rms)
+    values = mxfp4.dequantise(codes.reshape(512, -1), scales)
+    assert np.sqrt(np.square(values).mean()) == pytest.approx(rms, rel=0.05)
+    assert len(np.unique(scales)) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--shape", "gpt-oss-20b", "--layers", "25"], "gpt-oss-20b has 1 to 24"),
+        (["--shape", "gpt-oss-20b", "--layers", "0"], "gpt-oss-20b has 1 to 24"),
+        (["--shape", "gpt-oss-7b"], "invalid choice"),
+        (["--shape", "gpt-oss-20b", "--layers", "two"], "invalid int value"),
+    ],
+)
+def test_a_wrong_request_is_one_line(tmp_path, capsys, arguments, said):
+    assert cli.main(["synthetic", str(tmp_path / "c"), *arguments]) == 4
+    assert said in capsys.readouterr().err and not (tmp_path / "c").exists()
+
+
+def test_nothing_else_is_overwritten(tmp_path, capsys):
+    (tmp_path / "mine").write_text("kept")
+    assert cli.main(["synthetic", str(tmp_path), "--shape", "gpt-oss-20b"]) == 4
+    assert "holds something else" in capsys.readouterr().err
+
+
+def test_a_disk_that_is_too_small_is_said_before(tmp_path, capsys, monkeypatch):
+    class Full:
+        free = 10 << 30
+
+    monkeypatch.setattr(synthetic.shutil, "disk_usage", lambda _: Full)
+    assert cli.main(["synthetic", str(tmp_path / "c"), "--shape", "gpt-oss-120b"]) == 4
+    assert "needs 60.8 GiB, has 10.0" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

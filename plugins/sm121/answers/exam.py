@@ -1,0 +1,301 @@
+"""An exam: questions for chats, each with what counts as right (``fixtures/exams``).
+
+An answer is broken where no capable model gives it (empty, cut off, `!!!!`), and a miss where it is
+whole and not right. A few misses may be a phrase that a rule does not know; a broken one never is.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+import re
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from sm121.answers import sanity
+from sm121.core import data_file
+from sm121.core.data_file import DataTable, Entries, Pattern, Regex
+from sm121.core.profile import Profile
+from sm121.core.verdict import NotRun
+
+Json = dict[str, Any]
+Effort = Literal["low", "medium", "high"]
+SectionName = Literal["facts", "dialogues", "tools", "formats"]
+
+#: Minus signs, hyphens and dashes; the fraction slash; quotation marks.
+_SIGNS = str.maketrans(
+    "\u2010\u2011\u2012\u2013\u2014\u2212\u2044\u2018\u2019\u201c\u201d", "------/''\"\""
+)
+_LATEX = re.compile(r"\\(?:boxed|text|textbf|mathrm|mathbf|operatorname|ce)\s*\{([^{}]*)\}")
+_LATEX_SPACES = re.compile(r"\\[()\[\],;:! ]")
+_SUBSCRIPT = re.compile(r"_\{?(\d+)\}?")
+_MARKUP = re.compile(r"[*`$]|(?<!\w)_|_(?!\w)")
+_GROUPS = re.compile(r"(?<=\d)[ ,'](?=\d{3}(?!\d))")
+_FENCE = re.compile(r"\A\s*```\w*\s*\n(.*?)\n?\s*```\s*\Z", re.DOTALL)
+
+
+class Call(DataTable):
+    """A call that must be made, and what comes of it."""
+
+    function: str = Field(min_length=1)
+    #: The same keys and values. A text is a pattern that the whole value matches (`plain`).
+    arguments: Json
+    result: str = Field(min_length=1)
+
+    def __str__(self) -> str:
+        return f"{self.function}({json.dumps(self.arguments)})"
+
+
+class Turn(DataTable):
+    """What the user says, and what counts as right of the answer."""
+
+    user: str = Field(min_length=1)
+    #: The assistant's answer, put into the chat as it is; else the model gives it.
+    given: str | None = None
+    #: Patterns that must be, and must not be, somewhere in the answer (`plain`).
+    right: Regex | None = None
+    wrong: Regex | None = None
+    #: Calls before the answer, in any order; none: a call is wrong.
+    calls: tuple[Call, ...] = ()
+    #: The answer is this JSON object; texts are patterns, as in `Call.arguments`.
+    content: Json | None = None
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether something counts as right."""
+        return bool(self.right or self.content or self.calls)
+
+    @model_validator(mode="after")
+    def _given_or_judged(self) -> Turn:
+        if self.given is not None and (self.is_judged or self.wrong):
+            raise ValueError("expected given, or what counts as right, not both")
+        return self
+
+
+class Form(DataTable):
+    """The form that the server must give an answer: one of the three."""
+
+    json_schema: Json | None = None
+    regex: Pattern | None = None
+    choice: tuple[str, ...] | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Form:
+        if len(self.model_fields_set) != 1:
+            raise ValueError("expected one of json_schema, regex and choice")
+        return self
+
+
+class Question(DataTable):
+    """A chat. It is right when each of its turns is."""
+
+    id: str = Field(pattern=r"^[a-z0-9-]+$")
+    instructions: str | None = None
+    turns: tuple[Turn, ...] = Field(min_length=1)
+    form: Form | None = None
+
+    @model_validator(mode="after")
+    def _ends_in_what_is_judged(self) -> Question:
+        if not self.turns[-1].is_judged:
+            raise ValueError("turns: expected right, calls or content in the last one")
+        return self
+
+
+class Section(DataTable):
+    """Questions of one kind, and how many of them may be missed."""
+
+    effort: Effort
+    misses: Annotated[int, Field(ge=0)]
+    source: str = Field(min_length=3)
+    #: An answer in which this is found is a miss, whatever else it says.
+    unsure: Regex | None = None
+    #: Functions that every question of the section may call, as a JSON schema each.
+    functions: tuple[Json, ...] = ()
+    questions: Entries[Question]
+
+    @property
+    def requests(self) -> int:
+        """How many answers the model is asked for."""
+        turns = [turn for question in self.questions for turn in question.turns]
+        return sum(1 + len(turn.calls) for turn in turns if turn.given is None)
+
+
+class Needle(DataTable):
+    """A fact in the document, and the question about it alone."""
+
+    id: str = Field(pattern=r"^[a-z]+$")
+    #: Share of the document that is before it.
+    depth: Annotated[float, Field(ge=0, le=1)]
+    text: str = Field(min_length=1)
+    question: str = Field(min_length=1)
+    right: Regex
+
+
+class Document(DataTable):
+    """A text of any length: numbered entries, made of words, with needles between them."""
+
+    effort: Effort
+    source: str = Field(min_length=3)
+    within_s: Annotated[float, Field(gt=0)]
+    opening: str
+    #: An entry, with {number} and the names of ``words``.
+    entry: str
+    words: dict[str, tuple[str, ...]]
+    #: Asks for all needles at once, as one JSON object with their ids as keys.
+    question: str
+    needles: Entries[Needle]
+
+    def text(self, tokens: int, count: Callable[[str], int]) -> str:
+        """The document. The same for the same number of tokens.
+
+        Args:
+            count: of the tokens of a text that ends with a line.
+        """
+        lines = [f"{self.opening}\n"]
+        waiting = sorted(self.needles, key=lambda needle: needle.depth)
+        left = tokens - count(lines[0]) - sum(count(f"{needle.text}\n") for needle in waiting)
+        whole = left
+        for line in self._entries():
+            while waiting and whole - left >= waiting[0].depth * whole:
+                lines.append(f"{waiting.pop(0).text}\n")
+            if (left := left - count(line)) < 0:
+                break
+            lines.append(line)
+        return "".join([*lines, *(f"{needle.text}\n" for needle in waiting)])
+
+    def _entries(self) -> Iterator[str]:
+        number = 0
+        while True:
+            number += 1
+            digest = hashlib.sha256(str(number).encode()).digest()
+            chosen = {
+                name: words[digest[place] % len(words)]
+                for place, (name, words) in enumerate(self.words.items())
+            }
+            yield self.entry.format(number=number, **chosen) + "\n"
+
+    def not_in(self, answers: Mapping[str, Any]) -> list[Needle]:
+        """The needles that a JSON object of all of them misses."""
+        return [n for n in self.needles if not n.right.search(plain(str(answers.get(n.id, ""))))]
+
+
+class Exam(DataTable):
+    """All questions for a model. Their text is the suite's own, and free (CC0)."""
+
+    schema_version: Literal[1]
+    name: str
+    license: Literal["CC0-1.0"]
+    #: The most that an answer may have, with its reasoning.
+    answer_tokens: Annotated[int, Field(ge=1)]
+    facts: Section
+    dialogues: Section
+    tools: Section
+    formats: Section
+    document: Document | None = None
+
+    def section(self, name: SectionName) -> Section:
+        """One of its sections."""
+        found: Section = getattr(self, name)
+        return found
+
+
+@functools.cache
+def load(name_or_path: str) -> Exam:
+    """A shipped exam, or one's own.
+
+    Raises:
+        UsageError: there is none, or it is wrong; one line.
+    """
+    return data_file.chosen(name_or_path, "exams", Exam, "correctness.exam", "exam")
+
+
+def of(profile: Profile) -> Exam:
+    """The exam of a profile.
+
+    Raises:
+        NotRun: it has none.
+        UsageError: as `load`.
+    """
+    name = profile.correctness.exam
+    if name is None:
+        raise NotRun(
+            f"profile {profile.name} has no correctness.exam: name one of fixtures/exams, or a "
+            "file like them, with what its model must know"
+        )
+    return load(name)
+
+
+def plain(text: str) -> str:
+    """A text without what is form alone: markup, LaTeX's frames, thin spaces and groups of digits,
+    raised and lowered digits, upper case, lines."""
+    text = unicodedata.normalize("NFKC", text).translate(_SIGNS)
+    for _ in range(3):  # frames in frames
+        text = _LATEX.sub(r"\1", text)
+    text = _SUBSCRIPT.sub(r"\1", _LATEX_SPACES.sub(" ", text))
+    text = " ".join(_MARKUP.sub("", text).split())
+    return _GROUPS.sub("", text).casefold()
+
+
+def parsed(text: str) -> Any:
+    """The JSON of an answer, also between fences; None where it is none."""
+    fenced = _FENCE.match(text)
+    try:
+        return json.loads(fenced[1] if fenced else text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def agrees(expected: Any, seen: Any) -> bool:
+    """Whether a JSON value is the expected one: see `Call.arguments`."""
+    if isinstance(expected, str):
+        return isinstance(seen, str) and bool(re.fullmatch(expected, plain(seen), re.IGNORECASE))
+    if isinstance(expected, bool) or isinstance(seen, bool):
+        return expected is seen
+    if isinstance(expected, int | float):
+        return isinstance(seen, int | float) and math.isclose(expected, seen, rel_tol=1e-6)
+    if isinstance(expected, dict):
+        same = isinstance(seen, dict) and expected.keys() == seen.keys()
+        return same and all(agrees(value, seen[key]) for key, value in expected.items())
+    same = isinstance(seen, list) and len(expected) == len(seen)
+    return same and all(map(agrees, expected, seen))
+
+
+def broken(content: str | None, finish_reason: str) -> str | None:
+    """Why an answer is none that a capable model gives."""
+    if finish_reason != "stop":
+        return f"required: finish_reason stop, seen: {finish_reason} after {content!r:.200}"
+    if not (content or "").strip():
+        return "required: a final message, seen: none"
+    if signs := sanity.signs(str(content)):
+        return f"required: an answer, seen: {'; '.join(signs)} in {content!r:.200}"
+    return None
+
+
+def miss(turn: Turn, content: str, unsure: re.Pattern[str] | None) -> str | None:
+    """Why a whole answer is not right."""
+    seen, shown = plain(content), f"{content!r:.300}"
+    if turn.right and not turn.right.search(seen):
+        return f"required: {turn.right.pattern}, seen: {shown}"
+    for pattern in filter(None, (turn.wrong, unsure if turn.is_judged else None)):
+        if pattern.search(seen):
+            return f"required: nothing of {pattern.pattern}, seen: {shown}"
+    if turn.content is not None and not agrees(turn.content, parsed(content)):
+        return f"required: {turn.content}, seen: {shown}"
+    return None
+
+
+def met(waiting: Sequence[Call], function: str, arguments: Any) -> Call | None:
+    """The call of those that wait that this one is."""
+    return next(
+        (
+            call
+            for call in waiting
+            if call.function == function and agrees(call.arguments, arguments)
+        ),
+        None,
+    )

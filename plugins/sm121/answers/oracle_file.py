@@ -1,0 +1,330 @@
+"""What the oracle says of the fixed prompts on one checkpoint: made once, and kept.
+
+`sm121 golden CHECKPOINT -o FILE` makes the file. The correctness level makes it where there is none
+for the served checkpoint. Beside what gpt-oss says it has what an honest engine would say that
+rounds (`sm121.oracles.rounding`), and what models with one small mistake would say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import fcntl
+import functools
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field, ValidationError
+
+from sm121 import __version__
+from sm121.checkpoint.identity import identity
+from sm121.core import digest
+from sm121.core.data_file import Record
+from sm121.core.errors import UsageError
+from sm121.core.files import write_text
+from sm121.core.lock_file import open_lock
+
+if TYPE_CHECKING:
+    from sm121.oracles.gpt_oss import Layer, Weights
+    from sm121.oracles.scores import Change, Scores, Text
+
+FORMAT: Literal[1] = 1
+"""Raised when a file of before cannot be used any more, or the oracle would say something else."""
+
+GENERATED = 12
+"""Tokens that the model goes on after each prompt."""
+
+LONG_PROMPT_TOKENS = 4090
+"""Beyond YaRN's original 4096 positions with what follows, over 32 blocks of 128."""
+
+#: Up to this many bytes of weights the oracle computes in float64, in seconds; else in float32.
+_SMALL = 1 << 30
+
+
+class Place(Record):
+    """One place of a text: the most likely tokens there, most likely first, and their log p."""
+
+    ids: list[int]
+    values: list[float]
+
+
+class Scored(Record):
+    """A prompt of T tokens."""
+
+    tokens: int
+    #: log p of each token that really follows, [T - 1]; of the long prompt none.
+    following: list[float]
+    #: After each token of the prompt; of the long prompt after the last one.
+    places: list[Place]
+    #: The most likely tokens one after the other, and the places where they are chosen.
+    generated: list[int]
+    generated_places: list[Place]
+
+
+class OracleFile(Record):
+    """The file of ``sm121 golden``. Log-probabilities are in nats."""
+
+    format: Literal[1] = FORMAT
+    suite: str
+    made: str
+    #: What tells the checkpoint and the prompts from others.
+    checkpoint: str
+    tokenizer: str | None
+    prompts_digest: str
+    #: What the oracle computed in, and for how long.
+    dtype: str
+    seconds: float
+    prompts: dict[str, Scored]
+    #: By what an honest engine rounds, and by prompt: log p of each token that really follows.
+    rounded: dict[str, dict[str, list[float]]]
+    #: By mistake, and by each of its prompts (`SMALL_MISTAKES`): the same.
+    mistakes: dict[str, dict[str, list[float]]] = Field(default={})
+
+
+# ------------------------------------------------------------------------------ What is computed
+
+
+def prompts() -> list[tuple[str, list[int]]]:
+    """Fixed prompts as token ids of the real vocabulary, across the sliding window's edge."""
+    text = (files("sm121.fixtures") / "canary" / "prompts.json").read_text("utf-8")
+    return [(entry["name"], entry["token_ids"]) for entry in json.loads(text)["prompts"]]
+
+
+def long_prompt() -> tuple[str, list[int]]:
+    """A prompt of `LONG_PROMPT_TOKENS`, with a name: the longest of `prompts`, over and over."""
+    name, longest = max(prompts(), key=lambda prompt: len(prompt[1]))
+    ids = longest * (LONG_PROMPT_TOKENS // len(longest) + 1)
+    return f"{name}, over and over", ids[:LONG_PROMPT_TOKENS]
+
+
+def _with_window(weights: Weights, shift: int) -> Weights:
+    window = weights.config.window + shift
+    config = dataclasses.replace(weights.config, window=window)
+    return dataclasses.replace(weights, config=config)
+
+
+class _WithoutSink(Sequence["Layer"]):
+    """Layers that are read when they are asked for, one head of one of them without its sink."""
+
+    def __init__(self, layers: Sequence[Layer], layer: int, head: int) -> None:
+        self._layers, self._layer, self._head = layers, layer, head
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def __getitem__(self, n: int) -> Layer:  # type: ignore[override]
+        found = self._layers[n]
+        if n != self._layer:
+            return found
+        sinks = found.sinks.clone()
+        sinks[self._head] = -math.inf
+        return dataclasses.replace(found, sinks=sinks)
+
+
+def _without_sink(weights: Weights, layer: int, head: int) -> Weights:
+    return dataclasses.replace(weights, layers=_WithoutSink(weights.layers, layer, head))
+
+
+_PAST_THE_WINDOW = ("tool call", "mixture of 300", "mixture of 600")
+
+#: Mistakes too small for the tolerance of a coarse dtype, and the prompts that show each best.
+SMALL_MISTAKES: dict[str, tuple[Change, tuple[str, ...]]] = {
+    "a sliding window of 127": (functools.partial(_with_window, shift=-1), _PAST_THE_WINDOW),
+    "a sliding window of 129": (functools.partial(_with_window, shift=1), _PAST_THE_WINDOW),
+    "one head without its sink": (
+        functools.partial(_without_sink, layer=1, head=0),
+        ("languages and code", "capitals", "prose of 127"),
+    ),
+}
+
+
+def make(
+    checkpoint: Path,
+    *,
+    device: str = "cpu",
+    kept: Path | None = None,
+    say: Callable[[int, int], None] = lambda _done, _all: None,
+) -> OracleFile:
+    """Compute what the oracle says of a checkpoint.
+
+    Args:
+        device: where it is computed, as PyTorch names it.
+        kept: a folder for what is done so far: a computation that was stopped goes on there.
+        say: called with the steps done and the steps in all.
+
+    Raises what `sm121.oracles.scores.score` raises.
+    """
+    import torch
+
+    from sm121.oracles import scores
+    from sm121.oracles.rounding import PATHS
+    from sm121.oracles.scores import Text
+
+    begun = time.monotonic()
+    size = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
+    dtype = torch.float64 if size <= _SMALL else torch.float32
+    fixed = dict(prompts())
+    long_name, long_ids = long_prompt()
+    texts: list[Text] = [Text(tuple(ids), more=GENERATED) for ids in fixed.values()]
+    texts.append(Text(tuple(long_ids), whole=False, more=GENERATED))
+    texts += [
+        Text(tuple(ids), rounding=rounding) for rounding in PATHS.values() for ids in fixed.values()
+    ]
+    texts += [
+        Text(tuple(fixed[name]), change=change)
+        for change, names in SMALL_MISTAKES.values()
+        for name in names
+    ]
+    found = iter(scores.score(checkpoint, texts, dtype=dtype, device=device, kept=kept, say=say))
+    scored = {name: _scored(next(found), len(ids)) for name, ids in fixed.items()}
+    scored[long_name] = _scored(next(found), len(long_ids))
+    rounded = {path: {name: _numbers(next(found)) for name in fixed} for path in PATHS}
+    tokenizer = checkpoint / "tokenizer.json"
+    return OracleFile(
+        suite=__version__,
+        made=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        checkpoint=identity(str(checkpoint)),
+        tokenizer=digest.of_files(checkpoint, [tokenizer]) if tokenizer.is_file() else None,
+        prompts_digest=_prompts_digest(),
+        dtype=str(dtype).removeprefix("torch."),
+        seconds=round(time.monotonic() - begun, 1),
+        prompts=scored,
+        rounded=rounded,
+        mistakes={
+            mistake: {name: _numbers(next(found)) for name in names}
+            for mistake, (_, names) in SMALL_MISTAKES.items()
+        },
+    )
+
+
+def _scored(found: Scores, tokens: int) -> Scored:
+    assert found.generated_top_ids is not None and found.generated_top is not None
+    return Scored(
+        tokens=tokens,
+        following=_numbers(found),
+        places=_places(found.top_ids.tolist(), found.top.tolist()),
+        generated=list(found.generated),
+        generated_places=_places(found.generated_top_ids.tolist(), found.generated_top.tolist()),
+    )
+
+
+def _places(ids: list[list[int]], values: list[list[float]]) -> list[Place]:
+    return [
+        Place(ids=i, values=[round(value, 7) for value in v])
+        for i, v in zip(ids, values, strict=True)
+    ]
+
+
+def _numbers(found: Scores) -> list[float]:
+    """Raises ValueError where the oracle itself comes to no number."""
+    values = found.following.tolist()
+    if not all(map(math.isfinite, values)):
+        raise ValueError("the oracle comes to no number on this checkpoint: its weights overflow")
+    return [round(value, 7) for value in values]
+
+
+def _prompts_digest() -> str:
+    return digest.of(
+        [
+            FORMAT,
+            GENERATED,
+            prompts(),
+            long_prompt(),
+            [(name, names) for name, (_, names) in SMALL_MISTAKES.items()],
+        ]
+    )
+
+
+# ---------------------------------------------------------------------------------------- The file
+
+
+def save(file: OracleFile, path: Path) -> None:
+    """Write it, whole or not at all."""
+    write_text(file.model_dump_json() + "\n", path)
+
+
+def load(path: Path) -> OracleFile:
+    """Read it.
+
+    Raises:
+        UsageError: it is none, or of another release of the suite, with other prompts.
+    """
+    try:
+        found = OracleFile.model_validate_json(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot be read ({error})") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise UsageError(
+            f"{path}: expected a file of `sm121 golden`; {where}: {first['msg']}"
+        ) from error
+    if found.prompts_digest != _prompts_digest():
+        raise UsageError(
+            f"{path}: made by release {found.suite} with other prompts; make it anew: "
+            "sm121 golden CHECKPOINT -o FILE"
+        )
+    return found
+
+
+def refuse_other(file: OracleFile, origin: Path, checkpoint: Path) -> None:
+    """Only what was made of the served checkpoint says what is right.
+
+    Raises:
+        UsageError: one line that names both.
+    """
+    if (own := identity(str(checkpoint))) != file.checkpoint:
+        raise UsageError(
+            f"--reference {origin}: it was made of another checkpoint ({file.checkpoint}) than "
+            f"{checkpoint} ({own}); make it anew: sm121 golden {checkpoint} -o FILE"
+        )
+
+
+def kept_or_made(
+    checkpoint: Path,
+    folder: Path,
+    say: Callable[[int, int], None] = lambda _done, _all: None,
+    *,
+    anew: bool = False,
+) -> OracleFile:
+    """The file of a checkpoint in a folder where they are kept; it is made where there is none.
+    Where nothing can be written, it is made and not kept.
+
+    Args:
+        anew: what is kept is not believed: anybody may have written it.
+
+    Raises what `make` raises.
+    """
+    file = folder / f"{_key(checkpoint)}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open_lock(file.with_suffix(".lock"))
+    except OSError:
+        return make(checkpoint, say=say)
+    with lock:  # another run on this checkpoint makes the same
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if file.is_file() and not anew:
+            try:
+                return load(file)
+            except UsageError:  # of another release, or half of one: it is made anew
+                file.unlink()
+        made = make(checkpoint, kept=None if anew else file.with_suffix(".partial"), say=say)
+        with contextlib.suppress(OSError):  # a full disk: the next run makes it again
+            save(made, file)
+        return made
+
+
+def _key(checkpoint: Path) -> str:
+    """Of a checkpoint here, as cheap as it is sharp: a file that was changed has another time."""
+    stats = [
+        (file.name, file.stat().st_size, file.stat().st_mtime_ns, file.stat().st_ino)
+        for file in sorted(checkpoint.iterdir())
+        if file.suffix in (".safetensors", ".json")
+    ]
+    return digest.of([FORMAT, str(checkpoint.resolve()), stats, _prompts_digest()])

@@ -1,0 +1,226 @@
+"""A server in its profile's exam: what it answers, and whether that counts as right."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jsonschema
+
+from sm121.answers import exam
+from sm121.answers.exam import Call, Exam, Form, Needle, Question, Section, SectionName, Turn
+from sm121.api import harmony, rendering, tools
+from sm121.api.cases import Judge
+from sm121.api.client import Api, Json, Wrong, together
+from sm121.core.verdict import NotRun, require
+
+#: Of a prompt, beside the document: harmony's own messages, and the question.
+_BESIDE = 512
+
+
+class Outcome(NamedTuple):
+    """Of a question: why its answer is broken, or else a miss, or why it cannot be asked. None of
+    them: it is right."""
+
+    broken: str | None = None
+    missed: str | None = None
+    unasked: str | None = None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A server that sits an exam."""
+
+    api: Api
+    judge: Judge
+    exam: Exam
+    remark: Callable[[str], object]
+
+    def passes(self, name: SectionName) -> None:
+        """No answer of a section is broken, and no more are missed than it allows.
+
+        Raises:
+            NotRun: the server cannot do what some question needs, and the others are right.
+        """
+        section = self.exam.section(name)
+        found = together(lambda question: self._outcome(section, question), section.questions)
+        pairs = list(zip(section.questions, found, strict=True))
+        broken, missed, unasked = (
+            [f"{q.id}: {getattr(seen, kind)}" for q, seen in pairs if getattr(seen, kind)]
+            for kind in Outcome._fields
+        )
+        require(not broken, f"{name}: whole answers", "; ".join(broken))
+        total = len(found) - len(unasked)
+        right = f"{total - len(missed)} of {total} right"
+        least = f"{name}: at least {total - section.misses} of {total} right"
+        require(len(missed) <= section.misses, least, f"{right}: {'; '.join(missed)}")
+        self.remark("; ".join([f"exam {self.exam.name}: {name}: {right}", *missed]))
+        if unasked:
+            raise NotRun(f"{len(unasked)} of {len(found)} cannot be asked ({right}): {unasked[0]}")
+
+    def recalls(self, tokens: int) -> None:
+        """Every needle of a document of so many tokens is found: all in one answer, and one that
+        is not in it when it is asked for alone.
+
+        Raises:
+            NotRun: the exam has no document, or the server's context is too short.
+        """
+        document = self.exam.document
+        if document is None:
+            raise NotRun(f"exam {self.exam.name} has no [document]")
+        self._fits(tokens)
+        text = document.text(tokens, rendering.count)
+        patient = replace(self, api=replace(self.api, timeout_s=document.within_s))
+
+        def ask(question: str) -> str:
+            messages = [{"role": "user", "content": f"{text}\n{question}"}]
+            answer = patient._chat(messages, document.effort)
+            counted, choice = answer["usage"]["prompt_tokens"], answer["choices"][0]
+            whole = tokens - _BESIDE < counted < tokens + _BESIDE
+            require(whole, f"the whole document, {tokens} tokens", f"usage of {counted}")
+            content = choice["message"]["content"]
+            why = exam.broken(content, choice["finish_reason"])
+            require(why is None, "a whole answer", why, f"{question!r}: ")
+            return str(content)
+
+        first = exam.parsed(ask(document.question))
+        missing = document.not_in(first if isinstance(first, dict) else {})
+
+        def alone(needle: Needle) -> str | None:
+            return exam.miss(
+                Turn(user=needle.question, right=needle.right), ask(needle.question), None
+            )
+
+        lost = [f"{n.id} (depth {n.depth:g}): {why}" for n in missing if (why := alone(n))]
+        require(not lost, f"all {len(document.needles)} needles", "; ".join(lost))
+        said = f"exam {self.exam.name}: a document of {tokens} tokens: all needles found"
+        self.remark("; ".join([said, *(f"{needle.id} only alone" for needle in missing)]))
+
+    def _fits(self, tokens: int) -> None:
+        self.api.capabilities.require("context_length")
+        length, needed = self.api.context_length(), tokens + _BESIDE + self.exam.answer_tokens
+        if length is None:
+            raise NotRun("the server does not say how long a sequence may be (/v1/models)")
+        if length < needed:
+            raise NotRun(
+                f"a document of {tokens} tokens, its question and its answer need a context of "
+                f"{needed} tokens; the server has {length} (vLLM: --max-model-len)"
+            )
+
+    def _outcome(self, section: Section, question: Question) -> Outcome:
+        messages: list[Json] = []
+        if question.instructions is not None:
+            messages.append({"role": "system", "content": question.instructions})
+        try:
+            for turn in question.turns:
+                messages.append({"role": "user", "content": turn.user})
+                if turn.given is not None:
+                    messages.append({"role": "assistant", "content": turn.given})
+                    continue
+                found = self._turn(section, question, turn, messages)
+                if found != Outcome():
+                    return found
+        except Wrong as error:
+            return Outcome(broken=str(error))
+        except NotRun as error:
+            return Outcome(unasked=str(error))
+        return Outcome()
+
+    def _turn(
+        self, section: Section, question: Question, turn: Turn, messages: list[Json]
+    ) -> Outcome:
+        """Ask for one turn, with its calls; what was said is added to the messages."""
+        waiting = list(turn.calls)
+        while True:
+            choice = self._choice(section, question, messages)
+            message = choice["message"]
+            messages.append(self._as_said(message))
+            calls = message.get("tool_calls") or []
+            for call in calls:
+                function, functions = call["function"], list(section.functions)
+                wanted = exam.met(waiting, function["name"], json.loads(function["arguments"]))
+                if wanted is None or tools.misfit(function, functions) is not None:
+                    seen = f"{function['name']}({function['arguments']})"
+                    return Outcome(missed=f"required: {_required(waiting)}, seen: {seen}")
+                waiting.remove(wanted)
+                result = {"tool_call_id": call["id"], "content": wanted.result}
+                messages.append({"role": "tool", **result})
+            if not calls:
+                break
+        content = self._without_known(message["content"], question.form)
+        why = exam.broken(content, choice["finish_reason"]) or _misformed(question.form, content)
+        if why is not None:
+            return Outcome(broken=f"{why}; {tools.no_call(self.api, choice)}" if waiting else why)
+        if waiting:
+            seen = tools.no_call(self.api, choice)
+            return Outcome(missed=f"required: {_required(waiting)}, seen: {seen}")
+        return Outcome(missed=exam.miss(turn, str(content), section.unsure))
+
+    def _as_said(self, message: Json) -> Json:
+        """A message of the assistant, as it is sent back. Reasoning goes with a call alone."""
+        said = {"role": "assistant", "content": message["content"]}
+        if calls := message.get("tool_calls"):
+            said["tool_calls"] = [
+                {key: call[key] for key in ("id", "type", "function")} for call in calls
+            ]
+            field = self.api.capabilities.file.reasoning_field
+            if field and message.get(field):
+                said[field] = message[field]
+        return said
+
+    def _choice(self, section: Section, question: Question, messages: list[Json]) -> Json:
+        if section.functions:
+            limit, functions = self.exam.answer_tokens, list(section.functions)
+            return tools.ask(self.api, messages, functions, limit, reasoning_effort=section.effort)
+        return dict(self._chat(messages, section.effort, question)["choices"][0])
+
+    def _chat(self, messages: list[Json], effort: str, question: Question | None = None) -> Json:
+        options = {"max_tokens": self.exam.answer_tokens, "reasoning_effort": effort}
+        form = question.form if question is not None else None
+        if question is None or form is None:
+            return self.api.chat(messages, **options)
+        if form.json_schema is not None:
+            schema = {"name": question.id, "schema": form.json_schema}
+            asked: Any = {"response_format": {"type": "json_schema", "json_schema": schema}}
+        elif form.regex is not None:
+            asked = self.api.capabilities.structured("regex", form.regex)
+        else:
+            asked = self.api.capabilities.structured("choice", list(form.choice or ()))
+        return self.api.send_chat(messages, **options, **asked)
+
+    def _without_known(self, content: str | None, form: Form | None) -> str | None:
+        """An answer in a form, without special tokens that this engine is known to leave in it."""
+        if form is None or not (leaks := harmony.leaked(content)):
+            return content
+        if not self.judge.known("choice-in-a-chat", "special_token", repr(content)):
+            return content
+        for leak in leaks:
+            content = (content or "").replace(leak, "")
+        return content
+
+
+def _required(waiting: Sequence[Call]) -> str:
+    return "a call of " + " and ".join(map(str, waiting)) if waiting else "no call"
+
+
+def _misformed(form: Form | None, content: str | None) -> str | None:
+    """Why a content has not the form that it must have."""
+    content = content or ""
+    if leaks := harmony.leaked(content):
+        return f"required: no special token, seen: {leaks[0]} in {content!r:.200}"
+    if form is None:
+        return None
+    shown = f"{content!r:.200}"
+    if form.json_schema is not None:
+        try:
+            jsonschema.validate(json.loads(content), form.json_schema)
+        except (ValueError, jsonschema.ValidationError) as error:
+            return f"required: JSON by the schema, seen: {shown} ({error!s:.200})"
+    elif form.regex is not None and not re.fullmatch(form.regex, content):
+        return f"required: a match of {form.regex}, seen: {shown}"
+    elif form.choice is not None and content not in form.choice:
+        return f"required: one of {form.choice}, seen: {shown}"
+    return None

@@ -1,0 +1,185 @@
+"""A process in which kernels are judged, in the interpreter and the environment of the engine.
+
+A case that ends the process is a failure of that case. The next one gets a new process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import IO, Any
+
+from sm121.core.errors import Sm121Error, UsageError
+from sm121.core.verdict import Inapplicable, Invalid, NotRun
+
+_SIZE_BYTES = 8  # of a question; the same in `sm121.kernels.judge`, which is not imported here
+#: Imports the suite's package from its folder alone: a folder of packages on the path would bring
+#: the suite's own vLLM and torch. What ``-c`` puts first on the path is the working directory.
+_BOOT = """
+import importlib.util, os, sys
+sys.path[:] = [entry for entry in sys.path if entry]
+folder = sys.argv[1]
+spec = importlib.util.spec_from_file_location(
+    "sm121", os.path.join(folder, "__init__.py"), submodule_search_locations=[folder])
+sys.modules["sm121"] = package = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(package)
+try:
+    from sm121.kernels import judge
+except ImportError as error:
+    sys.exit(f"cannot judge: {error}")
+judge.main()
+"""
+_LEAST = "torch, numpy, pydantic and Python 3.11 are needed there"
+
+
+class Ended(Sm121Error):
+    """The process ended, or was ended, before it answered. The message says how."""
+
+
+class KernelError(Sm121Error):
+    """What a provider raised; the message has the type and the words of it."""
+
+
+class DeviceFault(Sm121Error):
+    """The device reported an error: the process on it is used no more."""
+
+
+_RAISED: dict[str, type[Exception]] = {
+    "Inapplicable": Inapplicable,
+    "Invalid": Invalid,
+    "NotRun": NotRun,
+    "UsageError": UsageError,
+    "DeviceFault": DeviceFault,
+}
+
+
+@dataclass
+class Child:
+    """A process that answers what `sm121.kernels.judge` is asked. It is started when it is asked
+    something, and again after it has ended."""
+
+    python: str
+    """The interpreter."""
+    environment: Mapping[str, str]
+    """The whole environment of the process."""
+    path: tuple[str, ...] | None = None
+    """Where it imports from; None: as the interpreter does by itself."""
+    workers: int = 1
+    """So many processes share this machine."""
+    _process: subprocess.Popen[bytes] | None = None
+    _said: IO[bytes] | None = None
+
+    def ask(self, question: str, *arguments: Any, within_s: float | None = None) -> Any:
+        """The answer to a question of `sm121.kernels.judge`.
+
+        Args:
+            within_s: the process is ended when it takes longer, in seconds; None: the test's own
+                limit does that.
+
+        Raises:
+            Inapplicable, Invalid, NotRun, UsageError: as they were raised there.
+            KernelError: anything else was raised there.
+            DeviceFault: the device reported an error.
+            Ended: the process ended, or took too long.
+        """
+        process = self._started()
+        try:
+            _write(process, (question, *arguments))
+            line = self._line(process, within_s)
+        except BaseException:  # also the test's own limit: what still computes is of no use
+            self.close()
+            raise
+        answer = json.loads(line)
+        if "raised" not in answer:
+            return answer["answer"]
+        if answer["raised"] == "DeviceFault":
+            self.close()
+        error = _RAISED.get(answer["raised"], KernelError)(answer["text"])
+        if "trace" in answer:
+            error.add_note(f"In the process of the kernels:\n{answer['trace']}")
+        raise error
+
+    def close(self) -> None:
+        """End the process, and with it all that it holds on the device."""
+        if (process := self._process) is None:
+            return
+        self._process = None
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout, self._said):
+            assert stream is not None
+            with contextlib.suppress(OSError):  # what was not sent is lost with the process
+                stream.close()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self.close()
+        said = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+        try:
+            process = subprocess.Popen(
+                [self.python, "-c", _BOOT, str(files("sm121"))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                env=dict(self.environment),
+                start_new_session=True,  # Ctrl-C is the parent's to handle
+            )
+        except OSError as error:
+            said.close()
+            raise NotRun(f"{self.python} cannot be started: {error.strerror}") from error
+        self._process, self._said = process, said
+        path = None if self.path is None else list(self.path)
+        _write(process, {"path": path, "workers": self.workers})
+        return process
+
+    def _line(self, process: subprocess.Popen[bytes], within_s: float | None) -> bytes:
+        assert process.stdout is not None
+        ends = None if within_s is None else time.monotonic() + within_s
+        line = b""
+        while not line.endswith(b"\n"):
+            left = None if ends is None else max(0.0, ends - time.monotonic())
+            if not select.select([process.stdout], [], [], left)[0]:
+                raise Ended(f"required: an end within {within_s:g} s, seen: none")
+            block = process.stdout.read1(1 << 16)  # type: ignore[attr-defined]
+            if not block:
+                raise self._how_it_ended(process)
+            line += block
+        return line
+
+    def _how_it_ended(self, process: subprocess.Popen[bytes]) -> Exception:
+        status = process.wait()
+        assert self._said is not None
+        self._said.seek(0, 2)
+        self._said.seek(max(0, self._said.tell() - 4096))
+        said = self._said.read().decode("utf-8", "replace").strip().splitlines()
+        last = said[-1][:300] if said else "it said nothing"
+        if last.startswith("cannot judge: "):
+            why = last.removeprefix("cannot judge: ")
+            return NotRun(f"the kernels cannot be judged with {self.python}: {why}; {_LEAST}")
+        by = signal.Signals(-status).name if status < 0 else status
+        return Ended(f"required: a result, seen: the process ended with {by}: {last}")
+
+
+def _write(process: subprocess.Popen[bytes], message: Any) -> None:
+    content = pickle.dumps(message, protocol=4)
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it has ended, and reading its answer says how
+        process.stdin.write(len(content).to_bytes(_SIZE_BYTES, "big") + content)
+        process.stdin.flush()
+
+
+def of_this_process(workers: int = 1) -> Child:
+    """A process that imports what this one imports."""
+    return Child(sys.executable, dict(os.environ), tuple(sys.path), workers)

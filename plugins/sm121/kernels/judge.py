@@ -1,0 +1,138 @@
+"""Judges kernels in a process of their own, which runs in the interpreter that serves with them.
+
+It is started by `sm121.kernels.child` and needs nothing of the suite to be installed there: torch,
+numpy and pydantic, which an engine has. Oracles, poison, replays and clocks work on the provider's
+own memory and device, so that they are here and not in pytest's process.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import pickle
+import statistics
+import sys
+import traceback
+from typing import IO, Any
+
+import torch
+
+from sm121.core.errors import UsageError
+from sm121.core.verdict import Inapplicable, Invalid, NotRun
+from sm121.kernels import benchmarks, checks, clocks, problems, registry
+from sm121.kernels.protocol import declaration
+
+_PACKAGES = ("vllm", "flashinfer")
+_SIZE_BYTES = 8
+
+
+@functools.cache
+def _provider(name: str) -> Any:
+    return registry.load(name)
+
+
+def _packages(name: str) -> list[str]:
+    """The engines' packages that are imported once a provider is loaded."""
+    _provider(name)
+    return [package for package in _PACKAGES if package in sys.modules]
+
+
+def _check(name: str, case: Any, tactic: str | None = None) -> list[str]:
+    provider = _provider(name)
+    if tactic is not None:
+        provider = provider.with_tactic(tactic)
+    return checks.check(provider, problems.build(case))
+
+
+def _replay(name: str, case: Any) -> list[str]:
+    return checks.check_replay(_provider(name), problems.build(case))
+
+
+def _tactics(name: str, operation: Any) -> list[str]:
+    provider = _provider(name)
+    listed = getattr(provider, "tactics", None)
+    found = list(listed(operation)) if listed is not None else []
+    if not found:
+        declared = declaration(provider)
+        raise NotRun(f"provider {declared.name} lists no autotune tactics of {operation}")
+    return found
+
+
+def _time(name: str, case: Any, rounds: tuple[int, int]) -> dict[str, Any]:
+    """Seconds of each round and what they were held against; of no rounds the output is judged.
+
+    Raises Invalid where the number is of a call that did not do its work.
+    """
+    provider = _provider(name)
+    device = declaration(provider).device
+    clock, peak = clocks.clock_of(device), benchmarks.bandwidth(device)
+    timed = benchmarks.build(provider, case)
+    wanted = rounds[0] if device == "cpu" else rounds[1]
+    seconds, output = [], None
+    for _ in range(1 + wanted):
+        timed.renew()
+        clock.before()
+        began = clock.now()
+        output = timed.call()
+        ended = clock.now()
+        seconds.append(ended - began)
+    extra = {
+        "provider": name,
+        "device": device,
+        "clock": clock.how,
+        "bytes": timed.bytes_moved,
+        "bandwidth_gb_s": round(peak.best_gb_s, 1),
+        "bandwidth_method": peak.method,
+    }
+    if not wanted:
+        benchmarks.check_output(case, timed, output)
+        return {"seconds": [], "extra": extra}
+    seconds = seconds[1:]  # the first warms up
+    share = benchmarks.check(case, statistics.median(seconds), timed, output, peak)
+    return {"seconds": seconds, "extra": extra | {"roofline_share": round(share, 4)}}
+
+
+_QUESTIONS = {
+    "packages": _packages,
+    "check": _check,
+    "replay": _replay,
+    "tactics": _tactics,
+    "time": _time,
+}
+
+
+def _answer(question: str, arguments: tuple[Any, ...]) -> dict[str, Any]:
+    try:
+        return {"answer": _QUESTIONS[question](*arguments)}  # type: ignore[operator]
+    except (Inapplicable, Invalid, NotRun, UsageError) as error:
+        return {"raised": type(error).__name__, "text": str(error)}
+    except checks.DeviceFault as error:
+        return {"raised": "DeviceFault", "text": str(error)}
+    except Exception as error:  # noqa: BLE001 - pytest's process makes a failure of it
+        text = f"{type(error).__name__}: {error}"
+        return {"raised": "KernelError", "text": text, "trace": traceback.format_exc()}
+
+
+def _read(stream: IO[bytes]) -> Any:
+    """The next question; None when there is none any more."""
+    size = stream.read(_SIZE_BYTES)
+    if len(size) < _SIZE_BYTES:
+        return None
+    return pickle.loads(stream.read(int.from_bytes(size, "big")))  # noqa: S301 - our own parent's
+
+
+def main() -> None:
+    """Answer questions, a line of JSON each, until there are no more."""
+    # What kernels and engines print is for people: it must not be taken for an answer.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    given = _read(sys.stdin.buffer)
+    if given["path"] is not None:
+        sys.path[:] = given["path"]
+    if given["workers"] > 1:
+        # Threads of several workers on one core wait for each other more than they compute.
+        torch.set_num_threads(max(1, torch.get_num_threads() // given["workers"]))
+    while (asked := _read(sys.stdin.buffer)) is not None:
+        answers.write(json.dumps(_answer(asked[0], asked[1:])) + "\n")
+        answers.flush()

@@ -1,0 +1,145 @@
+"""Which provider judges the kernels of a kernel path (`fixtures/kernels/serving.toml`)."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from pydantic import Field, model_validator
+
+from sm121.core import architecture, data_file
+from sm121.core.data_file import DataTable
+from sm121.evidence.kernel_path import KernelPath
+from sm121.kernels import registry
+from sm121.kernels.protocol import Operation
+
+OPERATIONS: tuple[Operation, ...] = get_args(Operation)
+Fact = Literal["moe", "attention", "dtype"]
+"""Values of the path that say which kernel serves an operation."""
+
+
+class Rule(DataTable):
+    """Who judges some operations, on the paths that are like this."""
+
+    operations: tuple[Operation, ...] = Field(min_length=1)
+    arch: tuple[str, ...] = ()
+    """Architectures, or ``gpu``; none: on any."""
+    moe: tuple[str, ...] = ()
+    attention: tuple[str, ...] = ()
+    dtype: tuple[str, ...] = ()
+    provider: str | None = None
+    """A name of `sm121.kernels.registry`."""
+    nothing: str | None = None
+    """Why such a path has no kernel of its own for the operation: nothing is to be judged."""
+    unjudged: str | None = None
+    """Why no provider has the kernel that serves."""
+    source: str = Field(min_length=3)
+
+    @model_validator(mode="after")
+    def _check(self) -> Rule:
+        said = [self.provider, self.nothing, self.unjudged]
+        if sum(each is not None for each in said) != 1:
+            raise ValueError("expected one of provider, nothing, unjudged")
+        if self.provider is not None and self.provider not in registry.NAMES:
+            known = ", ".join(registry.NAMES)
+            raise ValueError(f"provider: expected one of {known}; got {self.provider!r}")
+        return self
+
+    def decides(self, arch: str, facts: Mapping[Fact, str | None]) -> bool:
+        """Whether the rule speaks of such a path."""
+        of_arch = {arch} if arch == architecture.CPU else {arch, "gpu"}
+        if self.arch and not of_arch & {*self.arch}:
+            return False
+        return all(
+            not getattr(self, name) or value in getattr(self, name) for name, value in facts.items()
+        )
+
+
+class _ServingFile(DataTable):
+    #: By engine; of an operation the first one that decides counts.
+    engine: dict[str, tuple[Rule, ...]]
+    #: What names the kernel of an operation; `dtype` where nothing else does.
+    component: dict[Operation, Fact]
+
+
+@functools.cache
+def _data() -> _ServingFile:
+    """Raises DataFileError where the file names a provider that there is not."""
+    return data_file.load("kernels/serving.toml", _ServingFile)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Who judges an operation; without a provider ``why`` says why nobody does, or ``nothing`` why
+    nobody has to."""
+
+    backend: str | None
+    """The value of the path that names the kernel."""
+    provider: str | None = None
+    nothing: str | None = None
+    why: str = ""
+
+
+def component(operation: Operation) -> Fact:
+    """The value of the path that names the kernel of an operation."""
+    return _data().component[operation]
+
+
+def choices(engine: str, arch: str, path: KernelPath, operation: Operation) -> list[Choice]:
+    """Who judges an operation on a path: one choice for each kernel that serves it.
+
+    Args:
+        path: resolved, or expected; where layers run several values (``also``), each of them is a
+            kernel that serves.
+    """
+    named = component(operation)
+    first = getattr(path, named)
+    return [
+        _choice(engine, arch, path, operation, value)
+        for value in (first, *path.also.get(named, ()))
+    ]
+
+
+def _choice(
+    engine: str, arch: str, path: KernelPath, operation: Operation, value: str | None
+) -> Choice:
+    named = component(operation)
+    facts: dict[Fact, str | None] = {name: getattr(path, name) for name in get_args(Fact)}
+    facts[named] = value
+    for rule in _data().engine.get(engine, ()):
+        if operation in rule.operations and rule.decides(arch, facts):
+            return Choice(value, rule.provider, rule.nothing, rule.unjudged or "")
+    if value is None:
+        why = f"nothing shows which {named} serves, so that nobody can be chosen to judge it"
+    else:
+        why = f"no provider for {operation} of {engine} on {arch} with {named} {value}"
+    return Choice(value, why=f"{why} (--kernel-provider {'|'.join(registry.NAMES)}|MODULE:ATTR)")
+
+
+def expected(
+    accepted: Mapping[Fact, Sequence[str] | None],
+    asked: Mapping[str, Collection[re.Pattern[str]]],
+) -> KernelPath:
+    """The path that a configuration will have, as far as that is known before it serves.
+
+    Args:
+        accepted: what the profile accepts of each value, the likeliest first.
+        asked: by value, patterns that it matches after what arguments and variables ask for.
+    """
+    rules = [rule for rules in _data().engine.values() for rule in rules]
+    found: dict[str, str] = {}
+    for name in get_args(Fact):
+        likely = accepted.get(name)
+        if likely is None and name in asked:
+            likely = [value for rule in rules for value in getattr(rule, name)]
+        fits = [
+            value
+            for value in likely or ()
+            if all(pattern.fullmatch(value) for pattern in asked.get(name, ()))
+        ]
+        if fits:
+            found[name] = fits[0]
+    return KernelPath.model_validate(found)

@@ -1,0 +1,278 @@
+"""What the oracle says of texts, of a checkpoint of any size: layer by layer, and to be resumed.
+
+A layer's weights are read once for all texts, an expert's when it computes, and the vocabulary in
+chunks. What is in memory does not depend on the size of the checkpoint: about 2 GiB for gpt-oss,
+beside a state [H] and, for texts that go on, the keys and values of each token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from sm121.oracles import gpt_oss
+from sm121.oracles.gpt_oss import Past, Weights
+from sm121.oracles.rounding import EXACT, Rounding
+
+#: Of the vocabulary, at a time.
+_CHUNK = 8192
+
+#: Makes the weights of another gpt-oss, as one with a mistake, of those of the intact one.
+Change: TypeAlias = "Callable[[Weights], Weights]"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text to be scored, and by which model."""
+
+    ids: tuple[int, ...]
+    #: The model is the checkpoint's, or this one.
+    change: Change | None = None
+    rounding: Rounding = EXACT
+    #: Whether each of its tokens is scored; else only what may follow the last one.
+    whole: bool = True
+    #: How many tokens the model goes on, each the most likely one.
+    more: int = 0
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Of a text of T tokens. Log-probabilities are in nats."""
+
+    #: log p of each token that really follows, [T - 1]; empty if only the end was scored.
+    following: Tensor
+    #: The most likely tokens after each scored token, most likely first, and their log p: [S, K].
+    top_ids: Tensor
+    top: Tensor
+    #: What the model went on with, and the most likely tokens at each of its places: [more, K].
+    generated: tuple[int, ...] = ()
+    generated_top_ids: Tensor | None = None
+    generated_top: Tensor | None = None
+
+
+def score(
+    checkpoint: Path,
+    texts: Sequence[Text],
+    *,
+    dtype: torch.dtype = torch.float64,
+    device: str = "cpu",
+    top: int = 20,
+    kept: Path | None = None,
+    say: Callable[[int, int], None] = lambda _done, _all: None,
+) -> list[Scores]:
+    """The scores of each text.
+
+    Args:
+        checkpoint: a folder in the Hugging Face format.
+        dtype: everything is computed in it.
+        device: where, as PyTorch names it.
+        kept: a folder for the states after each layer. What it has of the same checkpoint, texts
+            and dtype is not computed again; it is removed at the end.
+        say: called after each layer, with the layers done and the layers in all; each token that
+            texts go on with passes all layers once more.
+
+    Raises:
+        ValueError: an empty text, an unknown token, or a tensor that the checkpoint has not.
+        FileNotFoundError: the checkpoint has no config.json or no *.safetensors.
+    """
+    intact = gpt_oss.stream(checkpoint, dtype, device)
+    layers, longest = len(intact.layers), max((text.more for text in texts), default=0)
+    models = [_model(intact, text) for text in texts]
+    state = _Kept(kept, _digest(checkpoint, texts, dtype, device), device)
+    done, states, past = state.resumed([text.more > 0 for text in texts], layers)
+    if not done:
+        states = [gpt_oss.embedded(m, t.ids) for m, t in zip(models, texts, strict=True)]
+    for n in range(done, layers):
+        states, held = gpt_oss.after_layer(models, n, states)
+        past.append([pair for pair, text in zip(held, texts, strict=True) if text.more])
+        state.keep(n + 1, states, past[-1])
+        say(n + 1, layers * (1 + longest))
+    found = _of_states(
+        models,
+        [state if text.whole else state[-1:] for state, text in zip(states, texts, strict=True)],
+        [text.ids if text.whole else () for text in texts],
+        top,
+    )
+    del states
+    going = [i for i, text in enumerate(texts) if text.more]
+    if going:
+        on = _go_on([models[i] for i in going], [found[i] for i in going], past, longest, top, say)
+        for i, scores in zip(going, on, strict=True):
+            found[i] = scores
+    state.remove()
+    return found
+
+
+def _model(intact: Weights, text: Text) -> Weights:
+    changed = intact if text.change is None else text.change(intact)
+    return dataclasses.replace(changed, rounding=text.rounding)
+
+
+def _go_on(
+    models: Sequence[Weights],
+    found: Sequence[Scores],
+    past: list[list[Past]],
+    more: int,
+    top: int,
+    say: Callable[[int, int], None],
+) -> list[Scores]:
+    """The scores with `more` tokens after the last one; each token is the most likely one."""
+    layers = len(past)
+    last = [(scores.top_ids[-1:], scores.top[-1:]) for scores in found]
+    places = [[pair] for pair in last]
+    for step in range(1, more):
+        states = [
+            gpt_oss.embedded(model, [int(ids[0, 0])])
+            for model, (ids, _) in zip(models, last, strict=True)
+        ]
+        for n in range(layers):
+            states, past[n] = gpt_oss.after_layer(models, n, states, past[n])
+            say(layers * (step + 1) - layers + n + 1, layers * (1 + more))
+        new = _of_states(models, states, [()] * len(models), top)
+        last = [(scores.top_ids, scores.top) for scores in new]
+        for place, pair in zip(places, last, strict=True):
+            place.append(pair)
+    say(layers * (1 + more), layers * (1 + more))
+    return [
+        dataclasses.replace(
+            scores,
+            generated=tuple(int(ids[0, 0]) for ids, _ in place),
+            generated_top_ids=torch.cat([ids for ids, _ in place]),
+            generated_top=torch.cat([values for _, values in place]),
+        )
+        for scores, place in zip(found, places, strict=True)
+    ]
+
+
+def _of_states(
+    models: Sequence[Weights], states: Sequence[Tensor], texts: Sequence[Sequence[int]], top: int
+) -> list[Scores]:
+    """Scores by the states [S, H] after the last layer; of a text's own tokens where it is given.
+    All models have one output matrix."""
+    parts = [
+        _Part(
+            model.rounding.activations(gpt_oss.rms_norm(state, model.norm, model.config.eps)),
+            torch.tensor(list(text)[1:], dtype=torch.int64, device=state.device),
+        )
+        for model, state, text in zip(models, states, texts, strict=True)
+    ]
+    head, vocabulary = models[0].head, models[0].config.vocabulary
+    for start in range(0, vocabulary, _CHUNK):
+        rows = head[start : min(start + _CHUNK, vocabulary)].to(parts[0].states.dtype)
+        for model, part in zip(models, parts, strict=True):
+            part.add(start, model.rounding.activations(part.states @ rows.T), top)
+    return [part.scores() for part in parts]
+
+
+class _Part:
+    """What is known of a text while the vocabulary is walked."""
+
+    def __init__(self, states: Tensor, targets: Tensor) -> None:
+        self.states, self._targets = states, targets
+        self._total = states.new_full((len(states),), -math.inf, dtype=torch.float64)
+        self._following = states.new_zeros(len(targets))
+        self._best = states.new_empty(len(states), 0)
+        self._ids = targets.new_empty(len(states), 0)
+
+    def add(self, start: int, logits: Tensor, top: int) -> None:
+        """The logits [S, n] of n tokens from `start` on."""
+        self._total = torch.logaddexp(self._total, logits.double().logsumexp(-1))
+        count, targets = logits.shape[1], self._targets
+        here = ((targets >= start) & (targets < start + count)).nonzero()[:, 0]
+        self._following[here] = logits[here, targets[here] - start]
+        most = logits.topk(min(top, count), -1)
+        candidates = torch.cat((self._best, most.values), -1)
+        order = candidates.topk(min(top, candidates.shape[1]), -1)
+        self._ids = torch.cat((self._ids, most.indices + start), -1).gather(1, order.indices)
+        self._best = order.values
+
+    def scores(self) -> Scores:
+        total = self._total.to(self._best.dtype)
+        return Scores(
+            (self._following - total[: len(self._targets)]).cpu(),
+            self._ids.cpu(),
+            (self._best - total[:, None]).cpu(),
+        )
+
+
+def _digest(checkpoint: Path, texts: Sequence[Text], dtype: torch.dtype, device: str) -> str:
+    """Of what the states depend on: of the weights, the files' names, sizes and times."""
+    files = [
+        (file.name, file.stat().st_size, file.stat().st_mtime_ns)
+        for file in sorted(checkpoint.glob("*.safetensors"))
+    ]
+    config = (checkpoint / "config.json").read_text("utf-8")
+    asked = [(t.ids, str(t.change), t.rounding.name, t.whole, t.more) for t in texts]
+    told = json.dumps([config, files, asked, str(dtype), device])
+    return hashlib.sha256(told.encode()).hexdigest()
+
+
+class _Kept:
+    """The states after the last layer that was computed, and the keys and values of each layer."""
+
+    def __init__(self, folder: Path | None, digest: str, device: str) -> None:
+        self._folder, self._digest, self._device = folder, digest, device
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def keep(self, layers: int, states: Sequence[Tensor], past: Sequence[Past]) -> None:
+        """The states last: they say that the layer is done."""
+        pairs = {f"k{n}": keys for n, (keys, _) in enumerate(past)}
+        pairs |= {f"v{n}": values for n, (_, values) in enumerate(past)}
+        self._write(f"layer-{layers}", pairs, layers)
+        self._write("states", {str(n): state for n, state in enumerate(states)}, layers)
+
+    def resumed(
+        self, going: Sequence[bool], layers: int
+    ) -> tuple[int, list[Tensor], list[list[Past]]]:
+        """What was kept: the layers done, the states, and the keys and values."""
+        if (found := self._read("states")) is None:
+            return 0, [], []
+        done, states = found
+        past = []
+        for n in range(1, min(done, layers) + 1):
+            if (pairs := self._read(f"layer-{n}")) is None:
+                return 0, [], []
+            held = pairs[1]
+            past.append([(held[f"k{i}"], held[f"v{i}"]) for i in range(sum(going))])
+        return done, [states[str(n)] for n in range(len(going))], past
+
+    def remove(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder)
+
+    def _write(self, name: str, tensors: dict[str, Tensor], layers: int) -> None:
+        from safetensors.torch import save_file
+
+        if self._folder is None:
+            return
+        new, about = self._folder / f"{name}.new", {"digest": self._digest, "layers": str(layers)}
+        save_file({key: value.contiguous() for key, value in tensors.items()}, new, about)
+        new.replace(self._folder / name)
+
+    def _read(self, name: str) -> tuple[int, dict[str, Tensor]] | None:
+        from safetensors import SafetensorError, safe_open
+
+        if self._folder is None or not (self._folder / name).is_file():
+            return None
+        try:
+            with safe_open(self._folder / name, framework="pt") as opened:
+                handle: Any = opened
+                about = handle.metadata() or {}
+                if about.get("digest") != self._digest:
+                    return None
+                names = list(handle.keys())
+                tensors = {name: handle.get_tensor(name).to(self._device) for name in names}
+                return int(about["layers"]), tensors
+        except SafetensorError:  # cut short by a machine that went down
+            return None

@@ -1,0 +1,99 @@
+"""Which kernels of the path that was served the numerics judged, and why not the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import get_args
+
+from sm121.core.configuration import ServerConfiguration
+from sm121.core.profile import KernelPathRequirement
+from sm121.core.verdict import Verdict
+from sm121.engines import requested
+from sm121.evidence.kernel_path import KernelPath
+from sm121.kernels import serving
+from sm121.kernels.protocol import Operation
+from sm121.kernels.serving import Choice
+from sm121.run.verdict_file import ServedKernel, TestReport, VerdictFile
+
+_JUDGED = (Verdict.PASS, Verdict.FAIL)
+
+
+def expected(
+    required: KernelPathRequirement, configuration: ServerConfiguration | None
+) -> KernelPath:
+    """The path that a configuration will have, before its server has shown it.
+
+    Args:
+        configuration: None where the server is attached, and nobody knows what it was asked for.
+    """
+    accepted: dict[serving.Fact, tuple[str, ...] | None] = {
+        "attention": required.attention,
+        "moe": required.moe,
+    }
+    asked = requested.patterns(configuration) if configuration is not None else {}
+    return serving.expected(accepted, asked)
+
+
+def with_expected(path: KernelPath, expected: KernelPath) -> KernelPath:
+    """A path with what is expected where nothing was shown yet."""
+    names = get_args(serving.Fact)
+    silent = {name: getattr(expected, name) for name in names if getattr(path, name) is None}
+    return path.model_copy(update=silent)
+
+
+def judge(file: VerdictFile, path: KernelPath) -> list[ServedKernel]:
+    """Each kernel of the path, and whether a test held it against the oracle.
+
+    A kernel counts as judged by tests of its own provider alone: that another one is right says
+    nothing of it.
+
+    Args:
+        path: the resolved one, with what is expected where nothing was shown.
+    """
+    found = []
+    for operation in serving.OPERATIONS:
+        own = [
+            test
+            for test in file.tests
+            if test.kernel is not None and test.kernel.operation == operation
+        ]
+        shown = getattr(file.engine.path, serving.component(operation)) is not None
+        for choice in serving.choices(file.engine.name, file.arch or "", path, operation):
+            found.append(_served(operation, choice, own, shown=shown))
+    return found
+
+
+def _served(
+    operation: Operation, choice: Choice, tests: list[TestReport], *, shown: bool
+) -> ServedKernel:
+    kernel = ServedKernel(
+        operation=operation,
+        component=serving.component(operation),
+        backend=choice.backend,
+        provider=choice.provider,
+    )
+    if choice.nothing is not None:
+        return kernel.model_copy(update={"why": choice.nothing})
+    by = Counter(
+        test.kernel.provider
+        for test in tests
+        if test.kernel is not None and test.verdict in _JUDGED
+    )
+    cases = by.get(choice.provider, 0) if choice.provider is not None else 0
+    others = [str(name) for name in by if name is not None and name != choice.provider]
+    if cases:
+        expects = "as expected of the configuration: no server has shown it"
+        return kernel.model_copy(
+            update={"judged": True, "cases": cases, "why": "" if shown else expects}
+        )
+    if choice.provider is None:
+        why = choice.why
+    elif others:
+        why = f"{choice.provider} has the kernel that serves"
+    else:
+        reasons = [test.why_not_run for test in tests if test.why_not_run]
+        undecided = "none of its tests decided" if tests else "none of its tests was selected"
+        why = reasons[0] if reasons else undecided
+    if others:
+        why += f"; judged was {', '.join(others)}, which does not serve"
+    return kernel.model_copy(update={"judged": False, "why": why})
