@@ -344,7 +344,7 @@ def test_where_all_processes_are_seen_a_leak_is_proven():
 
 
 @pytest.mark.parametrize(
-    ("level", "following", "released"),
+    ("level", "following", "ended"),
     [
         ("kernel", "kernel", 0),
         ("kernel", "correctness", 1),
@@ -352,11 +352,12 @@ def test_where_all_processes_are_seen_a_leak_is_proven():
         ("smoke", None, 0),
     ],
 )
-def test_the_kernel_level_gives_device_memory_back(monkeypatch, level, following, released):
-    emptied: list[None] = []
-    cuda = SimpleNamespace(is_initialized=lambda: True, empty_cache=lambda: emptied.append(None))
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    item = SimpleNamespace(stash={LEVEL: level})
+def test_the_kernel_level_gives_device_memory_back(level, following, ended):
+    """What a process of the kernels holds on the device goes with it."""
+    closed: list[None] = []
+    process = SimpleNamespace(close=lambda: closed.append(None))
+    config = SimpleNamespace(stash={kernels.CHILDREN: [process]})
+    item = SimpleNamespace(stash={LEVEL: level}, config=config)
     after = SimpleNamespace(stash={LEVEL: following}) if following else None
-    kernels.release_memory_after_the_level(item, after)
-    assert len(emptied) == released
+    kernels.end_processes_after_the_level(item, after)
+    assert len(closed) == ended
