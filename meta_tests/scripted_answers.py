@@ -14,9 +14,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+from loopback import JsonHandler, serving
 
 from sm121.core.server import Endpoint, Server
 from sm121.core.vocabulary import FILE, byte_alphabet
@@ -84,12 +85,12 @@ def _wire(prompt: bytes, said: Json) -> Json:
 def scripted(broken: Break | None = None) -> Iterator[Server]:
     """Serve on a loopback port until the block ends."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(JsonHandler):
         running = 0
         lock = threading.Lock()
 
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            body = self.asked()
             asked = body["prompt"]
             prompt = bytes(asked) if isinstance(asked, list) else asked.encode()
             with self.lock:
@@ -102,20 +103,7 @@ def scripted(broken: Break | None = None) -> Iterator[Server]:
                 broken(body, together, said)
             with self.lock:
                 type(self).running -= 1
-            content = json.dumps(_wire(prompt, said)).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+            self.say(_wire(prompt, said))
 
-        def log_message(self, *_arguments: object) -> None: ...
-
-    class Listening(ThreadingHTTPServer):
-        request_queue_size = 64
-
-    with Listening(("127.0.0.1", 0), Handler) as listening:
-        threading.Thread(target=listening.serve_forever, daemon=True).start()
-        endpoint = Endpoint(f"http://127.0.0.1:{listening.server_port}", "key", "canary")
-        yield Server(endpoint, False, "vllm", "0.32.0", None, None, None)
-        listening.shutdown()
+    with serving(Handler) as url:
+        yield Server(Endpoint(url, "key", "canary"), False, "vllm", "0.32.0", None, None, None)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from loopback import JsonHandler, serving
 
 from sm121.answers.exam import Document, Section
 from sm121.core.server import Endpoint
@@ -93,25 +93,23 @@ def scripted(
         requests: keeps what was asked.
     """
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Handler(JsonHandler):
         def do_GET(self) -> None:
             listed = {"id": MODEL, "object": "model", "created": 1_700_000_000, "owned_by": "vllm"}
             if self.path == "/version":
-                self._send({"version": "0.32.0"})
+                self.say({"version": "0.32.0"})
             else:
-                self._send({"object": "list", "data": [{**listed, "max_model_len": context}]})
+                self.say({"object": "list", "data": [{**listed, "max_model_len": context}]})
 
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            body = self.asked()
             if requests is not None:
                 requests.append(body)
             message, ended = _message(script(body), len(body["messages"]))
             prompt = prompt_tokens("".join(m["content"] or "" for m in body["messages"]))
             usage = {"prompt_tokens": prompt, "completion_tokens": 2, "total_tokens": prompt + 2}
             choice = {"index": 0, "message": message, "logprobs": None}
-            self._send(
+            self.say(
                 {
                     "id": "chatcmpl-1",
                     "object": "chat.completion",
@@ -122,17 +120,5 @@ def scripted(
                 }
             )
 
-        def _send(self, answer: Json) -> None:
-            content = json.dumps(answer).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_arguments: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
-        threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True).start()
-        yield Endpoint(f"http://127.0.0.1:{listening.server_port}", "key", MODEL)
-        listening.shutdown()
+    with serving(Handler) as url:
+        yield Endpoint(url, "key", MODEL)

@@ -3,11 +3,10 @@ for more."""
 
 from __future__ import annotations
 
-import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
 
 import pytest
+from loopback import JsonHandler, serving
 
 from sm121.api.client import Api
 from sm121.api.sdk import GuardedClient
@@ -27,31 +26,18 @@ VLLM = next(  # the text of a good file, to be broken
 @pytest.fixture
 def answering():
     """A server that answers GETs with these bodies by path; where it listens."""
-    servers = []
+    with ExitStack() as servers:
 
-    def start(bodies: dict[str, object]) -> Server:
-        class Handler(BaseHTTPRequestHandler):
-            def log_message(self, *_arguments):
-                pass
+        def start(bodies: dict[str, object]) -> Server:
+            class Handler(JsonHandler):
+                def do_GET(self):
+                    found = self.path in bodies
+                    self.say(bodies.get(self.path, {"detail": "no"}), 200 if found else 404)
 
-            def do_GET(self):
-                found = self.path in bodies
-                content = json.dumps(bodies.get(self.path, {"detail": "no"})).encode()
-                self.send_response(200 if found else 404)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
+            endpoint = Endpoint(servers.enter_context(serving(Handler)), "key", "canary")
+            return Server(endpoint, False, "openai-compatible", None, None, None, None)
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        servers.append(server)
-        endpoint = Endpoint(f"http://127.0.0.1:{server.server_address[1]}", "key", "canary")
-        return Server(endpoint, False, "openai-compatible", None, None, None, None)
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+        yield start
 
 
 def owned_by(owner: str) -> dict[str, object]:

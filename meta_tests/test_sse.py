@@ -7,12 +7,13 @@ import json
 import re
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loopback import serving
 
 import sm121
 from sm121.client.completions import Asker, Refused, Request
@@ -104,12 +105,9 @@ def server() -> Iterator[Server]:
         def log_message(self, *_arguments: object) -> None: ...
 
     hung_up = threading.Event()
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
-        threading.Thread(target=listening.serve_forever).start()
-        endpoint = Endpoint(f"http://127.0.0.1:{listening.server_port}", "key", "canary")
-        yield Server(endpoint, False, "vllm", None, None, None, None)
+    with serving(Handler) as url:
+        yield Server(Endpoint(url, "key", "canary"), False, "vllm", None, None, None, None)
         hung_up.set()
-        listening.shutdown()
 
 
 def test_a_streamed_completion_may_have_any_text(server):

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from loopback import serving
+
 from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.profile import KernelPathRequirement
@@ -240,11 +242,9 @@ def _copy(one: socket.socket, other: socket.socket) -> None:
 
 @contextlib.contextmanager
 def _second_door(port: int) -> Iterator[str]:
-    with _Door(("127.0.0.1", 0), _Visitor) as door:
-        door.inside = port
-        threading.Thread(target=door.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{door.server_address[1]}"
-        door.shutdown()
+    door = type("Door", (_Door,), {"inside": port})
+    with serving(_Visitor, door) as url:
+        yield url
 
 
 def _urls(place: Place, same: bool) -> Outcome:

@@ -10,13 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
 import httpx
+from loopback import serving
 from scripted_engine import lines_of_a_start
 
 from false_greens import Case, Outcome, Place
@@ -405,13 +406,8 @@ def gateway(to: str) -> Iterator[str]:
         def log_message(self, *_arguments: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with serving(Handler) as url:
+        yield url
 
 
 def dies_behind_a_proxy(*, dies: bool) -> Callable[[Place], Outcome]:

@@ -152,7 +152,8 @@ def computed_tolerance(file: OracleFile, rounding: str) -> LogProbabilityToleran
     if not seen.mean_abs <= _TOO_COARSE:
         raise NotRun(
             f"rounding as {rounding} moves this checkpoint's log-probabilities by "
-            f"{seen.mean_abs:.2g} nats on average; above {_TOO_COARSE:g} a wrong engine cannot be told from a right one"
+            f"{seen.mean_abs:.2g} nats on average; above {_TOO_COARSE:g} a wrong engine cannot be "
+            "told from a right one"
         )
     return LogProbabilityTolerance(
         max_abs=_MARGIN_OF_LARGEST * seen.max_abs,

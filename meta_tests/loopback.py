@@ -1,0 +1,49 @@
+"""Handlers of requests served on a free port of this machine for as long as a block lasts."""
+
+from __future__ import annotations
+
+import json
+import socketserver
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class JsonHandler(BaseHTTPRequestHandler):
+    """Reads and says JSON, and logs nothing."""
+
+    protocol_version = "HTTP/1.1"
+
+    def asked(self) -> dict:
+        return json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+
+    def say(self, answer: object, status: int = 200) -> None:
+        content = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_arguments: object) -> None: ...
+
+
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 64
+
+
+@contextmanager
+def serving(
+    handler: type[BaseHTTPRequestHandler], kind: type[socketserver.TCPServer] = _Server
+) -> Iterator[str]:
+    """Where it listens. A server that is closed before its loop ends would spin for ever: it ends
+    also after an exception."""
+    with kind(("127.0.0.1", 0), handler) as listening:
+        loop = threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True)
+        loop.start()
+        try:
+            yield f"http://127.0.0.1:{listening.server_address[1]}"
+        finally:
+            listening.shutdown()
+            loop.join()
