@@ -7,7 +7,7 @@ import importlib.util
 import itertools
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +29,8 @@ _LIKELY = math.log(0.5)
 #: (the same at gpt-oss's width), 0.87 (vLLM 0.24, Marlin, the whole of gpt-oss-120b's shape); of
 #: the mean of likely tokens up to 1.0, of the largest up to 2.6 (generated tokens).
 _MARGIN_OF_MEAN, _MARGIN_OF_LIKELY_MEAN, _MARGIN_OF_LARGEST = 1.25, 1.5, 3.0
+#: The same for the mean over tokens that are generated: they are few.
+_MARGIN_OF_GENERATED = 1.5
 
 #: Nats on average above which rounding hides what it is for: at gpt-oss-120b's shape it moves the
 #: mean by 0.04 (BF16) and 0.055 (W4A8).
@@ -229,27 +231,30 @@ def generation_beyond(
                 f"token {judged}: required the most likely token {own}, seen {token}, which is "
                 f"{at_least}{behind:.3g} nats less likely"
             ), judged
-        told = {**position.top, name_of(token): position.log_probability}
-        for name, value in told.items():
-            other = ids_of([dataclasses.replace(position, token=name)])
-            if other is None:
-                continue
-            if other[0] in row:
+        for other, value in _told(token, position):
+            if other in row:
                 seen.append(value)
-                expected.append(row[other[0]])
+                expected.append(row[other])
             elif value > place.values[-1] + tolerance.max_abs:
                 return (
                     f"token {judged}: required at most {place.values[-1]:.3g} nats of token "
-                    f"{other[0]}, seen {value:.3g}"
+                    f"{other}, seen {value:.3g}"
                 ), judged
         judged += 1
         if token != own:
             break
     if not seen:
         return "required: log-probabilities, seen: none", judged
-    # The least likely of the told tokens are far down: only the bounds on one value hold for them.
+    # The least likely of the told tokens are far down: the means of prompts are not theirs.
     beyond = compare(seen, expected).beyond(tolerance, means=False)
     return (f"{len(seen)} log-probabilities: {'; '.join(beyond)}" if beyond else None), judged
+
+
+def _told(token: int, position: Position) -> Iterator[tuple[int, float]]:
+    """The ids and log-probabilities that the engine tells of one place."""
+    for name, value in {**position.top, name_of(token): position.log_probability}.items():
+        if (found := ids_of([dataclasses.replace(position, token=name)])) is not None:
+            yield found[0], value
 
 
 def prompts_agree(asker: Asker, reference: OracleReference) -> str:
@@ -310,9 +315,12 @@ def mistake_is_absent(asker: Asker, reference: OracleReference, mistake: str) ->
 
 def generations_agree(
     asker: Asker, reference: OracleReference, asked: Sequence[tuple[str, Sequence[int]]]
-) -> None:
+) -> str:
     """The tokens that the server generates after each of the named prompts, asked together, and
-    their log-probabilities, are the oracle's within the tolerance.
+    their log-probabilities, are the oracle's within the tolerance; says how far they are off.
+
+    Of an engine that rounds, all of them together are no further off on average than what rounding
+    does to the same tokens at the same places allows.
 
     Raises:
         AssertionError: they are not.
@@ -321,6 +329,9 @@ def generations_agree(
     """
     answers = asker.ask_together([Request(tuple(ids), GENERATED) for _, ids in asked])
     judged = 0
+    seen: list[float] = []
+    rounded: list[float] = []
+    by_rounding = reference.file.rounded_places.get(reference.rounding or "", {})
     for (name, ids), answer in zip(asked, answers, strict=True):
         right = reference.file.prompts[name]
         tokens, positions = asker.ids(answer), asker.positions(answer)
@@ -328,11 +339,33 @@ def generations_agree(
         judged += places
         if wrong is not None:
             raise AssertionError(f"prompt {name} ({len(ids)} tokens) and {GENERATED} more: {wrong}")
+        of_places = zip(
+            tokens[:places], positions, right.generated_places, by_rounding.get(name, ()),
+            strict=False,
+        )  # fmt: skip
+        for token, position, exact, other in of_places:
+            own, off = (dict(zip(place.ids, place.values, strict=True)) for place in (exact, other))
+            for told, value in _told(token, position):
+                if told in own and told in off:
+                    seen.append(abs(value - own[told]))
+                    rounded.append(abs(off[told] - own[told]))
     if judged < len(asked) * GENERATED / 2:
         raise NotRun(
             f"of {len(asked) * GENERATED} generated tokens {judged} could be judged: then the "
             "server went on with others, as likely within the tolerance"
         )
+    if not rounded:
+        return f"{judged} generated tokens, {reference.dtype}: judged each for itself"
+    mean, allowed = math.fsum(seen) / len(seen), math.fsum(rounded) / len(rounded)
+    allowed *= _MARGIN_OF_GENERATED
+    how = f"off by {mean:.2g} nats on average"
+    require(
+        mean <= allowed,
+        f"at most {allowed:.2g} nats on average, {_MARGIN_OF_GENERATED:g} times what rounding does",
+        how,
+        f"{len(seen)} log-probabilities of {judged} generated tokens, {reference.dtype}: ",
+    )
+    return f"{judged} generated tokens, {reference.dtype}: {how} ({allowed:.2g} allowed)"
 
 
 def _of_prompt(asker: Asker, ids: Sequence[int]) -> list[float]:

@@ -83,6 +83,8 @@ class OracleFile(Record):
     prompts: dict[str, Scored]
     #: By what an honest engine rounds, and by prompt: log p of each token that really follows.
     rounded: dict[str, dict[str, list[float]]]
+    #: By the same: the most likely tokens where the intact model chooses what it generates.
+    rounded_places: dict[str, dict[str, list[Place]]]
     #: By mistake, and by each of its prompts (`SMALL_MISTAKES`): the same.
     mistakes: dict[str, dict[str, list[float]]] = Field(default={})
 
@@ -172,19 +174,24 @@ def make(
     fixed = dict(prompts())
     long_name, long_ids = long_prompt()
     texts: list[Text] = [Text(tuple(ids), more=GENERATED) for ids in fixed.values()]
-    texts.append(Text(tuple(long_ids), whole=False, more=GENERATED))
     texts += [
-        Text(tuple(ids), rounding=rounding) for rounding in PATHS.values() for ids in fixed.values()
+        dataclasses.replace(text, rounding=rounding, follows=n)
+        for rounding in PATHS.values()
+        for n, text in enumerate(texts)
     ]
+    texts.append(Text(tuple(long_ids), whole=False, more=GENERATED))
     texts += [
         Text(tuple(fixed[name]), change=change)
         for change, names in SMALL_MISTAKES.values()
         for name in names
     ]
     found = iter(scores.score(checkpoint, texts, dtype=dtype, device=device, kept=kept, say=say))
-    scored = {name: _scored(next(found), len(ids)) for name, ids in fixed.items()}
+    scored, *rounding = (
+        {name: _scored(next(found), len(ids)) for name, ids in fixed.items()}
+        for _ in (None, *PATHS)
+    )
     scored[long_name] = _scored(next(found), len(long_ids))
-    rounded = {path: {name: _numbers(next(found)) for name in fixed} for path in PATHS}
+    rounded = dict(zip(PATHS, rounding, strict=True))
     tokenizer = checkpoint / "tokenizer.json"
     return OracleFile(
         suite=__version__,
@@ -195,7 +202,14 @@ def make(
         dtype=str(dtype).removeprefix("torch."),
         seconds=round(time.monotonic() - begun, 1),
         prompts=scored,
-        rounded=rounded,
+        rounded={
+            path: {name: text.following for name, text in of.items()}
+            for path, of in rounded.items()
+        },
+        rounded_places={
+            path: {name: text.generated_places for name, text in of.items()}
+            for path, of in rounded.items()
+        },
         mistakes={
             mistake: {name: _numbers(next(found)) for name in names}
             for mistake, (_, names) in SMALL_MISTAKES.items()

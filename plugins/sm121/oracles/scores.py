@@ -43,6 +43,8 @@ class Text:
     whole: bool = True
     #: How many tokens the model goes on, each the most likely one.
     more: int = 0
+    #: It goes on with the tokens of this one of the texts that are scored together.
+    follows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,16 @@ def score(
     del states
     going = [i for i, text in enumerate(texts) if text.more]
     if going:
-        on = _go_on([models[i] for i in going], [found[i] for i in going], past, longest, top, say)
+        follows = [texts[i].follows for i in going]
+        on = _go_on(
+            [models[i] for i in going],
+            [n if leader is None else going.index(leader) for n, leader in enumerate(follows)],
+            [found[i] for i in going],
+            past,
+            longest,
+            top,
+            say,
+        )
         for i, scores in zip(going, on, strict=True):
             found[i] = scores
     state.remove()
@@ -120,20 +131,22 @@ def _model(intact: Weights, text: Text) -> Weights:
 
 def _go_on(
     models: Sequence[Weights],
+    leaders: Sequence[int],
     found: Sequence[Scores],
     past: list[list[Past]],
     more: int,
     top: int,
     say: Callable[[int, int], None],
 ) -> list[Scores]:
-    """The scores with `more` tokens after the last one; each token is the most likely one."""
+    """The scores with `more` tokens after the last one; each token is the most likely one of the
+    text's leader."""
     layers = len(past)
     last = [(scores.top_ids[-1:], scores.top[-1:]) for scores in found]
     places = [[pair] for pair in last]
     for step in range(1, more):
         states = [
-            gpt_oss.embedded(model, [int(ids[0, 0])])
-            for model, (ids, _) in zip(models, last, strict=True)
+            gpt_oss.embedded(model, [int(last[leader][0][0, 0])])
+            for model, leader in zip(models, leaders, strict=True)
         ]
         for n in range(layers):
             states, past[n] = gpt_oss.after_layer(models, n, states, past[n])
@@ -146,11 +159,11 @@ def _go_on(
     return [
         dataclasses.replace(
             scores,
-            generated=tuple(int(ids[0, 0]) for ids, _ in place),
+            generated=tuple(int(ids[0, 0]) for ids, _ in places[leader]),
             generated_top_ids=torch.cat([ids for ids, _ in place]),
             generated_top=torch.cat([values for _, values in place]),
         )
-        for scores, place in zip(found, places, strict=True)
+        for scores, place, leader in zip(found, places, leaders, strict=True)
     ]
 
 
@@ -212,7 +225,7 @@ def _digest(checkpoint: Path, texts: Sequence[Text], dtype: torch.dtype, device:
         for file in sorted(checkpoint.glob("*.safetensors"))
     ]
     config = (checkpoint / "config.json").read_text("utf-8")
-    asked = [(t.ids, str(t.change), t.rounding.name, t.whole, t.more) for t in texts]
+    asked = [(t.ids, str(t.change), t.rounding.name, t.whole, t.more, t.follows) for t in texts]
     told = json.dumps([config, files, asked, str(dtype), device])
     return hashlib.sha256(told.encode()).hexdigest()
 
