@@ -74,6 +74,43 @@ def test_the_clean_server_passes_the_tests_of_the_sample(real_vllm):
     assert all(verdict == "PASS" for _, verdict, _ in clean.tests), clean
 
 
+def test_a_known_failure_is_not_red_and_another_one_is(real_vllm, run_pytest, tmp_path):
+    """Whole runs against a trusted one: the same deviation, another one, and a mere courtesy."""
+    usage, refused = "test_usage_equals_the_ids", "test_request[prompt-is-a-number]"
+    endpoint, faults = real_vllm.endpoint, fault_proxy.FAULTS
+    first = faults["usage counts one token more"]
+    with fault_proxy.FaultProxy(endpoint.base_url, first, endpoint.api_key) as door:
+
+        def judged(name: str, *options: str) -> tuple[int, dict]:
+            report = tmp_path / name
+            status, run = run_pytest(
+                *(f"tests/test_correctness.py::{test}" for test in (usage, refused)),
+                "--arch", "cpu", "--base-url", door.base_url, "--api-key", endpoint.api_key,
+                "--report-dir", str(report), *options,
+            )  # fmt: skip
+            assert (report / "verdict.json").is_file(), run.output
+            return status, json.loads((report / "verdict.json").read_text("utf-8"))
+
+        status, trusted = judged("trusted")
+        assert status == 1 and trusted["verdict"] == "FAIL"
+        against = "--against", str(tmp_path / "trusted")
+        status, run = judged("again", *against)
+        assert status == 0, run["reason"]
+        assert (
+            run["reason"].startswith("no worse than the run of ")
+            and "1 failed and is known" in (run["reason"])
+        )
+        door.switch(faults["an error without error object"])
+        status, run = judged("courtesy", *against)
+        assert status == 0 and len(run["against"]["mended"]) == 1, run["reason"]
+        listed = [test for test in run["tests"] if test["tolerated"] == "listed"]
+        assert [test["severity"] for test in listed] == ["courtesy"], run["tests"]
+        door.switch(faults["500 for 400"])
+        status, run = judged("worse", *against)
+        assert status == 1 and not run["against"]["no_worse"]
+        assert len(run["against"]["new"]) == 1 and "500" in run["reason"], run["reason"]
+
+
 def test_the_server_listens_on_the_loopback_only(managed_vllm):
     managed, _ = managed_vllm
     listening = {

@@ -28,6 +28,8 @@ from sm121.client.completions import Asker
 from sm121.core.verdict import NotRun
 
 pytestmark = [pytest.mark.correctness, pytest.mark.applies_to("cpu", "gpu")]
+contract = pytest.mark.severity("contract")
+courtesy = pytest.mark.severity("courtesy")
 
 
 def test_known_answers(sdk, profile):
@@ -51,11 +53,13 @@ def test_streaming_equals_not_streaming(sdk, attempts):
     streaming.equals_not_streaming(sdk, attempts)
 
 
+@contract
 def test_same_seed_same_tokens(sdk, attempts):
     """Sampling twice with one seed gives the same tokens. Another seed may differ."""
     sampling.seed_repeats_itself(sdk, attempts)
 
 
+@contract
 def test_seed_is_used(sdk):
     """The seed is used: eight seeds at a high temperature do not all give the same tokens."""
     options = {"max_tokens": 8, "temperature": 2.0, "extra_body": {"ignore_eos": True}}
@@ -200,27 +204,32 @@ def test_accuracy(sdk, profile, conformance):
 # the model's name, each choice once, usage that adds up, no special token in a text.
 
 
+@contract
 def test_usage_equals_the_ids(api):
     """Usage counts the ids that came: at a natural end, at the limit, and over several choices."""
     endings.usage_equals_the_ids(api)
 
 
+@contract
 def test_usage_of_a_stream_equals_the_ids(api):
     """Usage in the last chunk of a stream counts the ids of all chunks."""
     endings.usage_of_a_stream_equals_the_ids(api)
 
 
+@contract
 def test_sixteen_tokens_by_default(api):
     """max_tokens of /v1/completions is 16 by default."""
     seen = api.complete(PROMPT, ignore_eos=True)["usage"]["completion_tokens"]
     assert seen == 16, f"required: 16 tokens, seen: {seen}"
 
 
+@contract
 def test_top_p_is_kept(api, profile):
     """With a tiny top_p only the likeliest token is sampled."""
     sampling.top_p_is_kept(api, profile.correctness)
 
 
+@contract
 def test_nothing_is_cut_off(api, profile):
     """A chat without a limit ends by itself, with its final message."""
     for chat in profile.correctness.chats:
@@ -229,16 +238,19 @@ def test_nothing_is_cut_off(api, profile):
         assert whole, f"{chat.question!r}: required: a whole answer, seen: {choice}"
 
 
+@contract
 def test_a_chat_obeys_temperature_and_seed(sdk, profile, attempts):
     """A high temperature differs from seed to seed. One seed repeats itself."""
     sampling.chat_obeys_temperature_and_seed(sdk, profile.correctness, attempts)
 
 
+@contract
 def test_a_chat_obeys_stop(api, profile, conformance):
     """Nothing follows the stop string, and finish_reason says that the chat ended there."""
     endings.chat_obeys_stop(api, profile.correctness, conformance.remark)
 
 
+@contract
 def test_max_completion_tokens_limits_a_chat(api, profile):
     """The limit counts reasoning too, and finish_reason says that it was reached."""
     answer = api.chat(profile.correctness.chats[0].question, max_completion_tokens=5)
@@ -246,6 +258,7 @@ def test_max_completion_tokens_limits_a_chat(api, profile):
     assert seen == (5, "length"), f"required: 5 tokens and length, seen: {seen}"
 
 
+@contract
 def test_min_tokens_is_kept(api, profile):
     """The answer does not end before min_tokens, where it would otherwise have ended."""
     api.capabilities.require("min_tokens")
@@ -255,6 +268,7 @@ def test_min_tokens_is_kept(api, profile):
     assert seen >= least, f"required: at least {least} tokens, seen: {seen}"
 
 
+@contract
 def test_ignore_eos_goes_on(api, profile):
     """The end-of-text token does not end the answer, and no special token is shown."""
     api.capabilities.require("ignore_eos")
@@ -264,11 +278,13 @@ def test_ignore_eos_goes_on(api, profile):
     assert seen == (limit, "length"), f"required: {limit} and length, seen: {seen}"
 
 
+@contract
 def test_a_stop_string_ends_the_text(api):
     """The text stops before the string, also between tokens, streamed or not."""
     endings.stop_string_ends_the_text(api)
 
 
+@contract
 def test_a_stop_token_ends_the_answer(api):
     """Generation ends with the first of the stop tokens."""
     endings.stop_token_ends_the_answer(api)
@@ -279,21 +295,25 @@ def test_special_tokens_never_leak(api):
     endings.special_tokens_are_hidden(api)
 
 
+@contract
 def test_logit_bias_is_obeyed(api):
     """A bias of -100 bans the likeliest token. A bias of +100 puts another one in its place."""
     sampling.logit_bias_is_obeyed(api)
 
 
+@contract
 def test_log_probabilities_name_the_chosen_token(api):
     """There is one entry a token. The greedy choice is the likeliest of those listed."""
     logprobs.name_the_chosen_token(api)
 
 
+@contract
 def test_log_probabilities_of_a_chat_are_whole(api, profile):
     """Each generated token has an entry with the bytes of its text, and is among those listed."""
     logprobs.of_a_chat_are_whole(api, profile.correctness)
 
 
+@contract
 def test_echo_gives_the_prompt_back(api):
     """With echo the text begins with the prompt."""
     text = api.complete(PROMPT, max_tokens=2, echo=True)["choices"][0]["text"]
@@ -361,6 +381,7 @@ def test_a_response_is_to_its_harmony(api, chat):
     responses.becomes_its_harmony(api, rendering.named(chat))
 
 
+@contract
 def test_a_response_goes_on_from_another(api, server, profile, conformance):
     """With previous_response_id the turns before reach the model."""
     responses.goes_on_from_another(
@@ -368,48 +389,57 @@ def test_a_response_goes_on_from_another(api, server, profile, conformance):
     )
 
 
+@contract
 def test_tool_calls_are_right_every_time(api, profile):
     """pass^k: one call of the right tool with the right arguments, and no content."""
     tools.called_every_time(api, profile.correctness)
 
 
+@contract
 def test_a_tool_can_be_named(api, profile):
     """tool_choice with a name calls that tool, whatever was asked."""
     tools.named(api, profile.correctness)
 
 
+@contract
 def test_a_tool_can_be_required(api, profile):
     """tool_choice "required" calls some tool, whatever was asked."""
     tools.required(api, profile.correctness)
 
 
+@contract
 def test_tools_can_be_forbidden(api, profile):
     """tool_choice "none" calls no tool, even if one would help."""
     tools.forbidden(api, profile.correctness)
 
 
+@contract
 @pytest.mark.ability("parallel_tool_calls")
 def test_tools_are_called_in_parallel(api, profile):
     """A question about two things is answered by two calls in one turn."""
     tools.called_in_parallel(api, profile.correctness)
 
 
+@contract
 def test_a_tool_result_is_answered(api, profile):
     """After question, call and result, the answer says what the result says."""
     tools.results_are_answered(api, profile.correctness)
 
 
+@contract
 @pytest.mark.parametrize("with_tools", [False, True], ids=["message", "tool call"])
 def test_deltas_add_up_to_the_message(api, profile, with_tools):
     """A streamed chat is the same message, with the same usage, as one that is not streamed."""
     streaming.deltas_add_up(api, profile.correctness, with_tools=with_tools)
 
 
+@contract
 def test_a_response_has_reasoning_and_message(api, profile):
     """A response has a reasoning item, a message item and the status completed."""
     responses.has_reasoning_and_message(api, profile.correctness)
 
 
+@contract
 def test_a_response_that_was_cut_off_says_so(api, profile):
     """A response that was cut off has the status incomplete, with the reason."""
     answer = api.respond(profile.correctness.chats[0].question, max_output_tokens=8)
@@ -419,11 +449,13 @@ def test_a_response_that_was_cut_off_says_so(api, profile):
     )
 
 
+@contract
 def test_a_response_calls_a_tool_and_reads_its_result(api, profile):
     """A response has a function_call item. After its output a message says what the output says."""
     responses.calls_and_reads_the_result(api, profile.correctness)
 
 
+@contract
 def test_events_of_a_response_add_up(api, profile):
     """The events come in order, and their deltas add up to the text of the response."""
     responses.events_add_up(api, profile.correctness)
@@ -432,11 +464,13 @@ def test_events_of_a_response_add_up(api, profile):
 # Structured output: every sample is valid, also where the model prefers other text.
 
 
+@contract
 def test_json_schema_is_kept(api, profile):
     """Each sample of a chat has a final message that is JSON by the schema."""
     structured_output.keeps_json_schema(api, profile.correctness)
 
 
+@contract
 def test_regex_is_kept(api):
     """Each sample of a completion matches as a whole."""
     pattern = "[A-Z]{3}-[0-9]{2,4}"
@@ -445,6 +479,7 @@ def test_regex_is_kept(api):
     assert not wrong, f"required: a match of {pattern}, seen: {wrong}"
 
 
+@contract
 def test_choice_is_kept(api):
     """Each sample of a completion is one of the choices."""
     choices = ["London", "Rome"]
@@ -453,6 +488,7 @@ def test_choice_is_kept(api):
     assert not wrong, f"required: one of {choices}, seen: {wrong}"
 
 
+@contract
 def test_choice_is_kept_in_a_chat(api, judge, profile):
     """The final message of a chat is one of the choices, and nothing else."""
     structured_output.keeps_choice_in_a_chat(api, judge, profile.correctness)
@@ -498,12 +534,14 @@ def test_long_documents_are_read(candidate, length):
 # API conformance: what the published reference specifies and implies. The rest is a remark.
 
 
+@contract
 def test_models_are_as_published(api):
     """The list of models follows its schema and has the served model."""
     listed = [entry["id"] for entry in api.models()["data"]]
     assert api.model in listed, f"required: {api.model}, seen: {listed}"
 
 
+@contract
 def test_answers_are_as_published(api, profile):
     """A completion and a chat follow their schema, with log-probabilities and without."""
     question = profile.correctness.chats[0].question
@@ -515,11 +553,13 @@ def test_answers_are_as_published(api, profile):
             api.chat(question, max_tokens=3, **options)
 
 
+@contract
 def test_the_sdk_reads_what_the_server_says(sdk, profile):
     """The openai package finds text and usage where it looks for them."""
     sdk.finds_text_and_usage(profile.correctness)
 
 
+@contract
 @pytest.mark.parametrize("logprobs", [None, 2], ids=["plain", "with log-probabilities"])
 def test_streams_are_as_published(api, logprobs):
     """Chunks follow their schema: one id, one finish_reason, usage in the last, [DONE] at the
@@ -527,6 +567,7 @@ def test_streams_are_as_published(api, logprobs):
     streaming.is_as_published(api, logprobs)
 
 
+@courtesy
 def test_answers_have_ids_and_times(api):
     """No two answers have the same id. Their times are Unix times in seconds."""
     answers = [api.complete(PROMPT, max_tokens=1) for _ in range(3)]
@@ -538,6 +579,7 @@ def test_answers_have_ids_and_times(api):
     )
 
 
+@contract
 def test_a_stream_without_usage_has_none(api):
     """A stream has usage only when the request asked for it."""
     seen = api.stream_completion(PROMPT, usage=False, max_tokens=3)
@@ -545,6 +587,7 @@ def test_a_stream_without_usage_has_none(api):
     assert not having, f"required: no usage, seen: {having}"
 
 
+@contract
 @pytest.mark.api_cases
 def test_request(judge, case):
     """A request is served, or refused with a 4xx and an error object. The server then answers as
@@ -552,6 +595,7 @@ def test_request(judge, case):
     judge(case)
 
 
+@contract
 def test_an_error_of_a_stream_is_an_error(api):
     """A bad streaming request is refused with a status, not with a stream that breaks off."""
     streaming.refuses_with_a_status(api)

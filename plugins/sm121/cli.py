@@ -371,6 +371,22 @@ def _merge(options: argparse.Namespace) -> int:
     return merged.exit_status
 
 
+def _trust(options: argparse.Namespace) -> int:
+    from sm121.regression import history
+    from sm121.session import against
+
+    storage = history.folder(options.benchmark_storage, Path.cwd())
+    kept, run = against.trust(options.directory, storage)
+    failed = [test.id for test in run.tests if test.counted is not test.verdict]
+    bad = [
+        test.id for test in run.tests if test.executed and test.counted not in ("PASS", "NOT_RUN")
+    ]
+    print(f"{kept}: {run.verdict}: {run.reason}")
+    for name in (*bad, *failed):
+        print(f"  fails, and will be known: {name}")
+    return 0
+
+
 def _report(options: argparse.Namespace) -> int:
     from sm121.core.files import write_text
     from sm121.report import junit, page, stored
@@ -408,6 +424,7 @@ _COMMANDS: dict[str, Command] = {
     "compare": _compare,
     "matrix": _matrix,
     "plan": _plan,
+    "trust": _trust,
     "merge": _merge,
     "schema": _schema,
     "report": _report,

@@ -20,7 +20,7 @@ from sm121.api.client import CHAT, COMPLETIONS, RESPONSES, Api, Wrong
 from sm121.client.exchange import Exchange
 from sm121.core import data_file
 from sm121.core.data_file import DataTable
-from sm121.core.verdict import Inapplicable, NotRun
+from sm121.core.verdict import Graded, Inapplicable, NotRun, Severity
 from sm121.engines.capabilities import Name, needed
 
 Json = dict[str, Any]
@@ -34,6 +34,14 @@ ProblemKind = Literal[
     "no_error_object",
     "serves_wrongly_afterwards",
 ]
+#: What it is that a case fails in such a way; anything else is a contract that was broken.
+_SEVERITIES = {
+    "hang": Severity.BLOCKER,
+    "server_error": Severity.BLOCKER,
+    "serves_wrongly_afterwards": Severity.BLOCKER,
+    "no_error_object": Severity.COURTESY,
+    "wrong_status": Severity.COURTESY,
+}
 #: Whatever the tier, and whatever is known of the engine.
 _NEVER: tuple[ProblemKind, ...] = ("hang", "server_error", "serves_wrongly_afterwards")
 
@@ -177,7 +185,8 @@ class Judge:
                     f"{known.file.name}.toml"
                 )
         if problem is not None and problem.fails:
-            raise AssertionError(f"{case.id} ({case.tier}: {case.why}): {problem.text}")
+            severity = _SEVERITIES.get(problem.kind, Severity.CONTRACT)
+            raise Graded(f"{case.id} ({case.tier}: {case.why}): {problem.text}", severity)
         if problem is not None:
             self.remark(f"{case.id}: {problem.text}")
         elif case.tier == "unspecified":

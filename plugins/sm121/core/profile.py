@@ -20,6 +20,7 @@ from sm121.core.architecture import NAMES
 from sm121.core.data_file import DataTable, Pattern, compiles
 from sm121.core.errors import UsageError
 from sm121.core.extending import Statement
+from sm121.core.verdict import Severity
 from sm121.core.versions import Versions, within
 
 SCHEMA_VERSION = 1
@@ -474,6 +475,22 @@ class Certify(DataTable):
         return levels
 
 
+class Severities(DataTable):
+    """The severities whose failures count: for the verdict of a run, for one that is held against a
+    trusted run (``--against``), and for a certificate. Failures of others are listed."""
+
+    verdict: tuple[Severity, ...] = (Severity.BLOCKER, Severity.CONTRACT)
+    against: tuple[Severity, ...] = (Severity.BLOCKER, Severity.CONTRACT)
+    certificate: tuple[Severity, ...] = (Severity.BLOCKER, Severity.CONTRACT)
+
+    @field_validator("*")
+    @classmethod
+    def _blockers(cls, needed: tuple[Severity, ...]) -> tuple[Severity, ...]:
+        if Severity.BLOCKER not in needed:
+            raise ValueError(f"expected blocker among them; got {', '.join(needed) or 'none'}")
+        return needed
+
+
 class Rate(DataTable):
     """How fast a server is behind so many tokens, one stream: tokens a second."""
 
@@ -581,6 +598,7 @@ class Profile(DataTable):
     plans: dict[ConfigurationName, PlanRow] = Field(default={})
     costs: Costs | None = None
     certify: Certify
+    severities: Severities = Severities()
     #: Seconds that a single test of a level may take before pytest-timeout ends it.
     test_timeout_s: dict[Level, Positive]
 

@@ -68,6 +68,28 @@ class Inapplicable(NotRun):
     it."""
 
 
+class Severity(StrEnum):
+    """How bad it is that a check does not hold. A profile says which of these its verdict needs."""
+
+    BLOCKER = "blocker"
+    """A crash, garbage, wrong mathematics, the wrong path, lost or doubled tokens, a leak."""
+    CONTRACT = "contract"
+    """The published API, accounting, structured output."""
+    COURTESY = "courtesy"
+    """Texts and shapes of errors, optional fields."""
+
+
+class Graded(AssertionError):
+    """Something failed whose severity only the failure shows."""
+
+    def __init__(self, message: str, severity: Severity) -> None:
+        super().__init__(message)
+        self.severity = severity
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class NeverWaived(AssertionError):
     """Something failed that no waiver tolerates. The first argument is the message, ``what`` names
     it: a crash, the kernel path."""

@@ -89,7 +89,7 @@ class RunBox:
                 metric.verdict, metric.grade = Verdict.INCONCLUSIVE, None
         message = f"the box is DEGRADED: {file.box.reason}"
         for test in ledger:  # each was decided while the machine may have been unfit
-            decided = test.verdict in (Verdict.PASS, Verdict.FAIL) and not test.waived
+            decided = test.verdict in (Verdict.PASS, Verdict.FAIL) and not test.excused
             if test.level == "performance" and decided and not test.skipped:
                 ledger.overrule(test.id, Verdict.INCONCLUSIVE, message)
         ledger.decide(

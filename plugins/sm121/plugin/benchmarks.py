@@ -150,7 +150,7 @@ def describe_end(session: Session, output_json: dict[str, Any]) -> None:
     """Write into what is stored how the run ended: the last look may have decided again."""
     recorder = session.recorder
     latest = {found.measurement.name: found for found in recorder.recorded}
-    ended = worst(test.verdict for test in session.ledger if test.executed and not test.waived)
+    ended = worst(test.verdict for test in session.ledger if test.executed and not test.excused)
     for benchmark in output_json["benchmarks"]:
         info = benchmark["extra_info"]
         if "sm121" in info and info["metric"] in session.file.metrics:

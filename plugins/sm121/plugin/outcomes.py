@@ -9,7 +9,7 @@ import pytest
 
 from sm121.core.printable import printable
 from sm121.core.profile import LEVELS
-from sm121.core.verdict import Inapplicable, NeverWaived, NotRun, Undecided, Verdict
+from sm121.core.verdict import Inapplicable, NeverWaived, NotRun, Severity, Undecided, Verdict
 from sm121.engines.managed import ServerError
 from sm121.evidence import failure
 from sm121.kernels.benchmark_cases import BenchmarkCase
@@ -43,7 +43,7 @@ def why_not(session: Session, item: pytest.Item) -> str | None:
         for test in session.ledger
         if test.level == LEVELS[0]
         and test.verdict is Verdict.FAIL
-        and not test.waived
+        and not test.excused
         and not test.id.startswith(BESIDE)
     ]
     if failed:
@@ -95,9 +95,10 @@ def take(
                 "verdict": error.verdict if isinstance(error, Undecided) else Verdict.FAIL,
                 "message": _message(session, call, report) + (_EXCUSED if excused else ""),
                 "waived": False,
+                "tolerated": None,
             }
         )
-        _waive(session, item, failed, call, report)
+        _excuse(session, item, failed, call, report)
         if finding.verdict is Verdict.PASS or stands(finding, failed) is failed:
             item.stash[FINDING] = finding = failed
     elif report.when == "call" and finding.verdict is Verdict.NOT_RUN:
@@ -117,7 +118,14 @@ def _unfinished(item: pytest.Item) -> TestReport:
         level=item.stash[LEVEL],
         verdict=Verdict.NOT_RUN,
         message="not finished",
+        severity=_severity(item),
     )
+
+
+def _severity(item: pytest.Item) -> Severity:
+    """What a failure of a test is, as far as its marker says."""
+    marker = item.get_closest_marker("severity")
+    return Severity(marker.args[0]) if marker is not None else Severity.BLOCKER
 
 
 def _asked(item: pytest.Item) -> JudgedKernel | None:
@@ -159,16 +167,40 @@ def _skip_reason(report: pytest.TestReport) -> str:
     return printable(str(reason).removeprefix("Skipped: "))[:_MESSAGE_LENGTH]
 
 
-def _waive(
+def _excuse(
     session: Session,
     item: pytest.Item,
     finding: TestReport,
     call: pytest.CallInfo[None],
     report: pytest.TestReport,
 ) -> None:
+    """Tolerate a failure that a waiver names, whose severity the profile does not need, or that the
+    run has which this one is held against. A crash, or what says that nothing is proven, never."""
+    never = _never_waived(session, item, finding, call)
+    if never:
+        finding.severity = Severity.BLOCKER
+    elif call.excinfo is not None:
+        finding.severity = getattr(call.excinfo.value, "severity", finding.severity)
+    trusted = session.settings.against
+    known = trusted.known(finding) if trusted is not None and not never else None
+    _waive(session, finding, never, report)
+    if finding.waived or never:
+        return
+    if finding.severity not in session.severities_needed:
+        finding.tolerated = "listed"
+        report.wasxfail = f"listed, as {finding.severity}: {finding.message}"
+    elif known and not session.settings.certify:
+        finding.tolerated = "known"
+        report.wasxfail = f"known, {known} has it, too: {finding.message}"
+    if finding.tolerated is not None:
+        report.outcome = "skipped"
+
+
+def _waive(
+    session: Session, finding: TestReport, never: str | None, report: pytest.TestReport
+) -> None:
     """Tolerate a failure that the waiver file names, until the waiver's date has passed."""
     today = datetime.date.today()
-    never = _never_waived(session, item, finding, call)
     for waiver in session.settings.waivers:
         if not waiver.applies_to(finding.id):
             continue

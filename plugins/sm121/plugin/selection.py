@@ -29,6 +29,8 @@ _MOST_WORDS = 10
 WHY_NOT = pytest.StashKey[str]()
 #: Set when every collected test of a level was found in order.
 SELECTED = pytest.StashKey[bool]()
+#: The ids of all collected tests of levels.
+COLLECTED = pytest.StashKey[frozenset[str]]()
 #: Level tests that -m, -k or --deselect removed: the ids, and what each applies to.
 DESELECTED = pytest.StashKey[dict[str, frozenset[str]]]()
 #: The profile whose certificate is asked for; None without ``--certify``.
@@ -55,6 +57,7 @@ def by_level(config: pytest.Config, items: list[pytest.Item]) -> None:
             item.add_marker(name)
         if names - {"cpu"}:
             item.add_marker("gpu")
+    config.stash[COLLECTED] = frozenset(item.stash[ID] for item in items if ID in item.stash)
     # Stable: within a level the order of the file stays. Tests of no level sort with smoke.
     items.sort(key=lambda item: LEVELS.index(item.stash.get(LEVEL, LEVELS[0])))
     config.stash[_CERTIFIES] = _certifies(config)

@@ -166,6 +166,7 @@ def pytest_collection_finish(session: pytest.Session) -> Generator[None, object,
             run = _open(config, session.items)
         if run is not None:
             answers.refuse_wrong_files(config, run)
+            run.refuse_a_foreign_trusted_run()
             benchmarks.keep_quiet(config, session.items)
             matrix.refuse_wrong_arguments(config, run, session.items)
             resume.take_over(config, run, session.items)
@@ -456,6 +457,7 @@ def _open(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
     config.stash[CRASHES] = CrashDesk(session)
     config.stash[_SIGNALS] = Signals(session)
     session.deselected = selection.missed(config, chosen.arch)
+    session.left_out = config.stash[selection.COLLECTED] - {item.stash[ID] for item in tests}
     session.file.shard = config.stash.get(SHARD, None)
     if settings.worker is not None:
         workers.write_groups(session, items)

@@ -21,6 +21,7 @@ from sm121.plugin.stash import LEVEL, REPORT, SETTINGS
 from sm121.report import findings, github
 from sm121.report.stored import StoredReport
 from sm121.run.fingerprint import profile_label
+from sm121.run.verdict_file import counts_shown
 from sm121.session.session import Session
 
 #: The tests of levels that ``--collect-only`` collected.
@@ -60,6 +61,9 @@ def header(config: pytest.Config) -> list[str]:
             + (f", plus {' '.join(extra)}" if extra else "")
             + (", debug" if settings.engine_debug else "")
         )
+    if settings.against is not None:
+        known = settings.against.file
+        lines.append(f"against: {settings.against.name}, {known.verdict}: {known.reason}"[:160])
     lines.append(f"report: {settings.report_dir}, waivers: {len(settings.waivers)}")
     return lines
 
@@ -135,6 +139,13 @@ def closing(terminal: pytest.TerminalReporter, session: Session) -> None:
         f"engine {engine.name} {engine.version or '(version unknown)'}, model {engine.model}, "
         f"attention {engine.path.attention or 'not proven'}, moe {engine.path.moe or 'not proven'}"
     )
+    if (held := file.against) is not None:
+        counted = {
+            "new": held.new, "in another way": held.changed, "missing": held.missing,
+            "path": held.path, "worse": held.worse, "mended": held.mended, "known": held.known,
+        }  # fmt: skip
+        said = ", ".join(f"{len(found)} {what}" for what, found in counted.items() if found)
+        terminal.write_line(f"against {held.run}: {said or 'nothing differs'}")
     for item in file.unproven:
         terminal.write_line(f"not proven: {item}")
     for waiver in session.settings.waivers:
@@ -157,7 +168,7 @@ def _levels_table(session: Session, width: int) -> str:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("level", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
-    columns = ("passed", "failed", "invalid", "inconclusive", "waived", "skipped", "not_run")
+    columns = counts_shown(session.file.levels.values())
     for name in columns:
         table.add_column(name.replace("_", " "), justify="right", no_wrap=True)
     for name, level in session.file.levels.items():

@@ -180,10 +180,14 @@ class MeasuredHistory:
 
     @functools.cached_property
     def _now(self) -> StoredRun | None:
-        valid = [
-            self.recorder.described(found)
-            for found in self.recorder.recorded
-            if found.verdict is not Verdict.INVALID
-        ]
-        started = self.recorder.harness.file.started
-        return history.of_benchmarks("this run", started, valid)
+        return of_this_run(self.recorder)
+
+
+def of_this_run(recorder: Recorder) -> StoredRun | None:
+    """What was measured so far, as a stored run; None without a valid measurement."""
+    valid = [
+        recorder.described(found)
+        for found in recorder.recorded
+        if found.verdict is not Verdict.INVALID
+    ]
+    return history.of_benchmarks("this run", recorder.harness.file.started, valid)

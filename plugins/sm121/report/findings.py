@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm121.core.verdict import Verdict
+from sm121.core.verdict import Severity, Verdict
 from sm121.report.details import FailureDetail
 from sm121.report.stored import StoredReport
 from sm121.run.verdict_file import TestReport, VerdictFile
@@ -30,6 +30,7 @@ class FailureGroup:
     """A test that did not hold, or several for the same reason."""
 
     verdict: Verdict
+    severity: Severity
     level: str
     ids: tuple[str, ...]
     requirement: str
@@ -47,9 +48,10 @@ class FailureGroup:
 
 
 def failures(run: VerdictFile) -> list[TestReport]:
-    """The tests that did not hold and are not waived, the gravest first."""
-    bad = [test for test in run.tests if test.verdict in BAD and not test.waived]
-    return sorted(bad, key=lambda test: BAD.index(test.verdict))
+    """The tests that did not hold and are not excused, the gravest first."""
+    bad = [test for test in run.tests if test.verdict in BAD and not test.excused]
+    severities = [*Severity]
+    return sorted(bad, key=lambda t: (BAD.index(t.verdict), severities.index(t.severity)))
 
 
 def grouped(report: StoredReport) -> list[FailureGroup]:
@@ -79,6 +81,7 @@ def _group(report: StoredReport, tests: list[TestReport], detail: FailureDetail)
         said = _METRIC.sub("", said) or said
     return FailureGroup(
         verdict=first.verdict,
+        severity=first.severity,
         level=first.level,
         ids=tuple(test.id for test in tests),
         requirement=report.details.requirements.get(first.id, ""),
@@ -119,7 +122,7 @@ def not_run(run: VerdictFile) -> list[NotRunGroup]:
     """Why tests did not run, and which."""
     groups: dict[str, list[str]] = {}
     for test in run.tests:
-        if (test.skipped or test.verdict is Verdict.NOT_RUN) and not test.waived:
+        if (test.skipped or test.verdict is Verdict.NOT_RUN) and not test.excused:
             reason = test.why_not_run or "no reason was given"
             groups.setdefault(reason, []).append(test.id)
     return [NotRunGroup(reason, tuple(ids)) for reason, ids in groups.items()]

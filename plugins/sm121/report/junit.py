@@ -77,8 +77,9 @@ def _case(suite: ElementTree.Element, test: TestReport, text: str, *, always: bo
     )
     if file.endswith(".py"):
         case.set("file", _clean(file))
-    _properties(case, {"verdict": test.verdict.value, **({"waived": True} if test.waived else {})})
-    if test.skipped or test.waived or (test.verdict is Verdict.NOT_RUN and not always):
+    said: dict[str, object] = {"verdict": test.verdict.value, "severity": test.severity.value}
+    _properties(case, {**said, "waived": test.waived or None, "tolerated": test.tolerated})
+    if test.skipped or test.excused or (test.verdict is Verdict.NOT_RUN and not always):
         ElementTree.SubElement(case, "skipped", message=_clean(test.message))
     elif test.verdict is not Verdict.PASS:
         failed = test.verdict is Verdict.FAIL

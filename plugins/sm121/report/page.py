@@ -28,7 +28,7 @@ from sm121.report import charts, findings, metric_names, references, summary
 from sm121.report.charts import Chart
 from sm121.report.stored import StoredReport
 from sm121.run.fingerprint import profile_label
-from sm121.run.verdict_file import MetricReport, VerdictFile
+from sm121.run.verdict_file import MetricReport, VerdictFile, counts_shown
 
 NAME = "report.html"
 #: Findings that are told in full; all are in the table of tests.
@@ -67,6 +67,8 @@ def html(report: StoredReport) -> str:
             findings=found[:_MOST_FINDINGS],
             more=len(found[_MOST_FINDINGS:]),
             waived=[test for test in run.tests if test.waived],
+            tolerated=[test for test in run.tests if test.tolerated and not test.waived],
+            counts=counts_shown(run.levels.values()),
             not_run=findings.not_run(run),
             matrix_incomplete=feature_matrix.incomplete(report.matrix) if report.matrix else None,
             unexplained=feature_matrix.unexplained(report.matrix) if report.matrix else [],

@@ -10,7 +10,7 @@ from sm121.core.numbers import number
 from sm121.core.printable import printable
 from sm121.report import charts, findings, metric_names
 from sm121.run.fingerprint import profile_label
-from sm121.run.verdict_file import MetricReport, VerdictFile
+from sm121.run.verdict_file import MetricReport, VerdictFile, counts_shown
 
 _MARKDOWN_SPECIAL = str.maketrans(
     {character: f"\\{character}" for character in "\\`*_[]()!#|~"}
@@ -76,12 +76,9 @@ def kernels(run: VerdictFile) -> list[tuple[str, str]]:
         for each in run.engine.served
         if each.judged
     ]
-    others = [
-        f"{each.operation} ({each.backend or 'not proven'}): {each.why}"
-        for each in run.engine.served
-        if each.judged is False
-    ]
-    rows = [("kernels judged", "; ".join(judged)), ("kernels not judged", "; ".join(others))]
+    others = [each.operation for each in run.engine.served if each.judged is False]
+    why = "; report.html says why" if others else ""
+    rows = [("kernels judged", "; ".join(judged)), ("kernels not judged", ", ".join(others) + why)]
     return [(what, value) for what, value in rows if value]
 
 
@@ -96,6 +93,7 @@ def markdown(run: VerdictFile) -> str:
             label=profile_label(run.profile, run.fingerprint),
             asked=asked(run),
             kernels=kernels(run),
+            counts=counts_shown(run.levels.values()),
             failures=failures[:_MOST_FAILURES],
             more=len(failures[_MOST_FAILURES:]),
             metrics={name: m for name, m in run.metrics.items() if _shown(name, m)},

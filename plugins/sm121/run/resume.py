@@ -28,7 +28,7 @@ def take_over(harness: Harness, may_be_taken: Collection[str]) -> set[str]:
     if earlier is None:
         return set()
     ended = [test for test in _ended(earlier) if test.id in harness.ledger]
-    taken = [test for test in ended if test.id in may_be_taken and not test.waived]
+    taken = [test for test in ended if test.id in may_be_taken and not test.excused]
     for test in taken:
         harness.ledger.decide(test)
     if taken:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -13,7 +14,7 @@ from sm121.core import lenient
 from sm121.core.data_file import Record
 from sm121.core.files import write_text
 from sm121.core.profile import FULL, LEVELS
-from sm121.core.verdict import Verdict, worst
+from sm121.core.verdict import Severity, Verdict, worst
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.kernel_profile import KernelProfile
 from sm121.measure.box import Reading
@@ -83,9 +84,24 @@ class LevelReport(Record):
     failed: int = 0
     skipped: int = 0
     waived: int = 0
+    known: int = 0
+    """They failed, and in the same way in the run that this one is held against."""
+    listed: int = 0
+    """They failed, and the profile does not need their severity."""
     invalid: int = 0
     inconclusive: int = 0
     not_run: int = 0
+
+
+def counts_shown(levels: Iterable[LevelReport]) -> list[str]:
+    """The counts that tables of levels have: the first two, and those that are not 0 everywhere."""
+    names = [name for name in LevelReport.model_fields if name != "verdict"]
+    known = [*levels]
+    return [
+        name
+        for place, name in enumerate(names)
+        if place < 2 or any(getattr(level, name) for level in known)
+    ]
 
 
 _COUNTED_AS = {
@@ -125,6 +141,11 @@ class TestReport(Record):
     seconds: float = 0.0
     skipped: bool = False
     waived: bool = False
+    severity: Severity = Severity.BLOCKER
+    """Of its failure; of a test that held, what a failure would be."""
+    tolerated: Literal["known", "listed"] | None = None
+    """Why its failure does not count: the run that this one is held against has it, too, or the
+    profile does not need its severity."""
     kernel: JudgedKernel | None = None
     """Of the numerics alone."""
 
@@ -135,8 +156,13 @@ class TestReport(Record):
 
     @property
     def counted(self) -> Verdict:
-        """The verdict that counts: a waived failure is none. Nothing but a failure is waived."""
-        return Verdict.PASS if self.waived and self.verdict is Verdict.FAIL else self.verdict
+        """The verdict that counts: an excused failure is none. Nothing but a failure is excused."""
+        return Verdict.PASS if self.excused and self.verdict is Verdict.FAIL else self.verdict
+
+    @property
+    def excused(self) -> bool:
+        """Whether its failure does not count."""
+        return self.waived or self.tolerated is not None
 
     @property
     def executed(self) -> bool:
@@ -222,6 +248,35 @@ class ShardReport(Record):
     """All of the whole run, in its order."""
 
 
+class AgainstReport(Record):
+    """This run against a trusted one (``--against``). Of tests, their ids."""
+
+    run: str
+    """Which it was."""
+    engine: str
+    no_worse: bool = False
+    new: list[str] = Field(default_factory=list)
+    """They do not hold, and did there, or were not there."""
+    changed: list[str] = Field(default_factory=list)
+    """They failed there, too, but in another way."""
+    known: list[str] = Field(default_factory=list)
+    """They failed there in the same way."""
+    mended: list[str] = Field(default_factory=list)
+    """They failed there, and hold."""
+    missing: list[str] = Field(default_factory=list)
+    """They ran there, and not here, where they were asked for."""
+    not_asked: list[str] = Field(default_factory=list)
+    """Levels that ran there, and of which nothing was collected here."""
+    path: list[str] = Field(default_factory=list)
+    """What differs of the kernel path, though nothing else was asked for."""
+    asked_for: list[str] = Field(default_factory=list)
+    """What differs of the kernel path, where the arguments or the configuration differ."""
+    worse: list[str] = Field(default_factory=list)
+    """Metrics that are worse, or may be."""
+    metrics: list[str] = Field(default_factory=list)
+    """The other metrics of both runs."""
+
+
 class VerdictFile(Record):
     """The whole of verdict.json."""
 
@@ -252,6 +307,8 @@ class VerdictFile(Record):
     fingerprint: Fingerprint | None = None
     """What was asked, of what, on which machine; null in files of earlier versions."""
     shard: ShardReport | None = None
+    against: AgainstReport | None = None
+    """Null without ``--against``."""
 
     def judge(self) -> None:
         """Set the levels' verdicts and the run's from the tests.
@@ -292,14 +349,20 @@ class VerdictFile(Record):
         decisive = [t for t in self.tests if t.counted is self.verdict and not t.skipped]
         if self.verdict is Verdict.PASS:
             held = sum(test.verdict is Verdict.PASS for test in self.tests)
-            waived = sum(test.waived for test in self.tests)
-            tolerated = f"; {waived} failed and are waived" if waived else ""
-            left = len(self.tests) - held - waived
+            excused = [
+                test for test in self.tests if test.excused and test.counted is not test.verdict
+            ]
+            tolerated = "".join(
+                f"; {count} failed and {'are' if count > 1 else 'is'} {how}"
+                for how, count in Counter(map(_how_excused, excused)).items()
+            )
+            left = len(self.tests) - held - len(excused)
             missing = f"; {left} did not run" if left else ""
             asked = self.fingerprint.plan if self.fingerprint is not None else FULL
             plan = "" if asked == FULL else f" of plan {asked}"
             checks = f"{held} check{'' if held == 1 else 's'}{plan}"
-            return f"{checks} ran and held{tolerated}{missing}"
+            beside = f"no worse than {self.against.run}; " if self.against is not None else ""
+            return f"{beside}{checks} ran and held{tolerated}{missing}"
         first = decisive[0]
         more = f" (and {len(decisive) - 1} more)" if len(decisive) > 1 else ""
         return f"{first.id}: {first.message}{more}"
@@ -310,14 +373,19 @@ class VerdictFile(Record):
         self.exit_status = verdict.exit_status
 
 
+def _how_excused(test: TestReport) -> str:
+    return "waived" if test.waived else test.tolerated or ""
+
+
 def _executed(level: LevelReport) -> bool:
-    return bool(level.passed or level.failed or level.waived or level.invalid or level.inconclusive)
+    ended = (level.passed, level.failed, level.waived, level.known, level.listed)
+    return any(ended) or bool(level.invalid or level.inconclusive)
 
 
 def _level(tests: list[TestReport]) -> LevelReport:
     counts = Counter(
-        "waived"
-        if test.waived and test.counted is Verdict.PASS
+        _how_excused(test)
+        if test.excused and test.counted is Verdict.PASS
         else "skipped"
         if test.skipped
         else _COUNTED_AS[test.verdict]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -18,7 +18,7 @@ from sm121.core.printable import printable
 from sm121.core.profile import LEVELS, Profile
 from sm121.core.redaction import redact, secrets_of
 from sm121.core.server import Server
-from sm121.core.verdict import NotRun, Verdict
+from sm121.core.verdict import NotRun, Severity, Verdict
 from sm121.engines import preflight, registry, requested
 from sm121.engines.attached_life import AttachedLife
 from sm121.engines.kept_log import KeptLog
@@ -31,12 +31,13 @@ from sm121.evidence.kernel_path import KernelPath, read_log
 from sm121.evidence.resources import ResourceSampler
 from sm121.performance.box import RunBox
 from sm121.performance.recorder import Recorder
+from sm121.regression import measured
 from sm121.report import summary
 from sm121.run import served, verdict_file
 from sm121.run.harness import Observer
 from sm121.run.ledger import Ledger
 from sm121.run.verdict_file import BESIDE, StartReport, TestReport, VerdictFile
-from sm121.session import certification
+from sm121.session import against, certification
 from sm121.session.settings import Settings
 from sm121.session.target import Target
 
@@ -69,6 +70,8 @@ class Session:
     stops: dict[str, StopReport] = field(default_factory=dict)
     #: Ids of tests that -m, -k or --deselect removed.
     deselected: list[str] = field(default_factory=list)
+    #: Ids of all tests that were collected and are not asked for.
+    left_out: Collection[str] = ()
     #: Ids of tests that no certificate needs: other architectures, or beyond the model's ability.
     inapplicable: set[str] = field(default_factory=set)
     interrupted: bool = False
@@ -115,6 +118,16 @@ class Session:
         if self.target.profile is None:
             raise NotRun(self.target.obstacle or "no profile")
         return self.target.profile
+
+    @property
+    def severities_needed(self) -> Collection[Severity]:
+        """The severities whose failures count in this run."""
+        if self.target.profile is None:
+            return tuple(Severity)
+        needed = self.target.profile.severities
+        if self.settings.certify:
+            return needed.certificate
+        return needed.verdict if self.settings.against is None else needed.against
 
     @property
     def arch(self) -> str:
@@ -485,6 +498,8 @@ class Session:
                     deselected=self.deselected,
                     inapplicable=self.inapplicable,
                 )
+                if (held := file.against) is not None:
+                    file.reason += f"; {against.in_words(held)}"
 
     def cannot_write(self, error: OSError) -> None:
         """The report cannot be written. Say so once; such a run is never green."""
@@ -531,7 +546,28 @@ class Session:
         if self.kept_log is not None:
             self.kept_log.close(self.secrets)
         self.file.finished = self.ledger.complete and not self.interrupted
+        self._hold_against()
         self.save()
+
+    def refuse_a_foreign_trusted_run(self) -> None:
+        """Refuse ``--against`` a run that this one has nothing in common with.
+
+        Raises:
+            UsageError: it is of another architecture, profile, engine or model.
+        """
+        if self.settings.against is not None and self.target.obstacle is None:
+            against.refuse(self.settings.against, self.file)
+
+    def _hold_against(self) -> None:
+        """Decide what is worse than in the run that this one is held against. Of several processes
+        the one does it that has the whole run."""
+        trusted, settings = self.settings.against, self.settings
+        if trusted is None or not self.file.finished or settings.worker is not None:
+            return
+        now = measured.of_this_run(self.recorder)
+        metrics = now.metrics if now is not None else {}
+        for entry in against.judge(self.file, trusted, self.profile, metrics, self.left_out):
+            self.ledger.decide(entry)
 
     def release(self) -> None:
         """Stop a server that was started after the end, and free the report directory for another

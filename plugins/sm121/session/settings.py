@@ -19,9 +19,11 @@ from sm121.engines import capabilities, devices, registry
 from sm121.engines.protocol import Program
 from sm121.kernels import registry as kernel_providers
 from sm121.measure.plan import Plan
-from sm121.regression import hypothesis
+from sm121.regression import history, hypothesis
 from sm121.regression.ab import Side, parse_sides
 from sm121.regression.hypothesis import Hypothesis
+from sm121.session import against
+from sm121.session.against import Trusted
 from sm121.stress import soak
 
 _ENGINE = "vllm"
@@ -71,6 +73,8 @@ class Settings:
     ab_pairs: int = 3
     hypothesis: Hypothesis | None = None
     waivers: tuple[Waiver, ...] = ()
+    #: The run that this one is held against.
+    against: Trusted | None = None
     certify: bool = False
     report_dir: Path = Path("conformance-report")
     configuration: str | None = None
@@ -178,6 +182,7 @@ def read(
         ab_pairs=_count("--ab-pairs", option("--ab-pairs")) or 3,
         hypothesis=_hypothesis(option, started_in),
         waivers=waivers.load(Path(waiver_file) if waiver_file else None),
+        against=_against(option, started_in),
         certify=option("--certify"),
         report_dir=(started_in / option("--report-dir")).resolve(),
         configuration=option("--configuration"),
@@ -192,6 +197,15 @@ def read(
         root=root,
         worker=worker,
     )
+
+
+def _against(option: Option, started_in: Path) -> Trusted | None:
+    asked = option("--against")
+    if asked is None:
+        return None
+    if asked != against.TRUSTED:
+        asked = str(started_in / asked)
+    return against.load(asked, history.folder(option("--benchmark-storage"), started_in))
 
 
 def _api_key(option: Option) -> str | None:

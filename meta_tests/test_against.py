@@ -1,0 +1,274 @@
+"""``--against RUN``: no worse than a trusted run, and each way of being worse is seen."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from sm121.core import profile
+from sm121.core.errors import UsageError
+from sm121.core.verdict import Severity, Verdict
+from sm121.evidence.kernel_path import KernelPath
+from sm121.regression.history import StoredMetric
+from sm121.report import details
+from sm121.report.details import Details, Samples
+from sm121.run import verdict_file
+from sm121.run.alike import alike
+from sm121.run.fingerprint import Fingerprint
+from sm121.run.verdict_file import EngineReport, MetricReport, TestReport, VerdictFile
+from sm121.session import against
+
+OWN = profile.load("cpu-tiny-gpt-oss")
+PATH = KernelPath(attention="CPU_ATTN", moe="CPU", kv_cache_dtype="auto", dtype="bfloat16")
+REFUSED = "bad-json (specified): required: 400 or 422, seen: 500 {'id': 'chatcmpl-0123456789'}"
+ORACLE = "prompt capitals: required: |difference| at most 0.058, seen: 0.0912 (at token 14)"
+
+
+def rates(level: float, seed: int) -> tuple[float, ...]:
+    scatter = random.Random(seed)
+    return tuple(level * scatter.gauss(1.0, 0.004) for _ in range(20))
+
+
+def a_run(*tests: tuple[str, str, str], rate: float = 50.0, seed: int = 1, **fields) -> VerdictFile:
+    samples = rates(rate, seed)
+    engine = EngineReport(
+        name="vllm", version="0.24.0", managed=True, model="m", startup_s=60.0, path=PATH
+    )
+    own = {
+        "engine": engine,
+        "finished": True,
+        "metrics": {
+            "tg32@d0": MetricReport(
+                value=sorted(samples)[10], unit="tok/s", rounds=20, verdict=Verdict.PASS
+            )
+        },
+        "fingerprint": Fingerprint(model="0123", machine={"cpu_model": "one"}, arguments=["--x"]),
+    }
+    file = VerdictFile(
+        arch="cpu",
+        profile=OWN.name,
+        started="2026-11-23T08:00:00+00:00",
+        tests=[
+            TestReport(id=name, level="correctness", verdict=Verdict(verdict), message=message)
+            for name, verdict, message in tests
+        ],
+        **{**own, **fields},
+    )
+    file.judge()
+    return file
+
+
+def stored(file: VerdictFile, folder: Path, rate: float = 50.0, seed: int = 1) -> Path:
+    folder.mkdir()
+    verdict_file.write(file, folder / "verdict.json")
+    samples = Samples(unit="tok/s", samples=list(rates(rate, seed)))
+    details.write(Details(samples={"tg32@d0": samples}), folder)
+    return folder
+
+
+TESTS = (
+    ("tests/a.py::holds", "PASS", ""),
+    ("tests/a.py::refuses", "FAIL", REFUSED),
+    ("tests/a.py::computes", "FAIL", ORACLE),
+)
+
+
+@pytest.fixture
+def trusted(tmp_path) -> against.Trusted:
+    return against.load(str(stored(a_run(*TESTS), tmp_path / "trusted")), tmp_path)
+
+
+def held(run: VerdictFile, trusted: against.Trusted, rate: float = 50.0, seed: int = 2,
+         left_out=()) -> tuple[VerdictFile, list[TestReport]]:  # fmt: skip
+    """The run with what stands known in it, as `sm121.plugin.outcomes` decides it, and judged."""
+    for test in run.tests:
+        if test.verdict is Verdict.FAIL and trusted.known(test):
+            test.tolerated = "known"
+    samples = rates(rate, seed)
+    now = StoredMetric("tg32@d0", "tok/s", True, None, samples, sorted(samples)[10], "PASS")
+    found = against.judge(run, trusted, OWN, {"tg32@d0": now}, left_out)
+    run.tests += found
+    run.judge()
+    return run, found
+
+
+def changed(place: int, *values: str) -> tuple[tuple[str, str, str], ...]:
+    tests = [list(test) for test in TESTS]
+    for n, value in enumerate(values, 3 - len(values)):
+        tests[place][n] = value
+    return tuple(tuple(test) for test in tests)
+
+
+@pytest.mark.parametrize("seed", range(2, 12))
+def test_an_honest_run_is_no_worse(trusted, seed):
+    """Ten of them: ids, times and what was measured differ."""
+    again = REFUSED.replace("0123456789", f"abcdef{seed:04}")
+    nearly = ORACLE.replace("0.0912", f"{0.0912 + seed / 1000:.4f}")
+    tests = (TESTS[0], (*TESTS[1][:2], again), (*TESTS[2][:2], nearly))
+    run, found = held(a_run(*tests), trusted, seed=seed)
+    assert found == [] and run.verdict is Verdict.PASS and run.against.no_worse
+    assert run.why() == (
+        "no worse than the run of 2026-11-23T08:00:00+00:00; 1 check ran and held; "
+        "2 failed and are known"
+    )
+
+
+def test_what_was_mended_is_told(trusted):
+    run, found = held(a_run(*changed(1, "PASS", "")), trusted)
+    assert found == [] and run.against.mended == ["tests/a.py::refuses"] and run.against.no_worse
+
+
+WORSE = {
+    "a new deviation": (
+        {"tests": changed(0, "FAIL", "required: 400, seen: 200")}, "new", "tests/a.py::holds"),
+    "another status": (
+        {"tests": changed(1, "FAIL", REFUSED.replace("500", "404"))}, "changed", "refuses"),
+    "the same status with another text": (
+        {"tests": changed(1, "FAIL", REFUSED.replace("'id'", "'error'"))}, "changed", "refuses"),
+    "wrong mathematics where it was red for another reason": (
+        {"tests": changed(1, "FAIL", "required: 400 or 422, seen: garbage")}, "changed", "refuses"),
+    "ten times as far off": (
+        {"tests": changed(2, "FAIL", ORACLE.replace("0.0912", "0.912"))}, "changed", "computes"),
+    "off at another token": (
+        {"tests": changed(2, "FAIL", ORACLE.replace("14", "15"))}, "changed", "computes"),
+    "a known one that is no longer decided": (
+        {"tests": changed(2, "INVALID", "wrong path")}, None, "wrong path"),
+    "a test that is gone": ({"tests": TESTS[1:]}, "missing", "tests/a.py::holds"),
+    "a test that does not run": (
+        {"tests": changed(0, "NOT_RUN", "NOT_RUN: no nvcc")}, "missing", "no nvcc"),
+    "a known failure that does not run": (
+        {"tests": changed(1, "NOT_RUN", "NOT_RUN: no nvcc")}, "missing", "no nvcc"),
+    "another path": ({"path": {"attention": "TORCH_SDPA"}}, "path", "attention: CPU_ATTN there"),
+    "a path without evidence": ({"path": {"moe": None}}, "path", "no evidence of any"),
+    "a fallback": ({"path": {"fallbacks": ["marlin"]}}, "path", "fallback marlin"),
+    "a slower engine": ({"rate": 44.0}, "worse", "tg32@d0"),
+    "another machine": ({"machine": "two"}, "worse", "another machine"),
+    "a busy box": ({"box": "DEGRADED"}, "worse", "DEGRADED"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WORSE)
+def test_a_change_to_the_worse_is_red_and_named(trusted, name):
+    change, where, what = WORSE[name]
+    run = a_run(*change.get("tests", TESTS))
+    run.engine.path = PATH.model_copy(update=change.get("path", {}))
+    run.fingerprint.machine["cpu_model"] = change.get("machine", "one")
+    run.box.state = change.get("box", "QUALIFIED")
+    run, _ = held(run, trusted, rate=change.get("rate", 50.0))
+    assert run.verdict not in (Verdict.PASS, Verdict.NOT_RUN)
+    assert where is None or not run.against.no_worse
+    said = [f"{test.id} {test.message}" for test in run.tests if test.counted is run.verdict]
+    assert any(what in line for line in said), said
+    assert where is None or any(what in line for line in getattr(run.against, where)) or said
+
+
+def test_what_was_not_asked_for_is_not_missing(trusted):
+    run, found = held(a_run(*TESTS[1:]), trusted, left_out={"tests/a.py::holds"})
+    assert found == [] and run.against.no_worse
+    other = [TestReport(id="tests/b.py::b", level="smoke", verdict=Verdict.PASS)]
+    run, found = held(_with(a_run(), other), trusted)
+    assert found == [] and run.against.not_asked == ["correctness"]
+
+
+def _with(run: VerdictFile, tests: list[TestReport]) -> VerdictFile:
+    run.tests = tests
+    return run
+
+
+def test_a_path_that_was_asked_for_is_told(trusted):
+    run = a_run(*TESTS)
+    run.engine.path = PATH.model_copy(update={"kv_cache_dtype": "fp8"})
+    run.fingerprint.arguments = ["--x", "--kv-cache-dtype=fp8"]
+    run, found = held(run, trusted)
+    assert found == [] and run.against.asked_for == ["kv_cache_dtype: auto there, fp8 here"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("seen 3.1 s", "seen 2.2 s", True),
+        ("seen 12 s", "seen 95 s", False),
+        ("required 200, seen 404", "required 200, seen 422", False),
+        ("request chatcmpl-abcdef12 died", "request chatcmpl-99999999 died", True),
+        ("see /tmp/pytest-1/a/server.log", "see /tmp/pytest-2/b/server.log", True),
+        ("http://127.0.0.1:4000/v1 refused", "http://127.0.0.1:4001/v1 refused", True),
+        ("token 199999 is not 12", "token 199998 is not 12", True),
+        ("3 of 16 lost", "4 of 16 lost", False),
+        ("off by 1e-3", "off by 1.5e-3", True),
+        ("off by 1e-3", "off by -1e-3", False),
+        ("waived until 2026-12-01 (https://a.b/c): x", "x", True),
+        ("one", "one more", False),
+        ("", "", True),
+    ],
+)
+def test_alike(one, other, same):
+    assert alike(one, other) is same
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda run: run.update(finished=False), "has not finished"),
+        (lambda run: run["tests"][0].update(verdict="FAIL", message="x"), "changed after"),
+        (lambda run: run.update(fingerprint=None), "does not say what was asked"),
+        (
+            lambda run: run["crashes"].append({"kind": "oom", "summary": "died", "owner": "us"}),
+            "crashed in it: died",
+        ),
+        (lambda run: run.update(tests="x"), "expected a report directory"),
+    ],
+)
+def test_a_run_that_nothing_can_be_held_against_is_refused(tmp_path, spoil, why):
+    folder = stored(a_run(("tests/a.py::holds", "PASS", "")), tmp_path / "run")
+    file = folder / "verdict.json"
+    run = json.loads(file.read_text())
+    spoil(run)
+    file.write_text(json.dumps(run))
+    with pytest.raises(UsageError, match=why):
+        against.load(str(folder), tmp_path)
+    with pytest.raises(UsageError, match=why):
+        against.trust(folder, tmp_path / "storage")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"arch": "sm121"}, {"profile": "another"}, {"fingerprint": Fingerprint(model="other")}],
+    ids=str,
+)
+def test_a_run_of_something_else_is_refused(trusted, change):
+    run = a_run(*TESTS).model_copy(update=change)
+    with pytest.raises(UsageError, match="is of another"):
+        against.refuse(trusted, run)
+
+
+def test_the_newest_run_that_was_trusted_is_taken(tmp_path):
+    with pytest.raises(UsageError, match="sm121 trust REPORT"):
+        against.load("trusted", tmp_path)
+    for number, message in enumerate(("one", "two"), 1):
+        folder = stored(a_run(("tests/a.py::a", "FAIL", message)), tmp_path / f"run-{number}")
+        kept, _ = against.trust(folder, tmp_path)
+        assert kept.name == f"{number:04}"
+    found = against.load("trusted", tmp_path)
+    assert found.file.tests[0].message == "two" and len(found.metrics["tg32@d0"].samples) == 20
+    by_file = against.load(str(tmp_path / "run-1" / "verdict.json"), tmp_path)
+    assert by_file.file.tests[0].message == "one" and by_file.metrics
+
+
+def test_a_failure_that_the_profile_does_not_need_is_listed():
+    file = a_run(("tests/a.py::holds", "PASS", ""), ("tests/a.py::form", "FAIL", "no error object"))
+    file.tests[1].severity = Severity.COURTESY
+    file.tests[1].tolerated = "listed"
+    file.judge()
+    assert file.verdict is Verdict.PASS and file.levels["correctness"].listed == 1
+    assert file.why() == "1 check ran and held; 1 failed and is listed"
+
+
+def test_copies_are_of_the_file(trusted):
+    """What is held against a run does not change that run."""
+    before = copy.deepcopy(trusted.file)
+    held(a_run(*TESTS), trusted)
+    assert trusted.file == before
