@@ -1,0 +1,174 @@
+"""The examples of docs/ci do what they say: their steps run here, on a GB10 that is not there.
+
+A shell runs the steps. What they need of a runner stands on its PATH: a docker that runs the script
+here, a git that clones this checkout, a pip that installs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from gb10.machine import HERE, ROOT, Behind, Machine, vllm_on_the_cpu
+
+EXAMPLES = ROOT / "docs" / "ci"
+#: Runs the script of `docker run ... IMAGE -c SCRIPT` here, where its mounts lie.
+_DOCKER = """
+import os, subprocess, sys
+given, mounts, environment, place = sys.argv[2:], {}, dict(os.environ), "."
+for option, value in zip(given, given[1:]):
+    if option == "-v":
+        inside, _, outside = value[::-1].partition(":")
+        mounts[inside[::-1]] = outside[::-1]
+    elif option == "-e":
+        name, equals, text = value.partition("=")
+        environment.update({name: text} if equals else {})
+    elif option == "-w":
+        place = value
+def here(text):
+    for inside in sorted(mounts, key=len, reverse=True):
+        text = text.replace(inside, mounts[inside]) if text.startswith(inside) else text
+    return text
+script = given[-1]
+for inside in ("/ws", "/history"):
+    for before in " =":
+        script = script.replace(before + inside, before + mounts[inside])
+own = {name: here(value) for name, value in environment.items()}
+sys.exit(subprocess.run(["bash", "-c", script], cwd=here(place), env=own).returncode)
+"""
+_GIT = """
+import os, sys
+if sys.argv[1] == "clone":
+    os.symlink(os.environ["SUITE_HERE"], sys.argv[-1])
+elif sys.argv[1] != "config":
+    os.execv(os.environ["REAL_GIT"], ["git", *sys.argv[1:]])
+"""
+
+
+@pytest.fixture(scope="module")
+def behind(canary_bf16: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Behind]:
+    with vllm_on_the_cpu(canary_bf16, tmp_path_factory.mktemp("behind") / "log") as running:
+        yield running
+
+
+class Runner:
+    """A machine of somebody's CI: a GB10, and a folder for each job."""
+
+    def __init__(self, folder: Path, behind: Behind) -> None:
+        self.box = Machine(folder / "gb10", "0.33.0", behind, profile=HERE / "merge.toml")
+        self.box.build()
+        self.folder, self.history, self.jobs = folder, folder / "home" / "sm121-history", 0
+        self.history.mkdir(parents=True)
+        self.suite = folder / "suite"
+        self.suite.mkdir()
+        for name in ("tests", "conftest.py", "pytest.ini"):
+            (self.suite / name).symlink_to(ROOT / name)
+        suite = [f"--profile={self.box.profile}", f"--engine-python={self.box.python}"]
+        typed = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            "--beside-others",
+            *suite,
+        ]
+        self._program("docker", _DOCKER)
+        self._program("git", _GIT)
+        self._program("pip", "")
+        self._program("chown", "")
+        self._program("pytest", f"import os, sys\nos.execv({typed[0]!r}, {typed!r} + sys.argv[1:])")
+        self._program(
+            "sm121",
+            f"import os, sys\nos.execv({typed[0]!r}, {[*typed[:2], 'sm121']!r} + sys.argv[1:])",
+        )
+
+    def _program(self, name: str, text: str) -> None:
+        program = self.folder / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!{sys.executable}\n{text}\n")
+        program.chmod(0o755)
+
+    def shell(self, script: str, variables: dict[str, str], place: Path) -> tuple[int, str]:
+        self.box.write()
+        found = self.box.surroundings()
+        git = shutil.which("git")
+        assert git is not None
+        environment = {
+            **found, "HOME": str(self.folder / "home"), "REAL_GIT": git,
+            "SUITE_HERE": str(self.suite), **variables,
+            "PATH": f"{self.folder / 'bin'}{os.pathsep}{found['PATH']}",
+        }  # fmt: skip
+        done = subprocess.run(
+            ["bash", "-e", "-o", "pipefail", "-c", script], cwd=place, env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600, check=False,
+        )  # fmt: skip
+        return done.returncode, done.stdout
+
+    def github(self, event: str) -> tuple[int, str, str]:
+        """The job of the Spark on an event: its status, its output, and the summary of the job."""
+        loaded = yaml.safe_load((EXAMPLES / "github-actions.yml").read_text("utf-8"))
+        (step,) = [
+            step for step in loaded["jobs"]["spark"]["steps"] if "docker run" in step.get("run", "")
+        ]
+        self.jobs += 1
+        place = self.folder / f"job-{self.jobs}"
+        (place / "change").mkdir(parents=True)
+        (place / "suite").symlink_to(self.suite)
+        summary = place / "summary.md"
+        summary.touch()
+        variables = {name: _expression(text, event) for name, text in step["env"].items()}
+        variables |= {"INSTALL": "true", "GITHUB_STEP_SUMMARY": str(summary)}
+        status, output = self.shell(step["run"], variables, place)
+        return status, output, summary.read_text("utf-8")
+
+    def gitlab(self, *, default_branch: bool) -> tuple[int, str]:
+        """The same of GitLab, which has the history where its runner mounts it."""
+        loaded = yaml.safe_load((EXAMPLES / "gitlab-ci.yml").read_text("utf-8"))
+        job = loaded["spark"]
+        merged = [rule for rule in job["rules"] if "CI_DEFAULT_BRANCH" in rule["if"]]
+        script = "\n".join([*job["before_script"], *job["script"]])
+        self.jobs += 1
+        place = self.folder / f"job-{self.jobs}"
+        place.mkdir()
+        variables = {"INSTALL": "true", "SUITE": "the suite"}
+        variables |= merged[0]["variables"] if default_branch else {}
+        return self.shell(script.replace("/history", str(self.history)), variables, place)
+
+    @property
+    def verdict(self) -> dict:
+        return json.loads((self.suite / "conformance-report" / "verdict.json").read_text("utf-8"))
+
+
+def _expression(text: str, event: str) -> str:
+    """What GitHub makes of `${{ ... }}`: a variable that nobody set, or a choice by the event."""
+    match = re.fullmatch(r"\$\{\{ (.*) \}\}", text)
+    assert match is not None, text
+    own = match[1].replace("github.event_name", repr(event)).replace("&&", "and")
+    own = re.sub(r"vars\.\w+", "''", own.replace("||", "or"))
+    return str(eval(own))
+
+
+def test_a_pull_request_must_be_no_worse_than_what_was_merged(behind, tmp_path):
+    """A merge is stored and trusted; one pull request is as good, another one falls back."""
+    runner = Runner(tmp_path, behind)
+    status, output, _ = runner.github("push")
+    assert status == 0, output
+    assert "/trusted/0001: PASS" in output and (runner.history / "trusted" / "0001").is_dir()
+    status, output = runner.gitlab(default_branch=False)
+    assert status == 0 and "PASS: no worse than the run of " in output, output
+    assert not (runner.history / "trusted" / "0002").exists()
+    runner.box.settings = {"faults": ["wrong-layout"]}
+    status, output, summary = runner.github("pull_request")
+    assert status == 1 and runner.verdict["verdict"] == "FAIL", output
+    assert "SM121 conformance: FAIL" in summary and "Against the run of " in summary
+    assert not (runner.history / "trusted" / "0002").exists()
+    assert len(summary.splitlines()) < 60, "the summary of a pull request fits a screen or two"
