@@ -12,7 +12,7 @@ import pytest
 from sm121.core import profile
 from sm121.core.errors import UsageError
 from sm121.core.verdict import Severity, Verdict
-from sm121.evidence.kernel_path import KernelPath
+from sm121.evidence.kernel_path import KernelPath, RequestReport
 from sm121.regression.history import StoredMetric
 from sm121.report import details
 from sm121.report.details import Details, Samples
@@ -90,7 +90,9 @@ def held(run: VerdictFile, trusted: against.Trusted, rate: float = 50.0, seed: i
             test.tolerated = "known"
     samples = rates(rate, seed)
     now = StoredMetric("tg32@d0", "tok/s", True, None, samples, sorted(samples)[10], "PASS")
-    found = against.judge(run, trusted, OWN, {"tg32@d0": now}, left_out)
+    found = against.judge(
+        run, trusted, OWN, {"tg32@d0": now} if rate else {}, lambda test: test.id not in left_out
+    )
     run.tests += found
     run.judge()
     return run, found
@@ -144,7 +146,7 @@ WORSE = {
         {"tests": changed(1, "NOT_RUN", "NOT_RUN: no nvcc")}, "missing", "no nvcc"),
     "another path": ({"path": {"attention": "TORCH_SDPA"}}, "path", "attention: CPU_ATTN there"),
     "a path without evidence": ({"path": {"moe": None}}, "path", "no evidence of any"),
-    "a fallback": ({"path": {"fallbacks": ["marlin"]}}, "path", "fallback marlin"),
+    "a fallback": ({"path": {"fallbacks": ["marlin"]}}, "path", "fallbacks: marlin"),
     "a slower engine": ({"rate": 44.0}, "worse", "tg32@d0"),
     "another machine": ({"machine": "two"}, "worse", "another machine"),
     "a busy box": ({"box": "DEGRADED"}, "worse", "DEGRADED"),
@@ -169,22 +171,67 @@ def test_a_change_to_the_worse_is_red_and_named(trusted, name):
 def test_what_was_not_asked_for_is_not_missing(trusted):
     run, found = held(a_run(*TESTS[1:]), trusted, left_out={"tests/a.py::holds"})
     assert found == [] and run.against.no_worse
-    other = [TestReport(id="tests/b.py::b", level="smoke", verdict=Verdict.PASS)]
-    run, found = held(_with(a_run(), other), trusted)
+    run = a_run()
+    run.tests = [TestReport(id="tests/b.py::b", level="smoke", verdict=Verdict.PASS)]
+    run, found = held(run, trusted, left_out={name for name, *_ in TESTS})
     assert found == [] and run.against.not_asked == ["correctness"]
+    assert "(correctness not compared)" in run.why()
 
 
-def _with(run: VerdictFile, tests: list[TestReport]) -> VerdictFile:
-    run.tests = tests
-    return run
+def requested(by: str) -> list[RequestReport]:
+    what = {"field": "kv_cache_dtype", "resolved": "fp8", "state": "resolved", "message": ""}
+    return [RequestReport(by=by, **what)]
 
 
 def test_a_path_that_was_asked_for_is_told(trusted):
+    """Only where the request speaks of that value, and never the loss of evidence."""
     run = a_run(*TESTS)
-    run.engine.path = PATH.model_copy(update={"kv_cache_dtype": "fp8"})
-    run.fingerprint.arguments = ["--x", "--kv-cache-dtype=fp8"]
+    asked = requested("--kv-cache-dtype=fp8")
+    run.engine.path = PATH.model_copy(update={"kv_cache_dtype": "fp8", "requested": asked})
     run, found = held(run, trusted)
-    assert found == [] and run.against.asked_for == ["kv_cache_dtype: auto there, fp8 here"]
+    assert found == [] and run.against.path_told == ["kv_cache_dtype: auto there, fp8 here"]
+    for change in ({"attention": "TORCH_SDPA"}, {"kv_cache_dtype": None}, {"also": {"moe": ["X"]}}):
+        run = a_run(*TESTS)
+        run.fingerprint.environment = {"VLLM_LOGGING_LEVEL": "DEBUG"}
+        run.engine.path = PATH.model_copy(update={"requested": asked, **change})
+        run, found = held(run, trusted)
+        assert len(found) == 1 and run.against.path, change
+
+
+def test_nothing_gets_worse_step_by_step(tmp_path):
+    """Each is alike the one before, and each rate within what is allowed."""
+    rate, off = 50.0, 0.09
+    for step in range(4):
+        tests = (TESTS[0], (*TESTS[2][:2], ORACLE.replace("0.0912", f"{off:.4f}")))
+        folder = stored(a_run(*tests, rate=rate, seed=step), tmp_path / f"{step}", rate, step)
+        if step:
+            trusted = against.load("trusted", tmp_path)
+            run, _ = held(a_run(*tests, rate=rate, seed=step), trusted, rate=rate, seed=step)
+            assert (run.verdict is Verdict.PASS) == (step == 1), (step, run.against)
+        against.trust(folder, tmp_path)
+        rate, off = rate * 0.97, off * 1.8
+
+
+@pytest.mark.parametrize("how", ["no file", "no metric"])
+def test_a_rate_that_nobody_compares_is_not_green(tmp_path, trusted, how):
+    if how == "no metric":
+        _, found = held(a_run(*TESTS), trusted, rate=0.0)
+        assert [test.id for test in found] == ["--against::tg32@d0"], found
+        return
+    folder = stored(a_run(*TESTS), tmp_path / "run")
+    (folder / details.NAME).unlink()
+    with pytest.raises(UsageError, match=r"expected details\.json with the samples of tg32@d0"):
+        against.load(str(folder), tmp_path)
+
+
+@pytest.mark.parametrize("how", [{"waived": True}, {"tolerated": "listed"}])
+def test_what_another_reason_excused_is_not_known(tmp_path, how):
+    file = a_run(*TESTS)
+    file.tests[1] = file.tests[1].model_copy(update=how)
+    file.judge()
+    trusted = against.load(str(stored(file, tmp_path / "run")), tmp_path)
+    assert trusted.known(a_run(*TESTS).tests[1]) is None
+    assert trusted.known(a_run(*TESTS).tests[2]) is not None
 
 
 @pytest.mark.parametrize(
@@ -196,11 +243,19 @@ def test_a_path_that_was_asked_for_is_told(trusted):
         ("request chatcmpl-abcdef12 died", "request chatcmpl-99999999 died", True),
         ("see /tmp/pytest-1/a/server.log", "see /tmp/pytest-2/b/server.log", True),
         ("http://127.0.0.1:4000/v1 refused", "http://127.0.0.1:4001/v1 refused", True),
-        ("token 199999 is not 12", "token 199998 is not 12", True),
+        ("token 199999 is not 12", "token 199998 is not 12", False),
         ("3 of 16 lost", "4 of 16 lost", False),
+        ("4090 of 4096 lost", "2049 of 4096 lost", False),
+        ("leaked 100 MiB", "leaked 250 MiB", False),
+        ("leaked 100 MiB", "leaked 120 MiB", True),
+        ("/v1/completions: 400", "/v1/chat/completions: 400", False),
+        ("call_weather(", "call_transfer(", False),
+        ("http://a.b:80/c", "http://a.b:80/cGARBAGE", False),
+        ("today is 2026-11-22", "today is 2026-11-23", True),
+        ("pid 4001 died", "pid 31044 died", True),
+        ("see server-1.log", "see server-2.log", True),
         ("off by 1e-3", "off by 1.5e-3", True),
         ("off by 1e-3", "off by -1e-3", False),
-        ("waived until 2026-12-01 (https://a.b/c): x", "x", True),
         ("one", "one more", False),
         ("", "", True),
     ],
@@ -220,6 +275,8 @@ def test_alike(one, other, same):
             "crashed in it: died",
         ),
         (lambda run: run.update(tests="x"), "expected a report directory"),
+        (lambda run: run["box"].update(state="DEGRADED"), "its box was DEGRADED"),
+        (lambda run: run.update(levels={}), "changed after"),
     ],
 )
 def test_a_run_that_nothing_can_be_held_against_is_refused(tmp_path, spoil, why):
@@ -250,7 +307,7 @@ def test_the_newest_run_that_was_trusted_is_taken(tmp_path):
         against.load("trusted", tmp_path)
     for number, message in enumerate(("one", "two"), 1):
         folder = stored(a_run(("tests/a.py::a", "FAIL", message)), tmp_path / f"run-{number}")
-        kept, _ = against.trust(folder, tmp_path)
+        kept, *_ = against.trust(folder, tmp_path)
         assert kept.name == f"{number:04}"
     found = against.load("trusted", tmp_path)
     assert found.file.tests[0].message == "two" and len(found.metrics["tg32@d0"].samples) == 20

@@ -20,6 +20,7 @@ from sm121.core import data_file, own_tests, profile
 from sm121.core.arguments import Argument
 from sm121.core.data_file import DataTable
 from sm121.core.errors import OptionError, Sm121Error, UsageError
+from sm121.core.verdict import Verdict
 
 Command: TypeAlias = Callable[[argparse.Namespace], int]
 
@@ -376,14 +377,14 @@ def _trust(options: argparse.Namespace) -> int:
     from sm121.session import against
 
     storage = history.folder(options.benchmark_storage, Path.cwd())
-    kept, run = against.trust(options.directory, storage)
-    failed = [test.id for test in run.tests if test.counted is not test.verdict]
-    bad = [
-        test.id for test in run.tests if test.executed and test.counted not in ("PASS", "NOT_RUN")
-    ]
+    kept, run, narrower = against.trust(options.directory, storage)
     print(f"{kept}: {run.verdict}: {run.reason}")
-    for name in (*bad, *failed):
-        print(f"  fails, and will be known: {name}")
+    for line in narrower:
+        print(f"  the run that was trusted before has more: {line}")
+    for test in run.tests:
+        if test.executed and test.counted not in (Verdict.PASS, Verdict.NOT_RUN):
+            known = test.verdict is Verdict.FAIL and not test.waived
+            print(f"  {'fails, and may be known' if known else 'stays red'}: {test.id}")
     return 0
 
 

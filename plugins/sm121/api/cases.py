@@ -34,14 +34,6 @@ ProblemKind = Literal[
     "no_error_object",
     "serves_wrongly_afterwards",
 ]
-#: What it is that a case fails in such a way; anything else is a contract that was broken.
-_SEVERITIES = {
-    "hang": Severity.BLOCKER,
-    "server_error": Severity.BLOCKER,
-    "serves_wrongly_afterwards": Severity.BLOCKER,
-    "no_error_object": Severity.COURTESY,
-    "wrong_status": Severity.COURTESY,
-}
 #: Whatever the tier, and whatever is known of the engine.
 _NEVER: tuple[ProblemKind, ...] = ("hang", "server_error", "serves_wrongly_afterwards")
 
@@ -103,6 +95,18 @@ class CaseProblem:
     kind: ProblemKind
     text: str
     fails: bool
+    #: Of the answer.
+    status: int | None
+
+    @property
+    def severity(self) -> Severity:
+        """A refusal in another form is a courtesy that was not paid."""
+        if self.kind in _NEVER:
+            return Severity.BLOCKER
+        refused = self.status is not None and 400 <= self.status < 500
+        if refused and self.kind in ("no_error_object", "wrong_status"):
+            return Severity.COURTESY
+        return Severity.CONTRACT
 
 
 @functools.cache
@@ -145,15 +149,16 @@ def judge(api: Api, case: Case, healthy: str) -> tuple[str, CaseProblem | None]:
     if not well or after != healthy:
         after = after if well else f"no answer: {after}"
         text = f"required: after this request the answer is still {healthy!r}, seen: {after!r}"
-        return seen, CaseProblem("serves_wrongly_afterwards", text, True)
+        return seen, CaseProblem("serves_wrongly_afterwards", text, True, exchange.status)
     if problem is None:
         return seen, None
     kind, text = problem
     known = api.capabilities.deviation(case.id, kind)
     if known is not None and kind not in _NEVER:
         text = f"known of {api.capabilities.file.title} {known.versions}: {text} ({known.source})"
-        return seen, CaseProblem(kind, text, False)
-    return seen, CaseProblem(kind, text, kind in _NEVER or case.tier != "unspecified")
+        return seen, CaseProblem(kind, text, False, exchange.status)
+    fails = kind in _NEVER or case.tier != "unspecified"
+    return seen, CaseProblem(kind, text, fails, exchange.status)
 
 
 @dataclass(frozen=True)
@@ -185,8 +190,8 @@ class Judge:
                     f"{known.file.name}.toml"
                 )
         if problem is not None and problem.fails:
-            severity = _SEVERITIES.get(problem.kind, Severity.CONTRACT)
-            raise Graded(f"{case.id} ({case.tier}: {case.why}): {problem.text}", severity)
+            text = f"{case.id} ({case.tier}: {case.why}): {problem.text}"
+            raise Graded(text, problem.severity)
         if problem is not None:
             self.remark(f"{case.id}: {problem.text}")
         elif case.tier == "unspecified":

@@ -150,7 +150,10 @@ def describe_end(session: Session, output_json: dict[str, Any]) -> None:
     """Write into what is stored how the run ended: the last look may have decided again."""
     recorder = session.recorder
     latest = {found.measurement.name: found for found in recorder.recorded}
-    ended = worst(test.verdict for test in session.ledger if test.executed and not test.excused)
+    tests = [test for test in session.ledger if test.executed and not test.excused]
+    if session.settings.against is not None:  # it is decided when the run closes, after this
+        tests += session.worse_than_trusted(session.file.model_copy(deep=True))
+    ended = worst(test.verdict for test in tests)
     for benchmark in output_json["benchmarks"]:
         info = benchmark["extra_info"]
         if "sm121" in info and info["metric"] in session.file.metrics:

@@ -147,7 +147,7 @@ class Controller:
         merging.judge_matrix(session.directory, session.ledger, folders, session.remark)
         deselected = (name for part in self._said for name in part["deselected"])
         session.deselected = list(dict.fromkeys(deselected))
-        session.left_out = {name for part in self._said for name in part["left_out"]}
+        session.collected = {name for part in self._said for name in part["collected"]}
         session.inapplicable = {name for part in self._said for name in part["inapplicable"]}
 
 
@@ -155,7 +155,7 @@ def handed_over(session: Session, *, closed: bool) -> dict[str, Any]:
     """What a worker reports to its controller when it ends."""
     return {
         "deselected": session.deselected,
-        "left_out": sorted(session.left_out),
+        "collected": sorted(session.collected),
         "inapplicable": sorted(session.inapplicable),
         "closed": closed,
     }

@@ -7,9 +7,18 @@ import unittest
 
 import pytest
 
+from sm121.core import digest
 from sm121.core.printable import printable
 from sm121.core.profile import LEVELS
-from sm121.core.verdict import Inapplicable, NeverWaived, NotRun, Severity, Undecided, Verdict
+from sm121.core.verdict import (
+    Graded,
+    Inapplicable,
+    NeverWaived,
+    NotRun,
+    Severity,
+    Undecided,
+    Verdict,
+)
 from sm121.engines.managed import ServerError
 from sm121.evidence import failure
 from sm121.kernels.benchmark_cases import BenchmarkCase
@@ -23,6 +32,7 @@ from sm121.session.session import Session
 from sm121.stress.fault import UnderLoad
 
 _MESSAGE_LENGTH = 600
+_SAID_LENGTH = 4000
 #: How the failure message of pytest-timeout begins.
 _TIMEOUT = "Timeout "
 #: What ends a test without saying that something it requires does not hold.
@@ -94,6 +104,7 @@ def take(
                 "skipped": False,  # skipped, then failed in its teardown: failed
                 "verdict": error.verdict if isinstance(error, Undecided) else Verdict.FAIL,
                 "message": _message(session, call, report) + (_EXCUSED if excused else ""),
+                "said": _said(session, call, report),
                 "waived": False,
                 "tolerated": None,
             }
@@ -146,14 +157,23 @@ def _of_case(item: pytest.Item) -> JudgedKernel | None:
     return JudgedKernel(operation=case.operation if benchmark else operation_of(case))
 
 
-def _message(session: Session, call: pytest.CallInfo[None], report: pytest.TestReport) -> str:
+def _text(call: pytest.CallInfo[None], report: pytest.TestReport) -> str:
     if call.excinfo is None:  # a strict xfail that passed
-        text = str(report.longrepr)
-    elif isinstance(call.excinfo.value, (AssertionError, Undecided)):
-        text = str(call.excinfo.value)
-    else:
-        text = call.excinfo.exconly()
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return str(report.longrepr)
+    if isinstance(call.excinfo.value, (AssertionError, Undecided)):
+        return str(call.excinfo.value)
+    return call.excinfo.exconly()
+
+
+def _said(session: Session, call: pytest.CallInfo[None], report: pytest.TestReport) -> str:
+    """All that a failure says, in a bounded length."""
+    text = printable(session.redact(_text(call, report)))
+    rest = text[_SAID_LENGTH:]
+    return text[:_SAID_LENGTH] + (f" and the rest: {digest.of([rest])}" if rest else "")
+
+
+def _message(session: Session, call: pytest.CallInfo[None], report: pytest.TestReport) -> str:
+    lines = [line.strip() for line in _text(call, report).splitlines() if line.strip()]
     first = session.redact(lines[0] if lines else "failed without a message")
     if (known := failure.explain(first)) is not None:
         first = f"{first[: _MESSAGE_LENGTH // 3]}; {known}"
@@ -177,21 +197,25 @@ def _excuse(
     """Tolerate a failure that a waiver names, whose severity the profile does not need, or that the
     run has which this one is held against. A crash, or what says that nothing is proven, never."""
     never = _never_waived(session, item, finding, call)
-    if never:
+    error = call.excinfo.value if call.excinfo is not None else None
+    plain = isinstance(error, AssertionError)
+    if isinstance(error, Graded):
+        finding.severity = error.severity
+    if never or not plain or report.when != "call":
+        # It did not come to what it judges: no answer, a 5xx, or one that cannot be read.
         finding.severity = Severity.BLOCKER
-    elif call.excinfo is not None:
-        finding.severity = getattr(call.excinfo.value, "severity", finding.severity)
-    trusted = session.settings.against
-    known = trusted.known(finding) if trusted is not None and not never else None
     _waive(session, finding, never, report)
     if finding.waived or never:
         return
+    trusted = session.settings.against
     if finding.severity not in session.severities_needed:
         finding.tolerated = "listed"
         report.wasxfail = f"listed, as {finding.severity}: {finding.message}"
-    elif known and not session.settings.certify:
-        finding.tolerated = "known"
-        report.wasxfail = f"known, {known} has it, too: {finding.message}"
+    elif trusted is not None and plain and not session.settings.certify:
+        named = any(waiver.applies_to(finding.id) for waiver in session.settings.waivers)
+        if (known := trusted.known(finding)) is not None and not named:
+            finding.tolerated = "known"
+            report.wasxfail = f"known, {known} has it, too: {finding.message}"
     if finding.tolerated is not None:
         report.outcome = "skipped"
 

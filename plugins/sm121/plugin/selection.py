@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, get_args
 
@@ -19,7 +19,8 @@ from sm121.core.profile import LEVELS, Ability, PlanRow, Profile
 from sm121.measure.plan import Plan
 from sm121.plugin import others
 from sm121.plugin.stash import APPLIES_TO, ID, LEVEL, SETTINGS
-from sm121.run.verdict_file import NOT_RUN
+from sm121.run.verdict_file import NOT_RUN, TestReport
+from sm121.session.session import Session
 from sm121.session.settings import Settings
 from sm121.session.target import Target, resolve
 
@@ -213,6 +214,40 @@ def note_deselected(config: pytest.Config, items: Iterable[pytest.Item]) -> None
     gone = [item for item in tests if not _is_slow(item) and not _is_uncertified(config, item)]
     known = config.stash.setdefault(DESELECTED, {})
     known.update({item.stash[ID]: item.stash[APPLIES_TO] for item in gone})
+
+
+def asks_for(config: pytest.Config, session: Session) -> Callable[[TestReport], bool]:
+    """Whether a test that is not in this run was asked for: it was not collected, and would have
+    been if it were there. What -m, -k, a plan or an option leaves out was not asked for, nor was
+    what lies outside the paths that were given."""
+    settings = config.stash[SETTINGS]
+    given = config.args_source is pytest.Config.ArgsSource.ARGS
+    paths = [_relative(config, path) for path in config.args] if given else []
+    if any(path in (".", "tests") for path in paths):
+        paths = []
+    narrowed = {"performance"} if settings.depths is not None else set()
+    if config.getoption("--matrix") is not None:
+        narrowed.add("matrix")
+
+    def asked(test: TestReport) -> bool:
+        within = not paths or any(
+            test.id == path or test.id.startswith((f"{path}/", f"{path}::", f"{path}["))
+            for path in paths
+        )
+        return within and test.id not in session.collected and test.level not in narrowed
+
+    return asked
+
+
+def _relative(config: pytest.Config, path: str) -> str:
+    """A path or node id of the command line as ids begin."""
+    file, separator, rest = path.partition("::")
+    absolute = (config.invocation_params.dir / file).resolve()
+    try:
+        file = absolute.relative_to(config.rootpath.resolve()).as_posix()
+    except ValueError:
+        file = absolute.as_posix()
+    return f"{file}{separator}{rest}"
 
 
 def missed(config: pytest.Config, arch: str) -> list[str]:

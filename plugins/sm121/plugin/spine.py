@@ -225,6 +225,7 @@ def pytest_xdist_node_collection_finished(node: Any) -> None:
         return
     config.stash[SESSION] = session
     config.stash[_SIGNALS] = Signals(session)
+    session.asks_for = selection.asks_for(config, session)
     _step("opened")
     turns.of_all_workers(config, session)
 
@@ -302,7 +303,7 @@ def pytest_runtest_makereport(
         _step("crash looked for")
     report = yield
     outcomes.take(session, item, call, report)
-    if report.failed:
+    if report.failed or item.stash[FINDING].excused:
         reporting.note_failure(session, item.config.stash[DETAILS], item, report)
     reporting.redact(session, report)
     if report.when == "teardown":
@@ -457,7 +458,9 @@ def _open(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
     config.stash[CRASHES] = CrashDesk(session)
     config.stash[_SIGNALS] = Signals(session)
     session.deselected = selection.missed(config, chosen.arch)
-    session.left_out = config.stash[selection.COLLECTED] - {item.stash[ID] for item in tests}
+    collected = config.stash[selection.COLLECTED]
+    session.collected = collected
+    session.asks_for = selection.asks_for(config, session)
     session.file.shard = config.stash.get(SHARD, None)
     if settings.worker is not None:
         workers.write_groups(session, items)

@@ -39,6 +39,8 @@ class Fingerprint(Record):
     """Digest of the axes of the matrix; null without a matrix."""
     waivers: str | None = None
     """Digest of the waivers; null where there is none."""
+    against: str | None = None
+    """Digest of the verdict.json of the trusted run; null without ``--against``."""
     provider: str | None = None
     """The kernel provider; of a user's own also the digest of its module."""
     options: dict[str, str] = Field(default_factory=dict)
@@ -82,6 +84,7 @@ _NAMES = {
     "profile_shipped": "origin of the profile",
     "extends": "profile that is extended",
     "axes": "axes of the matrix",
+    "against": "against",
     "provider": "kernel provider",
     "options": "option",
     "sources": "version of",

@@ -209,8 +209,8 @@ def contradiction(file: VerdictFile) -> str | None:
         return f"its verdict is {file.verdict}, its tests make {judged.verdict}"
     if file.exit_status != file.verdict.exit_status:
         return f"its verdict is {file.verdict}, its exit status {file.exit_status}"
-    for name, level in file.levels.items():
-        if judged.levels.get(name) != level:
+    for name in {*file.levels, *judged.levels}:
+        if judged.levels.get(name) != file.levels.get(name):
             return f"its tests of level {name} are not those that it counts"
     return None
 

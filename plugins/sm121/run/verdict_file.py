@@ -139,6 +139,9 @@ class TestReport(Record):
     verdict: Verdict
     message: str = ""
     seconds: float = 0.0
+    said: str = ""
+    """Of a failure, the whole text that ``message`` is the first line of, at most 4,000 characters
+    and a digest of the rest."""
     skipped: bool = False
     waived: bool = False
     severity: Severity = Severity.BLOCKER
@@ -266,11 +269,13 @@ class AgainstReport(Record):
     missing: list[str] = Field(default_factory=list)
     """They ran there, and not here, where they were asked for."""
     not_asked: list[str] = Field(default_factory=list)
-    """Levels that ran there, and of which nothing was collected here."""
+    """Levels that ran there, and of which nothing was asked here."""
     path: list[str] = Field(default_factory=list)
-    """What differs of the kernel path, though nothing else was asked for."""
-    asked_for: list[str] = Field(default_factory=list)
-    """What differs of the kernel path, where the arguments or the configuration differ."""
+    """What differs of the kernel path, though no other was asked for."""
+    path_told: list[str] = Field(default_factory=list)
+    """What differs of the kernel path as it was asked for, or was not shown there."""
+    differs: list[str] = Field(default_factory=list)
+    """What else was asked in another way, or of another version."""
     worse: list[str] = Field(default_factory=list)
     """Metrics that are worse, or may be."""
     metrics: list[str] = Field(default_factory=list)
@@ -361,7 +366,11 @@ class VerdictFile(Record):
             asked = self.fingerprint.plan if self.fingerprint is not None else FULL
             plan = "" if asked == FULL else f" of plan {asked}"
             checks = f"{held} check{'' if held == 1 else 's'}{plan}"
-            beside = f"no worse than {self.against.run}; " if self.against is not None else ""
+            beside = ""
+            if self.against is not None:
+                others = ", ".join(self.against.not_asked)
+                not_compared = f" ({others} not compared)" if others else ""
+                beside = f"no worse than {self.against.run}{not_compared}; "
             return f"{beside}{checks} ran and held{tolerated}{missing}"
         first = decisive[0]
         more = f" (and {len(decisive) - 1} more)" if len(decisive) > 1 else ""

@@ -7,13 +7,17 @@ a test that ran there and not here, a path that nobody asked to change, a metric
 
 from __future__ import annotations
 
+import functools
+import itertools
 import shutil
-from collections.abc import Collection, Iterable, Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from sm121.core import digest
 from sm121.core.errors import UsageError
-from sm121.core.profile import Profile
+from sm121.core.profile import FULL, Profile
 from sm121.core.verdict import Verdict
 from sm121.measure import machine
 from sm121.measure.box import BoxState
@@ -22,7 +26,7 @@ from sm121.regression.history import StoredMetric, StoredRun
 from sm121.report import details
 from sm121.run import verdict_file
 from sm121.run.alike import alike
-from sm121.run.fingerprint import Difference
+from sm121.run.fingerprint import Fingerprint
 from sm121.run.merge import contradiction
 from sm121.run.verdict_file import BESIDE, AgainstReport, TestReport, VerdictFile
 
@@ -38,28 +42,67 @@ _PATH = (
     "attention", "moe", "cuda_graphs", "kv_layout", "speculative", "native_fp4", "kv_cache_dtype",
     "dtype", "quantization", "prefix_caching", "block_size",
 )  # fmt: skip
-#: What may differ in two fingerprints so that a change of the path was asked for.
-_ASKED = ("configuration", "engine's arguments", "variable ")
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A run, and what was measured in it."""
+
+    file: VerdictFile
+    metrics: Mapping[str, StoredMetric]
+
+    @property
+    def name(self) -> str:
+        return f"the run of {self.file.started}"
+
+    @functools.cached_property
+    def failures(self) -> Mapping[str, TestReport]:
+        """What may be known of it: failures of tests that nothing else excused."""
+        return {
+            test.id: test
+            for test in self.file.tests
+            if test.verdict is Verdict.FAIL
+            and not (test.skipped or test.waived or test.tolerated == "listed")
+            and not test.id.startswith((BESIDE, "--"))
+        }
 
 
 @dataclass(frozen=True)
 class Trusted:
-    """A run that is trusted."""
+    """A run that is trusted, and those that were trusted before it, oldest first."""
 
-    name: str
-    file: VerdictFile
-    metrics: Mapping[str, StoredMetric]
-
-    def known(self, failure: TestReport) -> str | None:
-        """The name of this run, if the test failed in it in the same way."""
-        test = self._tests.get(failure.id)
-        if test is None or test.verdict is not Verdict.FAIL or test.skipped:
-            return None
-        return self.name if alike(test.message, failure.message) else None
+    runs: tuple[_Kept, ...]
+    digest: str
+    """Of the newest one's verdict.json."""
 
     @property
-    def _tests(self) -> dict[str, TestReport]:
-        return {test.id: test for test in self.file.tests}
+    def name(self) -> str:
+        return self._newest.name
+
+    @property
+    def file(self) -> VerdictFile:
+        return self._newest.file
+
+    @property
+    def metrics(self) -> Mapping[str, StoredMetric]:
+        return self._newest.metrics
+
+    @property
+    def _newest(self) -> _Kept:
+        return self.runs[-1]
+
+    def known(self, failure: TestReport) -> str | None:
+        """The name of this run, if the test failed in it in the same way. Of a test that has failed
+        in several runs in a row the first one counts as well: nothing gets worse step by step."""
+        there = (run.failures.get(failure.id) for run in reversed(self.runs))
+        failed = [*itertools.takewhile(lambda test: test is not None, there)]
+        same = all(test and alike(said(test), said(failure)) for test in failed[:1] + failed[-1:])
+        return self.name if failed and same else None
+
+
+def said(test: TestReport) -> str:
+    """What a failure said: all of it, as far as it was kept."""
+    return test.said or test.message
 
 
 def load(asked: str, storage: Path) -> Trusted:
@@ -73,21 +116,30 @@ def load(asked: str, storage: Path) -> Trusted:
         UsageError: there is none, or it is no run to hold another one against.
     """
     if asked == TRUSTED:
-        path = newest(storage)
-        if path is None:
+        folders = _kept(storage)
+        if not folders:
             raise UsageError(
                 f"--against trusted: {storage / _FOLDER} has no run; `sm121 trust REPORT` puts one "
                 "there"
             )
-        return _read(path, f"--against trusted: {path}")
-    path = Path(asked)
-    return _read(path.parent if path.is_file() else path, f"--against {asked}", path)
+    else:
+        path = Path(asked)
+        folders = [path.parent if path.name == "verdict.json" else path]
+    what = f"--against {asked}"
+    newest = _read(folders[-1], what)
+    earlier = [_read(folder, what) for folder in folders[:-1]]
+    comparable = [
+        run
+        for run in earlier
+        if _unlike(run.file, newest.file) is None and not [*_path(run.file, newest.file)]
+    ]
+    content = (folders[-1] / "verdict.json").read_text("utf-8")
+    return Trusted((*comparable, newest), digest.of([content]))
 
 
-def _read(folder: Path, what: str, file: Path | None = None) -> Trusted:
-    path = file if file is not None and file.is_file() else folder / "verdict.json"
+def _read(folder: Path, what: str) -> _Kept:
     try:
-        found = verdict_file.read(path)
+        found = verdict_file.read(folder / "verdict.json")
     except (OSError, ValueError) as error:
         raise UsageError(
             f"{what}: expected a report directory, a verdict.json, or the word {TRUSTED} "
@@ -95,24 +147,29 @@ def _read(folder: Path, what: str, file: Path | None = None) -> Trusted:
         ) from error
     if (wrong := unfit(found)) is not None:
         raise UsageError(f"{what}: expected a run that can be trusted: {wrong}")
-    known = details.read(folder)
+    known = details.read(folder).samples
+    measured = {
+        name: metric
+        for name, metric in found.metrics.items()
+        if metric.value is not None and metric.verdict in (Verdict.PASS, Verdict.FAIL)
+    }
+    if lost := [name for name in measured if name not in known]:
+        raise UsageError(
+            f"{what}: expected {details.NAME} with the samples of {lost[0]} beside verdict.json"
+        )
     metrics = {
         name: StoredMetric(
             name=name,
             unit=metric.unit,
-            higher_is_better=samples.higher_is_better,
-            quantile=samples.quantile,
-            samples=tuple(samples.samples),
-            value=metric.value,
+            higher_is_better=known[name].higher_is_better,
+            quantile=known[name].quantile,
+            samples=tuple(known[name].samples),
+            value=metric.value or 0.0,
             verdict=metric.verdict.value,
         )
-        for name, metric in found.metrics.items()
-        if metric.value is not None
-        and metric.verdict in (Verdict.PASS, Verdict.FAIL)
-        and (samples := known.samples.get(name)) is not None
-        and metric.value > 0.0
+        for name, metric in measured.items()
     }
-    return Trusted(f"the run of {found.started}", found, metrics)
+    return _Kept(found, metrics)
 
 
 def unfit(run: VerdictFile) -> str | None:
@@ -123,59 +180,87 @@ def unfit(run: VerdictFile) -> str | None:
         return f"it was changed after it was written: {changed}"
     if run.fingerprint is None:
         return "it does not say what was asked (it is of an earlier version)"
+    if run.shard is not None:
+        return f"it is shard {run.shard.index} of {run.shard.of}"
     if run.crashes:
         return f"something crashed in it: {run.crashes[0].summary}"
+    beside = [t for t in run.tests if t.id.startswith(BESIDE) and t.counted is Verdict.FAIL]
+    if beside:
+        return f"{beside[0].id}: {beside[0].message}"
+    if run.box.state == BoxState.DEGRADED:
+        return f"its box was DEGRADED: {run.box.reason}"
     if not any(test.executed for test in run.tests):
         return "no test of a level was executed in it"
     return None
 
 
-def trust(report: Path, storage: Path) -> tuple[Path, VerdictFile]:
+def trust(report: Path, storage: Path) -> tuple[Path, VerdictFile, list[str]]:
     """Keep a run as the one that others are held against, behind those that were kept before.
+
+    Returns:
+        where it is kept, the run, and what it has less than the one that was trusted before.
 
     Raises:
         UsageError: it is no run to hold another one against.
     """
-    run = _read(report, f"sm121 trust {report}").file
-    kept = [int(folder.name[:4]) for folder in _kept(storage)]
-    folder = storage / _FOLDER / f"{max(kept, default=0) + 1:04}"
-    folder.mkdir(parents=True)
-    for name in ("verdict.json", details.NAME):
+    run = _read(report, f"sm121 trust {report}")
+    before = _kept(storage)
+    narrower = _narrower(run, _read(before[-1], "sm121 trust")) if before else []
+    place = storage / _FOLDER
+    place.mkdir(parents=True, exist_ok=True)
+    new = Path(tempfile.mkdtemp(prefix="new-", dir=place))
+    for name in (details.NAME, "verdict.json"):
         if (report / name).is_file():
-            shutil.copy2(report / name, folder / name)
-    return folder, run
+            shutil.copy2(report / name, new / name)
+    numbers = [int(folder.name) for folder in place.iterdir() if folder.name.isdecimal()]
+    kept = new.rename(place / f"{max(numbers, default=0) + 1:04}")
+    return kept, run.file, narrower
 
 
-def newest(storage: Path) -> Path | None:
-    """The run that was kept last; None without any."""
-    return max(_kept(storage), default=None)
+def _narrower(run: _Kept, before: _Kept) -> list[str]:
+    ran = {test.id for test in run.file.tests if test.executed}
+    tests = [t.id for t in before.file.tests if t.executed and t.id not in ran]
+    metrics = [name for name in before.metrics if name not in run.metrics]
+    pairs = (("tests", tests), ("metrics", metrics))
+    return [f"{len(lost)} {what} ({lost[0]})" for what, lost in pairs if lost]
 
 
 def _kept(storage: Path) -> list[Path]:
-    return [path.parent for path in storage.glob(f"{_FOLDER}/[0-9][0-9][0-9][0-9]/verdict.json")]
+    """The folders of the runs that were kept, oldest first."""
+    found = [path.parent for path in storage.glob(f"{_FOLDER}/*/verdict.json")]
+    return sorted(
+        (folder for folder in found if folder.name.isdecimal()), key=lambda f: int(f.name)
+    )
 
 
 def refuse(trusted: Trusted, run: VerdictFile) -> None:
     """Refuse a run that has nothing in common with this one.
 
     Raises:
-        UsageError: it is of another architecture, profile, engine or model.
+        UsageError: it is of another architecture, profile, engine or model, or of a smaller plan.
     """
-    theirs, ours = trusted.file.fingerprint, run.fingerprint
+    if (why := _unlike(trusted.file, run)) is not None:
+        raise UsageError(
+            f"--against: {trusted.name} is of another {why}: expected a run that asked the same"
+        )
+
+
+def _unlike(one: VerdictFile, other: VerdictFile) -> str | None:
+    """What tells two runs apart so that neither is held against the other."""
+    theirs, ours = one.fingerprint or Fingerprint(), other.fingerprint or Fingerprint()
     pairs = [
-        Difference("architecture", trusted.file.arch, run.arch),
-        Difference("profile", trusted.file.profile, run.profile),
+        ("architecture", one.arch, other.arch),
+        ("profile", one.profile, other.profile),
+        ("model's digest", theirs.model, ours.model),
     ]
-    if trusted.file.engine.managed and run.engine.managed:  # else it is recognised later
-        pairs.append(Difference("engine", trusted.file.engine.name, run.engine.name))
-    if theirs is not None and ours is not None:
-        pairs.append(Difference("model's digest", theirs.model, ours.model))
-    for what, one, other in pairs:
-        if one != other:
-            raise UsageError(
-                f"--against: {trusted.name} is of another {what} ({one}, now {other}): expected a "
-                "run that asked the same"
-            )
+    if one.engine.managed and other.engine.managed:  # else it is recognised later
+        pairs.append(("engine", one.engine.name, other.engine.name))
+    if theirs.plan not in (FULL, ours.plan):
+        pairs.append(("plan", theirs.plan, ours.plan))
+    for what, value, now in pairs:
+        if value != now:
+            return f"{what} ({value}, now {now})"
+    return None
 
 
 def judge(
@@ -183,110 +268,145 @@ def judge(
     trusted: Trusted,
     profile: Profile,
     metrics: Mapping[str, StoredMetric],
-    left_out: Collection[str],
+    asked_for: Callable[[TestReport], bool],
 ) -> list[TestReport]:
     """What is worse than in the trusted run and shows in no test; ``run.against`` is set.
 
     Args:
         run: finished, except for the verdict.
         metrics: what was measured in it.
-        left_out: ids of tests that were collected and not asked for.
+        asked_for: whether a test was asked for in this run, if it is there.
     """
     theirs, ours = trusted.file, {test.id: test for test in run.tests}
-    asked_levels = {test.level for test in run.tests}
     report = AgainstReport(run=trusted.name, engine=_engine(theirs))
     run.against = report
     found: list[TestReport] = []
 
     def add(what: str, verdict: Verdict, message: str) -> None:
-        found.append(
-            TestReport(id=f"{PREFIX}{what}", level=_LEVEL, verdict=verdict, message=message)
-        )
+        entry = TestReport(id=f"{PREFIX}{what}", level=_LEVEL, verdict=verdict, message=message)
+        found.append(entry)
 
+    if theirs.engine.name != run.engine.name:
+        line = f"engine: {theirs.engine.name} there, {run.engine.name} here"
+        report.path.append(line)
+        add("engine", Verdict.FAIL, f"required: the engine of {trusted.name}; seen: {line}")
+    unasked: set[str] = set()
     for test in theirs.tests:
-        if not test.executed or test.id.startswith((BESIDE, "--")) or test.id in left_out:
+        if not test.executed or test.id.startswith((BESIDE, "--")):
             continue
         now = ours.get(test.id)
-        if now is None and test.level not in asked_levels:
-            report.not_asked += [test.level] * (test.level not in report.not_asked)
+        if now is None and not asked_for(test):
+            unasked.add(test.level)
         elif now is None or not now.executed:
             why = "it was not collected" if now is None else now.why_not_run
             report.missing.append(test.id)
-            add(test.id, Verdict.FAIL, f"required: {test.id} runs, as in {trusted.name}; "
-                f"seen: it did not: {why}")  # fmt: skip
-        elif test.verdict is Verdict.FAIL and now.verdict is Verdict.PASS:
-            report.mended.append(test.id)
-        elif test.verdict is Verdict.FAIL and now.verdict is Verdict.FAIL:
-            same = alike(test.message, now.message)
-            (report.known if same else report.changed).append(test.id)
-        elif now.verdict is not Verdict.PASS and test.verdict is Verdict.PASS:
-            report.new.append(test.id)
-    there = {test.id for test in theirs.tests}
-    report.new += [
-        test.id
-        for test in run.tests
-        if test.id not in there and test.verdict is Verdict.FAIL and not test.skipped
-    ]
-    for line, asked in _path(theirs, run):
-        if asked:
-            report.asked_for.append(line)
-        else:
-            report.path.append(line)
-            add(f"path {line.partition(':')[0]}", Verdict.FAIL,
-                f"required: the path of {trusted.name}, since nothing else was asked for; "
-                f"seen: {line}")  # fmt: skip
-    for name, verdict, text in _metrics(run, trusted, profile, metrics):
-        if verdict is Verdict.PASS:
-            report.metrics.append(text)
-        else:
-            report.worse.append(text)
+            add(
+                test.id,
+                Verdict.FAIL,
+                f"required: {test.id} runs, as in {trusted.name}; seen: it did not: {why}",
+            )
+    for test in run.tests:
+        _sort(report, test, trusted)
+    asked_levels = {test.level for test in run.tests}
+    report.not_asked = sorted(unasked - asked_levels)
+    for line, expected in _path(theirs, run):
+        (report.path_told if expected else report.path).append(line)
+        if not expected:
+            add(
+                f"path {line.partition(':')[0]}",
+                Verdict.FAIL,
+                f"required: the path of {trusted.name}, since no other was asked for; seen: {line}",
+            )
+    for name, verdict, text in _metrics(run, trusted, profile, metrics, lost="performance"
+                                        not in unasked):  # fmt: skip
+        (report.metrics if verdict is Verdict.PASS else report.worse).append(text)
+        if verdict is not Verdict.PASS:
             add(name, verdict, text)
+    report.differs = _differs(theirs, run)
     report.no_worse = not found and not report.new and not report.changed
     return found
+
+
+def _sort(report: AgainstReport, test: TestReport, trusted: Trusted) -> None:
+    """Put a test of this run into the list that it belongs to."""
+    there = {each.id: each for each in trusted.file.tests}.get(test.id)
+    failed_there = there is not None and there.verdict is Verdict.FAIL and not there.skipped
+    if test.verdict is Verdict.PASS:
+        if failed_there:
+            report.mended.append(test.id)
+    elif not test.executed or (test.counted is Verdict.PASS and test.tolerated != "known"):
+        return  # it did not run, or it is listed or waived
+    elif test.verdict is Verdict.FAIL and trusted.known(test) is not None:
+        report.known.append(test.id)
+    else:
+        (report.changed if failed_there else report.new).append(test.id)
 
 
 def in_words(report: AgainstReport) -> str:
     """How a run compares with the trusted one, in one phrase."""
     how = "no worse" if report.no_worse else "worse"
     known = len(report.known)
-    return f"{how} than {report.run}" + (f", {known} known failures" if known else "")
+    left = f", {', '.join(report.not_asked)} not compared" if report.not_asked else ""
+    return f"{how} than {report.run}" + (f", {known} known failures" if known else "") + left
 
 
 def _engine(run: VerdictFile) -> str:
     return f"{run.engine.name} {run.engine.version or ''}".strip()
 
 
-def _path(theirs: VerdictFile, run: VerdictFile) -> Iterable[tuple[str, bool]]:
-    """What differs of the kernel path, and whether somebody asked for it."""
-    if (
-        run.engine.base_url is None
-        and run.engine.startup_s is None
-        and not run.engine.path.evidence
-    ):
+def _differs(theirs: VerdictFile, run: VerdictFile) -> list[str]:
+    """What else the two runs differ in: it is told, and decides nothing."""
+    if theirs.fingerprint is None or run.fingerprint is None:
+        return []
+    return [
+        f"{each.what}: {each.one} there, {each.other} here"
+        for each in theirs.fingerprint.differences(run.fingerprint)
+        if not each.what.startswith(("machine", "against"))
+    ]
+
+
+def _path(theirs: VerdictFile, run: VerdictFile) -> Iterator[tuple[str, bool]]:
+    """What differs of the kernel path, and whether that is as it should be: a request of this run
+    that the other had not speaks of it, or the other run did not show it."""
+    if not (run.engine.base_url or run.engine.startup_s or run.engine.path.evidence):
         return  # nothing was served here
-    asked = (
-        theirs.fingerprint is not None
-        and run.fingerprint is not None
-        and any(
-            each.what.startswith(_ASKED) for each in theirs.fingerprint.differences(run.fingerprint)
-        )
-    )
+    one, other = theirs.engine.path, run.engine.path
+    requests = {(each.field, each.by) for each in one.requested}
+    requests ^= {(each.field, each.by) for each in other.requested}
+    asked = {field for field, _ in requests}
     for name in _PATH:
-        one, other = getattr(theirs.engine.path, name), getattr(run.engine.path, name)
-        if one is not None and one != other:
-            shown = "no evidence of any" if other is None else other
-            yield f"{name}: {one} there, {shown} here", asked
-    for kind in run.engine.path.fallbacks:
-        if kind not in theirs.engine.path.fallbacks:
-            yield f"fallback {kind}: admitted by the log here, not there", asked
+        before, now = getattr(one, name), getattr(other, name)
+        if before == now:
+            pass
+        elif now is None:
+            yield f"{name}: {before} there, no evidence of any here", False
+        elif before is None:
+            yield f"{name}: not shown there, {now} here", True
+        else:
+            yield f"{name}: {before} there, {now} here", name in asked
+        more = [value for value in other.also.get(name, ()) if value not in one.also.get(name, ())]
+        if more:
+            yield f"{name}: some layers run {', '.join(more)}, not there", name in asked
+    for what in ("fallbacks", "silent_fallbacks", "differences"):
+        for kind in getattr(other, what):
+            if kind not in getattr(one, what):
+                yield f"{what.replace('_', ' ')}: {kind} here, not there", False
 
 
 def _metrics(
-    run: VerdictFile, trusted: Trusted, profile: Profile, metrics: Mapping[str, StoredMetric]
+    run: VerdictFile,
+    trusted: Trusted,
+    profile: Profile,
+    metrics: Mapping[str, StoredMetric],
+    *,
+    lost: bool,
 ) -> Iterable[tuple[str, Verdict, str]]:
-    """Each metric of both, by the rule of the regression level."""
-    common = [name for name in metrics if name in trusted.metrics]
-    if not common:
+    """Each metric of both, by the rules of the regression level.
+
+    Args:
+        lost: a metric that is missing here was asked for.
+    """
+    if not trusted.metrics or (not metrics and not lost):
         return
     fingerprints = trusted.file.fingerprint, run.fingerprint
     machines = [found.machine if found is not None else {} for found in fingerprints]
@@ -294,13 +414,20 @@ def _metrics(
         yield (
             "metrics",
             Verdict.INVALID,
-            f"{len(common)} metrics cannot be held against {trusted.name}, which is of another "
-            f"machine ({'; '.join(apart)})",
+            f"metrics cannot be held against {trusted.name}, which is of another machine "
+            f"({'; '.join(apart)})",
         )
         return
     if run.box.state == BoxState.DEGRADED:
         yield "metrics", Verdict.INCONCLUSIVE, f"the box is DEGRADED: {run.box.reason}"
         return
-    baseline = StoredRun(trusted.name, trusted.file.started, {}, trusted.metrics)
-    for change in trend.compare(metrics, [baseline], profile.regression):
+    stored = [StoredRun(each.name, each.file.started, {}, each.metrics) for each in trusted.runs]
+    if lost:
+        for line in trend.missing(metrics, stored[-1]):
+            yield line.partition(" ")[0], Verdict.FAIL, line
+    limits = profile.regression
+    for change in (
+        *trend.compare(metrics, stored, limits),
+        *trend.changes(metrics, stored, limits),
+    ):
         yield change.metric, change.verdict, change.text

@@ -52,6 +52,7 @@ def of(session: Session, record: EnvironmentRecord, variables: Mapping[str, str]
         waivers=digest.of([waiver.model_dump(mode="json") for waiver in settings.waivers])
         if settings.waivers
         else None,
+        against=settings.against.digest if settings.against is not None else None,
         provider=provider(session),
         options={name: session.redact(value) for name, value in sorted(settings.given.items())},
         sources={

@@ -70,8 +70,10 @@ class Session:
     stops: dict[str, StopReport] = field(default_factory=dict)
     #: Ids of tests that -m, -k or --deselect removed.
     deselected: list[str] = field(default_factory=list)
-    #: Ids of all tests that were collected and are not asked for.
-    left_out: Collection[str] = ()
+    #: Ids of all tests of levels that were collected.
+    collected: Collection[str] = ()
+    #: Whether a test that is not in this run was asked for.
+    asks_for: Callable[[TestReport], bool] = lambda _test: True
     #: Ids of tests that no certificate needs: other architectures, or beyond the model's ability.
     inapplicable: set[str] = field(default_factory=set)
     interrupted: bool = False
@@ -564,10 +566,17 @@ class Session:
         trusted, settings = self.settings.against, self.settings
         if trusted is None or not self.file.finished or settings.worker is not None:
             return
-        now = measured.of_this_run(self.recorder)
+        found = self.worse_than_trusted(self.file)
+        if not settings.certify:  # a certificate is absolute, and says how the run compares
+            for entry in found:
+                self.ledger.decide(entry)
+
+    def worse_than_trusted(self, file: VerdictFile) -> list[TestReport]:
+        """What of a file of this run is worse than in the trusted run and shows in no test."""
+        trusted, now = self.settings.against, measured.of_this_run(self.recorder)
+        assert trusted is not None
         metrics = now.metrics if now is not None else {}
-        for entry in against.judge(self.file, trusted, self.profile, metrics, self.left_out):
-            self.ledger.decide(entry)
+        return against.judge(file, trusted, self.profile, metrics, self.asks_for)
 
     def release(self) -> None:
         """Stop a server that was started after the end, and free the report directory for another

@@ -204,7 +204,12 @@ def _against(option: Option, started_in: Path) -> Trusted | None:
     if asked is None:
         return None
     if asked != against.TRUSTED:
-        asked = str(started_in / asked)
+        asked, report = str(started_in / asked), started_in / option("--report-dir")
+        if Path(asked).resolve().is_relative_to(report.resolve()):
+            raise UsageError(
+                f"--against {asked}: expected a run that is kept elsewhere: this one's report goes "
+                "there; name it with --report-dir, or keep the other one with `sm121 trust`"
+            )
     return against.load(asked, history.folder(option("--benchmark-storage"), started_in))
 
 
