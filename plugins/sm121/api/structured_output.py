@@ -64,6 +64,8 @@ def samples(api: Api, kind: Literal["regex", "choice"], value: str | list[str]) 
     """
     body = api.capabilities.structured(kind, value)
     answers = together(
-        lambda _: api.complete(PROMPT, max_tokens=32, temperature=1.0, **body), range(_SAMPLES)
+        # Seeded: what is wrong is wrong in the same way in every run.
+        lambda seed: api.complete(PROMPT, max_tokens=32, temperature=1.0, seed=seed, **body),
+        range(_SAMPLES),
     )
     return [answer["choices"][0]["text"] for answer in answers]

@@ -151,7 +151,9 @@ def describe_end(session: Session, output_json: dict[str, Any]) -> None:
     recorder = session.recorder
     latest = {found.measurement.name: found for found in recorder.recorded}
     tests = [test for test in session.ledger if test.executed and not test.excused]
-    if session.settings.against is not None:  # it is decided when the run closes, after this
+    if (
+        session.settings.against is not None and session.target.obstacle is None
+    ):  # it is decided when the run closes, after this
         tests += session.worse_than_trusted(session.file.model_copy(deep=True))
     ended = worst(test.verdict for test in tests)
     for benchmark in output_json["benchmarks"]:

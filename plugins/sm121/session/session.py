@@ -566,6 +566,8 @@ class Session:
         trusted, settings = self.settings.against, self.settings
         if trusted is None or not self.file.finished or settings.worker is not None:
             return
+        if self.target.obstacle is not None:
+            return  # nothing ran
         found = self.worse_than_trusted(self.file)
         if not settings.certify:  # a certificate is absolute, and says how the run compares
             for entry in found:
