@@ -35,6 +35,23 @@ def patch(name: str) -> Callable[[Callable[["Patcher"], None]], Any]:
     return lambda function: PATCHES.setdefault(name, function)
 
 
+class _Packing:
+    """For which kernels vLLM packed the experts when it loaded them: AMX's, or the portable ones."""
+
+    isa = "vec"
+
+    def __init__(self, pack: Callable[[Tensor, str], Tensor]) -> None:
+        self._pack = pack
+
+    def __call__(self, weight: Tensor, isa: str) -> Tensor:
+        _Packing.isa = isa
+        return self._pack(weight, isa)
+
+
+# This module is imported before the model is loaded.
+cpu_moe.cpu_prepack_moe_weight = _Packing(cpu_moe.cpu_prepack_moe_weight)
+
+
 class Patcher:
     """Sets attributes and tensors of the running engine, and puts them back."""
 
@@ -75,7 +92,7 @@ class Patcher:
                 getattr(experts, f"{own}_bias").copy_(tensors[f"{name}_bias"])
                 held = getattr(experts, f"{own}_weight")
                 plain = tensors[name].transpose(1, 2).contiguous().to(held.dtype)
-                held.copy_(cpu_moe.cpu_prepack_moe_weight(plain, "vec").view_as(held))
+                held.copy_(cpu_moe.cpu_prepack_moe_weight(plain, _Packing.isa).view_as(held))
 
     # What several faults need
 
