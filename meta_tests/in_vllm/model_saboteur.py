@@ -36,7 +36,7 @@ def patch(name: str) -> Callable[[Callable[["Patcher"], None]], Any]:
 
 
 class _Packing:
-    """For which kernels vLLM packed the experts when it loaded them: AMX's, or the portable ones."""
+    """For which kernels vLLM packed the experts when it loaded them: AMX's or the portable ones."""
 
     isa = "vec"
 
