@@ -26,8 +26,8 @@ import os, subprocess, sys
 given, mounts, environment, place = sys.argv[2:], {}, dict(os.environ), "."
 for option, value in zip(given, given[1:]):
     if option == "-v":
-        inside, _, outside = value[::-1].partition(":")
-        mounts[inside[::-1]] = outside[::-1]
+        outside, inside, *_ = value.split(":")
+        mounts[inside] = outside
     elif option == "-e":
         name, equals, text = value.partition("=")
         environment.update({name: text} if equals else {})

@@ -377,6 +377,7 @@ def verdict_of(folder: Path, profile: str, verdict: str) -> None:
     file = VerdictFile(arch="cpu", profile=profile, started="2026-01-01T00:00:00+00:00",
                        engine=EngineReport(name="vllm", managed=True, model="m"),
                        tests=[TestReport(id="t", level="kernel", verdict=verdict)])  # fmt: skip
+    file.judge()
     verdict_file.write(file, folder / "verdict.json")
 
 

@@ -267,7 +267,7 @@ def test_what_a_server_has_left_fails_the_run_whichever_it_was():
     [("tests/test_smoke.py::test_health", True), ("end of the run::server-marlin", False)],
 )
 def test_what_a_server_has_left_does_not_keep_later_levels_from_running(identity, gated):
-    failed = SimpleNamespace(id=identity, level="smoke", verdict=Verdict.FAIL, waived=None)
+    failed = SimpleNamespace(id=identity, level="smoke", verdict=Verdict.FAIL, excused=False)
     session = SimpleNamespace(ledger=[failed], aborted=None, distrusted=None)
     why = outcomes.why_not(session, SimpleNamespace(stash={LEVEL: "matrix"}))
     if gated:

@@ -198,7 +198,7 @@ def test_a_waiver_names_a_parameter_literally(attached, tmp_path):
         *waiver(tmp_path, one("test_parametrised[7]"), 1), one("test_parametrised")
     )
     assert status == 0 and file["levels"]["correctness"]["waived"] == 1, run.output
-    assert "1 failed and are waived" in file["reason"]
+    assert "1 failed and is waived" in file["reason"]
 
 
 WAIVED = "meta_tests/scenarios/waivers.py"
