@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -82,7 +83,9 @@ def vllm_on_the_cpu(checkpoint: Path, log: Path) -> Iterator[Behind]:
         "VLLM_CPU_KVCACHE_SPACE": "1",
     }  # fmt: skip
     with log.open("w") as output:
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+        process = subprocess.Popen(
+            command, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
         try:
             url = f"http://127.0.0.1:{port}"
             _wait_for(url, process, log)
@@ -92,7 +95,7 @@ def vllm_on_the_cpu(checkpoint: Path, log: Path) -> Iterator[Behind]:
             try:
                 process.wait(20)
             except subprocess.TimeoutExpired:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)  # its engine would stay
                 process.wait()
 
 
