@@ -240,7 +240,8 @@ def test_the_summary_names_both(of_log):
     file = run(of_log(TRITON_ATTN, MARLIN), judging("fused_moe", "vllm"))
     text = summary.markdown(file)
     assert "| kernels judged | fused\\_moe \\(MARLIN\\) by vllm, 1 cases |" in text
-    assert "prefill\\_attention \\(TRITON\\_ATTN\\): none of its tests was selected" in text
+    assert "| kernels not judged | route, prefill\\_attention" in text
+    assert "report.html says why" in text
 
 
 def test_shards_judge_the_kernels_together(of_log):
