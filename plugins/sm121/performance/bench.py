@@ -49,8 +49,6 @@ class Bench:
     tails: bool = False
     #: Why what was just measured is off the required path, by what the log says now.
     off_path: Callable[[], list[Invalidity]] = list
-    #: Called after each measurement; clears the line of progress.
-    ended: Callable[[], None] = lambda: None
     _cells: dict[tuple[int, int], MeasuredCell] = field(default_factory=dict)
     #: By name; and the cell that was measured last.
     _judged: dict[str, _Judged] = field(default_factory=dict)
@@ -66,7 +64,6 @@ class Bench:
         *,
         tails: bool = False,
         show: Show | None = None,
-        ended: Callable[[], None] = lambda: None,
     ) -> Iterator[Bench]:
         """Measure the server under test, which is started if need be.
 
@@ -85,7 +82,7 @@ class Bench:
             unproven=unproven,
         ) as measured:
             again = lambda: [] if invalid else _against_the_path(harness, server)[0]  # noqa: E731
-            yield cls(measured, plan, tails, again, ended)
+            yield cls(measured, plan, tails, again)
 
     def cell(
         self, depth: int = 0, concurrency: int = 1, *, first_visit: bool = False
@@ -146,19 +143,16 @@ class Bench:
             if profile.gate(name) is not None or judged.cell is first
         }
         failures: list[AssertionError | Undecided] = []
-        try:
-            for cell in cells.values():
-                rounds = len(cell.long)
-                if not (unless_latest and cell is self._latest):
-                    rounds += _LAST_LOOK
-                here = {name: judged for name, judged in again.items() if judged.cell is cell}
-                for name, judged in here.items():
-                    own = judged.own_rounds if profile.gate(name) is not None else 0
-                    cell.gather(rounds, own=own, of=judged.tokens)
-                for name, judged in here.items():
-                    self._decide_again(recorder, name, judged, failures)
-        finally:
-            self.ended()
+        for cell in cells.values():
+            rounds = len(cell.long)
+            if not (unless_latest and cell is self._latest):
+                rounds += _LAST_LOOK
+            here = {name: judged for name, judged in again.items() if judged.cell is cell}
+            for name, judged in here.items():
+                own = judged.own_rounds if profile.gate(name) is not None else 0
+                cell.gather(rounds, own=own, of=judged.tokens)
+            for name, judged in here.items():
+                self._decide_again(recorder, name, judged, failures)
         if failures:
             worst = min(failures, key=lambda failure: isinstance(failure, Undecided))
             raise type(worst)("; ".join(map(str, failures)))
@@ -243,35 +237,32 @@ class PerformanceChecks:
         server, rounds = self.bench.server, self.bench.plan.measuring.concurrency_rounds
         findings = Findings(list(server.invalid), list(server.unproven))
         samples, waited, retries = [], [], 0
-        try:
-            for number in range(rounds):
-                question = questions[number % len(questions)]
-                request = chat(server.endpoint.served_name, question, tokens)
-                server.show(f"time to the first visible text: {number + 1}/{rounds}")
-                answer = server.sender.run([request], patience=server.patience).answers[0]
-                seen = metrics.visible_ms(answer)
-                retries += answer.retries
-                if not answer.ok:
-                    findings.against("request_failed", str(answer.error))
-                elif seen is None:
-                    events = f"{len(answer.chunks)} events within {tokens} tokens"
-                    findings.against("no_visible_text", f"{events}, none with content")
-                samples.append(seen if answer.ok and seen is not None else metrics.NEVER)
-                waited.append(sum(chunk.text and not chunk.visible for chunk in answer.chunks))
-            self.record(
-                Measurement(
-                    name="ttft_visible_p50",
-                    unit="ms",
-                    samples=samples,
-                    higher_is_better=False,
-                    quantile=0.5,
-                    invalid=[*findings.invalid, *self.bench.off_path()],
-                    unproven=findings.unproven,
-                    extra={"reasoning_chunks": waited, "cold": False, "retries": retries},
-                )
+        for number in range(rounds):
+            question = questions[number % len(questions)]
+            request = chat(server.endpoint.served_name, question, tokens)
+            server.show(f"time to the first visible text: {number + 1}/{rounds}")
+            answer = server.sender.run([request], patience=server.patience).answers[0]
+            seen = metrics.visible_ms(answer)
+            retries += answer.retries
+            if not answer.ok:
+                findings.against("request_failed", str(answer.error))
+            elif seen is None:
+                events = f"{len(answer.chunks)} events within {tokens} tokens"
+                findings.against("no_visible_text", f"{events}, none with content")
+            samples.append(seen if answer.ok and seen is not None else metrics.NEVER)
+            waited.append(sum(chunk.text and not chunk.visible for chunk in answer.chunks))
+        self.record(
+            Measurement(
+                name="ttft_visible_p50",
+                unit="ms",
+                samples=samples,
+                higher_is_better=False,
+                quantile=0.5,
+                invalid=[*findings.invalid, *self.bench.off_path()],
+                unproven=findings.unproven,
+                extra={"reasoning_chunks": waited, "cold": False, "retries": retries},
             )
-        finally:
-            self.bench.ended()
+        )
 
     def once(self, name: str, unit: str, value: float) -> None:
         """A value that exists once in a run: a start, a peak."""
@@ -298,31 +289,28 @@ class PerformanceChecks:
             measurement.invalid = [*measurement.invalid, *self.bench.off_path()]
             return measurement
 
-        try:
-            cell = self.bench.cell(depth, streams, first_visit=first_visit)
+        cell = self.bench.cell(depth, streams, first_visit=first_visit)
 
-            def more(samples: int) -> Measurement:
-                if tokens:
-                    # No longer than what is asked: they tell as much in less time.
-                    return judged(cell.gather(0, own=samples, of=tokens))
-                if short:
-                    return judged(cell.gather_short(samples))
-                found, rounds = read(cell), len(cell.long)
-                now = found.rounds
-                # A round of several streams has several samples.
-                each = max(1, len(found.samples) // max(1, rounds))
-                return judged(cell.gather(rounds + max(1, math.ceil((samples - now) / each))))
+        def more(samples: int) -> Measurement:
+            if tokens:
+                # No longer than what is asked: they tell as much in less time.
+                return judged(cell.gather(0, own=samples, of=tokens))
+            if short:
+                return judged(cell.gather_short(samples))
+            found, rounds = read(cell), len(cell.long)
+            now = found.rounds
+            # A round of several streams has several samples.
+            each = max(1, len(found.samples) // max(1, rounds))
+            return judged(cell.gather(rounds + max(1, math.ceil((samples - now) / each))))
 
-            found = judged(cell)
-            if found.unit == "tok/s":
-                self.bench.judged(found.name, judged, cell, tokens)
-            self.record(
-                found,
-                more if growing else None,
-                maximum_rounds=bound or self.bench.plan.measuring.maximum_rounds,
-            )
-        finally:
-            self.bench.ended()
+        found = judged(cell)
+        if found.unit == "tok/s":
+            self.bench.judged(found.name, judged, cell, tokens)
+        self.record(
+            found,
+            more if growing else None,
+            maximum_rounds=bound or self.bench.plan.measuring.maximum_rounds,
+        )
 
 
 def _against_the_path(harness: Harness, server: Server) -> tuple[list[Invalidity], list[str]]:

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from rich.console import Console
-from rich.status import Status
 
 from sm121.core import profile
 from sm121.core.server import Server
@@ -17,7 +15,7 @@ from sm121.measure.plan import Plan
 from sm121.performance.bench import Bench, PerformanceChecks
 from sm121.performance.box import RunBox
 from sm121.plugin.benchmarks import HISTORY, MetricRecorder, history_of
-from sm121.plugin.stash import LEVEL, SESSION, SETTINGS
+from sm121.plugin.stash import LEVEL, PROGRESS, SESSION, SETTINGS
 from sm121.plugin.terminal import say
 from sm121.regression.ab import Side
 from sm121.regression.ab_run import AbRun
@@ -48,30 +46,17 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
 
 
 class Display:
-    """Progress: one line that changes on a terminal; elsewhere a new line now and then."""
+    """What is measured: a new line now and then."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        reporter = config.pluginmanager.get_plugin("terminalreporter")
-        self._file = reporter._tw._file if reporter is not None else None
-        self._status: Status | None = None
         self._next = 0.0
 
     def __call__(self, line: str) -> None:
-        if self._file is not None and self._file.isatty():
-            if self._status is None:
-                self._status = Status(line, console=Console(file=self._file))
-                self._status.start()
-            self._status.update(line)
-        elif time.monotonic() >= self._next:
+        shown = self._config.stash.get(PROGRESS, None)
+        if time.monotonic() >= self._next or (shown is not None and shown.rewrites):
             self._next = time.monotonic() + _LINE_EVERY_S
             say(self._config, "measuring", line)
-
-    def stop(self) -> None:
-        """Clear the line on the terminal."""
-        if self._status is not None:
-            self._status.stop()
-            self._status = None
 
 
 @pytest.fixture(scope="session")
@@ -80,13 +65,10 @@ def bench(conformance: Session, pytestconfig: pytest.Config) -> Iterator[Bench]:
     settings = conformance.settings
     plan = settings.measuring_plan(conformance.profile)
     display = Display(pytestconfig)
-    with Bench.open(
-        conformance, plan, tails=settings.tails, show=display, ended=display.stop
-    ) as opened:
+    with Bench.open(conformance, plan, tails=settings.tails, show=display) as opened:
         pytestconfig.stash[_BENCH] = opened
         yield opened
         del pytestconfig.stash[_BENCH]
-        display.stop()
 
 
 @pytest.fixture

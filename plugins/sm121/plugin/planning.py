@@ -31,6 +31,8 @@ from sm121.session.target import Target
 
 #: The target of ``--collect-only``, which opens no session.
 TARGET = pytest.StashKey[Target]()
+#: What each level of a run will ask, from its head on.
+COSTS = pytest.StashKey[dict[str, Forecast]]()
 #: Lines on what a run would stand on, for a target that can run.
 Fact: TypeAlias = Callable[[Settings, Target], Iterable[str]]
 
@@ -43,7 +45,7 @@ def head(config: pytest.Config, chosen: Target, items: Sequence[pytest.Item]) ->
     can = [item for item in tests if WHY_NOT not in item.stash]
     settings = config.stash[SETTINGS]
     known = forecast.timed(settings.report_dir, chosen.profile, settings.plan)
-    costs = _costs(config, chosen.profile, settings.plan, can, known)
+    costs = config.stash[COSTS] = _costs(config, chosen.profile, settings.plan, can, known)
     counts = ", ".join(f"{level} {cost.checks}" for level, cost in costs.items())
     lines = [f"plan {settings.plan}: {len(can)} checks ({counts}), {_about(chosen.profile, costs)}"]
     lines += [f"cannot run: {len(ids)}: {why}" for why, ids in reasons(tests).items()]

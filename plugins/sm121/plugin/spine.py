@@ -30,6 +30,7 @@ from sm121.plugin import (
     outcomes,
     performance,
     planning,
+    progress,
     reporting,
     resume,
     scheduling,
@@ -41,6 +42,7 @@ from sm121.plugin import (
     workers,
 )
 from sm121.plugin.controller import Controller, handed_over
+from sm121.plugin.selection import WHY_NOT
 from sm121.plugin.stash import (
     CRASHES,
     DETAILS,
@@ -48,6 +50,7 @@ from sm121.plugin.stash import (
     ID,
     LEVEL,
     MEASURED,
+    PROGRESS,
     REPORT,
     SESSION,
     SETTINGS,
@@ -250,8 +253,10 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
     """After the last test: the server is still there, and pytest-benchmark has stored nothing."""
     try:
+        _show_progress(session.config)
         result = yield
     finally:
+        _stop_progress(session.config)
         if (run := session.config.stash.get(SESSION, None)) is not None:
             if run.box is not None and not run.interrupted:
                 run.box.read_at_the_end()
@@ -272,8 +277,28 @@ def pytest_runtest_protocol(
     if SESSION not in item.config.stash or LEVEL not in item.stash:
         return (yield)
     item.config.stash[_SIGNALS].again()
+    shown, asked = item.config.stash.get(PROGRESS, None), WHY_NOT not in item.stash
+    if shown is not None and asked:
+        shown.begin(item.stash[LEVEL], item.stash[ID])
     with turns.turn(item, nextitem):
-        return (yield)
+        result = yield
+    if shown is not None and FINDING in item.stash:
+        shown.end(item.stash[FINDING], asked=asked)
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_teststatus(
+    config: pytest.Config,
+) -> Generator[None, tuple[str, str, object], tuple[str, str, object]]:
+    """Where progress is shown, pytest writes no letter for each test."""
+    category, letter, word = yield
+    return (category, letter, word) if PROGRESS not in config.stash else (category, "", "")
+
+
+def pytest_enter_pdb(config: pytest.Config) -> None:
+    """A debugger has the terminal to itself."""
+    _stop_progress(config)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -512,6 +537,20 @@ def _controller(config: pytest.Config) -> Controller:
         config.stash[_CONTROLLER] = Controller(config)
         _controllers.append(config.stash[_CONTROLLER])
     return config.stash[_CONTROLLER]
+
+
+def _show_progress(config: pytest.Config) -> None:
+    costs = config.stash.get(planning.COSTS, None)
+    if SESSION not in config.stash or costs is None:
+        return
+    if (shown := progress.of_run(config, costs)) is not None:
+        config.stash[PROGRESS] = shown
+
+
+def _stop_progress(config: pytest.Config) -> None:
+    if (shown := config.stash.get(PROGRESS, None)) is not None:
+        del config.stash[PROGRESS]
+        shown.stop()
 
 
 def _step(what: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sm121.plugin.progress import Progress
 from sm121.report.details import Details
 from sm121.report.stored import StoredReport
 from sm121.run.verdict_file import ShardReport, TestReport
@@ -22,6 +23,8 @@ DETAILS = pytest.StashKey[Details]()
 REPORT = pytest.StashKey[StoredReport]()
 #: Which part of a run this is, with --shard.
 SHARD = pytest.StashKey[ShardReport]()
+#: While tests run, where this process shows how far they are.
+PROGRESS = pytest.StashKey[Progress]()
 
 # With an item.
 LEVEL = pytest.StashKey[str]()

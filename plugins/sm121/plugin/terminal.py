@@ -17,7 +17,7 @@ from sm121.core.redaction import redact_arguments, redact_environment
 from sm121.core.verdict import Verdict
 from sm121.plugin import planning
 from sm121.plugin.selection import DESELECTED
-from sm121.plugin.stash import LEVEL, REPORT, SETTINGS
+from sm121.plugin.stash import LEVEL, PROGRESS, REPORT, SETTINGS
 from sm121.report import findings, github
 from sm121.report.stored import StoredReport
 from sm121.run.fingerprint import profile_label
@@ -26,7 +26,8 @@ from sm121.session.session import Session
 
 #: The tests of levels that ``--collect-only`` collected.
 COLLECTED = pytest.StashKey[list[pytest.Item]]()
-_MOST_EVIDENCE = 3
+#: Of each kind: the summary fits a screen.
+_MOST_EVIDENCE = _MOST_LINES = 3
 _COLOURS = {
     Verdict.PASS: {"green": True},
     Verdict.FAIL: {"red": True},
@@ -82,7 +83,10 @@ def target(session: Session) -> list[str]:
 
 
 def say(config: pytest.Config, what: str, line: str) -> None:
-    """Show progress of long work at once, although pytest captures output."""
+    """Show a line at once, although pytest captures output."""
+    if (shown := config.stash.get(PROGRESS, None)) is not None:
+        shown.say(what, line)
+        return
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     capture = config.pluginmanager.get_plugin("capturemanager")
     if reporter is None:
@@ -146,14 +150,25 @@ def closing(terminal: pytest.TerminalReporter, session: Session) -> None:
         }  # fmt: skip
         said = ", ".join(f"{len(found)} {what}" for what, found in counted.items() if found)
         terminal.write_line(f"against {held.run}: {said or 'nothing differs'}")
-    for item in file.unproven:
-        terminal.write_line(f"not proven: {item}")
-    for waiver in session.settings.waivers:
-        if not any(test.waived and waiver.applies_to(test.id) for test in session.ledger):
-            terminal.write_line(f"waiver without a failure to waive: {waiver.test}")
-    for crash in file.crashes:
-        where = session.directory / crash.bundle if crash.bundle else "could not be written"
-        terminal.write_line(f"crash: {crash.kind}: {crash.summary}; bundle: {where}")
+    waivers = [
+        waiver.test
+        for waiver in session.settings.waivers
+        if not any(test.waived and waiver.applies_to(test.id) for test in session.ledger)
+    ]
+    crashes = [
+        f"{crash.kind}: {crash.summary}; bundle: "
+        f"{session.directory / crash.bundle if crash.bundle else 'could not be written'}"
+        for crash in file.crashes
+    ]
+    for what, lines in (
+        ("not proven", file.unproven),
+        ("waiver without a failure to waive", waivers),
+        ("crash", crashes),
+    ):
+        for line in lines[:_MOST_LINES]:
+            terminal.write_line(f"{what}: {line}")
+        if len(lines) > _MOST_LINES:
+            terminal.write_line(f"{what}: {len(lines) - _MOST_LINES} more are in the report")
     if file.remarks:
         many = f"{len(file.remarks)} remarks are" if len(file.remarks) > 1 else "a remark is"
         terminal.write_line(f"{many} in the report")
