@@ -17,7 +17,7 @@ GLIBC := $(shell seq 17 35)
 REPORT ?= conformance-report
 PYTEST_ARGS ?=
 
-.PHONY: conformance test lint env canary catalogues reference choices docs wheelhouse clean help
+.PHONY: conformance test lint env canary catalogues reference choices versions docs wheelhouse clean help
 
 help: ## the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -74,6 +74,9 @@ catalogues: canary ## what takes longer than `make test` allows: every table in 
 
 choices: $(VENV)/.installed ## what each release of vLLM chooses on a GB10: fetches them all, 20 minutes
 	$(PY) -m tools.choices --flashinfer 0.6.15.post1
+
+versions: canary ## what each release of vLLM does on the CPU, by real runs: an hour
+	$(PY) -m tools.versions
 
 # pip decides by the markers of the Python that asks; the platforms are those of the target.
 wheelhouse: ## every wheel for an offline installation, in WHEELHOUSE, for MACHINES and PYTHONS

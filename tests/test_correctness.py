@@ -456,9 +456,9 @@ def test_a_response_calls_a_tool_and_reads_its_result(api, profile):
 
 
 @contract
-def test_events_of_a_response_add_up(api, profile):
+def test_events_of_a_response_add_up(api, judge, profile):
     """The events come in order, and their deltas add up to the text of the response."""
-    responses.events_add_up(api, profile.correctness)
+    responses.events_add_up(api, judge, profile.correctness)
 
 
 # Structured output: every sample is valid, also where the model prefers other text.

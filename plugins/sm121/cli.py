@@ -129,6 +129,13 @@ def _canary(options: argparse.Namespace) -> int:
     return 0
 
 
+def _vocabulary(options: argparse.Namespace) -> int:
+    from sm121.checkpoint import vocabulary
+
+    print(vocabulary.write(options.directory))
+    return 0
+
+
 def _synthetic(options: argparse.Namespace) -> int:
     from sm121.checkpoint import synthetic
 
@@ -417,6 +424,7 @@ def progress(line: str) -> None:
 _COMMANDS: dict[str, Command] = {
     "run": _run,
     "canary": _canary,
+    "vocabulary": _vocabulary,
     "synthetic": _synthetic,
     "golden": _golden,
     "path": _path,

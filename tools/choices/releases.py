@@ -43,17 +43,19 @@ class Unpacked:
         raise SystemExit(f"{self.wheel}: expected cli_args.py in vllm/entrypoints/*")
 
 
-def published(since: Version) -> list[Version]:
+def published(since: Version, distribution: str = "vllm") -> list[Version]:
     """Releases of vLLM on the package index from ``since`` on, oldest first."""
     text = subprocess.run(
-        [sys.executable, "-m", "pip", "index", "versions", "vllm"],
+        [sys.executable, "-m", "pip", "index", "versions", distribution],
         capture_output=True,
         text=True,
         check=True,
     ).stdout
     listed = re.search(r"Available versions: (.*)", text)
     if listed is None:
-        raise SystemExit(f"pip index versions vllm: expected a list of versions, seen {text!r}")
+        raise SystemExit(
+            f"pip index versions {distribution}: expected a list of versions, seen {text!r}"
+        )
     return sorted(v for v in map(Version, listed[1].split(", ")) if v >= since)
 
 

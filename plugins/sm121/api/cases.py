@@ -21,7 +21,7 @@ from sm121.client.exchange import Exchange
 from sm121.core import data_file
 from sm121.core.data_file import DataTable
 from sm121.core.verdict import Graded, Inapplicable, NotRun, Severity
-from sm121.engines.capabilities import Name, needed
+from sm121.engines.capabilities import Deviation, Name, needed
 
 Json = dict[str, Any]
 Tier = Literal["specified", "implied", "unspecified"]
@@ -183,12 +183,7 @@ class Judge:
         seen, problem = judge(self.api, case, self.well[address])
         for own in self.api.capabilities.deviations(case.id):
             if problem is None or problem.kind != own.kind:
-                known = self.api.capabilities
-                self.remark(
-                    f"{case.id}: {own.kind} is known of {known.file.title} {own.versions}, and "
-                    f"{known.version} does not show it: close the range in fixtures/engines/"
-                    f"{known.file.name}.toml"
-                )
+                self.known_or_mended(own, "")
         if problem is not None and problem.fails:
             text = f"{case.id} ({case.tier}: {case.why}): {problem.text}"
             raise Graded(text, problem.severity)
@@ -201,9 +196,24 @@ class Judge:
         """Whether a failure is a known deviation of this engine's version; it is remarked on."""
         deviation = self.api.capabilities.deviation(case, kind)
         if deviation is not None:
-            title = self.api.capabilities.file.title
-            self.remark(f"{case}: known of {title} {deviation.versions}: {text}")
+            self.known_or_mended(deviation, text)
         return deviation is not None
+
+    def known_or_mended(self, own: Deviation, seen: str) -> None:
+        """Remark on a deviation that is known of this version.
+
+        Args:
+            seen: how it showed; empty where it did not, and its range should be closed.
+        """
+        known = self.api.capabilities
+        if seen:
+            self.remark(f"{own.case}: known of {known.file.title} {own.versions}: {seen}")
+        else:
+            self.remark(
+                f"{own.case}: {own.kind} is known of {known.file.title} {own.versions}, and "
+                f"{known.version} does not show it: close the range in fixtures/engines/"
+                f"{known.file.name}.toml"
+            )
 
 
 def _judge_answer(case: Case, exchange: Exchange) -> tuple[ProblemKind, str] | None:

@@ -111,7 +111,8 @@ class Api:
         body = self._body("input", content, options)
         self.capabilities.require(*needed(RESPONSES, body))
         found = self._stream(RESPONSES, {**body, "stream": True})
-        _hold(RESPONSES, stream.response_violations(found))
+        own = self.capabilities.deviation("response-events", "unpublished_event")
+        _hold(RESPONSES, stream.response_violations(found, own.events if own is not None else ()))
         return found
 
     def models(self) -> Json:

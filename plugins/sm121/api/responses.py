@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 
 from sm121.api import invariants, rendering, stream
+from sm121.api.cases import Judge
 from sm121.api.client import Api, Json, Refused
 from sm121.api.rendering import ChatCase, ChatMessage
 from sm121.api.tools import no_call, tools
@@ -48,10 +49,14 @@ def calls_and_reads_the_result(api: Api, known: Correctness) -> None:
     require(case.answer_contains in _text([after]), repr(case.answer_contains), after)
 
 
-def events_add_up(api: Api, known: Correctness) -> None:
+def events_add_up(api: Api, judge: Judge, known: Correctness) -> None:
     """The deltas of text and of reasoning are those of the response at the end."""
     chat = known.chats[0]
     seen = api.stream_response(chat.question, max_output_tokens=known.max_answer_tokens)
+    own = api.capabilities.deviation("response-events", "unpublished_event")
+    if own is not None:
+        types = {event.get("type") for event in seen.chunks}.intersection(own.events)
+        judge.known_or_mended(own, ", ".join(sorted(map(str, types))))
     whole = seen.chunks[-1]["response"]
     text, deltas = _text(whole["output"][-1:]), stream.response_text(seen)
     require(deltas == text and chat.contains in text, f"deltas of {text!r}", repr(deltas))

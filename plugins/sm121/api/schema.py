@@ -75,7 +75,10 @@ def violations(kind: Kind, content: Any) -> list[str]:
     adapter = _adapter(kind)
     if kind == "response event" and isinstance(content, dict):
         # Of the forty kinds of events only the errors of its own say anything.
-        adapter = _event_adapters().get(str(content.get("type")), adapter)
+        own = str(content.get("type"))
+        if own not in _event_adapters():
+            return [f"no published kind of event is {own[:60]!r}"]
+        adapter = _event_adapters()[own]
     try:
         # By way of JSON: only there does strict mean what it means for an answer.
         adapter.validate_json(json.dumps(content), strict=True)

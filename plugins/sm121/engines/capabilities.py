@@ -5,6 +5,7 @@ A test that asks for something the engine cannot do is NOT_RUN, with the reason 
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 from collections.abc import Mapping
 from importlib.resources import files
@@ -15,7 +16,7 @@ from pydantic import Field, model_validator
 from sm121.core import data_file
 from sm121.core.data_file import DataTable
 from sm121.core.errors import UsageError
-from sm121.core.verdict import NotRun
+from sm121.core.verdict import NotRun, Severity
 from sm121.core.versions import Versions, release, within
 
 #: Everything a test may ask for. A new one must be answered in the file of every engine.
@@ -97,11 +98,44 @@ class Deviation(DataTable):
 
     case: str = Field(min_length=1)
     kind: Literal[
-        "served", "refused", "no_error_object", "wrong_status", "special_token", "silent"
+        "served", "refused", "no_error_object", "wrong_status", "special_token", "silent",
+        "unpublished_event",
     ]  # fmt: skip
     versions: Versions
+    #: What its failure would be.
+    severity: Severity = Severity.COURTESY
     seen: str = Field(min_length=3)
     source: str = Field(min_length=3)
+    #: Of `unpublished_event`: their types.
+    events: tuple[str, ...] = ()
+
+
+class Bug(DataTable):
+    """What these versions do wrong, for which a check is red and stays red. Whoever reads the
+    failure learns that it is known, and where. The range is open like that of a deviation."""
+
+    #: Checks that show it, as `test_correctness.py::test_x`, with `*` for any text; the first one
+    #: always shows it, and `*` alone is for what only some configurations show.
+    checks: tuple[str, ...] = Field(min_length=1)
+    #: A regular expression that such a failure's text has a match of.
+    says: str = Field(min_length=3)
+    versions: Versions
+    severity: Severity
+    what: str = Field(min_length=3)
+    #: The issue or the change upstream.
+    source: str = Field(min_length=3)
+
+    def shown_by(self, check: str) -> bool:
+        """Whether the check is one that shows it."""
+        return any(_is(check, pattern) for pattern in self.checks)
+
+    def mended_by(self, check: str) -> bool:
+        """Whether it is mended where this check holds."""
+        return self.checks[0] != "*" and _is(check, self.checks[0])
+
+
+def _is(check: str, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(check.rpartition("/")[2], pattern)
 
 
 class EngineFile(DataTable):
@@ -119,6 +153,7 @@ class EngineFile(DataTable):
     reasoning_field: str | None = None
     capabilities: dict[Name, Capability]
     deviations: tuple[Deviation, ...] = ()
+    bugs: tuple[Bug, ...] = ()
 
     @model_validator(mode="after")
     def _complete(self) -> EngineFile:
@@ -185,16 +220,17 @@ class Capabilities:
     def deviations(self, case: str) -> list[Deviation]:
         """The known deviations of this version in a case. An unknown version has none: they were
         seen in known ones."""
+        return [own for own in self.file.deviations if own.case == case and self._has(own)]
+
+    def bugs(self, check: str) -> list[Bug]:
+        """The known bugs of this version that a check shows. An unknown version has none."""
+        return [own for own in self.file.bugs if own.shown_by(check) and self._has(own)]
+
+    def _has(self, own: Deviation | Bug) -> bool:
         version = self.version
         if version is not None and release(version) is None:
             version = self.file.newest
-        if version is None:
-            return []
-        return [
-            own
-            for own in self.file.deviations
-            if own.case == case and within(version, own.versions)
-        ]
+        return version is not None and within(version, own.versions)
 
 
 #: Capabilities that are each asked for by a parameter of that name.

