@@ -1,4 +1,4 @@
-"""Runs inside vLLM's workers: logs which attention each layer really resolved to.
+"""Runs inside vLLM's workers: logs which attention and experts each layer really resolved to.
 
 vLLM on the CPU logs no line about its attention backend, and no version's log says how many layers
 have sinks or a window. A profile that sets ``engine.speaking_worker`` starts vLLM with
@@ -23,7 +23,7 @@ logger = init_logger("vllm.sm121_probe")
 
 
 class SpeakingWorker(PlatformWorker):  # type: ignore[misc]
-    """The platform's own worker, which says what its attention layers resolved to."""
+    """The platform's own worker, which says what its layers resolved to."""
 
     def load_model(self, *args: Any, **kwargs: Any) -> Any:
         answer = super().load_model(*args, **kwargs)
@@ -44,4 +44,12 @@ class SpeakingWorker(PlatformWorker):  # type: ignore[misc]
                 sinks,
                 windows,
             )
+        # Up to vLLM 0.26 no line says which experts a CPU runs; later ones have no such attribute.
+        experts = Counter(
+            type(method.cpu_fused_moe).__name__
+            for module in self.model_runner.model.modules()
+            if hasattr(method := getattr(module, "quant_method", None), "cpu_fused_moe")
+        )
+        for name, layers in experts.items():
+            logger.info("Resolved MoE backend: CPU (%s), %d layers", name, layers)
         return answer
