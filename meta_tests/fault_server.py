@@ -33,6 +33,7 @@ FAULTS = {
     "orphan": "leaves a daemon that ignores SIGTERM",
     "zombie": "does not reap a child",
     "bare": "has neither /health nor /version, as no OpenAI-compatible server must",
+    "old": "says that it is vLLM 0.29.0",
     "no-metrics": "answers /metrics with status 500",
     "dies-later": "ends by SIGKILL at the second completion",
 }
@@ -70,7 +71,7 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/metrics" and self.fault == "no-metrics":
             self.answer("vllm:prefix_cache_hits_total 3.0", 500, kind="text/plain")
         elif self.path == "/version":
-            self.answer({"version": "0.0-fault"})
+            self.answer({"version": "0.29.0" if self.fault == "old" else "0.0-fault"})
         elif self.path == "/v1/models":
             expected = os.environ.get("VLLM_API_KEY")
             if expected and self.headers.get("Authorization") != f"Bearer {expected}":

@@ -160,6 +160,37 @@ def test_a_run_says_what_an_engine_cannot_and_which_engine_it_is(fault_server, r
     assert run.verdict["engine"]["name"] == "llama-cpp"
 
 
+def test_a_bug_of_a_release_comes_with_its_issue_and_asks_to_be_closed_when_mended(
+    fault_server, run_pytest
+):
+    server = fault_server("old")
+    _, run = run_pytest(
+        "--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key,
+        "--engine", "vllm", "meta_tests/scenarios/known/test_correctness.py",
+    )  # fmt: skip
+    said = {test["id"].split("::")[1]: test["message"] for test in run.verdict["tests"]}
+    bug = said["test_answers_in_a_form_are_right"]
+    assert "known of >=0.27,<0.32: " in bug and "vllm/issues/22519" in bug, bug
+    assert "known of" not in said["test_no_harmony_error_in_the_log"], "another text, another bug"
+    assert run.verdict["verdict"] == "FAIL", "a known bug is a bug"
+    closed = [line for line in run.verdict["remarks"] if "close the range" in line]
+    assert not closed, "0.29 is not in a range whose test holds here"
+
+
+def test_what_is_known_of_releases():
+    def known(version: str, name: str) -> list[str]:
+        own = capabilities.of("vllm", version)
+        return [bug.source for bug in own.bugs(f"tests/test_correctness.py::{name}")]
+
+    tool, fp32 = "test_a_tool_can_be_required", "vllm/pull/56252"
+    assert "vllm/issues/44216" in known("0.26.0", tool)[0]
+    assert [fp32 in source for source in known("0.27.0", tool)] == [True]
+    assert known("0.32.0", tool) == []
+    (bug,) = [own for own in capabilities.of("vllm", "0.26.0").file.bugs if "44216" in own.source]
+    assert bug.mended_by(f"tests/test_correctness.py::{tool}")
+    assert not bug.mended_by("tests/test_correctness.py::test_a_tool_can_be_named")
+
+
 def test_an_engine_that_nobody_knows_is_refused(run_pytest):
     status, run = run_pytest("--base-url", "http://127.0.0.1:9", "--engine", "ollama", "tests")
     assert status == 4 and "--engine ollama: expected one of" in run.output, run.output

@@ -45,11 +45,9 @@ class SpeakingWorker(PlatformWorker):  # type: ignore[misc]
                 windows,
             )
         # Up to vLLM 0.26 no line says which experts a CPU runs; later ones have no such attribute.
-        experts = Counter(
-            type(method.cpu_fused_moe).__name__
-            for module in self.model_runner.model.modules()
-            if hasattr(method := getattr(module, "quant_method", None), "cpu_fused_moe")
-        )
+        methods = (getattr(m, "quant_method", None) for m in self.model_runner.model.modules())
+        kernels = (getattr(method, "cpu_fused_moe", None) for method in methods)
+        experts = Counter(type(kernel).__name__ for kernel in kernels if kernel is not None)
         for name, layers in experts.items():
             logger.info("Resolved MoE backend: CPU (%s), %d layers", name, layers)
         return answer
