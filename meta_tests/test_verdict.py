@@ -7,7 +7,13 @@ import pytest
 from sm121.core.verdict import Verdict, worst
 from sm121.report import summary
 from sm121.run import verdict_file
-from sm121.run.verdict_file import EngineReport, TestReport, VerdictFile
+from sm121.run.verdict_file import (
+    AgainstReport,
+    EngineReport,
+    MetricReport,
+    TestReport,
+    VerdictFile,
+)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +63,25 @@ def test_only_skipped_is_not_run():
 def test_unfinished_is_not_green():
     assert file_with(Verdict.PASS, finished=False).verdict is Verdict.NOT_RUN
     assert file_with(Verdict.FAIL, finished=False).verdict is Verdict.FAIL
+
+
+def test_the_summary_of_a_pull_request_fits_a_screen(monkeypatch):
+    """Nine failures for one reason are one line; metrics stand beside those of the trusted run;
+    a link leads to the rest."""
+    file = file_with(Verdict.FAIL)
+    ended = file.tests[0].model_copy(update={"verdict": Verdict.FAIL, "message": "it ended"})
+    file.tests = [ended.model_copy(update={"id": f"tests/test_x.py::test_{n}"}) for n in range(9)]
+    file.metrics["tg32@d0"] = MetricReport(value=45.1, unit="tok/s", ci_low=45.0, ci_high=45.3)
+    there = MetricReport(value=50.0, unit="tok/s", ci_low=49.8, ci_high=50.2)
+    file.against = AgainstReport(run="the run of today", engine="vllm", measured={"tg32@d0": there})
+    monkeypatch.setenv("GITHUB_SERVER_URL", "https://example.org")
+    monkeypatch.setenv("GITHUB_REPOSITORY", "a/b")
+    monkeypatch.setenv("GITHUB_RUN_ID", "7")
+    text = summary.markdown(file)
+    assert text.count("it ended") == 1 and "and 8 more for the same reason" in text
+    assert "| 45.1 tok/s (45 to 45.3) | 50 (49.8 to 50.2) | -9.8 % |" in text, text
+    assert "(https://example.org/a/b/actions/runs/7#artifacts)" in text
+    assert len(text.splitlines()) < 40
 
 
 def test_summary_shows_model_output_as_text():

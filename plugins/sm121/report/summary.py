@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sm121.core.numbers import number
 from sm121.core.printable import printable
+from sm121.core.verdict import Verdict
 from sm121.report import charts, findings, metric_names
 from sm121.run.fingerprint import profile_label
-from sm121.run.verdict_file import MetricReport, VerdictFile, counts_shown
+from sm121.run.verdict_file import MetricReport, TestReport, VerdictFile, counts_shown
 
 _MARKDOWN_SPECIAL = str.maketrans(
     {character: f"\\{character}" for character in "\\`*_[]()!#|~"}
@@ -23,8 +28,14 @@ _MOST_FAILURES = 10
 _MOST_LENGTH = 300
 
 
+class Markdown(str):
+    """Text that is Markdown already, and is none of a model's."""
+
+
 def plain(value: object) -> str:
     """Anything as plain text on one line of Markdown: it may come from a log or a model."""
+    if isinstance(value, Markdown):
+        return value
     line = str(value).replace("\n", " ").replace("\r", " ")
     text = printable(line).translate(_MARKDOWN_SPECIAL)
     return _MENTION.sub("@\u2060", text)
@@ -82,9 +93,43 @@ def kernels(run: VerdictFile) -> list[tuple[str, str]]:
     return [(what, value) for what, value in rows if value]
 
 
+@dataclass(frozen=True)
+class _Failed:
+    """Failures for one reason."""
+
+    first: TestReport
+    others: int
+
+
+def _by_reason(failures: Sequence[TestReport]) -> list[_Failed]:
+    """Failures as the reader wants them: each reason once."""
+    found: dict[tuple[Verdict, str], list[TestReport]] = {}
+    for test in failures:
+        found.setdefault((test.verdict, test.message), []).append(test)
+    return [_Failed(tests[0], len(tests) - 1) for tests in found.values()]
+
+
+def _change(run: VerdictFile, name: str) -> str:
+    """How a metric changed against the trusted run, in percent; empty where that is not known."""
+    there = run.against.measured.get(name) if run.against is not None else None
+    here = run.metrics[name].value
+    if there is None or not there.value or here is None:
+        return ""
+    return f"{100 * (here / there.value - 1):+.1f} %"
+
+
+def link(environment: Mapping[str, str]) -> str:
+    """Where a job of GitHub Actions or GitLab keeps its files; empty elsewhere."""
+    if server := environment.get("GITHUB_SERVER_URL"):
+        own = environment.get("GITHUB_REPOSITORY"), environment.get("GITHUB_RUN_ID")
+        return f"{server}/{own[0]}/actions/runs/{own[1]}#artifacts" if all(own) else ""
+    job = environment.get("CI_JOB_URL")
+    return f"{job}/artifacts/browse" if job else ""
+
+
 def markdown(run: VerdictFile) -> str:
     """The summary of a run, finished or not."""
-    failures = findings.failures(run)
+    failures = _by_reason(findings.failures(run))
     return (
         environment()
         .get_template("summary.md.j2")
@@ -99,6 +144,8 @@ def markdown(run: VerdictFile) -> str:
             metrics={name: m for name, m in run.metrics.items() if _shown(name, m)},
             number=number,
             interval=charts.interval,
+            change=functools.partial(_change, run),
+            link=Markdown(link(os.environ)),
             short=lambda text: text if len(text) <= _MOST_LENGTH else f"{text[:_MOST_LENGTH]} ...",
         )
     )

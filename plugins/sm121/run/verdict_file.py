@@ -280,6 +280,8 @@ class AgainstReport(Record):
     """Metrics that are worse, or may be."""
     metrics: list[str] = Field(default_factory=list)
     """The other metrics of both runs."""
+    measured: dict[str, MetricReport] = Field(default_factory=dict)
+    """What the trusted run measured, where both did."""
 
 
 class VerdictFile(Record):

@@ -323,6 +323,7 @@ def judge(
         if verdict is not Verdict.PASS:
             add(name, verdict, text)
     report.differs = _differs(theirs, run)
+    report.measured = {name: theirs.metrics[name] for name in run.metrics if name in theirs.metrics}
     report.no_worse = not found and not report.new and not report.changed
     return found
 
