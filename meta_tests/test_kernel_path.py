@@ -127,6 +127,7 @@ ONE_LINE = [
         "moe",
         "MARLIN",
     ),
+    (CORE + "[sm121_probe.py:55] Resolved MoE backend: CPU (CPUFusedMOE), 4 layers", "moe", "CPU"),
     (CORE + "[fp8.py:205] Using Triton backend for FP8 MoE", "moe", "TRITON"),
     (CORE + "[unquantized.py:186] Using TRITON backend for Unquantized MoE", "moe", "TRITON"),
     (

@@ -244,7 +244,7 @@ def test_two_runs_do_not_share_a_report_directory(start_pytest, run_pytest, faul
     common = ("--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key)
     shared = ("--report-dir", str(tmp_path / "shared"))
     first = start_pytest(*common, *shared, "tests/test_smoke.py::test_one_completion")
-    first.wait_for("test_smoke.py", 60.0)
+    first.wait_for("] smoke: 1 check", 60.0)
     status, second = run_pytest(*common, *shared, one("test_pass"))
     assert status == 4 and "another run is using it" in second.output, second.output
     assert (tmp_path / "shared" / "verdict.json").is_file(), "the first one's is untouched"

@@ -87,7 +87,7 @@ class Progress:
             cost = self._costs.get(level)
             if cost is not None:
                 about = f", about {clock_time(cost.seconds)}" if cost.seconds else ""
-                self.say(level, f"{cost.checks} checks{about}")
+                self.say(level, f"{cost.checks} check{'s'[: cost.checks != 1]}{about}")
         self._test, self._waits = test.rpartition("::")[2], ""
 
     def end(self, test: TestReport, *, asked: bool) -> None:
