@@ -65,6 +65,7 @@ def test_a_run_whose_server_may_not_be_well(begin):
 def test_a_run_that_is_interrupted(begin):
     """Nothing is measured any more, and the last word is written all the same."""
     run, steps = begin(f"{VERDICTS}::test_pass", "meta_tests/scenarios/endings.py::test_waits")
+    run.wait_for("correctness: 2 checks", 60)
     deadline = time.monotonic() + 60
     while "decided PASS" not in steps() and time.monotonic() < deadline:
         time.sleep(0.1)
