@@ -71,6 +71,7 @@ catalogues: canary ## what takes longer than `make test` allows: every table in 
 	$(PY) meta_tests/real_regression.py
 	$(PY) meta_tests/stress_faults.py --output docs/stress-faults.md --samples docs/bundles
 	$(PY) meta_tests/report_screens.py
+	$(PY) meta_tests/honest_pairs.py
 
 choices: $(VENV)/.installed ## what each release of vLLM chooses on a GB10: fetches them all, 20 minutes
 	$(PY) -m tools.choices --flashinfer 0.6.15.post1

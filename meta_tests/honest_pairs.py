@@ -1,0 +1,97 @@
+"""Honest runs of one engine, each held against the one before: ``--against`` must find nothing.
+
+``python meta_tests/honest_pairs.py [--pairs 10] [--plan quick] [--output docs/honest-pairs.md]``:
+what differs between two runs of one engine is noise, and a gate that calls it worse is switched
+off. A run takes a server of its own; give the machine to nothing else meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from sm121.cli import progress
+from sm121.run import verdict_file
+from sm121.run.verdict_file import VerdictFile
+
+ROOT = Path(__file__).resolve().parents[1]
+_HEAD = """# Honest runs against each other
+
+Made by `python meta_tests/honest_pairs.py --plan {plan}`. Do not edit.
+
+One build of {engine}, the canary, {pairs} pairs: each run of plan {plan} is held against the one
+before it (`--against`). A run that is worse than an equal one would be a false alarm: {passed} of
+{pairs} are "no worse".
+
+| pair | verdict | checks that ran | known | worse, new or missing | most changed | minutes |
+|---:|---|---:|---:|---|---|---:|
+"""
+
+
+def main() -> int:
+    """Run them; exit status 1 when a pair was called worse."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--plan", default="quick")
+    parser.add_argument("--state", type=Path, default=ROOT / ".cache" / "honest-pairs")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "honest-pairs.md")
+    options = parser.parse_args()
+    before = _run(options.state / f"{time.time():.0f}-0", options.plan)
+    rows, engine, good = [], "", 0
+    for number in range(1, options.pairs + 1):
+        began = time.monotonic()
+        folder = _run(options.state / f"{time.time():.0f}-{number}", options.plan, against=before)
+        run = verdict_file.read(folder / "verdict.json")
+        if run.against is None:
+            raise SystemExit(f"{folder}: expected a run that is held against {before}")
+        engine = f"{run.engine.name} {run.engine.version}"
+        good += run.exit_status == 0 and run.against.no_worse
+        rows.append(_row(number, run, (time.monotonic() - began) / 60))
+        progress(rows[-1])
+        before = folder
+    head = _HEAD.format(plan=options.plan, engine=engine, pairs=options.pairs, passed=good)
+    options.output.write_text(head + "\n".join(rows) + "\n", encoding="utf-8")
+    return int(good < options.pairs)
+
+
+def _run(folder: Path, plan: str, against: Path | None = None) -> Path:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    typed = [sys.executable, "-m", "pytest", "--arch=cpu", f"--plan={plan}"]
+    typed += [f"--report-dir={folder}", *([f"--against={against}"] if against else [])]
+    with folder.with_suffix(".txt").open("w", encoding="utf-8") as output:
+        subprocess.run(typed, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, check=False)
+    if not (folder / "verdict.json").is_file():
+        raise SystemExit(f"expected a run, see {folder.with_suffix('.txt')}")
+    return folder
+
+
+def _row(number: int, run: VerdictFile, minutes: float) -> str:
+    held = run.against
+    assert held is not None
+    wrong = [*held.new, *held.changed, *held.missing, *held.path, *held.worse]
+    ran = sum(test.executed for test in run.tests)
+    said = "; ".join(item.replace("|", "\\|") for item in wrong) or "nothing"
+    return (
+        f"| {number} | {run.verdict.value} | {ran} | {len(held.known)} | {said} | "
+        f"{_most(run)} | {minutes:.1f} |"
+    )
+
+
+def _most(run: VerdictFile) -> str:
+    there = run.against.measured if run.against is not None else {}
+    changes = {
+        name: 100 * (here.value / there[name].value - 1)
+        for name, here in run.metrics.items()
+        if name in there and here.value and there[name].value
+    }
+    if not changes:
+        return "none measured"
+    name = max(changes, key=lambda each: abs(changes[each]))
+    return f"{name} {changes[name]:+.1f} %"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
