@@ -166,7 +166,7 @@ def test_a_bug_of_a_release_comes_with_its_issue_and_asks_to_be_closed_when_mend
     server = fault_server("old")
     _, run = run_pytest(
         "--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key,
-        "--engine", "vllm", "meta_tests/scenarios/known/test_correctness.py",
+        "--engine", "vllm", "meta_tests/scenarios/known_bugs.py",
     )  # fmt: skip
     said = {test["id"].split("::")[1]: test["message"] for test in run.verdict["tests"]}
     bug = said["test_answers_in_a_form_are_right"]

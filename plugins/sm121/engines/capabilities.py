@@ -114,7 +114,7 @@ class Bug(DataTable):
     """What these versions do wrong, for which a check is red and stays red. Whoever reads the
     failure learns that it is known, and where. The range is open like that of a deviation."""
 
-    #: Checks that show it, as `test_correctness.py::test_x`, with `*` for any text; the first one
+    #: Names of the tests that show it, with `*` for any text and `?` for a bracket; the first one
     #: always shows it, and `*` alone is for what only some configurations show.
     checks: tuple[str, ...] = Field(min_length=1)
     #: A regular expression that such a failure's text has a match of.
@@ -135,7 +135,7 @@ class Bug(DataTable):
 
 
 def _is(check: str, pattern: str) -> bool:
-    return fnmatch.fnmatchcase(check.rpartition("/")[2], pattern)
+    return fnmatch.fnmatchcase(check.rpartition("::")[2], pattern)
 
 
 class EngineFile(DataTable):
