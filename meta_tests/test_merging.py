@@ -17,6 +17,7 @@ from sm121.run import merge, verdict_file
 from sm121.run.fingerprint import Difference, Fingerprint
 from sm121.run.ledger import Ledger, stands
 from sm121.run.verdict_file import (
+    AgainstReport,
     BoxReport,
     CrashReport,
     EngineReport,
@@ -128,6 +129,26 @@ def test_a_shard_that_is_missing_or_unfinished_is_not_green():
     killed = part(2, said("two", "NOT_RUN", "not reached"), finished=False, reason="killed")
     whole = of_shards(part(1, said("one", "PASS")), killed)
     assert (whole.verdict, whole.reason) == (Verdict.NOT_RUN, "killed")
+
+
+def test_shards_are_held_against_one_trusted_run_together():
+    """A shard leaves levels to the others: what none of them asked was not asked."""
+    held = AgainstReport(run="the run of today", engine="vllm", no_worse=True)
+    first = held.model_copy(update={"known": ["one"], "not_asked": ["stress", "matrix"]})
+    second = held.model_copy(update={"known": ["two"], "not_asked": ["matrix", "kernel"]})
+    whole = of_shards(
+        part(1, said("one", "PASS"), against=first), part(2, said("two", "PASS"), against=second)
+    )
+    assert whole.against is not None and whole.against.no_worse
+    assert whole.against.known == ["one", "two"] and whole.against.not_asked == ["matrix"]
+    assert "no worse than the run of today" in whole.reason, whole.reason
+    worse = second.model_copy(update={"no_worse": False, "new": ["two"]})
+    whole = of_shards(
+        part(1, said("one", "PASS"), against=first), part(2, said("two", "FAIL"), against=worse)
+    )
+    assert whole.against is not None and not whole.against.no_worse
+    assert whole.verdict is Verdict.FAIL and whole.against.new == ["two"]
+    assert of_shards(part(1, said("one", "PASS")), part(2, said("two", "PASS"))).against is None
 
 
 def test_what_only_a_worker_knows_goes_to_the_whole_and_its_tests_do_not():

@@ -79,4 +79,5 @@ def answers_belong_to_their_prompts(api: Api, known: Correctness) -> None:
 def _hold_repeated(sampled: Callable[[], object], attempts: int, what: str) -> None:
     first = sampled()
     second = first_that((sampled() for _ in range(attempts)), lambda answer: answer == first)
-    require(first == second, f"the same {what} with the same seed", f"{first!r} and {second!r}")
+    # Without them: they differ in each run, and a known failure must be known again (--against).
+    require(first == second, f"the same {what} with the same seed", f"others, {attempts} times")

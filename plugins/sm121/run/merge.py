@@ -18,6 +18,7 @@ from sm121.run.ledger import Ledger
 from sm121.run.verdict_file import (
     BESIDE,
     SCHEMA_VERSION,
+    AgainstReport,
     BoxReport,
     MemoryReport,
     TestReport,
@@ -166,6 +167,7 @@ def merge_shards(parts: Mapping[str, VerdictFile]) -> VerdictFile:
                 ledger.decide(test)
                 done.add(test.id)
     merge(whole, ledger, parts)
+    whole.against = _against(file.against for file in files)
     whole.judge()
     nobodys = [test.id for test in planned.tests if test.id not in done]
     if missing:
@@ -179,6 +181,23 @@ def merge_shards(parts: Mapping[str, VerdictFile]) -> VerdictFile:
         whole.reason = next(file.reason for file in files if not file.finished)
     else:
         whole.reason = whole.why()
+    return whole
+
+
+def _against(parts: Iterable[AgainstReport | None]) -> AgainstReport | None:
+    """How the shards compare with the trusted run, which is one: their fingerprints name it."""
+    reports = [report for report in parts if report is not None]
+    if not reports:
+        return None
+    whole = AgainstReport(run=reports[0].run, engine=reports[0].engine)
+    for name, field in AgainstReport.model_fields.items():
+        if field.annotation == list[str]:
+            lines = [line for report in reports for line in getattr(report, name)]
+            setattr(whole, name, [*dict.fromkeys(lines)])
+    # A level that one shard asked was asked.
+    whole.not_asked = sorted(set.intersection(*(set(report.not_asked) for report in reports)))
+    whole.measured = {name: known for each in reports for name, known in each.measured.items()}
+    whole.no_worse = all(report.no_worse for report in reports)
     return whole
 
 
