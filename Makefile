@@ -16,6 +16,8 @@ PYTHONS ?= $(sort 3.12 $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.ver
 GLIBC := $(shell seq 17 35)
 REPORT ?= conformance-report
 PYTEST_ARGS ?=
+# The tests start pytest hundreds of times; without bytecode each of them compiles the plugin anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: conformance test lint env canary catalogues reference choices versions docs wheelhouse clean help
 

@@ -257,11 +257,11 @@ def kernels_of(folder, monkeypatch, module: str, text: str) -> Kernels:
 
 def test_each_tactic_is_judged_in_a_process_of_its_own(tmp_path, monkeypatch):
     kernels = kernels_of(tmp_path, monkeypatch, "tuning", TACTICS)
-    text = kernels.wrong_with_a_tactic(cases.GROUPS["tactics"][0], limit_s=30)
+    text = kernels.wrong_with_a_tactic(cases.GROUPS["tactics"][0], limit_s=15)
     assert "tactic right" not in text
     assert "tactic wrong: fused_moe into memory of NaN: slope" in text
     assert "tactic crash: required: a result, seen: the process ended with SIGABRT" in text
-    assert "tactic hang: required: an end within 30 s" in text
+    assert "tactic hang: required: an end within 15 s" in text
     kernels.child_of("").close()
 
 

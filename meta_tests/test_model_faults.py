@@ -54,6 +54,7 @@ def test_a_wrong_model_is_noticed(judge, fault):
     assert failed and all("required" in test["message"] for test in failed), failed
 
 
+@pytest.mark.slow("what such a file tells is in test_golden.py, without an engine")
 def test_a_golden_file_tells_the_intact_model_from_a_wrong_one(judge, tmp_path):
     golden = tmp_path / "golden.json"
     status, run = judge(model_faults.CLEAN, "golden", options=("--record-golden", str(golden)))

@@ -70,6 +70,7 @@ def check_nothing_left(run, memory_before: Memory) -> None:
     assert not lost, f"required: the memory is back, missing {lost / GIB:.1f} GiB"
 
 
+@SLOW
 def test_a_run_that_passes(start):
     run, memory = start("test_passes")
     assert run.wait() == 0, run.output
@@ -85,7 +86,8 @@ def test_a_run_that_fails(start):
     check_nothing_left(run, memory)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_that_is_interrupted(start, number):
     run, memory = start("test_waits")
     os.kill(run.process.pid, number)

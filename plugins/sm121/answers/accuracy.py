@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
-from scipy import stats
 
 from sm121.core.data_file import DataTable
 from sm121.core.errors import UsageError
@@ -186,6 +185,8 @@ def interval(outputs: Iterable[Output]) -> Interval:
     right, n = sum(marks), len(marks)
     if not n:
         raise ValueError("an interval needs at least one answer")
+    from scipy import stats  # half a second, which a run without questions need not spend
+
     found = stats.binomtest(right, n).proportion_ci(0.95, method="wilson")
     return Interval(right, n, float(found.low), float(found.high))
 
@@ -203,6 +204,8 @@ def paired(before: Iterable[Output], now: Iterable[Output]) -> Paired:
         raise UsageError(
             f"--accuracy-baseline: expected answers to the same questions; only one run has {odd!r}"
         )
+    from scipy import stats
+
     gained = sum(new[key] and not old[key] for key in old)
     lost = sum(old[key] and not new[key] for key in old)
     changed = gained + lost

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import openai
-
 from sm121.core.profile import KnownAnswer
 from sm121.core.server import Endpoint
 
 
 def unknown(endpoint: Endpoint, facts: Sequence[KnownAnswer]) -> dict[str, str]:
     """The facts that a server does not know: what it said instead, by the prompt."""
+    import openai
+
     wrong = {}
     with endpoint.openai() as client:
         for fact in facts:

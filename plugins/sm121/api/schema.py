@@ -9,10 +9,7 @@ import functools
 import json
 from typing import Any, Literal, get_args
 
-from openai.types import Completion, Model
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 
 Json = dict[str, Any]
 Kind = Literal[
@@ -45,22 +42,28 @@ class _ErrorBody(_Open):
     error: _Error
 
 
-class _ModelList(_Open):
-    object: Literal["list"]
-    data: list[Model]
+@functools.cache
+def _types() -> dict[Kind, Any]:
+    from openai import types  # half a second, which a run without requests need not spend
+    from openai.types import chat, responses
+
+    models: dict[str, Any] = {
+        "object": (Literal["list"], ...),
+        "data": (list[types.Model], ...),
+    }
+    return {
+        "completion": types.Completion,
+        "completion chunk": types.Completion,
+        "chat completion": chat.ChatCompletion,
+        "chat completion chunk": chat.ChatCompletionChunk,
+        "response": responses.Response,
+        "response event": responses.ResponseStreamEvent,
+        "model": types.Model,
+        "model list": create_model("ModelList", __base__=_Open, **models),
+        "error": _ErrorBody,
+    }
 
 
-_TYPES: dict[Kind, Any] = {
-    "completion": Completion,
-    "completion chunk": Completion,
-    "chat completion": ChatCompletion,
-    "chat completion chunk": ChatCompletionChunk,
-    "response": Response,
-    "response event": ResponseStreamEvent,
-    "model": Model,
-    "model list": _ModelList,
-    "error": _ErrorBody,
-}
 #: What the services send as null although the published type says otherwise.
 _NULL_UNTIL_THE_END = {"completion chunk": "stop"}
 #: Fields that were not required when releases of an engine that are still served were made: openai
@@ -94,12 +97,12 @@ def _is_of_later(item: Any) -> bool:
 
 @functools.cache
 def _adapter(kind: Kind) -> TypeAdapter[Any]:
-    return TypeAdapter(_TYPES[kind])
+    return TypeAdapter(_types()[kind])
 
 
 @functools.cache
 def _event_adapters() -> dict[str, TypeAdapter[Any]]:
-    union = get_args(ResponseStreamEvent)[0]
+    union = get_args(_types()["response event"])[0]
     return {
         name: TypeAdapter(event)
         for event in get_args(union)

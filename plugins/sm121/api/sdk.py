@@ -5,39 +5,18 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-import openai
-from openai._models import FinalRequestOptions
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sm121.answers import prompts
 from sm121.answers.accuracy import Question
 from sm121.core.profile import Correctness, Profile
-from sm121.core.server import Endpoint
 from sm121.core.verdict import NotRun, require
-from sm121.engines.capabilities import Capabilities, needed
+
+if TYPE_CHECKING:
+    import openai
 
 PROMPT = "The capital of France is"
 _Answer = TypeVar("_Answer")
-
-
-class GuardedClient(openai.OpenAI):
-    """A client of a server, which raises NotRun where a request needs what the engine has not.
-
-    So a test need not say what it needs: its requests do.
-    """
-
-    def __init__(self, endpoint: Endpoint, capabilities: Capabilities, **options: Any) -> None:
-        super().__init__(**endpoint.client_options(**options))
-        self._capabilities = capabilities
-
-    def _prepare_options(self, options: FinalRequestOptions) -> FinalRequestOptions:
-        """The SDK's hook for looking at a request before it is built."""
-        body = options.json_data if isinstance(options.json_data, dict) else {}
-        if options.method == "post":
-            sent = {**body, **(options.extra_json or {})}
-            self._capabilities.require(*needed(str(options.url), sent))
-        return super()._prepare_options(options)
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from sm121.core import interpreter
 from sm121.core.configuration import ServerConfiguration
@@ -57,7 +58,7 @@ class PythonEngine:
             UsageError: there is no such interpreter, or it has no such engine.
         """
         try:
-            found = interpreter.ask(python, self.version_script, environment)
+            found = _asked_once(python, self.version_script, frozenset(environment.items()))
         except interpreter.NoAnswer as error:
             raise UsageError(
                 f"--engine-python {python}: expected a Python interpreter that says which "
@@ -110,3 +111,8 @@ class PythonEngine:
             environment.update(debug or {})
         environment.update(configuration.environment)
         return environment
+
+
+@functools.cache
+def _asked_once(python: str, script: str, environment: frozenset[tuple[str, str]]) -> Any:
+    return interpreter.ask(python, script, dict(environment))

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
 from sm121.core.profile import Gate
 from sm121.core.verdict import Verdict
@@ -289,8 +289,8 @@ def decide_tail(
     values = np.sort(np.asarray(samples, dtype=np.float64))
     count, over = len(values), int((values > gate.at_most).sum())
     # Chance of so few over the bound if the quantile were outside it, and of so many if within.
-    risk_of_pass = float(stats.binom.cdf(over, count, 1.0 - fraction))
-    risk_of_fail = float(stats.binom.sf(over - 1, count, 1.0 - fraction)) if over else 1.0
+    risk_of_pass = float(special.bdtr(over, count, 1.0 - fraction))
+    risk_of_fail = float(special.bdtrc(over - 1, count, 1.0 - fraction)) if over else 1.0
     interval = statistics.estimate_quantile(samples, fraction)
     # Not that of the interval: how surely the quantile is within the bound.
     estimate = replace(interval, confidence=1.0 - risk_of_pass)

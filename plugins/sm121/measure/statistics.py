@@ -13,7 +13,7 @@ from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special
 
 Floats = NDArray[np.float64]
 #: Of every interval, where the samples allow it.
@@ -62,7 +62,7 @@ def median_ranks(count: int) -> tuple[int, float]:
     with at least `CONFIDENCE` (counted from 0), and its coverage. When even the whole range does
     not, rank 0 with what it covers."""
     ranks = np.arange((count + 1) // 2)
-    coverage = 1.0 - 2.0 * stats.binom.cdf(ranks, count, 0.5)
+    coverage = 1.0 - 2.0 * special.bdtr(ranks, count, 0.5)
     enough = np.flatnonzero(coverage >= CONFIDENCE)
     best = int(enough[-1]) if len(enough) else 0
     return best, float(coverage[best])
@@ -82,8 +82,8 @@ def estimate_quantile(samples: Sequence[float], fraction: float) -> Estimate:
     values = _sorted(samples)
     count = len(values)
     tail = (1.0 - CONFIDENCE) / 2.0
-    low = int(stats.binom.ppf(tail, count, fraction)) - 1
-    high = int(stats.binom.ppf(1.0 - tail, count, fraction))
+    low = _binomial_quantile(tail, count, fraction) - 1
+    high = _binomial_quantile(1.0 - tail, count, fraction)
     whole = low >= 0 and high < count
     return Estimate(
         value=quantile(samples, fraction),
@@ -126,3 +126,8 @@ def _sorted(samples: Sequence[float]) -> Floats:
     if np.isnan(values).any():
         raise ValueError("a sample is not a number")
     return values
+
+
+def _binomial_quantile(probability: float, count: int, fraction: float) -> int:
+    """The smallest number of successes that at most so many are with that probability."""
+    return int(np.searchsorted(special.bdtr(np.arange(count + 1), count, fraction), probability))

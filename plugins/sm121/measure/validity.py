@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import median, pstdev
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from sm121.client.timed import TimedBatch
 from sm121.client.timed_answer import Clock, TimedAnswer
@@ -399,7 +399,7 @@ def drift(rates: Sequence[float]) -> tuple[int, float, float] | None:
         deviation = max(float(np.sqrt(within / (len(values) - 2))), 1e-4 * float(values.mean()))
         distance = abs(float(left.mean() - right.mean()))
         score = distance / (deviation * np.sqrt(1 / len(left) + 1 / len(right)))
-        risk = 2.0 * float(stats.t.sf(score, len(values) - 2))
+        risk = 2.0 * float(special.stdtr(len(values) - 2, -score))
         if best is None or risk < best[0]:
             best = (risk, at)
     if best is None or best[0] > _DRIFT_RISK / len(places):

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from sm121.api.sdk import GuardedClient
 from sm121.core.profile import Profile
 from sm121.core.server import Server
 from sm121.core.verdict import NotRun
@@ -79,6 +78,8 @@ def server(conformance: Session) -> Iterator[Server]:
 def client(server: Server, capabilities: Capabilities) -> Iterator[openai.OpenAI]:
     """An OpenAI client of the server under test; it does not retry, and a request for what the
     engine cannot do is NOT_RUN."""
+    from sm121.api.guarded_client import GuardedClient
+
     with GuardedClient(server.endpoint, capabilities) as client:
         yield client
 

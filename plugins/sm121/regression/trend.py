@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import comb
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from sm121.core.numbers import number
 from sm121.core.profile import Regression
@@ -108,6 +108,8 @@ def _mann_whitney(now: StoredMetric, before: StoredMetric) -> float | None:
     """Chance that samples of one distribution look so much worse; None with one value a run."""
     if min(len(now.samples), len(before.samples)) < 2:
         return None
+    from scipy import stats  # half a second, which a run that compares nothing need not spend
+
     alternative = "less" if now.higher_is_better else "greater"
     method = "exact" if len(now.samples) + len(before.samples) <= 40 else "asymptotic"
     result = stats.mannwhitneyu(now.samples, before.samples, alternative=alternative, method=method)
@@ -142,7 +144,7 @@ def _outside(now: StoredMetric, earlier: Sequence[StoredMetric]) -> float | None
     if spread == 0.0:
         return 0.0 if distance > 0 else 1.0
     scale = spread * np.sqrt(1.0 + 1.0 / len(levels))
-    return float(stats.t.sf(distance / scale, len(levels) - 1))
+    return float(special.stdtr(len(levels) - 1, -distance / scale))
 
 
 def _interval(now: StoredMetric, before: StoredMetric) -> str:
