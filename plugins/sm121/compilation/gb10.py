@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sm121.compilation import flashinfer, modules, probes, toolchain
@@ -16,6 +18,7 @@ class Compilation:
 
     tools: Tools
     _python: str
+    _begun: dict[str, Future[list[str]]] = field(default_factory=dict)
 
     @property
     def flashinfer(self) -> FlashInfer:
@@ -26,8 +29,15 @@ class Compilation:
         """Where FlashInfer compiles for other architectures than required."""
         return flashinfer.contradictions(self.flashinfer, self.tools.compiler)
 
+    def begin(self, names: Iterable[str], worker: Executor) -> None:
+        """Have probes judged in the background; `wrong_outcomes` waits for its own."""
+        self._begun.update((name, worker.submit(self._judge, name)) for name in names)
+
     def wrong_outcomes(self, probe: str) -> list[str]:
         """Where a probe comes out otherwise than required, over its architectures."""
+        return self._begun[probe].result() if probe in self._begun else self._judge(probe)
+
+    def _judge(self, probe: str) -> list[str]:
         chosen = probes.probe(probe)
         places = {"flashinfer": self.flashinfer.data} if chosen.tier == "headers" else {}
         return probes.contradictions(chosen, self.tools, places)

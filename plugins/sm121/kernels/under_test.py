@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
 from typing import Any
 
 from sm121.core.verdict import Inapplicable, NotRun
@@ -16,6 +18,8 @@ from sm121.kernels.serving import Choice
 _ROUNDS = (5, 20)
 """Of a timed call, on a CPU and on a GPU."""
 _TACTIC_S = 180.0
+_MEANWHILE_S = 30.0
+"""Of a case in the background; on a busy CPU the first one takes a few seconds."""
 
 
 @dataclass
@@ -27,14 +31,40 @@ class Kernels:
     """Where the provider of a name runs. Raises NotRun: it would be another build's kernels."""
     asked: tuple[Operation, str] | None = None
     """What the running test judges, and by which provider."""
+    _begun: dict[Case, Future[str | None]] = field(default_factory=dict)
+
+    def begin(self, cases: Iterable[Case], worker: Executor) -> None:
+        """Have cases judged in the background, as `wrong` does, which waits for its own. After the
+        first one that ends its process or takes long they are left to `wrong`, and its limits."""
+        given_up: list[str] = []
+
+        def ask(child: Child, name: str, case: Case) -> str | None:
+            if given_up:
+                return None
+            try:
+                return "; ".join(child.ask("check", name, case, within_s=_MEANWHILE_S))
+            except (Ended, DeviceFault) as error:
+                given_up.append(f"{case}: {error}")
+                return None
+
+        for case in cases:
+            name = self.choices[operation_of(case)].provider
+            if name is not None:
+                with contextlib.suppress(NotRun):  # `wrong` says so
+                    child = self.child_of(name)
+                    self._begun[case] = worker.submit(ask, child, name, case)
 
     def wrong(self, case: Case) -> str:
         """What is wrong with an operation on a case; empty when it holds."""
-        return self._wrong("check", operation_of(case), case)
+        name, child = self._provider(operation_of(case))
+        begun = self._begun.get(case)
+        found = begun.result() if begun is not None else None
+        return found if found is not None else _ask(child, "check", name, case)
 
     def wrong_replayed(self, case: Case) -> str:
         """What is wrong with a CUDA graph of an operation; empty when it holds."""
-        return self._wrong("replay", operation_of(case), case)
+        name, child = self._provider(operation_of(case))
+        return _ask(child, "replay", name, case)
 
     def wrong_with_a_tactic(self, case: Case, limit_s: float = _TACTIC_S) -> str:
         """What is wrong with any autotune tactic; empty when all of them hold. Each has a process
@@ -75,13 +105,6 @@ class Kernels:
         benchmark.extra_info |= found["extra"]
         benchmark.pedantic(advance, setup=stand, rounds=len(rounds))
 
-    def _wrong(self, question: str, operation: Operation, case: Case) -> str:
-        name, child = self._provider(operation)
-        try:
-            return "; ".join(child.ask(question, name, case))
-        except (Ended, DeviceFault) as error:
-            return f"{case}: {error}"
-
     def _provider(self, operation: Operation) -> tuple[str, Child]:
         choice = self.choices[operation]
         if choice.nothing is not None:
@@ -90,3 +113,10 @@ class Kernels:
             raise NotRun(choice.why)
         self.asked = (operation, choice.provider)
         return choice.provider, self.child_of(choice.provider)
+
+
+def _ask(child: Child, question: str, name: str, case: Case) -> str:
+    try:
+        return "; ".join(child.ask(question, name, case))
+    except (Ended, DeviceFault) as error:
+        return f"{case}: {error}"

@@ -4,7 +4,7 @@ the compiler."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import pytest
 
@@ -17,6 +17,7 @@ from sm121.engines.protocol import Program
 from sm121.evidence.kernel_profile import KernelProfile
 from sm121.kernels import benchmark_cases, builds, cases, child, registry, serving
 from sm121.kernels.child import Child
+from sm121.kernels.protocol import Operation
 from sm121.kernels.serving import Choice
 from sm121.kernels.under_test import Kernels
 from sm121.plugin import selection
@@ -28,14 +29,22 @@ from sm121.session.settings import Settings
 
 #: The processes in which kernels are judged.
 CHILDREN = pytest.StashKey[list[Child]]()
+#: What was begun before the first test.
+COMPILATION = pytest.StashKey[Compilation]()
+NUMERICS = pytest.StashKey[Kernels]()
 
 
 def end_processes_after_the_level(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """End the processes of the kernels: the next server needs the memory of their devices."""
     following = nextitem.stash.get(LEVEL, None) if nextitem is not None else None
     if item.stash.get(LEVEL, None) == "kernel" and following != "kernel":
-        for process in item.config.stash.get(CHILDREN, ()):
-            process.close()
+        end_processes(item.config)
+
+
+def end_processes(config: pytest.Config) -> None:
+    """End the processes of the kernels."""
+    for process in config.stash.get(CHILDREN, ()):
+        process.close()
 
 
 def parametrize(metafunc: pytest.Metafunc) -> None:
@@ -67,20 +76,37 @@ def kernels(conformance: Session, pytestconfig: pytest.Config) -> Iterator[Kerne
     settings = conformance.settings
     if (obstacle := _obstacle(settings)) is not None:
         raise NotRun(obstacle)
+    choices = _choices(conformance)
+    begun = pytestconfig.stash.get(NUMERICS, None)
+    if begun is None or begun.choices != choices:
+        begun = _made(pytestconfig, conformance, choices)
+    yield begun
+    end_processes(pytestconfig)
+
+
+def expected(config: pytest.Config, conformance: Session) -> Kernels:
+    """The kernels of the path that the server under test will have. If its log shows another path,
+    what they were found to do is not taken over."""
+    return _made(config, conformance, _choices(conformance))
+
+
+def _choices(conformance: Session) -> dict[Operation, Choice]:
+    settings, path = conformance.settings, conformance.path_to_judge()
     name = settings.kernel_provider
-    path = conformance.path_to_judge()
-    choices = {
+    return {
         operation: Choice(None, provider=name)
         if name is not None
         else serving.choices(settings.engine, conformance.arch, path, operation)[0]
         for operation in serving.OPERATIONS
     }
+
+
+def _made(
+    config: pytest.Config, conformance: Session, choices: Mapping[Operation, Choice]
+) -> Kernels:
     places = _Places(conformance)
-    children = pytestconfig.stash.setdefault(CHILDREN, [])
-    children += [places.here, places.engine]
-    yield Kernels(choices, functools.cache(places.of))
-    for process in children:
-        process.close()
+    config.stash.setdefault(CHILDREN, []).extend((places.here, places.engine))
+    return Kernels(choices, functools.cache(places.of))
 
 
 class _Places:
@@ -151,9 +177,14 @@ def decode_profile(conformance: Session, server: Server) -> KernelProfile:
 
 
 @pytest.fixture(scope="session")
-def compilation(conformance: Session, tmp_path_factory: pytest.TempPathFactory) -> Compilation:
+def compilation(
+    conformance: Session, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Compilation:
     """Compiling for GB10. NotRun without nvcc and cuobjdump, with what pip would install."""
-    found = gb10.find(conformance.settings.engine_python, tmp_path_factory.mktemp("compilation"))
+    found = pytestconfig.stash.get(COMPILATION, None)
+    if found is None:
+        folder = tmp_path_factory.mktemp("compilation")
+        found = gb10.find(conformance.settings.engine_python, folder)
     conformance.file.environment["compilation"] = {
         "compiler": str(found.tools.compiler),
         "disassembler": str(found.tools.disassembler),

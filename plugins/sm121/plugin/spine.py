@@ -25,6 +25,7 @@ from sm121.plugin import (
     certificate,
     kernels,
     matrix,
+    meanwhile,
     options,
     others,
     outcomes,
@@ -252,12 +253,14 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
     """After the last test: the server is still there, and pytest-benchmark has stored nothing."""
+    run = session.config.stash.get(SESSION, None)
     try:
         _show_progress(session.config)
-        result = yield
+        with meanwhile.begun(session, run):
+            result = yield
     finally:
         _stop_progress(session.config)
-        if (run := session.config.stash.get(SESSION, None)) is not None:
+        if run is not None:
             if run.box is not None and not run.interrupted:
                 run.box.read_at_the_end()
                 _step("box read again")
@@ -313,6 +316,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     item.config.stash[CRASHES].after_abort()
     if (why := outcomes.why_not(session, item) or workers.why_not(item)) is not None:
         pytest.skip(f"{NOT_RUN}{why}")
+    if turns.measures(item):
+        session.nothing_beside()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # after all other plugins have changed the report

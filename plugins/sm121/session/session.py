@@ -91,6 +91,8 @@ class Session:
     on_unwritten: Callable[[OSError, str], None] | None = None
     #: Called with what shows that another process answers than the attached one.
     on_changed: Callable[[str], None] | None = None
+    #: Called before what is timed: it ends what the suite does in the background.
+    nothing_beside: Callable[[], None] = lambda: None
     #: The machine's state; None before it was looked at.
     box: RunBox | None = None
     _unwritten: str | None = None
@@ -241,6 +243,9 @@ class Session:
             raise NotRun(self.target.obstacle or "no server can be started here")
         if self.aborted is not None:
             raise NotRun(f"the run was ended: {self.aborted[1]}")
+        own = self.profile
+        if configuration.name != own.baseline or own.baseline == own.under_test:
+            self.nothing_beside()  # its start is timed
         return self.pool.get(configuration)
 
     def stop(self) -> StopReport | None:
