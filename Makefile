@@ -7,8 +7,6 @@ CANARY := .cache/canary
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # FlashInfer's sources, which the kernel level compiles for GB10; its other requirements need a GPU.
 FLASHINFER_SOURCES := flashinfer-python==0.7.2.post1 'apache-tvm-ffi>=0.1.11,<0.2'
-# Tests that measure time: one at a time, with nothing beside them.
-TIMED := $(foreach name,ab benchmark_bridge box kernel_benchmark matrix_faults measuring_gate measuring_traps regression,meta_tests/test_$(name).py)
 # For which machines and Pythons `make wheelhouse` gathers wheels; 2.35 is the C library of Ubuntu 22.04.
 WHEELHOUSE ?= wheelhouse
 MACHINES ?= aarch64 x86_64
@@ -28,8 +26,8 @@ conformance: canary ## judge a real vLLM on this CPU: every level that exists
 	$(PY) -m pytest --arch cpu --report-dir=$(REPORT) --benchmark-autosave --matrix 1 $(PYTEST_ARGS)
 
 test: canary lint ## the suite's own tests: every check is seen failing on its fault
-	$(PY) -m pytest meta_tests -n 2 --dist loadfile --no-loadscope-reorder $(TIMED:%=--ignore=%) $(PYTEST_ARGS)
-	$(PY) -m pytest $(TIMED) $(PYTEST_ARGS)
+	$(PY) -m pytest meta_tests -m 'not alone' -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(PY) -m pytest meta_tests -m alone $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed docs ## ruff, mypy, the layers, the documentation
 	$(VENV)/bin/ruff check .

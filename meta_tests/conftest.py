@@ -58,6 +58,7 @@ LONG = (
 
 def pytest_configure(config: pytest.Config) -> None:
     """Warnings are errors here. In a run of the levels they may be anybody's, and never are."""
+    config.addinivalue_line("markers", "alone: it measures time, and has the machine for itself")
     config.addinivalue_line("filterwarnings", "error")
     # "no file to compare with", "another machine": for the user to read, no crash of pytest.
     config.addinivalue_line(

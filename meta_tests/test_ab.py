@@ -217,6 +217,7 @@ def compared(run_pytest, timed_server, tmp_path):
     return go
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(400)
 def test_two_servers_of_known_rate(compared, tmp_path):
     (tmp_path / "promise.toml").write_text(PROMISE)
@@ -286,6 +287,7 @@ def test_a_server_that_was_replaced_between_visits_counts_for_nothing(monkeypatc
         run._check(Visit("B"), server, sides[1])
 
 
+@pytest.mark.alone
 def test_a_side_that_forgets_what_a_knew_is_broken(fault_server, timed_server):
     own = profile.load("cpu-tiny-gpt-oss")
     harness = SimpleNamespace(redact=str, profile=own, file=SimpleNamespace(unproven=[]))

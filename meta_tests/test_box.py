@@ -25,6 +25,7 @@ from sm121.measure.box import BoxState, Device, Reading
 from sm121.performance.box import RunBox
 from sm121.run.verdict_file import EngineReport, VerdictFile
 
+pytestmark = pytest.mark.alone
 GB10 = profile.load("sm121-gpt-oss-120b").box
 CPU = profile.load("cpu-tiny-gpt-oss").box
 

@@ -9,7 +9,7 @@ import pytest
 from loopback import JsonHandler, serving
 
 from sm121.api.client import Api
-from sm121.api.sdk import GuardedClient
+from sm121.api.guarded_client import GuardedClient
 from sm121.core import data_file
 from sm121.core.errors import UsageError
 from sm121.core.server import Endpoint, Server

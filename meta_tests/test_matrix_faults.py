@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.alone
 _HEAD = """schema_version = 1
 name = "one"
 description = "one axis, a fault in each value"

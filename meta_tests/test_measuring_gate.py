@@ -9,7 +9,7 @@ import pytest
 
 from sm121.session.settings import _depths
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.alone]
 
 LEVEL = "tests/test_performance.py"
 

@@ -18,6 +18,7 @@ from sm121.core.verdict import NotRun
 from sm121.measure.cells import MeasuredCell, MeasuredServer
 from sm121.measure.plan import Plan
 
+pytestmark = pytest.mark.alone
 #: Half of the real lengths, so that a sample of the traps fits into `make test`.
 PLAN = Plan(
     512,
