@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 class Option:
     """An option of pytest's command line."""
 
+    group: str
     names: tuple[str, ...]
     value: str
     help: str
@@ -38,8 +39,10 @@ class _Parser:
     """Takes the options that the plugin declares, in the place of pytest's parser and group."""
 
     options: list[Option] = field(default_factory=list)
+    _group: str = ""
 
-    def getgroup(self, *_names: str) -> _Parser:
+    def getgroup(self, _name: str, title: str) -> _Parser:
+        self._group = title
         return self
 
     def addoption(self, *names: str, **attributes: Any) -> None:
@@ -48,7 +51,9 @@ class _Parser:
             value = " ".join(value)
         if choices := attributes.get("choices"):
             value = "|".join(choices)
-        self.options.append(Option(names, str(value), str(attributes.get("help") or "")))
+        self.options.append(
+            Option(self._group, names, str(value), str(attributes.get("help") or ""))
+        )
 
 
 def modules() -> list[ModuleType]:
@@ -91,7 +96,20 @@ def page() -> str:
         MADE_BY.format(source="the plugin"),
         "## Options of pytest",
         "",
-        *table(("option", "meaning"), [(_code(o.shown), cell(o.help)) for o in every]),
+        "In the groups of `pytest --help`.",
+        *(
+            line
+            for group in dict.fromkeys(option.group for option in every)
+            for line in (
+                "",
+                f"### {group.removeprefix('SM121: ').capitalize()}",
+                "",
+                *table(
+                    ("option", "meaning"),
+                    [(_code(o.shown), cell(o.help)) for o in every if o.group == group],
+                ),
+            )
+        ),
         "",
         "pytest-benchmark's own options (`--benchmark-autosave`, `--benchmark-compare`, "
         "`--benchmark-compare-fail`, `--benchmark-storage`) work on every measurement "

@@ -26,8 +26,15 @@ class _Marker(DataTable):
     help: str
 
 
-class _OptionsFile(DataTable):
+class _Group(DataTable):
+    """Options that stand together in ``pytest --help``."""
+
+    title: str
     option: tuple[Argument, ...]
+
+
+class _OptionsFile(DataTable):
+    group: tuple[_Group, ...]
     marker: tuple[_Marker, ...]
 
 
@@ -49,16 +56,17 @@ def _file() -> _OptionsFile:
 
 def add(parser: pytest.Parser) -> None:
     """Add every option of ``fixtures/options.toml``."""
-    group = parser.getgroup("sm121", "SM121 conformance")
     shipped = {
         "engines": ", ".join(capabilities.shipped()),
         "providers": ", ".join(kernel_providers.NAMES),
     }
-    for option in _file().option:
-        given = option.given(**shipped)
-        if isinstance(given.get("nargs"), int):
-            given["nargs"] = _AnyWords(given["nargs"])
-        group.addoption(option.name, **given)
+    for own in _file().group:
+        group = parser.getgroup(f"sm121 {own.title}", f"SM121: {own.title}")
+        for option in own.option:
+            given = option.given(**shipped)
+            if isinstance(given.get("nargs"), int):
+                given["nargs"] = _AnyWords(given["nargs"])
+            group.addoption(option.name, **given)
 
 
 def is_own_run(config: pytest.Config) -> bool:
@@ -129,4 +137,5 @@ def read(config: pytest.Config) -> Settings:
 
 def own() -> dict[str, Argument]:
     """The suite's own options, by the name under which pytest keeps each."""
-    return {option.name.lstrip("-").replace("-", "_"): option for option in _file().option}
+    every = (option for group in _file().group for option in group.option)
+    return {option.name.lstrip("-").replace("-", "_"): option for option in every}
