@@ -166,3 +166,22 @@ def test_a_terminal_has_one_line_that_is_rewritten_and_ci_has_lines(
     assert "\x1b" not in plain.output and "teardowns.py " not in plain.output
     _, verbose = run_pytest(*arguments, "-v")
     assert "test_passes PASSED" in verbose.output, "with -v pytest's own lines are there"
+
+
+def test_a_failed_start_fits_a_screen(run_pytest):
+    """One failure for one cause: no traceback, and what asks for the same server is not run."""
+    environment = {
+        "SM121_META_PYTHON": sys.executable,
+        "SM121_META_SERVER": "fault_server.py",
+        "SM121_META_ARGUMENTS": "--no-such-argument",
+    }
+    python = Path(__file__).with_name("fake_python.py")
+    asked = ("--arch", "cpu", "--engine-python", str(python), "tests/test_smoke.py")
+    status, run = run_pytest(*asked, environment=environment)
+    assert status == 1 and "Traceback" not in run.output, run.output
+    verdicts = [test["verdict"] for test in run.verdict["tests"]]
+    assert verdicts.count("FAIL") == 2, "the baseline's start, and that of the server under test"
+    assert "did not start: " in run.output and "run again: " in run.output, run.output
+    assert len(run.output.splitlines()) < 70, run.output
+    _status, run = run_pytest(*asked, "--tb=long", environment=environment)
+    assert "def _raise_exited" in run.output, "who asks for it gets pytest's own"

@@ -35,7 +35,8 @@ class Compilation:
 
     def wrong_outcomes(self, probe: str) -> list[str]:
         """Where a probe comes out otherwise than required, over its architectures."""
-        return self._begun[probe].result() if probe in self._begun else self._judge(probe)
+        begun = self._begun.get(probe)
+        return self._judge(probe) if begun is None or begun.cancelled() else begun.result()
 
     def _judge(self, probe: str) -> list[str]:
         chosen = probes.probe(probe)

@@ -10,6 +10,7 @@ import psutil
 
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.server import Server
+from sm121.core.verdict import NotRun
 from sm121.engines.devices import DeviceLock
 from sm121.engines.managed import (
     ManagedServer,
@@ -91,8 +92,8 @@ class ServerPool:
         A server that died is reported before another takes its place.
 
         Raises:
-            StartError: it does not start. A second request gets the same error, at once, until
-                `forget`.
+            StartError: it does not start.
+            NotRun: it did not start before, and was not forgotten since (`forget`).
         """
         if self._current is not None:
             self.look()
@@ -102,7 +103,10 @@ class ServerPool:
                 return server
             self._stop()
         if configuration.key in self._failures:
-            raise self._failures[configuration.key]
+            failed = self._failures[configuration.key]
+            raise NotRun(
+                f"server {configuration.name} did not start: {failed.cause.kind}, see {failed.log}"
+            )
         managed = ManagedServer(
             configuration,
             engine(configuration.engine),

@@ -58,7 +58,7 @@ class Kernels:
         """What is wrong with an operation on a case; empty when it holds."""
         name, child = self._provider(operation_of(case))
         begun = self._begun.get(case)
-        found = begun.result() if begun is not None else None
+        found = begun.result() if begun is not None and not begun.cancelled() else None
         return found if found is not None else _ask(child, "check", name, case)
 
     def wrong_replayed(self, case: Case) -> str:

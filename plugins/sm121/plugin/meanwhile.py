@@ -18,7 +18,7 @@ import pytest
 
 from sm121.compilation import gb10
 from sm121.core import architecture
-from sm121.core.verdict import NotRun
+from sm121.core.verdict import NotRun, Verdict
 from sm121.plugin import kernels, selection
 from sm121.session.session import Session
 from sm121.session.signals import own_time
@@ -44,7 +44,7 @@ def begun(tests: pytest.Session, session: Session | None) -> Iterator[None]:
 
         def done() -> None:
             with own_time():
-                worker.shutdown()
+                worker.shutdown(cancel_futures=_nothing_follows(session))
 
         session.nothing_beside = done
         try:
@@ -81,3 +81,8 @@ def _begin_compiling(
 
 def _parameters(items: Iterable[pytest.Function], name: str) -> list[Any]:
     return [item.callspec.params[name] for item in items]
+
+
+def _nothing_follows(session: Session) -> bool:
+    """Whether the smoke level has failed: then no other level runs."""
+    return any(test.verdict is Verdict.FAIL for test in session.ledger)

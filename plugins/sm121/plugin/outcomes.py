@@ -164,7 +164,7 @@ def _of_case(item: pytest.Item) -> JudgedKernel | None:
 def _text(call: pytest.CallInfo[None], report: pytest.TestReport) -> str:
     if call.excinfo is None:  # a strict xfail that passed
         return str(report.longrepr)
-    if isinstance(call.excinfo.value, (AssertionError, Undecided)):
+    if isinstance(call.excinfo.value, (AssertionError, Undecided, ServerError)):
         return str(call.excinfo.value)
     return call.excinfo.exconly()
 

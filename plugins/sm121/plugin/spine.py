@@ -253,14 +253,13 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
     """After the last test: the server is still there, and pytest-benchmark has stored nothing."""
-    run = session.config.stash.get(SESSION, None)
     try:
         _show_progress(session.config)
-        with meanwhile.begun(session, run):
+        with meanwhile.begun(session, session.config.stash.get(SESSION, None)):
             result = yield
     finally:
         _stop_progress(session.config)
-        if run is not None:
+        if (run := session.config.stash.get(SESSION, None)) is not None:
             if run.box is not None and not run.interrupted:
                 run.box.read_at_the_end()
                 _step("box read again")
@@ -283,7 +282,8 @@ def pytest_runtest_protocol(
     shown, asked = item.config.stash.get(PROGRESS, None), WHY_NOT not in item.stash
     if shown is not None and asked:
         shown.begin(item.stash[LEVEL], item.stash[ID])
-    with turns.turn(item, nextitem):
+    runs = asked and outcomes.why_not(item.config.stash[SESSION], item) is None
+    with turns.turn(item, nextitem) if runs else contextlib.nullcontext():
         result = yield
     if shown is not None and FINDING in item.stash:
         shown.end(item.stash[FINDING], asked=asked)
@@ -431,8 +431,10 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> Generator[None, object, object]:
     """Show the matrix, the table of levels, and the verdict as the last line."""
-    result = yield
     session = config.stash.get(SESSION, None)
+    if session is not None:
+        terminal.leave_out_tracebacks(terminalreporter)
+    result = yield
     if session is not None:
         matrix.show_account(terminalreporter, config)
         if (report := config.stash.get(REPORT, None)) is not None:

@@ -100,6 +100,17 @@ def say(config: pytest.Config, what: str, line: str) -> None:
         reporter.write_line(text)
 
 
+def leave_out_tracebacks(terminal: pytest.TerminalReporter) -> None:
+    """The closing lines and the report say what failed of the levels. ``--tb``, ``-v``, ``-s`` and
+    ``--pdb`` show pytest's tracebacks, and so does a failure of anybody else's test."""
+    option = terminal.config.option
+    asked = option.verbose > 0 or option.capture == "no" or option.usepdb
+    red = [*terminal.getreports("failed"), *terminal.getreports("error")]
+    own = all("verdict" in dict(getattr(report, "user_properties", ())) for report in red)
+    if option.tbstyle == "auto" and own and not asked:
+        option.tbstyle = "no"
+
+
 def for_github(terminal: pytest.TerminalReporter, report: StoredReport, root: Path) -> None:
     """Print annotations in a job of GitHub Actions."""
     if github.active(os.environ):
@@ -216,5 +227,6 @@ def _first_finding(config: pytest.Config) -> list[str]:
     if first.detail.reproduce:
         lines.append(f"  run again: {first.detail.reproduce}")
     if len(found) > 1:
-        lines.append(f"  {len(found) - 1} more findings are in the report")
+        others = len(found) - 1
+        lines.append(f"  {others} more finding{'s are' if others > 1 else ' is'} in the report")
     return lines
