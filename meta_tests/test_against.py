@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import random
 from pathlib import Path
@@ -17,7 +18,7 @@ from sm121.regression.history import StoredMetric
 from sm121.report import details
 from sm121.report.details import Details, Samples
 from sm121.run import verdict_file
-from sm121.run.alike import alike
+from sm121.run.alike import alike, mark
 from sm121.run.fingerprint import Fingerprint
 from sm121.run.verdict_file import EngineReport, MetricReport, TestReport, VerdictFile
 from sm121.session import against
@@ -258,6 +259,19 @@ def test_what_another_reason_excused_is_not_known(tmp_path, how):
         ("off by 1e-3", "off by -1e-3", False),
         ("one", "one more", False),
         ("", "", True),
+        ("read /etc/passwd", "read /root/x", False),
+        ("see /tmp/abc/server", "see /tmp/xyz/server", True),
+        ("at /tmp/sm121-kyio1s8v", "at /tmp/sm121-aaio1s8w", True),
+        ("GET /health/x/y: 404", "GET /other/z: 404", False),
+        ("call_get_weather2 was called", "call_delete_files9 was called", False),
+        ("call_0123456789abcdef", "call_fedcba9876543210", True),
+        ("chatcmpl-tool-0123456789abcdef", "chatcmpl-tool-fedcba9876543210", True),
+        ("seen: '2026-11-22'", "seen: '0001-01-01'", False),
+        ("at 2026-11-22T08:00:00+00:00", "at 2026-11-23T09:10:11+00:00", True),
+        ("seen: 'it is 3.6 m'", "seen: 'it is 6.9 m'", False),
+        ("off by 3.6 nats", "off by 6.9 nats", True),
+        ('{"created_at": 1795447490, "x": 1}', '{"created_at": 1795447999, "x": 1}', True),
+        ("{'completed_at': 1795447490.5}", "{'completed_at': 1795447999.25}", True),
     ],
 )
 def test_alike(one, other, same):
@@ -274,7 +288,8 @@ def test_alike(one, other, same):
             lambda run: run["crashes"].append({"kind": "oom", "summary": "died", "owner": "us"}),
             "crashed in it: died",
         ),
-        (lambda run: run.update(tests="x"), "expected a report directory"),
+        (lambda run: run.update(tests="x"), "expected the report of a run"),
+        (lambda run: run.update(schema_version=99), "schema 99 is of a later version"),
         (lambda run: run["box"].update(state="DEGRADED"), "its box was DEGRADED"),
         (lambda run: run.update(levels={}), "changed after"),
     ],
@@ -322,6 +337,166 @@ def test_a_failure_that_the_profile_does_not_need_is_listed():
     file.judge()
     assert file.verdict is Verdict.PASS and file.levels["correctness"].listed == 1
     assert file.why() == "1 check ran and held; 1 failed and is listed"
+
+
+def test_what_follows_after_the_first_characters_counts():
+    """Of a long failure the rest is kept as a digest of its words."""
+    begin = "client lost " * 400
+    one, again, other = (
+        begin[:4000] + f" and the rest: {mark(rest)}"
+        for rest in (
+            "client 401: token 5, not 6 (chatcmpl-0123456789abcdef, 1.25 s)",
+            "client 401: token 5, not 6 (chatcmpl-fedcba9876543210, 1.31 s)",
+            "client 401: the answer of another client (chatcmpl-fedcba9876543210, 1.31 s)",
+        )
+    )
+    assert alike(one, again) and not alike(one, other)
+
+
+def of(test: TestReport, **fields) -> TestReport:
+    return test.model_copy(update=fields)
+
+
+def test_a_deviation_that_the_trusted_run_did_not_show_is_red(tmp_path):
+    """It is known of this release, and so excused; but the build that is trusted did it right."""
+    file = a_run(*TESTS)
+    file.tests[0] = of(file.tests[0], deviations=[])
+    trusted = against.load(str(stored(file, tmp_path / "run")), tmp_path)
+    run = a_run(*TESTS)
+    run.tests[0] = of(run.tests[0], deviations=["empty-messages: served"])
+    run, (found,) = held(run, trusted)
+    assert run.verdict is Verdict.FAIL and run.against.changed == ["tests/a.py::holds"]
+    assert "empty-messages: served" in found.message
+    # In both: it is as it was. Of a suite that did not note it: nobody knows.
+    for there in (["empty-messages: served"], None):
+        before = trusted.file.tests[0]
+        trusted.file.tests[0] = of(before, deviations=there)
+        run = a_run(*TESTS)
+        run.tests[0] = of(run.tests[0], deviations=["empty-messages: served"])
+        run, found = held(run, trusted)
+        assert not found and run.against.no_worse
+
+
+def test_a_run_like_the_newest_one_is_no_worse(tmp_path):
+    """What was accepted since counts: another failure of the same test was trusted later."""
+    for number, message in enumerate(("required 1, seen 2", "required 1, seen 7"), 1):
+        tests = (TESTS[0], ("tests/a.py::a", "FAIL", message))
+        against.trust(stored(a_run(*tests), tmp_path / f"run-{number}"), tmp_path)
+    run, found = held(a_run(*tests), against.load("trusted", tmp_path))
+    assert not found and run.against.no_worse and run.against.known == ["tests/a.py::a"]
+
+
+def test_what_is_worse_can_be_accepted(tmp_path):
+    for number in range(3):
+        folder = stored(a_run(*TESTS, rate=50.0, seed=number), tmp_path / f"{number}", 50.0, number)
+        against.trust(folder, tmp_path)
+    folder = stored(a_run(*TESTS, rate=45.0), tmp_path / "slower", 45.0)
+    against.trust(folder, tmp_path)
+    run, _ = held(a_run(*TESTS, rate=45.0), against.load("trusted", tmp_path), rate=45.0)
+    assert run.verdict is not Verdict.PASS, "by itself no trusted run makes slower ones good"
+    kept, *_ = against.trust(folder, tmp_path, anew=True)
+    trusted = against.load("trusted", tmp_path)
+    assert len(trusted.runs) == 1 and kept.stat().st_mode & 0o755 == 0o755
+    run, found = held(a_run(*TESTS, rate=45.0), trusted, rate=45.0)
+    assert not found and run.verdict is Verdict.PASS
+
+
+def test_a_metric_is_missed_where_its_own_test_was_asked(tmp_path):
+    file = a_run(("tests/p.py::one", "PASS", ""), ("tests/p.py::two", "PASS", ""))
+    file.tests = [
+        of(test, level="performance", metrics=[name])
+        for test, name in zip(file.tests, ("startup_s", "tg32@d0"), strict=True)
+    ]
+    file.levels = {}
+    file.judge()
+    trusted = against.load(str(stored(file, tmp_path / "run")), tmp_path)
+    run = a_run()
+    run.tests = [of(file.tests[0])]
+    _, found = held(run, trusted, rate=0.0, left_out={"tests/p.py::two"})
+    assert not found, "its test was not asked"
+    run = a_run()
+    run.tests = [of(file.tests[0]), of(file.tests[1], metrics=[])]
+    _, found = held(run, trusted, rate=0.0)
+    assert [test.id for test in found] == ["--against::tg32@d0"], "it ran, and measured nothing"
+
+
+@pytest.mark.parametrize("change", [{"unit": "s"}, {"higher_is_better": False}], ids=str)
+def test_a_metric_that_is_another_quantity_is_no_comparison(trusted, change):
+    samples = rates(50.0, 2)
+    now = StoredMetric("tg32@d0", "tok/s", True, None, samples, sorted(samples)[10], "PASS")
+    now = dataclasses.replace(now, **change)
+    found = against.judge(a_run(*TESTS), trusted, OWN, {"tg32@d0": now}, lambda _test: True)
+    assert [(test.id, test.verdict) for test in found] == [("--against::tg32@d0", Verdict.INVALID)]
+
+
+def test_what_is_not_judged_is_said(tmp_path):
+    """A percentile four times as long: one run decides nothing, and nobody calls it fine."""
+    trusted = against.load(str(stored(a_run(*TESTS), tmp_path / "run")), tmp_path)
+    there = trusted.metrics["tg32@d0"]
+    tail = dataclasses.replace(
+        there, name="itl_p99", unit="ms", higher_is_better=False, quantile=0.99,
+        samples=(90.0, 91.0), value=90.0,
+    )  # fmt: skip
+    trusted.runs[-1].metrics["itl_p99"] = tail
+    run = a_run(*TESTS)
+    now = dataclasses.replace(tail, samples=(80.0, 399.0), value=399.0)
+    metrics = {"tg32@d0": there, "itl_p99": now}
+    for test in run.tests[1:]:
+        test.tolerated = "known"
+    run.tests += against.judge(run, trusted, OWN, metrics, lambda _test: True)
+    run.judge()
+    assert run.verdict is Verdict.PASS and run.against.unjudged == ["itl_p99"]
+    assert "(itl_p99 not judged)" in run.why() and "itl_p99 not judged" in against.in_words(
+        run.against
+    )
+
+
+def test_a_failure_that_counts_is_not_called_known(trusted):
+    """Alike in words, but nothing excused it: a crash, or a waiver that has expired."""
+    run = a_run(*TESTS)
+    found = against.judge(run, trusted, OWN, {**trusted.metrics}, lambda _test: True)
+    run.judge()
+    assert not found and run.verdict is Verdict.FAIL and not run.against.no_worse
+    assert not run.against.known and len(run.against.changed) == 2
+
+
+def test_a_new_courtesy_is_listed(trusted):
+    run = a_run(*TESTS, ("tests/a.py::form", "FAIL", "no error object"))
+    run.tests[-1] = of(run.tests[-1], severity=Severity.COURTESY, tolerated="listed")
+    run, found = held(run, trusted)
+    assert not found and run.against.no_worse and run.against.listed == ["tests/a.py::form"]
+
+
+def test_a_run_whose_smoke_level_failed_is_no_measure(tmp_path):
+    file = a_run(*TESTS[:1])
+    smoke = of(file.tests[0], id="tests/s.py::s", level="smoke", verdict=Verdict.FAIL, message="x")
+    file.tests = [
+        smoke,
+        of(file.tests[0], verdict=Verdict.NOT_RUN, message="NOT_RUN: smoke failed"),
+    ]
+    file.judge()
+    with pytest.raises(UsageError, match="its smoke level failed"):
+        against.load(str(stored(file, tmp_path / "run")), tmp_path)
+
+
+def test_a_kept_run_that_cannot_be_read_is_named_and_replaced(tmp_path):
+    kept, *_ = against.trust(stored(a_run(*TESTS), tmp_path / "one"), tmp_path)
+    (kept / "verdict.json").write_text("{")
+    with pytest.raises(UsageError, match=str(kept)):
+        against.load("trusted", tmp_path)
+    _, _, narrower = against.trust(stored(a_run(*TESTS), tmp_path / "two"), tmp_path, anew=True)
+    assert "not known" in narrower[0]
+    assert against.load("trusted", tmp_path).file.tests[0].id == TESTS[0][0]
+
+
+@pytest.mark.parametrize(
+    "content", ["[" * 100_000, "{}", "null", ""], ids=["deep", "{}", "null", ""]
+)
+def test_a_file_that_is_no_run_is_one_clear_line(tmp_path, content):
+    folder = stored(a_run(*TESTS), tmp_path / "run")
+    (folder / "verdict.json").write_text(content)
+    with pytest.raises(UsageError, match="expected the report of a run"):
+        against.load(str(folder), tmp_path)
 
 
 def test_copies_are_of_the_file(trusted):

@@ -384,14 +384,15 @@ def _trust(options: argparse.Namespace) -> int:
     from sm121.session import against
 
     storage = history.folder(options.benchmark_storage, Path.cwd())
-    kept, run, narrower = against.trust(options.directory, storage)
+    kept, run, narrower = against.trust(options.directory, storage, anew=options.anew)
     print(f"{kept}: {run.verdict}: {run.reason}")
     for line in narrower:
         print(f"  the run that was trusted before has more: {line}")
     for test in run.tests:
         if test.executed and test.counted not in (Verdict.PASS, Verdict.NOT_RUN):
             known = test.verdict is Verdict.FAIL and not test.waived
-            print(f"  {'fails, and may be known' if known else 'stays red'}: {test.id}")
+            how = "known from now on, if an assertion failed" if known else "stays red"
+            print(f"  {how}: {test.id}")
     return 0
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -169,6 +169,8 @@ class Judge:
     remark: Callable[[str], object]
     #: What the server answered when it was well, by its address; filled in by the first case.
     well: dict[str, str]
+    #: Filled in: the deviations that were excused.
+    excused: list[str] = field(default_factory=list)
 
     def __call__(self, case: Case) -> None:
         """Judge one case.
@@ -189,6 +191,8 @@ class Judge:
             raise Graded(text, problem.severity)
         if problem is not None:
             self.remark(f"{case.id}: {problem.text}")
+            if self.api.capabilities.deviation(case.id, problem.kind) is not None:
+                self.excused.append(f"{case.id}: {problem.kind}")
         elif case.tier == "unspecified":
             self.remark(f"{case.id}: unspecified ({case.why}); seen: {seen[:100]}")
 
@@ -207,6 +211,7 @@ class Judge:
         """
         known = self.api.capabilities
         if seen:
+            self.excused.append(f"{own.case}: {own.kind}")
             self.remark(f"{own.case}: known of {known.file.title} {own.versions}: {seen}")
         else:
             self.remark(

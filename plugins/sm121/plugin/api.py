@@ -19,6 +19,7 @@ from sm121.core.server import Server
 from sm121.engines import capabilities as engine_capabilities
 from sm121.engines.capabilities import Capabilities
 from sm121.engines.detection import detect
+from sm121.plugin.stash import DEVIATIONS
 from sm121.session.session import Session
 
 if TYPE_CHECKING:
@@ -80,9 +81,16 @@ def sdk(client: openai.OpenAI, model: str) -> Sdk:
 
 
 @pytest.fixture
-def judge(conformance: Session, api: Api, _well_by_address: dict[str, str]) -> Judge:
+def judge(
+    request: pytest.FixtureRequest,
+    conformance: Session,
+    api: Api,
+    _well_by_address: dict[str, str],
+) -> Judge:
     """Holds the server against a case of ``fixtures/api/cases.toml``."""
-    return Judge(api, functools.partial(conformance.remark, at_once=False), _well_by_address)
+    remark = functools.partial(conformance.remark, at_once=False)
+    excused = request.node.stash.setdefault(DEVIATIONS, [])
+    return Judge(api, remark, _well_by_address, excused)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import unittest
 
 import pytest
 
-from sm121.core import digest
 from sm121.core.printable import printable
 from sm121.core.profile import LEVELS
 from sm121.core.verdict import (
@@ -27,7 +26,8 @@ from sm121.evidence import failure
 from sm121.kernels.benchmark_cases import BenchmarkCase
 from sm121.kernels.cases import operation_of
 from sm121.kernels.under_test import Kernels
-from sm121.plugin.stash import FINDING, ID, LEVEL, MEASURED
+from sm121.plugin.stash import DEVIATIONS, FINDING, ID, LEVEL, MEASURED
+from sm121.run.alike import mark
 from sm121.run.ledger import stands
 from sm121.run.verdict_file import BESIDE, NOT_RUN, JudgedKernel, TestReport
 from sm121.session.crashes import RanOutOfTime
@@ -120,6 +120,9 @@ def take(
         finding.message = ""
         _mended(session, item)
     if report.when == "teardown":
+        recorded = session.recorder.recorded[item.stash.get(MEASURED, 0) :]
+        finding.metrics = [one.measurement.name for one in recorded]
+        finding.deviations = item.stash.get(DEVIATIONS, None)
         session.ledger.decide(finding)
         session.save()
         # In a worker, the report takes the verdict to the controller.
@@ -173,7 +176,7 @@ def _said(session: Session, call: pytest.CallInfo[None], report: pytest.TestRepo
     """All that a failure says, in a bounded length."""
     text = printable(session.redact(_text(call, report)))
     rest = text[_SAID_LENGTH:]
-    return text[:_SAID_LENGTH] + (f" and the rest: {digest.of([rest])}" if rest else "")
+    return text[:_SAID_LENGTH] + (f" and the rest: {mark(rest)}" if rest else "")
 
 
 def _message(

@@ -229,14 +229,37 @@ def asks_for(config: pytest.Config, session: Session) -> Callable[[TestReport], 
     if config.getoption("--matrix") is not None:
         narrowed.add("matrix")
 
+    words = config.getoption("keyword", "") or ""
+    marks = config.getoption("markexpr", "") or ""
+    plan = session.profile.plan(settings.plan) if session.target.profile is not None else None
+    known = {session.arch, "gpu"} if session.arch != "cpu" else {"cpu"}
+
+    def selected(test: TestReport) -> bool:
+        """Whether -k, -m and the plan take a test that is not there. It may have had any marker
+        that the plan names."""
+        name = test.id.rpartition("::")[2].partition("[")[0]
+        id_ = test.id.lower()
+        return (
+            (not words or _evaluate_with(words, lambda word: word.lower() in id_))
+            and (not marks or _evaluate(marks, {test.level, *known}))
+            and (plan is None or plan.asks(test.level, name, _markers_of(plan, test.level)))
+        )
+
     def asked(test: TestReport) -> bool:
         within = not paths or any(
             test.id == path or test.id.startswith((f"{path}/", f"{path}::", f"{path}["))
             for path in paths
         )
-        return within and test.id not in session.collected and test.level not in narrowed
+        gone = test.id not in session.collected and test.level not in narrowed
+        return within and gone and selected(test)
 
     return asked
+
+
+def _markers_of(plan: PlanRow, level: str) -> set[str]:
+    """What a plan names of a level that is no name of a test."""
+    entries = next((chosen for name, chosen in plan.tests.items() if name == level), ())
+    return {entry for entry in entries if not entry.startswith("test_")}
 
 
 def _relative(config: pytest.Config, path: str) -> str:
@@ -370,7 +393,11 @@ def selects_any(expression: str, items: Sequence[pytest.Item], arch: str) -> boo
 
 
 def _evaluate(expression: str, names: set[str]) -> bool:
+    return _evaluate_with(expression, names.__contains__)
+
+
+def _evaluate_with(expression: str, has: Callable[[str], bool]) -> bool:
     def matcher(candidate: str, /, **_keywords: str | int | bool | None) -> bool:
-        return candidate in names
+        return has(candidate)
 
     return bool(Expression.compile(expression).evaluate(matcher))

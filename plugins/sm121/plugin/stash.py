@@ -35,5 +35,7 @@ APPLIES_TO = pytest.StashKey[frozenset[str]]()
 FINDING = pytest.StashKey[TestReport]()
 #: How many measurements had been recorded when a test began.
 MEASURED = pytest.StashKey[int]()
+#: Known deviations of the engine that the test has excused.
+DEVIATIONS = pytest.StashKey[list[str]]()
 #: How many servers had been started when a test began.
 STARTS = pytest.StashKey[int]()

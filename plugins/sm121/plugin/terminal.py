@@ -158,6 +158,7 @@ def closing(terminal: pytest.TerminalReporter, session: Session) -> None:
         counted = {
             "new": held.new, "in another way": held.changed, "missing": held.missing,
             "path": held.path, "worse": held.worse, "mended": held.mended, "known": held.known,
+            "not judged": held.unjudged, "listed": held.listed, "otherwise asked": held.differs,
         }  # fmt: skip
         said = ", ".join(f"{len(found)} {what}" for what, found in counted.items() if found)
         terminal.write_line(f"against {held.run}: {said or 'nothing differs'}")

@@ -40,6 +40,7 @@ class MetricChange:
     verdict: Verdict
     worse: float | None
     text: str
+    judged: bool = True
 
 
 def compare(
@@ -61,6 +62,8 @@ def compare(
 def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float) -> MetricChange:
     if not now.value > 0.0:
         what = f"{now.name}: {now.value:g} {now.unit}, which is nothing"
+        if now.value == 0.0 and all(metric.value == 0.0 for metric in earlier):
+            return MetricChange(now.name, Verdict.PASS, 0.0, f"{what}, as before")
         return MetricChange(now.name, Verdict.FAIL, None, what)
     level = float(np.median([metric.value for metric in earlier]))
     worse = _worse(now.value, level, now.higher_is_better)
@@ -73,8 +76,8 @@ def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float)
         f"{abs(worse):.1%} {change}{_interval(now, earlier[-1])}; {allowed:.0%} allowed"
     )
 
-    def said(verdict: Verdict, why: str = "") -> MetricChange:
-        return MetricChange(now.name, verdict, worse, what + why)
+    def said(verdict: Verdict, why: str = "", *, judged: bool = True) -> MetricChange:
+        return MetricChange(now.name, verdict, worse, what + why, judged)
 
     if worse <= allowed:
         return said(Verdict.PASS)
@@ -90,6 +93,7 @@ def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float)
             Verdict.PASS,
             "; not judged: a percentile, or too few samples a run; from "
             f"{_SCATTER} stored runs on, their scatter decides",
+            judged=False,
         )
     evidence = "one value a run" if risk is None else f"Mann-Whitney p = {risk:.2g}"
     if between is not None:

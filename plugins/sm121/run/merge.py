@@ -42,7 +42,12 @@ def differences(one: VerdictFile, other: VerdictFile) -> list[Difference]:
         Difference("profile", one.profile, other.profile),
         Difference("architecture", one.arch, other.arch),
         Difference("engine", one.engine.name, other.engine.name),
-        Difference("engine's version", one.engine.version, other.engine.version),
+        # Without a server nobody knows it.
+        Difference(
+            "engine's version",
+            one.engine.version or other.engine.version,
+            other.engine.version or one.engine.version,
+        ),
         Difference("configuration", one.engine.configuration, other.engine.configuration),
     ]
     if one.fingerprint is not None and other.fingerprint is not None:

@@ -151,6 +151,11 @@ class TestReport(Record):
     profile does not need its severity."""
     kernel: JudgedKernel | None = None
     """Of the numerics alone."""
+    metrics: list[str] = Field(default_factory=list)
+    """What it measured."""
+    deviations: list[str] | None = None
+    """What it excused because it is known of this version of the engine; null where it looks for
+    none."""
 
     @property
     def why_not_run(self) -> str:
@@ -264,6 +269,8 @@ class AgainstReport(Record):
     """They failed there, too, but in another way."""
     known: list[str] = Field(default_factory=list)
     """They failed there in the same way."""
+    listed: list[str] = Field(default_factory=list)
+    """They fail, did not there, and the profile does not need their severity."""
     mended: list[str] = Field(default_factory=list)
     """They failed there, and hold."""
     missing: list[str] = Field(default_factory=list)
@@ -278,6 +285,8 @@ class AgainstReport(Record):
     """What else was asked in another way, or of another version."""
     worse: list[str] = Field(default_factory=list)
     """Metrics that are worse, or may be."""
+    unjudged: list[str] = Field(default_factory=list)
+    """Names of metrics that are worse than allowed, and too few samples say so."""
     metrics: list[str] = Field(default_factory=list)
     """The other metrics of both runs."""
     measured: dict[str, MetricReport] = Field(default_factory=dict)
@@ -372,6 +381,8 @@ class VerdictFile(Record):
             if self.against is not None:
                 others = ", ".join(self.against.not_asked)
                 not_compared = f" ({others} not compared)" if others else ""
+                if unjudged := " and ".join(self.against.unjudged):
+                    not_compared += f" ({unjudged} not judged)"
                 beside = f"no worse than {self.against.run}{not_compared}; "
             return f"{beside}{checks} ran and held{tolerated}{missing}"
         first = decisive[0]

@@ -11,13 +11,14 @@ import functools
 import itertools
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from sm121.core import digest
 from sm121.core.errors import UsageError
-from sm121.core.profile import FULL, Profile
+from sm121.core.printable import printable
+from sm121.core.profile import FULL, LEVELS, Profile
 from sm121.core.verdict import Verdict
 from sm121.measure import machine
 from sm121.measure.box import BoxState
@@ -25,15 +26,23 @@ from sm121.regression import trend
 from sm121.regression.history import StoredMetric, StoredRun
 from sm121.report import details
 from sm121.run import verdict_file
-from sm121.run.alike import alike
+from sm121.run.alike import alike, same_words
 from sm121.run.fingerprint import Fingerprint
 from sm121.run.merge import contradiction
-from sm121.run.verdict_file import BESIDE, AgainstReport, TestReport, VerdictFile
+from sm121.run.verdict_file import (
+    BESIDE,
+    SCHEMA_VERSION,
+    AgainstReport,
+    TestReport,
+    VerdictFile,
+)
 
 #: ``--against`` this word: the newest run that ``sm121 trust`` has kept.
 TRUSTED = "trusted"
 #: In the folder of pytest-benchmark's storage.
 _FOLDER = "trusted"
+#: In the folder of a run that was kept: what was kept before it no longer counts.
+_ANEW = "anew"
 #: Before the ids of what is found beside the tests.
 PREFIX = "--against::"
 _LEVEL = "regression"
@@ -53,7 +62,7 @@ class _Kept:
 
     @property
     def name(self) -> str:
-        return f"the run of {self.file.started}"
+        return printable(f"the run of {self.file.started}")
 
     @functools.cached_property
     def failures(self) -> Mapping[str, TestReport]:
@@ -92,12 +101,16 @@ class Trusted:
         return self.runs[-1]
 
     def known(self, failure: TestReport) -> str | None:
-        """The name of this run, if the test failed in it in the same way. Of a test that has failed
-        in several runs in a row the first one counts as well: nothing gets worse step by step."""
+        """The name of this run, if the test failed in it in the same way. Of a failure that several
+        runs in a row have had, the first one counts as well: nothing gets worse step by step."""
+
+        def same(test: TestReport | None) -> bool:
+            return test is not None and same_words(said(test), said(failure))
+
         there = (run.failures.get(failure.id) for run in reversed(self.runs))
-        failed = [*itertools.takewhile(lambda test: test is not None, there)]
-        same = all(test and alike(said(test), said(failure)) for test in failed[:1] + failed[-1:])
-        return self.name if failed and same else None
+        failed = [test for test in itertools.takewhile(same, there) if test is not None]
+        near = all(alike(said(test), said(failure)) for test in failed[:1] + failed[-1:])
+        return self.name if failed and near else None
 
 
 def said(test: TestReport) -> str:
@@ -126,8 +139,8 @@ def load(asked: str, storage: Path) -> Trusted:
         path = Path(asked)
         folders = [path.parent if path.name == "verdict.json" else path]
     what = f"--against {asked}"
-    newest = _read(folders[-1], what)
-    earlier = [_read(folder, what) for folder in folders[:-1]]
+    read = [_read(f, f"{what} ({f})" if asked == TRUSTED else what) for f in folders]
+    *earlier, newest = read
     comparable = [
         run
         for run in earlier
@@ -140,10 +153,9 @@ def load(asked: str, storage: Path) -> Trusted:
 def _read(folder: Path, what: str) -> _Kept:
     try:
         found = verdict_file.read(folder / "verdict.json")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
-            f"{what}: expected a report directory, a verdict.json, or the word {TRUSTED} "
-            f"({type(error).__name__})"
+            f"{what}: expected the report of a run, with its verdict.json ({type(error).__name__})"
         ) from error
     if (wrong := unfit(found)) is not None:
         raise UsageError(f"{what}: expected a run that can be trusted: {wrong}")
@@ -153,7 +165,7 @@ def _read(folder: Path, what: str) -> _Kept:
         for name, metric in found.metrics.items()
         if metric.value is not None and metric.verdict in (Verdict.PASS, Verdict.FAIL)
     }
-    if lost := [name for name in measured if name not in known]:
+    if lost := [name for name in measured if name not in known or not known[name].samples]:
         raise UsageError(
             f"{what}: expected {details.NAME} with the samples of {lost[0]} beside verdict.json"
         )
@@ -174,6 +186,8 @@ def _read(folder: Path, what: str) -> _Kept:
 
 def unfit(run: VerdictFile) -> str | None:
     """Why no other run can be held against this one; None where one can."""
+    if run.schema_version > SCHEMA_VERSION:
+        return f"its schema {run.schema_version} is of a later version of the suite"
     if not run.finished:
         return f"it has not finished ({run.reason})"
     if (changed := contradiction(run)) is not None:
@@ -191,11 +205,21 @@ def unfit(run: VerdictFile) -> str | None:
         return f"its box was DEGRADED: {run.box.reason}"
     if not any(test.executed for test in run.tests):
         return "no test of a level was executed in it"
+    smoke = LEVELS[0]
+    broken = [t for t in run.tests if t.level == smoke and t.counted is Verdict.FAIL]
+    others = [t for t in run.tests if t.level != smoke]
+    if broken and others and not any(test.executed for test in others):
+        return f"its smoke level failed ({broken[0].id}), and so nothing else was judged"
     return None
 
 
-def trust(report: Path, storage: Path) -> tuple[Path, VerdictFile, list[str]]:
+def trust(
+    report: Path, storage: Path, *, anew: bool = False
+) -> tuple[Path, VerdictFile, list[str]]:
     """Keep a run as the one that others are held against, behind those that were kept before.
+
+    Args:
+        anew: those that were kept before no longer count: what is worse is accepted.
 
     Returns:
         where it is kept, the run, and what it has less than the one that was trusted before.
@@ -205,19 +229,26 @@ def trust(report: Path, storage: Path) -> tuple[Path, VerdictFile, list[str]]:
     """
     run = _read(report, f"sm121 trust {report}")
     before = _kept(storage)
-    narrower = _narrower(run, _read(before[-1], "sm121 trust")) if before else []
+    narrower = _narrower(run, before[-1]) if before else []
     place = storage / _FOLDER
     place.mkdir(parents=True, exist_ok=True)
     new = Path(tempfile.mkdtemp(prefix="new-", dir=place))
     for name in (details.NAME, "verdict.json"):
         if (report / name).is_file():
             shutil.copy2(report / name, new / name)
+    if anew:
+        (new / _ANEW).touch()
+    new.chmod(0o755)  # mkdtemp makes it for one user; whoever may read the storage may read it
     numbers = [int(folder.name) for folder in place.iterdir() if folder.name.isdecimal()]
     kept = new.rename(place / f"{max(numbers, default=0) + 1:04}")
     return kept, run.file, narrower
 
 
-def _narrower(run: _Kept, before: _Kept) -> list[str]:
+def _narrower(run: _Kept, folder: Path) -> list[str]:
+    try:
+        before = _read(folder, str(folder))
+    except UsageError as error:
+        return [f"what is not known: {error}"]
     ran = {test.id for test in run.file.tests if test.executed}
     tests = [t.id for t in before.file.tests if t.executed and t.id not in ran]
     metrics = [name for name in before.metrics if name not in run.metrics]
@@ -228,9 +259,11 @@ def _narrower(run: _Kept, before: _Kept) -> list[str]:
 def _kept(storage: Path) -> list[Path]:
     """The folders of the runs that were kept, oldest first."""
     found = [path.parent for path in storage.glob(f"{_FOLDER}/*/verdict.json")]
-    return sorted(
+    kept = sorted(
         (folder for folder in found if folder.name.isdecimal()), key=lambda f: int(f.name)
     )
+    first = max((i for i, folder in enumerate(kept) if (folder / _ANEW).is_file()), default=0)
+    return kept[first:]
 
 
 def refuse(trusted: Trusted, run: VerdictFile) -> None:
@@ -290,13 +323,13 @@ def judge(
         line = f"engine: {theirs.engine.name} there, {run.engine.name} here"
         report.path.append(line)
         add("engine", Verdict.FAIL, f"required: the engine of {trusted.name}; seen: {line}")
-    unasked: set[str] = set()
+    unasked: list[TestReport] = []
     for test in theirs.tests:
         if not test.executed or test.id.startswith((BESIDE, "--")):
             continue
         now = ours.get(test.id)
         if now is None and not asked_for(test):
-            unasked.add(test.level)
+            unasked.append(test)
         elif now is None or not now.executed:
             why = "it was not collected" if now is None else now.why_not_run
             report.missing.append(test.id)
@@ -306,9 +339,15 @@ def judge(
                 f"required: {test.id} runs, as in {trusted.name}; seen: it did not: {why}",
             )
     for test in run.tests:
-        _sort(report, test, trusted)
+        if deviations := _sort(report, test, trusted):
+            add(
+                test.id,
+                Verdict.FAIL,
+                f"required: {test.id} holds, as in {trusted.name}; seen: it is excused, as known "
+                f"of {_engine(run)} ({', '.join(deviations)}), which that run did not show",
+            )
     asked_levels = {test.level for test in run.tests}
-    report.not_asked = sorted(unasked - asked_levels)
+    report.not_asked = sorted({test.level for test in unasked} - asked_levels)
     for line, expected in _path(theirs, run):
         (report.path_told if expected else report.path).append(line)
         if not expected:
@@ -317,8 +356,9 @@ def judge(
                 Verdict.FAIL,
                 f"required: the path of {trusted.name}, since no other was asked for; seen: {line}",
             )
-    for name, verdict, text in _metrics(run, trusted, profile, metrics, lost="performance"
-                                        not in unasked):  # fmt: skip
+    for name, verdict, text in _metrics(
+        run, report, trusted, profile, metrics, _lost(theirs, unasked)
+    ):
         (report.metrics if verdict is Verdict.PASS else report.worse).append(text)
         if verdict is not Verdict.PASS:
             add(name, verdict, text)
@@ -328,19 +368,42 @@ def judge(
     return found
 
 
-def _sort(report: AgainstReport, test: TestReport, trusted: Trusted) -> None:
-    """Put a test of this run into the list that it belongs to."""
+def _lost(theirs: VerdictFile, unasked: Iterable[TestReport]) -> set[str]:
+    """The metrics that are lost where this run has none of them: those of tests that were asked.
+    Which test measured what is known of no run of an earlier suite; there all go by the level."""
+    unasked = [*unasked]
+    by_test = {name for test in theirs.tests for name in test.metrics}
+    if not by_test:
+        return set() if any(t.level == "performance" for t in unasked) else {*theirs.metrics}
+    return {*theirs.metrics} - {name for test in unasked for name in test.metrics}
+
+
+def _sort(report: AgainstReport, test: TestReport, trusted: Trusted) -> list[str]:
+    """Put a test of this run into the list that it belongs to.
+
+    Returns:
+        deviations by which it is excused, and which the trusted run was seen not to show.
+    """
     there = {each.id: each for each in trusted.file.tests}.get(test.id)
     failed_there = there is not None and there.verdict is Verdict.FAIL and not there.skipped
     if test.verdict is Verdict.PASS:
         if failed_there:
             report.mended.append(test.id)
+            return []
+        held = there is not None and there.verdict is Verdict.PASS
+        known = there.deviations if there is not None and held else None
+        if known is not None and (more := [d for d in test.deviations or () if d not in known]):
+            report.changed.append(test.id)
+            return more
+    elif test.tolerated == "listed" and not failed_there:
+        report.listed.append(test.id)
     elif not test.executed or (test.counted is Verdict.PASS and test.tolerated != "known"):
-        return  # it did not run, or it is listed or waived
-    elif test.verdict is Verdict.FAIL and trusted.known(test) is not None:
+        pass  # it did not run, or it is waived
+    elif test.tolerated == "known":
         report.known.append(test.id)
     else:
         (report.changed if failed_there else report.new).append(test.id)
+    return []
 
 
 def in_words(report: AgainstReport) -> str:
@@ -348,7 +411,13 @@ def in_words(report: AgainstReport) -> str:
     how = "no worse" if report.no_worse else "worse"
     known = len(report.known)
     left = f", {', '.join(report.not_asked)} not compared" if report.not_asked else ""
+    if report.unjudged:
+        left += f", {' and '.join(report.unjudged)} not judged"
     return f"{how} than {report.run}" + (f", {known} known failures" if known else "") + left
+
+
+def _kind(metric: StoredMetric) -> str:
+    return f"{metric.unit}, {'higher' if metric.higher_is_better else 'lower'} is better"
 
 
 def _engine(run: VerdictFile) -> str:
@@ -396,16 +465,16 @@ def _path(theirs: VerdictFile, run: VerdictFile) -> Iterator[tuple[str, bool]]:
 
 def _metrics(
     run: VerdictFile,
+    report: AgainstReport,
     trusted: Trusted,
     profile: Profile,
     metrics: Mapping[str, StoredMetric],
-    *,
-    lost: bool,
+    lost: Collection[str],
 ) -> Iterable[tuple[str, Verdict, str]]:
     """Each metric of both, by the rules of the regression level.
 
     Args:
-        lost: a metric that is missing here was asked for.
+        lost: where it is missing here, it is missed.
     """
     if not trusted.metrics or (not metrics and not lost):
         return
@@ -423,12 +492,19 @@ def _metrics(
         yield "metrics", Verdict.INCONCLUSIVE, f"the box is DEGRADED: {run.box.reason}"
         return
     stored = [StoredRun(each.name, each.file.started, {}, each.metrics) for each in trusted.runs]
-    if lost:
-        for line in trend.missing(metrics, stored[-1]):
-            yield line.partition(" ")[0], Verdict.FAIL, line
+    for line in trend.missing(metrics, stored[-1]):
+        if (name := line.partition(" ")[0]) in lost:
+            yield name, Verdict.FAIL, line
+    same: dict[str, StoredMetric] = {}
+    for name, now in metrics.items():
+        there = trusted.metrics.get(name)
+        if there is None or _kind(there) == _kind(now):
+            same[name] = now
+        else:
+            line = f"{name} is {_kind(now)} here, {_kind(there)} there: not the same quantity"
+            yield name, Verdict.INVALID, line
     limits = profile.regression
-    for change in (
-        *trend.compare(metrics, stored, limits),
-        *trend.changes(metrics, stored, limits),
-    ):
+    for change in (*trend.compare(same, stored, limits), *trend.changes(same, stored, limits)):
+        if not change.judged:
+            report.unjudged.append(change.metric)
         yield change.metric, change.verdict, change.text
