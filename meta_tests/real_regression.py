@@ -56,6 +56,7 @@ def run(case: Case, folder: Path) -> dict[str, Any]:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--arch", "cpu"),
+            *("--profile", str(HERE / "data" / "five-percent.toml")),
             *("--report-dir", str(report), f"--benchmark-storage={folder / 'history'}"),
             *("--benchmark-autosave", "--engine-arg=--worker-extension-cls=slower_worker.Slower"),
             *("--engine-env", f"PYTHONPATH={HERE / 'in_vllm'}", *case.arguments),

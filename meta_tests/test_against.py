@@ -23,7 +23,9 @@ from sm121.run.fingerprint import Fingerprint
 from sm121.run.verdict_file import EngineReport, MetricReport, TestReport, VerdictFile
 from sm121.session import against
 
-OWN = profile.load("cpu-tiny-gpt-oss")
+OWN = profile.load("cpu-tiny-gpt-oss").model_copy(
+    update={"regression": profile.load("sm121-gpt-oss-120b").regression}
+)
 PATH = KernelPath(attention="CPU_ATTN", moe="CPU", kv_cache_dtype="auto", dtype="bfloat16")
 REFUSED = "bad-json (specified): required: 400 or 422, seen: 500 {'id': 'chatcmpl-0123456789'}"
 ORACLE = "prompt capitals: required: |difference| at most 0.058, seen: 0.0912 (at token 14)"
@@ -504,3 +506,24 @@ def test_copies_are_of_the_file(trusted):
     before = copy.deepcopy(trusted.file)
     held(a_run(*TESTS), trusted)
     assert trusted.file == before
+
+
+def test_what_vanished_is_missed_where_it_would_have_been_selected(fault_server, run_pytest):
+    """By -k, -m and the plan, as if it were still there."""
+    server = fault_server()
+    attached = ("--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key)
+    file = "meta_tests/scenarios/vanishing.py"
+    status, old = run_pytest(*attached, file, environment={"SM121_META_OLD": "1"})
+    assert status == 0, old.output
+    for options, vanished in (
+        ((), True),
+        (("-k", "old or stays"), True),
+        (("-m", "correctness"), True),
+        (("-k", "stays"), False),
+        (("-m", "smoke"), False),
+        (("--plan", "quick"), False),
+    ):
+        _status, run = run_pytest(*attached, file, "--against", str(old.report), *options)
+        missing = [f"{file}::test_old"] if vanished else []
+        assert run.verdict["against"]["missing"] == missing, (options, run.output)
+        assert (run.verdict["verdict"] == "FAIL") is vanished, (options, run.output)

@@ -203,6 +203,12 @@ def test_in_what_two_runs_differ():
     ]
 
 
+def test_a_part_that_asked_no_server_does_not_know_its_version():
+    one = part()
+    other = part(engine=one.engine.model_copy(update={"version": None}))
+    assert merge.differences(one, other) == merge.differences(other, one) == []
+
+
 ASKED = Fingerprint(profile="1", provider="torch", model="m1", arguments=["--a"],
                     options={"--rounds": "5"}, machine={"gpu": "GB10"})  # fmt: skip
 
