@@ -527,3 +527,18 @@ def test_what_vanished_is_missed_where_it_would_have_been_selected(fault_server,
         missing = [f"{file}::test_old"] if vanished else []
         assert run.verdict["against"]["missing"] == missing, (options, run.output)
         assert (run.verdict["verdict"] == "FAIL") is vanished, (options, run.output)
+
+
+def test_a_status_that_the_client_made_an_error_of_may_be_known(fault_server, run_pytest):
+    """And an error of anything else may not: it says nothing of the server."""
+    server = fault_server()
+    file = "meta_tests/scenarios/refused.py"
+    common = ("--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key, file)
+    status, first = run_pytest(*common)
+    assert status == 1 and first.verdict["levels"]["correctness"]["failed"] == 1, first.output
+    status, again = run_pytest(*common, "--against", str(first.report))
+    assert status == 0 and again.verdict["against"]["known"] == [f"{file}::test_is_refused"]
+    broken = {"SM121_META_BROKEN": "1"}
+    _status, first = run_pytest(*common, environment=broken)
+    status, again = run_pytest(*common, "--against", str(first.report), environment=broken)
+    assert status == 1 and again.verdict["against"]["changed"] == [f"{file}::test_holds"]

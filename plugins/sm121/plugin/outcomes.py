@@ -245,13 +245,19 @@ def _excuse(
     if finding.severity not in session.severities_needed:
         finding.tolerated = "listed"
         report.wasxfail = f"listed, as {finding.severity}: {finding.message}"
-    elif trusted is not None and plain and not session.settings.certify:
+    elif trusted is not None and (plain or _is_an_answer(error)) and not session.settings.certify:
         named = any(waiver.applies_to(finding.id) for waiver in session.settings.waivers)
         if (known := trusted.known(finding)) is not None and not named:
             finding.tolerated = "known"
             report.wasxfail = f"known, {known} has it, too: {finding.message}"
     if finding.tolerated is not None:
         report.outcome = "skipped"
+
+
+def _is_an_answer(error: BaseException | None) -> bool:
+    """Whether the server answered with a status, which the openai package has made an error of."""
+    module = type(error).__module__.partition(".")[0]
+    return module == "openai" and isinstance(getattr(error, "status_code", None), int)
 
 
 def _waive(
