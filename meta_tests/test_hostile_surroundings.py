@@ -416,8 +416,9 @@ def test_pytest_itself_does_not_show_the_key(run_pytest, fault_server, tmp_path)
     server = fault_server("none", key=SECRET)
     theirs = tmp_path / "theirs.xml"
     _, run = run_pytest(
-        "--arch", "cpu", "--base-url", server.base_url, "-l", "-rA", f"--junitxml={theirs}",
-        "meta_tests/scenarios/tells_the_key.py", environment={"SM121_API_KEY": SECRET},
+        "--arch", "cpu", "--base-url", server.base_url, "-l", "-rA", "--tb=long",
+        f"--junitxml={theirs}", "meta_tests/scenarios/tells_the_key.py",
+        environment={"SM121_API_KEY": SECRET},
     )  # fmt: skip
     assert "Incorrect API key" in run.output and "printed" in run.output
     assert SECRET not in run.output

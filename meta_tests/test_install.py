@@ -154,6 +154,8 @@ def offline(wheelhouse, tmp_path_factory):
 
 def sm121_run(binaries: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "PYTHONPATH"))}
+    # pip leaves behind the bytecode that pytest writes: a folder that hides what is installed next.
+    kept["PYTHONDONTWRITEBYTECODE"] = "1"
     return subprocess.run(
         [binaries / "sm121", "run", *arguments],
         capture_output=True, text=True, cwd=folder, env=kept, timeout=240,

@@ -35,12 +35,12 @@ def begun(tests: pytest.Session, session: Session | None) -> Iterator[None]:
         for item in tests.items
         if isinstance(item, pytest.Function) and selection.WHY_NOT not in item.stash
     ]
-    with tempfile.TemporaryDirectory(prefix="sm121-") as folder:
-        worker = ThreadPoolExecutor(1, "meanwhile")
+    worker = ThreadPoolExecutor(1, "meanwhile")
+    with contextlib.ExitStack() as folders:
         with contextlib.suppress(NotRun):  # each of the tests says so
             _begin_numerics(asked, session, worker)
         with contextlib.suppress(NotRun):
-            _begin_compiling(asked, session, worker, Path(folder))
+            _begin_compiling(asked, session, worker, folders)
 
         def done() -> None:
             with own_time():
@@ -66,7 +66,10 @@ def _begin_numerics(
 
 
 def _begin_compiling(
-    asked: Iterable[pytest.Function], session: Session, worker: ThreadPoolExecutor, folder: Path
+    asked: Iterable[pytest.Function],
+    session: Session,
+    worker: ThreadPoolExecutor,
+    folders: contextlib.ExitStack,
 ) -> None:
     using = [
         item
@@ -74,7 +77,8 @@ def _begin_compiling(
         if "compilation" in item.fixturenames and "probe" in item.fixturenames
     ]
     if using:
-        compilation = gb10.find(session.settings.engine_python, folder)
+        folder = folders.enter_context(tempfile.TemporaryDirectory(prefix="sm121-compilation-"))
+        compilation = gb10.find(session.settings.engine_python, Path(folder))
         using[0].config.stash[kernels.COMPILATION] = compilation
         compilation.begin(_parameters(using, "probe"), worker)
 
