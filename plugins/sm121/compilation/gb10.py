@@ -18,7 +18,7 @@ class Compilation:
 
     tools: Tools
     _python: str
-    _begun: dict[str, Future[list[str]]] = field(default_factory=dict)
+    _begun: dict[str, Future[list[str]]] = field(default_factory=dict, repr=False)
 
     @property
     def flashinfer(self) -> FlashInfer:

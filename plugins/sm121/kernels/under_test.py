@@ -31,7 +31,7 @@ class Kernels:
     """Where the provider of a name runs. Raises NotRun: it would be another build's kernels."""
     asked: tuple[Operation, str] | None = None
     """What the running test judges, and by which provider."""
-    _begun: dict[Case, Future[str | None]] = field(default_factory=dict)
+    _begun: dict[Case, Future[str | None]] = field(default_factory=dict, repr=False)
 
     def begin(self, cases: Iterable[Case], worker: Executor) -> None:
         """Have cases judged in the background, as `wrong` does, which waits for its own. After the
