@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -149,6 +150,42 @@ def test_a_probe_is_compiled_once(tmp_path):
     made = {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()}
     assert made and not compilation.wrong_outcomes(name)
     assert made == {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()}
+
+
+class OneAtATime(Counting):
+    """Notices two who ask at the same time."""
+
+    busy = False
+
+    def ask(self, question, name, case, within_s=None):
+        assert not self.busy, "two questions at once: whose answer is the next one?"
+        self.busy = True
+        time.sleep(0.1)
+        self.busy = False
+        return super().ask(question, name, case)
+
+
+def test_a_process_is_asked_one_thing_at_a_time():
+    """A case that was not begun waits for those that were: they have one process."""
+    child, chosen = OneAtATime(), cases.GROUPS["routing"][:5]
+    kernels = Kernels({"route": Choice(None, provider="any")}, lambda _name: child)
+    with ThreadPoolExecutor(1) as worker:
+        kernels.begin(chosen[:4], worker)
+        assert kernels.wrong(chosen[4]) == f"line of {chosen[4]}"
+        assert kernels.wrong_replayed(chosen[0]) == f"line of {chosen[0]}"
+    assert len(child.asked) == 6
+
+
+@pytest.mark.timeout(30)
+def test_what_was_left_out_is_asked_by_its_own_test():
+    """The smoke level failed meanwhile, or nothing must run beside what is timed."""
+    child, chosen = OneAtATime(), cases.GROUPS["routing"][:4]
+    kernels = Kernels({"route": Choice(None, provider="any")}, lambda _name: child)
+    worker = ThreadPoolExecutor(1)
+    kernels.begin(chosen, worker)
+    worker.shutdown(cancel_futures=True)
+    assert [kernels.wrong(case) for case in chosen] == [f"line of {case}" for case in chosen]
+    assert len(child.asked) == 4
 
 
 class Ending(Counting):

@@ -172,6 +172,7 @@ def test_a_failure_of_no_level_is_not_painted_green(attached):
     status, file, run = attached(one("test_pass"), "meta_tests/scenarios/foreign.py")
     assert file["verdict"] == "PASS", "the levels held"
     assert status == 1, run.output
+    assert "def test_of_no_level" in run.output, "the closing lines do not tell of it: pytest does"
 
 
 def test_a_run_that_stops_early_is_not_finished(attached):

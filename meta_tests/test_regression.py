@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 
+from sm121.core import profile
 from sm121.core.errors import UsageError
 from sm121.core.profile import Regression
 from sm121.core.verdict import Verdict
@@ -71,6 +72,17 @@ def test_the_same_build_again_is_no_regression_and_ten_percent_is(stored):
     # From three runs on, the scatter of the runs has a say; of three, it is known badly.
     assert slower.count(Verdict.FAIL) >= (40 if stored != 3 else 36), slower
     assert Verdict.PASS not in slower
+
+
+def test_what_runs_differ_by_is_no_excuse_for_what_a_profile_names():
+    own = profile.load("cpu-tiny-gpt-oss").regression
+    allowed = [own.allowed(name) for name in ("tg32@d0", "memory_peak_gib", "startup_s")]
+    assert allowed == [0.25, 0.05, 0.75]
+    assert all(
+        profile.load(name).regression.runs_differ_by == 0.0
+        for name in profile.shipped()
+        if not name.startswith("cpu-")
+    )
 
 
 def test_a_noisy_machine_is_inconclusive_and_never_red_by_luck():

@@ -10,7 +10,6 @@ import psutil
 
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.server import Server
-from sm121.core.verdict import NotRun
 from sm121.engines.devices import DeviceLock
 from sm121.engines.managed import (
     ManagedServer,
@@ -92,8 +91,8 @@ class ServerPool:
         A server that died is reported before another takes its place.
 
         Raises:
-            StartError: it does not start.
-            NotRun: it did not start before, and was not forgotten since (`forget`).
+            StartError: it does not start. A second request gets the same error, at once, until
+                `forget`.
         """
         if self._current is not None:
             self.look()
@@ -103,10 +102,7 @@ class ServerPool:
                 return server
             self._stop()
         if configuration.key in self._failures:
-            failed = self._failures[configuration.key]
-            raise NotRun(
-                f"server {configuration.name} did not start: {failed.cause.kind}, see {failed.log}"
-            )
+            raise self._failures[configuration.key].with_traceback(None)
         managed = ManagedServer(
             configuration,
             engine(configuration.engine),
@@ -141,6 +137,10 @@ class ServerPool:
         self._current = (managed, server)
         self._note_start(managed, server)
         return server
+
+    def failure(self, configuration: ServerConfiguration) -> StartError | None:
+        """Why it did not start when it was asked for; None where it did, was not, or may again."""
+        return self._failures.get(configuration.key)
 
     def _note_start(self, managed: ManagedServer, server: Server | None = None) -> None:
         own = managed.configuration

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,10 +56,12 @@ class Kernels:
 
     def wrong(self, case: Case) -> str:
         """What is wrong with an operation on a case; empty when it holds."""
-        name, child = self._provider(operation_of(case))
         begun = self._begun.get(case)
-        found = begun.result() if begun is not None and not begun.cancelled() else None
-        return found if found is not None else _ask(child, "check", name, case)
+        if begun is not None and not begun.cancelled() and begun.result() is not None:
+            self._choose(operation_of(case))
+            return begun.result() or ""
+        name, child = self._provider(operation_of(case))
+        return _ask(child, "check", name, case)
 
     def wrong_replayed(self, case: Case) -> str:
         """What is wrong with a CUDA graph of an operation; empty when it holds."""
@@ -106,13 +108,20 @@ class Kernels:
         benchmark.pedantic(advance, setup=stand, rounds=len(rounds))
 
     def _provider(self, operation: Operation) -> tuple[str, Child]:
+        """What judges an operation. A process answers one question at a time: nothing is asked in
+        the background any more."""
+        name = self._choose(operation)
+        wait([future for future in self._begun.values() if not future.cancelled()])
+        return name, self.child_of(name)
+
+    def _choose(self, operation: Operation) -> str:
         choice = self.choices[operation]
         if choice.nothing is not None:
             raise Inapplicable(choice.nothing)
         if choice.provider is None:
             raise NotRun(choice.why)
         self.asked = (operation, choice.provider)
-        return choice.provider, self.child_of(choice.provider)
+        return choice.provider
 
 
 def _ask(child: Child, question: str, name: str, case: Case) -> str:

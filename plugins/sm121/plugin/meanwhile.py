@@ -18,6 +18,7 @@ import pytest
 
 from sm121.compilation import gb10
 from sm121.core import architecture
+from sm121.core.profile import LEVELS
 from sm121.core.verdict import NotRun, Verdict
 from sm121.plugin import kernels, selection
 from sm121.session.session import Session
@@ -89,4 +90,4 @@ def _parameters(items: Iterable[pytest.Function], name: str) -> list[Any]:
 
 def _nothing_follows(session: Session) -> bool:
     """Whether the smoke level has failed: then no other level runs."""
-    return any(test.verdict is Verdict.FAIL for test in session.ledger)
+    return any(t.level == LEVELS[0] and t.counted is Verdict.FAIL for t in session.ledger)

@@ -232,16 +232,17 @@ def asks_for(config: pytest.Config, session: Session) -> Callable[[TestReport], 
     words = config.getoption("keyword", "") or ""
     marks = config.getoption("markexpr", "") or ""
     plan = session.profile.plan(settings.plan) if session.target.profile is not None else None
-    known = {session.arch, "gpu"} if session.arch != "cpu" else {"cpu"}
+    known = {session.arch, "gpu"} if session.arch != CPU else {CPU}
+    others = set(re.findall(r"[A-Za-z_]\w*", marks)) - {*LEVELS, *NAMES, "gpu", "slow"}
 
     def selected(test: TestReport) -> bool:
         """Whether -k, -m and the plan take a test that is not there. It may have had any marker
-        that the plan names."""
+        that they name beside level and architecture."""
         name = test.id.rpartition("::")[2].partition("[")[0]
         id_ = test.id.lower()
         return (
             (not words or _evaluate_with(words, lambda word: word.lower() in id_))
-            and (not marks or _evaluate(marks, {test.level, *known}))
+            and (not marks or any(_evaluate(marks, {test.level, *known, *m}) for m in ((), others)))
             and (plan is None or plan.asks(test.level, name, _markers_of(plan, test.level)))
         )
 

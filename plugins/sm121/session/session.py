@@ -212,8 +212,8 @@ class Session:
         """The attached server, or the managed one of a configuration (default: under test).
 
         Raises:
-            NotRun: another configuration than the attached server's was asked for, or none can be
-                started here.
+            NotRun: another configuration than the attached server's was asked for, none can be
+                started here, or it did not start for an earlier test, which failed for that.
             StartError: it does not start.
         """
         name = configuration or self.profile.under_test
@@ -227,7 +227,10 @@ class Session:
             return self.attached
         if self.pool is not None and (why := self.obstacle()) is not None:
             raise NotRun(why)
-        server = self.start(self.managed_configuration(name))
+        chosen = self.managed_configuration(name)
+        if self.pool is not None and (failed := self.pool.failure(chosen)) is not None:
+            raise NotRun(f"server {name} did not start: {failed.cause.kind}, see {failed.log}")
+        server = self.start(chosen)
         if name == self.profile.under_test:
             self._describe(server)
         return server
