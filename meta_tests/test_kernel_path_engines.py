@@ -14,6 +14,7 @@ from logs import read_lines
 from sm121 import cli
 from sm121.evidence.kernel_path import KernelPath, detect_engine, read_log
 from sm121.evidence.log_lines import clean
+from sm121.evidence.progress import startup_progress
 from sm121.evidence.signatures import known_engines, load_signatures
 
 CORE = "(EngineCore pid=7) INFO 10-05 02:13:33 "
@@ -24,7 +25,33 @@ SERVER_ARGS = (
     "speculative_algorithm='EAGLE3', disable_cuda_graph=True, x=1)"
 )
 
+# As 0.5.23 logged it (shortened).
+SERVER_DICT = (
+    "[2026-11-23 19:15:33] server_args={'model_path': 'm', 'load_format': 'safetensors', "
+    "'dtype': 'bfloat16', 'quantization': 'mxfp4', 'kv_cache_dtype': 'fp8_e4m3', "
+    "'served_model_name': 'n', 'attention_backend': 'torch_native', "
+    "'decode_attention_backend': None, 'disable_cuda_graph': True, "
+    "'speculative_algorithm': None, 'speculative_moe_runner_backend': 'triton', "
+    "'moe_runner_backend': 'triton_kernel'}"
+)
+
+NO_AMX = (
+    "[2026-11-23 19:15:30] The current platform does not support Intel AMX, will fallback to "
+    "torch_native backend."
+)
+
 SGLANG = [
+    (SERVER_DICT, "attention", "torch_native"),
+    (SERVER_DICT, "model", "m"),
+    (SERVER_DICT, "served_model", "n"),
+    (SERVER_DICT, "moe", "triton_kernel"),
+    (SERVER_DICT, "cuda_graphs", False),
+    (SERVER_DICT, "speculative", "none"),
+    ("server_args={'model_path': 'm', 'speculative_algorithm': 'EAGLE3'}", "speculative", "EAGLE3"),
+    (SERVER_DICT, "kv_cache_dtype", "fp8_e4m3"),
+    (SERVER_DICT, "dtype", "bfloat16"),
+    (SERVER_DICT, "load_format", "safetensors"),
+    (SERVER_DICT, "quantization", "mxfp4"),
     ("SGLang Version 0.5.11+05fb6a52", "version", "0.5.11+05fb6a52"),
     (SERVER_ARGS, "attention", "triton"),
     (SERVER_ARGS, "model", "m"),
@@ -93,6 +120,9 @@ SGLANG = [
 SGLANG_SILENT = [
     "server_args=ServerArgs(attention_backend=None, moe_runner_backend='auto', dtype='auto', "
     "kv_cache_dtype='auto', load_format='auto', quantization=None, disable_cuda_graph=False)",
+    "server_args={'model_path': None, 'attention_backend': None, 'moe_runner_backend': 'auto', "
+    "'dtype': 'auto', 'kv_cache_dtype': 'auto', 'load_format': 'auto', 'quantization': None, "
+    "'disable_cuda_graph': False}",
     "SM120 (Blackwell) detected: auto-selecting fp4-gemm-backend=flashinfer_cudnn",
     "Overriding draft attention backend to flashinfer.",
     "Capture cuda graph begin. This can take up to several minutes. avail mem=12.19 GB",
@@ -146,6 +176,18 @@ def test_sglang_line_proves_value(line: str, field: str, value: object) -> None:
     assert getattr(read_lines([line], "sglang"), field) == value
 
 
+def test_a_start_is_followed_in_the_words_of_its_engine():
+    assert startup_progress(SERVER_DICT, "sglang") == "starting the server"
+    assert startup_progress("[2026-11-23 19:16:07] Init parallel begin.", "sglang") == (
+        "starting the workers"
+    )
+    assert startup_progress(SERVER_DICT, "vllm") is None
+
+
+def test_sglang_says_that_it_fell_back():
+    assert read_lines([NO_AMX], "sglang").fallbacks == ["no_amx"]
+
+
 @pytest.mark.parametrize(("line", "field", "value"), LLAMA)
 def test_llama_line_proves_value(line: str, field: str, value: object) -> None:
     assert getattr(read_lines([line], "llama-cpp"), field) == value
@@ -165,6 +207,7 @@ def test_line_of_another_engine_proves_nothing(line: str, engine: str) -> None:
 def test_every_signature_of_the_engine_is_exercised(engine: str, lines: list) -> None:
     cleaned = [clean(line) for line, _, _ in lines]
     cleaned.append(clean("Disabling CUDA graph capture for native FP4 KV cache"))
+    cleaned.append(clean(NO_AMX))
     unreached = [
         entry.id
         for entry in load_signatures(engine).signature

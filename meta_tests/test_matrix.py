@@ -638,7 +638,9 @@ def test_a_setting_has_evidence_of_its_own():
     """The same value on another engine shows itself in another line."""
     vllm, sglang = SPACES[2], SPACES[4]
     assert vllm.settings["prefix"]["off"].expected.path == {"prefix_caching": "False"}
-    assert sglang.settings["prefix"]["off"].expected.must_see == ("disable_radix_cache=True",)
+    assert sglang.settings["prefix"]["off"].expected.must_see == (
+        "disable_radix_cache'?(=|: )True",
+    )
     assert "activation=mxfp8" in SPACES[3].unproven() and not vllm.unproven()
 
 

@@ -28,14 +28,15 @@ def test_machine_is_fit_for_a_start(conformance):
 
 
 def test_imports_come_from_where_they_should(conformance, profile):
-    """The engine's interpreter imports its own vLLM, or the checkout that the profile expects."""
+    """The engine's interpreter imports its own engine, or the checkout that the profile expects."""
+    engine = conformance.settings.engine
     configuration = conformance.managed_configuration(profile.under_test)
     found = interpreter.imports(
         configuration.python,
-        ("vllm", "flashinfer"),
+        (engine, "flashinfer"),
         conformance.engine_environment(configuration),
     )
-    assert found.origins["vllm"], f"required: {configuration.python} can import vllm"
+    assert found.origins[engine], f"required: {configuration.python} can import {engine}"
     wrong = interpreter.misplaced(found, profile.engine.checkouts)
     assert not wrong, "; ".join(wrong)
 

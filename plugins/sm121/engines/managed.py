@@ -475,7 +475,7 @@ class ManagedServer:
                 if (exit_status := self.exit_status) is not None:
                     self._raise_exited(exit_status)
                 for line in activity.new_lines():
-                    self._note_progress(startup_progress(line))
+                    self._note_progress(startup_progress(line, self.engine.name))
                 self._note_progress(probe.progress)
                 if time.monotonic() >= look_at:
                     look_at = time.monotonic() + _CACHES_EVERY_S

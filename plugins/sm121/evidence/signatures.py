@@ -199,6 +199,7 @@ class SignatureSet(DataTable):
         return any(pattern.fullmatch(name) for pattern in self.harmless_env)
 
 
+@cache
 def known_engines() -> tuple[str, ...]:
     """The engines whose logs can be read."""
     folder = files("sm121.fixtures") / "signatures"
