@@ -31,7 +31,7 @@ def test_imports_come_from_where_they_should(conformance, profile):
     """The engine's interpreter imports its own vLLM, or the checkout that the profile expects."""
     configuration = conformance.managed_configuration(profile.under_test)
     found = interpreter.imports(
-        configuration.python,
+        conformance.engine_interpreter,
         ("vllm", "flashinfer"),
         conformance.engine_environment(configuration),
     )

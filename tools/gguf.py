@@ -37,16 +37,17 @@ def convert(
     output.parent.mkdir(parents=True, exist_ok=True)
     draft = output.with_name(f".{output.name}.draft")
     progress(f"{converter.name} of {checkpoint.name}, BF16")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as parent:
+        (folder := Path(parent) / checkpoint.name).mkdir()  # the model's name in the file
         for file in checkpoint.absolute().iterdir():
-            (Path(folder) / file.name).symlink_to(file)
+            (folder / file.name).symlink_to(file)
         if (template := llama_cpp.absolute() / _TEMPLATE).is_file():
-            own = Path(folder) / "chat_template.jinja"
+            own = folder / "chat_template.jinja"
             own.unlink(missing_ok=True)
             own.symlink_to(template)
         done = subprocess.run(
             [
-                sys.executable, str(converter.absolute()), folder, "--outtype", "bf16",
+                sys.executable, str(converter.absolute()), str(folder), "--outtype", "bf16",
                 "--outfile", str(draft.absolute()),
             ],
             capture_output=True,

@@ -26,8 +26,8 @@ _RATE = re.compile(r"(?P<kind>pp|tg)(?P<tokens>\d+)(?:_c(?P<streams>\d+))?(?:@d(
 _NOTHING = "-"
 #: What of a kernel path is compared, in this order.
 KERNELS = (
-    "attention", "moe", "quantization", "dtype", "kv_cache_dtype", "kv_layout", "native_fp4",
-    "cuda_graphs", "speculative", "prefix_caching",
+    "attention", "moe", "quantization", "weights", "dtype", "kv_cache_dtype", "kv_layout",
+    "native_fp4", "cuda_graphs", "speculative", "prefix_caching", "load_format",
 )  # fmt: skip
 _SHORT = 160
 
@@ -144,10 +144,13 @@ def _verdict(name: str, data: dict[str, Any]) -> Source:
     box = (data.get("box") or {}).get("state", "UNKNOWN")
     path = engine.get("path") or {}
     notes = [f"{data.get('verdict', 'no verdict')}, box {box}"]
+    also = path.get("also") or {}
     kernels = {
-        what: ", ".join(map(str, [path[what], *(path.get("also") or {}).get(what, ())]))
+        what: ", ".join(
+            map(str, found if isinstance(found, list) else [found, *also.get(what, ())])
+        )
         for what in KERNELS
-        if path.get(what) is not None
+        if (found := path.get(what)) not in (None, [])
     }
     failed = tuple(
         ComparedFailure(

@@ -68,7 +68,8 @@ class Stress:
         capabilities: Capabilities,
         bound: AgreementBound | None = None,
     ) -> None:
-        capabilities.require("completions", "token_ids", "ignore_eos")
+        has_ids = capabilities.can("token_ids")
+        capabilities.require("completions", "ignore_eos", *(() if has_ids else ("logprob_ids",)))
         if bound is None:
             profile = harness.profile
             bound = bound_for(profile.correctness.agreement, server, profile, "agreement")
@@ -88,7 +89,8 @@ class Stress:
             prompts=continuations().prompts,
             ask=Asker(server).ask,
             salted=capabilities.engine == "vllm",
-            log_probabilities=bound.fork > 0,
+            log_probabilities=bound.fork > 0 or not has_ids,
+            refuses=lambda case: capabilities.deviation(case, "served") is None,
         )
         self.timeline = Timeline(
             self._processes,
