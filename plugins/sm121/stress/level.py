@@ -176,7 +176,7 @@ class Stress:
     def brim(self) -> None:
         """A prompt and its answer that fill the context to the last token; a prompt that is longer
         by one is refused."""
-        self._capabilities.require("token_prompts")
+        self._capabilities.require("token_prompts", "token_ids")
         tokens = int(self._sizes.answer_tokens.value)
         longest = capacity.context_tokens(self._server.endpoint)
         full = self.shapes.of_length(longest - tokens, tokens)
@@ -187,7 +187,7 @@ class Stress:
 
     def pressed(self) -> None:
         """More at a time than the KV cache holds: some are preempted, and nobody notices."""
-        self._capabilities.require("token_prompts")
+        self._capabilities.require("token_prompts", "token_ids")
         streams = self._streams
         blocks, block = capacity.cache_blocks(self._server.endpoint)
         before = counters.fetch(self._server.endpoint)
