@@ -26,6 +26,20 @@ _CMAKE = (
     "-DLLAMA_OPENSSL=OFF", f"-DLLAMA_BUILD_NUMBER={_BUILD}", "-DLLAMA_BUILD_COMMIT=sdist",
 )  # fmt: skip
 
+_HEAD = """# vLLM and llama-server side by side
+
+<!-- made by `python -m tools.engines` (`make engines`) -->
+
+Smoke, correctness and performance of both engines with the canary, on two cores, one after the
+other. vLLM serves it in float32 (its profile's configuration under test), eager, and leaves one
+core to its server. llama-server serves its BF16 weights on one thread. The canary has four layers
+and a hidden size of 256: the numbers say nothing about gpt-oss-120b. [Engines](engines.md) has
+what was run. A hollow point does not count.
+
+![Rates by depth, times to the first token, memory and start-up, with intervals](side-by-side.svg)
+
+"""
+
 
 def main() -> int:
     """Build what is missing, judge it, and write the page that has both engines."""
@@ -87,7 +101,7 @@ def judge(program: Path) -> int:
 def compare(program: Path) -> int:
     """vLLM and llama-server beside each other: docs/side-by-side.md and its picture."""
     output = ROOT / "docs" / "side-by-side.md"
-    return sm121(
+    status = sm121(
         [
             "side-by-side", "vllm", f"llama-cpp={program}", "--arch=cpu",
             "--level=smoke", "--level=correctness", "--level=performance",
@@ -95,6 +109,13 @@ def compare(program: Path) -> int:
             f"--output={output}", f"--picture={output.with_suffix('.svg')}",
         ]
     )  # fmt: skip
+    output.write_text(page(output.read_text("utf-8")), "utf-8")
+    return status
+
+
+def page(tables: str) -> str:
+    """The tables with what stands above them, and no path of this machine."""
+    return _HEAD + tables.replace(f"{ROOT}/", "").replace(str(ROOT), ".")
 
 
 def _run(command: list[str]) -> None:
