@@ -67,15 +67,15 @@ class Source:
     tool: str
     rows: tuple[ComparedRow, ...]
     notes: tuple[str, ...] = ()
+    #: What must be the same for its numbers to stand beside others of this suite, by name; empty
+    #: where the file does not say.
+    asked: Mapping[str, str | None] = field(default_factory=dict)
     #: The levels that it ran; empty where the file does not say.
     levels: tuple[str, ...] = ()
     #: What failed in them and was not excused.
     failed: tuple[ComparedFailure, ...] = ()
     #: What its log proves of the kernel path.
     kernels: Mapping[str, str] = field(default_factory=dict)
-    #: What must be the same for its numbers to stand beside others of this suite, by name; empty
-    #: where the file does not say.
-    asked: Mapping[str, str | None] = field(default_factory=dict)
 
     def row(self, metric: str) -> ComparedRow | None:
         """The row of a metric."""
@@ -174,7 +174,7 @@ def _verdict(name: str, data: dict[str, Any]) -> Source:
         notes.append(f"profile {data.get('profile')}{own}")
     model = str(engine.get("model", ""))
     return Source(
-        name, described, model, "sm121", rows, tuple(notes), levels, failed, kernels, asked
+        name, described, model, "sm121", rows, tuple(notes), asked, levels, failed, kernels
     )
 
 
