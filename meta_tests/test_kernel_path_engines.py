@@ -138,6 +138,32 @@ LLAMA = [
         "/m.gguf",
     ),
     ("build_info: b8680-15f786e65", "version", "b8680-15f786e65"),
+    (
+        "0.00.002.171 I cmn  common_param: common_params_print_info: build 11434 (f5acfb2ff) with "
+        "GNU 12.2.0 for Linux x86_64",
+        "version",
+        "b11434-f5acfb2ff",
+    ),
+    ("0.00.747.778 I print_info: file type   = MXFP4 MoE", "quantization", "MXFP4 MoE"),
+    (
+        "0.00.747.774 I llama_model_loader: - type bf16:   30 tensors",
+        "weights",
+        ["bf16: 30 tensors"],
+    ),
+    (
+        "0.01.261.095 I llama_kv_cache: size =   36.00 MiB (  4608 cells,   2 layers,  8/8 seqs), "
+        "K (q8_0):   18.00 MiB, V (f16):   18.00 MiB",
+        "kv_cache_dtype",
+        "q8_0",
+    ),
+    (
+        "0.01.118.633 I load_tensors: loading model tensors, this can take a while... "
+        "(load_mode = mmap)",
+        "load_format",
+        "mmap",
+    ),
+    ("0.01.262.187 I resolve_fused_ops: Flash Attention enabled", "attention", "FLASH_ATTN"),
+    ("resolve_fused_ops: Flash Attention not supported, set to disabled", "attention", "none"),
     ("llama_context: flash_attn    = enabled", "attention", "FLASH_ATTN"),
     ("llama_context: flash_attn    = 0", "attention", "none"),
     ("sched_reserve: Flash Attention was auto, set to enabled", "attention", "FLASH_ATTN"),
@@ -160,6 +186,17 @@ LLAMA = [
         "speculative",
         "draft-simple",
     ),
+]
+ON_A_CPU = [
+    "0.00.002.211 I cmn  common_param: system_info: n_threads = 1 (n_threads_batch = 1) / 2 | "
+    "CPU : SSE3 = 1 | REPACK = 1 | ",
+    "0.01.238.191 I load_tensors:   CPU_Mapped model buffer size =   204.99 MiB",
+]
+ON_A_GPU = [
+    "system_info: n_threads = 10 (n_threads_batch = 10) / 20 | CUDA : ARCHS = 1210 | "
+    "BLACKWELL_NATIVE_FP4 = 1 | CPU : NEON = 1 | ",
+    "load_tensors:   CPU_Mapped model buffer size =   586.82 MiB",
+    "load_tensors:        CUDA0 model buffer size = 59851.68 MiB",
 ]
 LLAMA_SILENT = [
     "llama_context: flash_attn    = auto",
@@ -193,6 +230,12 @@ def test_llama_line_proves_value(line: str, field: str, value: object) -> None:
     assert getattr(read_lines([line], "llama-cpp"), field) == value
 
 
+def test_llama_experts_are_on_the_cpu_where_there_is_nothing_else() -> None:
+    assert read_lines(ON_A_CPU, "llama-cpp").moe == "CPU"
+    assert read_lines(ON_A_GPU, "llama-cpp").moe is None
+    assert read_lines(ON_A_CPU[1:], "llama-cpp").moe is None
+
+
 @pytest.mark.parametrize(
     ("line", "engine"),
     [(line, "sglang") for line in SGLANG_SILENT] + [(line, "llama-cpp") for line in LLAMA_SILENT],
@@ -205,7 +248,7 @@ def test_line_of_another_engine_proves_nothing(line: str, engine: str) -> None:
 
 @pytest.mark.parametrize(("engine", "lines"), [("sglang", SGLANG), ("llama-cpp", LLAMA)])
 def test_every_signature_of_the_engine_is_exercised(engine: str, lines: list) -> None:
-    cleaned = [clean(line) for line, _, _ in lines]
+    cleaned = [clean(line) for line in (*(line for line, _, _ in lines), *ON_A_CPU)]
     cleaned.append(clean("Disabling CUDA graph capture for native FP4 KV cache"))
     cleaned.append(clean(NO_AMX))
     unreached = [

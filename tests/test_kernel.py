@@ -254,7 +254,9 @@ def test_engine_has_code_for_this_gpu(conformance, profile):
     """The engine's libraries have machine code for this GPU."""
     configuration = conformance.managed_configuration(profile.under_test)
     found = interpreter.imports(
-        configuration.python, libraries.PACKAGES, conformance.engine_environment(configuration)
+        conformance.engine_interpreter,
+        libraries.PACKAGES,
+        conformance.engine_environment(configuration),
     )
     gpu = CodeArchitecture.parse(profile.arch).number
     wrong = libraries.without_code(configuration.engine, found.origins, gpu)

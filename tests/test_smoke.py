@@ -32,7 +32,7 @@ def test_imports_come_from_where_they_should(conformance, profile):
     engine = conformance.settings.engine
     configuration = conformance.managed_configuration(profile.under_test)
     found = interpreter.imports(
-        configuration.python,
+        conformance.engine_interpreter,
         (engine, "flashinfer"),
         conformance.engine_environment(configuration),
     )

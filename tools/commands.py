@@ -12,6 +12,7 @@ from typing import Any
 from sm121.cli import Command, command, progress
 from sm121.core import architecture
 from sm121.core.errors import UsageError
+from sm121.core.profile import LEVELS
 
 
 def add(commands: Any) -> None:
@@ -29,7 +30,7 @@ def add(commands: Any) -> None:
         commands,
         "side-by-side",
         _side_by_side,
-        "the performance plan on several engines, and their results together",
+        "the same levels on several engines, and their results together",
     )
     side.add_argument(
         "engines",
@@ -46,6 +47,14 @@ def add(commands: Any) -> None:
         help="the levels (default: tests)",
     )
     side.add_argument(
+        "--level",
+        dest="levels",
+        metavar="NAME",
+        action="append",
+        choices=LEVELS,
+        help="a level to run; repeatable (default: performance)",
+    )
+    side.add_argument(
         "--report-dir",
         type=Path,
         metavar="DIR",
@@ -53,6 +62,7 @@ def add(commands: Any) -> None:
         help="default: side-by-side-report",
     )
     side.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
+    side.add_argument("--picture", type=Path, metavar="FILE", help="also a picture (SVG)")
     side.add_argument(
         "--pytest-arg",
         metavar="ARG",
@@ -145,19 +155,25 @@ def _canary(build: Command, options: argparse.Namespace) -> int:
 
 
 def _side_by_side(options: argparse.Namespace) -> int:
+    from sm121.measure import comparison
+    from sm121.report import picture
     from tools import side_by_side
 
     arch = options.arch or architecture.detect().name
     if arch is None:
         raise UsageError("the suite has no name for this GPU's architecture; give --arch")
-    table, status = side_by_side.run(
+    sources, status = side_by_side.run(
         [side_by_side.parse(text) for text in options.engines],
         arch=arch,
         tests=options.tests,
         directory=options.report_dir,
         extra=options.pytest_arg,
+        levels=options.levels or ["performance"],
         progress=lambda line: print(f"[{time.strftime('%H:%M:%S')}] {line}", file=sys.stderr),
     )
+    if options.picture is not None:
+        options.picture.write_text(picture.svg(sources), "utf-8")
+    table = comparison.markdown(sources)
     if options.output is None:
         print(table, end="")
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,13 +13,16 @@ from sm121.core.errors import Sm121Error, UsageError
 
 NAME = "canary.gguf"
 _CONVERTER = "convert_hf_to_gguf.py"
+#: gpt-oss's own template, which renders tools; the canary's renders none.
+_TEMPLATE = "models/templates/openai-gpt-oss-120b.jinja"
 _WITHIN_S = 900.0
 
 
 def convert(
     checkpoint: Path, llama_cpp: Path, output: Path, progress: Callable[[str], None]
 ) -> Path:
-    """Convert a checkpoint folder with the converter of a llama.cpp checkout.
+    """Convert a checkpoint folder with the converter of a llama.cpp checkout, and its template of
+    gpt-oss's chats.
 
     Raises:
         UsageError: ``llama_cpp`` is no checkout.
@@ -33,16 +37,24 @@ def convert(
     output.parent.mkdir(parents=True, exist_ok=True)
     draft = output.with_name(f".{output.name}.draft")
     progress(f"{converter.name} of {checkpoint.name}, BF16")
-    done = subprocess.run(
-        [
-            sys.executable, str(converter.absolute()), str(checkpoint.absolute()),
-            "--outtype", "bf16", "--outfile", str(draft.absolute()),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=_WITHIN_S,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as parent:
+        (folder := Path(parent) / checkpoint.name).mkdir()  # the model's name in the file
+        for file in checkpoint.absolute().iterdir():
+            (folder / file.name).symlink_to(file)
+        if (template := llama_cpp.absolute() / _TEMPLATE).is_file():
+            own = folder / "chat_template.jinja"
+            own.unlink(missing_ok=True)
+            own.symlink_to(template)
+        done = subprocess.run(
+            [
+                sys.executable, str(converter.absolute()), str(folder), "--outtype", "bf16",
+                "--outfile", str(draft.absolute()),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=_WITHIN_S,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        )  # fmt: skip
     if done.returncode != 0:
         last = done.stderr.strip().splitlines()[-1:] or ["no message"]
         draft.unlink(missing_ok=True)

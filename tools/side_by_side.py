@@ -1,4 +1,4 @@
-"""The same performance plan on several engines, one after the other, and their results beside each
+"""The same levels on several engines, one after the other, and their results beside each
 other (``sm121 side-by-side``)."""
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from sm121.core.errors import UsageError
 from sm121.engines import registry
 from sm121.engines.protocol import Program
 from sm121.measure import comparison
+from sm121.measure.comparison import Source
 
-_LEVEL = "test_performance.py"
+_PERFORMANCE = ("performance",)
 #: Exit statuses of runs that came to a verdict, the worst first: FAIL and the like, NOT_RUN, PASS.
 _VERDICTS = (1, 5, 0)
 
@@ -71,8 +72,9 @@ def run(
     directory: Path,
     extra: Sequence[str],
     progress: Callable[[str], None],
-) -> tuple[str, int]:
-    """Measure each, with nothing beside it; a Markdown table of all, and the worst exit status.
+    levels: Sequence[str] = _PERFORMANCE,
+) -> tuple[list[Source], int]:
+    """Ask each the same levels, with nothing beside it; what each showed, and the worst status.
 
     Raises:
         UsageError: fewer than two engines, one twice, one that is not there, no tests, or a run
@@ -81,8 +83,9 @@ def run(
     names = [one.name for one in contestants]
     if len(names) < 2 or len(set(names)) < len(names):
         raise UsageError("expected two or more engines, each once: vllm llama-cpp=PROGRAM")
-    if not (tests / _LEVEL).is_file():
-        raise UsageError(f"--tests {tests}: expected the folder of the levels, with {_LEVEL}")
+    modules = [tests / f"test_{level}.py" for level in levels]
+    if missing := [module.name for module in modules if not module.is_file()]:
+        raise UsageError(f"--tests {tests}: expected the folder of the levels, with {missing[0]}")
     for one in contestants:  # all of them, before the first has taken its time
         check(one)
     sources, statuses = [], []
@@ -92,7 +95,7 @@ def run(
         progress(f"{one.name}: {report}")
         status = subprocess.run(
             [
-                sys.executable, "-m", "pytest", str(tests / _LEVEL), "--arch", arch,
+                sys.executable, "-m", "pytest", *map(str, modules), "--arch", arch,
                 "--report-dir", str(report), *one.options, *extra,
             ],
             stdout=sys.stderr,
@@ -104,8 +107,7 @@ def run(
             raise UsageError(f"{one.name}: this run has written no {report / 'verdict.json'}")
         statuses.append(status)
         sources.append(comparison.read(report))
-    table = comparison.markdown(comparison.distinct(sources))
-    return table, min(statuses, key=_VERDICTS.index)
+    return comparison.distinct(sources), min(statuses, key=_VERDICTS.index)
 
 
 def _written(report: Path) -> tuple[int, int] | None:

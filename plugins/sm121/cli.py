@@ -316,6 +316,10 @@ def _compare(options: argparse.Namespace) -> int:
     chosen = comparison.distinct(sources)
     if not options.mixed:
         comparison.refuse_mixed(chosen)
+    if options.picture is not None:
+        from sm121.report import picture
+
+        options.picture.write_text(picture.svg(chosen), "utf-8")
     write = comparison.markdown if options.format == "markdown" else comparison.csv_text
     if options.output is None:
         print(write(chosen), end="")

@@ -70,6 +70,7 @@ def is_as_published(api: Api, listed: int | None) -> None:
 
 def refuses_with_a_status(api: Api) -> None:
     """A stream that is refused is a 4xx with an error object."""
+    api.capabilities.require("default_length")
     body = {"model": api.model, "prompt": PROMPT, "max_tokens": -1, "stream": True}
     seen = api.send("POST", "/v1/completions", json.dumps(body).encode())
     refused = seen.status in range(400, 500) and not schema.violations("error", seen.parsed())

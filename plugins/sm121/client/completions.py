@@ -238,6 +238,7 @@ def parse(*parts: Mapping[str, Any]) -> Completion:
     ids = [choice["token_ids"] for choice in choices if choice.get("token_ids") is not None]
     positions = [p for choice in choices for p in _positions(choice.get("logprobs"))]
     prompt_ids = next((c["prompt_token_ids"] for c in choices if c.get("prompt_token_ids")), None)
+    given = tuple(token for group in ids for token in group) if ids else None
     reasons = [choice["finish_reason"] for choice in choices if choice.get("finish_reason")]
     usage: dict[str, Any] = next(
         (part["usage"] for part in reversed(parts) if part.get("usage")), {}
@@ -245,7 +246,8 @@ def parse(*parts: Mapping[str, Any]) -> Completion:
     return Completion(
         text="".join(choice.get("text") or "" for choice in choices),
         finish_reason=reasons[-1] if reasons else None,
-        ids=tuple(token for group in ids for token in group) if ids else None,
+        # llama-server gives them with the log-probabilities alone.
+        ids=given or (ids_of(positions) if positions else None),
         prompt_ids=None if prompt_ids is None else tuple(prompt_ids),
         positions=tuple(positions) or None,
         prompt_log_probabilities=_of_prompt(choices[0].get("prompt_logprobs"), prompt_ids),

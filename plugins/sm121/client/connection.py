@@ -25,17 +25,19 @@ class Patience:
     silent_s: float
 
 
-def open_session(api_key: str, **options: Any) -> aiohttp.ClientSession:
+def open_session(api_key: str, *, reuse: bool = True, **options: Any) -> aiohttp.ClientSession:
     """A session with any number of connections and no time limit on a request.
 
     Nothing is unpacked: an answer is asked for as it is.
 
     Args:
+        reuse: a connection serves one request after the other.
         options: further ones of `aiohttp.ClientSession`.
     """
+    kept: dict[str, Any] = {"keepalive_timeout": _KEEP_ALIVE_S} if reuse else {"force_close": True}
     return aiohttp.ClientSession(
         auto_decompress=False,
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S, ssl=tls()),
+        connector=aiohttp.TCPConnector(limit=0, ssl=tls(), **kept),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=30.0),
         headers={
             "Authorization": f"Bearer {api_key}",

@@ -175,7 +175,9 @@ class LoadClient:
         limit = concurrency if arrivals is None else len(jobs)
         moments = [0.0] * len(jobs) if arrivals is None else arrivals
         pending = deque(zip(jobs, moments, strict=False))
-        async with open_session(self.endpoint.api_key) as session:
+        # A server may end an idle connection at any moment, as llama-server does after an answer:
+        # a request that is sent on it just then is lost, and nobody's fault.
+        async with open_session(self.endpoint.api_key, reuse=False) as session:
             try:
                 while pending or tasks:
                     wait_s = _LOOK_EVERY_S

@@ -51,8 +51,14 @@ class LlamaCpp:
         ]
 
     def environment(self, configuration: ServerConfiguration, *, api_key: str) -> Mapping[str, str]:
-        """The suite's environment, the configuration's on top."""
-        environment = {**os.environ, "LLAMA_API_KEY": api_key, "LLAMA_ARG_LOG_COLORS": "off"}
+        """The suite's environment, the configuration's on top. Only from verbosity 4 on its log
+        says which tensors, attention and caches it has."""
+        environment = {
+            **os.environ,
+            "LLAMA_API_KEY": api_key,
+            "LLAMA_ARG_LOG_COLORS": "off",
+            "LLAMA_ARG_LOG_VERBOSITY": "4",
+        }
         environment.update(dict(configuration.environment))
         return environment
 

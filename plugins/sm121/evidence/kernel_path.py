@@ -31,7 +31,10 @@ from sm121.evidence.signatures import (
     load_signatures,
 )
 
-_NO_SINGLE_VALUE = ("unknown_env", "fallback", "silent_fallback", "progress", "fact", "prompt_rate")
+_NO_SINGLE_VALUE = (
+    *("unknown_env", "fallback", "silent_fallback", "weights"),
+    *("progress", "fact", "prompt_rate"),
+)
 _SINGLE_FIELDS = tuple(name for name in get_args(SignatureField) if name not in _NO_SINGLE_VALUE)
 _LIST_LIMIT = 200  # entries kept of unknown variables and fallbacks: a log may repeat without end
 _DETECTED_IN = 4 << 20
@@ -73,6 +76,8 @@ class KernelPath(Record):
     load_format: str | None = None
     quantization: str | None = None
     """The checkpoint's format as the engine resolved it; it names no kernel."""
+    weights: list[str] = Field(default_factory=list)
+    """Types of the weights' tensors, with their numbers, where the log lists them."""
     prefix_caching: bool | None = None
     block_size: str | None = None
     """Tokens a block of the KV cache."""
@@ -122,6 +127,7 @@ class _ServerState:
     facts: set[str] = field(default_factory=set)
     best: dict[str, list[_Candidate]] = field(default_factory=dict)
     unknown_env: dict[str, str] = field(default_factory=dict)
+    weights: dict[str, str] = field(default_factory=dict)
     fallbacks: dict[str, str] = field(default_factory=dict)
     silent: dict[str, str] = field(default_factory=dict)
     opened: bool = False
@@ -139,9 +145,10 @@ class _ServerState:
         shown = cut(line.text, around=match.start())
         if signature.field == "fact":
             self.facts.add(signature.id)
-        elif signature.field == "unknown_env":
-            if len(self.unknown_env) < _LIST_LIMIT:
-                self.unknown_env.setdefault(str(value), shown)
+        elif signature.field in ("unknown_env", "weights"):
+            known = self.weights if signature.field == "weights" else self.unknown_env
+            if len(known) < _LIST_LIMIT:
+                known.setdefault(" ".join(str(value).split()), shown)
         elif signature.field == "fallback":
             self.fallbacks.setdefault(signature.id, shown)
         elif signature.field == "silent_fallback":
@@ -173,7 +180,7 @@ class _ServerState:
 
     @property
     def spoke(self) -> bool:
-        return bool(self.best or self.unknown_env or self.fallbacks)
+        return bool(self.best or self.weights or self.unknown_env or self.fallbacks)
 
 
 def read_log(path: Path, engine: str = "vllm") -> KernelPath:
@@ -321,6 +328,7 @@ def _merge(states: list[_ServerState]) -> KernelPath:
     for state in speaking:
         for field_name, lines, known in (
             ("unknown_env", state.unknown_env, result.unknown_env),
+            ("weights", state.weights, result.weights),
             ("fallbacks", state.fallbacks, result.fallbacks),
             ("silent_fallbacks", state.silent, result.silent_fallbacks),
         ):

@@ -30,6 +30,7 @@ SignatureField = Literal[
     "quantization",
     "prefix_caching",
     "block_size",
+    "weights",
     "unknown_env",
     "fallback",
     "silent_fallback",
@@ -90,6 +91,8 @@ class Signature(LinePattern):
     field: SignatureField
     value: str | bool | None = None
     """The value, when the line always means the same. Otherwise the group ``value`` of `regex`."""
+    template: str | None = None
+    """The value put together of several groups of `regex`, as ``\\g<name>``."""
     mapping: dict[str, str | bool] = Field(default_factory=dict)
     """From the captured text to the value; what is not in it is taken as it stands."""
     mapping_only: bool = False
@@ -117,6 +120,9 @@ class Signature(LinePattern):
                 raise ValueError("a progress entry needs value, the name of the phase")
         elif self.field in ("fallback", "silent_fallback"):
             pass  # the id is the value
+        elif self.template is not None:
+            if captures or self.value is not None:
+                raise ValueError("template stands instead of value and of the group of that name")
         elif captures == (self.value is not None):
             raise ValueError("exactly one of value and a group (?P<value>...) in regex is needed")
         if self.mapping_only and not self.mapping:
@@ -135,6 +141,8 @@ class Signature(LinePattern):
             return self.value
         if self.field in ("fallback", "silent_fallback"):
             return self.id
+        if self.template is not None:
+            return match.expand(self.template)
         captured = match["value"].strip()
         if captured in self.mapping:
             return self.mapping[captured]

@@ -19,10 +19,17 @@ from typing import Any
 
 from sm121.core.errors import UsageError
 from sm121.core.profile import FULL
+from sm121.core.verdict import Severity
 from sm121.measure import statistics
 
 _RATE = re.compile(r"(?P<kind>pp|tg)(?P<tokens>\d+)(?:_c(?P<streams>\d+))?(?:@d(?P<depth>\d+))?$")
 _NOTHING = "-"
+#: What of a kernel path is compared, in this order.
+KERNELS = (
+    "attention", "moe", "quantization", "weights", "dtype", "kv_cache_dtype", "kv_layout",
+    "native_fp4", "cuda_graphs", "speculative", "prefix_caching", "load_format",
+)  # fmt: skip
+_SHORT = 160
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,15 @@ class ComparedRow:
 
 
 @dataclass(frozen=True)
+class ComparedFailure:
+    """A check that did not hold in one source."""
+
+    test: str
+    severity: str
+    message: str
+
+
+@dataclass(frozen=True)
 class Source:
     """A file of results: who measured what."""
 
@@ -54,6 +70,12 @@ class Source:
     #: What must be the same for its numbers to stand beside others of this suite, by name; empty
     #: where the file does not say.
     asked: Mapping[str, str | None] = field(default_factory=dict)
+    #: The levels that it ran; empty where the file does not say.
+    levels: tuple[str, ...] = ()
+    #: What failed in them and was not excused.
+    failed: tuple[ComparedFailure, ...] = ()
+    #: What its log proves of the kernel path.
+    kernels: Mapping[str, str] = field(default_factory=dict)
 
     def row(self, metric: str) -> ComparedRow | None:
         """The row of a metric."""
@@ -122,9 +144,28 @@ def _verdict(name: str, data: dict[str, Any]) -> Source:
     box = (data.get("box") or {}).get("state", "UNKNOWN")
     path = engine.get("path") or {}
     notes = [f"{data.get('verdict', 'no verdict')}, box {box}"]
-    for part in ("attention", "moe"):
-        if path.get(part):
-            notes.append(f"{part} {path[part]}")
+    also = path.get("also") or {}
+    kernels = {
+        what: ", ".join(
+            map(str, found if isinstance(found, list) else [found, *also.get(what, ())])
+        )
+        for what in KERNELS
+        if (found := path.get(what)) not in (None, [])
+    }
+    failed = tuple(
+        ComparedFailure(
+            str(test["id"]).rpartition("::")[2],
+            str(test.get("severity", Severity.BLOCKER)),
+            str(test.get("message", "")),
+        )
+        for test in data.get("tests") or ()
+        if test.get("verdict") == "FAIL" and not (test.get("waived") or test.get("tolerated"))
+    )
+    levels = tuple(
+        f"{level} {found['verdict']}"
+        for level, found in (data.get("levels") or {}).items()
+        if found.get("passed") or found["verdict"] not in ("PASS", "NOT_RUN")
+    )
     version = engine.get("version")
     described = f"{engine.get('name', 'unknown')}{f' {version}' if version else ''}"
     asked = _asked(data.get("fingerprint") or {}, str(data.get("profile")))
@@ -132,7 +173,9 @@ def _verdict(name: str, data: dict[str, Any]) -> Source:
         own = "" if data["fingerprint"].get("profile_shipped") else " (not the shipped one)"
         notes.append(f"profile {data.get('profile')}{own}")
     model = str(engine.get("model", ""))
-    return Source(name, described, model, "sm121", rows, tuple(notes), asked)
+    return Source(
+        name, described, model, "sm121", rows, tuple(notes), asked, levels, failed, kernels
+    )
 
 
 def _asked(fingerprint: Mapping[str, Any], profile: str) -> dict[str, str | None]:
@@ -282,7 +325,7 @@ def label(metric: str) -> str:
     return metric.replace("@d0", "").replace("@d", " @ d")
 
 
-def _rates(sources: Iterable[Source]) -> tuple[list[str], list[int]]:
+def rates(sources: Iterable[Source]) -> tuple[list[str], list[int]]:
     """The rates of one stream that were measured (pp2048, tg32, ...), and at which depths."""
     found = [
         match
@@ -297,7 +340,7 @@ def _rates(sources: Iterable[Source]) -> tuple[list[str], list[int]]:
 
 def markdown(sources: Sequence[Source]) -> str:
     """Engine by depth, as the documents have it; then every row; then who measured how."""
-    kinds, depths = _rates(sources)
+    kinds, depths = rates(sources)
     header = ["Depth", *(f"{source.name} {kind}" for kind in kinds for source in sources)]
     by_depth = [
         [
@@ -321,6 +364,18 @@ def markdown(sources: Sequence[Source]) -> str:
         if (row := source.row(metric)) is not None
     ]  # fmt: skip
     lines += _table(["test", "run", "value", "unit", "rounds", "clock", "verdict"], body)
+    if judged := [source for source in sources if source.levels]:
+        lines += ["", "## What failed", "", *_failures(judged)]
+    if shown := [source for source in sources if source.kernels]:
+        lines += ["", "## Kernels, as the log proves them", ""]
+        lines += _table(
+            ["", *(source.name for source in shown)],
+            [
+                [what, *(source.kernels.get(what, _NOTHING) for source in shown)]
+                for what in KERNELS
+                if any(what in source.kernels for source in shown)
+            ],
+        )
     lines += ["", "## Runs", ""]
     lines += _table(
         ["run", "engine", "model", "measured by", "notes"],
@@ -331,6 +386,28 @@ def markdown(sources: Sequence[Source]) -> str:
         lines += ["", f"Not one clock: {', '.join(sorted(clocks))}. Differences of a few per cent "
                   "between them may be those of the clocks."]  # fmt: skip
     return "\n".join(lines) + "\n"
+
+
+def _failures(sources: Sequence[Source]) -> list[str]:
+    """How many checks failed of each severity, then each of them."""
+    grades = [severity.value for severity in Severity]
+    lines = _table(
+        ["run", *grades, "levels"],
+        [
+            [
+                source.name,
+                *(str(sum(one.severity == grade for one in source.failed)) for grade in grades),
+                ", ".join(source.levels),
+            ]
+            for source in sources
+        ],
+    )
+    rows = [
+        [source.name, one.severity, one.test, one.message[:_SHORT]]
+        for source in sources
+        for one in sorted(source.failed, key=lambda one: grades.index(one.severity))
+    ]
+    return [*lines, "", *_table(["run", "severity", "check", "seen"], rows)] if rows else lines
 
 
 def csv_text(sources: Sequence[Source]) -> str:

@@ -184,7 +184,7 @@ def compilation(
     found = pytestconfig.stash.get(COMPILATION, None)
     if found is None:
         folder = tmp_path_factory.mktemp("compilation")
-        found = gb10.find(conformance.settings.engine_python, folder)
+        found = gb10.find(conformance.engine_interpreter, folder)
     conformance.file.environment["compilation"] = {
         "compiler": str(found.tools.compiler),
         "disassembler": str(found.tools.disassembler),

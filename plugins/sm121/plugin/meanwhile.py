@@ -79,7 +79,7 @@ def _begin_compiling(
     ]
     if using:
         folder = folders.enter_context(tempfile.TemporaryDirectory(prefix="sm121-compilation-"))
-        compilation = gb10.find(session.settings.engine_python, Path(folder))
+        compilation = gb10.find(session.engine_interpreter, Path(folder))
         using[0].config.stash[kernels.COMPILATION] = compilation
         compilation.begin(_parameters(using, "probe"), worker)
 

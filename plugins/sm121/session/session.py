@@ -25,6 +25,7 @@ from sm121.engines.kept_log import KeptLog
 from sm121.engines.managed import ServerDied, ServerError, StopReport
 from sm121.engines.pool import ServerPool
 from sm121.engines.preflight import PreflightFinding
+from sm121.engines.protocol import Program
 from sm121.evidence import cgroup, metrics, requirement
 from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_path import KernelPath, read_log
@@ -270,6 +271,18 @@ class Session:
         if name not in self.configurations:
             raise NotRun("the server is attached: what it was started with is not known")
         return self.configurations[name]
+
+    @property
+    def engine_interpreter(self) -> str:
+        """The interpreter that imports the engine that is started.
+
+        Raises:
+            NotRun: the engine is a program.
+        """
+        engine = registry.engine(self.settings.engine)
+        if isinstance(engine, Program):
+            raise NotRun(f"{engine.program} is a program: no interpreter imports it")
+        return self.settings.engine_python
 
     def engine_environment(self, configuration: ServerConfiguration) -> Mapping[str, str]:
         """The environment in which the engine of a configuration runs."""

@@ -28,8 +28,9 @@ def context_tokens(endpoint: Endpoint) -> int:
     with endpoint.http() as http:
         models = http.get("/v1/models").json()["data"]
     for entry in models:
-        if entry.get("id") == endpoint.served_name and entry.get("max_model_len"):
-            return int(entry["max_model_len"])
+        own = entry.get("max_model_len") or (entry.get("meta") or {}).get("n_ctx")
+        if entry.get("id") == endpoint.served_name and own:
+            return int(own)
     raise NotRun("the length of the context is not known: /v1/models has no max_model_len")
 
 

@@ -68,7 +68,8 @@ class Stress:
         capabilities: Capabilities,
         bound: AgreementBound | None = None,
     ) -> None:
-        capabilities.require("completions", "token_ids", "ignore_eos")
+        has_ids = capabilities.can("token_ids")
+        capabilities.require("completions", "ignore_eos", *(() if has_ids else ("logprob_ids",)))
         if bound is None:
             profile = harness.profile
             bound = bound_for(profile.correctness.agreement, server, profile, "agreement")
@@ -88,7 +89,8 @@ class Stress:
             prompts=continuations().prompts,
             ask=Asker(server).ask,
             salted=capabilities.engine == "vllm",
-            log_probabilities=bound.fork > 0,
+            log_probabilities=bound.fork > 0 or not has_ids,
+            refuses=lambda case: capabilities.deviation(case, "served") is None,
         )
         self.timeline = Timeline(
             self._processes,
@@ -174,7 +176,7 @@ class Stress:
     def brim(self) -> None:
         """A prompt and its answer that fill the context to the last token; a prompt that is longer
         by one is refused."""
-        self._capabilities.require("token_prompts")
+        self._capabilities.require("token_prompts", "token_ids")
         tokens = int(self._sizes.answer_tokens.value)
         longest = capacity.context_tokens(self._server.endpoint)
         full = self.shapes.of_length(longest - tokens, tokens)
@@ -185,7 +187,7 @@ class Stress:
 
     def pressed(self) -> None:
         """More at a time than the KV cache holds: some are preempted, and nobody notices."""
-        self._capabilities.require("token_prompts")
+        self._capabilities.require("token_prompts", "token_ids")
         streams = self._streams
         blocks, block = capacity.cache_blocks(self._server.endpoint)
         before = counters.fetch(self._server.endpoint)

@@ -15,13 +15,14 @@ from sm121.client.load import Behaviour, Job
 Arrival = Literal["closed", "poisson", "burst"]
 ARRIVALS: tuple[Arrival, ...] = ("closed", "poisson", "burst")
 
-#: Requests that every server must refuse, each alone and in the middle of a load.
-BAD_REQUESTS: dict[str, dict[str, Any]] = {
-    "negative max_tokens": {"max_tokens": -1},
-    "prompt of numbers that are no tokens": {"prompt": [-5, 10**9]},
-    "temperature of -1": {"temperature": -1.0},
-    "no such model": {"model": "no-such-model"},
-    "messages in place of a prompt": {"prompt": {"role": "user"}},
+#: Requests that a server must refuse, each alone and in the middle of a load, with the case of
+#: ``fixtures/api`` that they are.
+BAD_REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "negative max_tokens": ("negative-max-tokens", {"max_tokens": -1}),
+    "prompt of numbers that are no tokens": ("negative-id", {"prompt": [-5, 10**9]}),
+    "temperature of -1": ("negative-temperature", {"temperature": -1.0}),
+    "no such model": ("wrong-model", {"model": "no-such-model"}),
+    "messages in place of a prompt": ("prompt-is-an-object", {"prompt": {"role": "user"}}),
 }
 _BURST = 8
 
@@ -35,6 +36,7 @@ class Shapes:
         ask: asks a prompt alone, in a cold part of the cache.
         salted: the server keeps apart what is cached under different salts.
         log_probabilities: the answers can only be compared by them.
+        refuses: whether the server is to refuse a case of ``fixtures/api``, by its id.
     """
 
     def __init__(
@@ -45,12 +47,14 @@ class Shapes:
         ask: Callable[[Request], Completion],
         salted: bool,
         log_probabilities: bool,
+        refuses: Callable[[str], bool] = lambda _case: True,
     ) -> None:
         self._model = model
         self._prompts = prompts
         self._ask = ask
         self._salted = salted
         self._top = 5 if log_probabilities else 0
+        self._bad = [(name, body) for name, (case, body) in BAD_REQUESTS.items() if refuses(case)]
         self._random = random.Random(121)
         self._alone: dict[tuple[str | tuple[int, ...], int], Completion] = {}
         self._salts = itertools.count(1)
@@ -79,7 +83,7 @@ class Shapes:
     def unruly(self, tokens: int) -> Iterator[Job]:
         """Between requests like any other: clients that cancel, disconnect, read slowly, and
         requests that must be refused."""
-        bad = list(BAD_REQUESTS.items())
+        bad = self._bad
         for number in itertools.count():
             prompt = self._prompts[number % len(self._prompts)]
             match number % 6:

