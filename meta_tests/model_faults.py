@@ -153,6 +153,7 @@ class SabotagedServer:
         directory: Path,
         configuration: str = "float32",
         reference: Path | None = None,
+        extension: str = "model_saboteur.Saboteur",
     ) -> None:
         own = PROFILE.configurations[configuration]
         self._managed = ManagedServer(
@@ -166,7 +167,7 @@ class SabotagedServer:
                     *PROFILE.engine.arguments,
                     *own.arguments,
                     "--worker-extension-cls",
-                    "model_saboteur.Saboteur",
+                    extension,
                 ),
                 environment=environment_items(
                     PROFILE.engine.environment,
@@ -207,8 +208,8 @@ class SabotagedServer:
         return [
             "--arch", "cpu", "--base-url", self.server.endpoint.base_url,
             "--api-key", self.server.endpoint.api_key, "--reference", str(self.reference),
-            "--configuration", self.configuration, "tests/test_correctness.py",
-            "-k", " or ".join(tests),
+            "--configuration", self.configuration,
+            "tests/test_correctness.py", "tests/test_performance.py", "-k", " or ".join(tests),
         ]  # fmt: skip
 
 

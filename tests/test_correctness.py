@@ -141,6 +141,41 @@ def test_before_equals_after_an_aborted_request(continuations):
     continuations.equal_after_aborted_requests()
 
 
+# Speculative decoding: where the server speculates, it is faster and nothing else is different.
+
+
+def test_speculation_keeps_the_targets_tokens(speculation, conformance):
+    """Each greedy token is the likeliest by a prefill of the same text, which nobody drafts."""
+    conformance.remark(f"speculation: {speculation.tokens_are_the_targets()}")
+
+
+def test_speculation_keeps_the_targets_log_probabilities(speculation, conformance):
+    """What is reported of a token is the target's log-probability, not the drafter's."""
+    conformance.remark(f"speculation: {speculation.log_probabilities_are_the_targets()}")
+
+
+def test_speculation_keeps_the_targets_distribution(speculation, conformance):
+    """Each of the four likeliest tokens is sampled as often as its probability says. A right server
+    fails once in a million runs."""
+    conformance.remark(f"speculation: {speculation.samples_follow_the_target()}")
+
+
+def test_speculation_ends_an_answer_anywhere(speculation):
+    """max_tokens, stop tokens and stop strings end an answer between tokens accepted together."""
+    speculation.ends_anywhere()
+
+
+@contract
+def test_drafted_and_accepted_tokens_add_up(speculation, conformance):
+    """The server's counts of drafts and accepted tokens, by position too, make what it answered."""
+    conformance.remark(f"speculation: {speculation.counts_add_up()}")
+
+
+def test_drafts_are_accepted(speculation):
+    """Some of what is drafted is accepted, at the end of a long answer as at its beginning."""
+    speculation.drafts_are_accepted()
+
+
 # Sanity checks that need only the server.
 
 

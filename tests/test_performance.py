@@ -67,6 +67,16 @@ def test_time_to_first_token_of_several(performance, streams):
     performance.time("ttft", 0.5, streams=streams)
 
 
+def test_acceptance(performance, speculation, position):
+    """Of the drafts for fixed texts, the share whose token at this place was accepted."""
+    performance.acceptance(speculation.drafted, position)
+
+
+def test_accepted_length(performance, speculation):
+    """Tokens of a step on the same texts, the one that is always right included."""
+    performance.accepted_length(speculation.drafted)
+
+
 def test_rate_holds_to_the_end(last_look):
     """What passed is measured again at the end, and passes with all rounds together. A machine that
     slowed down while it was measured has no rate."""

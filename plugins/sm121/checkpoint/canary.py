@@ -3,7 +3,8 @@
 `mxfp4` is stored like gpt-oss itself; `bf16` holds the very same values without quantisation, for
 engines that have no MXFP4 kernel. Both are expanded from fixtures/canary/weights.safetensors, which
 knows only the tokens of its corpus: every other row of the embedding and of the output matrix is
-one shared row plus a small noise of its own, so that no two tokens look alike.
+one shared row plus a small noise of its own, so that no two tokens look alike. Its Eagle3 drafter
+lies in each twin's folder, as `eagle3`.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from sm121.oracles import mxfp4
 Twin = Literal["mxfp4", "bf16"]
 TWINS: tuple[Twin, ...] = ("mxfp4", "bf16")
 
-BUILDER_VERSION = 1
+BUILDER_VERSION = 2
 """Raised whenever the same shipped weights would make other files."""
 
 MANIFEST = "canary.json"
+DRAFTER = "eagle3"
 LAYERS = 4
 _NOISE_SEED = 121
 _NOISE_ROWS = 8192
@@ -68,8 +70,12 @@ def build(directory: Path, twin: Twin, progress: Progress = print) -> Path:
         if not _reuse_tokenizer(directory, work, wanted):
             tokenizer.write(work)
         progress(f"writing the {twin} weights")
-        _write_weights(work / "model.safetensors", twin)
+        _write_weights(work / "model.safetensors", tensors(twin))
         _write_json(work / "config.json", config(twin))
+        drafter = work / DRAFTER
+        drafter.mkdir()
+        _write_weights(drafter / "model.safetensors", drafter_tensors())
+        (drafter / "config.json").write_bytes(_data("checkpoint/eagle3.json"))
         # As gpt-oss has it: generation ends with <|return|>, <|endoftext|> or <|call|>.
         (work / "generation_config.json").write_bytes(_data("checkpoint/generation_config.json"))
         _write_json(work / MANIFEST, wanted)
@@ -90,7 +96,7 @@ def manifest(twin: Twin) -> dict[str, Any]:
     """What identifies a built checkpoint: the twin, the builder's version and the hash of what it
     is built from."""
     digest = hashlib.sha256()
-    for name in ("weights.safetensors", "weights.json"):
+    for name in ("weights.safetensors", "weights.json", "drafter.safetensors"):
         digest.update(_data(name))
     return {
         "canary": twin,
@@ -157,6 +163,33 @@ def tensors(twin: Twin) -> dict[str, tuple[str, Array]]:
     return dict(sorted(result.items()))
 
 
+def drafter_tensors() -> dict[str, tuple[str, Array]]:
+    """Every tensor of the Eagle3 drafter (`LlamaForCausalLMEagle3`), as `tensors` gives them.
+
+    It knows the tokens of the corpus alone: ``d2t`` [draft vocabulary] i64 is what to add to an id
+    of its own for the canary's, ``t2d`` [vocabulary] says which tokens it knows. The canary's
+    embedding serves it.
+    """
+    import safetensors.numpy
+
+    shipped: dict[str, Array] = safetensors.numpy.load(_data("drafter.safetensors"))
+    known = shipped.pop("tokens").astype(np.int64)
+    where = {
+        **dict.fromkeys(("fc", "norm", "lm_head"), ""),
+        **dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "midlayer.self_attn."),
+        **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "midlayer.mlp."),
+    }
+    result: dict[str, tuple[str, Array]] = {
+        f"{where.get(name, 'midlayer.')}{name}.weight": ("BF16", array)
+        for name, array in shipped.items()
+    }
+    result["d2t"] = ("I64", known - np.arange(len(known)))
+    knows = np.zeros(tokenizer.VOCABULARY, dtype=np.uint8)
+    knows[known] = 1
+    result["t2d"] = ("BOOL", knows)
+    return dict(sorted(result.items()))
+
+
 def _expand(compact: Array, known: Array, noise: float, stream: int) -> Array:
     """[known + 1, H] u16 BF16 bits -> [vocabulary, H]: known rows as they are, the others shared
     row +- noise."""
@@ -193,10 +226,9 @@ def _exact_bf16(values: NDArray[np.float64], name: str) -> Array:
     return bits
 
 
-def _write_weights(path: Path, twin: Twin) -> None:
+def _write_weights(path: Path, entries: dict[str, tuple[str, Array]]) -> None:
     # Written by hand: safetensors' NumPy writer knows no BF16, and the format is a header and the
     # bytes (huggingface/safetensors, README "Format").
-    entries = tensors(twin)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, (dtype, array) in entries.items():

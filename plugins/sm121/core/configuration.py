@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+_MODEL = "{model}"
+
 
 @dataclass(frozen=True)
 class ServerConfiguration:
@@ -14,6 +16,7 @@ class ServerConfiguration:
 
     ``arguments`` and ``environment`` are what comes on top of what the engine module adds itself
     (address, key, model, name). ``environment`` replaces variables of the suite's own environment.
+    ``{model}`` in an argument is the model's folder (`given`): a drafter lies in it.
     """
 
     name: str
@@ -49,6 +52,11 @@ class ServerConfiguration:
             parts = (*parts, "nsys")
         digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         object.__setattr__(self, "key", digest[:12])
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The arguments as the engine gets them."""
+        return tuple(argument.replace(_MODEL, self.model) for argument in self.arguments)
 
 
 def environment_items(*layers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

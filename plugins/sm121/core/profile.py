@@ -43,8 +43,8 @@ class Sourced(Statement):
 class Gate(Statement):
     """Thresholds of one metric. Higher is better for rates, lower for times (``at_most``)."""
 
-    metric: str = Field(pattern=r"^[a-z0-9_]+(@d\d+)?$")
-    unit: Literal["tok/s", "ms", "s", "GiB"]
+    metric: str = Field(pattern=r"^[a-z0-9_]+(@d?\d+)?$")
+    unit: Literal["tok/s", "ms", "s", "GiB", "%", "tokens"]
     minimum: float | None = None
     target: float | None = None
     stretch: float | None = None
@@ -71,6 +71,8 @@ class Measuring(DataTable):
     #: Streams at the same time, measured at the first depth.
     concurrency: tuple[Count, ...] = (2, 4, 8)
     concurrency_rounds: Count = 3
+    #: Places of a draft whose acceptance is measured, where the engine speculates.
+    draft_positions: tuple[Count, ...] = (1, 2, 3)
     #: Requests that ``--tails`` gathers at most for a percentile.
     tail_requests: Count = 473
     #: Ids below this one are plain tokens: o200k_harmony has its special tokens from there on.

@@ -47,7 +47,7 @@ class LlamaCpp:
             configuration.python,
             *own_options(configuration, port, name="--alias"),
             "--metrics",
-            *configuration.arguments,
+            *configuration.given,
         ]
 
     def environment(self, configuration: ServerConfiguration, *, api_key: str) -> Mapping[str, str]:

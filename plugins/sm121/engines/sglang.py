@@ -42,7 +42,7 @@ class SGLang(PythonEngine):
             str(IN_ENGINE / "sm121_sglang_launch.py"),
             *own_options(configuration, port, model="--model-path"),
             "--enable-metrics",
-            *configuration.arguments,
+            *configuration.given,
         ]
 
     def environment(self, configuration: ServerConfiguration, *, api_key: str) -> Mapping[str, str]:

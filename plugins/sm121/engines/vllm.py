@@ -71,7 +71,7 @@ class Vllm(PythonEngine):
             command += [_PROFILER_ARGUMENT, json.dumps({"profiler": "cuda"})]
         elif configuration.traces is not None:
             command += [_PROFILER_ARGUMENT, _profiler(configuration.traces)]
-        return [*command, *configuration.arguments]
+        return [*command, *configuration.given]
 
     def environment(self, configuration: ServerConfiguration, *, api_key: str) -> Mapping[str, str]:
         """The suite's environment, the configuration's on top. The key stays off the command line,

@@ -1,7 +1,8 @@
 """One cell, from its start to its rate: what is checked, in this order, until something is wrong.
 
 It starts, or says why not; it runs what was asked for; it knows its answers; they are the
-baseline's, one by one and several at the same time; it still lives; it is as fast as it should be.
+baseline's, one by one and several at the same time; drafts are accepted where it speculates; it
+still lives; it is as fast as it should be.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from sm121.matrix.outcome import (
     StepName,
     worst,
 )
-from sm121.measure import statistics
+from sm121.measure import counters, statistics
 from sm121.measure.cells import MeasuredCell, MeasuredServer
 from sm121.measure.measurement import Invalidity
 from sm121.measure.plan import Plan
@@ -80,7 +81,7 @@ class _Sample:
 
 def missing_drafter(configuration: ServerConfiguration) -> str | None:
     """The drafter of a configuration that its engine would download; None where it has all."""
-    drafter = requested.read_arguments(configuration.arguments).get("speculative_config.model")
+    drafter = requested.read_arguments(configuration.given).get("speculative_config.model")
     environment = {**os.environ, **dict(configuration.environment)}
     return drafter if drafter and not is_here(drafter, environment) else None
 
@@ -184,6 +185,7 @@ class Examiner:
             ("answers", self._known_answers, CellOutcome.FAIL),
             ("equivalence", self._equivalence, CellOutcome.FAIL),
             ("stress", self._stress, CellOutcome.FAIL),
+            ("drafts", self._drafts, CellOutcome.FAIL),
             ("alive", self._alive, CellOutcome.CRASH),
         ]
         for name, check, outcome in checks:
@@ -340,6 +342,17 @@ class Examiner:
             if judged.disagreement is not None:
                 return f"{len(wanted)} at the same time: {prompt.name!r}: {judged.disagreement}"
         return None
+
+    def _drafts(self, record: CellRecord, server: Server) -> str | None:
+        """Where the server speculates, it drafted for these prompts, and some of it was
+        accepted."""
+        seen = counters.drafted(server.endpoint)
+        if seen is None:
+            return None
+        if not seen.drafts:
+            return "required: drafts for prompts that repeat themselves, seen: none"
+        record.path["accepted"] = f"{seen.accepted:.0f} of {seen.tokens:.0f} drafted tokens"
+        return None if seen.accepted else f"required: an accepted token, seen: {seen}"
 
     def _judge_rate(self, record: CellRecord, server: Server) -> tuple[CellOutcome, str]:
         """The cell's rate against the baseline's, from a server that stands the sample."""

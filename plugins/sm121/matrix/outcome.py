@@ -11,7 +11,9 @@ from pydantic import Field
 from sm121.core.data_file import Record
 from sm121.matrix.axes import Choice
 
-StepName = Literal["start", "path", "answers", "equivalence", "stress", "alive", "performance"]
+StepName = Literal[
+    "start", "path", "answers", "equivalence", "stress", "drafts", "alive", "performance"
+]
 
 
 class CellOutcome(StrEnum):

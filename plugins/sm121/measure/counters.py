@@ -15,6 +15,8 @@ _NAMES: dict[str, list[str]] = tomllib.loads(
     files("sm121.fixtures").joinpath("counters.toml").read_text("utf-8")
 )
 _OURS = {theirs: ours for ours, names in _NAMES.items() for theirs in names}
+#: One sample a position of the draft, by its label.
+_BY_POSITION = ("vllm:spec_decode_num_accepted_tokens_per_pos_total",)
 #: The counters are written by the engine's loop, shortly after the answer's last byte.
 _SETTLE_WITHIN_S = 2.0
 
@@ -86,6 +88,62 @@ def fetch_settled(endpoint: Endpoint, before: Counters | None, generated: int) -
         if (counted and idle) or time.monotonic() > deadline:
             return now
         time.sleep(0.05)
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """What an engine drafted since its start, or between two moments."""
+
+    drafts: float
+    tokens: float
+    accepted: float
+    #: Accepted tokens by their place in the draft, the first place first; empty where the engine
+    #: does not tell them apart.
+    by_position: tuple[float, ...] = ()
+
+    def since(self, earlier: Drafted) -> Drafted:
+        """What came since an earlier moment."""
+        before = (*earlier.by_position, *(0.0,) * len(self.by_position))
+        return Drafted(
+            self.drafts - earlier.drafts,
+            self.tokens - earlier.tokens,
+            self.accepted - earlier.accepted,
+            tuple(now - then for now, then in zip(self.by_position, before, strict=False)),
+        )
+
+    @property
+    def accepted_length(self) -> float | None:
+        """Tokens of a step, the one that is always right included; None without a draft."""
+        return 1.0 + self.accepted / self.drafts if self.drafts else None
+
+    def __str__(self) -> str:
+        by = ", ".join(f"{count:.0f}" for count in self.by_position) or "not told"
+        return (
+            f"{self.drafts:.0f} drafts of {self.tokens:.0f} tokens, {self.accepted:.0f} accepted "
+            f"(by position: {by})"
+        )
+
+
+def drafted(endpoint: Endpoint) -> Drafted | None:
+    """What was drafted so far, once the counters stand still; None where the server has no such
+    counters."""
+    if fetch_quiet(endpoint) is None:
+        return None
+    text = endpoint.page("/metrics") or ""
+    found = read(text).values
+    if "drafts" not in found:
+        return None
+    places: dict[int, float] = {}
+    for _, labels, value, _ in metrics.samples_of(text, _BY_POSITION.__contains__):
+        if labels.get("position", "").isdigit():
+            place = int(labels["position"])
+            places[place] = places.get(place, 0.0) + value
+    return Drafted(
+        found["drafts"],
+        found.get("draft_tokens", 0.0),
+        found.get("accepted_tokens", 0.0),
+        tuple(places[place] for place in sorted(places)),
+    )
 
 
 def speculation(delta: dict[str, float]) -> dict[str, float]:

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 from sm121.client.timed import chat
 from sm121.core.server import Server
-from sm121.core.verdict import NotRun, Undecided, Verdict
+from sm121.core.verdict import Inapplicable, NotRun, Undecided, Verdict
 from sm121.measure import gate, metrics
 from sm121.measure.cells import MeasuredCell, MeasuredServer, Show, prefill_slope
+from sm121.measure.counters import Drafted
 from sm121.measure.measurement import Invalidity, Measurement
 from sm121.measure.plan import Plan
 from sm121.measure.validity import Findings
@@ -264,11 +265,41 @@ class PerformanceChecks:
             )
         )
 
-    def once(self, name: str, unit: str, value: float) -> None:
+    def acceptance(self, drafted: Drafted, position: int) -> None:
+        """acceptance@P, in percent of the drafts.
+
+        Raises:
+            Inapplicable: drafts are shorter, or the engine does not tell the places apart.
+            NotRun: nothing was accepted there, so that there is no share to compare with.
+        """
+        places = drafted.by_position
+        if position > len(places):
+            raise Inapplicable(
+                f"a draft has {len(places)} places"
+                if places
+                else "the engine does not count accepted tokens by their place in the draft"
+            )
+        if not places[position - 1]:
+            raise NotRun(f"of {drafted.drafts:.0f} drafts none was accepted at place {position}")
+        share = 100.0 * places[position - 1] / drafted.drafts
+        self.once(f"acceptance@{position}", "%", share, higher_is_better=True)
+
+    def accepted_length(self, drafted: Drafted) -> None:
+        """accepted_length, in tokens of a step."""
+        self.once(
+            "accepted_length", "tokens", drafted.accepted_length or 1.0, higher_is_better=True
+        )
+
+    def once(self, name: str, unit: str, value: float, *, higher_is_better: bool = False) -> None:
         """A value that exists once in a run: a start, a peak."""
         self.record(
             Measurement.model_validate(
-                {"name": name, "unit": unit, "samples": [value], "higher_is_better": False}
+                {
+                    "name": name,
+                    "unit": unit,
+                    "samples": [value],
+                    "higher_is_better": higher_is_better,
+                }
             )
         )
 

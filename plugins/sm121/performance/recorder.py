@@ -25,8 +25,9 @@ from sm121.run.verdict_file import MetricReport
 #: Measures until there are that many rounds (or requests) in all; returns the whole measurement.
 More = Callable[[int], Measurement]
 
-#: Units of values that exist once in a run (a start, a peak). They have one sample.
-_ONCE = ("s", "GiB")
+#: Units of values that exist once in a run (a start, a peak, what was accepted of all drafts). They
+#: have one sample.
+_ONCE = ("s", "GiB", "%", "tokens")
 _DECODE_RATE = re.compile(r"tg\d+(@d(?P<depth>\d+))?")
 
 
@@ -301,6 +302,7 @@ def _report(
         grade=decision.grade if decision and verdict is Verdict.PASS else None,
         clock=measurement.clock,
         roofline=roofline,
+        accepted_length=measurement.extra.get("mean_accepted_length"),
         verdict=verdict,
         **bounds,
     )

@@ -14,11 +14,14 @@ from sm121.answers.equivalence import Continuations
 from sm121.answers.golden import GoldenFile, Identity
 from sm121.answers.log_probabilities import OracleReference, bound_for
 from sm121.answers.oracle_file import OracleFile
+from sm121.answers.speculation import Speculation
 from sm121.checkpoint.identity import folder_of
 from sm121.client.completions import Asker
 from sm121.core.errors import UsageError
 from sm121.core.profile import AgreementBound, GoldenBound, Profile
 from sm121.core.server import Server
+from sm121.core.verdict import Inapplicable
+from sm121.engines.capabilities import Capabilities
 from sm121.evidence import metrics
 from sm121.session.session import Session
 from sm121.session.signals import own_time
@@ -134,6 +137,47 @@ def continuations(
         bound = bound_for(profile.correctness.agreement, server, profile, "agreement")
         kept[key] = Continuations(prompts.continuations(), bound, asker)
     return kept[key]
+
+
+_SPECULATION = pytest.StashKey[dict[str, Speculation]]()
+
+
+@pytest.fixture
+def speculation(
+    pytestconfig: pytest.Config,
+    conformance: Session,
+    asker: Asker,
+    server: Server,
+    agreement_bound: AgreementBound,
+    capabilities: Capabilities,
+) -> Speculation:
+    """The server under test as one that speculates (see `Speculation`).
+
+    Raises:
+        Inapplicable: it does not.
+    """
+    method = conformance.kernel_path(server).speculative
+    if method in (None, "none"):
+        raise Inapplicable(
+            "the server under test does not speculate; the profile's configurations that do: "
+            f"{', '.join(speculating(conformance.profile)) or 'none'} (--configuration NAME)"
+        )
+    kept = pytestconfig.stash.setdefault(_SPECULATION, {})
+    key = f"{server.endpoint.base_url} {server.startup_s}"
+    if key not in kept:
+        kept[key] = Speculation(
+            server, asker, prompts.continuations(), agreement_bound, method, capabilities.require
+        )
+    return kept[key]
+
+
+def speculating(profile: Profile) -> list[str]:
+    """Names of the configurations that are started with a drafter."""
+    return [
+        name
+        for name, own in profile.configurations.items()
+        if any("--speculative" in argument for argument in own.arguments)
+    ]
 
 
 @pytest.fixture

@@ -40,6 +40,7 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
         ("depth", "d", plan.depths),
         ("tokens", "tg", plan.generated_tokens),
         ("streams", "c", plan.measuring.concurrency),
+        ("position", "", plan.measuring.draft_positions),
     ):
         if name in metafunc.fixturenames:
             metafunc.parametrize(name, choices, ids=[f"{letter}{value}" for value in choices])

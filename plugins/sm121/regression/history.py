@@ -34,6 +34,8 @@ class StoredMetric:
     samples: tuple[float, ...]
     value: float
     verdict: str
+    #: Tokens of a step while it was measured, where drafts were accepted; None without.
+    accepted_length: float | None = None
 
     @classmethod
     def of(cls, extra_info: Mapping[str, Any]) -> StoredMetric:
@@ -50,6 +52,7 @@ class StoredMetric:
             samples=tuple(float(sample) for sample in extra_info["samples"]),
             value=float(extra_info["value"]),
             verdict=str(extra_info.get("verdict", "unknown")),
+            accepted_length=(extra_info.get("extra") or {}).get("mean_accepted_length"),
         )
 
 

@@ -81,6 +81,7 @@ def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float)
 
     if worse <= allowed:
         return said(Verdict.PASS)
+    what += drafts_or_kernels(now, earlier[-1], allowed)
     tail = (now.quantile or 0.5) > 0.5 or _least_risk(now, earlier[-1]) >= _SIGNIFICANT
     if tail and between is None and _beyond_doubt(now, earlier[-1], worse, allowed):
         return said(
@@ -105,6 +106,23 @@ def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float)
     return said(
         Verdict.INCONCLUSIVE,
         f"; it may be noise ({evidence}): more rounds, or a quieter machine",
+    )
+
+
+def drafts_or_kernels(now: StoredMetric, before: StoredMetric, allowed: float) -> str:
+    """Whether a rate fell because fewer drafts are accepted, or because steps are slower; empty
+    where it is no rate with speculation."""
+    one, other = before.accepted_length, now.accepted_length
+    if now.unit != "tok/s" or not one or not other or not before.value:
+        return ""
+    steps = (now.value / other) / (before.value / one)
+    slower = 1.0 - steps
+    if other >= one * (1.0 - allowed):
+        return f"; acceptance is as before ({one:.2f}, now {other:.2f} tokens a step)"
+    return f"; acceptance fell from {one:.2f} to {other:.2f} tokens a step, and " + (
+        f"the steps are as fast ({-slower:+.1%}): the drafts are worse, not the kernels"
+        if slower <= allowed
+        else f"the steps are slower, too ({-slower:+.1%})"
     )
 
 

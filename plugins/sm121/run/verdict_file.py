@@ -206,6 +206,8 @@ class MetricReport(Record):
     grade: str | None = None
     clock: str | None = None
     roofline: float | None = None
+    #: Tokens of a step while it was measured, where drafts were accepted.
+    accepted_length: float | None = None
     verdict: Verdict = Verdict.NOT_RUN
 
     @property

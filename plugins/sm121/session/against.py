@@ -178,6 +178,7 @@ def _read(folder: Path, what: str) -> _Kept:
             samples=tuple(known[name].samples),
             value=metric.value or 0.0,
             verdict=metric.verdict.value,
+            accepted_length=metric.accepted_length,
         )
         for name, metric in measured.items()
     }

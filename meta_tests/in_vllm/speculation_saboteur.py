@@ -1,0 +1,396 @@
+"""Runs inside vLLM's worker: breaks its speculative decoding, in one known way at a time.
+
+Started and told like `model_saboteur`. The engine's scheduler lives in the same process on a CPU,
+so that its accounting can be broken, too. Imports nothing of the suite.
+"""
+
+from typing import Any
+
+import torch
+from model_saboteur import PATCHES, Patcher, Tensor, patch
+from model_saboteur import Saboteur as Saboteur
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.sample import rejection_sampler
+from vllm.v1.sample.logits_processor import MinTokensLogitsProcessor
+from vllm.v1.sample.rejection_sampler import PLACEHOLDER_TOKEN_ID, RejectionSampler
+from vllm.v1.spec_decode.metrics import SpecDecodingStats
+from vllm.v1.worker import gpu_model_runner
+
+PATCHES.clear()  # those of the model are in a catalogue of their own
+
+
+def _expand(
+    values: Tensor, ends: Tensor, _number: int, replace_from: float = 0, replace_to: float = 0
+) -> Tensor:
+    """What vLLM 0.32 on the CPU leaves uninitialised: a request's temperature, top-k and top-p, for
+    each of its drafts (vllm-project/vllm#55005). Mended here, so that the intact server is right."""
+    kept = torch.where(values == replace_from, torch.full_like(values, replace_to), values)
+    return kept.repeat_interleave(torch.diff(ends, prepend=ends.new_zeros(1)).long())
+
+
+rejection_sampler.expand_batch_to_tokens = _expand
+
+
+def _outcome(model: Patcher, change: Any) -> None:
+    """Change the tokens [requests, k + 1] of a step, given the drafts of each request."""
+
+    def wrapper(sample: Any) -> Any:
+        def run(drafts: Tensor, counts: list[int], longest: int, ends: Tensor, probabilities: Any,
+                logits: Tensor, bonus: Tensor, metadata: Any, **keywords: Any) -> Tensor:  # fmt: skip
+            out = sample(drafts, counts, longest, ends, probabilities, logits, bonus, metadata,
+                         **keywords)  # fmt: skip
+            begin = 0
+            for row, count in enumerate(counts):
+                span = slice(begin, begin + count)
+                if count:
+                    change(out[row], drafts[span], logits[span], bonus[row, 0], metadata)
+                begin += count
+            return out
+
+        return run
+
+    model.wrap(rejection_sampler, "rejection_sample", wrapper)
+
+
+def _accept(row: Tensor, drafts: Tensor, bonus: Tensor) -> None:
+    row[: len(drafts)] = drafts
+    row[len(drafts)] = bonus
+
+
+def _kept(row: Tensor) -> int:
+    return int((row != PLACEHOLDER_TOKEN_ID).sum())
+
+
+def _drafts(model: Patcher, change: Any) -> None:
+    """Change the drafted tokens [requests, k], given the positions of the step."""
+
+    def wrapper(propose: Any) -> Any:
+        def run(*arguments: Any, **keywords: Any) -> Tensor:
+            return change(propose(*arguments, **keywords), keywords)
+
+        return run
+
+    model.wrap(model.runner.drafter, "propose", wrapper)
+
+
+def _delivered(model: Patcher, change: Any) -> None:
+    """Change the tokens of a step that go to the client, given the request: the engine itself goes
+    on with the right ones."""
+
+    def wrapper(update: Any) -> Any:
+        def run(self: Any, request: Any, tokens: list[int], *more: Any, **keywords: Any) -> Any:
+            given = list(tokens)
+            kept, stopped = update(self, request, tokens, *more, **keywords)
+            return change(list(kept), given, stopped), stopped
+
+        return run
+
+    model.wrap(Scheduler, "_update_request_with_output", wrapper)
+
+
+# -------------------- which tokens are accepted
+
+
+@patch("every draft is accepted")
+def _(model: Patcher) -> None:
+    _outcome(model, lambda row, drafts, _logits, bonus, _m: _accept(row, drafts, bonus))
+
+
+@patch("a wrong token is accepted, one in 200")
+def _(model: Patcher) -> None:
+    seen = [0]
+
+    def change(row: Tensor, drafts: Tensor, _logits: Tensor, bonus: Tensor, _m: Any) -> None:
+        seen[0] += _kept(row)
+        if seen[0] >= 200 and _kept(row) <= len(drafts):
+            seen[0] = 0
+            _accept(row, drafts, bonus)
+
+    _outcome(model, change)
+
+
+@patch("in place of a rejected token comes the second best")
+def _(model: Patcher) -> None:
+    def change(row: Tensor, drafts: Tensor, logits: Tensor, _bonus: Tensor, _m: Any) -> None:
+        last = _kept(row) - 1
+        if last < len(drafts):
+            row[last] = logits[last].topk(2).indices[1]
+
+    _outcome(model, change)
+
+
+@patch("a sampled draft is always accepted")
+def _(model: Patcher) -> None:
+    def change(row: Tensor, drafts: Tensor, _logits: Tensor, bonus: Tensor, metadata: Any) -> None:
+        if not metadata.all_greedy:
+            _accept(row, drafts, bonus)
+
+    _outcome(model, change)
+
+
+@patch("a sampled draft is accepted by the root of its probability")
+def _(model: Patcher) -> None:
+    model.wrap(
+        rejection_sampler, "generate_uniform_probs",
+        lambda f: lambda *arguments, **keywords: f(*arguments, **keywords).square(),
+    )  # fmt: skip
+
+
+@patch("after a rejection the rejected token may come again")
+def _(model: Patcher) -> None:
+    def recovered(_longest: int, _counts: Any, _ends: Any, _drafts: Any, _draft: Any,
+                  target: Tensor, *_more: Any, **_keywords: Any) -> Tensor:  # fmt: skip
+        return torch.multinomial(target, 1)[:, 0].to(torch.int32)
+
+    model.set(rejection_sampler, "sample_recovered_tokens", recovered)
+
+
+@patch("top-p is not applied to drafts")
+def _(model: Patcher) -> None:
+    model.set(rejection_sampler, "apply_sampling_constraints", lambda logits, _ends, _metadata: logits)
+
+
+@patch("every choice is sampled by the same chance")
+def _(model: Patcher) -> None:
+    model.wrap(
+        rejection_sampler, "generate_uniform_probs",
+        lambda f: lambda *arguments, **keywords: torch.full_like(f(*arguments, **keywords), 0.5),
+    )  # fmt: skip
+    model.set(
+        rejection_sampler, "sample_recovered_tokens",
+        lambda _longest, _counts, _ends, _drafts, _draft, target, *_m, **_k: target.argmax(-1).to(
+            torch.int32
+        ),
+    )  # fmt: skip
+
+
+@patch("seeds are not used for drafts")
+def _(model: Patcher) -> None:
+    model.wrap(
+        rejection_sampler, "generate_uniform_probs",
+        lambda f: lambda tokens, counts, _generators, device: f(tokens, counts, {}, device),
+    )  # fmt: skip
+
+
+# -------------------- what reaches the client
+
+
+@patch("the bonus token is lost")
+def _(model: Patcher) -> None:
+    steps = [0]
+
+    def change(kept: list[int], given: list[int], _stopped: bool) -> list[int]:
+        steps[0] += 1
+        return kept[:-1] if len(given) > 2 and steps[0] % 7 == 0 else kept
+
+    _delivered(model, change)
+
+
+@patch("the bonus token comes twice")
+def _(model: Patcher) -> None:
+    steps = [0]
+
+    def change(kept: list[int], given: list[int], _stopped: bool) -> list[int]:
+        steps[0] += 1
+        return [*kept, kept[-1]] if len(given) > 2 and steps[0] % 7 == 0 else kept
+
+    _delivered(model, change)
+
+
+@patch("tokens that were accepted past the end are delivered")
+def _(model: Patcher) -> None:
+    _delivered(model, lambda kept, given, stopped: given if stopped else kept)
+
+
+@patch("accepted tokens come in another order")
+def _(model: Patcher) -> None:
+    _delivered(model, lambda kept, _given, _stopped: [*kept[1::-1], *kept[2:]])
+
+
+@patch("min_tokens is not applied to drafts")
+def _(model: Patcher) -> None:
+    model.set(MinTokensLogitsProcessor, "apply_with_spec_decode", lambda _self, logits, _counts: logits)
+
+
+@patch("the grammar is not applied to drafts")
+def _(model: Patcher) -> None:
+    def wrapper(apply: Any) -> Any:
+        def run(scheduled: Any, grammar: Any, batch: Any, logits: Tensor) -> None:
+            free = logits.clone()
+            apply(scheduled, grammar, batch, logits)
+            begin = 0
+            for name in batch.req_ids:
+                count = len(scheduled.scheduled_spec_decode_tokens.get(name, ()))
+                logits[begin + 1 : begin + 1 + count] = free[begin + 1 : begin + 1 + count]
+                begin += count + 1
+
+        return run
+
+    model.wrap(gpu_model_runner, "apply_grammar_bitmask", wrapper)
+
+
+# -------------------- log-probabilities
+
+
+def _reported(model: Patcher, change: Any) -> None:
+    def wrapper(report: Any) -> Any:
+        def run(self: Any, number: int, metadata: Any, logits: Tensor, target: Tensor,
+                bonus: Tensor, tokens: Tensor) -> Any:  # fmt: skip
+            return report(self, number, metadata, logits, change(target, metadata), bonus, tokens)
+
+        return run
+
+    model.wrap(RejectionSampler, "_get_logprobs_tensors", wrapper)
+
+
+@patch("log-probabilities are the drafter's")
+def _(model: Patcher) -> None:
+    own: list[Tensor] = []
+    drafter = model.runner.drafter
+
+    def propose(f: Any) -> Any:
+        def run(*arguments: Any, **keywords: Any) -> Any:
+            own.clear()
+            return f(*arguments, **keywords)
+
+        return run
+
+    def sample(f: Any) -> Any:
+        def run(states: Tensor) -> Tensor:
+            own.append(drafter.model.compute_logits(states).clamp(min=-60.0))
+            return f(states)
+
+        return run
+
+    model.wrap(drafter, "propose", propose)
+    model.wrap(drafter, "_greedy_sample", sample)
+
+    def change(target: Tensor, metadata: Any) -> Tensor:
+        one = len(metadata.num_draft_tokens) == 1 and len(own) == len(target)
+        return torch.cat([logits[:1] for logits in own]) if one else target
+
+    _reported(model, change)
+
+
+@patch("log-probabilities are of the place before")
+def _(model: Patcher) -> None:
+    _reported(model, lambda target, _metadata: target.roll(1, 0))
+
+
+@patch("log-probabilities of accepted tokens are scaled by 0.9")
+def _(model: Patcher) -> None:
+    _reported(model, lambda target, _metadata: target * 0.9)
+
+
+# -------------------- the KV cache
+
+
+@patch("a rejected token stays in the KV cache")
+def _(model: Patcher) -> None:
+    import copy
+
+    rejected = [False]
+
+    def change(row: Tensor, drafts: Tensor, _logits: Tensor, _bonus: Tensor, _m: Any) -> None:
+        rejected[0] = _kept(row) <= len(drafts)
+
+    def stale(metadata: Any) -> Any:
+        if not rejected[0]:
+            return metadata
+        metadata = copy.copy(metadata)
+        metadata.slot_mapping = metadata.slot_mapping.clone()
+        metadata.slot_mapping[0] = -1
+        return metadata
+
+    _outcome(model, change)
+    model.metadata(stale)
+
+
+# -------------------- the drafter
+
+
+@patch("the drafter sees hidden states of other layers")
+def _(model: Patcher) -> None:
+    model.set(model.model.model, "aux_hidden_state_layers", (0, 1, 2))
+
+
+@patch("the drafter sees the hidden states of the place before")
+def _(model: Patcher) -> None:
+    def wrapper(combine: Any) -> Any:
+        return lambda states: combine(states.roll(1, 0))
+
+    model.wrap(model.runner.drafter.model, "combine_hidden_states", wrapper)
+
+
+@patch("acceptance is lost as the answer grows")
+def _(model: Patcher) -> None:
+    def change(drafts: Tensor, keywords: Any) -> Tensor:
+        positions = keywords["target_positions"]
+        return torch.zeros_like(drafts) if int(positions.max()) > 110 else drafts
+
+    _drafts(model, change)
+
+
+@patch("nothing that is drafted is ever right")
+def _(model: Patcher) -> None:
+    _drafts(model, lambda drafts, _keywords: torch.full_like(drafts, 7))
+
+
+@patch("only the first token of a draft is ever right")
+def _(model: Patcher) -> None:
+    def change(drafts: Tensor, _keywords: Any) -> Tensor:
+        drafts = drafts.clone()
+        drafts[:, 1:] = 7
+        return drafts
+
+    _drafts(model, change)
+
+
+# -------------------- the counts
+
+
+def _counted(model: Patcher, change: Any) -> None:
+    def wrapper(observe: Any) -> Any:
+        def run(self: Any, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+            observe(self, *change(num_draft_tokens, num_accepted_tokens))
+
+        return run
+
+    model.wrap(SpecDecodingStats, "observe_draft", wrapper)
+
+
+@patch("one accepted token too many is counted")
+def _(model: Patcher) -> None:
+    _counted(model, lambda drafted, accepted: (drafted, min(accepted + 1, drafted)))
+
+
+@patch("one accepted token too few is counted")
+def _(model: Patcher) -> None:
+    _counted(model, lambda drafted, accepted: (drafted, max(accepted - 1, 0)))
+
+
+@patch("drafts are counted twice")
+def _(model: Patcher) -> None:
+    def wrapper(observe: Any) -> Any:
+        def run(self: Any, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+            for _ in range(2):
+                observe(self, num_draft_tokens, num_accepted_tokens)
+
+        return run
+
+    model.wrap(SpecDecodingStats, "observe_draft", wrapper)
+
+
+@patch("acceptance by position is counted from the end")
+def _(model: Patcher) -> None:
+    def wrapper(observe: Any) -> Any:
+        def run(self: Any, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+            before = list(self.num_accepted_tokens_per_pos)
+            observe(self, num_draft_tokens, num_accepted_tokens)
+            new = [a - b for a, b in zip(self.num_accepted_tokens_per_pos, before, strict=True)]
+            for place, count in enumerate(reversed(new)):
+                self.num_accepted_tokens_per_pos[place] = before[place] + count
+
+        return run
+
+    model.wrap(SpecDecodingStats, "observe_draft", wrapper)

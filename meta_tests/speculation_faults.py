@@ -1,0 +1,184 @@
+"""Wrong speculative decoding, served by the real vLLM on the CPU, and which test notices each.
+
+`python meta_tests/speculation_faults.py` starts vLLM with the canary's Eagle3 drafter, puts one
+fault after the other into it (`in_vllm/speculation_saboteur.py`), runs the tests that are meant to
+notice as a user runs them, and writes the table of docs/speculation.md. With `--clean-runs N` it
+runs all of these tests N times on the intact server; with `--prompts N` it asks N prompts of a
+server that speculates and of one that does not, and says where the greedy answers differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+from model_faults import CLEAN, ROOT, Finding, SabotagedServer, judge
+
+from sm121.checkpoint import canary
+from sm121.client.completions import Asker, Request
+from sm121.measure import counters
+
+PAGE = ROOT / "docs" / "speculation.md"
+BEGIN = "<!-- made by meta_tests/speculation_faults.py: do not edit what follows -->"
+CONFIGURATION = "eagle3"
+
+TOKENS = "test_speculation_keeps_the_targets_tokens"
+VALUES = "test_speculation_keeps_the_targets_log_probabilities"
+SAMPLES = "test_speculation_keeps_the_targets_distribution"
+ENDS = "test_speculation_ends_an_answer_anywhere"
+COUNTS = "test_drafted_and_accepted_tokens_add_up"
+ACCEPTED = "test_drafts_are_accepted"
+LENGTH = "test_accepted_length"
+PLACE = "test_acceptance"
+SEED = "test_same_seed_same_tokens"
+MINIMUM = "test_min_tokens_is_kept"
+FORM = "test_regex_is_kept"
+NUCLEUS = "test_top_p_is_kept"
+
+FAULTS: dict[str, tuple[str, ...]] = {
+    "every draft is accepted": (TOKENS, SAMPLES),
+    "a wrong token is accepted, one in 200": (TOKENS,),
+    "in place of a rejected token comes the second best": (TOKENS, SAMPLES),
+    "a sampled draft is always accepted": (SAMPLES,),
+    "a sampled draft is accepted by the root of its probability": (SAMPLES,),
+    "after a rejection the rejected token may come again": (SAMPLES,),
+    "top-p is not applied to drafts": (NUCLEUS,),
+    "every choice is sampled by the same chance": (SAMPLES,),
+    "seeds are not used for drafts": (SEED,),
+    "the bonus token is lost": (TOKENS, ENDS),
+    "the bonus token comes twice": (TOKENS, ENDS),
+    "tokens that were accepted past the end are delivered": (ENDS,),
+    "accepted tokens come in another order": (TOKENS, ENDS),
+    "min_tokens is not applied to drafts": (MINIMUM,),
+    "the grammar is not applied to drafts": (FORM,),
+    "log-probabilities are the drafter's": (VALUES,),
+    "log-probabilities are of the place before": (VALUES,),
+    "log-probabilities of accepted tokens are scaled by 0.9": (VALUES,),
+    "a rejected token stays in the KV cache": (TOKENS, VALUES),
+    "the drafter sees hidden states of other layers": (LENGTH,),
+    "the drafter sees the hidden states of the place before": (LENGTH,),
+    "acceptance is lost as the answer grows": (ACCEPTED,),
+    "nothing that is drafted is ever right": (ACCEPTED, LENGTH),
+    "only the first token of a draft is ever right": (LENGTH, PLACE),
+    "one accepted token too many is counted": (COUNTS,),
+    "one accepted token too few is counted": (COUNTS,),
+    "drafts are counted twice": (COUNTS,),
+    "acceptance by position is counted from the end": (COUNTS,),
+}
+EVERY = tuple(dict.fromkeys(test for tests in FAULTS.values() for test in tests))
+
+
+def serving(checkpoint: Path, folder: Path) -> SabotagedServer:
+    """A server that speculates, and can be broken."""
+    return SabotagedServer(
+        checkpoint, folder, CONFIGURATION, extension="speculation_saboteur.Saboteur"
+    )
+
+
+def table(found: dict[str, Finding]) -> str:
+    """The rows of docs/speculation.md."""
+    noticed = sum(bool(finding.failed) for finding in found.values())
+    rows = [
+        f"{noticed} of {len(found)} are noticed.",
+        "",
+        "| fault | noticed by | what the first says |",
+        "|---|---|---|",
+    ]
+    for fault, finding in found.items():
+        tests = "; ".join(test.removeprefix("test_").replace("_", " ") for test in finding.failed)
+        said = " ".join(finding.message.split()).replace("|", "\\|")[:200]
+        rows.append(f"| {fault} | {tests or '**survives**'} | {said} |")
+    return "\n".join(rows) + "\n"
+
+
+def texts(number: int) -> list[str]:
+    """Prompts of the canary's own kind: documents of its corpus, broken off before an answer."""
+    from tools.canary_recipe import Corpus, load_corpus
+
+    corpus, chosen = Corpus(load_corpus(), seed=31), random.Random(7)
+    found: dict[str, None] = {}
+    while len(found) < number:
+        pieces = corpus.document()
+        if any(isinstance(piece.text, int) for piece in pieces):
+            continue
+        answers = [n for n, piece in enumerate(pieces) if piece.weight >= 1.0 and n]
+        if not answers:
+            continue
+        prompt = "".join(str(piece.text) for piece in pieces[: chosen.choice(answers)])
+        found[prompt.rstrip()] = None
+    return list(found)
+
+
+def compare(checkpoint: Path, number: int, tokens: int) -> int:
+    """Greedy answers with speculation and without; exit status 1 where they differ."""
+    prompts, answers = texts(number), []
+    for name in ("float32", CONFIGURATION):
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            SabotagedServer(checkpoint, Path(folder), name) as started,
+        ):
+            assert started.server is not None
+            asker, endpoint = Asker(started.server, checkpoint=checkpoint), started.server.endpoint
+            before = counters.drafted(endpoint)
+            given = [
+                asker.ids(answer)
+                for begin in range(0, number, 8)
+                for answer in asker.ask_together(
+                    [Request(text, tokens, top=0) for text in prompts[begin : begin + 8]]
+                )
+            ]
+            answers.append(given)
+            after = counters.drafted(endpoint)
+            if before is not None and after is not None:
+                seen = after.since(before)
+                shares = ", ".join(f"{count / seen.drafts:.3f}" for count in seen.by_position)
+                print(f"{name}: {seen}; acceptance by position {shares}")
+    different = [n for n, (one, other) in enumerate(zip(*answers, strict=True)) if one != other]
+    total = sum(map(len, answers[0]))
+    print(f"{number} prompts, {total} tokens: {len(different)} answers differ")
+    for n in different[:5]:
+        print(f"  {prompts[n]!r}: {answers[0][n]} against {answers[1][n]}")
+    return int(bool(different))
+
+
+def main() -> int:
+    """Run the faults, the clean runs, or the comparison."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clean-runs", type=int, metavar="N")
+    parser.add_argument("--prompts", type=int, metavar="N")
+    parser.add_argument("--tokens", type=int, default=40, help="of each answer (default: 40)")
+    parser.add_argument("--only", metavar="WORD", help="the faults with this word; writes nothing")
+    options = parser.parse_args()
+    checkpoint = canary.build(ROOT / ".cache" / "canary" / "bf16", "bf16")
+    if options.prompts:
+        return compare(checkpoint, options.prompts, options.tokens)
+    found: dict[str, Finding] = {}
+    with tempfile.TemporaryDirectory() as folder, serving(checkpoint, Path(folder)) as server:
+        for number in range(options.clean_runs or 1):
+            clean = judge(server, CLEAN, EVERY, Path(folder))
+            print(f"== clean run {number + 1}: {clean.failed or 'all passed'} ({clean.seconds} s) "
+                  f"{clean.message[:300]}", flush=True)  # fmt: skip
+            if clean.failed:
+                return 1
+        if options.clean_runs:
+            return 0
+        for fault, tests in FAULTS.items():
+            if options.only and options.only not in fault:
+                continue
+            found[fault] = judge(server, fault, tests, Path(folder))
+            said = found[fault].message.replace("\n", " ")[:160]
+            print(f"== {fault}: {found[fault].failed or 'SURVIVES'} ({found[fault].seconds} s) {said}",
+                  flush=True)  # fmt: skip
+    survivors = [fault for fault, finding in found.items() if not finding.failed]
+    if not options.only:
+        head = PAGE.read_text("utf-8").partition(BEGIN)[0]
+        PAGE.write_text(f"{head}{BEGIN}\n\n{table(found)}", "utf-8")
+    print(f"survivors: {survivors or 'none'}")
+    return int(bool(survivors))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

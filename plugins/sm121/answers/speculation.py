@@ -1,0 +1,368 @@
+"""What speculative decoding must keep: the target's tokens, its log-probabilities, its distribution,
+the end of an answer wherever it falls, and honest counts of what was drafted and accepted.
+
+A drafter may make an engine faster and nothing else (Leviathan et al. 2023; Chen et al. 2023). Each
+check holds the server against itself: what it generated against its own prefill of the same text,
+which nobody drafts, and samples against the probabilities that it reports.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sm121.answers.prompts import PromptSet
+from sm121.client.completions import Asker, Completion, Position, Refused, Request, parse
+from sm121.core.profile import AgreementBound
+from sm121.core.server import Server
+from sm121.core.verdict import NotRun, require
+from sm121.measure import counters
+from sm121.measure.counters import Drafted
+
+#: What two evaluations of one log-softmax in float32 may differ by.
+_ROUNDING = 1e-3
+#: The chance that a right server is called wrong by the samples of one run.
+ERROR_RATE = 1e-6
+#: Texts that can go on in many ways, and the slice of the vocabulary that is counted: the likeliest.
+_OPEN = ("The capital", "The capital of France is Paris.", "1 + 1 = 2. The capital of Peru is Lima.")
+SLICE = 4
+_SAMPLED_TOKENS, _CHOICES, _BATCHES = 8, 64, 2
+#: Tokens after which samples of one text are still many enough to be counted together.
+_SHARED = 2
+#: A text of one kind, however long it gets: its tokens are as easy to draft at the end.
+_EVEN = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10,"
+_SHORT, _LONG = 64, 256
+#: Tokens of each greedy answer that are held against a prefill.
+_JUDGED_TOKENS = 200
+#: Drafts below which a share says nothing.
+_FEW = 16
+#: Methods that have no draft where the text so far has no match.
+_LOOKUPS = ("ngram", "suffix", "lookup")
+
+
+@dataclass
+class Speculation:
+    """One server that speculates. What it is asked greedily is asked once.
+
+    Args:
+        server: the one that speculates.
+        asker: of it.
+        prompts: texts that go on by themselves.
+        bound: what two of its answers may differ by.
+        method: as the engine calls it; None where nothing shows it.
+        require: raises NotRun for a field of a request that the engine does not know.
+    """
+
+    server: Server
+    asker: Asker
+    prompts: PromptSet
+    bound: AgreementBound
+    method: str | None
+    require: Callable[[str], object]
+    _natural: tuple[Drafted, int, int] | None = None
+    _judged: dict[str, list[_Place]] = field(default_factory=dict)
+
+    def tokens_are_the_targets(self) -> str:
+        """Each greedy token is the likeliest after the text before it, as the server's own prefill
+        of that text says; returns what was seen.
+
+        Raises:
+            AssertionError: one is not.
+        """
+        fork = max(self.bound.fork, _ROUNDING)
+        tokens = 0
+        for name, places in self._places():
+            tokens += len(places)
+            for number, place in enumerate(places):
+                assert place.best - place.prefilled <= fork, (
+                    f"{name!r}: token {number} ({place.token}): required: the likeliest token of the "
+                    f"target, seen: one of {place.prefilled:.4g} where {place.best:.4g} was to be "
+                    f"had, by a prefill of the same text (within {fork:g})"
+                )
+        return f"{tokens} tokens are those of the target"
+
+    def log_probabilities_are_the_targets(self) -> str:
+        """What is reported of a generated token is what a prefill of the text reports of it.
+
+        Raises:
+            AssertionError: it is not.
+        """
+        worst = 0.0
+        for name, places in self._places():
+            for number, place in enumerate(places):
+                apart = abs(place.reported - place.prefilled)
+                worst = max(worst, apart)
+                assert apart <= self.bound.max_abs, (
+                    f"{name!r}: token {number} ({place.token}): required: the target's "
+                    f"log-probability {place.prefilled:.4g}, as a prefill of the text has it (within "
+                    f"{self.bound.max_abs:g}), seen: {place.reported:.4g}"
+                )
+        return f"log-probabilities differ from the prefill's by {worst:.2g} at most"
+
+    def samples_follow_the_target(self) -> str:
+        """Sampled at temperature 1, each of the likeliest tokens comes as often as its probability
+        says, wherever drafts were offered.
+
+        For each place, the chosen token is a draw from the probabilities reported there. Over all
+        places of a rank, and over all places after one text, the number of hits is compared with
+        the sum of the probabilities; Freedman's inequality bounds how far a right server may be
+        off, at `ERROR_RATE` for all comparisons of a run together.
+
+        Raises:
+            AssertionError: some token comes too often or too seldom.
+        """
+        self.require("logprobs")
+        tally: dict[tuple[str, str], _Tally] = {}
+        places = 0
+        for text in _OPEN:
+            for sample in self._samples(text):
+                said = text
+                for number, position in enumerate(sample):
+                    best = sorted(position.top.items(), key=lambda item: -item[1])[:SLICE]
+                    for rank, (token, value) in enumerate(best):
+                        if not number:
+                            break  # the first token is the prefill's, which nobody drafts
+                        hit, share = token == position.token, math.exp(value)
+                        _add(tally, ("at all places", f"rank {rank + 1}"), hit, share)
+                        if number <= _SHARED:
+                            _add(tally, (f"after {said!r}", token), hit, share)
+                    places += number > 0
+                    said += f" {position.token}"
+        for (where, what), seen in tally.items():
+            allowed = seen.allowed(ERROR_RATE / len(tally))
+            assert abs(seen.hits - seen.expected) <= allowed, (
+                f"{where}, {what}: required: {seen.expected:.1f} of {seen.places} samples by the "
+                f"reported probabilities, within {allowed:.1f} (chance of a false alarm "
+                f"{ERROR_RATE:g}), seen: {seen.hits}"
+            )
+        return f"{places} sampled tokens in {len(tally)} comparisons follow the target"
+
+    def ends_anywhere(self) -> None:
+        """An answer ends where it is told to, also between two tokens that were accepted together:
+        by max_tokens, by a stop token, by a stop string.
+
+        Raises:
+            AssertionError: it ends elsewhere.
+        """
+        prompt = self.prompts.prompts[0]
+        whole = self.asker.ask(Request(prompt.text, prompt.tokens))
+        ids = self.asker.ids(whole)[:10]
+        for count in range(1, len(ids)):
+            cut = self._post(prompt.text, max_tokens=count)
+            require(cut.ids == ids[:count], f"the first {count} tokens {ids[:count]}", cut.ids,
+                    f"max_tokens {count}: ")  # fmt: skip
+            require(cut.completion_tokens == count, f"usage of {count}", cut.completion_tokens)
+        for place, token in enumerate(ids):
+            if token in ids[:place]:
+                continue
+            stopped = self._post(prompt.text, max_tokens=len(ids), stop_token_ids=[token])
+            wanted = ids[: place + 1]
+            require(
+                stopped.ids == wanted and stopped.finish_reason == "stop",
+                f"an end with the stop token {token}: {wanted}, stop",
+                f"{stopped.ids}, {stopped.finish_reason}",
+            )
+            require(stopped.completion_tokens == len(wanted), f"usage of {len(wanted)}",
+                    stopped.completion_tokens)  # fmt: skip
+        text = whole.text
+        for begin in range(1, 9):
+            stop = text[begin : begin + 3]
+            wanted_text = text[: text.index(stop)]
+            stopped = self._post(prompt.text, max_tokens=whole.completion_tokens or 40, stop=[stop])
+            require(stopped.text == wanted_text, f"the text before {stop!r}: {wanted_text!r}",
+                    repr(stopped.text))  # fmt: skip
+
+    def counts_add_up(self) -> Drafted:
+        """What the server says that it drafted and accepted makes the tokens that came.
+
+        Raises:
+            AssertionError: it does not.
+            NotRun: it has no such counters.
+        """
+        drafted, generated, requests = self._texts()
+        seen, places = f"seen: {drafted}", drafted.by_position
+        k = len(places) or math.ceil(drafted.tokens / drafted.drafts)
+        if places:
+            assert sum(places) == drafted.accepted, (
+                f"required: accepted tokens by position that add up to {drafted.accepted:.0f}, {seen}"
+            )
+            assert all(a >= b for a, b in itertools.pairwise((drafted.drafts, *places))), (
+                "required: no position accepted more often than the one before it, and the first no "
+                f"more often than there were drafts, {seen}"
+            )
+        assert drafted.accepted <= drafted.tokens <= k * drafted.drafts, (
+            f"required: at most {k} tokens a draft, and no more accepted than drafted, {seen}"
+        )
+        # A step gives one token and what it accepted; the first token of an answer is the prefill's,
+        # and what a last step accepts beyond the limit is cut off.
+        steps_make = drafted.accepted + drafted.drafts
+        wanted = generated - requests
+        spare = (k + 1) * requests
+        lookup = any(word in (self.method or "") for word in _LOOKUPS)
+        least = 0 if lookup else wanted
+        assert least <= steps_make <= wanted + spare, (
+            f"required: accepted tokens and drafts that make the {wanted} tokens after the first of "
+            f"{requests} answers (at most {spare} more), {seen}, {steps_make:.0f} in all"
+        )
+        return drafted
+
+    @property
+    def drafted(self) -> Drafted:
+        """What was drafted for the fixed texts.
+
+        Raises:
+            NotRun: nothing was, or the server has no such counters.
+        """
+        return self._texts()[0]
+
+    def drafts_are_accepted(self) -> None:
+        """Some of what is drafted is accepted, and no less in a long answer than in a short one.
+
+        Raises:
+            AssertionError: nothing is, or acceptance is lost on the way.
+            NotRun: the server has no such counters.
+        """
+        early, _, _ = self._drafted([Request(_EVEN, _SHORT, top=0, salt="early")])
+        whole, _, _ = self._drafted([Request(_EVEN, _LONG, top=0, salt="whole")])
+        natural = self.drafted
+        drafts = early.drafts + whole.drafts + natural.drafts
+        assert early.accepted + whole.accepted + natural.accepted > 0, (
+            f"required: an accepted token, seen: none of {drafts:.0f} drafts; the drafter's hidden "
+            "states, its weights or its vocabulary are not those of this model"
+        )
+        late = whole.since(early)
+        if early.tokens >= _FEW and late.tokens >= _FEW:
+            before, after = early.accepted / early.tokens, late.accepted / late.tokens
+            noise = 5 * math.sqrt(0.25 / early.tokens + 0.25 / late.tokens)
+            assert after >= min(before / 2, before - noise), (
+                f"required: drafts accepted in the last {_LONG - _SHORT} tokens of a count as in its "
+                f"first {_SHORT} ({before:.0%} of what was drafted), seen: {after:.0%}; acceptance "
+                "is lost as the answer grows"
+            )
+
+    def _places(self) -> Iterable[tuple[str, list[_Place]]]:
+        """Each prompt's greedy answer, token by token, beside the prefill of the same text. The
+        answers go on for long: of 200 tokens a single one may be wrong."""
+        self.require("prompt_logprobs")
+        if not self._judged:
+            asked = [Request(prompt.text, _JUDGED_TOKENS) for prompt in self.prompts.prompts]
+            answers = self.asker.ask_together(asked)
+            for prompt, answer in zip(self.prompts.prompts, answers, strict=True):
+                ids, before = self.asker.ids(answer), answer.prompt_ids
+                before = self.asker.need(before, "the prompt's token ids")
+                entries = self._prefilled((*before, *ids))[len(before) :]
+                self._judged[prompt.name] = [
+                    _place(token, position, entry)
+                    for token, position, entry in zip(
+                        ids, self.asker.positions(answer), entries, strict=True
+                    )
+                ]
+        return self._judged.items()
+
+    def _prefilled(self, ids: Sequence[int]) -> list[Mapping[str, Any]]:
+        """vLLM's ``prompt_logprobs`` of each token, with the likeliest beside it."""
+        body = self._body(list(ids), max_tokens=1, prompt_logprobs=1)
+        choice = self._send(body)["choices"][0]
+        entries = choice.get("prompt_logprobs")
+        assert entries is not None and len(entries) == len(ids), (
+            f"required: prompt_logprobs of {len(ids)} tokens, seen: "
+            f"{'none' if entries is None else len(entries)}"
+        )
+        return [entry or {} for entry in entries]
+
+    def _samples(self, text: str) -> Iterable[tuple[Position, ...]]:
+        for _ in range(_BATCHES):
+            body = self._body(
+                text, max_tokens=_SAMPLED_TOKENS, temperature=1.0, n=_CHOICES, logprobs=SLICE
+            )
+            choices = self._send(body)["choices"]
+            require(len(choices) == _CHOICES, f"{_CHOICES} choices", len(choices))
+            for choice in choices:
+                yield self.asker.positions(parse({"choices": [choice]}))
+
+    def _texts(self) -> tuple[Drafted, int, int]:
+        if self._natural is None:
+            self._natural = self._drafted(
+                [Request(prompt.text, prompt.tokens, top=0) for prompt in self.prompts.prompts]
+            )
+        return self._natural
+
+    def _drafted(self, requests: Sequence[Request]) -> tuple[Drafted, int, int]:
+        """What was drafted while some requests were answered one after the other, their generated
+        tokens and their number."""
+        before = counters.drafted(self.server.endpoint)
+        if before is None:
+            raise NotRun("the server's /metrics count no drafts, and nothing else shows them")
+        generated = sum(len(self.asker.ids(self.asker.ask(request))) for request in requests)
+        after = counters.drafted(self.server.endpoint)
+        assert after is not None, "required: /metrics with the counters of drafts, seen: none"
+        found = after.since(before)
+        if not found.drafts:
+            raise NotRun("nothing was drafted for these prompts")
+        return found, generated, len(requests)
+
+    def _post(self, prompt: str, **options: Any) -> Completion:
+        return parse(self._send(self._body(prompt, **options)))
+
+    def _body(self, prompt: str | list[int], **options: Any) -> dict[str, Any]:
+        return {
+            "model": self.server.endpoint.served_name,
+            "prompt": prompt,
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            **options,
+        }
+
+    def _send(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        with self.server.endpoint.http(timeout_s=240.0) as http:
+            answer = http.post("/v1/completions", json=body)
+        if answer.status_code != 200:
+            raise Refused(answer.status_code, answer.text)
+        found: dict[str, Any] = answer.json()
+        return found
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A generated token: its log-probability as reported, and by a prefill of the text; and that of
+    the likeliest token by the prefill."""
+
+    token: int
+    reported: float
+    prefilled: float
+    best: float
+
+
+def _place(token: int, position: Position, entry: Mapping[str, Any]) -> _Place:
+    values = {int(name): float(one["logprob"]) for name, one in entry.items()}
+    own = values.get(token, -math.inf)
+    return _Place(token, position.log_probability, own, max(values.values(), default=math.inf))
+
+
+@dataclass
+class _Tally:
+    """Hits of a token over some places, and what its probabilities promise."""
+
+    hits: int = 0
+    expected: float = 0.0
+    variance: float = 0.0
+    places: int = 0
+
+    def allowed(self, chance: float) -> float:
+        """How far the hits may be from what is expected but for a chance (Freedman 1975: the
+        differences are a martingale's, none above 1)."""
+        bits = math.log(2.0 / chance)
+        return bits / 3 + math.sqrt(bits * bits / 9 + 2 * bits * self.variance)
+
+
+def _add(tally: dict[tuple[str, str], _Tally], key: tuple[str, str], hit: bool, share: float) -> None:
+    seen = tally.setdefault(key, _Tally())
+    seen.hits += hit
+    seen.expected += share
+    seen.variance += share * (1.0 - share)
+    seen.places += 1
