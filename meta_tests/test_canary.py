@@ -96,6 +96,20 @@ def test_elements_round_to_nearest_even() -> None:
 def test_shipped_weights_are_small() -> None:
     shipped = resources.files("sm121.fixtures") / "canary" / "weights.safetensors"
     assert len(shipped.read_bytes()) <= 8_000_000
+    drafter = resources.files("sm121.fixtures") / "canary" / "drafter.safetensors"
+    assert len(drafter.read_bytes()) <= 3_000_000
+
+
+def test_the_drafter_is_of_the_canary_that_is_shipped(canary_bf16: Path) -> None:
+    """Trained on these weights, and mapped to the tokens that they know."""
+    shipped = resources.files("sm121.fixtures") / "canary"
+    trained = json.loads((shipped / "drafter.json").read_text("utf-8"))
+    weights = (shipped / "weights.safetensors").read_bytes()
+    assert trained["canary_sha256"] == hashlib.sha256(weights).hexdigest()
+    assert sum(trained["accepted_by_position"][:2]) >= 1.5
+    found = safetensors_torch.load_file(canary_bf16 / "eagle3" / "model.safetensors")
+    ids = torch.arange(len(found["d2t"])) + found["d2t"]
+    assert found["t2d"].nonzero()[:, 0].tolist() == ids.tolist()
 
 
 def test_twins_hold_the_same_values(canary_mxfp4: Path, canary_bf16: Path) -> None:
@@ -129,8 +143,9 @@ def test_a_second_build_is_left_alone(canary_bf16: Path) -> None:
 
 def test_every_build_is_the_same(canary_bf16: Path, tmp_path: Path) -> None:
     again = canary.build(tmp_path / "again", "bf16", progress=lambda _: None)
-    names = sorted(file.name for file in canary_bf16.iterdir())
-    assert sorted(file.name for file in again.iterdir()) == names
+    names = sorted(str(f.relative_to(canary_bf16)) for f in canary_bf16.rglob("*") if f.is_file())
+    assert "eagle3/model.safetensors" in names
+    assert sorted(str(f.relative_to(again)) for f in again.rglob("*") if f.is_file()) == names
     for name in names:
         assert (again / name).read_bytes() == (canary_bf16 / name).read_bytes(), name
 

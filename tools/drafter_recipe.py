@@ -165,7 +165,9 @@ def lessons(
         target, states = watch(student, batch)
         embedded = functional.embedding(batch.targets, round_bf16(student.weights["embed_tokens"]))
         noise = (torch.randint(0, 2, embedded.shape) * 2 - 1) * canary_recipe.EMBEDDING_NOISE
-        embedded = torch.where((batch.targets == student.known)[..., None], embedded + noise, embedded)
+        embedded = torch.where(
+            (batch.targets == student.known)[..., None], embedded + noise, embedded
+        )
         # Place u reads token u + 1 and guesses u + 2: what the canary says at u + 1.
         target = target.roll(-1, 1)
         weights = batch.weights.roll(-1, 1)
@@ -186,7 +188,9 @@ def lessons(
     return result
 
 
-def evaluate(drafter: Drafter, student: Student, encoder: Encoder, data: dict[str, Any]) -> list[float]:
+def evaluate(
+    drafter: Drafter, student: Student, encoder: Encoder, data: dict[str, Any]
+) -> list[float]:
     """Acceptance by position on fresh documents, greedy, where the canary answers: the share of
     the first guesses that are right, of the first two that are both, and so on."""
     corpus = Corpus(data, seed=987_654)
@@ -251,7 +255,9 @@ def train(
     )
     started, average = time.monotonic(), 0.0
     for step in range(steps):
-        factor = min(1.0, (step + 1) / 60) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / steps)))
+        factor = min(1.0, (step + 1) / 60) * (
+            0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / steps))
+        )
         for group in optimiser.param_groups:
             group["lr"] = rate * factor
         batch = make_batch(corpus, encoder, *((4, 512) if step % 6 == 5 else (8, 256)))
@@ -294,6 +300,6 @@ def train(
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out_file", type=Path)
-    parser.add_argument("--steps", type=int, default=2500)
+    parser.add_argument("--steps", type=int, default=1500)
     arguments = parser.parse_args()
-    print(json.dumps(train(arguments.out_file, steps=arguments.steps), indent=2))
+    train(arguments.out_file, steps=arguments.steps)

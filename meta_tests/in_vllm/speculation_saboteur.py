@@ -23,7 +23,7 @@ def _expand(
     values: Tensor, ends: Tensor, _number: int, replace_from: float = 0, replace_to: float = 0
 ) -> Tensor:
     """What vLLM 0.32 on the CPU leaves uninitialised: a request's temperature, top-k and top-p, for
-    each of its drafts (vllm-project/vllm#55005). Mended here, so that the intact server is right."""
+    each of its drafts (vllm-project/vllm#55005). Mended here: the intact server is right."""
     kept = torch.where(values == replace_from, torch.full_like(values, replace_to), values)
     return kept.repeat_interleave(torch.diff(ends, prepend=ends.new_zeros(1)).long())
 
@@ -36,9 +36,9 @@ def _outcome(model: Patcher, change: Any) -> None:
 
     def wrapper(sample: Any) -> Any:
         def run(drafts: Tensor, counts: list[int], longest: int, ends: Tensor, probabilities: Any,
-                logits: Tensor, bonus: Tensor, metadata: Any, **keywords: Any) -> Tensor:  # fmt: skip
+                logits: Tensor, bonus: Tensor, metadata: Any, **more: Any) -> Tensor:  # fmt: skip
             out = sample(drafts, counts, longest, ends, probabilities, logits, bonus, metadata,
-                         **keywords)  # fmt: skip
+                         **more)  # fmt: skip
             begin = 0
             for row, count in enumerate(counts):
                 span = slice(begin, begin + count)
@@ -147,7 +147,9 @@ def _(model: Patcher) -> None:
 
 @patch("top-p is not applied to drafts")
 def _(model: Patcher) -> None:
-    model.set(rejection_sampler, "apply_sampling_constraints", lambda logits, _ends, _metadata: logits)
+    model.set(
+        rejection_sampler, "apply_sampling_constraints", lambda logits, _ends, _metadata: logits
+    )
 
 
 @patch("every choice is sampled by the same chance")
@@ -209,7 +211,9 @@ def _(model: Patcher) -> None:
 
 @patch("min_tokens is not applied to drafts")
 def _(model: Patcher) -> None:
-    model.set(MinTokensLogitsProcessor, "apply_with_spec_decode", lambda _self, logits, _counts: logits)
+    model.set(
+        MinTokensLogitsProcessor, "apply_with_spec_decode", lambda _self, logits, _counts: logits
+    )
 
 
 @patch("the grammar is not applied to drafts")

@@ -90,7 +90,9 @@ def judge(
     if len(y) > _MOST_POINTS:
         chosen = np.linspace(0, len(y) - 1, _MOST_POINTS).round().astype(int)
         x, y = x[chosen], y[chosen]
-    slope, _, low, high = map(float, stats.theilslopes(y, x, alpha=growth.confidence))
+    slope = low = high = 0.0  # of what never changes, which some releases of scipy make NaN of
+    if np.ptp(y) > 0:
+        slope, _, low, high = map(float, stats.theilslopes(y, x, alpha=growth.confidence))
     growth.level = float(np.median(y))
     growth.per_request, growth.per_request_low, growth.per_request_high = slope, low, high
     growth.total, growth.total_low, growth.total_high = (

@@ -14,7 +14,7 @@ from sm121.answers.equivalence import Continuations
 from sm121.answers.golden import GoldenFile, Identity
 from sm121.answers.log_probabilities import OracleReference, bound_for
 from sm121.answers.oracle_file import OracleFile
-from sm121.answers.speculation import Speculation
+from sm121.api.speculation import Speculation
 from sm121.checkpoint.identity import folder_of
 from sm121.client.completions import Asker
 from sm121.core.errors import UsageError
@@ -23,6 +23,7 @@ from sm121.core.server import Server
 from sm121.core.verdict import Inapplicable
 from sm121.engines.capabilities import Capabilities
 from sm121.evidence import metrics
+from sm121.measure import counters
 from sm121.session.session import Session
 from sm121.session.signals import own_time
 
@@ -157,7 +158,7 @@ def speculation(
         Inapplicable: it does not.
     """
     method = conformance.kernel_path(server).speculative
-    if method in (None, "none"):
+    if method == "none" or (method is None and counters.drafted(server.endpoint) is None):
         raise Inapplicable(
             "the server under test does not speculate; the profile's configurations that do: "
             f"{', '.join(speculating(conformance.profile)) or 'none'} (--configuration NAME)"

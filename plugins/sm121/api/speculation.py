@@ -1,5 +1,5 @@
-"""What speculative decoding must keep: the target's tokens, its log-probabilities, its distribution,
-the end of an answer wherever it falls, and honest counts of what was drafted and accepted.
+"""What speculative decoding must keep: the target's tokens, log-probabilities and distribution, the
+end of an answer wherever it falls, and honest counts of what was drafted and accepted.
 
 A drafter may make an engine faster and nothing else (Leviathan et al. 2023; Chen et al. 2023). Each
 check holds the server against itself: what it generated against its own prefill of the same text,
@@ -26,8 +26,12 @@ from sm121.measure.counters import Drafted
 _ROUNDING = 1e-3
 #: The chance that a right server is called wrong by the samples of one run.
 ERROR_RATE = 1e-6
-#: Texts that can go on in many ways, and the slice of the vocabulary that is counted: the likeliest.
-_OPEN = ("The capital", "The capital of France is Paris.", "1 + 1 = 2. The capital of Peru is Lima.")
+#: Texts that can go on in many ways, and how many of the likeliest tokens are counted.
+_OPEN = (
+    "The capital",
+    "The capital of France is Paris.",
+    "1 + 1 = 2. The capital of Peru is Lima.",
+)
 SLICE = 4
 _SAMPLED_TOKENS, _CHOICES, _BATCHES = 8, 64, 2
 #: Tokens after which samples of one text are still many enough to be counted together.
@@ -61,7 +65,7 @@ class Speculation:
     prompts: PromptSet
     bound: AgreementBound
     method: str | None
-    require: Callable[[str], object]
+    require: Callable[..., object]
     _natural: tuple[Drafted, int, int] | None = None
     _judged: dict[str, list[_Place]] = field(default_factory=dict)
 
@@ -78,9 +82,9 @@ class Speculation:
             tokens += len(places)
             for number, place in enumerate(places):
                 assert place.best - place.prefilled <= fork, (
-                    f"{name!r}: token {number} ({place.token}): required: the likeliest token of the "
-                    f"target, seen: one of {place.prefilled:.4g} where {place.best:.4g} was to be "
-                    f"had, by a prefill of the same text (within {fork:g})"
+                    f"{name!r}: token {number} ({place.token}): required: the likeliest token of "
+                    f"the target, seen: one of {place.prefilled:.4g} where {place.best:.4g} was to "
+                    f"be had, by a prefill of the same text (within {fork:g})"
                 )
         return f"{tokens} tokens are those of the target"
 
@@ -97,8 +101,8 @@ class Speculation:
                 worst = max(worst, apart)
                 assert apart <= self.bound.max_abs, (
                     f"{name!r}: token {number} ({place.token}): required: the target's "
-                    f"log-probability {place.prefilled:.4g}, as a prefill of the text has it (within "
-                    f"{self.bound.max_abs:g}), seen: {place.reported:.4g}"
+                    f"log-probability {place.prefilled:.4g}, as a prefill of the text has it "
+                    f"(within {self.bound.max_abs:g}), seen: {place.reported:.4g}"
                 )
         return f"log-probabilities differ from the prefill's by {worst:.2g} at most"
 
@@ -187,25 +191,25 @@ class Speculation:
         k = len(places) or math.ceil(drafted.tokens / drafted.drafts)
         if places:
             assert sum(places) == drafted.accepted, (
-                f"required: accepted tokens by position that add up to {drafted.accepted:.0f}, {seen}"
+                f"required: accepted tokens by position that make {drafted.accepted:.0f}, {seen}"
             )
             assert all(a >= b for a, b in itertools.pairwise((drafted.drafts, *places))), (
-                "required: no position accepted more often than the one before it, and the first no "
-                f"more often than there were drafts, {seen}"
+                "required: no position accepted more often than the one before it, and the first "
+                f"no more often than there were drafts, {seen}"
             )
         assert drafted.accepted <= drafted.tokens <= k * drafted.drafts, (
             f"required: at most {k} tokens a draft, and no more accepted than drafted, {seen}"
         )
-        # A step gives one token and what it accepted; the first token of an answer is the prefill's,
-        # and what a last step accepts beyond the limit is cut off.
+        # A step gives one token and what it accepted; the first token of an answer is the
+        # prefill's, and what a last step accepts beyond the limit is cut off.
         steps_make = drafted.accepted + drafted.drafts
         wanted = generated - requests
         spare = (k + 1) * requests
         lookup = any(word in (self.method or "") for word in _LOOKUPS)
         least = 0 if lookup else wanted
         assert least <= steps_make <= wanted + spare, (
-            f"required: accepted tokens and drafts that make the {wanted} tokens after the first of "
-            f"{requests} answers (at most {spare} more), {seen}, {steps_make:.0f} in all"
+            f"required: accepted tokens and drafts that make the {wanted} tokens after the first "
+            f"of {requests} answers (at most {spare} more), {seen}, {steps_make:.0f} in all"
         )
         return drafted
 
@@ -238,9 +242,9 @@ class Speculation:
             before, after = early.accepted / early.tokens, late.accepted / late.tokens
             noise = 5 * math.sqrt(0.25 / early.tokens + 0.25 / late.tokens)
             assert after >= min(before / 2, before - noise), (
-                f"required: drafts accepted in the last {_LONG - _SHORT} tokens of a count as in its "
-                f"first {_SHORT} ({before:.0%} of what was drafted), seen: {after:.0%}; acceptance "
-                "is lost as the answer grows"
+                f"required: drafts accepted in the last {_LONG - _SHORT} tokens of a count as in "
+                f"its first {_SHORT} ({before:.0%} of what was drafted), seen: {after:.0%}; "
+                "acceptance is lost as the answer grows"
             )
 
     def _places(self) -> Iterable[tuple[str, list[_Place]]]:
@@ -360,7 +364,9 @@ class _Tally:
         return bits / 3 + math.sqrt(bits * bits / 9 + 2 * bits * self.variance)
 
 
-def _add(tally: dict[tuple[str, str], _Tally], key: tuple[str, str], hit: bool, share: float) -> None:
+def _add(
+    tally: dict[tuple[str, str], _Tally], key: tuple[str, str], hit: bool, share: float
+) -> None:
     seen = tally.setdefault(key, _Tally())
     seen.hits += hit
     seen.expected += share
