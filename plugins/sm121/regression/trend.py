@@ -120,7 +120,7 @@ def drafts_or_kernels(now: StoredMetric, before: StoredMetric, allowed: float) -
     if other >= one * (1.0 - allowed):
         return f"; acceptance is as before ({one:.2f}, now {other:.2f} tokens a step)"
     return f"; acceptance fell from {one:.2f} to {other:.2f} tokens a step, and " + (
-        f"the steps are as fast ({-slower:+.1%}): the drafts are worse, not the kernels"
+        f"the steps are no slower ({-slower:+.1%}): the drafts are worse, not the kernels"
         if slower <= allowed
         else f"the steps are slower, too ({-slower:+.1%})"
     )

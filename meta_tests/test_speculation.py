@@ -1,0 +1,98 @@
+"""What the suite says of speculative decoding: a sample of `speculation_faults.py`,
+and the arithmetic of what is drafted and sampled."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import speculation_faults
+from speculation_faults import CLEAN, COUNTS, FAULTS, TOKENS
+
+from sm121.api import speculation
+from sm121.core.profile import Regression
+from sm121.measure.counters import Drafted
+from sm121.regression import trend
+from sm121.regression.history import StoredMetric, StoredRun
+
+SABOTEUR = Path(__file__).parent / "in_vllm" / "speculation_saboteur.py"
+SAMPLE = {
+    "a wrong token is accepted, one in 200": TOKENS,
+    "one accepted token too many is counted": COUNTS,
+}
+
+
+@pytest.fixture(scope="module")
+def sabotaged(canary_bf16, tmp_path_factory):
+    """The real vLLM with the canary's drafter, one start for all tests here."""
+    with speculation_faults.serving(canary_bf16, tmp_path_factory.mktemp("drafts")) as server:
+        yield server
+
+
+@pytest.mark.timeout(600)
+def test_the_canarys_drafter_is_accepted_and_changes_nothing(sabotaged, run_pytest):
+    sabotaged.put(CLEAN)
+    tests = (TOKENS, COUNTS, "test_accepted_length")
+    status, run = run_pytest(*sabotaged.arguments(tests), timeout_s=400.0)
+    assert status == 0, run.output
+    accepted = run.verdict["metrics"]["accepted_length"]
+    assert accepted["value"] >= 2.2 and accepted["verdict"] == "PASS", accepted
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("fault", SAMPLE)
+def test_wrong_speculation_is_noticed(sabotaged, run_pytest, fault):
+    sabotaged.put(fault)
+    status, run = run_pytest(*sabotaged.arguments((SAMPLE[fault],)), timeout_s=400.0)
+    assert status == 1, f"{fault}: not noticed\n{run.output}"
+    failed = [test for test in run.verdict["tests"] if test["verdict"] == "FAIL"]
+    assert failed and all("required" in test["message"] for test in failed), failed
+
+
+def test_the_saboteur_and_the_catalogue_name_the_same_faults():
+    text = SABOTEUR.read_text("utf-8")
+    assert set(re.findall(r'^@patch\("(.*)"\)$', text, re.M)) == set(FAULTS)
+    assert len(FAULTS) >= 20
+
+
+def test_the_published_table_is_of_these_faults():
+    published = speculation_faults.PAGE.read_text("utf-8")
+    missing = [name for name in FAULTS if f"| {name} |" not in published]
+    assert not missing, "run python meta_tests/speculation_faults.py"
+    assert "**survives**" not in published
+
+
+def test_what_was_drafted_between_two_moments():
+    before = Drafted(10, 20, 12, (8, 4))
+    after = Drafted(30, 60, 40, (24, 16))
+    assert after.since(before) == Drafted(20, 40, 28, (16, 12))
+    assert after.since(before).accepted_length == pytest.approx(2.4)
+    assert Drafted(0, 0, 0).accepted_length is None
+
+
+def test_samples_may_be_off_by_chance_and_no_further():
+    """At a chance of one in a million, 400 fair coins are allowed 56 heads more or less."""
+    seen = speculation._Tally(expected=200.0, variance=100.0)
+    assert 50.0 < seen.allowed(1e-6) < 65.0
+    assert seen.allowed(1e-6) > 4.9 * 100.0**0.5, "as far as five standard deviations"
+
+
+def _stored(value: float, length: float | None) -> StoredMetric:
+    samples = (value, value * 1.001, value * 0.999, value * 1.002, value * 0.998)
+    return StoredMetric("tg32@d0", "tok/s", True, None, samples, value, "PASS", length)
+
+
+@pytest.mark.parametrize(
+    ("value", "length", "says"),
+    [
+        (91.0, 2.4, "no slower (+13.7%): the drafts are worse, not the kernels"),
+        (80.0, 2.7, "the steps are slower, too"),
+        (80.0, 3.0, "acceptance is as before (3.00, now 3.00 tokens a step)"),
+        (80.0, None, "allowed"),
+    ],
+)
+def test_a_rate_that_fell_says_whether_drafts_or_kernels_did_it(value, length, says):
+    stored = StoredRun("0001", "", {}, {"tg32@d0": _stored(100.0, 3.0)})
+    (change,) = trend.compare({"tg32@d0": _stored(value, length)}, [stored], Regression())
+    assert says in change.text, change.text
