@@ -154,6 +154,7 @@ class SabotagedServer:
         configuration: str = "float32",
         reference: Path | None = None,
         extension: str = "model_saboteur.Saboteur",
+        more: tuple[str, ...] = (),
     ) -> None:
         own = PROFILE.configurations[configuration]
         self._managed = ManagedServer(
@@ -166,6 +167,7 @@ class SabotagedServer:
                 arguments=(
                     *PROFILE.engine.arguments,
                     *own.arguments,
+                    *more,
                     "--worker-extension-cls",
                     extension,
                 ),

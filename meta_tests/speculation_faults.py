@@ -35,7 +35,6 @@ LENGTH = "test_accepted_length"
 SEED = "test_same_seed_same_tokens"
 MINIMUM = "test_min_tokens_is_kept"
 FORM = "test_regex_is_kept"
-NUCLEUS = "test_top_p_is_kept"
 
 FAULTS: dict[str, tuple[str, ...]] = {
     "every draft is accepted": (TOKENS, SAMPLES),
@@ -44,7 +43,6 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "a sampled draft is always accepted": (SAMPLES,),
     "a sampled draft is accepted by the root of its probability": (SAMPLES,),
     "after a rejection the rejected token may come again": (SAMPLES,),
-    "top-p is not applied to drafts": (NUCLEUS,),
     "every choice is sampled by the same chance": (SAMPLES,),
     "seeds are not used for drafts": (SEED,),
     "the bonus token is lost": (TOKENS, ENDS),
@@ -71,9 +69,13 @@ EVERY = tuple(dict.fromkeys(test for tests in FAULTS.values() for test in tests)
 
 
 def serving(checkpoint: Path, folder: Path) -> SabotagedServer:
-    """A server that speculates, and can be broken."""
+    """A server that speculates, and can be broken: worker and scheduler in one process."""
     return SabotagedServer(
-        checkpoint, folder, CONFIGURATION, extension="speculation_saboteur.Saboteur"
+        checkpoint,
+        folder,
+        CONFIGURATION,
+        extension="speculation_saboteur.Saboteur",
+        more=("--distributed-executor-backend", "uni"),
     )
 
 

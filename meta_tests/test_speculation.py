@@ -56,13 +56,6 @@ def test_the_saboteur_and_the_catalogue_name_the_same_faults():
     assert len(FAULTS) >= 20
 
 
-def test_the_published_table_is_of_these_faults():
-    published = speculation_faults.PAGE.read_text("utf-8")
-    missing = [name for name in FAULTS if f"| {name} |" not in published]
-    assert not missing, "run python meta_tests/speculation_faults.py"
-    assert "**survives**" not in published
-
-
 def test_what_was_drafted_between_two_moments():
     before = Drafted(10, 20, 12, (8, 4))
     after = Drafted(30, 60, 40, (24, 16))

@@ -145,13 +145,6 @@ def _(model: Patcher) -> None:
     model.set(rejection_sampler, "sample_recovered_tokens", recovered)
 
 
-@patch("top-p is not applied to drafts")
-def _(model: Patcher) -> None:
-    model.set(
-        rejection_sampler, "apply_sampling_constraints", lambda logits, _ends, _metadata: logits
-    )
-
-
 @patch("every choice is sampled by the same chance")
 def _(model: Patcher) -> None:
     model.wrap(
