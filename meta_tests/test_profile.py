@@ -13,7 +13,7 @@ from sm121.core.errors import UsageError
 from sm121.run.fingerprint import Fingerprint, profile_label
 
 CPU = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
-CERTIFIED = 'levels = ["smoke", "kernel", "correctness", "stress"]'
+CERTIFIED = 'levels = ["smoke", "kernel", "correctness", "stress", "performance"]'
 
 
 def test_the_first_run_on_a_gb10_is_the_canary_on_its_own_kernels():
@@ -74,11 +74,10 @@ def test_every_architecture_has_at_most_one_profile_for_an_engine():
         (CERTIFIED, 'levels = ["kernel", "matrix"]', "got kernel, matrix"),
         (CERTIFIED, 'levels = ["smoke", "smoke"]', "got smoke, smoke"),
         (
-            "[regression]",
-            '[[performance.gates]]\nmetric = "tg32@d0"\nunit = "tok/s"\nminimum = 52\n'
-            'source = "chosen"\n[regression]',
+            CERTIFIED,
+            'levels = ["smoke", "kernel"]',
             "certify.levels: expected performance, too: a certificate needs a number for each of "
-            "performance.gates (tg32@d0); got smoke, kernel",
+            "performance.gates (accepted_length); got smoke, kernel",
         ),
     ],
 )
@@ -324,6 +323,7 @@ def test_what_the_shipped_profiles_certify():
     asked = {name: profile.load(name).certify for name in profile.shipped()}
     assert asked["sm121-gpt-oss-120b"].levels == profile.LEVELS
     assert asked["sm121-gpt-oss-120b"].box == "QUALIFIED"
-    for name in ("cpu-tiny-gpt-oss", "sm90-tiny-gpt-oss"):
-        assert asked[name].levels == ("smoke", "kernel", "correctness", "stress")
+    server = ("smoke", "kernel", "correctness", "stress")
+    assert asked["sm90-tiny-gpt-oss"].levels == server
+    assert asked["cpu-tiny-gpt-oss"].levels == (*server, "performance")
     assert asked["cpu-tiny-gpt-oss-llama-cpp"].levels == ("smoke", "correctness", "performance")
