@@ -154,9 +154,14 @@ class SabotagedServer:
         configuration: str = "float32",
         reference: Path | None = None,
         extension: str = "model_saboteur.Saboteur",
-        more: tuple[str, ...] = (),
+        with_scheduler: bool = False,
     ) -> None:
         own = PROFILE.configurations[configuration]
+        environment = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(HERE / "in_vllm")}
+        arguments = [*PROFILE.engine.arguments, *own.arguments, "--worker-extension-cls", extension]
+        if with_scheduler:  # in one process with the worker, so that it can be broken, too
+            environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+            arguments += ["--distributed-executor-backend", "uni"]
         self._managed = ManagedServer(
             ServerConfiguration(
                 name=configuration,
@@ -164,17 +169,8 @@ class SabotagedServer:
                 python=sys.executable,
                 model=str(checkpoint),
                 served_name=PROFILE.model.served_name,
-                arguments=(
-                    *PROFILE.engine.arguments,
-                    *own.arguments,
-                    *more,
-                    "--worker-extension-cls",
-                    extension,
-                ),
-                environment=environment_items(
-                    PROFILE.engine.environment,
-                    {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(HERE / "in_vllm")},
-                ),
+                arguments=tuple(arguments),
+                environment=environment_items(PROFILE.engine.environment, environment),
                 speaking_worker=True,
             ),
             Vllm(),

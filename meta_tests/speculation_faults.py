@@ -75,7 +75,7 @@ def serving(checkpoint: Path, folder: Path) -> SabotagedServer:
         folder,
         CONFIGURATION,
         extension="speculation_saboteur.Saboteur",
-        more=("--distributed-executor-backend", "uni"),
+        with_scheduler=True,
     )
 
 

@@ -55,9 +55,14 @@ def preempted(
         (20_000, 16, 8192),
         (6_459, 128, 8192),
         (120_000, 16, 2048),
+        (640, 16, 8192),  # two chunks did not fit, and the prompt was to have less than no token
+        (640, 16, 2048),
+        (2048, 32, 4096),
+        (5120, 16, 8192),
+        (192, 128, 8192),
     ],
 )
-def test_preemption_is_reached_in_a_large_cache(blocks, block, chunk):
+def test_preemption_is_reached(blocks, block, chunk):
     load = capacity.pressure(blocks, block, chunk=chunk, streams=8, spare=2)
     assert 8 * (load.prompt + load.answer) > blocks * block
     assert preempted(blocks, block, chunk=chunk, load=load, streams=8)

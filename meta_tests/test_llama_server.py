@@ -81,26 +81,6 @@ def test_the_context_stands_in_the_list_of_models():
             capacity.context_tokens(Endpoint(url, "key", "none"))
 
 
-def test_the_canary_gets_the_template_of_gpt_oss(tmp_path):
-    """By a converter that only copies what it is given of the chat template, and the name."""
-    checkpoint, llama_cpp = tmp_path / "bf16", tmp_path / "llama.cpp"
-    checkpoint.mkdir()
-    (checkpoint / "chat_template.jinja").write_text("its own")
-    (llama_cpp / gguf._TEMPLATE).parent.mkdir(parents=True)
-    (llama_cpp / "convert_hf_to_gguf.py").write_text(
-        "import pathlib, sys\n"
-        "given, file = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[-1])\n"
-        "file.write_text(given.name + (given / 'chat_template.jinja').read_text())\n"
-    )
-    made = tmp_path / "canary.gguf"
-    gguf.convert(checkpoint, llama_cpp, made, print)
-    assert made.read_text() == "bf16its own"
-    (llama_cpp / gguf._TEMPLATE).write_text("gpt-oss's")
-    gguf.convert(checkpoint, llama_cpp, made, print)
-    assert made.read_text() == "bf16gpt-oss's"
-    assert (checkpoint / "chat_template.jinja").read_text() == "its own"
-
-
 def test_the_page_has_no_path_of_this_machine():
     text = engines.page(f"| {engines.ROOT}/.cache/canary/bf16 | {sys.version_info.major} |")
     assert "| .cache/canary/bf16 | 3 |" in text and str(engines.ROOT) not in text

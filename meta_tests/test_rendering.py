@@ -187,3 +187,19 @@ def test_a_server_that_was_told_to_keep_responses_may_not_lose_them(configuratio
     known = SimpleNamespace(max_answer_tokens=64)
     with pytest.raises(expected):
         responses.goes_on_from_another(api, known, print, configuration)
+
+
+@pytest.mark.parametrize("name", ["question", "effort-high", "tools", "tools-and-system"])
+def test_the_canarys_template_renders_harmony(canary_bf16, name):
+    """It is gpt-oss's own: an engine without a renderer of harmony shows the same prompt."""
+    from transformers import AutoTokenizer
+
+    case = rendering.named(name)
+    made = AutoTokenizer.from_pretrained(canary_bf16).apply_chat_template(
+        [message.model_dump(exclude_none=True) for message in case.messages],
+        tools=[*rendering.tools()] if case.tools else None,
+        add_generation_prompt=True,
+        reasoning_effort=case.reasoning_effort or "medium",
+        tokenize=False,
+    )
+    assert made == decode(rendering.rendered(case, TODAY))

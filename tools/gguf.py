@@ -13,16 +13,13 @@ from sm121.core.errors import Sm121Error, UsageError
 
 NAME = "canary.gguf"
 _CONVERTER = "convert_hf_to_gguf.py"
-#: gpt-oss's own template, which renders tools; the canary's renders none.
-_TEMPLATE = "models/templates/openai-gpt-oss-120b.jinja"
 _WITHIN_S = 900.0
 
 
 def convert(
     checkpoint: Path, llama_cpp: Path, output: Path, progress: Callable[[str], None]
 ) -> Path:
-    """Convert a checkpoint folder with the converter of a llama.cpp checkout, and its template of
-    gpt-oss's chats.
+    """Convert a checkpoint folder with the converter of a llama.cpp checkout.
 
     Raises:
         UsageError: ``llama_cpp`` is no checkout.
@@ -41,10 +38,6 @@ def convert(
         (folder := Path(parent) / checkpoint.name).mkdir()  # the model's name in the file
         for file in checkpoint.absolute().iterdir():
             (folder / file.name).symlink_to(file)
-        if (template := llama_cpp.absolute() / _TEMPLATE).is_file():
-            own = folder / "chat_template.jinja"
-            own.unlink(missing_ok=True)
-            own.symlink_to(template)
         done = subprocess.run(
             [
                 sys.executable, str(converter.absolute()), str(folder), "--outtype", "bf16",

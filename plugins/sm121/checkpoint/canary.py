@@ -27,7 +27,7 @@ from sm121.oracles import mxfp4
 Twin = Literal["mxfp4", "bf16"]
 TWINS: tuple[Twin, ...] = ("mxfp4", "bf16")
 
-BUILDER_VERSION = 2
+BUILDER_VERSION = 3
 """Raised whenever the same shipped weights would make other files."""
 
 MANIFEST = "canary.json"

@@ -722,14 +722,16 @@ def shipped() -> dict[str, Traversable]:
 
 
 def for_architecture(arch: str, engine: str = "vllm") -> str:
-    """Name of the shipped profile for an architecture and an engine: the one that extends no other.
+    """Name of the shipped profile for an architecture and an engine: the one that extends none of
+    that engine.
 
     Raises:
         UsageError: the suite ships none for it.
     """
     for name in shipped():
         found = load(name)
-        if found.arch == arch and found.engine.name == engine and found.extends is None:
+        parent = None if found.extends is None else load(found.extends).engine.name
+        if found.arch == arch and found.engine.name == engine != parent:
             return name
     raise UsageError(
         f"no profile is shipped for {arch} and {engine}; give one with --profile NAME|PATH "

@@ -66,20 +66,25 @@ def pressure(blocks: int, block: int, *, chunk: int, streams: int, spare: int) -
 
     The last one is let in when a whole chunk of its prompt fits, twice where layers have a sliding
     window; what that took beyond the window is free afterwards. A cache that is large against a
-    chunk must be left that room on purpose. And there each step in which a chunk is read makes the
-    answers of those before it longer by a token, so that they take the last one's place, or end
-    before it is let in.
+    chunk, or whose blocks are small against the window, must be left that room on purpose. And
+    there each step in which a chunk is read makes the answers of those before it longer by a token,
+    so that they take the last one's place, or end before it is let in.
 
     Args:
         blocks: of the cache, each of ``block`` tokens.
         chunk: tokens of a prompt that are worked on in a step.
         spare: blocks of each stream that are left free.
     """
-    tokens = chunk // streams + max(2 * min(block, 16), block // 4)
+    margin = max(2 * min(block, 16), block // 4)
+    short = (blocks - 1) // (streams + 1)
+    if chunk // block > short:  # a prompt is read at once, and takes twice its room meanwhile
+        length = (short - spare - _WINDOW_TOKENS // block) * block
+        return Pressure(length, blocks * block // streams - length + margin)
+    tokens = chunk // streams + margin
     beside = (blocks - 1 - 2 * (chunk // block)) // (streams - 1)
     whole = (blocks - 1) // streams
     length = (min(beside, whole) - spare) * block - block // 16
-    if beside > whole:
+    if beside > whole or block < _WINDOW_TOKENS // 2:
         steps = -(-blocks * block // chunk)
         room = 2 * chunk // streams + _WINDOW_TOKENS
         length -= steps + room
