@@ -217,3 +217,16 @@ def test_what_is_no_result_is_refused_in_one_line(tmp_path, text, capsys):
     assert main(["compare", str(tmp_path / "x.json")]) == 4
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert main(["compare", str(tmp_path / "missing")]) == 4
+
+
+def test_the_published_figures_stand_beside_others(tmp_path, capsys):
+    """What the effort's documents have of GB10, with their scatter, in the same table and picture."""
+    file, drawn = tmp_path / "mine.json", tmp_path / "all.svg"
+    file.write_text(json.dumps(LLAMA_BENCH))
+    assert main(["compare", "published", str(file), "--picture", str(drawn)]) == 0
+    table = capsys.readouterr().out
+    assert "| tg32 | llama.cpp | 57.85 ± 0.44 | tok/s |" in table
+    assert "| tg32 | mine | 57.85 ± 0.44 | tok/s | 5 | in-process |" in table
+    width = float(ElementTree.parse(drawn).getroot().get("viewBox").split()[2])
+    names = [text for text in drawn.read_text().split("\n") if "CUTLASS FP8 x FP4 @ d0" in text]
+    assert names and width > 640, "long names have their room"

@@ -67,12 +67,12 @@ def test_time_to_first_token_of_several(performance, streams):
     performance.time("ttft", 0.5, streams=streams)
 
 
-def test_acceptance(performance, speculation, position):
+def test_acceptance(speculation, performance, position):
     """Of the drafts for fixed texts, the share whose token at this place was accepted."""
     performance.acceptance(speculation.drafted, position)
 
 
-def test_accepted_length(performance, speculation):
+def test_accepted_length(speculation, performance):
     """Tokens of a step on the same texts, the one that is always right included."""
     performance.accepted_length(speculation.drafted)
 

@@ -306,9 +306,13 @@ def _warm(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     from sm121.measure import comparison
+    from sm121.report import references
 
     sources = []
     for given in options.runs:
+        if str(given) == "published" and not given.exists():
+            sources += references.sources()
+            continue
         name, separator, path = str(given).partition("=")
         named = bool(separator) and not given.exists()
         source = comparison.read(Path(path) if named else given)

@@ -11,8 +11,8 @@ from sm121.measure.comparison import ComparedRow, Source, label, rates
 
 _COLOURS = ("#0f766e", "#b45309", "#6d28d9", "#be123c", "#1d4ed8", "#4d7c0f")
 _TIMES = ("ttft_p50", "ttft_p99", "memory_peak_gib", "startup_s")
-_LEFT, _RIGHT = 150.0, 500.0
-_ROW, _HEAD = 18.0, 30.0
+_LEFT, _WIDE = 150.0, 350.0
+_ROW, _HEAD, _LETTER = 18.0, 30.0, 6.5
 
 
 def svg(sources: Sequence[Source]) -> str:
@@ -20,6 +20,8 @@ def svg(sources: Sequence[Source]) -> str:
     kinds, depths = rates(sources)
     panels = [(kind, [f"{kind}@d{depth}" for depth in depths]) for kind in kinds]
     panels += [(metric, [metric]) for metric in _TIMES]
+    longest_name = max((len(f"{s.name} @ d{max(depths, default=0)}") for s in sources), default=0)
+    left = max(_LEFT, longest_name * _LETTER + 12)
     shown, top = [], _HEAD
     for title, metrics in panels:
         found = [
@@ -39,8 +41,11 @@ def svg(sources: Sequence[Source]) -> str:
                 "y": top + _HEAD + line * _ROW,
                 "name": f"{name}{metric.partition('@')[2] and ' @ ' + metric.partition('@')[2]}",
                 "colour": _COLOURS[place % len(_COLOURS)],
-                "x": _at(row.value or 0.0, longest), "low": _at(low, longest),
-                "high": _at(high, longest), "filled": counts,
+                **{
+                    key: round(left + _WIDE * max(at, 0.0) / longest, 1)
+                    for key, at in (("x", row.value or 0.0), ("low", low), ("high", high))
+                },
+                "filled": counts,
                 "said": f"{number(row.value)}{'' if counts else f' ({row.verdict})'}",
             })  # fmt: skip
         unit = found[0][3].unit
@@ -51,7 +56,7 @@ def svg(sources: Sequence[Source]) -> str:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     return templates.get_template("comparison.svg.j2").render(
-        panels=shown, height=top, left=_LEFT, right=_RIGHT
+        panels=shown, height=top, left=left, right=left + _WIDE
     )
 
 
@@ -60,7 +65,3 @@ def _ends(row: ComparedRow) -> tuple[float, float]:
     value, by = row.value or 0.0, row.deviation or 0.0
     low, high = value - by, value + by
     return (low if row.low is None else row.low, high if row.high is None else row.high)
-
-
-def _at(value: float, longest: float) -> float:
-    return round(_LEFT + (_RIGHT - _LEFT) * max(value, 0.0) / longest, 1)

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from sm121.core import data_file
 from sm121.core.data_file import DataTable
+from sm121.measure.comparison import ComparedRow, Source
 from sm121.run.verdict_file import VerdictFile
 
 
@@ -53,3 +54,27 @@ class References(DataTable):
 def load() -> References:
     """The shipped references."""
     return data_file.load("references.toml", References)
+
+
+def sources() -> list[Source]:
+    """The shipped references as results that can stand beside others."""
+    shipped = load()
+    return [
+        Source(
+            one.name,
+            one.engine,
+            shipped.target.description,
+            one.tool,
+            tuple(
+                ComparedRow(
+                    metric,
+                    "ms" if metric.startswith("ttft") else "tok/s",
+                    value,
+                    deviation=one.deviations.get(metric),
+                )
+                for metric, value in one.values.items()
+            ),
+            (one.source,),
+        )
+        for one in shipped.reference
+    ]
