@@ -21,6 +21,7 @@ from sm121.checkpoint import canary
 from sm121.client.completions import Asker, Request
 from sm121.measure import counters
 
+sys.path.insert(0, str(ROOT))  # tools/, for the prompts
 PAGE = ROOT / "docs" / "speculation.md"
 BEGIN = "## Wrong speculation"
 CONFIGURATION = "eagle3"

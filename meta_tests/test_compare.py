@@ -220,7 +220,7 @@ def test_what_is_no_result_is_refused_in_one_line(tmp_path, text, capsys):
 
 
 def test_the_published_figures_stand_beside_others(tmp_path, capsys):
-    """What the effort's documents have of GB10, with their scatter, in the same table and picture."""
+    """What the effort's documents have of GB10, with its scatter, in one table and picture."""
     file, drawn = tmp_path / "mine.json", tmp_path / "all.svg"
     file.write_text(json.dumps(LLAMA_BENCH))
     assert main(["compare", "published", str(file), "--picture", str(drawn)]) == 0

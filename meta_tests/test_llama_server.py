@@ -15,7 +15,7 @@ from sm121.engines import capabilities
 from sm121.session.session import Session
 from sm121.stress import capacity
 from sm121.stress.shapes import BAD_REQUESTS, Shapes
-from tools import engines, gguf
+from tools import engines
 
 
 def answer(*ids: int) -> dict:
