@@ -10,7 +10,6 @@ server that speculates and of one that does not, and says where the greedy answe
 from __future__ import annotations
 
 import argparse
-import random
 import sys
 import tempfile
 from pathlib import Path
@@ -96,27 +95,12 @@ def table(found: dict[str, Finding]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def texts(number: int) -> list[str]:
-    """Prompts of the canary's own kind: documents of its corpus, broken off before an answer."""
-    from tools.canary_recipe import Corpus, load_corpus
-
-    corpus, chosen = Corpus(load_corpus(), seed=31), random.Random(7)
-    found: dict[str, None] = {}
-    while len(found) < number:
-        pieces = corpus.document()
-        if any(isinstance(piece.text, int) for piece in pieces):
-            continue
-        answers = [n for n, piece in enumerate(pieces) if piece.weight >= 1.0 and n]
-        if not answers:
-            continue
-        prompt = "".join(str(piece.text) for piece in pieces[: chosen.choice(answers)])
-        found[prompt.rstrip()] = None
-    return list(found)
-
-
 def compare(checkpoint: Path, number: int, tokens: int) -> int:
     """Greedy answers with speculation and without; exit status 1 where they differ."""
-    prompts, answers = texts(number), []
+    from tools import canary_recipe, drafter_recipe
+
+    prompts = drafter_recipe.prompts(canary_recipe.load_corpus(), number, seed=31)
+    answers = []
     for name in ("float32", CONFIGURATION):
         with (
             tempfile.TemporaryDirectory() as folder,

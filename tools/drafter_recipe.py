@@ -1,12 +1,13 @@
 """How the canary's Eagle3 drafter was taught: the model for training, the loop, what is shipped.
 
-`python -m tools.drafter_recipe OUT.safetensors` (30 minutes on one core) makes
-fixtures/canary/drafter.safetensors and its manifest again; `sm121.checkpoint.drafter` expands them
+`python -m tools.drafter_recipe OUT.safetensors` (50 minutes on one core) makes
+fixtures/canary/drafter.safetensors and its manifest again; `sm121.checkpoint.canary` expands them
 to a checkpoint. EAGLE-3 (Li et al. 2025): a layer of Llama's make reads three hidden states of the
 target and the next token, and guesses the token after it; its own output stands in for the
 target's hidden states from the second guess on, in training as in use ("training-time test").
 It learns the canary's distribution, not the corpus's tokens: what is accepted is what the canary
-would say.
+would say. First it reads documents of the corpus; then what the canary itself says when it is
+prompted with the beginning of one and may not stop, which is how the suite asks for it.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ import argparse
 import hashlib
 import json
 import math
+import os
+import random
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +38,12 @@ LAYER_IDS = (2, 3, 4)
 THETA, EPS = 10_000.0, 1e-5
 GUESSES = 3
 """Guesses of one draft that training unrolls."""
+ANSWERS, ANSWER_TOKENS, LONGEST = 2400, 64, 200
+"""Answers of the canary that are learnt from; tokens of each, and of the longest prompt."""
 
 Progress = Callable[[str], None]
+Answer = tuple[list[int], list[int]]
+"""Token ids of a prompt, and of what the canary says after it."""
 
 
 def rotary(length: int) -> tuple[Tensor, Tensor]:
@@ -188,17 +196,60 @@ def lessons(
     return result
 
 
-def evaluate(
-    drafter: Drafter, student: Student, encoder: Encoder, data: dict[str, Any]
-) -> list[float]:
-    """Acceptance by position on fresh documents, greedy, where the canary answers: the share of
-    the first guesses that are right, of the first two that are both, and so on."""
-    corpus = Corpus(data, seed=987_654)
+def prompts(data: dict[str, Any], number: int, seed: int) -> list[str]:
+    """Beginnings of documents of the corpus, each broken off before an answer, all different."""
+    corpus, chosen = Corpus(data, seed), random.Random(seed)
+    found: dict[str, None] = {}
+    while len(found) < number:
+        pieces = corpus.document()
+        answers = [n for n, piece in enumerate(pieces) if piece.weight >= 1.0 and n]
+        if answers and not any(isinstance(piece.text, int) for piece in pieces):
+            before = pieces[: chosen.choice(answers)]
+            found["".join(str(piece.text) for piece in before).rstrip()] = None
+    return list(found)
+
+
+def answers(texts: Sequence[str], tokens: int = ANSWER_TOKENS) -> list[Answer]:
+    """What the canary says greedily, by vLLM in float32; it goes on where it would stop."""
+    from sm121.checkpoint import canary
+
+    os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "0"}
+    from vllm import LLM, SamplingParams
+
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = canary.build(Path(folder) / "bf16", "bf16")
+        model = LLM(str(checkpoint), dtype="float32", enforce_eager=True, max_model_len=1024)
+        said = model.generate(
+            list(texts), SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        )
+    return [(list(one.prompt_token_ids), list(one.outputs[0].token_ids)) for one in said]
+
+
+def answered(chosen: Sequence[Answer], encoder: Encoder) -> Batch:
+    """A row for each answer, behind its prompt."""
+    length = max(len(prompt) + len(answer) for prompt, answer in chosen)
+    ids = torch.full((len(chosen), length + 1), len(encoder.tokens))
+    weights = torch.zeros(len(chosen), length + 1)
+    for row, (prompt, answer) in enumerate(chosen):
+        whole = encoder.compact([*prompt, *answer])
+        ids[row, : len(whole)] = torch.tensor(whole)
+        weights[row, 1 : len(prompt)] = canary_recipe.CHUNK
+        weights[row, len(prompt) : len(whole)] = 1.0
+    at = torch.arange(length)
+    full = at[None, :] <= at[:, None]
+    sliding = full & (at[:, None] - at[None, :] < canary_recipe.WINDOW)
+    nothing = torch.zeros(len(chosen), 1, length, length, dtype=torch.bfloat16)
+    masks = [nothing.masked_fill(~mask, -1e9) for mask in (full, sliding)]
+    return Batch(ids[:, :-1], ids[:, 1:], weights[:, 1:], *masks)
+
+
+def evaluate(drafter: Drafter, student: Student, batches: Sequence[Batch]) -> list[float]:
+    """Acceptance by position, greedy, where the canary answers: the share of the first guesses that
+    are right, of the first two that are both, and so on."""
     right = [0.0] * GUESSES
     count = 0.0
     with torch.no_grad():
-        for n in range(6):
-            batch = make_batch(corpus, encoder, 8, canary_recipe.LONG_ROW if n % 3 == 2 else 256)
+        for batch in batches:
             told = lessons(drafter, student, batch)
             hits = [
                 (logits.argmax(-1) == target[..., :-1].argmax(-1)) & (weights > 0)
@@ -228,41 +279,26 @@ def save(drafter: Drafter, encoder: Encoder, out_file: Path) -> None:
     out_file.chmod(0o644)
 
 
-def train(
-    out_file: Path, *, steps: int, seed: int = 3, rate: float = 3e-3, progress: Progress = print
-) -> dict[str, Any]:
-    """Train the drafter and write `out_file` (safetensors) and its manifest beside it (.json)."""
-    from importlib.resources import files
-
-    from safetensors.numpy import load
-
-    torch.set_num_threads(1)
-    torch.manual_seed(seed)
-    shipped = (files("sm121.fixtures") / "canary" / "weights.safetensors").read_bytes()
-    tensors = load(shipped)
-    encoder = Encoder(tensors["tokens"].tolist())
-    student = Student(len(encoder.tokens), 0).eval()
-    canary_recipe.take_up(student, tensors)
-    for parameter in student.parameters():
-        parameter.requires_grad_(False)
-    data = load_corpus()
-    corpus = Corpus(data, seed)
-    drafter = Drafter(len(encoder.tokens), seed)
-    with torch.no_grad():  # the canary's own output matrix is where a guess may begin
-        drafter.weights["lm_head"].copy_(student.weights["lm_head"][:-1])
+def learn(
+    drafter: Drafter,
+    student: Student,
+    batches: Sequence[Callable[[], Batch]],
+    rate: float,
+    progress: Progress,
+) -> float:
+    """One part of the training; returns the loss at its end, averaged."""
     optimiser = torch.optim.AdamW(
         drafter.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.02, fused=True
     )
     started, average = time.monotonic(), 0.0
-    for step in range(steps):
+    for step, make in enumerate(batches):
         factor = min(1.0, (step + 1) / 60) * (
-            0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / steps))
+            0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / len(batches)))
         )
         for group in optimiser.param_groups:
             group["lr"] = rate * factor
-        batch = make_batch(corpus, encoder, *((4, 512) if step % 6 == 5 else (8, 256)))
         loss = torch.zeros(())
-        for logits, target, weights in lessons(drafter, student, batch):
+        for logits, target, weights in lessons(drafter, student, make()):
             kept = weights > 0
             wanted = target[kept][:, :-1].softmax(-1)
             surprise = functional.cross_entropy(logits[kept], wanted, reduction="none")
@@ -272,11 +308,73 @@ def train(
         torch.nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
         optimiser.step()
         average = loss.item() if step == 0 else 0.97 * average + 0.03 * loss.item()
-        if step % 25 == 0 or step == steps - 1:
+        if step % 25 == 0 or step == len(batches) - 1:
             progress(f"step {step} loss {average:.4f} after {time.monotonic() - started:.0f} s")
-        if step and step % 200 == 0:
-            save(drafter, encoder, out_file)
-            progress(f"accepted by position {evaluate(drafter, student, encoder, data)}")
+    return average
+
+
+def train(
+    out_file: Path,
+    *,
+    start: Path | None = None,
+    steps: int = 1500,
+    answer_steps: int = 600,
+    seed: int = 3,
+    rate: float = 3e-3,
+    answer_rate: float = 1e-3,
+    progress: Progress = print,
+) -> dict[str, Any]:
+    """Train the drafter and write `out_file` (safetensors) and its manifest beside it (.json).
+
+    Args:
+        start: weights of an earlier training, in place of the documents.
+        steps: of 2,048 tokens of documents each.
+        answer_steps: of 12 answers each; a third as many of documents are between them.
+    """
+    from importlib.resources import files
+
+    from safetensors.numpy import load
+
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    began = time.monotonic()
+    shipped = (files("sm121.fixtures") / "canary" / "weights.safetensors").read_bytes()
+    tensors = load(shipped)
+    encoder = Encoder(tensors["tokens"].tolist())
+    student = Student(len(encoder.tokens), 0).eval()
+    canary_recipe.take_up(student, tensors)
+    for parameter in student.parameters():
+        parameter.requires_grad_(False)
+    data = load_corpus()
+    corpus, chance = Corpus(data, seed), random.Random(seed)
+    drafter = Drafter(len(encoder.tokens), seed)
+    with torch.no_grad():  # the canary's own output matrix is where a guess may begin
+        drafter.weights["lm_head"].copy_(student.weights["lm_head"][:-1])
+        for name, bits in load(start.read_bytes()).items() if start else ():
+            if name in drafter.weights:
+                drafter.weights[name].copy_(torch.from_numpy(bits.copy()).view(torch.bfloat16))
+
+    def documents(step: int) -> Callable[[], Batch]:
+        size = (4, 512) if step % 6 == 5 else (8, 256)
+        return lambda: make_batch(corpus, encoder, *size)
+
+    if start is None:
+        learn(drafter, student, [documents(n) for n in range(steps)], rate, progress)
+        save(drafter, encoder, out_file)
+    said = [one for one in answers(prompts(data, ANSWERS, seed)) if len(one[0]) <= LONGEST]
+    held, known = said[:96], said[96:]
+    progress(f"{len(known)} answers of {ANSWER_TOKENS} tokens to learn from")
+    judged = [answered(held[n : n + 12], encoder) for n in range(0, len(held), 12)]
+    fresh = Corpus(data, seed=987_654)
+    unseen = [make_batch(fresh, encoder, 8, 512 if n % 3 == 2 else 256) for n in range(6)]
+
+    def spoken(step: int) -> Callable[[], Batch]:
+        if step % 4 == 3:
+            return documents(step)
+        return lambda: answered(chance.sample(known, 12), encoder)
+
+    progress(f"accepted of answers, by position: {evaluate(drafter, student, judged)}")
+    loss = learn(drafter, student, [spoken(n) for n in range(answer_steps)], answer_rate, progress)
     save(drafter, encoder, out_file)
     manifest = {
         "format": 1,
@@ -284,22 +382,27 @@ def train(
         "canary_sha256": hashlib.sha256(shipped).hexdigest(),
         "recipe": {
             "steps": steps,
+            "answer_steps": answer_steps,
             "seed": seed,
             "rate": rate,
+            "answer_rate": answer_rate,
             "guesses": GUESSES,
             "torch": str(torch.__version__),
         },
-        "seconds": round(time.monotonic() - started),
-        "training_loss": round(average, 5),
-        "accepted_by_position": evaluate(drafter, student, encoder, data),
+        "seconds": round(time.monotonic() - began),
+        "training_loss": round(loss, 5),
+        "accepted_of_documents": evaluate(drafter, student, unseen),
+        "accepted_of_answers": evaluate(drafter, student, judged),
     }
     out_file.with_suffix(".json").write_text(json.dumps(manifest, indent=2) + "\n", "utf-8")
+    progress(json.dumps(manifest))
     return manifest
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out_file", type=Path)
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--start", type=Path, metavar="FILE", help="go on from these weights")
+    parser.add_argument("--answer-steps", type=int, default=600)
     arguments = parser.parse_args()
-    train(arguments.out_file, steps=arguments.steps)
+    train(arguments.out_file, start=arguments.start, answer_steps=arguments.answer_steps)

@@ -414,6 +414,27 @@ def _report(options: argparse.Namespace) -> int:
     return 0
 
 
+def _bundle(options: argparse.Namespace) -> int:
+    from sm121.report import archive
+
+    written, left = archive.write(options.directory, options.output)
+    print(f"{written}: {written.stat().st_size / (1 << 20):.1f} MiB")
+    for name in left:
+        print(f"  left out: {name}")
+    return 0
+
+
+def _badge(options: argparse.Namespace) -> int:
+    from sm121.report import badge
+
+    drawn = badge.svg(options.directory)
+    if options.output is None:
+        print(drawn, end="")
+    else:
+        options.output.write_text(drawn, "utf-8")
+    return 0
+
+
 def _schema(options: argparse.Namespace) -> int:
     from sm121.run import verdict_file
 
@@ -446,4 +467,6 @@ _COMMANDS: dict[str, Command] = {
     "merge": _merge,
     "schema": _schema,
     "report": _report,
+    "bundle": _bundle,
+    "badge": _badge,
 }

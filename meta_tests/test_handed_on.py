@@ -1,0 +1,69 @@
+"""What is handed on of a run: one archive for an issue, and a badge."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tarfile
+from xml.etree import ElementTree
+
+import pytest
+import report_runs
+
+from sm121.cli import main
+from sm121.core.verdict import Verdict
+from sm121.report import archive
+
+SECRET = "hf_" + "a1B2c3D4" * 4
+
+
+@pytest.fixture
+def failed(tmp_path):
+    """A run that failed, with the log of its server, a trace, and a run before it."""
+    directory = report_runs.write("fail", tmp_path / "report")
+    (directory / "server-under-test.log").write_text(f"loading\nHF_TOKEN={SECRET}\nready\n")
+    (directory / "earlier" / "1").mkdir(parents=True)
+    (directory / "earlier" / "1" / "verdict.json").write_text("{}")
+    (directory / ".lock").touch()
+    return directory
+
+
+def test_an_archive_has_the_whole_run_without_secrets(failed, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(archive, "LARGEST", 2 << 20)
+    with (failed / "decode.pt.trace.json").open("wb") as trace:
+        trace.truncate(3 << 20)
+    output = tmp_path / "run.tar.gz"
+    assert main(["bundle", str(failed), "--output", str(output)]) == 0
+    assert "left out: decode.pt.trace.json (3 MiB)" in capsys.readouterr().out
+    with tarfile.open(output) as archived:
+        entries = {entry.name.partition("/")[2]: entry for entry in archived.getmembers()}
+        read = {name: archived.extractfile(entry).read() for name, entry in entries.items()}
+    assert {"verdict.json", "server-under-test.log", archive.SUMS} <= set(read)
+    assert not [name for name in read if name.startswith((".", "earlier"))]
+    assert SECRET.encode() not in b"".join(read.values())
+    assert json.loads(read["verdict.json"]) == json.loads((failed / "verdict.json").read_text())
+    sums = dict(reversed(line.split("  ")) for line in read[archive.SUMS].decode().splitlines())
+    assert sums == {
+        name: hashlib.sha256(data).hexdigest()
+        for name, data in read.items()
+        if name != archive.SUMS
+    }
+    assert {(entry.uid, entry.uname) for entry in entries.values()} == {(0, "")}
+
+
+@pytest.mark.parametrize("kind", ["pass", "fail", "invalid", "hostile"])
+def test_a_badge_says_the_verdict(tmp_path, capsys, kind):
+    directory = report_runs.write(kind, tmp_path / kind)
+    verdict = json.loads((directory / "verdict.json").read_text())
+    assert main(["badge", str(directory)]) == 0
+    drawn = ElementTree.fromstring(capsys.readouterr().out)
+    said = drawn.get("aria-label")
+    assert f": {verdict['verdict']}" in said
+    shows_rate = verdict["metrics"]["tg32@d0"]["verdict"] == Verdict.PASS
+    assert ("tok/s" in said) == shows_rate, "a rate that does not count is not shown"
+
+
+@pytest.mark.parametrize("command", ["bundle", "badge"])
+def test_a_folder_without_a_run_is_one_line(tmp_path, capsys, command):
+    assert main([command, str(tmp_path)]) == 4
+    assert "verdict.json" in capsys.readouterr().err

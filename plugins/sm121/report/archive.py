@@ -1,0 +1,85 @@
+"""One archive of a run, to attach to an issue (``sm121 bundle``): the report directory as it is,
+whose secrets were blanked when it was written, its logs searched for them once more, with a
+checksum of each file."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from sm121.core import redaction
+from sm121.report import stored
+from sm121.report.stored import StoredReport
+
+SUMS = "SHA256SUMS"
+#: A larger file is left out, and named: traces of a profiler and memory dumps.
+LARGEST = 32 << 20
+#: What an engine wrote. In the suite's own JSON a key that ends in token is no secret's name.
+_LOGS = (".log", ".txt")
+#: Runs before this one, which a report directory keeps.
+_EARLIER = "earlier"
+
+
+def write(directory: Path, output: Path | None = None) -> tuple[Path, list[str]]:
+    """Write the archive of a report directory; its path, and what was left out of it.
+
+    Args:
+        directory: with verdict.json.
+        output: default: sm121-VERDICT-ARCH-STARTED.tar.gz in the working directory.
+
+    Raises:
+        UsageError: there is no sound verdict.json.
+    """
+    report = stored.read(directory)
+    name = _name(report)
+    target = output or Path(f"{name}.tar.gz")
+    left, sums = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        copied = Path(folder) / "file"
+        with tarfile.open(target, "w:gz") as archive:
+            for file in _files(directory):
+                inside = str(file.relative_to(directory))
+                if (size := file.stat().st_size) > LARGEST:
+                    left.append(f"{inside} ({size >> 20} MiB)")
+                    continue
+                shutil.copyfile(file, copied)
+                if file.suffix in _LOGS:
+                    redaction.redact_file(copied)
+                sums.append(f"{hashlib.sha256(copied.read_bytes()).hexdigest()}  {inside}")
+                archive.add(copied, f"{name}/{inside}", filter=_plain)
+            _add(archive, f"{name}/{SUMS}", "\n".join(sums) + "\n")
+    return target, left
+
+
+def _name(report: StoredReport) -> str:
+    run = report.run
+    when = "".join(c for c in run.started[:19] if c.isalnum())
+    return "-".join(("sm121", str(run.verdict).lower(), run.arch or "unknown", when))
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    for file in sorted(directory.rglob("*")):
+        inside = file.relative_to(directory)
+        hidden = any(part.startswith(".") for part in inside.parts)
+        if file.is_file() and not file.is_symlink() and not hidden and inside.parts[0] != _EARLIER:
+            yield file
+
+
+def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Nobody's file: no user, no group, readable by all."""
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    entry.mode = 0o644
+    return entry
+
+
+def _add(archive: tarfile.TarFile, name: str, text: str) -> None:
+    data = text.encode()
+    entry = _plain(tarfile.TarInfo(name))
+    entry.size = len(data)
+    archive.addfile(entry, io.BytesIO(data))

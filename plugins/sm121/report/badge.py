@@ -1,0 +1,41 @@
+"""A run's verdict as a small picture, for a README (``sm121 badge``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from sm121.core.numbers import number
+from sm121.core.verdict import Verdict
+from sm121.report import stored
+
+_COLOURS = {Verdict.PASS: "#2e7d32", Verdict.FAIL: "#b3261e"}
+_OTHER = "#8a5a00"
+_LETTER, _MARGIN = 6.6, 14.0
+_RATE = "tg32@d0"
+
+
+def svg(directory: Path) -> str:
+    """What was judged, its verdict, and its decode rate where that passed.
+
+    Raises:
+        UsageError: the directory has no sound verdict.json.
+    """
+    run = stored.read(directory).run
+    said = str(run.verdict)
+    rate = run.metrics.get(_RATE)
+    if rate is not None and rate.value is not None and rate.verdict is Verdict.PASS:
+        said += f", tg32 {number(rate.value)} {rate.unit}"
+    subject = " ".join(filter(None, (run.arch, run.engine.name, run.engine.version)))
+    left, right = (round(_LETTER * len(text) + _MARGIN) for text in (subject, said))
+    templates = Environment(
+        loader=PackageLoader("sm121.report"), autoescape=True, undefined=StrictUndefined
+    )
+    return templates.get_template("badge.svg.j2").render(
+        subject=subject,
+        said=said,
+        left=left,
+        right=right,
+        colour=_COLOURS.get(run.verdict, _OTHER),
+    )
