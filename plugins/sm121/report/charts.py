@@ -66,11 +66,13 @@ class Chart:
 
 
 def interval(metric: MetricReport) -> str:
-    """The interval of a metric's value for people; empty for none."""
+    """The interval of a metric's value for people, with its confidence; empty for none. A quantile
+    that a bound was held against has the confidence alone with which its rounds show it."""
+    surely = "" if metric.confidence is None else f"{metric.confidence:.0%}"
     if metric.ci_low is None and metric.ci_high is None:
-        return ""
+        return f"{surely} sure" if surely and metric.gated else ""
     low, high = number(metric.ci_low) or "?", number(metric.ci_high) or "unbounded"
-    return f"{low} to {high}"
+    return f"{low} to {high}, {surely} sure" if surely else f"{low} to {high}"
 
 
 def rates(run: VerdictFile, references: References, *, decoding: bool) -> Chart | None:
