@@ -166,6 +166,12 @@ def test_speculation_ends_an_answer_anywhere(speculation):
 
 
 @contract
+def test_speculation_keeps_a_form(speculation):
+    """A form that leaves, at any token, what the target would say by itself is kept."""
+    speculation.forms_are_kept()
+
+
+@contract
 def test_drafted_and_accepted_tokens_add_up(speculation, conformance):
     """The server's counts of drafts and accepted tokens, by position too, make what it answered."""
     conformance.remark(f"speculation: {speculation.counts_add_up()}")

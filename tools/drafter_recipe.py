@@ -389,6 +389,7 @@ def train(
             "guesses": GUESSES,
             "torch": str(torch.__version__),
         },
+        "start_sha256": hashlib.sha256(start.read_bytes()).hexdigest() if start else None,
         "seconds": round(time.monotonic() - began),
         "training_loss": round(loss, 5),
         "accepted_of_documents": evaluate(drafter, student, unseen),

@@ -263,7 +263,7 @@ def _(model: Patcher) -> None:
     model.wrap(drafter, "_greedy_sample", sample)
 
     def change(target: Tensor, metadata: Any) -> Tensor:
-        one = len(metadata.num_draft_tokens) == 1 and len(own) == len(target)
+        one = own and len(metadata.num_draft_tokens) == 1 and len(own) == len(target)
         return torch.cat([logits[:1] for logits in own]) if one else target
 
     _reported(model, change)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ from sm121.client.completions import Asker, Completion, Position, Refused, Reque
 from sm121.core.profile import AgreementBound
 from sm121.core.server import Server
 from sm121.core.verdict import NotRun, require
+from sm121.engines.capabilities import Capabilities
 from sm121.measure import counters
 from sm121.measure.counters import Drafted
 
@@ -42,6 +44,8 @@ _EVEN = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10,"
 _SHORT, _LONG = 64, 256
 #: Tokens of each greedy answer that are held against a prefill.
 _JUDGED_TOKENS = 200
+#: Tokens that a form follows at most, and how it goes on then.
+_FORMED, _ELSEWHERE = 8, " Paris."
 #: Drafts below which a share says nothing.
 _FEW = 16
 #: Methods that have no draft where the text so far has no match.
@@ -58,7 +62,7 @@ class Speculation:
         prompts: texts that go on by themselves.
         bound: what two of its answers may differ by.
         method: as the engine calls it; None where nothing shows it.
-        require: raises NotRun for a field of a request that the engine does not know.
+        capabilities: of the engine.
     """
 
     server: Server
@@ -66,7 +70,7 @@ class Speculation:
     prompts: PromptSet
     bound: AgreementBound
     method: str | None
-    require: Callable[..., object]
+    capabilities: Capabilities
     _natural: tuple[Drafted, int, int] | None = None
     _judged: dict[str, list[_Place]] = field(default_factory=dict)
 
@@ -119,7 +123,7 @@ class Speculation:
         Raises:
             AssertionError: some token comes too often or too seldom.
         """
-        self.require("logprobs")
+        self.capabilities.require("logprobs")
         tally: dict[tuple[str, str], _Tally] = {}
         places = 0
         for text in _OPEN:
@@ -181,6 +185,22 @@ class Speculation:
             stopped = self._post(prompt.text, max_tokens=whole.completion_tokens or 40, stop=[stop])
             require(stopped.text == wanted_text, f"the text before {stop!r}: {wanted_text!r}",
                     repr(stopped.text))  # fmt: skip
+
+    def forms_are_kept(self) -> None:
+        """A text that must leave, at any of its tokens, what the target would say by itself: drafts
+        are accepted until there, and not beyond.
+
+        Raises:
+            AssertionError: another text comes.
+            NotRun: the engine knows no regex.
+        """
+        prompt = self.prompts.prompts[0]
+        whole = self.asker.ask(Request(prompt.text, _FORMED, top=0)).text
+        for cut in range(1, min(len(whole), 3 * _FORMED)):
+            form = whole[:cut] + _ELSEWHERE
+            asked = self.capabilities.structured("regex", re.escape(form))
+            answer = self._post(prompt.text, max_tokens=8 * _FORMED, ignore_eos=False, **asked)
+            require(answer.text == form, f"the text of the form {form!r}", repr(answer.text))
 
     def counts_add_up(self) -> Drafted:
         """What the server says that it drafted and accepted makes the tokens that came.
@@ -253,7 +273,7 @@ class Speculation:
     def _places(self) -> Iterable[tuple[str, list[_Place]]]:
         """Each prompt's greedy answer, token by token, beside the prefill of the same text. The
         answers go on for long: of 200 tokens a single one may be wrong."""
-        self.require("prompt_logprobs")
+        self.capabilities.require("prompt_logprobs")
         if not self._judged:
             asked = [Request(prompt.text, _JUDGED_TOKENS) for prompt in self.prompts.prompts]
             answers = self.asker.ask_together(asked)

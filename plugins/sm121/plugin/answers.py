@@ -167,7 +167,7 @@ def speculation(
     key = f"{server.endpoint.base_url} {server.startup_s}"
     if key not in kept:
         kept[key] = Speculation(
-            server, asker, prompts.continuations(), agreement_bound, method, capabilities.require
+            server, asker, prompts.continuations(), agreement_bound, method, capabilities
         )
     return kept[key]
 
