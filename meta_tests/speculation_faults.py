@@ -162,8 +162,9 @@ def main() -> int:
                 print(f"== {fault}: {seen} ({seconds} s) {said}", flush=True)
                 if LIFE in found[fault].failed:  # the next ones need another server
                     log = next(Path(folder).glob("server-*.log"))
-                    lines = log.read_text("utf-8", "replace").splitlines()
-                    print(*[line for line in lines if "EngineCore pid" in line and "ERROR" in line][-9:], sep="\n", flush=True)
+                    said = log.read_text("utf-8", "replace").splitlines()
+                    why = [line for line in said if "EngineCore pid" in line and "ERROR" in line]
+                    print(*why[-9:], sep="\n", flush=True)
                     break
     survivors = [fault for fault, finding in found.items() if not finding.failed]
     if not options.only:
