@@ -32,6 +32,7 @@ ENDS = "test_speculation_ends_an_answer_anywhere"
 COUNTS = "test_drafted_and_accepted_tokens_add_up"
 ACCEPTED = "test_drafts_are_accepted"
 LENGTH = "test_accepted_length"
+SHARES = "test_acceptance"
 SEED = "test_same_seed_same_tokens"
 MINIMUM = "test_min_tokens_is_kept"
 FORM = "test_speculation_keeps_a_form"
@@ -56,7 +57,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "log-probabilities are of the place before": (VALUES,),
     "log-probabilities of accepted tokens are scaled by 0.9": (VALUES,),
     "a rejected token stays in the KV cache": (TOKENS, VALUES),
-    "the drafter sees hidden states of other layers": (LENGTH,),
+    "the drafter sees hidden states of other layers": (LENGTH, SHARES),
     "the drafter sees the hidden states of the place before": (LENGTH,),
     "acceptance is lost as the answer grows": (ACCEPTED,),
     "nothing that is drafted is ever right": (ACCEPTED, LENGTH),
@@ -169,7 +170,10 @@ def main() -> int:
     survivors = [fault for fault, finding in found.items() if not finding.failed]
     if not options.only:
         head = PAGE.read_text("utf-8").partition(BEGIN)[0]
-        said = "Made by `python meta_tests/speculation_faults.py`: vLLM with one thing wrong."
+    said = (
+            f"`python meta_tests/speculation_faults.py` puts {len(FAULTS)} faults into the real vLLM, "
+            "one after the other, and asks the tests that are meant to notice."
+        )
         PAGE.write_text(f"{head}{BEGIN}\n\n{said}\n\n{table(found)}", "utf-8")
     print(f"survivors: {survivors or 'none'}")
     return int(bool(survivors))

@@ -7,7 +7,7 @@ so that its accounting can be broken, too. Imports nothing of the suite.
 from typing import Any
 
 import torch
-from model_saboteur import PATCHES, Patcher, Tensor, patch
+from model_saboteur import PATCHES, Attention, Patcher, Tensor, patch
 from model_saboteur import Saboteur as Saboteur
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.sample import rejection_sampler
@@ -284,23 +284,21 @@ def _(model: Patcher) -> None:
 
 @patch("a rejected token stays in the KV cache")
 def _(model: Patcher) -> None:
-    import copy
-
+    """The token that came in its place does not take its slot."""
     rejected = [False]
 
     def change(row: Tensor, drafts: Tensor, _logits: Tensor, _bonus: Tensor, _m: Any) -> None:
         rejected[0] = _kept(row) <= len(drafts)
 
-    def stale(metadata: Any) -> Any:
-        if not rejected[0]:
-            return metadata
-        metadata = copy.copy(metadata)
-        metadata.slot_mapping = metadata.slot_mapping.clone()
-        metadata.slot_mapping[0] = -1
-        return metadata
+    def wrapper(update: Any) -> Any:
+        def run(impl: Any, layer: Any, key: Any, value: Any, cache: Any, slots: Any) -> Any:
+            first = int(rejected[0] and len(slots) > 1)
+            return update(impl, layer, key[first:], value[first:], cache, slots[first:])
+
+        return run
 
     _outcome(model, change)
-    model.metadata(stale)
+    model.wrap(Attention, "do_kv_cache_update", wrapper)
 
 
 # -------------------- the drafter

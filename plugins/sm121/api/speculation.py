@@ -28,14 +28,15 @@ from sm121.measure.counters import Drafted
 _ROUNDING = 1e-3
 #: The chance that a right server is called wrong by the samples of one run.
 ERROR_RATE = 1e-6
-#: Texts that can go on in many ways, and how many of the likeliest tokens are counted.
+#: Texts that can go on in many ways one or two tokens after the first, which nobody drafts: at the
+#: first and at the second place of a draft. And how many of the likeliest tokens are counted.
 _OPEN = (
     "The capital",
-    "The capital of France is Paris.",
-    "1 + 1 = 2. The capital of Peru is Lima.",
+    "The capital of France is Paris. The",
+    "1 + 1 = 2. The capital",
 )
 SLICE = 4
-_SAMPLED_TOKENS, _CHOICES, _BATCHES = 6, 128, 2
+_SAMPLED_TOKENS, _CHOICES, _BATCHES = 4, 128, 4
 _ALL = "at all places"
 #: Tokens after which samples of one text are still many enough to be counted together.
 _SHARED = 2
