@@ -170,9 +170,9 @@ def main() -> int:
     survivors = [fault for fault, finding in found.items() if not finding.failed]
     if not options.only:
         head = PAGE.read_text("utf-8").partition(BEGIN)[0]
-    said = (
-            f"`python meta_tests/speculation_faults.py` puts {len(FAULTS)} faults into the real vLLM, "
-            "one after the other, and asks the tests that are meant to notice."
+        said = (
+            f"`python meta_tests/speculation_faults.py` puts {len(FAULTS)} faults into the real "
+            "vLLM, one after the other, and asks the tests that are meant to notice."
         )
         PAGE.write_text(f"{head}{BEGIN}\n\n{said}\n\n{table(found)}", "utf-8")
     print(f"survivors: {survivors or 'none'}")
