@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from protocol_faults import vllm_serving
 
 ROOT = Path(__file__).parent.parent
@@ -28,6 +29,7 @@ def script() -> str:
     ]
 
 
+@pytest.mark.alone
 def test_the_levels_run_from_a_plain_script_against_a_url(canary_bf16, tmp_path):
     managed = vllm_serving(canary_bf16, tmp_path)
     try:
