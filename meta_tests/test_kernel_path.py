@@ -409,7 +409,7 @@ def test_target_counts_and_drafter_does_not() -> None:
 def test_the_speaking_worker_speaks_of_the_target_when_the_drafter_is_there() -> None:
     path = read_lines(
         [
-            "(Worker pid=2) INFO 11-24 02:21:02 [gpu_model_runner.py:5071] Loading drafter model...",
+            CORE + "[gpu_model_runner.py:5071] Loading drafter model...",
             "(Worker pid=2) INFO 11-24 02:21:02 [sm121_probe.py:40] Resolved attention backend: "
             "CPU_ATTN (CPUAttentionBackendImpl), 5 layers; in all 4 with sinks, 2 with a window",
             "(Worker pid=2) INFO 11-24 02:21:02 [sm121_probe.py:55] Resolved MoE backend: CPU "
