@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +20,16 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-WIDTHS = {360: 740, 1440: 900}
+WIDTHS = {390: 844, 1440: 900}
+#: The narrowest screen that everything must fit.
+NARROWEST = {360: 740}
 
 
 def missing() -> str | None:
     """Why there is no browser here, and how to get one; None if there is."""
-    try:
-        import playwright  # noqa: F401
-    except ModuleNotFoundError:
-        return "no playwright: pip install 'sm121-conformance[dev]'"
+    for name in ("playwright", "axe_playwright_python"):
+        if importlib.util.find_spec(name) is None:
+            return f"no {name}: pip install 'sm121-conformance[dev]'"
     if shutil.which("chromium") is None:
         return "no /usr/bin/chromium: apt-get install chromium"
     return None
@@ -56,7 +59,9 @@ def chromium() -> Iterator[Any]:
 
 def open_report(browser: Any, file: Path, width: int, **options: Any) -> Opened:
     """Open a report and wait until its charts are drawn."""
-    page = browser.new_page(viewport={"width": width, "height": WIDTHS[width]}, **options)
+    page = browser.new_page(
+        viewport={"width": width, "height": (WIDTHS | NARROWEST)[width]}, **options
+    )
     opened = Opened(page)
     page.on("console", lambda message: opened.complaints.append(f"{message.type} {message.text}"))
     page.on("pageerror", lambda error: opened.complaints.append(str(error)))
@@ -65,3 +70,15 @@ def open_report(browser: Any, file: Path, width: int, **options: Any) -> Opened:
     if options.get("java_script_enabled", True):
         page.wait_for_selector("html[data-ready=yes]", state="attached", timeout=20_000)
     return opened
+
+
+def accessibility(page: Any) -> list[str]:
+    """What axe-core finds on a page as it is shown: a line for each rule that does not hold."""
+    rules = files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8")
+    if not page.evaluate("typeof axe !== 'undefined'"):
+        page.evaluate(rules)  # not as a script element, which the page's policy refuses
+    return page.evaluate(
+        """async () => (await axe.run(document, { resultTypes: ["violations"] })).violations.map(
+          (rule) => `${rule.id}: ${rule.help}; ${rule.nodes.length} times, first ` +
+            `${rule.nodes[0].html.slice(0, 200)}: ${rule.nodes[0].failureSummary}`)"""
+    )

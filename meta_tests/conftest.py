@@ -173,7 +173,7 @@ def start_pytest(tmp_path: Path) -> Iterator[Callable[..., PytestRun]]:
                     "--report-dir",
                     str(report),
                     # Our own tests run in parallel, and need not wait for each other.
-                    *(("--beside-others",) if beside_others else ()),
+                    *(("--share-machine",) if beside_others else ()),
                     *arguments,
                 ],
                 cwd=ROOT,

@@ -6,10 +6,13 @@ None of their numbers was measured: every one says so in its engine's version.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import random
+from dataclasses import asdict
 from pathlib import Path
 
+from sm121.client.timed_answer import Chunk, TimedAnswer
 from sm121.core.verdict import Verdict
 from sm121.evidence.crash_bundle import BundleIndex
 from sm121.evidence.kernel_path import KernelPath, RequestReport
@@ -23,6 +26,7 @@ from sm121.report.details import Details, FailureDetail
 from sm121.run import verdict_file
 from sm121.run.verdict_file import (
     BoxReport,
+    ChangeReport,
     CrashReport,
     EngineReport,
     MetricReport,
@@ -256,6 +260,7 @@ def _bad(
     for test in run.tests:
         if test.id.endswith(name):
             test.verdict, test.message = verdict, message
+            test.metrics = [name for name in run.metrics if name in message]
             known.failures.append(
                 FailureDetail(
                     id=test.id,
@@ -284,6 +289,10 @@ def write(kind: str, directory: Path) -> Path:
         _bad(run, "test_no_metric_is_worse", verdict,
              "tg32@d0: 47.3 tok/s against 53.6 (5 stored runs), 11.8% worse; 5% allowed; "
              "Mann-Whitney p = 4.1e-06, chance among the stored runs 0.0021", known)  # fmt: skip
+        run.changes = [
+            ChangeReport(metric="tg32@d0", unit="tok/s", here=47.3, before=53.6, worse=0.1175,
+                         allowed=0.05, beside="5 stored runs", verdict=verdict)
+        ]  # fmt: skip
         _settle(run, "required: tg32@d0 >= 52 tok/s; seen: 47.3 tok/s [46.6, 47.8] "
                 "(and 1 more)")  # fmt: skip
     elif kind == "invalid":
@@ -322,6 +331,7 @@ def write(kind: str, directory: Path) -> Path:
                 "kind": "illegal_memory_access",
                 "summary": "an illegal memory access was encountered in the MoE of layer 17",
                 "owner": "FlashInfer, fused_moe for SM12x",
+                "happened": "the server died",
                 "test": "tests/test_stress.py::test_many_sequential_requests",
                 "bundle": "crashes/1-illegal_memory_access",
             }
@@ -369,12 +379,36 @@ def write(kind: str, directory: Path) -> Path:
     run.crashes = [CrashReport(**crash) for crash in crashes]
     verdict_file.write(run, directory / "verdict.json")
     details.write(known, directory)
+    if kind != "crash":
+        _records(directory, decode, HOSTILE if kind == "hostile" else None)
     label = HOSTILE if kind == "hostile" else "concurrent requests"
     (directory / "memory.json").write_text(_memory(label).model_dump_json())
     if kind not in ("crash",):
         (directory / "matrix").mkdir(exist_ok=True)
         (directory / "matrix" / "matrix.json").write_text(_matrix(label).model_dump_json())
     return directory
+
+
+def _records(directory: Path, decode: float, error: str | None) -> None:
+    """Requests of two cells; one of the first has pauses, and one fails where an error is given."""
+    chance = random.Random(7)
+    (directory / "records").mkdir(exist_ok=True)
+    for name, streams in (("d0-c1", 1), ("d4096-c4", 4)):
+        answers = []
+        for request in range(6):
+            at = sent = 10**9 * (1 + 4 * request)
+            answer = TimedAnswer(sent, asked_tokens=64, asked_prompt=2048 + int(name[1:-3]))
+            at += int(0.41e9 * chance.uniform(0.95, 1.1))
+            for token in range(64):
+                answer.chunks.append(Chunk(at, 1, token + 1, True, True, None, 300))
+                pause = 6 if request == 4 and token in (20, 41) else 1
+                at += int(1e9 / decode * pause * streams**0.5 * chance.uniform(0.9, 1.1))
+            answer.ended_ns = answer.chunks[-1].at_ns + 400_000
+            if error and request == 5:
+                answer.error, answer.chunks = error, answer.chunks[:9]
+            answers.append({"kind": "long", **asdict(answer)})
+        lines = "".join(json.dumps(answer) + "\n" for answer in answers)
+        (directory / "records" / f"{name}.jsonl").write_text(lines, "utf-8")
 
 
 def _memory(label: str) -> MemoryFile:

@@ -1,7 +1,8 @@
-"""docs/report/: pictures of reports at both widths, for people to look at.
+"""docs/report/: pictures of reports, at both widths, light and dark, for people to look at.
 
-``python meta_tests/report_screens.py [--embedded DIR]``: the constructed runs, and a report
-directory of an embedded run where one is given (its pictures stay as they are without).
+``python meta_tests/report_screens.py [--real DIR ...] [--hide TEXT ...]``: a picture
+``KIND-WIDTH-THEME.png`` for each kind of run. A report directory that is given stands for the kind
+that it is of (``crash`` where it has one, else its verdict); the other kinds are constructed.
 """
 
 from __future__ import annotations
@@ -22,44 +23,60 @@ from sm121.run.verdict_file import AgainstReport
 
 ROOT = Path(__file__).parent.parent
 OUTPUT = ROOT / "docs" / "report"
-KINDS = ("fail", "invalid", "inconclusive", "crash")
+KINDS = ("pass", "fail", "invalid", "inconclusive", "crash")
 #: The first screens, not the whole of it: a picture of all of it is looked at by nobody.
-HEIGHTS = {360: 2600, 1440: 3600}
-_MOST_BYTES = 300_000
+HEIGHTS = {390: 2600, 1440: 3000}
+THEMES = ("light", "dark")
+_MOST_BYTES = 200_000
 _LIKE_A_FORGE = """body { font: 14px/1.5 sans-serif; margin: 24px } h1 { font-size: 22px }
 h2 { font-size: 18px } h1, h2 { border-bottom: 1px solid #d1d9e0; padding-bottom: 4px }
 table { border-collapse: collapse } th, td { border: 1px solid #d1d9e0; padding: 3px 10px }"""
 
 
-def shoot(chromium, file: Path, name: str) -> None:
+def shoot(chromium, file: Path, kind: str) -> None:
     for width, height in HEIGHTS.items():
-        opened = browser.open_report(chromium, file, width)
-        opened.page.wait_for_timeout(300)
-        whole = Image.open(io.BytesIO(opened.page.screenshot(full_page=True)))
-        part = whole.convert("RGB").crop((0, 0, width, min(height, whole.height)))
-        target = OUTPUT / f"{name}-{width}.png"
-        part.quantize(200, dither=Image.Dither.NONE).save(target, optimize=True)
-        size = target.stat().st_size
-        assert size < _MOST_BYTES, f"{target}: {size} bytes"
-        print(target, size)
-        opened.page.close()
-    top = Image.open(OUTPUT / f"{name}-1440.png").convert("RGB").crop((0, 0, 1440, 1000))
-    if name == "embedded":
-        top.quantize(128, dither=Image.Dither.NONE).save(OUTPUT / "first-screen.png", optimize=True)
+        for theme in THEMES:
+            opened = browser.open_report(chromium, file, width, color_scheme=theme)
+            opened.page.wait_for_timeout(300)
+            whole = Image.open(io.BytesIO(opened.page.screenshot(full_page=True))).convert("RGB")
+            save(whole, OUTPUT / f"{kind}-{width}-{theme}.png", height)
+            if (kind, width, theme) == ("pass", 1440, "light"):
+                save(whole, OUTPUT / "first-screen.png", browser.WIDTHS[width])
+            opened.page.close()
 
 
-def _anywhere(report: Path, folder: Path) -> Path:
+def save(whole: Image.Image, target: Path, height: int) -> None:
+    """As much of the height as fits a file of a docs folder."""
+    size = _MOST_BYTES
+    while size >= _MOST_BYTES:
+        part = whole.crop((0, 0, whole.width, min(height, whole.height)))
+        part.quantize(160, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+            target, optimize=True
+        )
+        size, shown, height = target.stat().st_size, part.height, int(part.height * 0.9)
+    print(f"{target.relative_to(ROOT)}: {whole.width} x {shown}, {size} bytes")
+
+
+def kind_of(directory: Path) -> str:
+    run = stored.read(directory).run
+    return "crash" if run.crashes else run.verdict.value.lower()
+
+
+def anywhere(report: Path, folder: Path, hidden: list[str]) -> Path:
     """A copy of a report that does not say where on this machine the checkout lies."""
-    copy = Path(shutil.copytree(report, folder / "embedded"))
-    for name in ("verdict.json", "details.json"):
-        text = (copy / name).read_text("utf-8")
-        (copy / name).write_text(text.replace(f"{ROOT}/", ""), "utf-8")
+    copy = Path(shutil.copytree(report, folder))
+    for file in copy.rglob("*.json"):
+        text = file.read_text("utf-8")
+        for prefix in hidden:
+            text = text.replace(prefix, "")
+        file.write_text(text, "utf-8")
     return copy
 
 
 def pull_request(chromium, folder: Path) -> None:
     """The summary of a pull request that is slower than what was merged, as a page shows it."""
-    run = stored.read(report_runs.write("fail", folder)).run
+    report = stored.read(report_runs.write("fail", folder))
+    run = report.run
     kept = report_runs.write("pass", folder.with_name("trusted"))
     run.against = AgainstReport(
         run="the run of 2026-11-23T10:43:01+00:00",
@@ -69,8 +86,8 @@ def pull_request(chromium, folder: Path) -> None:
         worse=["tg32@d0: 47.3 tok/s against 53.6 (5 stored runs), 11.8% worse; 5% allowed"],
         measured=stored.read(kept).run.metrics,
     )
-    text = summary.markdown(run) + "\n[The report, the logs and verdict.json](#)\n"
-    body = markdown.markdown(text, extensions=["tables", "md_in_html"])
+    text = summary.markdown(run, report) + "\n[The report, the logs and verdict.json](#)\n"
+    body = markdown.markdown(text, extensions=["tables", "md_in_html", "fenced_code"])
     page = chromium.new_page(viewport={"width": 1012, "height": 800})
     page.set_content(f"<style>{_LIKE_A_FORGE}</style>{body}")
     target = OUTPUT / "pull-request.png"
@@ -82,17 +99,22 @@ def pull_request(chromium, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--embedded", type=Path, metavar="DIR")
-    embedded = parser.parse_args().embedded
+    parser.add_argument("--real", type=Path, metavar="DIR", nargs="+", default=[])
+    parser.add_argument("--hide", metavar="TEXT", nargs="+", default=[])
+    parser.add_argument("--only", metavar="KIND", nargs="+", choices=KINDS, default=KINDS)
+    given = parser.parse_args()
     if (why := browser.missing()) is not None:
         raise SystemExit(why)
     OUTPUT.mkdir(exist_ok=True)
-    with browser.chromium() as chromium, tempfile.TemporaryDirectory() as folder:
-        if embedded is not None:
-            shoot(chromium, page.write(stored.read(_anywhere(embedded, Path(folder)))), "embedded")
-        pull_request(chromium, Path(folder) / "pull-request")
-        for kind in KINDS:
-            directory = report_runs.write(kind, Path(folder) / kind)
+    real = {kind_of(directory): directory for directory in given.real}
+    with browser.chromium() as chromium, tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        pull_request(chromium, folder / "pull-request")
+        for kind in given.only:
+            if kind in real:
+                directory = anywhere(real[kind], folder / kind, [f"{ROOT}/", *given.hide])
+            else:
+                directory = report_runs.write(kind, folder / kind)
             shoot(chromium, page.write(stored.read(directory)), kind)
 
 

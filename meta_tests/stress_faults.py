@@ -231,12 +231,12 @@ def _run(
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--arch", "cpu",
                "--profile", str(profile), "--report-dir", str(report),
                # A run of ours waits for no other, and leaves no file by which it would have.
-               "--beside-others", *case.tests]  # fmt: skip
+               "--share-machine", *case.tests]  # fmt: skip
     if case.fault is not None:
         variables["SM121_META_PYTHON"] = sys.executable
         variables["SM121_META_FAULT"] = case.fault
         variables["SM121_META_FILL"] = str(report)
-        command += ["--engine-python", str(HERE / "fake_python.py"), "--profile-kernels", "off"]
+        command += ["--engine-python", str(HERE / "fake_python.py"), "--kernel-trace", "off"]
     output = folder / "output.txt"
     started = time.monotonic()
     with output.open("w") as stream:

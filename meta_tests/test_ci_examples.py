@@ -78,7 +78,7 @@ class Runner:
             "pytest",
             "-p",
             "no:cacheprovider",
-            "--beside-others",
+            "--share-machine",
             *suite,
         ]
         self._program("docker", _DOCKER)

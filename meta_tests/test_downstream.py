@@ -53,7 +53,7 @@ def test_their_own_run_passes(project, fault_server):
     done = run(
         project,
         *("--profile", "theirs.toml", "--base-url", server.base_url, "--api-key", server.key),
-        "--beside-others",
+        "--share-machine",
     )
     assert done.returncode == 0, done.stdout + done.stderr
     report = project / "conformance-report"
@@ -73,7 +73,7 @@ def test_one_level_of_the_suite_runs_from_their_checkout(project, fault_server):
     done = run(
         project,
         *("-p", "sm121.plugin", "--arch", "cpu", "-m", "smoke", "--rootdir", str(project)),
-        "--beside-others",
+        "--share-machine",
         *("--base-url", server.base_url, "--api-key", server.key),
         str(ROOT / "tests" / "test_smoke.py") + "::test_health",
     )

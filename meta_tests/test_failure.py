@@ -8,6 +8,7 @@ import pytest
 from logs import read_lines
 
 from sm121.core.data_file import DataFileError, parse
+from sm121.evidence import death
 from sm121.evidence.failure import (
     Cause,
     FailureSet,
@@ -17,6 +18,7 @@ from sm121.evidence.failure import (
     load_failures,
     relevant_lines,
 )
+from sm121.evidence.kernel_messages import KernelMessages
 from sm121.evidence.log_lines import clean
 
 DATA = Path(__file__).parent / "data"
@@ -700,6 +702,7 @@ def test_relevant_lines_of_many_keep_first_and_last(tmp_path: Path) -> None:
 ENTRY = """[markers]
 ready = ['ready']
 stopped = ['stopped']
+fatal = ['fatal']
 [[failure]]
 id = "one"
 kind = "{kind}"
@@ -726,3 +729,50 @@ def test_wrong_failure_file_is_refused(kind: str, regex: str, more: str, expecte
     with pytest.raises(DataFileError, match=expected) as error:
         parse(text, FailureSet, "mine.toml")
     assert "mine.toml: key failure.one" in str(error.value)
+
+
+SERVES = "INFO:     Application startup complete."
+MATMUL = "RuntimeError: mat1 and mat2 shapes cannot be multiplied"
+SWEPT = [{"pid": 7, "name": "VLLM::EngineCor", "status": -9}]
+#: An exception ends the engine's core, and the engine itself then kills what is left.
+SWEPT_UP = {
+    "start": [*AFTERMATH[:1], ERROR + MATMUL, *AFTERMATH[1:]],
+    "serving": [
+        SERVES,
+        ERROR + "EngineCore encountered a fatal error.",
+        ERROR + "Traceback (most recent call last):",
+        ERROR + MATMUL,
+        "(APIServer pid=1) ERROR 11-20 10:19:40 [async_llm.py:1] EngineDeadError: see above",
+        "INFO:     Shutting down",
+    ],
+    "sglang": [
+        SERVES,
+        "[2026-01-01 10:00:00] Scheduler hit an exception: Traceback (most recent call last):",
+        '  File "/x/a.py", line 3, in f',
+        MATMUL,
+        "[2026-01-01 10:00:00] Received sigquit from a child process.",
+    ],
+}
+
+
+@pytest.mark.parametrize("exit_code", [1, -9, None])
+@pytest.mark.parametrize("name", SWEPT_UP)
+def test_the_earliest_fatal_line_is_above_how_the_rest_was_swept_up(name, exit_code) -> None:
+    logged = classify_lines(SWEPT_UP[name], exit_code)
+    unreadable = KernelMessages(unavailable="not permitted")
+    found = death.cause_of(logged, exits=SWEPT, kernel=unreadable, kills=0, pids={7})
+    assert found.summary == MATMUL and found.kind == "engine_dead"
+    # What says that memory was short stays above it.
+    assert death.cause_of(logged, exits=SWEPT, kernel=unreadable, kills=1, pids={7}).kind == "oom"
+
+
+def test_an_error_of_a_request_does_not_hide_a_kill() -> None:
+    """The core said nothing: somebody killed it."""
+    lines = [
+        SERVES,
+        "(APIServer pid=1) ERROR 11-20 10:19:39 [serving.py:1] ValueError: too long",
+        "(APIServer pid=1) ERROR 11-20 11:19:40 [async_llm.py:1] EngineDeadError: x",
+    ]
+    logged = classify_lines(lines, 0)
+    found = death.cause_of(logged, exits=SWEPT, kernel=KernelMessages(), kills=0, pids={7})
+    assert found.kind == "killed"

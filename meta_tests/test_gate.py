@@ -239,7 +239,7 @@ def test_a_tail_says_what_its_requests_can_show():
     few = tail([500.0] * 20)
     assert few.verdict is Verdict.PASS and few.estimate.confidence == pytest.approx(1 - 0.99**20)
     assert "95 % takes 299" in few.reason
-    assert tail([500.0] * 20, bound=600) is None, "--tails goes on"
+    assert tail([500.0] * 20, bound=600) is None, "--percentiles goes on"
     assert tail([500.0] * 299, bound=600).estimate.confidence > 0.95
     assert tail([500.0] * 19 + [1200.0]).verdict is Verdict.INCONCLUSIVE
     assert tail([500.0] * 40 + [1200.0] * 5).verdict is Verdict.FAIL

@@ -36,7 +36,7 @@ def test_the_suite_says_what_is_so(case: Case, behind: Behind, tmp_path: Path):
     box = Machine(tmp_path / "gb10", case.release, behind, **case.changes)
     box.build()
     began = time.monotonic()
-    done = box.run("--plan", "quick", "--beside-others", *case.arguments)
+    done = box.run("--plan", "quick", "--share-machine", *case.arguments)
     assert (box.report / "verdict.json").is_file(), done.stdout
     verdict = box.verdict
     said = _said(verdict)

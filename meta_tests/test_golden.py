@@ -184,7 +184,7 @@ def test_options_are_checked_before_anything_starts(run_pytest, tmp_path, canary
     [
         (["--golden", "nowhere.json"], "--golden nowhere.json: expected a file"),
         (["--record-golden", "no/such/file"], "expected the name of a file in a folder"),
-        (["--accuracy", "nowhere.jsonl"], "--accuracy nowhere.jsonl: expected a file"),
+        (["--questions", "nowhere.jsonl"], "--questions nowhere.jsonl: expected a file"),
         (["--reference", "nowhere"], "--reference nowhere: expected a checkpoint folder"),
         (["--configuration", "fp3"], "expected one of profile cpu-tiny-gpt-oss: float32"),
     ],

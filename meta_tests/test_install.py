@@ -187,14 +187,14 @@ def test_the_wheel_judges_a_server_from_an_empty_folder(offline, tmp_path, fault
         folder = tmp_path / verdict
         folder.mkdir()
         done = sm121_run(
-            offline, folder, "tests/test_smoke.py", "--arch", "cpu", "--beside-others",
+            offline, folder, "tests/test_smoke.py", "--arch", "cpu", "--share-machine",
             *("--base-url", server.base_url, "--api-key", server.key), *left_out,
         )  # fmt: skip
         assert done.returncode == status, done.stdout[-3000:] + done.stderr
         found = json.loads((folder / "conformance-report" / "verdict.json").read_text())
         assert found["verdict"] == verdict
         assert "tests/test_smoke.py::test_health" in {test["id"] for test in found["tests"]}
-    again = "run again: sm121 run tests/test_smoke.py::test_one_chat --arch cpu --beside-others"
+    again = "run again: sm121 run tests/test_smoke.py::test_one_chat --arch cpu --share-machine"
     assert again in done.stdout, done.stdout[-3000:]
 
 

@@ -239,7 +239,7 @@ def test_the_time_of_a_start_is_decided_by_a_warm_one(run_pytest, tmp_path, empt
     text = re.sub(r"ready_within_s = .*", 'ready_within_s = { value = 8, source = "test" }', text)
     file.write_text(re.sub(r"smoke = \d+", "smoke = 15", text))  # the alarm waits longer, too
     asked = (
-        "--arch", "cpu", "--profile", str(file), "--profile-kernels", "off",
+        "--arch", "cpu", "--profile", str(file), "--kernel-trace", "off",
         "--engine-python", str(FAULT_SERVER.with_name("fake_python.py")),
         "tests/test_smoke.py::test_server_is_ready_in_time",
         "tests/test_performance.py::test_startup_time",

@@ -49,7 +49,7 @@ def engine(tmp_path):
         "PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", ""))),
     }
     arguments = (
-        *("--arch", "cpu", "--profile-kernels", "off", "--kernel-provider", "telling:provider"),
+        *("--arch", "cpu", "--kernel-trace", "off", "--kernel-provider", "telling:provider"),
         *("--engine-python", str(HERE / "fake_python.py")),
     )
     return arguments, environment

@@ -82,11 +82,11 @@ def test_an_accuracy_slice_is_judged_and_kept(judge, tmp_path):
         for country, city in capitals.items()
     ]
     questions.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    status, run = judge(model_faults.CLEAN, "accuracy", options=("--accuracy", str(questions)))
+    status, run = judge(model_faults.CLEAN, "accuracy", options=("--questions", str(questions)))
     assert status == 0, run.output
     kept = run.report / "accuracy.jsonl"
     assert len(kept.read_text().splitlines()) == len(lines)
-    options = ("--accuracy", str(questions), "--accuracy-baseline", str(kept))
+    options = ("--questions", str(questions), "--questions-baseline", str(kept))
     status, run = judge("embedding rows shifted by one", "accuracy", options=options)
     assert status == 1 and "no worse than the baseline" in run.output, run.output
 

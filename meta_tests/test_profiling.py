@@ -29,7 +29,7 @@ def configuration(**changes: str) -> ServerConfiguration:
 
 def settings(directory: Path, **changes):
     plain = SimpleNamespace(
-        profile_kernels="auto", nsys=False, engine="vllm", engine_python=sys.executable,
+        kernel_trace="auto", nsys=False, engine="vllm", engine_python=sys.executable,
         engine_arguments=(), engine_environment=(), report_dir=directory,
     )  # fmt: skip
     plain.__dict__.update(changes)
@@ -65,8 +65,8 @@ def test_nsys_is_put_around_the_engine_and_waits_for_the_profiler() -> None:
     ("changes", "traces"),
     [
         ({}, True),
-        ({"profile_kernels": "restart"}, True),
-        ({"profile_kernels": "off"}, False),
+        ({"kernel_trace": "restart"}, True),
+        ({"kernel_trace": "off"}, False),
         ({"engine_arguments": ("--profiler-config.profiler=torch",)}, False),
     ],
 )
@@ -127,7 +127,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> KernelProfile:
 def test_server_that_a_gpu_profiler_slows_is_stopped(
     chosen, asked: str, stops: int, seen: KernelProfile, tmp_path: Path
 ) -> None:
-    run = stub(tmp_path, chosen, profile_kernels=asked)
+    run = stub(tmp_path, chosen, kernel_trace=asked)
     assert take(run, server(traces="/t")) == seen
     assert run.stopped == stops
 
@@ -146,7 +146,7 @@ def test_profile_is_in_the_report(seen: KernelProfile, tmp_path: Path) -> None:
     ("run_changes", "server_changes", "expected"),
     [
         ({"nsys": True}, {"traces": "/t"}, "nsys is not on PATH"),
-        ({"profile_kernels": "off"}, {}, "says off"),
+        ({"kernel_trace": "off"}, {}, "says off"),
         ({}, {}, "takes no --profiler-config"),
     ],
 )

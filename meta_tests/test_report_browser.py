@@ -60,6 +60,12 @@ def opened(chromium, reports, loaded):
         assert others == [], "the report asks the network for something"
 
 
+def _anew(shown):
+    """The page as it is opened, without what an earlier test unfolded or followed."""
+    shown.goto(shown.url.partition("#")[0])
+    shown.wait_for_selector("html[data-ready=yes]", state="attached")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_wider_than_the_screen(opened, kind):
     _fits(opened(kind, min(browser.WIDTHS)))
@@ -68,7 +74,7 @@ def test_nothing_is_wider_than_the_screen(opened, kind):
 def _fits(shown):
     drawn = "[...document.querySelectorAll('[data-chart]')].every(c => c.querySelector('svg'))"
     assert shown.evaluate(drawn), "a chart was not drawn"
-    for width, height in browser.WIDTHS.items():
+    for width, height in (browser.WIDTHS | browser.NARROWEST).items():
         shown.set_viewport_size({"width": width, "height": height})
         shown.wait_for_timeout(150)  # plotly follows the window with a delay
         needed, there = shown.evaluate(
@@ -83,7 +89,7 @@ def test_the_report_of_the_real_run(opened, reports, tmp_path):
     reports["real"] = tmp_path / "report.html"
     found = stored.read(REAL.parent)
     reports["real"].write_text(page.html(found), "utf-8")
-    assert reports["real"].stat().st_size < 3_000_000
+    assert reports["real"].stat().st_size < 2_000_000
     shown = opened("real", min(browser.WIDTHS))
     assert shown.locator("#verdict").inner_text() == found.run.verdict.value
     _fits(shown)
@@ -135,33 +141,164 @@ def test_charts_take_the_colours_of_the_dark(opened):
     assert shown.evaluate(colour) != light
 
 
-def test_contrast_is_enough_in_both(opened):
-    """WCAG AA: 4.5 to 1 for text on what it stands on."""
+@pytest.mark.parametrize("kind", KINDS)
+def test_axe_finds_nothing(opened, kind):
+    """Contrast, names, roles and order by axe-core: at both widths, in the light and the dark, with
+    everything unfolded."""
+    for width in browser.WIDTHS:
+        shown = opened(kind, width)
+        shown.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+        for scheme in ("light", "dark"):
+            shown.emulate_media(color_scheme=scheme)
+            shown.wait_for_timeout(200)
+            assert browser.accessibility(shown) == [], f"{width} pixels, {scheme}"
+
+
+def test_axe_would_find_something(chromium, reports, tmp_path):
+    file = tmp_path / "report.html"
+    text = reports["pass"].read_text("utf-8")
+    file.write_text(
+        text.replace("<main", "<p style='color: #bbb; background: #fff'>hard to read</p><main", 1)
+    )
+    found = browser.open_report(chromium, file, 1440)
+    assert [line.partition(":")[0] for line in browser.accessibility(found.page)] == [
+        "color-contrast", "region"
+    ]  # fmt: skip
+    found.page.close()
+
+
+def test_tiles_do_not_overlap(opened):
+    """Every width between a telephone and a wall; a rate of six digits."""
+    shown = opened("fail")
+    shown.evaluate("document.querySelectorAll('.tile .value')[1].firstChild.data = '112920 '")
     script = """() => {
-      const rgb = (text) => text.match(/[\\d.]+/g).map(Number);
-      const lum = (c) => { const [r, g, b] = c.slice(0, 3).map((v) => { v /= 255;
-        return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-      const back = (e) => { for (; e; e = e.parentElement) {
-        const c = rgb(getComputedStyle(e).backgroundColor);
-        if (c.length < 4 || c[3] > 0) return c; }
-        return [255, 255, 255]; };
-      const what = 'p, a, td, th, dt, dd, .chip, h1, h2, h3, caption, .name';
-      return [...document.querySelectorAll(what)]
-        .filter((e) => e.innerText && e.offsetParent && !e.closest('svg')).map((e) => {
-        const [a, b] = [lum(rgb(getComputedStyle(e).color)), lum(back(e))].sort((x, y) => y - x);
-        return [(a + 0.05) / (b + 0.05), e.innerText.slice(0, 40), e.className]; })
-        .filter(([ratio]) => ratio < 4.5); }"""
-    for kind in ("fail", "invalid", "inconclusive"):
-        shown = opened(kind)
-        assert shown.evaluate(script) == []
-        shown.emulate_media(color_scheme="dark")
-        assert shown.evaluate(script) == []
+      const tiles = [...document.querySelectorAll('.tile')];
+      const boxes = tiles.map((tile) => tile.getBoundingClientRect());
+      const beside = (a, b) => a.right <= b.left || b.right <= a.left;
+      const apart = (a, b) => beside(a, b) || a.bottom <= b.top || b.bottom <= a.top;
+      return tiles.length > 2 && tiles.every((tile) => tile.scrollWidth <= tile.clientWidth)
+        && boxes.every((a, i) => boxes.every((b, j) => i === j || apart(a, b))); }"""
+    for width in range(360, 1921, 60):
+        shown.set_viewport_size({"width": width, "height": 900})
+        assert shown.evaluate(script), f"at {width} pixels"
+
+
+def test_tests_are_filtered_linked_and_copied(opened):
+    shown = opened("fail")
+    _anew(shown)
+    shown.evaluate(
+        "Object.defineProperty(navigator, 'clipboard', "
+        "{ value: { writeText: async (text) => { window.copied = text; } } })"
+    )
+    shown.locator("#tests summary").first.click()
+    rows = shown.locator("#every-test tbody tr:visible")
+    every = rows.count()
+    shown.locator("[data-filter=level]").select_option("performance")
+    assert rows.count() == 3 and shown.locator("#shown").inner_text() == f"3 of {every} tests"
+    shown.locator("[data-filter=verdict]").select_option("FAIL")
+    assert rows.count() == 1
+    rows.get_by_role("button", name="copy id").click()
+    shown.wait_for_function(
+        "window.copied === 'tests/test_performance.py::test_decode_rate[tg32-d0]'"
+    )
+    rows.get_by_role("button", name="copy command").click()
+    shown.wait_for_function("window.copied.startsWith('python -m pytest')")
+    shown.locator("#unfilter").click()
+    assert rows.count() == every
+    shown.locator("[data-filter=text]").fill("decode")
+    assert 0 < rows.count() < every
+    shown.locator("[data-filter=severity]").select_option("blocker")
+    # A link opens what hides its line, and marks it.
+    anchor = "test-stress-test-many-sequential-requests"
+    shown.evaluate("document.querySelector('#tests details').open = false")
+    shown.evaluate(f"location.hash = '{anchor}'")
+    line = shown.locator(f"#{anchor}")
+    line.wait_for(state="visible")
+    marked, usual = (
+        shown.locator(f"{row} > td").first.evaluate("e => getComputedStyle(e).backgroundColor")
+        for row in (f"#{anchor}", "#every-test tbody tr:not(:target)")
+    )
+    assert marked != usual
+    assert line.locator(".here").get_attribute("href") == f"#{anchor}"
+    # A level's name shows its tests.
+    shown.locator("#levels a", has_text="smoke").click()
+    assert rows.count() == 3
+    shown.locator("#unfilter").click()
+
+
+def test_the_filter_is_used_with_a_keyboard_alone(opened):
+    shown = opened("fail")
+    _anew(shown)
+    shown.evaluate("document.querySelector('#tests details').open = true")
+    shown.locator("#tests summary").first.focus()
+    shown.keyboard.press("Tab")
+    shown.keyboard.press("p")  # performance
+    assert shown.locator("#every-test tbody tr:visible").count() == 3
+    for _ in range(4):
+        shown.keyboard.press("Tab")
+    assert shown.evaluate("document.activeElement.id") == "unfilter"
+    shown.keyboard.press("Enter")
+    for _ in range(2):
+        shown.keyboard.press("Tab")  # the scrolling table, the first test
+    assert shown.evaluate("document.activeElement.className") == "here"
+    shown.keyboard.press("Enter")
+    assert shown.evaluate("document.querySelector('tr:target') !== null")
+
+
+def test_a_theme_is_chosen_and_kept(chromium, reports):
+    found = browser.open_report(chromium, reports["pass"], 1440, color_scheme="light")
+    paper = "getComputedStyle(document.body).backgroundColor"
+    axis = "getComputedStyle(document.querySelector('.chart .xtick text')).fill"
+    light = [found.page.evaluate(paper), found.page.evaluate(axis)]
+    found.page.locator("#theme").select_option("dark")
+    dark = [found.page.evaluate(paper), found.page.evaluate(axis)]
+    assert light[0] != dark[0] and light[1] != dark[1]
+    found.page.reload()
+    found.page.wait_for_selector("html[data-ready=yes]", state="attached")
+    assert [found.page.evaluate(paper), found.page.evaluate(axis)] == dark
+    found.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert found.page.evaluate(axis) == light[1], "paper is light"
+    found.page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert found.page.evaluate(axis) == dark[1]
+    assert found.complaints == []
+    found.page.close()
+
+
+def test_a_browser_that_keeps_nothing_is_not_complained_of(chromium, reports):
+    page = chromium.new_page(viewport={"width": 1440, "height": 900})
+    complaints = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.add_init_script(
+        "Object.defineProperty(window, 'localStorage', { get() { throw new DOMException('no'); } })"
+    )
+    page.goto(reports["pass"].as_uri())
+    page.wait_for_selector("html[data-ready=yes]", state="attached")
+    page.locator("#theme").select_option("dark")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert complaints == []
+    page.close()
+
+
+def test_the_verdict_of_a_cell_is_on_the_screen(opened):
+    shown = opened("invalid")
+    names = shown.locator("#matrix details table thead th").all_inner_texts()
+    assert names[:2] == ["cell", "verdict"]
+
+
+def test_the_path_of_a_request_is_drawn(opened):
+    shown = opened("pass")
+    lines = shown.locator("#requests svg")
+    assert lines.count() == 4, "the median and the slowest of two cells"
+    slow = lines.nth(1)
+    assert "slowest request: first chunk after" in slow.get_attribute("aria-label")
+    boxes = [slow.locator(part).bounding_box() for part in (".wait", ".gap >> nth=0", ".end")]
+    assert all(a["x"] < b["x"] for a, b in itertools.pairwise(boxes))
+    assert all(box["height"] > 20 for box in boxes)
 
 
 def test_a_keyboard_reaches_everything(opened):
     shown = opened("fail")
-    shown.reload()
+    _anew(shown)
     shown.keyboard.press("Tab")
     assert shown.evaluate("document.activeElement.className") == "skip"
     assert shown.locator(".skip").bounding_box()["x"] >= 0, "the skip link shows when it has focus"
@@ -201,6 +338,10 @@ def test_a_screen_reader_finds_its_way(opened):
 def test_without_scripts_every_number_is_there(opened):
     shown = opened("pass", java_script_enabled=False)
     assert "tg32@d0" in shown.content() and shown.locator(".chart").first.is_visible()
+    assert shown.locator("#every-test tbody tr").count() == 17
+    assert shown.locator("#requests svg").first.is_visible()
+    for useless in (".filter", ".theme"):
+        assert not shown.locator(useless).is_visible()
 
 
 def test_it_can_be_printed(opened):

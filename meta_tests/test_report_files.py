@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -17,14 +18,17 @@ import pytest
 import report_runs
 
 from sm121.cli import main
+from sm121.client.timed_answer import Chunk, TimedAnswer
 from sm121.core import data_file, lenient
 from sm121.core.errors import UsageError
 from sm121.core.numbers import number
 from sm121.core.verdict import Verdict
+from sm121.evidence import log_lines
 from sm121.evidence.crash_bundle import BundleIndex
 from sm121.matrix.feature_matrix import MatrixFile
 from sm121.measure import comparison
 from sm121.report import (
+    charts,
     crash_list,
     details,
     findings,
@@ -33,8 +37,10 @@ from sm121.report import (
     metric_names,
     page,
     references,
+    short_names,
     stored,
     summary,
+    timelines,
 )
 from sm121.run import verdict_file
 from sm121.run.verdict_file import CrashReport, MemoryReport
@@ -76,7 +82,7 @@ class Tags(HTMLParser):
 @pytest.mark.parametrize("kind", ["pass", "fail", "invalid", "inconclusive", "crash", "hostile"])
 def test_the_page_is_sound_small_and_alone(runs, kind):
     text = page.html(stored.read(runs[kind]))
-    assert len(text.encode()) < 3_000_000
+    assert len(text.encode()) < 2_000_000
     tags = Tags()
     tags.feed(text)
     assert tags.open == []
@@ -98,13 +104,26 @@ def test_a_run_in_which_everything_fails_is_still_a_page_that_opens(runs):
             failure = details.FailureDetail(id=test.id, text="y" * 20_000, reproduce="pytest")
             found.details.failures.append(failure)
     text = page.html(found)
-    assert len(text.encode()) < 3_000_000 and "500 more findings" in text
+    assert len(text.encode()) <= 2_000_000 and "500 more findings" in text
+    assert text.count("Left out, to keep this page small: what pytest showed") == 1
+    assert "Left out" not in page.html(stored.read(runs["pass"]))
 
 
 def test_a_directory_with_nothing_but_the_verdict(runs, tmp_path):
     shutil.copy(runs["fail"] / "verdict.json", tmp_path)
     text = page.html(stored.read(tmp_path))
-    assert "required" in text and text.count("Not run.") >= 4
+    assert "required" in text
+    absent = re.findall(r'<p[^>]*id="absent">(.*?)</p>', text)
+    assert len(absent) == 1, "one line, not a card for each"
+    for part in ("latency distributions (details.json has no", "memory over the run", "matrix"):
+        assert part in absent[0], part
+    assert 'id="latency"' not in text and 'href="#latency"' not in text
+    found = stored.read(runs["crash"])
+    del found.run.levels["matrix"]
+    assert (
+        'id="absent">Not in this run: rates, latency distributions, paths of requests (performance '
+        "did not run); matrix (matrix was not selected); history (regression did not run).<"
+    ) in page.html(found)
 
 
 def test_what_cannot_be_read_is_not_shown(runs, tmp_path):
@@ -117,7 +136,7 @@ def test_what_cannot_be_read_is_not_shown(runs, tmp_path):
     assert [line.partition(":")[0] for line in found.run.remarks[-2:]] == [
         "memory.json cannot be read", "matrix/matrix.json cannot be read"
     ]  # fmt: skip
-    assert "Not run." in page.html(found)
+    assert "Not in this run: " in page.html(found)
 
 
 def test_no_verdict_is_one_clear_line(tmp_path, capsys):
@@ -256,7 +275,8 @@ def test_annotations_cannot_be_broken_out_of(runs, tmp_path):
     found.run.tests[0].verdict = Verdict.FAIL
     found.run.tests[0].message = "a%b\n::error::forged\r,file=x::y\x1b[2J"
     lines = github.commands(found, tmp_path / "sub", tmp_path)
-    assert all(line.startswith("::error file=sub/tests/") for line in lines)
+    assert lines[0].startswith("::error title=SM121 conformance%3A FAIL::")
+    assert all(line.startswith("::error file=sub/tests/") for line in lines[1:])
     assert not any(character in line for line in lines for character in "\n\r\x1b")
     forged = next(line for line in lines if "forged" in line)
     assert "a%25b%0A::error::forged%0D,file=x::y" in forged
@@ -299,8 +319,199 @@ def test_a_large_rate_is_the_same_number_wherever_it_is_shown(runs):
     for text in (page.html(found), summary.markdown(found.run)):
         assert "17280 tok/s" in text and "17210 to 17350" in text
         assert not re.search(r"1[.]7\d*e\+|17[^0-9]280|\\u202f|\u202f", text)
-    figures = json.dumps([chart.figure for chart in page._charts(found)["rates"]])
+    charts_ = page._charts(found)["rates"]
+    figures = json.dumps([chart.figure for chart in charts_])
     assert "y:.5~r" in figures and '"exponentformat": "none"' in figures
+    assert "pp2048 at depth 0: 17280 tok/s (17210 to 17350, 95% sure), PASS" in figures
+    assert all(chart.figure["layout"]["separators"] == "." for chart in charts_), "no 17,280"
+
+
+def _decode(found):
+    return next(chart for chart in page._charts(found)["rates"] if chart.id == "decode")
+
+
+def test_axes_hold_data_and_gates_and_a_far_roofline_is_a_label(runs):
+    found = stored.read(runs["fail"])
+    near = _decode(found)
+    assert "roofline (memory)" in [trace.get("name") for trace in near.figure["data"]]
+    for name, metric in found.run.metrics.items():
+        if name.startswith("tg"):
+            metric.roofline = metric.value / 815.0
+    far = _decode(found)
+    assert "roofline (memory)" not in [trace.get("name") for trace in far.figure["data"]]
+    labels = [note["text"] for note in far.figure["layout"]["annotations"]]
+    assert labels[-1] == "\u2191 memory allows 815 tok/s, off the scale"
+    assert "memory allows 815 tok/s, off the scale" in far.text
+    low, high = far.figure["layout"]["yaxis"]["range"]
+    assert low == 0.0 and 61.0 < high < 75.0, "of the stretch goal, not of the roofline"
+    only = {name: m for name, m in found.run.metrics.items() if name == "tg32@d0"}
+    found.run.metrics, found.run.arch = only, "sm90"
+    one = _decode(found)
+    low, high = one.figure["layout"]["yaxis"]["range"]
+    assert 30 < low < 46.5 and 61 < high < 70 and f"begins at {number(low)}" in one.note
+
+
+def test_gates_have_their_number_beside_them(runs):
+    found = stored.read(runs["fail"])
+    decode = _decode(found)
+    notes = {note["text"]: note for note in decode.figure["layout"]["annotations"]}
+    assert {"52 required", "47", "58 target", "61 stretch"} <= set(notes)
+    assert (notes["52 required"]["x"], notes["52 required"]["y"]) == (0, 52.0)
+    assert notes["47"]["x"] == 1, "the place of the category: plotly takes its name for a number"
+    assert notes["52 required"]["yshift"] > 0, "47.3 is below it"
+    assert _decode(stored.read(runs["pass"])).figure["layout"]["annotations"][0]["yshift"] < 0
+
+
+def test_points_that_decide_nothing_are_hollow(runs):
+    looks = {}
+    for kind in ("pass", "invalid", "inconclusive"):
+        decode = _decode(stored.read(runs[kind]))
+        points = {trace.get("name"): trace.get("marker") for trace in decode.figure["data"]}
+        gated, other = points["tg32, this run"], points["tg128, this run"]
+        looks[kind] = gated["symbol"][0], gated["color"][0] == "var(--card)", other["color"][0]
+        legend = [name for name, _, _ in decode.legend]
+        assert ("no gate" in legend) is (kind == "pass")
+        assert (f"{kind.upper()}: counts neither way" in legend) is (kind != "pass")
+    assert looks["pass"] == ("circle", False, "var(--card)")
+    assert looks["invalid"][:2] == looks["inconclusive"][:2] == ("circle-x", True)
+
+
+def test_a_history_says_how_this_run_lies_against_the_level(runs):
+    for kind, words in (
+        ("fail", "This run, 47.3 tok/s, is 11.8 % below the level of the 4 runs before it (53.6), "
+                 "which is worse"),
+        ("pass", "is 0.9 % above the level of the 4 runs before it (53.6), which is better"),
+    ):  # fmt: skip
+        (chart,) = page._charts(stored.read(runs[kind]))["history"]
+        assert words in chart.note and "no change" not in chart.note
+        axis = chart.figure["layout"]["xaxis"]
+        assert (axis["tick0"], axis["dtick"], axis["range"]) == (1, 1, [0.5, 12.5])
+        levels = [trace["x"] for trace in chart.figure["data"][1:]]
+        assert levels[-1][1] < 12, "this run is not in the level that it is held against"
+    series = details.Series(
+        unit="ms",
+        higher_is_better=False,
+        points=[details.SeriesPoint(run=f"{n}", value=v) for n, v in enumerate((0.0, 5.0))],
+    )
+    (chart,) = charts.histories(details.Details(history={"e2e_p50": series}), [])
+    assert "beside 0 ms" in chart.note
+
+
+def test_each_place_with_a_verdict_of_a_metric_says_how_sure_it_is(runs):
+    found = stored.read(runs["pass"])
+    metric = found.run.metrics["ttft_p99"]
+    metric.ci_low = metric.ci_high = None
+    metric.confidence = 0.077
+    text = page.html(found)
+    tile = text.partition("time to first token, p99")[2].partition("</li>")[0]
+    row = text.partition("<code>ttft_p99</code>")[2].partition("</tr>")[0]
+    assert "8% sure" in tile and "8% sure" in row
+    decode = _decode(found)
+    assert any("95% sure" in cell for row in decode.rows for cell in row)
+
+
+def test_what_was_not_held_against_anything_is_measured_not_passed(runs):
+    text = page.html(stored.read(runs["pass"]))
+    row = text.partition("<code>tg128@d0</code>")[2].partition("</tr>")[0]
+    assert ">measured<" in row and ">PASS<" not in row
+    assert ">PASS<" in text.partition("<code>tg32@d0</code>")[2].partition("</tr>")[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("mxfp8_quantize_kernel", "mxfp8_quantize_kernel"),
+        (
+            "void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cute::tuple<int, "
+            "int, int>, cutlass::gemm::collective::Mma<(anonymous namespace)::X>>>(Params)",
+            "cutlass::device_kernel",
+        ),
+        ("x" * 300, "x" * 55 + "\u2026"),
+        ("a::" * 30 + "deep::kernel(int)", "a::" * 14 + "deep::kernel"),
+    ],
+)
+def test_a_long_name_of_a_kernel_is_folded(runs, name, short):
+    assert short_names.kernel(name) == short
+    found = stored.read(runs["pass"])
+    found.run.engine.kernels.kernels[0].name = name
+    text = html.unescape(page.html(found))
+    assert f"<code>{short}</code></summary>" in text or name == short
+    assert name in text, "the whole of it is there"
+
+
+def test_a_test_has_the_same_link_in_every_run():
+    ids = ["tests/test_performance.py::test_decode_rate[tg32-d0]", "\u202e<b>", "a", "A"]
+    assert short_names.anchors(ids) == {
+        ids[0]: "test-performance-test-decode-rate-tg32-d0",
+        ids[1]: "test-b",
+        "a": "test-a",
+        "A": "test-a--2",
+    }
+    assert short_names.anchors(ids[:1]) == {ids[0]: "test-performance-test-decode-rate-tg32-d0"}
+
+
+@pytest.mark.parametrize("around", range(0, 1400, 53))
+def test_evidence_is_cut_between_words(around):
+    line = ", ".join(f"some_option{place}=value.{place}" for place in range(60))
+    shown = log_lines.cut(line, 200, around=around)
+    assert len(shown) <= 200 and line[around] in shown
+    kept = shown.strip("\u2026")
+    start = line.index(kept)
+    assert (start == 0) is not shown.startswith("\u2026")
+    words = {*re.findall(r"[\w.]+", line)}
+    assert {*re.findall(r"[\w.]+", kept)} <= words, "no part of a word"
+    assert start <= around < start + len(kept)
+    assert log_lines.cut("x" * 900, 400) == "x" * 399 + "\u2026"
+
+
+def _record(sent, chunks, ended, **more):
+    answer = TimedAnswer(sent, ended, asked_tokens=4, asked_prompt=612, **more)
+    answer.chunks = [Chunk(at, 1, None, True, True, None) for at in chunks]
+    return json.dumps({"kind": "long", **asdict(answer), "later": 1}) + "\n"
+
+
+def test_the_path_of_the_median_and_the_slowest_request(tmp_path):
+    folder = tmp_path / "records"
+    folder.mkdir()
+    ms = 10**6
+    (folder / "d100-c2.jsonl").write_text(
+        _record(5 * ms, [15 * ms, 17 * ms, 29 * ms, 31 * ms, 34 * ms, 36 * ms], 40 * ms)
+        + _record(5 * ms, [15 * ms, 16 * ms, 17 * ms], 20 * ms)
+        + _record(5 * ms, [], 9 * ms, error="reset")
+        + json.dumps({"kind": "short"}) + "\n"
+    )  # fmt: skip
+    (cell,) = timelines.read(tmp_path).cells
+    assert cell.name == "pp512 tg4 at depth 100, 2 streams" and cell.requests == 3
+    median, slowest = cell.paths
+    assert (median.which, median.first_ms, median.end_ms, median.tokens) == ("median", 10, 35, 6)
+    assert median.chunks_ms == (10, 12, 24, 26, 29, 31) and median.gap_ms == 2
+    assert [(gap.begins_ms, gap.ms, gap.after) for gap in median.gaps] == [
+        (10, 2, 1), (12, 12, 2), (26, 3, 4)
+    ]  # fmt: skip
+    assert slowest.error == "reset" and slowest.text == (
+        "The slowest request: no chunk, 0 chunks, failed after 4 ms."
+    ), "a failed request is infinitely slow"
+    assert cell.ticks(median).startswith("M285.7 0V24M342.9 0V24") and cell.at(35) == 1000
+
+
+def test_records_that_cannot_be_read_or_are_too_many_are_said(tmp_path, monkeypatch):
+    folder = tmp_path / "records"
+    folder.mkdir()
+    (folder / "d0-c1.jsonl").write_text("{]\n")
+    (folder / "d0-c2.jsonl").write_text('{"kind": "long"}\n[]\n')
+    (folder / "d0-c4.jsonl").write_text("")
+    (folder / "other.jsonl").write_text("{]")
+    (folder / "d1-c1.jsonl").symlink_to("/dev/zero")
+    (folder / "d2-c1.jsonl").write_text(_record(0, [10**6, 2 * 10**6], 3 * 10**6))
+    found = timelines.read(tmp_path)
+    assert [line.partition(" ")[0] for line in found.left_out] == [
+        "records/d0-c1.jsonl", "records/d0-c2.jsonl"
+    ]  # fmt: skip
+    (cell,) = found.cells
+    assert [path.which for path in cell.paths] == ["only"] and cell.paths[0].gaps == ()
+    monkeypatch.setattr(timelines, "_MOST_BYTES", 20)
+    assert timelines.read(tmp_path).left_out[-1] == "records/d2-c1.jsonl: more than a page shows"
+    assert timelines.read(tmp_path / "none") == timelines.Found()
 
 
 def test_a_model_calls_nobody_in_a_pull_request():
@@ -528,7 +739,7 @@ def test_the_command_runs_from_where_the_run_was_started(tmp_path, fault_server)
 
     first = run(
         *("-m", "pytest", "-p", "no:cacheprovider", "../verdicts.py", "-k", "fail", "-vv"),
-        *("--arch", "cpu", "--base-url", server.base_url, "--beside-others"),
+        *("--arch", "cpu", "--base-url", server.base_url, "--share-machine"),
         *("--shard", "1/1", "--resume"),
         report="first",
     )  # fmt: skip

@@ -2,52 +2,55 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
 import os
-import pty
 import re
-import struct
-import subprocess
 import sys
-import termios
 import time
 from pathlib import Path
+from unittest.mock import ANY
+
+import pytest
+from terminal_samples import on_a_terminal
 
 from sm121.core.verdict import Verdict
 from sm121.engines.start_progress import StartProgress
 from sm121.engines.starting import StartPhase
 from sm121.plugin.progress import Progress
 from sm121.run.verdict_file import TestReport
-from sm121.session.forecast import Forecast
+from sm121.session.forecast import Forecast, Pace
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def shown(*lines: tuple[float, str], everything: bool = False) -> list[str]:
+def shown(*lines: tuple[float, str], begins: bool = False) -> list[str]:
     """What is shown of lines at these seconds."""
     now, said = [0.0], []
     progress = StartProgress(
-        lambda name, line: said.append(line), everything=everything, clock=lambda: now[0]
+        lambda name, line: said.append(line), begins=begins, clock=lambda: now[0]
     )
     for now[0], line in lines:
         progress("default", StartPhase(line, ready=line.startswith("ready")))
     return said
 
 
-def test_a_quick_start_is_one_line():
+def test_a_quick_start_is_one_line_and_two_with_v():
     phases = ((0, "starting the API server"), (4, "loading weights"), (9, "warming up"))
-    assert shown(*phases, (9.5, "ready after 9.5 s on port 1")) == ["ready after 9.5 s on port 1"]
-    assert len(shown(*phases, everything=True)) == 3
+    ready = (9.5, "ready after 9.5 s on port 1")
+    assert shown(*phases, ready) == ["ready after 9.5 s on port 1"]
+    twice = [*phases, ready, *phases, ready]
+    assert shown(*twice, begins=True) == ["starting the API server", ready[1]] * 2
 
 
 def test_a_long_start_says_where_it_is():
-    weights = [(15 + step, f"loading weights ({step} %)") for step in range(100)]
-    lines = shown((0, "starting"), (14, "loading weights"), *weights, (115, "ready after 115 s"))
-    assert lines[0] == "starting took 14 s, now loading weights, 14 s since the start"
-    assert lines[1] == "loading weights (10 %), 25 s since the start"
-    assert 9 <= len(lines) <= 12 and lines[-1] == "ready after 115 s"
+    weights = [(17 + step, f"loading weights ({step} %)") for step in range(100)]
+    steps = ((0, "starting"), (16, "loading weights"), *weights, (117, "ready after 117 s"))
+    lines = shown(*steps)
+    assert lines[0] == "starting took 16 s, now loading weights, 16 s since the start"
+    assert lines[1] == "loading weights (14 %), 31 s since the start"
+    assert 6 <= len(lines) <= 8 and lines[-1] == "ready after 117 s"
+    assert shown(*steps, begins=True) == ["starting", *lines]
 
 
 def test_tables_of_benchmarks_and_remarks_are_for_the_report(run_pytest, fault_server):
@@ -67,39 +70,103 @@ def test_tables_of_benchmarks_and_remarks_are_for_the_report(run_pytest, fault_s
 # Where a run is
 
 
-def going(now: list[float], every_s: float = 60.0) -> tuple[Progress, io.StringIO]:
+def going(now: list[float], every_s: float = 60.0, **given) -> tuple[Progress, io.StringIO]:
     """A run of two levels that is expected to take two minutes, and what it wrote."""
     written = io.StringIO()
     costs = {"smoke": Forecast(checks=2, other_s=20), "kernel": Forecast(checks=4, other_s=100)}
-    return Progress(written, costs, every_s=every_s, clock=lambda: now[0]), written
+    return Progress(written, costs, every_s=every_s, clock=lambda: now[0], **given), written
 
 
-def result(name: str, verdict: Verdict, message: str = "", level: str = "smoke") -> TestReport:
-    return TestReport(
-        id=f"tests/test_{level}.py::{name}", level=level, verdict=verdict, message=message
-    )
+def result(
+    name: str, verdict: Verdict, message: str = "", level: str = "smoke", seconds: float = 0.0
+) -> TestReport:
+    identity = f"tests/test_{level}.py::{name}"
+    return TestReport(id=identity, level=level, verdict=verdict, message=message, seconds=seconds)
+
+
+def without_clock(written: io.StringIO) -> list[str]:
+    return re.sub(r"^\[..:..:..\] ", "", written.getvalue(), flags=re.M).splitlines()
 
 
 def test_the_line_says_level_test_what_is_waited_for_and_the_time():
     now = [0.0]
     progress, written = going(now)
     progress.begin("smoke", "tests/test_smoke.py::test_one")
-    assert progress.line() == "0:00 of about 2:00 | smoke 1/2 | test_one"
+    assert progress.line() == "0:00, about 2:00 left | smoke 0/2 ended | test_one"
+    now[0] = 15.0
+    assert progress.line() == "0:15, about 1:50 left | smoke 0/2 ended | test_one for 0:15"
     now[0] = 30.0
-    progress.end(result("test_one", Verdict.PASS), asked=True)
+    progress.end(result("test_one", Verdict.PASS, seconds=30), asked=True)
     progress.begin("smoke", "tests/test_smoke.py::test_two")
-    assert progress.line() == "0:30 of about 2:20 | smoke 2/2 | test_two"
-    progress.end(result("test_two", Verdict.FAIL, "required: 1, seen: 2"), asked=True)
+    assert progress.line() == "0:30, about 1:50 left | smoke 1/2 ended | test_two"
+    now[0] = 50.0
+    failed = result("test_two", Verdict.FAIL, "required: 1, seen: 2", seconds=20)
+    progress.end(failed, asked=True)
     progress.end(result("test_three", Verdict.NOT_RUN), asked=False)
+    # Smoke took 50 s, 20 s were expected: the rest takes longer, too, by 110/80.
     progress.begin("kernel", "tests/test_kernel.py::test_moe[marlin-M1]")
-    assert progress.line() == "0:30 of about 2:10 | kernel 1/4 | test_moe[marlin-M1] | 1 FAIL"
-    shown = re.sub(r"^\[..:..:..\] ", "", written.getvalue(), flags=re.M).splitlines()
-    assert shown == [
-        "smoke: 2 checks, about 0:20",
+    said = "0:50, about 2:17 left | kernel 0/4 ended | test_moe[marlin-M1] | 1 FAIL"
+    assert progress.line() == said
+    assert without_clock(written) == [
+        "smoke: 2 checks, about 0:20; about 2:00 left of the run",
         "FAIL: tests/test_smoke.py::test_two: required: 1, seen: 2",
-        "smoke: 1 PASS, 1 FAIL, 1 NOT_RUN, 0:30",
-        "kernel: 4 checks, about 1:40",
+        "smoke: 1 PASS, 1 FAIL, 1 NOT_RUN, 0:50; about 2:17 left of the run",
+        "kernel: 4 checks, about 2:17; about 2:17 left of the run",
     ]
+    progress.end(result("test_moe", Verdict.PASS, level="kernel"), asked=True)
+    progress.stop()
+
+
+def test_at_the_end_nothing_is_left():
+    now = [0.0]
+    progress, _ = going(now)
+    said: list[str] = []
+    progress._write = said.append
+    for level, checks in (("smoke", 2), ("kernel", 4)):
+        for number in range(checks):
+            progress.begin(level, f"tests/test_{level}.py::test_{number}")
+            progress.end(result(f"test_{number}", Verdict.PASS, level=level), asked=True)
+    progress.stop()
+    assert said[-1].endswith("kernel: 4 PASS, 0:00")
+
+
+def test_of_checks_that_did_not_run_nothing_is_learnt():
+    pace = Pace({"smoke": Forecast(checks=2, other_s=20), "kernel": Forecast(checks=4, other_s=60)})
+    pace.begin("smoke")
+    for _ in range(2):
+        pace.end("smoke", None)
+    pace.begin("kernel")
+    assert pace.left() == 60
+    assert Pace({"smoke": Forecast(checks=2)}).left() is None
+
+
+def test_workers_are_counted_together_and_the_longest_test_is_named():
+    now = [0.0]
+    progress, written = going(now, width=lambda: 0)
+    progress.begin("", "tests/test_kernel.py::test_long")
+    now[0] = 5.0
+    progress.begin("", "tests/test_smoke.py::test_short")
+    now[0] = 20.0
+    assert "| 0/6 ended | test_long for 0:20 and 1 more" in progress.line()
+    progress.end(result("test_long", Verdict.PASS, level="kernel"), asked=True)
+    assert "| 1/6 ended | test_short for 0:15" in progress.line()
+    assert written.getvalue() == "", "levels are not told apart"
+    progress.stop()
+
+
+def test_a_line_that_pytest_has_begun_is_ended_once():
+    now, width = [0.0], [27]
+    progress, written = going(now, width=lambda: width[0])
+    progress.begin("kernel", "tests/test_kernel.py::test_one")
+    progress.say("note", "a")
+    width[0] = 3
+    progress.say("note", "b")
+    progress.begin("kernel", "tests/test_kernel.py::test_two")
+    progress.say("note", "c")
+    width[0] = 0
+    progress.say("note", "d")
+    lines = without_clock(written)
+    assert lines == ["", ANY, "", "note: a", "", "note: b", "", "note: c", "note: d"]
 
 
 def test_failures_for_one_reason_are_one_line():
@@ -116,35 +183,44 @@ def test_a_long_test_is_not_silent_where_there_is_no_terminal():
     progress._clock = time.monotonic
     progress.begin("kernel", "tests/test_kernel.py::test_long")
     deadline = time.monotonic() + 10
-    while "kernel 1/4 | test_long" not in written.getvalue() and time.monotonic() < deadline:
+    while "kernel 0/4 ended | test_long" not in written.getvalue() and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert "kernel 1/4 | test_long" in written.getvalue()
+    assert "kernel 0/4 ended | test_long" in written.getvalue()
     progress.stop()
 
 
-def on_a_terminal(arguments: list[str], columns: int = 100) -> str:
-    """What pytest writes where its output is a terminal."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--beside-others", *arguments],
-        cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs,
-        env={**inherited, "TERM": "xterm"},
-    )  # fmt: skip
-    os.close(theirs)
-    written = b""
-    while True:
-        try:
-            part = os.read(ours, 65536)
-        except OSError:  # the other end is closed
-            break
-        if not part:
-            break
-        written += part
-    os.close(ours)
-    process.wait()
-    return written.decode("utf-8", "replace")
+@pytest.mark.parametrize(
+    ("asked", "lines", "expected"),
+    [
+        ((), True, "kernel 0/2 ended | test_that_takes_long[a]"),
+        (("-v",), True, "kernel 0/2 ended | test_that_takes_long[a]"),
+        (("-s",), True, "kernel 0/2 ended | test_that_takes_long[a]"),
+        (("-n1", "--tails"), False, "0/2 ended | test_that_takes_long[a]"),
+        (("-qq",), False, None),
+    ],
+    ids=lambda value: "".join(value or ["plain"]) if isinstance(value, tuple) else None,
+)
+def test_a_long_test_is_never_silent(fault_server, run_pytest, tmp_path, asked, lines, expected):
+    """With pytest's own lines, too, and said by the controller where a worker runs it."""
+    often = "from sm121.plugin import progress\nprogress._LINE_EVERY_S = 0.4\n"
+    (tmp_path / "said_often.py").write_text(often)
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    server = fault_server()
+    status, run = run_pytest(
+        *("-p", "said_often", "--arch", "cpu", "--base-url", server.base_url),
+        *("--api-key", server.key, "--served-model-name", "canary"),
+        *("meta_tests/scenarios/slowly.py", *asked),
+        environment={"PYTHONPATH": paths},
+    )
+    assert status == 0, run.output
+    assert bool(re.search(r"^\[..:..:..\] kernel: 2 checks", run.output, re.M)) is lines
+    assert run.output.count("is now called") == ("--tails" in asked), "workers do not repeat it"
+    said = re.findall(r"^\[..:..:..\] \d:\d\d.*? \| (.*)", run.output, re.M)
+    if expected is None:
+        assert not said
+        return
+    assert expected in said and len(said) <= 5, run.output
+    assert ("test_that_takes_long[b] PASSED" in run.output) is ("-v" in asked)
 
 
 def test_a_terminal_has_one_line_that_is_rewritten_and_ci_has_lines(
@@ -155,8 +231,8 @@ def test_a_terminal_has_one_line_that_is_rewritten_and_ci_has_lines(
         *("--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key),
         *("--served-model-name", "canary", "meta_tests/scenarios/teardowns.py"),
     ]
-    shown = on_a_terminal([*arguments, "--report-dir", str(tmp_path / "report")])
-    assert re.search(r"\d:\d\d of about \d:\d\d.*\r\x1b\[2K", shown)
+    shown = on_a_terminal([*arguments, "--share-machine", "--report-dir", str(tmp_path / "report")])
+    assert re.search(r"\d:\d\d, about \d:\d\d left.*\r\x1b\[2K", shown)
     assert shown.count("\x1b[?25h") == shown.count("\x1b[?25l"), "the cursor is there again"
     assert not re.search(r"teardowns\.py [.FEs]", shown), "no letters beside the line"
     _, plain = run_pytest(*arguments)
@@ -181,7 +257,23 @@ def test_a_failed_start_fits_a_screen(run_pytest):
     assert status == 1 and "Traceback" not in run.output, run.output
     verdicts = [test["verdict"] for test in run.verdict["tests"]]
     assert verdicts.count("FAIL") == 2, "the baseline's start, and that of the server under test"
-    assert "did not start: " in run.output and "run again: " in run.output, run.output
-    assert len(run.output.splitlines()) < 70, run.output
+    assert "FAIL: the server did not start in smoke: " in run.output, run.output
+    assert re.search("^(remedy|read): ", run.output, re.M), run.output
+    assert len(run.output.splitlines()) < 50, run.output
     _status, run = run_pytest(*asked, "--tb=long", environment=environment)
     assert "def _raise_exited" in run.output, "who asks for it gets pytest's own"
+
+
+def test_the_clients_own_frames_are_left_out(run_pytest, fault_server):
+    """Of a status that is an error, what the openai package did with it says nothing."""
+    server = fault_server()
+    asked = (
+        *("--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key),
+        "meta_tests/scenarios/refused.py",
+    )
+    _status, short = run_pytest(*asked, "--tb=short")
+    assert "refused.py:" in short.output and "openai/" not in short.output, short.output
+    _status, verbose = run_pytest(*asked, "-v")
+    assert "openai/" not in verbose.output and "httpx/" not in verbose.output
+    _status, long = run_pytest(*asked, "--tb=long")
+    assert "openai/" in long.output, "who asks for it gets pytest's own"

@@ -157,7 +157,7 @@ def test_who_waits_says_for_whom(tmp_path):
     first.release()
     thread.join(5.0)
     assert not thread.is_alive() and len(lines) == 1, lines
-    assert "one of them measures (pid " in lines[0] and "--beside-others" in lines[0]
+    assert "one of them measures (pid " in lines[0] and "--share-machine" in lines[0]
     first.close()
     second.close()
 

@@ -230,13 +230,13 @@ def test_other_configurations_give_the_same_answers(recorder, servers, profile, 
             found.hold(golden_bound, f"{name}: ")
 
 
-@pytest.mark.asked_for("--accuracy")
+@pytest.mark.asked_for("--questions")
 def test_accuracy(sdk, profile, conformance):
     """Enough of the user's questions are answered correctly, by the 95 % interval of the share. All
     outputs are kept."""
     settings, kept = conformance.settings, conformance.directory / "accuracy.jsonl"
-    baseline = settings.accuracy_baseline
-    accuracy.judge(settings.accuracy, baseline, sdk.answer_to, profile, kept, conformance.remark)
+    baseline = settings.questions_baseline
+    accuracy.judge(settings.questions, baseline, sdk.answer_to, profile, kept, conformance.remark)
 
 
 # The protocol: parameters are obeyed, and answers say what they are.

@@ -124,7 +124,7 @@ def run_of_pytest(do: str, *tests: str) -> Callable[[Place], Outcome]:
     def run(place: Place) -> Outcome:
         status, ran = place.run_pytest(
             "--arch", "cpu", "--engine-python", str(HERE / "fake_python.py"),
-            "--profile-kernels", "off", *tests, SCENARIO,
+            "--kernel-trace", "off", *tests, SCENARIO,
             environment={**VARIABLES, "SM121_META_DO": do},
         )  # fmt: skip
         verdict = ran.verdict

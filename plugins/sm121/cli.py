@@ -308,15 +308,16 @@ def _compare(options: argparse.Namespace) -> int:
     from sm121.measure import comparison
     from sm121.report import references
 
+    if options.html:
+        return _beside(options)
     sources = []
     for given in options.runs:
         if str(given) == "published" and not given.exists():
             sources += references.sources()
             continue
-        name, separator, path = str(given).partition("=")
-        named = bool(separator) and not given.exists()
-        source = comparison.read(Path(path) if named else given)
-        sources.append(dataclasses.replace(source, name=name) if named else source)
+        name, path = _named(given)
+        source = comparison.read(path)
+        sources.append(dataclasses.replace(source, name=name) if name else source)
     chosen = comparison.distinct(sources)
     if not options.mixed:
         comparison.refuse_mixed(chosen)
@@ -324,7 +325,7 @@ def _compare(options: argparse.Namespace) -> int:
         from sm121.report import picture
 
         options.picture.write_text(picture.svg(chosen), "utf-8")
-    write = comparison.markdown if options.format == "markdown" else comparison.csv_text
+    write = comparison.csv_text if options.format == "csv" else comparison.markdown
     if options.output is None:
         print(write(chosen), end="")
     else:
@@ -332,9 +333,25 @@ def _compare(options: argparse.Namespace) -> int:
     return 0
 
 
+def _beside(options: argparse.Namespace) -> int:
+    from sm121.report import compare_page
+
+    if options.picture is not None or options.format is not None:
+        raise UsageError("--html: expected neither --picture nor --format with it")
+    runs = [(name or str(path), path) for name, path in map(_named, options.runs)]
+    print(compare_page.write(runs, options.output or compare_page.NAME))
+    return 0
+
+
+def _named(given: Path) -> tuple[str | None, Path]:
+    """The two parts of ``NAME=PATH``; without a name, None and the path."""
+    name, separator, path = str(given).partition("=")
+    return (name, Path(path)) if separator and not given.exists() else (None, given)
+
+
 _MATRIX_OPTIONS = {
     "--matrix": "--strength",
-    "--matrix-axis": "--axis",
+    "--matrix-focus": "--axis",
     "--matrix-build": "--build",
 }
 """What pytest's options are called here."""
@@ -372,8 +389,10 @@ def _plan(options: argparse.Namespace) -> int:
     )
     found = done.stdout.partition(" sm121 conformance ")[2].partition("\n")[2]
     if done.returncode or not found:
-        said = (done.stdout + done.stderr).strip().rpartition(" error: ")[2].partition("\n")[0]
-        raise UsageError(said.removeprefix("ERROR: ") or "pytest says nothing")
+        said = (done.stdout + done.stderr).strip().rpartition("ERROR: ")[2]
+        said = said.rpartition(" error: ")[2].partition("\n")[0]
+        raise UsageError(said or "pytest says nothing")
+    print(done.stderr, end="", file=sys.stderr)  # former names of options
     print(found, end="")
     return 0
 

@@ -122,7 +122,7 @@ def load(path: Path) -> list[Question]:
     Raises:
         UsageError: one line with the file, the line and what was expected.
     """
-    return _lines(path, Question, "--accuracy")
+    return _lines(path, Question, "--questions")
 
 
 def load_outputs(path: Path) -> list[Output]:
@@ -131,7 +131,7 @@ def load_outputs(path: Path) -> list[Output]:
     Raises:
         UsageError: it is no such file.
     """
-    return _lines(path, Output, "--accuracy-baseline")
+    return _lines(path, Output, "--questions-baseline")
 
 
 def is_right(question: Question, content: str) -> bool:
@@ -202,7 +202,8 @@ def paired(before: Iterable[Output], now: Iterable[Output]) -> Paired:
     if old.keys() != new.keys():
         odd = sorted(old.keys() ^ new.keys())[0]
         raise UsageError(
-            f"--accuracy-baseline: expected answers to the same questions; only one run has {odd!r}"
+            "--questions-baseline: expected answers to the same questions; only one run has "
+            f"{odd!r}"
         )
     from scipy import stats
 

@@ -87,7 +87,7 @@ class Sdk:
         require(band.low <= mean <= band.high, wanted, f"{mean:.1f} ({lengths})")
 
     def answer_to(self, question: Question, limit: int) -> tuple[str, int | None]:
-        """The answer to a question of ``--accuracy``, and how many tokens it has."""
+        """The answer to a question of ``--questions``, and how many tokens it has."""
         if question.kind == "begins":
             text = self.complete(question.prompt, ids=False, max_tokens=16)
             return text.choices[0].text, text.usage and text.usage.completion_tokens

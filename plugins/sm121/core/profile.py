@@ -73,7 +73,7 @@ class Measuring(DataTable):
     concurrency_rounds: Count = 3
     #: Places of a draft whose acceptance is measured, where the engine speculates.
     draft_positions: tuple[Count, ...] = (1, 2, 3)
-    #: Requests that ``--tails`` gathers at most for a percentile.
+    #: Requests that ``--percentiles`` gathers at most for a percentile.
     tail_requests: Count = 473
     #: Ids below this one are plain tokens: o200k_harmony has its special tokens from there on.
     vocabulary: Count = 199_998
@@ -323,7 +323,7 @@ class Correctness(DataTable):
     golden: dict[Dtype, GoldenBound] = Field(default={})
     #: Configurations that must answer as the one under test does (``--slow``: a start for each).
     same_answers: tuple[ConfigurationName, ...] = ()
-    #: Of the questions of ``--accuracy``.
+    #: Of the questions of ``--questions``.
     accuracy: RequiredShare | None = None
     #: Mean number of tokens of the answers to fixtures/answers/questions.toml.
     mean_answer_tokens: Band | None = None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sm121.engines.starting import StartPhase
 
 #: What takes longer is worth a line.
-_LONG_S = 10.0
+_LONG_S = 15.0
 
 
 @dataclass
@@ -26,11 +26,11 @@ class _Start:
 class StartProgress:
     """Called with a configuration's name and what its server does, on each change.
 
-    At most one line in ten seconds is shown, and one at the end.
+    At most one line in fifteen seconds is shown, and one at the end.
 
     Args:
         show: shows a line of that configuration's server.
-        everything: show every line.
+        begins: also show that it begins.
         clock: seconds.
     """
 
@@ -38,28 +38,29 @@ class StartProgress:
         self,
         show: Callable[[str, str], None],
         *,
-        everything: bool = False,
+        begins: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._show = show
-        self._everything = everything
+        self._begins = begins
         self._clock = clock
         self._starts: dict[str, _Start] = {}
 
     def __call__(self, name: str, progress: StartPhase) -> None:
-        line = progress.text
-        if self._everything:
-            self._show(name, line)
-            return
+        line, now = progress.text, self._clock()
         if progress.ready:
             self._starts.pop(name, None)
             self._show(name, line)
             return
-        now = self._clock()
-        start = self._starts.setdefault(name, _Start(line, now, now, now))
-        if now - start.shown > _LONG_S:
+        if name not in self._starts:
+            self._starts[name] = _Start(line, now, now, now)
+            if self._begins:
+                self._show(name, line)
+            return
+        start = self._starts[name]
+        if now - start.shown >= _LONG_S:
             took = now - start.since
-            before = f"{start.phase} took {took:.0f} s, now " if took > _LONG_S else ""
+            before = f"{start.phase} took {took:.0f} s, now " if took >= _LONG_S else ""
             self._show(name, f"{before}{line}, {now - start.began:.0f} s since the start")
             start.shown = now
         if line != start.phase:

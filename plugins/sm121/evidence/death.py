@@ -39,9 +39,10 @@ def cause_of(
     signalled = [entry for entry in exits if (entry.get("status") or 0) < 0]
     killed = [entry for entry in signalled if entry["status"] == -signal.SIGKILL]
     guessed = logged.basis is Basis.SIGKILL_ALONE
+    vague = logged.kind in VAGUE and logged.basis is not Basis.FATAL_EXCEPTION
     if kills > 0 and (killed or guessed):
         return ended("group_killed", logged.lines, kills=kills)
-    if (killed and (logged.kind in VAGUE or guessed)) or (guessed and not kernel.unavailable):
+    if (killed and (vague or guessed)) or (guessed and not kernel.unavailable):
         checked = (
             f"the kernel's log cannot be read ({kernel.unavailable}), so that this may have been "
             "the OOM killer"
@@ -59,7 +60,7 @@ def cause_of(
         return ended("killed", logged.lines, how=how)
     # SIGTERM is how helpers are sent home, also by an engine that is well.
     first = next((entry for entry in signalled if entry["status"] != -signal.SIGTERM), None)
-    if first is not None and logged.kind in VAGUE:
+    if first is not None and vague:
         name = signal.Signals(-first["status"]).name
         summary = f"{_names([first])} was ended by {name}; {logged.summary}"
         return logged.model_copy(update={"kind": "engine_dead", "summary": summary})

@@ -71,6 +71,8 @@ class Basis(Enum):
     """Something names the cause: a line of the log, the kernel, an exit status."""
     SIGKILL_ALONE = auto()
     """Nothing but SIGKILL, so that the OOM killer is a guess."""
+    FATAL_EXCEPTION = auto()
+    """An exception that ended a process of the engine. How that was swept up is no cause."""
     AFTERMATH = auto()
     """Lines that say that something died, and none above them that says why."""
 
@@ -123,10 +125,14 @@ class FailureSignature(LinePattern):
 
 
 class _Markers(DataTable):
-    """Lines that say that the server serves, or that it was asked to stop."""
+    """Lines that say where in its life the server is."""
 
     ready: tuple[Regex, ...] = Field(min_length=1)
+    """It serves."""
     stopped: tuple[Regex, ...] = Field(min_length=1)
+    """It was asked to stop."""
+    fatal: tuple[Regex, ...] = Field(min_length=1)
+    """A process of it says of itself that an exception ends it. One that is killed says nothing."""
 
 
 class Ending(DataTable):
@@ -181,6 +187,7 @@ class FailureReader:
         known = load_failures()
         self._is_ready = _any_of(known.markers.ready).search
         self._is_stop = _any_of(known.markers.stopped).search
+        self._is_fatal = _any_of(known.markers.fatal).search
         self._hints = [(hint, entry) for entry in known.failure for hint in entry.hint]
         self._hints_quiet = [(h, entry) for h, entry in self._hints if entry.levels == "any"]
         self._bare_hints = {without_digits(hint) for hint, _ in self._hints}
@@ -192,6 +199,7 @@ class FailureReader:
         """The log says that the server served."""
         self.stopped = False
         """The log says that the server was asked to stop."""
+        self._fatal = False
 
     def feed(self, line: LogLine) -> None:
         """Takes the next line of the log."""
@@ -201,7 +209,7 @@ class FailureReader:
             # An error before this line did not stop the server from starting.
             self._first.clear()
             self._weak = None
-            self.ready, self.stopped = True, False
+            self.ready, self.stopped, self._fatal = True, False, False
             return
         if self._is_stop(text):
             self.stopped = True
@@ -212,6 +220,8 @@ class FailureReader:
                 self._told.summary = cut(f"{self._told.summary} {text.strip()}")
                 return
             self._told = None
+        if not self.stopped and self._is_fatal(text):
+            self._fatal = True
         hit = self._match(line)
         if hit is None:
             if self._weak is not None and self.shows_life(line):
@@ -333,7 +343,12 @@ class FailureReader:
             owner=hit.entry.owner,
             remedy=hit.entry.remedy,
             lines=lines,
+            basis=self._basis(hit),
         )
+
+    def _basis(self, hit: _Hit) -> Basis:
+        ended = hit.entry.rank == _GENERIC_RANK and (self._fatal or not self.ready)
+        return Basis.FATAL_EXCEPTION if ended else Basis.STATED
 
     def _last_line(self) -> list[str]:
         if isinstance(self._last, bytes):

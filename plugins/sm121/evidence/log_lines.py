@@ -290,9 +290,24 @@ def read_new_lines(
 
 
 def cut(text: str, limit: int = 400, *, around: int = 0) -> str:
-    """At most `limit` characters of a line, with those at index `around` among them."""
+    """At most `limit` characters of a line, with those at index `around` among them: whole words,
+    and an ellipsis where something is left out."""
     text = text.strip()
     if len(text) <= limit:
         return text
     start = 0 if around < limit // 2 else min(around - limit // 4, len(text) - limit)
-    return text[start : start + limit].strip()
+    first = start + (start > 0)  # an ellipsis takes the place of a character
+    last = start + limit
+    last -= last < len(text)
+    slack = limit // 8  # what is one word for so long is parted all the same
+    whole = (place for place in range(first, first + slack) if not _within_a_word(text, place))
+    first = next(whole, first) if start else 0
+    whole = (place for place in range(last, last - slack, -1) if not _within_a_word(text, place))
+    last = next(whole, last) if last < len(text) else last
+    before, after = "…" if first else "", "…" if last < len(text) else ""
+    return f"{before}{text[first:last].strip()}{after}"
+
+
+def _within_a_word(text: str, place: int) -> bool:
+    """Whether a cut before this character would part a word."""
+    return all(c.isalnum() or c in "_.-" for c in text[place - 1 : place + 1])

@@ -85,7 +85,7 @@ def build(space: Space, strength: Strength = 2, *, focus: str | None = None) -> 
         OptionError: ``focus`` is no axis, or the strength is larger than the number of axes.
     """
     if focus is not None and focus not in space.axes:
-        raise OptionError("--matrix-axis", _no_axis(space, focus))
+        raise OptionError("--matrix-focus", _no_axis(space, focus))
     if isinstance(strength, int) and strength > len(space.axes):
         raise OptionError(
             "--matrix",

@@ -26,7 +26,7 @@ class CellPlan:
     array: Array
     #: In the order in which they are run, the baseline first; empty with ``--matrix none``.
     cells: tuple[Planned, ...]
-    #: The one axis that is tried against all others (``--matrix-axis``).
+    #: The one axis that is tried against all others (``--matrix-focus``).
     focus: str | None = None
     #: The user's own, on top of the profile's and of the cell's.
     engine_arguments: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class CellPlan:
         if self.space.engine != "vllm":
             words.append(f"--engine {self.space.engine}")
         if self.focus:
-            words.append(f"--matrix-axis {self.focus}")
+            words.append(f"--matrix-focus {self.focus}")
         return " ".join(words)
 
 

@@ -12,7 +12,7 @@ import io
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -213,14 +213,20 @@ def refuse_mixed(sources: Sequence[Source]) -> None:
             "same"
         )
     for one, other in itertools.combinations(told, 2):
-        for what in dict.fromkeys([*one.asked, *other.asked]):
-            if what.startswith("profile ") and not (what in one.asked and what in other.asked):
-                continue
-            if (a := one.asked.get(what)) != (b := other.asked.get(what)):
-                raise UsageError(
-                    f"{one.name} and {other.name} differ in {what}: {a or 'none'} and "
-                    f"{b or 'none'}; --mixed shows them beside each other all the same"
-                )
+        for what, a, b in differences(one, other):
+            raise UsageError(
+                f"{one.name} and {other.name} differ in {what}: {a or 'none'} and "
+                f"{b or 'none'}; --mixed shows them beside each other all the same"
+            )
+
+
+def differences(one: Source, other: Source) -> Iterator[tuple[str, str | None, str | None]]:
+    """What two results did not ask in one way, or of one machine, with the value of each."""
+    for what in dict.fromkeys([*one.asked, *other.asked]):
+        if what.startswith("profile ") and not (what in one.asked and what in other.asked):
+            continue
+        if (a := one.asked.get(what)) != (b := other.asked.get(what)):
+            yield what, a, b
 
 
 def _pytest_benchmark(name: str, data: dict[str, Any]) -> Source:

@@ -317,7 +317,7 @@ def decide_tail(
     return decided(
         Verdict.PASS if interval.value <= gate.at_most else Verdict.INCONCLUSIVE,
         f"; {count} requests show it with {estimate.confidence:.0%} confidence; 95 % takes "
-        f"{needed} with none over (--tails gathers them)",
+        f"{needed} with none over (--percentiles gathers them)",
     )
 
 

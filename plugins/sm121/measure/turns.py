@@ -115,5 +115,5 @@ class Turns:
             what = f"one of them measures (pid {measuring}), and this one waits for its end"
         return (
             f"other runs of the suite are on this machine: {what}; {seconds:.0f} s so far "
-            "(--beside-others does not wait)"
+            "(--share-machine does not wait)"
         )

@@ -45,12 +45,12 @@ def refuse_wrong_files(config: pytest.Config, session: Session) -> None:
     settings, profile = session.settings, session.target.profile
     if profile is not None and profile.correctness.exam is not None:
         exam.load(profile.correctness.exam)
-    if settings.accuracy is not None:
-        accuracy.load(settings.accuracy)
-    if settings.accuracy_baseline is not None:
-        if settings.accuracy is None:
-            raise UsageError("--accuracy-baseline: expected --accuracy beside it")
-        accuracy.load_outputs(settings.accuracy_baseline)
+    if settings.questions is not None:
+        accuracy.load(settings.questions)
+    if settings.questions_baseline is not None:
+        if settings.questions is None:
+            raise UsageError("--questions-baseline: expected --questions beside it")
+        accuracy.load_outputs(settings.questions_baseline)
     if settings.oracle is not None:
         config.stash[_ORACLE] = oracle = oracle_file.load(settings.oracle)
         if (folder := _served_folder(session)) is not None:

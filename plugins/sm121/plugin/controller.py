@@ -15,7 +15,7 @@ from sm121.core.printable import printable
 from sm121.core.verdict import Verdict
 from sm121.plugin import terminal, workers
 from sm121.plugin.selection import architectures_asked_for
-from sm121.plugin.stash import SETTINGS
+from sm121.plugin.stash import PROGRESS, SETTINGS
 from sm121.report import merging
 from sm121.run import directory as report_directory
 from sm121.run import merge, verdict_file
@@ -99,13 +99,21 @@ class Controller:
                     continue  # this worker died before it wrote them; try the next
         return self._groups
 
+    def begun(self, nodeid: str) -> None:
+        """A worker begins a test."""
+        if (shown := self.config.stash.get(PROGRESS, None)) is not None:
+            shown.begin("", nodeid)
+
     def take(self, report: pytest.TestReport) -> None:
         """Take a worker's result, or xdist's report that a worker died in the middle of a test."""
         if (session := self.session) is None:
             return
         said = getattr(report, "sm121", None)
         if said is not None:
-            self._decide(session, TestReport.model_validate(said))
+            decision = TestReport.model_validate(said)
+            self._decide(session, decision)
+            if (shown := self.config.stash.get(PROGRESS, None)) is not None:
+                shown.end(decision, asked=True, name=report.nodeid)
         elif report.failed and report.when not in ("setup", "call", "teardown"):
             self._worker_died_in(session, report)
 

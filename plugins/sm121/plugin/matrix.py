@@ -54,7 +54,7 @@ def plan_of_items(config: pytest.Config) -> CellPlan | None:
 def _make_plan(config: pytest.Config) -> CellPlan | None:
     settings = config.stash[SETTINGS]
     own = profile.expected(settings.profile, settings.arch, settings.engine)
-    strength, focus = config.getoption("--matrix"), config.getoption("--matrix-axis")
+    strength, focus = config.getoption("--matrix"), config.getoption("--matrix-focus")
     axes_file, build = config.getoption("--matrix-axes"), config.getoption("--matrix-build")
     if own.matrix is None:
         if any(option not in (None, "none") for option in (focus, build, axes_file, strength)):

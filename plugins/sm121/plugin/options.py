@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import functools
+import argparse
+import sys
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
-from sm121.core import architecture, data_file, own_tests, profile
-from sm121.core.arguments import Argument
-from sm121.core.data_file import DataTable
+from sm121.core import architecture, own_options, own_tests, profile
+from sm121.core.arguments import Argument, Former
 from sm121.core.errors import UsageError
 from sm121.engines import capabilities
 from sm121.kernels import registry as kernel_providers
@@ -17,25 +19,6 @@ from sm121.plugin import certificate
 from sm121.run import shards
 from sm121.session import settings
 from sm121.session.settings import Settings, Worker
-
-
-class _Marker(DataTable):
-    """A marker beside those of levels and architectures."""
-
-    name: str
-    help: str
-
-
-class _Group(DataTable):
-    """Options that stand together in ``pytest --help``."""
-
-    title: str
-    option: tuple[Argument, ...]
-
-
-class _OptionsFile(DataTable):
-    group: tuple[_Group, ...]
-    marker: tuple[_Marker, ...]
 
 
 class _AnyWords(int):
@@ -49,9 +32,28 @@ class _AnyWords(int):
         return ["[AO]"] * int(self)
 
 
-@functools.cache
-def _file() -> _OptionsFile:
-    return data_file.load("options.toml", _OptionsFile)
+class _Former(argparse.Action):
+    """A name that an option had: it does what the option does, and is not shown.
+
+    Args:
+        now: the option's name of today.
+        value: what the former name stands for, where it took no value.
+    """
+
+    def __init__(self, *args: Any, now: str, value: str | None, **given: Any) -> None:
+        super().__init__(*args, **given)
+        self.now, self.value, self.was_given = now, value, False
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        self.was_given = True
+        said = values if self.value is None else self.value
+        parser._option_string_actions[self.now](parser, namespace, said, option_string)
 
 
 def add(parser: pytest.Parser) -> None:
@@ -60,13 +62,47 @@ def add(parser: pytest.Parser) -> None:
         "engines": ", ".join(capabilities.shipped()),
         "providers": ", ".join(kernel_providers.NAMES),
     }
-    for own in _file().group:
+    for own in own_options.file().group:
         group = parser.getgroup(f"sm121 {own.title}", f"SM121: {own.title}")
         for option in own.option:
             given = option.given(**shipped)
             if isinstance(given.get("nargs"), int):
                 given["nargs"] = _AnyWords(given["nargs"])
             group.addoption(option.name, **given)
+            for former in option.formerly:
+                _add_former(group, option, former, given)
+
+
+def _add_former(
+    group: pytest.OptionGroup, option: Argument, former: Former, given: Mapping[str, Any]
+) -> None:
+    takes_none = former.value is not None or given.get("action") == "store_true"
+    group.addoption(
+        former.name,
+        action=_Former,
+        now=option.name,
+        value=former.value,
+        dest=_dest(option.name),
+        default=given.get("default", False if given.get("action") == "store_true" else None),
+        nargs=0 if takes_none else None,
+        choices=None if takes_none else given.get("choices"),
+        help=argparse.SUPPRESS,
+    )
+
+
+def _dest(name: str) -> str:
+    """Under which name pytest keeps an option."""
+    return name.lstrip("-").replace("-", "_")
+
+
+def former_names(config: pytest.Config) -> list[str]:
+    """A line for each former name that was given, which says the name of today."""
+    return [
+        f"{action.option_strings[0]} is now called {' '.join(filter(None, called))}"
+        for action in config._parser.optparser._actions
+        if isinstance(action, _Former) and action.was_given
+        for called in [(action.now, action.value)]
+    ]
 
 
 def is_own_run(config: pytest.Config) -> bool:
@@ -97,7 +133,7 @@ def markers() -> list[str]:
             for name in architecture.NAMES
         ),
         "gpu: tests that apply to some GPU architecture",
-        *(f"{marker.name}: {marker.help}" for marker in _file().marker),
+        *(f"{marker.name}: {marker.help}" for marker in own_options.file().marker),
     ]
 
 
@@ -114,6 +150,8 @@ def read(config: pytest.Config) -> Settings:
         )
     given_to_worker = getattr(config, "workerinput", None)
     worker = None
+    if given_to_worker is None:  # the controller has said it
+        sys.stderr.writelines(f"{line}\n" for line in former_names(config))
     if given_to_worker is not None and "sm121_run" in given_to_worker:
         worker = Worker(
             str(given_to_worker["workerid"]),
@@ -137,5 +175,4 @@ def read(config: pytest.Config) -> Settings:
 
 def own() -> dict[str, Argument]:
     """The suite's own options, by the name under which pytest keeps each."""
-    every = (option for group in _file().group for option in group.option)
-    return {option.name.lstrip("-").replace("-", "_"): option for option in every}
+    return {_dest(name): option for name, option in own_options.every().items()}

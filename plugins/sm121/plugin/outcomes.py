@@ -40,6 +40,8 @@ _SAID_LENGTH = 4000
 _TIMEOUT = "Timeout "
 #: What ends a test without saying that something it requires does not hold.
 _NO_FAILURE = (pytest.skip.Exception, unittest.SkipTest, pytest.xfail.Exception, NotRun)
+#: Packages whose frames say nothing of a failure.
+_CLIENTS = frozenset({"openai", "httpx", "httpcore"})
 _EXCUSED = " (no xfail mark and no plugin tolerates a failure here; a waiver does, see --waivers)"
 
 
@@ -130,6 +132,22 @@ def take(
     report.user_properties.append(("verdict", finding.verdict.value))
 
 
+def leave_out_libraries(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    """Keep the frames of HTTP clients out of a traceback: of a status 500 they are a hundred lines,
+    none about the server. ``--tb=long``, ``--tb=native`` and ``--full-trace`` show them."""
+    if item.config.option.tbstyle in ("long", "native"):
+        return
+    error = call.excinfo.value if call.excinfo is not None else None
+    while error is not None:
+        frames = error.__traceback__
+        while frames is not None:
+            names = frames.tb_frame.f_globals
+            if str(names.get("__name__")).partition(".")[0] in _CLIENTS:
+                names["__tracebackhide__"] = True  # as pytest looks for it
+            frames = frames.tb_next
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
 def _unfinished(item: pytest.Item) -> TestReport:
     return TestReport(
         id=item.stash[ID],
@@ -137,7 +155,14 @@ def _unfinished(item: pytest.Item) -> TestReport:
         verdict=Verdict.NOT_RUN,
         message="not finished",
         severity=_severity(item),
+        ability=_ability(item),
     )
+
+
+def _ability(item: pytest.Item) -> str | None:
+    """What of an engine a test needs, as its marker says."""
+    marker = item.get_closest_marker("ability")
+    return str(marker.args[0]) if marker is not None else None
 
 
 def _severity(item: pytest.Item) -> Severity:

@@ -66,7 +66,7 @@ def bench(conformance: Session, pytestconfig: pytest.Config) -> Iterator[Bench]:
     settings = conformance.settings
     plan = settings.measuring_plan(conformance.profile)
     display = Display(pytestconfig)
-    with Bench.open(conformance, plan, tails=settings.tails, show=display) as opened:
+    with Bench.open(conformance, plan, tails=settings.percentiles, show=display) as opened:
         pytestconfig.stash[_BENCH] = opened
         yield opened
         del pytestconfig.stash[_BENCH]

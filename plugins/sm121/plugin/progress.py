@@ -1,4 +1,5 @@
-"""Where a run is: one line that is rewritten on a terminal; elsewhere a line with its time."""
+"""Where a run is: one line that is rewritten on a terminal; elsewhere, and beside what pytest says
+itself (-v, -s, -n), a line with its time."""
 
 from __future__ import annotations
 
@@ -18,18 +19,22 @@ from rich.text import Text
 from sm121.core.printable import printable
 from sm121.core.verdict import Verdict
 from sm121.run.verdict_file import TestReport
-from sm121.session.forecast import Forecast
+from sm121.session.forecast import Forecast, Pace
 
 #: Where nothing was written for so long, a line says where the run is.
-_LINE_EVERY_S = 60.0
+_LINE_EVERY_S = 30.0
+#: What runs for so long is shown with its time.
+_LONG_S = 10.0
 #: On a terminal these lines are the rewritten one's; the last of a start is kept.
 _PASSING = ("server", "measuring")
 _MOST_CHARACTERS = 300
 
 
 def clock_time(seconds: float) -> str:
-    """Minutes and seconds, as 3:07."""
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+    """Minutes and seconds, as 3:07, or hours, as 1:03:07."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, of_hour = divmod(minutes, 60)
+    return f"{hours}:{of_hour:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 class Progress:
@@ -38,6 +43,7 @@ class Progress:
     Args:
         file: a file of its own on the terminal or the pipe; pytest captures the usual one.
         costs: what each level will ask.
+        width: of the line that pytest has begun there; None where pytest writes none of its own.
         every_s: where there is no terminal, seconds between two lines.
         clock: seconds.
     """
@@ -47,20 +53,26 @@ class Progress:
         file: TextIO,
         costs: Mapping[str, Forecast],
         *,
+        width: Callable[[], int] | None = None,
         every_s: float = _LINE_EVERY_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._costs, self._clock, self._every_s = costs, clock, every_s
+        self._pace = Pace(costs)
         self._began = self._level_began = self._written = clock()
-        self._level, self._test, self._waits = "", "", ""
-        self._done: Counter[str] = Counter()
+        self._level, self._waits = "", ""
+        #: Since when each test runs.
+        self._running: dict[str, float] = {}
         self._verdicts: Counter[Verdict] = Counter()
         self._of_level: Counter[Verdict] = Counter()
         self._reasons: set[str] = set()
+        self._width = width
+        #: Where pytest's line was ended that it had begun: its width, and the test.
+        self._broken = (0, "")
         self._file, self._lock, self._ended = file, threading.RLock(), threading.Event()
         self._live: Live | None = None
         console = Console(file=file)
-        if console.is_terminal and not console.is_dumb_terminal:
+        if console.is_terminal and not console.is_dumb_terminal and width is None:
             console.width = os.get_terminal_size(file.fileno()).columns or 80
             self._live = Live(
                 get_renderable=self._shown,
@@ -79,42 +91,55 @@ class Progress:
         """Whether there is a line that is rewritten."""
         return self._live is not None
 
-    def begin(self, level: str, test: str) -> None:
-        """A check begins, or its turn is waited for."""
-        if level != self._level:
-            self._end_level()
-            self._level, self._level_began = level, self._clock()
-            cost = self._costs.get(level)
-            if cost is not None:
-                about = f", about {clock_time(cost.seconds)}" if cost.seconds else ""
-                self.say(level, f"{cost.checks} check{'s'[: cost.checks != 1]}{about}")
-        self._test, self._waits = test.rpartition("::")[2], ""
+    @property
+    def is_alone(self) -> bool:
+        """Whether pytest writes nothing of its own for a test."""
+        return self._width is None
 
-    def end(self, test: TestReport, *, asked: bool) -> None:
-        """A check has ended. A failure is shown at once; those for the same reason are counted.
+    def begin(self, level: str, test: str) -> None:
+        """A check begins, or its turn is waited for.
+
+        Args:
+            level: empty where several run at a time: no level begins or ends then.
+            test: its id.
+        """
+        with self._lock:
+            if level != self._level:
+                self._begin_level(level)
+            if level:
+                self._running.clear()
+            self._running[test], self._waits = self._clock(), ""
+
+    def end(self, test: TestReport, *, asked: bool, name: str | None = None) -> None:
+        """A check has ended. Where pytest does not, a failure is shown at once; those for the same
+        reason are counted.
 
         Args:
             test: what came of it.
             asked: it was not known from the start that it cannot run.
+            name: under which it began, where that is not its id.
         """
-        self._waits = ""
-        self._done[test.level] += asked
-        verdict = test.counted
-        self._verdicts[verdict] += 1
-        self._of_level[verdict] += 1
+        with self._lock:
+            self._waits = ""
+            self._running.pop(name or test.id, None)
+            if asked and test.level in self._costs:
+                self._pace.end(test.level, test.seconds if test.executed else None)
+            verdict = test.counted
+            self._verdicts[verdict] += 1
+            self._of_level[verdict] += 1
         if verdict in (Verdict.PASS, Verdict.NOT_RUN) or test.message in self._reasons:
             return
         self._reasons.add(test.message)
-        self.say(verdict.value, f"{test.id}: {test.message}"[:_MOST_CHARACTERS])
+        if self.is_alone:
+            self.say(verdict.value, f"{test.id}: {test.message}"[:_MOST_CHARACTERS])
 
     def say(self, what: str, line: str) -> None:
         """Show a line. On a terminal, what only passes is shown in the rewritten line."""
         with self._lock:
-            if self._live is not None and what.startswith(_PASSING):
-                self._waits = f"{what}: {line}"
-                if not line.startswith("ready"):
+            if what.startswith(_PASSING):
+                self._waits = "" if line.startswith("ready") else f"{what}: {line}"
+                if self._live is not None and self._waits:
                     return
-                self._waits = ""
             self._write(f"[{time.strftime('%H:%M:%S')}] {what}: {line}")
 
     def stop(self) -> None:
@@ -129,28 +154,38 @@ class Progress:
             self._file.close()
 
     def line(self) -> str:
-        """Level, test, what is waited for, time."""
-        elapsed = self._clock() - self._began
-        parts = [clock_time(elapsed)]
-        if (left := self._left()) is not None:
-            parts[0] += f" of about {clock_time(elapsed + left)}"
-        if (cost := self._costs.get(self._level)) is not None:
-            done = min(self._done[self._level] + 1, cost.checks)
-            parts.append(f"{self._level} {done}/{cost.checks}")
-        elif self._level:
+        """Time, what is left of it, level, test, what is waited for. It takes no lock: rich's own
+        thread asks for it with one in its hand that `say` needs."""
+        parts = [clock_time(self._clock() - self._began) + self._left(", about {} left")]
+        levels = [self._level] if self._level else [*self._costs]
+        if set(levels) <= {*self._costs}:
+            ended = sum(map(self._pace.ended, levels))
+            of = sum(self._costs[level].checks for level in levels)
+            parts.append(f"{self._level} {ended}/{of} ended".strip())
+        else:
             parts.append(self._level)
-        parts += [self._test, self._waits, self._counts(self._verdicts, failures_only=True)]
+        parts += [self._tests(), self._waits, self._counts(self._verdicts, failures_only=True)]
         return printable(" | ".join(part for part in parts if part))
 
-    def _left(self) -> float | None:
-        """Seconds that are expected to be left: of the level at hand what its time leaves, at
-        least its share of checks."""
-        if not any(cost.seconds for cost in self._costs.values()):
-            return None
-        return sum(
-            cost.seconds * (1 - min(self._done[level] / max(cost.checks, 1), 1))
-            for level, cost in self._costs.items()
+    def _tests(self) -> str:
+        """What runs: the test that began first, and how many beside it."""
+        running = self._running.copy()
+        if not running:
+            return ""
+        first, began = min(running.items(), key=lambda item: item[1])
+        ran, others = self._clock() - began, len(running) - 1
+        return (
+            first.rpartition("::")[2]
+            + (f" for {clock_time(ran)}" if ran >= _LONG_S else "")
+            + (f" and {others} more" if others else "")
         )
+
+    def _left(self, text: str) -> str:
+        """The seconds that the run has to go, in a text; empty where nothing is known, or left."""
+        now = self._clock()
+        running_s = now - min(self._running.copy().values(), default=now)
+        left = self._pace.left(running_s)
+        return text.format(clock_time(left)) if left is not None and left >= 1 else ""
 
     def _counts(self, verdicts: Counter[Verdict], *, failures_only: bool = False) -> str:
         left_out = (Verdict.PASS, Verdict.NOT_RUN) if failures_only else ()
@@ -160,10 +195,23 @@ class Progress:
             if (count := verdicts[verdict]) and verdict not in left_out
         )
 
+    def _begin_level(self, level: str) -> None:
+        self._running.clear()
+        self._pace.begin(level)
+        self._end_level()
+        self._level, self._level_began = level, self._clock()
+        if level not in self._costs:
+            return
+        checks, seconds = self._costs[level].checks, self._pace.whole(level)
+        about = f", about {clock_time(seconds)}" if seconds else ""
+        left = self._left("; about {} left of the run")
+        self.say(level, f"{checks} check{'s'[: checks != 1]}{about}{left}")
+
     def _end_level(self) -> None:
         if self._level and self._of_level:
             took = clock_time(self._clock() - self._level_began)
-            self.say(self._level, f"{self._counts(self._of_level)}, {took}")
+            left = self._left("; about {} left of the run")
+            self.say(self._level, f"{self._counts(self._of_level)}, {took}{left}")
         self._of_level.clear()
 
     def _shown(self) -> Text:
@@ -176,8 +224,12 @@ class Progress:
         if self._live is not None:
             self._live.console.print(line, markup=False, highlight=False, soft_wrap=True)
             return
-        self._file.write(f"{line}\n")
+        # pytest has begun a line: it is ended once.
+        width = self._width() if self._width is not None else 0
+        begun = width, next(iter(self._running), "") if self._level else ""
+        self._file.write("\n" * (width > 0 and begun != self._broken) + f"{line}\n")
         self._file.flush()
+        self._broken = begun
 
     def _keep_saying(self) -> None:
         while not self._ended.wait(min(self._every_s, 1.0)):
@@ -187,17 +239,24 @@ class Progress:
 
 
 def of_run(config: pytest.Config, costs: Mapping[str, Forecast]) -> Progress | None:
-    """The progress of this process's own tests; None where pytest's own output is wanted (-v, -s),
-    or tests run in workers."""
+    """The progress of this process's own tests, or of its workers'; None where nobody wants any
+    (-qq, --pdb), and in a worker."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
-    distributed = getattr(config.option, "dist", "no") != "no" or hasattr(config, "workerinput")
-    if reporter is None or distributed or reporter.verbosity > 0:
+    if reporter is None or hasattr(config, "workerinput") or config.option.usepdb:
         return None
-    if config.getoption("capture") == "no" or config.option.usepdb:
+    if reporter.verbosity < -1:
         return None
     try:
         own = os.dup(reporter._tw._file.fileno())
     except (AttributeError, io.UnsupportedOperation):
         return None  # pytest writes into memory: somebody drives it from Python
-    reporter.showfspath = False
-    return Progress(os.fdopen(own, "w", encoding="utf-8", errors="replace"), costs)
+    distributed = getattr(config.option, "dist", "no") != "no"
+    beside = reporter.verbosity > 0 or distributed or config.getoption("capture") == "no"
+    if not beside:
+        reporter.showfspath = False
+    return Progress(
+        os.fdopen(own, "w", encoding="utf-8", errors="replace"),
+        costs,
+        width=(lambda: int(reporter._tw.width_of_current_line)) if beside else None,
+        every_s=_LINE_EVERY_S,
+    )

@@ -9,7 +9,7 @@ import shlex
 
 import pytest
 
-from sm121.core import own_tests
+from sm121.core import own_options, own_tests
 from sm121.core.printable import printable
 from sm121.plugin.options import is_own_run
 from sm121.plugin.stash import ID, LEVEL, STARTS
@@ -17,7 +17,8 @@ from sm121.report import details
 from sm121.report.details import Details, FailureDetail
 from sm121.session.session import Session
 
-#: Options that do not matter when one test is run again: selections, and where output goes.
+#: Options that do not matter when one test is run again: where output goes, and selections. ``-m``
+#: is none of them: it may be what names the architecture, and it has selected the test.
 _NOT_REPEATED = {
     "--report-dir": 1,
     "--junitxml": 1,
@@ -28,7 +29,6 @@ _NOT_REPEATED = {
     "--shard": 1,  # another test is in the part
     "--resume": 0,  # what has ended is not run
     "--dist": 1,
-    "-m": 1,
     "-k": 1,
     "-n": 1,
     "-q": 0,
@@ -41,6 +41,14 @@ _WITHOUT_A_SERVER = frozenset({"kernels", "compilation"})
 
 def begun(config: pytest.Config, session: Session, items: list[pytest.Item]) -> Details:
     """Note what is known before the first test: the command, and what each test requires."""
+    known = {item.stash[ID]: item for item in items if ID in item.stash}
+
+    def again(test: str | None) -> str:
+        one = known.get(test or "")
+        words = [_named_from_here(one), *_repeated(config)] if one else _arguments(config)
+        return _line(session, config, [*words, "--engine-debug"])
+
+    session.again = again
     return Details(
         command=_line(session, config, _arguments(config)),
         requirements={
@@ -116,7 +124,7 @@ def _logs(session: Session, item: pytest.Item) -> list[str]:
 
 
 def _arguments(config: pytest.Config) -> list[str]:
-    arguments = [str(argument) for argument in config.invocation_params.args]
+    arguments = own_options.words_as_now(map(str, config.invocation_params.args))
     return own_tests.given(arguments) if is_own_run(config) else arguments
 
 

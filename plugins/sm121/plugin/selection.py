@@ -100,7 +100,7 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
         name = config.stash[SETTINGS].plan
         lines.append(f"{len(unasked)} tests are not in plan {name}; --plan full asks them")
     if waiting:
-        options = "--golden, --record-golden, --accuracy, --soak"
+        options = "--golden, --record-golden, --questions, --soak"
         lines.append(f"{len(waiting)} tests wait for an option of theirs ({options})")
 
 

@@ -61,7 +61,7 @@ from sm121.plugin.stash import (
 from sm121.report import details
 from sm121.run import directory
 from sm121.run.verdict_file import NOT_RUN
-from sm121.session import last_word, target
+from sm121.session import forecast, last_word, target
 from sm121.session.crashes import CrashDesk
 from sm121.session.opening import prepare
 from sm121.session.session import Session
@@ -230,6 +230,8 @@ def pytest_xdist_node_collection_finished(node: Any) -> None:
     config.stash[SESSION] = session
     config.stash[_SIGNALS] = Signals(session)
     session.asks_for = selection.asks_for(config, session)
+    config.stash[planning.COSTS] = forecast.counted(test.level for test in session.ledger)
+    _show_progress(config)
     _step("opened")
     turns.of_all_workers(config, session)
 
@@ -239,6 +241,12 @@ def pytest_testnodedown(node: Any, error: object | None) -> None:
     """A worker has ended: keep what it reported."""
     _controller(node.config).worker_ended(node, error)
     _step("a worker ended")
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """A worker begins a test."""
+    for controller in _controllers:
+        controller.begun(nodeid)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -294,9 +302,10 @@ def pytest_runtest_protocol(
 def pytest_report_teststatus(
     config: pytest.Config,
 ) -> Generator[None, tuple[str, str, object], tuple[str, str, object]]:
-    """Where progress is shown, pytest writes no letter for each test."""
+    """Where progress stands in its place, pytest writes no letter for each test."""
     category, letter, word = yield
-    return (category, letter, word) if PROGRESS not in config.stash else (category, "", "")
+    shown = config.stash.get(PROGRESS, None)
+    return (category, "", "") if shown is not None and shown.is_alone else (category, letter, word)
 
 
 def pytest_enter_pdb(config: pytest.Config) -> None:
@@ -331,6 +340,7 @@ def pytest_runtest_makereport(
     if call.excinfo is not None and (error := outcomes.crash(call.excinfo.value)) is not None:
         item.config.stash[CRASHES].after_error(item.stash[ID], error)
         _step("crash looked for")
+    outcomes.leave_out_libraries(item, call)
     report = yield
     outcomes.take(session, item, call, report)
     if report.failed or item.stash[FINDING].excused:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Sequence
 from io import StringIO
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from rich.console import Console
@@ -18,16 +20,21 @@ from sm121.core.verdict import Verdict
 from sm121.plugin import planning
 from sm121.plugin.selection import DESELECTED
 from sm121.plugin.stash import LEVEL, PROGRESS, REPORT, SETTINGS
-from sm121.report import findings, github
+from sm121.report import findings, github, headline
 from sm121.report.stored import StoredReport
 from sm121.run.fingerprint import profile_label
 from sm121.run.verdict_file import counts_shown
 from sm121.session.session import Session
 
+_Found = TypeVar("_Found")
 #: The tests of levels that ``--collect-only`` collected.
 COLLECTED = pytest.StashKey[list[pytest.Item]]()
-#: Of each kind: the summary fits a screen.
-_MOST_EVIDENCE = _MOST_LINES = 3
+#: What pytest's own summary lists where ``-r`` does not say it.
+_REPORTED = "fE"
+#: Of each kind: what is said at the end of a failing run fits a screen of 40 lines.
+_MOST_LINES = _MOST_FINDINGS = 2
+_MOST_EVIDENCE = 1
+_MOST_LENGTH = 200
 _COLOURS = {
     Verdict.PASS: {"green": True},
     Verdict.FAIL: {"red": True},
@@ -109,6 +116,10 @@ def leave_out_tracebacks(terminal: pytest.TerminalReporter) -> None:
     own = all("verdict" in dict(getattr(report, "user_properties", ())) for report in red)
     if option.tbstyle == "auto" and own and not asked:
         option.tbstyle = "no"
+        if option.reportchars == _REPORTED:  # what failed once more, a line for each test
+            terminal.reportchars = terminal.reportchars.translate(
+                dict.fromkeys(map(ord, _REPORTED))
+            )
 
 
 def for_github(terminal: pytest.TerminalReporter, report: StoredReport, root: Path) -> None:
@@ -147,6 +158,7 @@ def would_run(terminal: pytest.TerminalReporter, config: pytest.Config) -> None:
 def closing(terminal: pytest.TerminalReporter, session: Session) -> None:
     """Show the table of levels, what needs attention, and the verdict as the last line."""
     file = session.file
+    report = terminal.config.stash.get(REPORT, None)
     terminal.section("sm121 conformance")
     terminal.write(_levels_table(session, terminal._tw.fullwidth))
     engine = file.engine
@@ -167,28 +179,74 @@ def closing(terminal: pytest.TerminalReporter, session: Session) -> None:
         for waiver in session.settings.waivers
         if not any(test.waived and waiver.applies_to(test.id) for test in session.ledger)
     ]
-    crashes = [
-        f"{crash.kind}: {crash.summary}; bundle: "
-        f"{session.directory / crash.bundle if crash.bundle else 'could not be written'}"
-        for crash in file.crashes
-    ]
-    for what, lines in (
-        ("not proven", file.unproven),
-        ("waiver without a failure to waive", waivers),
-        ("crash", crashes),
-    ):
-        for line in lines[:_MOST_LINES]:
-            terminal.write_line(f"{what}: {line}")
-        if len(lines) > _MOST_LINES:
-            terminal.write_line(f"{what}: {len(lines) - _MOST_LINES} more are in the report")
+    _few(terminal, "not proven", file.unproven)
+    _few(terminal, "waiver without a failure to waive", waivers)
+    if report is not None:
+        _what_did_not_hold(terminal, report)
     if file.remarks:
         many = f"{len(file.remarks)} remarks are" if len(file.remarks) > 1 else "a remark is"
         terminal.write_line(f"{many} in the report")
-    for line in _first_finding(terminal.config):
-        terminal.write_line(line)
     page = session.directory / "report.html"
     terminal.write_line(f"report: {page if page.is_file() else session.directory / 'verdict.json'}")
-    terminal.write_line(f"{file.verdict.value}: {file.reason}", bold=True, **_COLOURS[file.verdict])
+    known = headline.of(file)
+    if report is not None and (then := headline.action(report)) is not None:
+        terminal.write_line(f"{then.what}: {then.text}")
+    terminal.write_line(str(known), bold=True, **_COLOURS[file.verdict])
+
+
+def _few(terminal: pytest.TerminalReporter, what: str, lines: Sequence[str]) -> None:
+    for line in lines[:_MOST_LINES]:
+        terminal.write_line(f"{what}: {headline.brief(line, _MOST_LENGTH)}")
+    if len(lines) > _MOST_LINES:
+        terminal.write_line(f"{what}: {len(lines) - _MOST_LINES} more are in the report")
+
+
+def _what_did_not_hold(terminal: pytest.TerminalReporter, report: StoredReport) -> None:
+    """The crashes with the lines that say why, and the gravest findings: each reason once."""
+    crashes = _alike(report.crashes, lambda crash: (crash.kind, crash.summary))
+    for crash, *others in crashes[:_MOST_LINES]:
+        terminal.write_line(f"crash: {crash.kind}: {headline.brief(crash.summary)}")
+        for line in crash.lines[:1]:
+            if not crash.summary.startswith(line):
+                terminal.write_line(f"  its line: {headline.brief(line, _MOST_LENGTH)}")
+        where = report.directory / crash.bundle if crash.bundle else "could not be written"
+        if crash.test:
+            more = f" and {len(others)} more" if others else ""
+            terminal.write_line(f"  in: {crash.test}{more}")
+        terminal.write_line(f"  bundle: {where}; ask: {crash.owner}")
+    if len(crashes) > _MOST_LINES:
+        terminal.write_line(f"crash: {len(crashes) - _MOST_LINES} more are in the report")
+    told = {crash.test for crash in report.crashes}
+    left = [finding for finding in findings.grouped(report) if not told.issuperset(finding.ids)]
+    found = _alike(left, lambda finding: (finding.verdict, finding.seen))
+    for place, (finding, *same) in enumerate(found[:_MOST_FINDINGS]):
+        count = sum(len(each.ids) for each in (finding, *same)) - 1
+        more = f" and {count} more for the same reason" if count else ""
+        terminal.write_line(f"{finding.verdict.value}: {finding.ids[0]}{more}")
+        if place == 0 and finding.requirement:
+            terminal.write_line(f"  requirement: {headline.brief(finding.requirement)}")
+        if finding.required:
+            terminal.write_line(f"  required: {headline.brief(finding.required)}")
+        terminal.write_line(f"  seen: {headline.brief(finding.seen, _MOST_LENGTH)}")
+        if place == 0 and finding.evidence:
+            shown = [str(report.directory / name) for name in finding.evidence[:_MOST_EVIDENCE]]
+            rest = len(finding.evidence) - len(shown)
+            terminal.write_line(
+                f"  evidence: {', '.join(shown)}" + (f" and {rest} more" if rest else "")
+            )
+    if (others_left := len(found) - _MOST_FINDINGS) > 0:
+        are = "findings are" if others_left > 1 else "finding is"
+        terminal.write_line(f"{others_left} more {are} in the report")
+
+
+def _alike(
+    found: Sequence[_Found], said: Callable[[_Found], tuple[object, ...]]
+) -> list[list[_Found]]:
+    """What says the same stands together."""
+    groups: dict[tuple[object, ...], list[_Found]] = {}
+    for one in found:
+        groups.setdefault(said(one), []).append(one)
+    return [*groups.values()]
 
 
 def _levels_table(session: Session, width: int) -> str:
@@ -204,30 +262,3 @@ def _levels_table(session: Session, width: int) -> str:
     buffer = StringIO()
     Console(file=buffer, width=max(width, 80), color_system=None).print(table)
     return buffer.getvalue()
-
-
-def _first_finding(config: pytest.Config) -> list[str]:
-    """The gravest finding in a few lines; empty when all is well."""
-    report = config.stash.get(REPORT, None)
-    found = findings.grouped(report) if report is not None else []
-    if not found:
-        return []
-    first = found[0]
-    more = f" and {len(first.ids) - 1} more for the same reason" if len(first.ids) > 1 else ""
-    lines = [f"{first.verdict.value}: {first.ids[0]}{more}"]
-    if first.requirement:
-        lines.append(f"  requirement: {first.requirement}")
-    if first.required:
-        lines.append(f"  required: {first.required}")
-    lines.append(f"  seen: {first.seen}")
-    if first.evidence:
-        directory = config.stash[SETTINGS].report_dir
-        shown = [str(directory / name) for name in first.evidence[:_MOST_EVIDENCE]]
-        rest = len(first.evidence) - len(shown)
-        lines.append(f"  evidence: {', '.join(shown)}" + (f" and {rest} more" if rest else ""))
-    if first.detail.reproduce:
-        lines.append(f"  run again: {first.detail.reproduce}")
-    if len(found) > 1:
-        others = len(found) - 1
-        lines.append(f"  {others} more finding{'s are' if others > 1 else ' is'} in the report")
-    return lines

@@ -76,7 +76,7 @@ def end(config: pytest.Config) -> None:
 
 
 def _takes_turns(config: pytest.Config) -> bool:
-    return config.stash[SETTINGS].worker is None and not config.getoption("beside_others")
+    return config.stash[SETTINGS].worker is None and not config.getoption("share_machine")
 
 
 def _turns(config: pytest.Config) -> Turns:
@@ -86,6 +86,6 @@ def _turns(config: pytest.Config) -> Turns:
         except OSError as error:
             raise pytest.UsageError(
                 f"{error.filename}: expected a lock file of this user, by which runs of the suite "
-                f"take turns ({error.strerror}); --beside-others does without"
+                f"take turns ({error.strerror}); --share-machine does without"
             ) from error
     return config.stash[_TURNS]

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from scipy import special
 
+from sm121.core import own_options
 from sm121.core.errors import UsageError
 from sm121.core.numbers import number
 from sm121.core.server import root_of
@@ -52,6 +53,8 @@ def parse_sides(texts: Sequence[str]) -> tuple[Side, Side]:
         UsageError: they are not that.
     """
     first, second = (_side(text) for text in texts)
+    for side in (first, second):
+        _refuse_what_is_no_side(side, texts)
     if (first.url is None) != (second.url is None):
         raise UsageError("--ab: expected two URLs or two configurations, not one of each")
     if first.url is not None and second.url is not None and _place(first.url) == _place(second.url):
@@ -93,6 +96,18 @@ def _side(text: str) -> Side:
         else:
             arguments.append(word)
     return Side(text, None, None, python, tuple(arguments), tuple(environment))
+
+
+def _refuse_what_is_no_side(side: Side, texts: Sequence[str]) -> None:
+    """Where only one word was given, the other is what stood behind it: a path, or an option."""
+    first = [*side.arguments, ""][0].partition("=")[0]
+    if not first or (first.startswith("-") and not own_options.is_own(first)):
+        return
+    what = "an option of the suite" if own_options.is_own(first) else "none of them"
+    raise UsageError(
+        f"--ab {shlex.join(texts)}: expected two words, each a URL, or KEY=VALUE and arguments of "
+        f"the engine, {first} is {what}; '' is what is under test itself: --ab '' '--flag'"
+    )
 
 
 def _log_behind(url: str, text: str) -> Path | None:

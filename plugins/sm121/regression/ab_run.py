@@ -24,15 +24,18 @@ from sm121.measure import statistics
 from sm121.measure.box import BoxState
 from sm121.measure.cells import MeasuredCell, MeasuredServer
 from sm121.measure.plan import Plan
-from sm121.regression import ab, hypothesis, visited
+from sm121.regression import ab, ab_file, hypothesis, visited
 from sm121.regression.ab import Comparison, MetricOfStart, Side, Visit
 from sm121.regression.hypothesis import CriterionResult, Hypothesis
 from sm121.regression.visited import Process
 from sm121.run.harness import Harness
-from sm121.run.verdict_file import MetricReport
+from sm121.run.verdict_file import ChangeReport, MetricReport
 
 #: How much worse B may be in what varies from start to start on any machine.
 _ALLOWED = {"startup_s": 0.25, "memory_gib": 0.10, "device_memory_gib": 0.10}
+
+#: What B is held against, in words.
+_A = "A"
 
 
 @dataclass
@@ -378,6 +381,9 @@ class AbRun:
                 at_most=None if rate else 1.0 + outcome.allowed,
                 verdict=outcome.verdict,
             )
+        others = [change for change in self.harness.file.changes if change.beside != _A]
+        worse = [o for o in outcomes if o.verdict is not Verdict.PASS]
+        self.harness.file.changes = [*others, *map(_change, worse)]
         record = {
             "sides": [side.text for side in self.sides],
             "void": why,
@@ -391,8 +397,23 @@ class AbRun:
             ],
         }
         text = self.harness.redact(json.dumps(record, indent=2))
-        write_text(text + "\n", self.harness.directory / "ab.json")
+        write_text(text + "\n", self.harness.directory / ab_file.NAME)
         self.harness.save()
+
+
+def _change(outcome: Comparison) -> ChangeReport:
+    return ChangeReport(
+        metric=outcome.metric,
+        unit=outcome.unit,
+        here=statistics.finite(outcome.b),
+        before=statistics.finite(outcome.a),
+        worse=None
+        if outcome.ratio is None
+        else (1.0 - outcome.ratio if outcome.higher_is_better else outcome.ratio - 1.0),
+        allowed=outcome.allowed,
+        beside=_A,
+        verdict=outcome.verdict,
+    )
 
 
 def _resident(pool: ServerPool) -> tuple[set[int], int]:

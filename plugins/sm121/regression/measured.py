@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from sm121.measure.box import BoxState
 from sm121.performance.recorder import Recorder
 from sm121.regression import history, trend
 from sm121.regression.history import StoredMetric, StoredRun
+from sm121.regression.trend import MetricChange
 
 
 @dataclass
@@ -141,6 +143,7 @@ class MeasuredHistory:
             line = f"{change.verdict.value}: {change.text}"
             harness.remark(f"regression {line}", at_once=False)
             self.findings.append(harness.redact(line))
+        self._note(changes)
         failed = [change.text for change in changes if change.verdict is Verdict.FAIL]
         assert not failed, "; ".join(failed)
         undecided = [c.text for c in changes if c.verdict is Verdict.INCONCLUSIVE]
@@ -156,7 +159,12 @@ class MeasuredHistory:
         self._check_comparable()
         limits = self.recorder.harness.profile.regression
         changes = trend.changes(self.current, self.runs, limits)
+        self._note(changes)
         assert not changes, "; ".join(change.text for change in changes)
+
+    def _note(self, changes: Sequence[MetricChange]) -> None:
+        noted = self.recorder.harness.file.changes
+        noted += [change.report() for change in changes if change.verdict is not Verdict.PASS]
 
     def _check_comparable(self) -> None:
         """Raise why this run may not be compared at all."""

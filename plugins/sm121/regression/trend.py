@@ -11,6 +11,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
+from typing import Any
 
 import numpy as np
 from scipy import special
@@ -21,6 +22,7 @@ from sm121.core.verdict import Verdict
 from sm121.measure import statistics
 from sm121.measure.statistics import Floats
 from sm121.regression.history import StoredMetric, StoredRun
+from sm121.run.verdict_file import ChangeReport
 
 #: Runs that make the level to compare with.
 _RECENT = 5
@@ -34,13 +36,33 @@ _SERIES, _SEGMENT = 6, 2
 
 @dataclass(frozen=True)
 class MetricChange:
-    """What is said of one metric. ``worse`` is a fraction: 0.1 for 10 % worse."""
+    """What is said of one metric. ``worse`` and ``allowed`` are fractions: 0.1 for 10 % worse."""
 
     metric: str
     verdict: Verdict
     worse: float | None
     text: str
     judged: bool = True
+    unit: str = ""
+    here: float | None = None
+    before: float | None = None
+    #: So many runs make the level ``before``.
+    runs: int = 0
+    allowed: float = 0.0
+
+    def report(self, beside: str | None = None) -> ChangeReport:
+        """As verdict.json has it, held against ``beside`` (the stored runs)."""
+        runs = f"{self.runs} stored runs" if self.runs > 1 else "the stored run"
+        return ChangeReport(
+            metric=self.metric,
+            unit=self.unit,
+            here=self.here,
+            before=self.before,
+            worse=None if self.worse is None else statistics.finite(self.worse),
+            allowed=self.allowed,
+            beside=beside or runs,
+            verdict=self.verdict,
+        )
 
 
 def compare(
@@ -60,12 +82,16 @@ def compare(
 
 
 def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float) -> MetricChange:
+    level = float(np.median([metric.value for metric in earlier]))
+    known: dict[str, Any] = {
+        "unit": now.unit, "here": now.value, "before": level, "runs": len(earlier),
+        "allowed": allowed,
+    }  # fmt: skip
     if not now.value > 0.0:
         what = f"{now.name}: {now.value:g} {now.unit}, which is nothing"
         if now.value == 0.0 and all(metric.value == 0.0 for metric in earlier):
-            return MetricChange(now.name, Verdict.PASS, 0.0, f"{what}, as before")
-        return MetricChange(now.name, Verdict.FAIL, None, what)
-    level = float(np.median([metric.value for metric in earlier]))
+            return MetricChange(now.name, Verdict.PASS, 0.0, f"{what}, as before", **known)
+        return MetricChange(now.name, Verdict.FAIL, None, what, **known)
     worse = _worse(now.value, level, now.higher_is_better)
     risk = _mann_whitney(now, earlier[-1])
     between = _outside(now, earlier)
@@ -77,7 +103,7 @@ def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float)
     )
 
     def said(verdict: Verdict, why: str = "", *, judged: bool = True) -> MetricChange:
-        return MetricChange(now.name, verdict, worse, what + why, judged)
+        return MetricChange(now.name, verdict, worse, what + why, judged, **known)
 
     if worse <= allowed:
         return said(Verdict.PASS)
@@ -170,10 +196,19 @@ def _outside(now: StoredMetric, earlier: Sequence[StoredMetric]) -> float | None
 
 
 def _interval(now: StoredMetric, before: StoredMetric) -> str:
-    if min(len(now.samples), len(before.samples)) < 2 or (now.quantile or 0.5) != 0.5:
+    if (found := interval(now, before)) is None:
         return ""
+    return f", ratio to the latest {found[0]:.3f} to {found[1]:.3f} (95 %)"
+
+
+def interval(now: StoredMetric, before: StoredMetric) -> tuple[float, float] | None:
+    """The 95 % interval of the ratio of two medians, by the samples of both runs; None for another
+    percentile, and for fewer than two samples on a side. What differs from start to start is not in
+    it: one start is one start, however many samples it has."""
+    if min(len(now.samples), len(before.samples)) < 2 or (now.quantile or 0.5) != 0.5:
+        return None
     _, low, high = statistics.ratio_interval(now.samples, before.samples)
-    return f", ratio to the latest {low:.3f} to {high:.3f} (95 %)"
+    return low, high
 
 
 def _worse(now: float, before: float, higher_is_better: bool) -> float:
@@ -222,6 +257,11 @@ def changes(
                 worse,
                 f"{name}: the level went from {number(best)} to {number(levels[-1])} {metric.unit} "
                 f"({worse:.1%} worse, {limits.allowed(name):.0%} allowed), beginning with {since}",
+                unit=metric.unit,
+                here=levels[-1],
+                before=best,
+                runs=at,
+                allowed=limits.allowed(name),
             )
         )
     return found

@@ -8,7 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sm121.core.numbers import number
 from sm121.core.verdict import Verdict
-from sm121.report import stored
+from sm121.report import headline, stored
 
 _COLOURS = {Verdict.PASS: "#2e7d32", Verdict.FAIL: "#b3261e"}
 _OTHER = "#8a5a00"
@@ -23,7 +23,9 @@ def svg(directory: Path) -> str:
         UsageError: the directory has no sound verdict.json.
     """
     run = stored.read(directory).run
-    said = str(run.verdict)
+    known = headline.of(run)
+    # The page has the reasons; a picture of a green run must not be taken for a certificate.
+    said = f"{run.verdict} (not certified)" if known.reservations else known.word
     rate = run.metrics.get(_RATE)
     if rate is not None and rate.value is not None and rate.verdict is Verdict.PASS:
         said += f", tg32 {number(rate.value)} {rate.unit}"

@@ -16,6 +16,8 @@ import numpy as np
 
 from sm121.core.numbers import number
 from sm121.core.printable import printable
+from sm121.core.verdict import Verdict
+from sm121.regression import trend
 from sm121.report import metric_names
 from sm121.report.details import Details, Samples, Series
 from sm121.report.references import References
@@ -30,8 +32,26 @@ _RATE_COLUMNS = ("depth", "metric", "measured", "interval", "minimum", "target",
 _DASHES = ("dot", "dash", "dashdot", "longdash")
 _MOST_POINTS = 201  # of a distribution
 _MOST_HISTORIES = 6
+_MOST_RUN_TICKS = 12
+#: Percent within which a run is at a level.
+_SAME = 0.05
+#: A roofline so many times above everything else is a label, not a line that squeezes the rest.
+_FAR = 1.6
+#: Empty above the highest thing in a plot, as a share of it; a plot whose lowest thing is above
+#: this share of the highest does not begin at 0.
+_HEADROOM, _NOT_FROM_ZERO = 0.12, 0.55
+#: Verdicts with which a number counts neither way.
+_COUNTS_NOT = (Verdict.INVALID, Verdict.INCONCLUSIVE)
 #: A distribution whose longest sample is so many times the median has a logarithmic axis.
 _WIDE = 20.0
+
+#: Grade of a gate, its word beside a bar, its colour; and how wide a bar is, in pixels.
+_GRADES = (
+    ("minimum", "required", "var(--fail)"),
+    ("target", "target", "var(--pass)"),
+    ("stretch", "stretch", "var(--muted)"),
+)
+_BAR = 28
 
 Figure = dict[str, Any]
 #: Parts of plotly's layout that are the same in every figure.
@@ -51,6 +71,8 @@ class Chart:
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str = ""
+    marks: Sequence[tuple[str, str, str]] = ()
+    """What else stands for something, as in the legend."""
 
     @property
     def legend(self) -> list[tuple[str, str, str]]:
@@ -59,10 +81,12 @@ class Chart:
         for trace in self.figure["data"]:
             if len(self.figure["data"]) > 1 and trace.get("name"):
                 line = trace.get("line") or {}
-                shape = "point" if trace["mode"] == "markers" else line.get("dash") or "solid"
+                shape = (
+                    "point" if trace["mode"].startswith("markers") else line.get("dash") or "solid"
+                )
                 colour = line.get("color") or trace["marker"]["color"]
                 found.append((trace["name"], colour, shape))
-        return found
+        return [*found, *self.marks]
 
 
 def interval(metric: MetricReport) -> str:
@@ -115,17 +139,75 @@ def rates(run: VerdictFile, references: References, *, decoding: bool) -> Chart 
             for depth in depths
             if (value := reference.values.get(f"{kind}@d{depth}")) is not None
         ]
-    if decoding and (trace := _roofline(measured)) is not None:
-        traces.append(trace)
+    limits = [y for trace in traces for y in _reaches(trace)]
+    bottom, top = _limits(limits)
+    bounds = _bounds(measured) if decoding else {}
+    note = "" if bottom == 0.0 else f"The axis begins at {number(bottom)}, not at 0."
+    far = ""
+    if bounds and min(bounds.values()) > _FAR * max(limits):
+        least, most = number(min(bounds.values())), number(max(bounds.values()))
+        far = f"memory allows {least if least == most else f'{least} to {most}'} tok/s"
+    elif bounds:
+        traces.append(_roofline(bounds))
+        top = max(top, _limits([min(y, _FAR * max(limits)) for y in bounds.values()])[1])
+    figure = _figure(traces, x="context before the request, tokens", y="tok/s", category=True)
+    figure["layout"]["yaxis"]["range"] = [bottom, top]
+    figure["layout"]["xaxis"]["range"] = [-0.5, len(depths) - 0.5]
+    figure["layout"]["annotations"] = _gate_labels(measured, depths)
+    if far:
+        figure["layout"]["annotations"].append(
+            {**_LOOKS["far"], "text": f"\u2191 {far}, off the scale"}
+        )
     return Chart(
         id="decode" if decoding else "prefill",
         title=f"{what} rate by depth",
         text=f"{what} rate in tokens a second at {len(depths)} depths of context, with intervals; "
-        f"the highest is {number(max(values))}. The table below has every number.",
-        figure=_figure(traces, x="context before the request, tokens", y="tok/s", category=True),
+        f"the highest is {number(max(values))}. "
+        + (f"The {far}, off the scale. " if far else "")
+        + "The table below has every number.",
+        figure=figure,
         header=_RATE_COLUMNS,
         rows=rows,
+        note=note,
+        marks=_marks(measured),
     )
+
+
+def _reaches(trace: Figure) -> Iterable[float]:
+    """What of a trace its axis must hold: its points and their intervals."""
+    error = trace.get("error_y", {})
+    none = [0.0] * len(trace["y"])
+    for y, more, less in zip(
+        trace["y"], error.get("array", none), error.get("arrayminus", none), strict=True
+    ):
+        yield y + more
+        yield y - less
+
+
+def _limits(values: Sequence[float]) -> tuple[float, float]:
+    """The ends of an axis that holds these and little else."""
+    low, high = min(values), max(values)
+    top = high * (1 + _HEADROOM)
+    if low < _NOT_FROM_ZERO * high:
+        return 0.0, top
+    spread = max(high - low, high * _HEADROOM)
+    return max(low - spread / 2, 0.0), high + spread / 4
+
+
+def _hollow(metric: MetricReport) -> str | None:
+    """What a point that decides nothing is called; None for one that was held against a gate."""
+    if metric.verdict in _COUNTS_NOT:
+        return f"{metric.verdict.value}: counts neither way"
+    return None if metric.gated else "no gate"
+
+
+def _marks(measured: Mapping[str, Mapping[int, MetricReport]]) -> list[tuple[str, str, str]]:
+    """The legend of the points that are not filled."""
+    every = [metric for by_depth in measured.values() for metric in by_depth.values()]
+    looks = {name: metric.verdict in _COUNTS_NOT for metric in every if (name := _hollow(metric))}
+    return [
+        (name, "var(--text)", "crossed" if crossed else "hollow") for name, crossed in looks.items()
+    ]
 
 
 def _scatter(
@@ -142,8 +224,14 @@ def _measured(kind: str, by_depth: Mapping[int, MetricReport], colour: str) -> F
         "lines+markers",
         [f"{depth}" for depth, _, _ in known],
         [value for _, _, value in known],
-        f"{kind} at depth %{{x}}: %{{y:.5~r}} tok/s",
+        "%{hovertext}",
         name=f"{kind}, this run",
+        hovertext=[
+            f"{kind} at depth {depth}: {number(m.value)} tok/s"
+            + (f" ({said})" if (said := interval(m)) else "")
+            + f", {_hollow(m) or m.verdict.value}"
+            for depth, m, _ in known
+        ],
         error_y={
             "type": "data",
             "symmetric": False,
@@ -154,25 +242,20 @@ def _measured(kind: str, by_depth: Mapping[int, MetricReport], colour: str) -> F
             "color": colour,
         },
         line={"color": colour, "width": 3},
-        marker={"size": 9, "color": colour},
+        marker={
+            "size": 11,
+            "symbol": ["circle-x" if m.verdict in _COUNTS_NOT else "circle" for _, m, _ in known],
+            "color": ["var(--card)" if _hollow(m) else colour for _, m, _ in known],
+            "line": {"color": colour, "width": 2},
+        },
     )
 
 
 def _required(measured: Mapping[str, Mapping[int, MetricReport]]) -> list[Figure]:
     """A short bar at each depth for the minimum, the target and the stretch goal."""
-    looks = (
-        ("minimum", "var(--fail)", 26),
-        ("target", "var(--pass)", 22),
-        ("stretch", "var(--muted)", 18),
-    )
     found = []
-    for grade, colour, size in looks:
-        points = [
-            (f"{depth}", limit)
-            for by_depth in measured.values()
-            for depth, metric in by_depth.items()
-            if (limit := getattr(metric, grade)) is not None
-        ]
+    for grade, _, colour in _GRADES:
+        points = [(depth, limit) for depth, limit, _ in _limits_of(measured, grade)]
         if points:
             found.append(
                 _scatter(
@@ -183,11 +266,47 @@ def _required(measured: Mapping[str, Mapping[int, MetricReport]]) -> list[Figure
                     name=f"{grade} required" if grade == "minimum" else grade,
                     marker={
                         "symbol": "line-ew-open",
-                        "size": size,
+                        "size": _BAR,
                         "color": colour,
                         "line": {"width": 3, "color": colour},
                     },
                 )
+            )
+    return found
+
+
+def _limits_of(
+    measured: Mapping[str, Mapping[int, MetricReport]], grade: str
+) -> list[tuple[str, float, MetricReport]]:
+    return [
+        (f"{depth}", limit, metric)
+        for by_depth in measured.values()
+        for depth, metric in by_depth.items()
+        if (limit := getattr(metric, grade)) is not None
+    ]
+
+
+def _gate_labels(
+    measured: Mapping[str, Mapping[int, MetricReport]], depths: Sequence[int]
+) -> list[Figure]:
+    """The number of each bar beside it, the first one of a kind in words; that of a minimum on the
+    side on which the measured point is not."""
+    found = []
+    for grade, word, colour in _GRADES:
+        for place, (depth, limit, metric) in enumerate(_limits_of(measured, grade)):
+            away = 0
+            if grade == "minimum":
+                away = 9 if metric.value is not None and metric.value < limit else -9
+            found.append(
+                {
+                    **_LOOKS["gate"],
+                    "x": [f"{known}" for known in depths].index(depth),  # not its name: a number
+                    "y": limit,
+                    "xshift": _BAR // 2 + 3,
+                    "yshift": away,
+                    "text": number(limit) if place else f"{number(limit)} {word}",
+                    "font": {"color": colour, "size": 12},
+                }
             )
     return found
 
@@ -218,18 +337,21 @@ def _ceiling(metric: MetricReport) -> float | None:
     return metric.value / metric.roofline if metric.value and metric.roofline else None
 
 
-def _roofline(measured: Mapping[str, Mapping[int, MetricReport]]) -> Figure | None:
-    bound: dict[int, float] = {}
+def _bounds(measured: Mapping[str, Mapping[int, MetricReport]]) -> dict[int, float]:
+    """What the memory allows at each depth."""
+    found: dict[int, float] = {}
     for by_depth in measured.values():
         for depth, metric in by_depth.items():
             if (ceiling := _ceiling(metric)) is not None:
-                bound.setdefault(depth, ceiling)
-    if not bound:
-        return None
+                found.setdefault(depth, ceiling)
+    return dict(sorted(found.items()))
+
+
+def _roofline(bounds: Mapping[int, float]) -> Figure:
     return _scatter(
         "lines",
-        [f"{depth}" for depth in sorted(bound)],
-        [bound[depth] for depth in sorted(bound)],
+        [f"{depth}" for depth in bounds],
+        [*bounds.values()],
         "the memory allows %{y:.5~r} tok/s",
         name="roofline (memory)",
         line={"color": "var(--muted)", "width": 2, "dash": "dash"},
@@ -312,7 +434,7 @@ def memory(timeline: MemoryTimeline) -> Chart:
             "lines",
             seconds,
             [None if value is None else round(value, 4) for value in values],
-            f"{what}: %{{y:.3g}} GiB after %{{x:.0f}} s",
+            f"{what}: %{{y:.4~r}} GiB after %{{x:.0f}} s",
             name=what,
             line={"color": colour, "width": 2},
         )
@@ -342,7 +464,7 @@ def memory(timeline: MemoryTimeline) -> Chart:
         quantities.append(("KV cache in use", shares, "%", "points"))
     rows = [
         [what, *(f"{number(v)} {unit}" for v in (known[0], min(known), max(known), known[-1])),
-         f"{known[-1] - known[0]:+.3g} {difference}"]
+         f"{_signed(known[-1] - known[0])} {difference}"]
         for what, known, unit, difference in quantities
     ]  # fmt: skip
     return Chart(
@@ -354,6 +476,10 @@ def memory(timeline: MemoryTimeline) -> Chart:
         header=("level", "at the start", "least", "most", "at the end", "growth"),
         rows=rows,
     )
+
+
+def _signed(value: float) -> str:
+    return f"+{number(value)}" if value > 0 else number(value)
 
 
 def histories(details: Details, gated: Iterable[str]) -> list[Chart]:
@@ -373,6 +499,7 @@ def histories(details: Details, gated: Iterable[str]) -> list[Chart]:
 def _history(name: str, series: Series, place: int) -> Chart:
     unit = _label(series.unit)
     count = len(series.points)
+    levels = _levels_before(series)
     traces = [
         _scatter(
             "lines+markers",
@@ -397,32 +524,63 @@ def _history(name: str, series: Series, place: int) -> Chart:
             line={"color": "var(--muted)", "width": 4},
             opacity=0.6,
         )
-        for start, end, level in series.levels
+        for start, end, level in levels
     ]
     figure = _figure(traces, x="run, oldest first; the star is this one", y=unit, small=True)
-    changes = [start for start, _, _ in series.levels[1:]]
+    figure["layout"]["xaxis"] |= {
+        "range": [0.5, count + 0.5],
+        "tick0": 1,
+        "dtick": -(-count // _MOST_RUN_TICKS),  # whole runs
+    }
+    changes = [start for start, _, _ in levels[1:]]
     figure["layout"]["shapes"] = [
         {**_LOOKS["change"], "x0": start + 0.5, "x1": start + 0.5} for start in changes
     ]
     rows = []
     for index, point in enumerate(series.points):
-        at = next((v for start, end, v in series.levels if start <= index < end), None)
+        at = next((v for start, end, v in levels if start <= index < end), None)
         mark = " (changes here)" if index in changes else ""
         rows.append((point.run, point.when, number(point.value), number(at) + mark))
-    said = (
-        f"the level changes {len(changes)} times, last with {series.points[changes[-1]].run}"
-        if changes
-        else "no change of level"
-    )
+    said = _last_against_level(series, levels)
+    if changes:
+        said += f"; the level changes with {', '.join(series.points[c].run for c in changes)}"
     return Chart(
         id=f"history-{place}",
         title=f"{name} over {count} runs",
-        text=f"{metric_names.words(name)} over {count} runs, {said}; this run "
-        f"{number(series.points[-1].value)} {series.unit}.",
+        text=f"{metric_names.words(name)} over {count} runs: {said}.",
         figure=figure,
         header=("run", "when", series.unit, "level"),
         rows=rows,
-        note=said[0].upper() + said[1:],
+        note=f"{said[0].upper()}{said[1:]}.",
+    )
+
+
+def _levels_before(series: Series) -> list[tuple[int, int, float]]:
+    """The levels of the stored runs: this one is what is held against the last of them."""
+    values = [point.value for point in series.points[:-1]]
+    if len(values) < 2 or min(values) <= 0:
+        return [(0, len(values), float(np.median(values)))]
+    return [
+        (start, end, float(np.median(values[start:end]))) for start, end in trend.segments(values)
+    ]
+
+
+def _last_against_level(series: Series, levels: Sequence[tuple[int, int, float]]) -> str:
+    """How this run lies against the level of the runs before it."""
+    last = series.points[-1].value
+    start, end, level = levels[-1]
+    runs = end - start
+    of = f"the level of the {f'{runs} runs' if runs > 1 else 'run'} before it"
+    here = f"this run, {number(last)} {series.unit},"
+    if level <= 0:
+        return f"{here} beside {number(level)} {series.unit}, {of}"
+    off = (last / level - 1) * 100
+    if abs(off) < _SAME:
+        return f"{here} is at {of} ({number(level)})"
+    better = (off > 0) == series.higher_is_better
+    return (
+        f"{here} is {abs(off):.1f} % {'above' if off > 0 else 'below'} {of} ({number(level)}), "
+        f"which is {'better' if better else 'worse'}"
     )
 
 

@@ -17,8 +17,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sm121.core.files import write_text
+from sm121.core.verdict import Verdict
 from sm121.regression import trend as regression
 from sm121.regression.history import StoredMetric, StoredRun
+from sm121.run.verdict_file import VerdictFile
 
 NAME = "details.json"
 #: A tail of all gaps between chunks can have very many; these many show its shape.
@@ -100,6 +102,28 @@ def samples_of(extra_info: Mapping[str, Any]) -> Samples:
     step = max(1, math.ceil(len(every) / _MOST_SAMPLES))
     given = {key: value for key, value in extra_info.items() if value is not None}
     return Samples.model_validate({**given, "samples": every[::step], "taken": len(every)})
+
+
+def measured(run: VerdictFile, known: Mapping[str, Samples]) -> dict[str, StoredMetric]:
+    """What a run measured and has the samples of, as other runs are held against it. What counts
+    neither way is left out."""
+    return {
+        name: StoredMetric(
+            name=name,
+            unit=metric.unit,
+            higher_is_better=known[name].higher_is_better,
+            quantile=known[name].quantile,
+            samples=tuple(known[name].samples),
+            value=metric.value,
+            verdict=metric.verdict.value,
+            accepted_length=metric.accepted_length,
+        )
+        for name, metric in run.metrics.items()
+        if metric.value is not None
+        and metric.verdict in (Verdict.PASS, Verdict.FAIL)
+        and name in known
+        and known[name].samples
+    }
 
 
 def series_of(

@@ -22,7 +22,7 @@ _MOST_TEXT = 400_000
 #: What pytest writes before the message of an exception of ours.
 _EXCEPTION = re.compile(r"^sm121\.(?:\w+\.)*\w+: ")
 #: What a message begins with when it speaks of one metric: several may have one and the same cause.
-_METRIC = re.compile(r"^[\w@:.-]{3,40}: ")
+_METRIC = re.compile(r"^(?!required: )[\w@:.-]{3,40}: ")
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,17 @@ def failures(run: VerdictFile) -> list[TestReport]:
     return sorted(bad, key=lambda t: (BAD.index(t.verdict), severities.index(t.severity)))
 
 
+def reason_of(test: TestReport) -> str:
+    """What a test says, without the exception's name and the metric's before it."""
+    said = _EXCEPTION.sub("", test.message) or "no message"
+    return _METRIC.sub("", said) or said
+
+
 def grouped(report: StoredReport) -> list[FailureGroup]:
     """What did not hold; tests that say the same stand together."""
     groups: dict[tuple[Verdict, str, str], list[TestReport]] = {}
     for test in failures(report.run):
-        said = _EXCEPTION.sub("", test.message)
-        reason = _METRIC.sub("", said) or said
+        reason = reason_of(test)
         key = (test.verdict, test.level, reason if test.verdict is not Verdict.FAIL else test.id)
         groups.setdefault(key, []).append(test)
     known = {detail.id: detail for detail in report.details.failures}

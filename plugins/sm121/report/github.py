@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sm121.core.printable import printable
 from sm121.core.verdict import Verdict
-from sm121.report import findings
+from sm121.report import findings, headline
 from sm121.report.stored import StoredReport
 
 #: GitHub shows ten annotations of a kind for each step.
@@ -26,9 +26,15 @@ def active(environment: Mapping[str, str]) -> bool:
 
 
 def commands(report: StoredReport, root: Path, workspace: Path | None = None) -> list[str]:
-    """Workflow commands, one for each thing that did not hold."""
+    """Workflow commands: the run's sentence, and one for each thing that did not hold."""
     lines = []
-    for finding in findings.grouped(report)[:_MOST]:
+    if report.run.verdict is not Verdict.PASS:
+        title = {"title": f"SM121 conformance: {report.run.verdict.value}"}
+        said = headline.of(report.run).said
+        if (then := headline.action(report)) is not None:
+            said += f"\n{then.what}: {then.text}"
+        lines.append(command(_LEVELS.get(report.run.verdict, "error"), title, said))
+    for finding in findings.grouped(report)[: _MOST - len(lines)]:
         place, _, line = (finding.detail.location or "").rpartition(":")
         file = place or finding.ids[0].partition("::")[0]
         properties = {}
@@ -40,9 +46,6 @@ def commands(report: StoredReport, root: Path, workspace: Path | None = None) ->
         properties["title"] = f"{finding.verdict.value}: {finding.title}{more}"
         required = f"required: {finding.required}; seen: " if finding.required else ""
         lines.append(command(_LEVELS[finding.verdict], properties, f"{required}{finding.seen}"))
-    if not lines and report.run.verdict is not Verdict.PASS:
-        title = {"title": f"SM121 conformance: {report.run.verdict.value}"}
-        lines.append(command("error", title, report.run.reason))
     return lines
 
 

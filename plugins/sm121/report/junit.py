@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 from sm121.core.printable import printable
 from sm121.core.verdict import Verdict
+from sm121.report import headline
 from sm121.report.stored import StoredReport
 from sm121.run.verdict_file import TestReport, VerdictFile
 
@@ -38,7 +39,8 @@ def xml(report: StoredReport) -> str:
         # alone, and would show the run as green.
         suite = ElementTree.SubElement(root, "testsuite", name="run", timestamp=run.started)
         _properties(suite, {"verdict": run.verdict.value, "run.reason": run.reason})
-        judged = TestReport(id="run::verdict", level="run", verdict=run.verdict, message=run.reason)
+        said = headline.of(run).said
+        judged = TestReport(id="run::verdict", level="run", verdict=run.verdict, message=said)
         _case(suite, judged, run.reason, always=True)
     for element in (*root, root):
         for name, tag in _COUNTED.items():
@@ -52,6 +54,7 @@ def _of_level(run: VerdictFile, level: str) -> dict[str, object]:
     return {
         "verdict": report.verdict.value if report is not None else Verdict.NOT_RUN.value,
         "run.verdict": run.verdict.value,
+        "run.headline": str(headline.of(run)),
         "run.reason": run.reason,
         "run.exit_status": run.exit_status,
         "run.finished": run.finished,

@@ -95,9 +95,9 @@ def write(shards: Sequence[ShardFolder], output: Path) -> VerdictFile:
     output.mkdir(parents=True, exist_ok=True)
     write_matrix(output, folders)
     verdict_file.write(merged, output / "verdict.json")
-    write_text(summary.markdown(merged), output / "summary.md")
     details.write(_details(output, folders), output)
     found = stored.read(output)
+    write_text(summary.markdown(merged, found), output / "summary.md")
     write_text(junit.xml(found), output / junit.NAME)
     page.write(found)
     return merged

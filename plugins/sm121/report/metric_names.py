@@ -52,6 +52,12 @@ def quantity(name: str) -> str | None:
     return match["base"] if match is not None else None
 
 
+def fraction(name: str) -> float | None:
+    """Which quantile a time is: 0.99 of ``ttft_p99``; None for something else."""
+    match = _TIME.fullmatch(name)
+    return float(match["percent"]) / 100 if match is not None else None
+
+
 def words(name: str) -> str:
     """A metric's name for people."""
     if (found := rate(name)) is not None:

@@ -7,9 +7,11 @@ nothing of it can be run: the page's scripts are the only ones that its policy a
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -23,8 +25,18 @@ from sm121.core.files import write_text
 from sm121.core.numbers import number
 from sm121.core.printable import printable
 from sm121.core.profile import LEVELS
+from sm121.core.verdict import Verdict
 from sm121.matrix import feature_matrix
-from sm121.report import charts, findings, metric_names, references, summary
+from sm121.report import (
+    charts,
+    findings,
+    headline,
+    metric_names,
+    references,
+    short_names,
+    summary,
+    timelines,
+)
 from sm121.report.charts import Chart
 from sm121.report.stored import StoredReport
 from sm121.run.fingerprint import profile_label
@@ -36,19 +48,49 @@ _MOST_FINDINGS = 100
 _UNIT_WORDS = {"gb_s": "GB/s", "tflop_s": "TFLOP/s", "mib": "MiB", "gib": "GiB", "mhz": "MHz",
                "w": "W", "c": "°C"}  # fmt: skip
 _UNITS = re.compile(rf"_({'|'.join(_UNIT_WORDS)})$")
+#: Bytes of a page, and what is left out of one that is larger, one after the other.
+_MOST_BYTES = 2_000_000
+_SAVINGS = (
+    "what pytest showed of each failure (details.json has it)",
+    "requirements and long messages in the table of tests (verdict.json has them)",
+    "tests that held (verdict.json has them)",
+)
+#: Parts of the page that a run may not have: what they are, the level that writes them, and why
+#: they may be missing although it ran.
+_PARTS = {
+    "rates": ("rates", "performance", "no rate was measured"),
+    "latency": ("latency distributions", "performance", "details.json has no raw samples"),
+    "paths": ("paths of requests", "performance", "there are no records of requests"),
+    "memory": ("memory over the run", "stress", "no timeline was written"),
+    "matrix": ("matrix", "matrix", "no cell was written"),
+    "history": ("history", "regression", "there is no comparable stored run: --benchmark-autosave "
+                "stores this one as the first of them"),
+}  # fmt: skip
 _HEADLINE_TIMES = ("ttft_p99", "ttft_p50")
 
 
 def html(report: StoredReport) -> str:
-    """The page of a run."""
+    """The page of a run, of at most 2 MB: of a very large run with less of its text, as it says."""
+    for saving in range(len(_SAVINGS) + 1):
+        text = _html(report, saving)
+        if len(text.encode()) <= _MOST_BYTES:
+            break
+    return text
+
+
+def _html(report: StoredReport, saving: int) -> str:
     run = report.run
     others = references.load()
     figures = _charts(report)
     found = findings.grouped(report)
+    if saving:
+        kept = {"text": "", "sections": {}}
+        found = [replace(one, detail=one.detail.model_copy(update=kept)) for one in found]
+    paths = timelines.read(report.directory)
     style = _asset("templates/report.css")
     scripts = (_plotly(), _asset("templates/report.js"))
     return (
-        _environment()
+        environment()
         .get_template("report.html.j2")
         .render(
             report=report,
@@ -57,15 +99,20 @@ def html(report: StoredReport) -> str:
             asked=summary.asked(run),
             version=__version__,
             policy=_policy(scripts),
-            style=Markup(style),  # noqa: S704  # our own file
+            style=Markup(style + _asset("templates/beside.css")),  # noqa: S704  # our own files
             plotly=Markup(scripts[0]),  # noqa: S704  # the vendored bundle
             script=Markup(scripts[1]),  # noqa: S704  # our own file
             figures={chart.id: chart.figure for group in figures.values() for chart in group},
             charts=figures,
             levels=dict.fromkeys((*LEVELS, *run.levels)),
-            headline=_headline(run),
+            headline=headline.of(run),
+            action=headline.action(report),
+            judged=functools.partial(headline.judged, run),
+            tiles=_tiles(run),
             findings=found[:_MOST_FINDINGS],
             more=len(found[_MOST_FINDINGS:]),
+            saving=saving,
+            left_out=_SAVINGS[:saving],
             waived=[test for test in run.tests if test.waived],
             tolerated=[test for test in run.tests if test.tolerated and not test.waived],
             counts=counts_shown(run.levels.values()),
@@ -77,6 +124,12 @@ def html(report: StoredReport) -> str:
             words=metric_names.words,
             number=number,
             interval=charts.interval,
+            paths=paths,
+            line_width=timelines.WIDTH,
+            absent=_absent(report, {**figures, "paths": paths.cells}),
+            anchors=short_names.anchors(test.id for test in run.tests),
+            again={one.ids[0]: one.detail.reproduce for one in found[:_MOST_FINDINGS]},
+            short_kernel=short_names.kernel,
             box=_box(run),
             logs=[(s, (report.directory / s.log).is_file()) for s in run.starts],
             links=_links(report.directory),
@@ -104,7 +157,23 @@ def _charts(report: StoredReport) -> dict[str, list[Chart]]:
     }
 
 
-def _headline(run: VerdictFile) -> list[tuple[str, MetricReport]]:
+def _absent(report: StoredReport, parts: Mapping[str, Sequence[object]]) -> list[str]:
+    """Why parts of the page are not there, those of one reason together."""
+    found: dict[str, list[str]] = {}
+    present = {**parts, "matrix": [report.matrix] if report.matrix else []}
+    for part, (what, level, otherwise) in _PARTS.items():
+        if not present[part]:
+            known = report.run.levels.get(level)
+            why = otherwise
+            if known is None:
+                why = f"{level} was not selected"
+            elif known.verdict is Verdict.NOT_RUN:
+                why = f"{level} did not run"
+            found.setdefault(why, []).append(what)
+    return [f"{', '.join(what)} ({why})" for why, what in found.items()]
+
+
+def _tiles(run: VerdictFile) -> list[tuple[str, MetricReport]]:
     """The numbers that most readers came for."""
     rates = {
         name: rate
@@ -209,7 +278,7 @@ def _shown(value: object) -> object:
 
 
 @cache
-def _environment() -> Environment:
+def environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("sm121.report"),
         undefined=StrictUndefined,

@@ -14,7 +14,10 @@ from sm121.core import lenient
 from sm121.core.errors import UsageError
 from sm121.matrix.feature_matrix import MatrixFile
 from sm121.measure.growth import Growth
+from sm121.regression import ab_file
+from sm121.regression.ab_file import AbFile
 from sm121.report import crash_list, details
+from sm121.report.ab_section import AbSection
 from sm121.report.crash_list import Crash
 from sm121.report.details import Details
 from sm121.run.verdict_file import SCHEMA_VERSION, VerdictFile
@@ -54,6 +57,7 @@ class StoredReport:
     details: Details = field(default_factory=Details)
     memory: MemoryTimeline | None = None
     matrix: MatrixFile | None = None
+    ab: AbSection | None = None
     crashes: tuple[Crash, ...] = ()
     #: The version of verdict.json's schema that it was written in.
     schema_version: int = SCHEMA_VERSION
@@ -84,6 +88,7 @@ def read(directory: Path) -> StoredReport:
         ) from error
     memory_name = run.memory.file if run.memory is not None else MEMORY_JSON
     memory = _beside(MemoryFile, directory, memory_name, run)
+    ab = _beside(AbFile, directory, ab_file.NAME, run)
     matrix = _beside(MatrixFile, directory, "matrix/matrix.json", run)
     return StoredReport(
         run=run,
@@ -91,6 +96,7 @@ def read(directory: Path) -> StoredReport:
         details=details.read(directory),
         memory=timeline(memory) if memory else None,
         matrix=matrix if matrix and matrix.cells else None,
+        ab=AbSection(ab) if ab else None,
         crashes=crash_list.read(run.crashes, directory),
         schema_version=int(raw["schema_version"]),
     )

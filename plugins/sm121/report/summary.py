@@ -13,7 +13,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from sm121.core.numbers import number
 from sm121.core.printable import printable
 from sm121.core.verdict import Verdict
-from sm121.report import charts, findings, metric_names
+from sm121.report import charts, findings, headline, metric_names
+from sm121.report.stored import StoredReport
 from sm121.run.fingerprint import profile_label
 from sm121.run.verdict_file import MetricReport, TestReport, VerdictFile, counts_shown
 
@@ -24,8 +25,17 @@ _MARKDOWN_SPECIAL = str.maketrans(
 #: GitHub would write to whom a model's output names; a backslash does not keep it from that.
 _MENTION = re.compile(r"(?<![A-Za-z0-9])@(?=\w)")
 #: A pull request is read, a report is searched: the rest is in report.html.
-_MOST_FAILURES = 10
-_MOST_LENGTH = 300
+_MOST_FAILURES = 5
+_MOST_METRICS = 12
+_MOST_LENGTH = 200
+#: How the lists of `AgainstReport` are called, those that decide first.
+_BESIDE = {
+    "new": "new", "changed": "fails in another way", "missing": "ran there, not here",
+    "path": "another path", "worse": "worse",
+    "path_told": "path, as asked for or not shown there", "unjudged": "worse, but not judged",
+    "mended": "mended", "listed": "listed, and held there",
+    "differs": "asked or built in another way", "not_asked": "levels not asked here",
+}  # fmt: skip
 
 
 class Markdown(str):
@@ -98,6 +108,7 @@ class _Failed:
     """Failures for one reason."""
 
     first: TestReport
+    reason: str
     others: int
 
 
@@ -105,8 +116,21 @@ def _by_reason(failures: Sequence[TestReport]) -> list[_Failed]:
     """Failures as the reader wants them: each reason once."""
     found: dict[tuple[Verdict, str], list[TestReport]] = {}
     for test in failures:
-        found.setdefault((test.verdict, test.message), []).append(test)
-    return [_Failed(tests[0], len(tests) - 1) for tests in found.values()]
+        found.setdefault((test.verdict, findings.reason_of(test)), []).append(test)
+    return [_Failed(tests[0], reason, len(tests) - 1) for (_, reason), tests in found.items()]
+
+
+def _fenced(command: str) -> Markdown:
+    """A command that can be copied: a block of code, whatever is in it."""
+    line = printable(" ".join(command.splitlines()))
+    fence = "`" * (max((len(run) for run in re.findall("`+", line)), default=0) + 3)
+    return Markdown(f"{fence}sh\n{line}\n{fence}")
+
+
+def _required(metric: MetricReport) -> str:
+    if metric.minimum is not None:
+        return f"at least {number(metric.minimum)}"
+    return f"at most {number(metric.at_most)}" if metric.at_most is not None else ""
 
 
 def _change(run: VerdictFile, name: str) -> str:
@@ -127,25 +151,45 @@ def link(environment: Mapping[str, str]) -> str:
     return f"{job}/artifacts/browse" if job else ""
 
 
-def markdown(run: VerdictFile) -> str:
-    """The summary of a run, finished or not."""
+def markdown(run: VerdictFile, report: StoredReport | None = None) -> str:
+    """The summary of a run, finished or not.
+
+    Args:
+        report: of the same run, where it is written: it knows the command and what to do next.
+    """
     failures = _by_reason(findings.failures(run))
+    metrics = [name for name, metric in run.metrics.items() if _shown(name, metric)]
+    metrics.sort(key=lambda name: headline.judged(run, name)[0] is Verdict.PASS)
+    held = run.against
     return (
-        environment()
+        environment(trimmed=True)
         .get_template("summary.md.j2")
         .render(
             run=run,
+            headline=headline.of(run),
+            action=headline.action(report) if report is not None else None,
+            command=report.details.command if report is not None else None,
             label=profile_label(run.profile, run.fingerprint),
             asked=asked(run),
             kernels=kernels(run),
             counts=counts_shown(run.levels.values()),
             failures=failures[:_MOST_FAILURES],
             more=len(failures[_MOST_FAILURES:]),
-            metrics={name: m for name, m in run.metrics.items() if _shown(name, m)},
+            metrics={name: run.metrics[name] for name in metrics[:_MOST_METRICS]},
+            more_metrics=len(metrics[_MOST_METRICS:]),
+            beside=[
+                (words, lines) for name, words in _BESIDE.items() if (lines := getattr(held, name))
+            ]
+            if held is not None
+            else [],
             number=number,
             interval=charts.interval,
+            judged=lambda name: headline.judged(run, name)[1],
+            required=_required,
             change=functools.partial(_change, run),
             link=Markdown(link(os.environ)),
-            short=lambda text: text if len(text) <= _MOST_LENGTH else f"{text[:_MOST_LENGTH]} ...",
+            fenced=_fenced,
+            bold=lambda text: Markdown(f"**{plain(text)}**"),
+            short=lambda text: headline.brief(text, _MOST_LENGTH),
         )
     )

@@ -49,14 +49,17 @@ def _profile(server: Server, mode: str, nsys: bool) -> KernelProfile:
     if nsys:
         if shutil.which("nsys") is None:
             raise NotRun(
-                "--nsys: nsys is not on PATH; it comes with CUDA, or as the package nsight-systems"
+                "--kernel-trace nsys: nsys is not on PATH; it comes with CUDA, or as the "
+                "package nsight-systems"
             )
         if own.nsys is None:
-            raise NotRun(f"--nsys: {server.engine} cannot be started under nsys by the suite")
+            raise NotRun(
+                f"--kernel-trace nsys: {server.engine} cannot be started under nsys by the suite"
+            )
         return profile_with_nsys(server.endpoint, Path(own.nsys))
     if own.traces is None:
         raise NotRun(
-            "kernels are not profiled: the profile or --profile-kernels says off"
+            "kernels are not profiled: the profile or --kernel-trace says off"
             if mode == "off"
             else f"{server.engine} was started without a profiler of the suite's: it takes no "
             "--profiler-config (vLLM 0.13 or later does), or --engine-arg gave one"

@@ -105,6 +105,7 @@ def merge(whole: VerdictFile, ledger: Ledger, parts: Mapping[str, VerdictFile]) 
                 whole.metrics[name] = metric
         whole.starts += part.starts
         whole.crashes += part.crashes
+        whole.changes += [change for change in part.changes if change not in whole.changes]
         whole.unproven += [line for line in part.unproven if line not in whole.unproven]
         whole.remarks += [line for line in part.remarks if line not in whole.remarks]
         for test in part.tests:

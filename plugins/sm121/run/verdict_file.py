@@ -115,6 +115,8 @@ _COUNTED_AS = {
 
 #: Before the reason of a test that could not run, as pytest and this file show it.
 NOT_RUN = "NOT_RUN: "
+#: Why a run whose tests are not all decided has no verdict of its own.
+UNFINISHED = "the run has not finished"
 #: The kind of a crash by which the machine ended the run: too little memory to go on.
 MEMORY_FLOOR = "memory_floor"
 #: Before the ids of what is reported beside the tests.
@@ -151,6 +153,8 @@ class TestReport(Record):
     profile does not need its severity."""
     kernel: JudgedKernel | None = None
     """Of the numerics alone."""
+    ability: str | None = None
+    """What of an engine it needs: ``oracle`` of one whose answers the oracle's are held against."""
     metrics: list[str] = Field(default_factory=list)
     """What it measured."""
     deviations: list[str] | None = None
@@ -237,9 +241,27 @@ class CrashReport(Record):
     kind: str
     summary: str
     owner: str
+    happened: str = ""
+    """What ended, in words without the cause: "the server died"; empty in older files."""
     test: str | None = None
     bundle: str | None = None
     """Folder of the bundle, in the report directory; null where it could not be written."""
+
+
+class ChangeReport(Record):
+    """A metric that is worse than before by more than is allowed, or may be."""
+
+    metric: str
+    unit: str
+    here: float | None
+    before: float | None
+    worse: float | None
+    """A fraction: 0.1 for 10 % worse; null where there is no ratio."""
+    allowed: float
+    """As ``worse``."""
+    beside: str
+    """What it is held against, in words: "the trusted run", "5 stored runs", "A"."""
+    verdict: Verdict
 
 
 class ShardTest(Record):
@@ -301,7 +323,7 @@ class VerdictFile(Record):
     schema_version: int = SCHEMA_VERSION
     verdict: Verdict = Verdict.NOT_RUN
     exit_status: int = Verdict.NOT_RUN.exit_status
-    reason: str = "the run has not finished"
+    reason: str = UNFINISHED
     finished: bool = False
     certified: bool | None = None
     certificate_levels: list[str] | None = None
@@ -327,6 +349,8 @@ class VerdictFile(Record):
     shard: ShardReport | None = None
     against: AgainstReport | None = None
     """Null without ``--against``."""
+    changes: list[ChangeReport] = Field(default_factory=list)
+    """Metrics that are worse than in the trusted run, in stored runs or of A (``--ab``)."""
 
     def judge(self) -> None:
         """Set the levels' verdicts and the run's from the tests.
@@ -359,7 +383,9 @@ class VerdictFile(Record):
         return ", ".join(self.certificate_levels) + without
 
     def why(self) -> str:
-        """One line on why a finished run has its verdict."""
+        """One line on why a run has its verdict, so far as it went."""
+        if not self.finished and self.verdict is Verdict.NOT_RUN:
+            return UNFINISHED
         if self._ended_by is not None and self.verdict is Verdict.INCONCLUSIVE:
             return f"the run was ended: {self._ended_by.summary}"
         if self.verdict is Verdict.NOT_RUN:
@@ -389,7 +415,8 @@ class VerdictFile(Record):
             return f"{beside}{checks} ran and held{tolerated}{missing}"
         first = decisive[0]
         more = f" (and {len(decisive) - 1} more)" if len(decisive) > 1 else ""
-        return f"{first.id}: {first.message}{more}"
+        so_far = "" if self.finished else f"; {UNFINISHED}"
+        return f"{first.id}: {first.message}{more}{so_far}"
 
     def settle(self, verdict: Verdict) -> None:
         """Set the run's verdict together with its exit status."""

@@ -45,6 +45,8 @@ _FOLDER = "trusted"
 _ANEW = "anew"
 #: Before the ids of what is found beside the tests.
 PREFIX = "--against::"
+#: What a metric is held against, in words.
+THE_TRUSTED = "the trusted run"
 _LEVEL = "regression"
 #: Of a path: what is another path when it differs.
 _PATH = (
@@ -159,29 +161,13 @@ def _read(folder: Path, what: str) -> _Kept:
         ) from error
     if (wrong := unfit(found)) is not None:
         raise UsageError(f"{what}: expected a run that can be trusted: {wrong}")
-    known = details.read(folder).samples
-    measured = {
-        name: metric
-        for name, metric in found.metrics.items()
-        if metric.value is not None and metric.verdict in (Verdict.PASS, Verdict.FAIL)
-    }
-    if lost := [name for name in measured if name not in known or not known[name].samples]:
-        raise UsageError(
-            f"{what}: expected {details.NAME} with the samples of {lost[0]} beside verdict.json"
-        )
-    metrics = {
-        name: StoredMetric(
-            name=name,
-            unit=metric.unit,
-            higher_is_better=known[name].higher_is_better,
-            quantile=known[name].quantile,
-            samples=tuple(known[name].samples),
-            value=metric.value or 0.0,
-            verdict=metric.verdict.value,
-            accepted_length=metric.accepted_length,
-        )
-        for name, metric in measured.items()
-    }
+    metrics = details.measured(found, details.read(folder).samples)
+    for name, metric in found.metrics.items():
+        counts = metric.value is not None and metric.verdict in (Verdict.PASS, Verdict.FAIL)
+        if counts and name not in metrics:
+            raise UsageError(
+                f"{what}: expected {details.NAME} with the samples of {name} beside verdict.json"
+            )
     return _Kept(found, metrics)
 
 
@@ -314,6 +300,7 @@ def judge(
     theirs, ours = trusted.file, {test.id: test for test in run.tests}
     report = AgainstReport(run=trusted.name, engine=_engine(theirs))
     run.against = report
+    run.changes = [change for change in run.changes if change.beside != THE_TRUSTED]
     found: list[TestReport] = []
 
     def add(what: str, verdict: Verdict, message: str) -> None:
@@ -508,4 +495,6 @@ def _metrics(
     for change in (*trend.compare(same, stored, limits), *trend.changes(same, stored, limits)):
         if not change.judged:
             report.unjudged.append(change.metric)
+        if change.verdict is not Verdict.PASS:
+            run.changes.append(change.report(THE_TRUSTED))
         yield change.metric, change.verdict, change.text

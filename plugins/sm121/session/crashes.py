@@ -4,6 +4,7 @@ fresh server is not enough, later results are distrusted."""
 from __future__ import annotations
 
 import errno
+import shlex
 import signal
 import time
 from collections.abc import Mapping
@@ -14,7 +15,13 @@ import httpx
 
 from sm121.core.printable import printable
 from sm121.core.redaction import redact_arguments, redact_environment
-from sm121.engines.managed import ManagedServer, ServerError, ServerStalled, ServerTimedOut
+from sm121.engines.managed import (
+    ManagedServer,
+    ServerError,
+    ServerStalled,
+    ServerTimedOut,
+    StartError,
+)
 from sm121.evidence import cgroup, crash_bundle, death, kernel_messages
 from sm121.evidence.crash_bundle import Evidence
 from sm121.evidence.failure import Cause, classify
@@ -84,7 +91,7 @@ class CrashDesk:
             self._told.add(error.log)
         managed = self._managed
         evidence = self._gather(test, error, managed)
-        self._tell(evidence)
+        self._tell(evidence, _happened(error, ended=evidence.exit_status is not None))
         dead = managed is not None and not managed.running
         if dead or not isinstance(error, UnderLoad) or evidence.cause.kind in _REPLACE:
             self._replace_server(evidence)
@@ -92,7 +99,7 @@ class CrashDesk:
     def after_crash(self, error: ServerError, test: str | None) -> Cause:
         """A server died outside of a test's own requests, as in a cell of the matrix."""
         evidence = self._gather(test, error, self._managed)
-        self._tell(evidence)
+        self._tell(evidence, _happened(error, ended=True))
         self._replace_server(evidence)
         return evidence.cause
 
@@ -177,8 +184,12 @@ class CrashDesk:
             missing={} if managed is not None else self._missing(),
         )
 
-    def _tell(self, evidence: Evidence) -> None:
-        """Write the bundle, note it in verdict.json, and print one line."""
+    def _tell(self, evidence: Evidence, happened: str = "") -> None:
+        """Write the bundle, note it in verdict.json, and print one line.
+
+        Args:
+            happened: in words without the cause; nothing where the cause says it.
+        """
         session, cause = self._session, evidence.cause
         bundle: Path | None = None
         elsewhere: str | None
@@ -198,6 +209,7 @@ class CrashDesk:
                 kind=cause.kind,
                 summary=summary,
                 owner=cause.owner,
+                happened=happened,
                 test=evidence.test,
                 bundle=where if bundle is not None else None,
             )
@@ -321,7 +333,9 @@ class CrashDesk:
             )
         if self._session.settings.engine_debug:
             return ""
-        return f"pytest --engine-debug '{test or ''}'"
+        if self._session.again is not None:
+            return self._session.again(test)
+        return f"pytest --engine-debug {shlex.quote(test or '')}".rstrip()
 
     def _missing(self) -> dict[str, str]:
         why = "the server is attached: its processes are its owner's"
@@ -354,6 +368,15 @@ def _is_dying(managed: ManagedServer, error: Exception | None, began: float) -> 
         and entry.get("monotonic_s", began) >= began
     ]
     return bool(killed) and not managed.answers()
+
+
+def _happened(error: Exception, *, ended: bool) -> str:
+    """What happened to the server, in words without the cause."""
+    if isinstance(error, StartError):
+        return "the server did not start"
+    if isinstance(error, ServerError) or ended:
+        return "the server died"
+    return "a test ran out of time" if isinstance(error, RanOutOfTime) else "the server failed"
 
 
 def _what(error: Exception | None) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,8 @@ from sm121.measure.plan import Plan
 from sm121.run import verdict_file
 
 _NEWEST = 5
+#: Seconds at which a run's own pace counts as much as what was expected.
+_SETTLED_S = 60.0
 #: Rounds of the last look at a cell.
 _LAST_LOOK = 3
 #: Answers of several streams are so much longer than what is measured of them.
@@ -106,6 +109,71 @@ class Forecast:
         self.generated_s += requests * tokens * costs.token_s(prompt) / costs.gain(streams)
 
 
+@dataclass
+class Pace:
+    """How far a run is, and how long the rest of it takes: what was expected, times what the levels
+    that are over have taken of it.
+
+    Args:
+        costs: what was expected of each level.
+    """
+
+    costs: Mapping[str, Forecast]
+    #: The level at hand.
+    level: str = ""
+    _over: set[str] = field(default_factory=set)
+    _ended: Counter[str] = field(default_factory=Counter)
+    #: Of those that ran: how many they are, and their seconds.
+    _ran: Counter[str] = field(default_factory=Counter)
+    _took: dict[str, float] = field(default_factory=dict)
+
+    def begin(self, level: str) -> None:
+        """A level begins, and so the one before it is over."""
+        self._over = self._over | {self.level} - {level}
+        self.level = level
+
+    def end(self, level: str, seconds: float | None) -> None:
+        """A check has ended, after so many seconds; None: it could not run."""
+        self._ended[level] += 1
+        if seconds is not None:
+            self._ran[level] += 1
+            self._took[level] = self._took.get(level, 0.0) + seconds
+
+    def ended(self, level: str) -> int:
+        """So many checks of a level have ended."""
+        return min(self._ended[level], self.costs[level].checks)
+
+    def whole(self, level: str) -> float:
+        """Seconds that a level takes; 0 where nothing is known."""
+        return self.costs[level].seconds * self._factor
+
+    def left(self, running_s: float = 0.0) -> float | None:
+        """Seconds that the run has to go; None where nothing is known.
+
+        Args:
+            running_s: since when the check at hand runs.
+        """
+        if not any(cost.seconds for cost in self.costs.values()):
+            return None
+        return sum(self._left(level, running_s) for level in self.costs if level not in self._over)
+
+    def _left(self, level: str, running_s: float) -> float:
+        """Of a level; of the one at hand at least the share of the checks that have not begun."""
+        checks = self.costs[level].checks
+        each = self.whole(level) / max(checks, 1)
+        to_go = checks - self.ended(level)
+        if level != self.level:
+            return each * to_go
+        return max(each * to_go - running_s, each * max(to_go - 1, 0))
+
+    @property
+    def _factor(self) -> float:
+        over = [(self.costs[level], level) for level in self._over if level in self.costs]
+        expected = sum(c.seconds * self._ran[level] / max(c.checks, 1) for c, level in over)
+        took = sum(self._took.get(level, 0.0) for _, level in over)
+        return (_SETTLED_S + took) / (_SETTLED_S + expected)
+
+
 @dataclass(frozen=True)
 class Timed:
     """Seconds of checks on this machine, by id, and the newest run that says so."""
@@ -178,6 +246,11 @@ def of(
                 _cells(own, profile, costs, plan, rest)
             own.starts_s = own.starts * costs.start_s.value
     return found
+
+
+def counted(levels: Iterable[str]) -> dict[str, Forecast]:
+    """Checks by their levels, where nothing is known of their time."""
+    return {level: Forecast(checks=checks) for level, checks in Counter(levels).items()}
 
 
 def _one(own: Forecast, profile: Profile, costs: Costs, check: Check) -> None:

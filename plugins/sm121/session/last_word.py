@@ -13,7 +13,7 @@ from sm121.session.session import Session
 
 
 def write_report(session: Session, known: Details) -> StoredReport:
-    """Write details.json, junit.xml, report.html and the summary of a GitHub job.
+    """Write details.json, summary.md, junit.xml, report.html and the summary of a GitHub job.
 
     Args:
         session: closed.
@@ -21,12 +21,14 @@ def write_report(session: Session, known: Details) -> StoredReport:
     """
     details.write(known, session.directory)
     report = stored.read(session.directory)
+    text = summary.markdown(report.run, report)
+    write_text(text, session.directory / "summary.md")
     write_text(junit.xml(report), session.directory / junit.NAME)
     page.write(report)
     file = os.environ.get("GITHUB_STEP_SUMMARY")
     if file:
         try:
-            github.append_summary(summary.markdown(session.file), Path(file))
+            github.append_summary(text, Path(file))
         except OSError as error:
             session.say("note", f"GITHUB_STEP_SUMMARY {file}: {error}")
     return report

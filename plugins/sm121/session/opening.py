@@ -190,7 +190,7 @@ def _make_pool(session: Session, profile: Profile) -> None:
         directory=session.directory,
         run_id=session.run_id,
         notify=StartProgress(
-            lambda name, line: session.say(f"server {name}", line), everything=session.verbose
+            lambda name, line: session.say(f"server {name}", line), begins=session.verbose
         ),
         on_cold=give_time,
         added=session.bound_compilers,

@@ -92,6 +92,9 @@ class Session:
     on_unwritten: Callable[[OSError, str], None] | None = None
     #: Called with what shows that another process answers than the attached one.
     on_changed: Callable[[str], None] | None = None
+    #: The command that runs a test again with ``--engine-debug``, in the same way; without a test,
+    #: all of the run. None where no command line began it.
+    again: Callable[[str | None], str] | None = None
     #: Called before what is timed: it ends what the suite does in the background.
     nothing_beside: Callable[[], None] = lambda: None
     #: The machine's state; None before it was looked at.
@@ -511,9 +514,9 @@ class Session:
             file.settle(Verdict.NOT_RUN)
             file.reason = self.target.obstacle
             file.certified = False if self.settings.certify else None
-        elif file.finished:
+        else:
             file.reason = file.why()
-            if self.settings.certify:
+            if file.finished and self.settings.certify:
                 certification.certify(
                     file,
                     self.profile,

@@ -62,13 +62,12 @@ class Settings:
     served_name: str | None = None
     kernel_provider: str | None = None
     full_shapes: bool = False
-    profile_kernels: str = "auto"
-    nsys: bool = False
+    kernel_trace: str = "auto"
     #: Of the profile: what it leaves out is not asked.
     plan: str = FULL
     depths: tuple[int, ...] | None = None
     rounds: int | None = None
-    tails: bool = False
+    percentiles: bool = False
     ab: tuple[Side, Side] | None = None
     ab_pairs: int = 3
     hypothesis: Hypothesis | None = None
@@ -83,8 +82,8 @@ class Settings:
     oracle: Path | None = None
     golden: Path | None = None
     record_golden: Path | None = None
-    accuracy: Path | None = None
-    accuracy_baseline: Path | None = None
+    questions: Path | None = None
+    questions_baseline: Path | None = None
     #: The axes of the matrix, by name or path (default: the profile's).
     axes: str | None = None
     #: The options given that change or add to what is measured, by name.
@@ -93,6 +92,11 @@ class Settings:
     root: Path = Path()
     #: Which process of several this is; None where it is the only one.
     worker: Worker | None = None
+
+    @property
+    def nsys(self) -> bool:
+        """Whether the server is started under Nsight Systems."""
+        return self.kernel_trace == "nsys"
 
     def measuring_plan(self, chosen: Profile) -> Plan:
         """What is measured under a profile."""
@@ -172,12 +176,11 @@ def read(
         served_name=option("--served-model-name"),
         kernel_provider=provider,
         full_shapes=option("--full-shapes"),
-        profile_kernels=option("--profile-kernels"),
-        nsys=option("--nsys"),
+        kernel_trace=option("--kernel-trace"),
         plan=option("--plan"),
         depths=_depths(option("--depths")),
         rounds=_count("--rounds", option("--rounds")),
-        tails=option("--tails") or option("--certify"),
+        percentiles=option("--percentiles") or option("--certify"),
         ab=ab,
         ab_pairs=_count("--ab-pairs", option("--ab-pairs")) or 3,
         hypothesis=_hypothesis(option, started_in),
@@ -190,8 +193,8 @@ def read(
         oracle=_oracle(option("--reference")),
         golden=_existing(option, "--golden"),
         record_golden=_new(option, "--record-golden"),
-        accuracy=_existing(option, "--accuracy"),
-        accuracy_baseline=_existing(option, "--accuracy-baseline"),
+        questions=_existing(option, "--questions"),
+        questions_baseline=_existing(option, "--questions-baseline"),
         axes=option("--matrix-axes"),
         given=given or {},
         root=root,

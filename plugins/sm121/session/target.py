@@ -179,8 +179,8 @@ def configurations(
 
 def profiler_mode(settings: Settings, chosen: Profile) -> str:
     """``keep``, ``restart`` or ``off``: by the user's option, else by the profile."""
-    asked = settings.profile_kernels
-    return chosen.engine.profiler if asked == "auto" else asked
+    asked = settings.kernel_trace
+    return chosen.engine.profiler if asked in ("auto", "nsys") else asked
 
 
 def _traces(settings: Settings, chosen: Profile) -> str | None:

@@ -1,0 +1,107 @@
+"""Two constructed runs to put beside each other, and one of an A/B comparison.
+
+None of their numbers was measured.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import report_runs
+
+from sm121.core.verdict import Verdict
+from sm121.regression import ab_file
+from sm121.regression.ab import Comparison, Visit
+from sm121.regression.ab_file import AbFile
+from sm121.report import details
+from sm121.report.details import Samples
+from sm121.run import verdict_file
+from sm121.run.fingerprint import Fingerprint
+from sm121.run.verdict_file import VerdictFile
+
+_MACHINE = {"cpu_model": "20 cores, constructed", "gpu": "NVIDIA GB10", "gpus": 1}
+_NAME = "tests/test_correctness.py::"
+
+
+def _samples(middle: float, seed: int, **fields) -> Samples:
+    chance = random.Random(seed)
+    values = [middle * (1 + chance.gauss(0, 0.006)) for _ in range(24)]
+    return Samples(samples=values, **fields)
+
+
+def _finish(folder: Path, run: VerdictFile, rates: dict[str, float], *, seed: int) -> None:
+    """Give a constructed run a fingerprint, and its rates the samples that they are medians of."""
+    run.fingerprint = Fingerprint(profile="p1", profile_shipped=True, model="m1", machine=_MACHINE)
+    known = details.read(folder)
+    for name, rate in rates.items():
+        known.samples[name] = _samples(rate, seed, unit="tok/s")
+        run.metrics[name].value = rate
+    known.samples["ttft_p50"] = _samples(410.0, seed, unit="ms", higher_is_better=False)
+    verdict_file.write(run, folder / "verdict.json")
+    details.write(known, folder)
+
+
+def pair(folder: Path) -> tuple[Path, Path]:
+    """A held; B is slower, on another MoE kernel; one test is mended, one failed before."""
+    one, two = (report_runs.write(kind, folder / kind) for kind in ("pass", "fail"))
+    a, b = (verdict_file.read(path / "verdict.json") for path in (one, two))
+    for run, name, seen in (
+        (a, "test_tool_call", "a call of a function that is not there"),
+        (a, "test_known_answers", "' Lyon' after 812.5 ms"),
+        (b, "test_known_answers", "' Lyon' after 790.1 ms"),
+    ):
+        test = next(test for test in run.tests if test.id == f"{_NAME}{name}")
+        test.verdict, test.message = Verdict.FAIL, f"required: what is asked, seen: {seen}"
+    b.tests = [test for test in b.tests if not test.id.endswith("test_cell[cutlass]")]
+    b.engine.path.moe = "MARLIN"
+    b.engine.path.native_fp4 = None
+    b.engine.path.evidence["moe"] = "Using 'MARLIN' Mxfp4 MoE backend."
+    b.environment["cuda_version"] = "13.2"
+    b.metrics["tg128@d0"].verdict = Verdict.INVALID
+    a.metrics["itl_p99"] = a.metrics["ttft_p99"].model_copy()
+    _finish(one, a, {"tg32@d0": 54.1, "tg128@d0": 53.6, "pp2048@d0": 5140.0}, seed=1)
+    _finish(two, b, {"tg32@d0": 47.3, "tg128@d0": 47.0, "pp2048@d0": 5130.0}, seed=2)
+    return one, two
+
+
+_PATH = {
+    "attention": "FLASHINFER",
+    "cuda_graphs": True,
+    "kv_layout": "LBHNC",
+    "native_fp4": None,
+}
+
+
+def ab(folder: Path, *, proven: bool = True, text: str = "--moe-backend marlin") -> Path:
+    """The report of an A/B comparison: one metric is worse, one is open, two hold.
+
+    Args:
+        text: given for B.
+    """
+    report_runs.write("pass", folder)
+
+    def visit(side: str, moe: str) -> Visit:
+        return Visit(side, path={**_PATH, "moe": moe} if proven else {},
+                     requested=[text] if side == "B" else [], log=f"server-{side}.log")  # fmt: skip
+
+    def outcome(metric, unit, a, ratio, low, high, verdict, allowed=0.05):
+        better = unit == "tok/s"
+        return Comparison(
+            metric, unit, better, a, a * ratio, ratio, low, high, 3, allowed, Verdict(verdict)
+        )
+
+    record = AbFile(
+        sides=("", text),
+        visits=[visit("A", "FLASHINFER_CUTLASS_MXFP4_MXFP8"), visit("B", "MARLIN")],
+        outcomes=[
+            outcome("tg32@d0", "tok/s", 59.3, 0.903, 0.898, 0.909, "FAIL"),
+            outcome("tg128@d0", "tok/s", 58.9, 0.958, 0.941, 0.976, "INCONCLUSIVE"),
+            outcome("pp2048@d0", "tok/s", 4573.0, 1.021, 1.012, 1.030, "PASS"),
+            outcome("ttft_p50", "ms", 447.0, 0.981, 0.969, 0.993, "PASS"),
+            outcome("startup_s", "s", 192.0, 1.07, 0.93, 1.22, "PASS", allowed=0.25),
+        ],
+    )
+    (folder / ab_file.NAME).write_text(json.dumps(record.model_dump(mode="json")))
+    return folder

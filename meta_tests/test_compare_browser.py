@@ -1,0 +1,163 @@
+"""Two runs beside each other and the A/B section, in a real browser."""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib.resources import files
+
+import browser
+import compare_runs
+import pytest
+import report_runs
+
+from sm121.report import compare_page, page, stored
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(browser.missing() is not None, reason=str(browser.missing())),
+]
+#: What a phone and a screen show, in pixels.
+WIDTHS = (390, 1440)
+PAGES = ("pair", "hostile", "ab")
+AXE = "axe_playwright_python"
+needs_axe = pytest.mark.skipif(
+    importlib.util.find_spec(AXE) is None,
+    reason=f"no {AXE}, which has axe-core: pip install 'sm121-conformance[dev]'",
+)
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with browser.chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """A page of each kind."""
+    folder = tmp_path_factory.mktemp("pages")
+    one, two = compare_runs.pair(folder)
+    hostile = report_runs.write("hostile", folder / "hostile")
+    for path in (one, two, hostile):
+        page.write(stored.read(path))
+    name = report_runs.HOSTILE
+    return {
+        "pair": compare_page.write([("the trusted run", one), ("now", two)], folder / "x.html"),
+        "hostile": compare_page.write([(name, hostile), (name, one)], folder / "y.html"),
+        "ab": page.write(stored.read(compare_runs.ab(folder / "ab"))),
+    }
+
+
+@pytest.fixture
+def opened(chromium, pages):
+    """Opens a page at a width; whatever it complains of fails the test."""
+    used = []
+
+    def open_(name, width=WIDTHS[-1], *, scheme="light"):
+        shown = chromium.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        complaints, requests = [], []
+        shown.on("console", lambda message: complaints.append(message.text))
+        shown.on("pageerror", lambda error: complaints.append(str(error)))
+        shown.on("request", lambda request: requests.append(request.url))
+        shown.goto(pages[name].resolve().as_uri())
+        used.append((shown, complaints, requests))
+        return shown
+
+    yield open_
+    for shown, complaints, requests in used:
+        shown.close()
+        assert complaints == []
+        others = [url for url in requests if not url.startswith(("file:", "data:", "blob:"))]
+        assert others == [], "the page asks the network for something"
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_is_wider_than_the_screen(opened, name, width):
+    shown = opened(name, width)
+    shown.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    needed, there = shown.evaluate(
+        "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+    )
+    assert needed <= there
+    if width == WIDTHS[0]:  # a plot that is half out of sight shows nothing
+        wide = (
+            "[...document.querySelectorAll('.forest')].every(e => e.scrollWidth <= e.clientWidth)"
+        )
+        assert shown.evaluate(wide)
+
+
+@needs_axe
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(opened, name, width, scheme):
+    shown = opened(name, width, scheme=scheme)
+    shown.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    shown.evaluate(files(AXE).joinpath("axe.min.js").read_text("utf-8"))
+    part = "#ab" if name == "ab" else "html"  # the rest of a report is tested with it
+    found = shown.evaluate(f"axe.run('{part}', {{resultTypes: ['violations']}})")["violations"]
+    assert [(v["id"], [node["html"][:200] for node in v["nodes"]]) for v in found] == []
+
+
+def test_hostile_output_is_text(opened):
+    shown = opened("hostile")
+    assert shown.evaluate("window.owned") is None
+    assert shown.evaluate("[document.images.length, document.scripts.length]") == [0, 0]
+    assert shown.evaluate("document.querySelectorAll('b').length") == 0
+    text = shown.inner_text("body")
+    assert "<script>window.owned=1</script>" in text
+    assert "\x1b" not in text and "\u202e" not in text
+    links = shown.evaluate("[...document.links].map(a => a.protocol)")
+    assert set(links) == {"file:"}
+
+
+def test_what_is_new_is_on_the_first_screen(opened):
+    shown = opened("pair")
+    for selector in ("#headline", ".pair", ".tally"):
+        box = shown.locator(selector).bounding_box()
+        assert box["y"] + box["height"] <= 900, f"{selector} is below the fold"
+    assert "2 tests newly do not hold in B" in shown.inner_text("#headline")
+    targets = shown.evaluate("[...document.querySelectorAll('a[href^=\"#\"]')].map(a => a.hash)")
+    ids = shown.evaluate("[...document.querySelectorAll('[id]')].map(e => '#' + e.id)")
+    assert set(targets) <= set(ids) and len(ids) == len(set(ids))
+    shown.click("a[href$='pass/report.html']")
+    assert "SM121 conformance" in shown.title()
+
+
+def test_the_plot_is_to_scale(opened):
+    """The point of -12.6 % lies to the left of the band's end, that of the prefill in it."""
+    shown = opened("pair")
+    script = """() => [...document.querySelectorAll('.forest tbody tr')].map(row => {
+      const x = s => { const e = row.querySelector(s); return e && e.getBoundingClientRect(); };
+      const band = x('.band'), point = x('.plot .point');
+      return [row.querySelector('th').innerText, band.left, band.right,
+              point && (point.left + point.right) / 2]; })"""
+    rows = {name.split()[1]: places for name, *places in shown.evaluate(script)}
+    left, right, point = rows["tg32"]
+    assert point < left and (right - point) / (right - left) == pytest.approx(12.6 / 5, rel=0.05)
+    assert rows["pp2048"][0] < rows["pp2048"][2]
+
+
+def test_a_keyboard_reaches_what_is_folded(opened):
+    shown = opened("pair")
+    shown.keyboard.press("Tab")
+    assert shown.evaluate("document.activeElement.className") == "skip"
+    seen = set()
+    for _ in range(40):
+        shown.keyboard.press("Tab")
+        tag, outline = shown.evaluate(
+            "(e => [e.tagName, getComputedStyle(e).outlineStyle])(document.activeElement)"
+        )
+        seen.add(tag)
+        assert tag == "BODY" or outline != "none", f"{tag} does not show that it has the focus"
+    assert {"A", "SUMMARY"} <= seen
+
+
+@pytest.mark.parametrize("name", ["pair", "ab"])
+def test_it_can_be_printed(opened, name):
+    shown = opened(name)
+    shown.emulate_media(media="print", color_scheme="dark")
+    assert shown.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert shown.locator(".forest .point").first.is_visible()
+    assert len(shown.pdf()) > 20_000

@@ -1,0 +1,263 @@
+"""`sm121 compare --html` and the forest plot: what two runs differ in, no more than is known."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import compare_runs
+import pytest
+import report_runs
+
+from sm121.cli import main
+from sm121.core.verdict import Verdict
+from sm121.report import compare_page, details, forest, page, stored
+from sm121.report.forest import Change
+from sm121.report.side import Beside, Side
+from sm121.run import verdict_file
+
+
+def beside(one, two) -> Beside:
+    return Beside(
+        Side("A", "one", stored.read(one), None), Side("B", "two", stored.read(two), None)
+    )
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """The folders of A and B, which is worse."""
+    return compare_runs.pair(tmp_path)
+
+
+def change(beside, name) -> Change:
+    return next(found for found, _ in beside.forest.rows if found.metric == name)
+
+
+def names(beside, group) -> set[str]:
+    found = next(each for each in beside.tests if each.id == group)
+    return {row.what.rpartition("::")[2] for row in found.rows}
+
+
+def test_what_is_new_mended_and_in_both(pair):
+    found = beside(*pair)
+    assert names(found, "new") == {"test_decode_rate[tg32-d0]", "test_no_metric_is_worse"}
+    assert names(found, "mended") == {"test_tool_call"}
+    assert names(found, "both") == {"test_known_answers"}
+    assert names(found, "only-a") == {"test_cell[cutlass]"} and names(found, "only-b") == set()
+    both = next(group for group in found.tests if group.id == "both").rows[0]
+    assert both.note == "in the same way", "what was measured may differ"
+    assert (
+        "2 tests newly do not hold in B; 1 mended; 1 in both; 1 ran in A only; " in found.headline
+    )
+    assert "differ in MoE experts; not proven in one of them: native FP4." in found.headline
+
+
+def test_a_failure_of_what_did_not_run_before_is_new(pair):
+    """And what no longer runs is not mended."""
+    one, two = (verdict_file.read(path / "verdict.json") for path in pair)
+    for run, name in ((one, "test_decode_rate[tg32-d0]"), (two, "test_tool_call")):
+        test = next(test for test in run.tests if test.id.endswith(name))
+        test.verdict, test.skipped, test.message = Verdict.NOT_RUN, True, "NOT_RUN: no server"
+    verdict_file.write(one, pair[0] / "verdict.json")
+    verdict_file.write(two, pair[1] / "verdict.json")
+    found = beside(*pair)
+    assert "test_decode_rate[tg32-d0]" in names(found, "new")
+    assert names(found, "mended") == set() and "test_tool_call" in names(found, "only-a")
+    row = next(r for r in found.tests[0].rows if r.what.endswith("[tg32-d0]"))
+    assert (row.a, row.a_said, row.b) == ("NOT_RUN", "no server", "FAIL")
+
+
+def test_a_crash_is_named(pair, tmp_path):
+    crashed = report_runs.write("crash", tmp_path / "crash")
+    text = compare_page.html(beside(pair[0], crashed))
+    assert "<strong>illegal_memory_access:</strong>" in text
+
+
+def test_changes_go_by_the_rules_of_the_regression_level(pair):
+    found = beside(*pair)
+    assert found.apart == []
+    decode = change(found, "tg32@d0")
+    assert decode.verdict is Verdict.FAIL and decode.text.startswith("-12.6 % [-13")
+    assert decode.low < decode.ratio < decode.high
+    prefill = change(found, "pp2048@d0")
+    assert prefill.verdict is Verdict.PASS and prefill.interval is not None
+    # What counts neither way in one of them is no change; a tail has no interval of a ratio.
+    void = change(found, "tg128@d0")
+    assert void.verdict is Verdict.INVALID and not void.decided and void.note == "INVALID in B"
+    tail = change(found, "ttft_p99")
+    assert tail.interval is None and tail.ratio is not None
+    assert found.forest.rows[0][0].verdict is Verdict.FAIL, "what is worse comes first"
+    assert [row.what for row in found.only] == ["itl_p99"]
+    assert "worse than allowed" in found.headline
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (("fingerprint", "machine", {"gpu": "NVIDIA H200"}), "machine's gpu: A NVIDIA GB10, B NVI"),
+        (("fingerprint", "plan", "quick"), "plan: A full, B quick"),
+        (("profile", None, "cpu-tiny-gpt-oss"), "profile: A sm121-gpt-oss-120b, B cpu-tiny"),
+        (("fingerprint", None, None), "B does not say what it asked"),
+    ],
+)
+def test_runs_that_are_not_comparable_are_not_judged(pair, changed, said):
+    key, part, value = changed
+    run = json.loads((pair[1] / "verdict.json").read_text())
+    if part is None:
+        run[key] = value
+    else:
+        run[key][part] = value
+    (pair[1] / "verdict.json").write_text(json.dumps(run))
+    found = beside(*pair)
+    assert any(line.startswith(said) for line in found.apart), found.apart
+    known = [each for each, _ in found.forest.rows if each.metric != "tg128@d0"]
+    assert known and all(each.verdict is None and not each.decided for each in known)
+    assert "not judged, since the runs are not comparable" in found.headline
+    assert "The two are not comparable, so no change is judged." in compare_page.html(found)
+
+
+def test_an_unfit_machine_decides_nothing(pair):
+    run = verdict_file.read(pair[0] / "verdict.json")
+    run.box.state = "DEGRADED"
+    verdict_file.write(run, pair[0] / "verdict.json")
+    decode = change(beside(*pair), "tg32@d0")
+    assert decode.verdict is Verdict.INCONCLUSIVE and "machine of A" in decode.note
+
+
+def test_without_samples_a_change_has_no_interval(pair):
+    (pair[0] / details.NAME).unlink()
+    decode = change(beside(*pair), "tg32@d0")
+    assert decode.verdict is None and decode.interval is None and decode.higher_is_better
+    assert decode.text == "-12.6 %" and decode.note == "no samples are stored"
+
+
+def test_paths_and_environments_differ_first(pair):
+    found = beside(*pair)
+    first, second = found.path[:2]
+    assert (first.what, first.b) == ("MoE experts", "MARLIN") and "Using 'MARLIN'" in first.b_said
+    assert (second.what, second.a, second.b) == ("native FP4", "yes", "not proven")
+    assert second.note == "proven in A only" and first.note == ""
+    assert not any(row.differs for row in found.path[2:])
+    differs, same = found.record
+    assert [(row.what, row.a, row.b) for row in differs.rows] == [("cuda_version", "13.0", "13.2")]
+    assert "gpus 1 name" in [row.what for row in same.rows]
+
+
+def test_one_command_writes_one_file(pair, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page.write(stored.read(pair[0]))
+    assert main(["compare", "--html", "pass", "new=fail/verdict.json"]) == 0
+    assert capsys.readouterr().out == "compare.html\n"
+    text = (tmp_path / "compare.html").read_text()
+    assert 'href="pass/report.html"' in text and "B: new" in text
+    assert "<code>sm121 report</code> makes one" in text, "B has no report.html"
+    assert "<script" not in text and len(text) < 2_000_000
+    (tmp_path / "sub").mkdir()
+    assert main(["compare", "--html", "--output", "sub/x.html", "pass", "fail"]) == 0
+    assert 'href="../pass/report.html"' in (tmp_path / "sub" / "x.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["pass"], "expected two runs, A and B, got 1"),
+        (["pass", "fail", "pass"], "got 3"),
+        (["pass", "nowhere"], "expected a report directory"),
+        (["pass", "fail", "--picture", "x.svg"], "neither --picture nor --format"),
+    ],
+)
+def test_what_is_no_pair_is_refused(pair, tmp_path, capsys, monkeypatch, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", "--html", *arguments]) == 4
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "compare.html").exists()
+
+
+def test_a_run_in_which_everything_fails_is_still_a_small_page(pair):
+    run = verdict_file.read(pair[1] / "verdict.json")
+    proto = run.tests[0]
+    run.tests = [
+        proto.model_copy(update={"id": f"{proto.id}[{n}]", "verdict": Verdict.FAIL,
+                                 "message": "<&>" * 2000})
+        for n in range(4000)
+    ]  # fmt: skip
+    run.environment["list"] = {f"<{n}>": "<&>" * 2000 for n in range(4000)}
+    verdict_file.write(run, pair[1] / "verdict.json")
+    text = compare_page.html(beside(*pair))
+    assert len(text.encode()) < 2 << 20
+    assert "more, which both reports list" in text and "more, which are in verdict.json" in text
+
+
+def test_hostile_output_is_escaped(tmp_path):
+    hostile = report_runs.write("hostile", tmp_path / "hostile")
+    text = compare_page.html(beside(hostile, report_runs.write("pass", tmp_path / "pass")))
+    assert "<script" not in text and "<img" not in text and "<b>" not in text
+    assert "&lt;script&gt;window.owned=1" in text
+    assert "\x1b" not in text and "\u202e" not in text
+
+
+# --- the plot
+
+
+def test_better_is_to_the_right_whatever_is_better():
+    rate = Change("tg32@d0", "tok/s", True, 50.0, 45.0, 0.9, 0.89, 0.91, 0.05, Verdict.FAIL)
+    time = Change("ttft_p50", "ms", False, 400.0, 440.0, 1.1, 1.09, 1.11, 0.05, Verdict.FAIL)
+    drawn = forest.draw([rate, time])
+    (_, one), (_, two) = drawn.rows
+    assert one.point == two.point < one.band[0] < one.band[1] == drawn.zero
+    assert one.interval[0] < one.point < one.interval[1]
+    assert rate.text == "-10.0 % [-11.0, -9.0]" and time.text == "+10.0 % [+9.0, +11.0]"
+    assert "0 %" in [label for _, label in drawn.ticks]
+    assert all(0 <= x <= 100 for x, _ in drawn.ticks)
+
+
+def test_the_axis_holds_data_and_limits_and_an_arrow_what_is_far_out():
+    near = Change("a", "tok/s", True, 1.0, 1.01, 1.01, None, None, 0.25, Verdict.PASS)
+    far = Change("b", "tok/s", True, 1.0, 9.0, 9.0, 8.0, 10.0, 0.05, Verdict.PASS)
+    none = Change("c", "tok/s", True, 0.0, 1.0, None)
+    drawn = forest.draw([near, far, none])
+    marks = [mark for _, mark in drawn.rows]
+    assert marks[0].band[0] > 0 and marks[0].beyond is None
+    assert marks[1].beyond == "right" and marks[1].point == 100
+    assert marks[2].point is None and none.text == "not known"
+    assert forest.draw([]) is None
+
+
+def test_the_report_of_an_a_b_run_has_its_plot(tmp_path):
+    text = page.html(stored.read(compare_runs.ab(tmp_path / "ab")))
+    section = text[text.index('<section id="ab"') :].partition("</section>")[0]
+    assert 'href="#ab"' in text
+    assert "B is worse than A in 1 of 5 metrics: decode tg32 -9.7 % [-10.2, -9.1]." in section
+    assert len(re.findall(r'<circle class="point" cx="[\d.]+%"', section)) == 4
+    assert len(re.findall(r'<circle class="point hollow" cx="[\d.]+%"', section)) == 1
+    assert "(as it is)" in section and ">--moe-backend marlin</td>" in section
+    assert "FLASHINFER_CUTLASS_MXFP4_MXFP8" in section and "MARLIN" in section
+    assert "[-10.2, -9.1]</span>" in section and "server-B.log" in section
+    assert '<section id="ab"' not in page.html(
+        stored.read(report_runs.write("pass", tmp_path / "pass"))
+    )
+
+
+def test_paths_that_nothing_proves_are_said_beside_the_verdict(tmp_path):
+    folder = compare_runs.ab(tmp_path / "ab", proven=False, text=report_runs.HOSTILE)
+    text = page.html(stored.read(folder))
+    section = text[text.index('<section id="ab"') :].partition("</section>")[0]
+    for side in "AB":
+        assert f"{side}&#39;s attention and MoE experts not proven" in section.partition("</p>")[0]
+    assert section.count(">not proven</td>") == 4
+    assert "<script" not in section and "\x1b" not in section
+
+
+def test_a_comparison_that_is_void_says_so(tmp_path):
+    folder = compare_runs.ab(tmp_path / "ab")
+    record = json.loads((folder / "ab.json").read_text())
+    (folder / "ab.json").write_text(json.dumps(record | {"void": "a warm cache", "outcomes": []}))
+    text = page.html(stored.read(folder))
+    assert "Nothing of it counts: a warm cache" in text
+
+
+def test_a_file_that_is_none_is_remarked(tmp_path):
+    folder = compare_runs.ab(tmp_path / "ab")
+    (folder / "ab.json").write_text('{"sides": 3}')
+    report = stored.read(folder)
+    assert report.ab is None and any("ab.json" in line for line in report.run.remarks)

@@ -1,0 +1,326 @@
+"""What a run came to is one sentence, made of typed fields, and the same wherever it is said."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import report_runs
+import terminal_samples
+
+from sm121.core.verdict import Verdict
+from sm121.report import badge, details, github, headline, junit, page, stored, summary
+from sm121.report.details import Details, FailureDetail
+from sm121.report.stored import StoredReport
+from sm121.run.verdict_file import (
+    BoxReport,
+    ChangeReport,
+    CrashReport,
+    EngineReport,
+    JudgedKernel,
+    MetricReport,
+    TestReport,
+    VerdictFile,
+)
+
+AGAIN = "python -m pytest x::test_one --engine-python /opt/e"
+
+
+def run_of(*tests: TestReport, **fields) -> VerdictFile:
+    """A finished run of these tests, judged."""
+    engine = EngineReport(name="vllm", version="0.32.0", managed=True, model="m", startup_s=1.0)
+    engine.path.attention = engine.path.moe = "X"
+    given = {"arch": "cpu", "profile": "sm121-gpt-oss-120b", "started": "2026-01-12T09:14:03+00:00",
+             "engine": engine, "finished": True, "tests": [*tests], **fields}  # fmt: skip
+    file = VerdictFile(**given)
+    file.judge()
+    file.reason = file.why()
+    return file
+
+
+def ended(
+    name: str, verdict: Verdict = Verdict.FAIL, message: str = "it broke",
+    level: str = "performance", **fields
+) -> TestReport:  # fmt: skip
+    return TestReport(id=f"x::{name}", level=level, verdict=verdict, message=message, **fields)
+
+
+def rate(value: float, verdict: Verdict = Verdict.FAIL, **fields) -> MetricReport:
+    return MetricReport(value=value, unit="tok/s", minimum=52.0, verdict=verdict, **fields)
+
+
+def slower(verdict: Verdict = Verdict.FAIL, **fields) -> ChangeReport:
+    given = {"metric": "tg32@d0", "unit": "tok/s", "here": 234.1, "before": 259.1, "worse": 0.0965,
+             "allowed": 0.05, "beside": "the trusted run", "verdict": verdict,
+             **fields}  # fmt: skip
+    return ChangeReport(**given)
+
+
+CRASH = CrashReport(
+    kind="oom", summary="CUDA out of memory", owner="GPU memory", happened="the server died",
+    test="x::test_many",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        (
+            run_of(ended("test_decode", metrics=["tg32@d0"]), metrics={"tg32@d0": rate(47.3)}),
+            "FAIL: decode tg32@d0 is 47.3 tok/s; 52 required (sm121-gpt-oss-120b)",
+        ),
+        (
+            run_of(
+                ended("test_tail", metrics=["ttft_p99"]),
+                metrics={
+                    "ttft_p99": MetricReport(
+                        value=1204.0, unit="ms", at_most=1000.0, verdict=Verdict.FAIL
+                    )
+                },
+            ),
+            "FAIL: time to first token, p99 is 1204 ms; at most 1000 allowed (sm121-gpt-oss-120b)",
+        ),
+        (
+            run_of(ended("--against::tg32@d0", level="regression"), changes=[slower()]),
+            "FAIL: decode tg32@d0 is 9.7 % slower than the trusted run "
+            "(259.1 → 234.1 tok/s; 5 % allowed)",
+        ),
+        (
+            run_of(
+                ended("test_b", level="regression"),
+                changes=[
+                    slower(beside="A"),
+                    slower(metric="memory_gib", unit="GiB", worse=0.01, beside="A"),
+                ],
+            ),
+            "FAIL: decode tg32@d0 is 9.7 % slower than A (259.1 → 234.1 tok/s; 5 % allowed), "
+            "and 1 more metric is",
+        ),
+        (
+            run_of(ended("test_many", level="stress"), crashes=[CRASH]),
+            "FAIL: the server died in stress: CUDA out of memory",
+        ),
+        (
+            run_of(
+                *(
+                    ended(f"test_moe[{n}]", level="kernel", message="required: 1, seen: 2",
+                          kernel=JudgedKernel(operation="fused_moe", provider="vllm"))
+                    for n in range(3)
+                )
+            ),
+            "FAIL: 3 kernels differ from the oracle (first: fused_moe of vllm: required: 1, "
+            "seen: 2)",
+        ),
+        (
+            run_of(
+                *(
+                    ended(f"test_{n}", level="correctness", ability="oracle", message="0.3 nats")
+                    for n in range(3)
+                ),
+                ended("test_other", level="correctness"),
+            ),
+            "FAIL: answers differ from the oracle in 3 checks (first: 0.3 nats) (and 1 more check)",
+        ),
+        (
+            run_of(
+                ended("test_decode", Verdict.INVALID, "tg32@d0: second_clock: 40 against 47",
+                      metrics=["tg32@d0"]),
+                metrics={"tg32@d0": rate(47.3, Verdict.INVALID)},
+            ),
+            "INVALID: decode tg32@d0 counts neither way: second_clock: 40 against 47",
+        ),
+        (
+            run_of(
+                ended("test_decode", Verdict.INCONCLUSIVE),
+                box=BoxReport(state="DEGRADED", reason="799 MHz; unplug it for a minute"),
+            ),
+            "INCONCLUSIVE: the box is DEGRADED: 799 MHz; unplug it for a minute",
+        ),
+        (
+            run_of(ended("test_one", level="smoke"), finished=False),
+            "FAIL: test_one: it broke; the run has not finished",
+        ),
+    ],
+)  # fmt: skip
+def test_a_sentence_is_made_of_fields(run, said):
+    assert str(headline.of(run)) == said
+
+
+def test_the_reason_of_a_failed_run_is_never_that_it_has_not_finished():
+    """As with -x: a test was decided, others were not."""
+    run = run_of(ended("test_one"), ended("test_two", Verdict.NOT_RUN), finished=False)
+    assert run.verdict is Verdict.FAIL
+    assert run.reason == "x::test_one: it broke; the run has not finished"
+    assert run_of(finished=False).reason == "the run has not finished"
+
+
+# What a PASS may not be taken for
+
+
+def passed(*levels: str, **fields) -> VerdictFile:
+    return run_of(*(ended("test", Verdict.PASS, "", level) for level in levels), **fields)
+
+
+ALL = ("smoke", "kernel", "correctness", "stress", "performance", "regression", "matrix")
+
+
+def test_a_pass_says_what_did_not_run():
+    assert str(headline.of(passed(*ALL))) == "PASS: 7 checks ran and held"
+    assert headline.of(passed("smoke")).word == "PASS (not certified: only smoke asked for)"
+    skipped = ended("test_worse", Verdict.NOT_RUN, "NOT_RUN: no stored run", "regression",
+                    skipped=True)  # fmt: skip
+    run = run_of(*passed(*(each for each in ALL if each != "regression")).tests, skipped)
+    assert headline.of(run).word == "PASS (not certified: regression did not run: no stored run)"
+    assert headline.of(passed(*ALL, certified=True)).word == "PASS (certified)"
+
+
+def test_what_is_not_proven_stands_beside_the_pass():
+    run = passed(*ALL, unproven=["A/B: the kernel path of A is not known: give --server-log",
+                                 "A/B: the kernel path of B is not known"])  # fmt: skip
+    word = headline.of(run).word
+    assert word == (
+        "PASS (not certified: not proven: A/B: the kernel path of A is not known: "
+        "give --server-log and 1 more)"
+    )
+    run.engine.path.attention = run.engine.path.moe = None
+    assert "kernel path not proven" in headline.of(run).word
+
+
+def tail(requests: int, confidence: float) -> MetricReport:
+    return MetricReport(value=640.0, unit="ms", at_most=1000.0, confidence=confidence,
+                        rounds=requests, grade="minimum", verdict=Verdict.PASS)  # fmt: skip
+
+
+def test_a_percentile_of_too_few_requests_is_no_evidence(tmp_path):
+    run = passed(*ALL, metrics={"ttft_p99": tail(8, 0.077)})
+    assert headline.of(run).word == "PASS (not certified: ttft_p99: p99 of 8 requests: no evidence)"
+    shown, words = headline.judged(run, "ttft_p99")
+    assert shown is not Verdict.PASS
+    assert words == "p99 of 8 requests: no evidence (8% confidence; 95% takes 299)"
+    for text in (summary.markdown(run), page.html(StoredReport(run, tmp_path))):
+        assert "p99 of 8 requests: no evidence" in text
+    assert headline.judged(passed(*ALL, metrics={"ttft_p99": tail(299, 0.9505)}), "ttft_p99") == (
+        Verdict.PASS,
+        "PASS (minimum)",
+    )
+    assert "little evidence" in headline.judged(
+        passed(*ALL, metrics={"ttft_p99": tail(100, 0.63)}), "ttft_p99"
+    )[1]  # fmt: skip
+
+
+def test_a_tile_is_not_green_where_the_headline_is_red(tmp_path):
+    run = run_of(
+        ended("--against::tg32@d0", level="regression"),
+        metrics={"tg32@d0": rate(234.1, Verdict.PASS, grade="stretch")},
+        changes=[slower()],
+    )
+    text = page.html(StoredReport(run, tmp_path))
+    tile = re.search(r'<li class="tile (\w+)">.*?</li>', text, re.S)
+    assert tile is not None and tile[1] == "FAIL" and "stretch)" not in tile[0], tile
+    assert "9.7 % slower than the trusted run" in tile[0]
+
+
+def test_the_badge_of_a_green_run_is_no_certificate(tmp_path):
+    (tmp_path / "verdict.json").write_text(passed("smoke").model_dump_json())
+    assert "PASS (not certified)" in badge.svg(tmp_path)
+
+
+# What to do
+
+
+def report_of(run: VerdictFile, folder: Path, **fields) -> StoredReport:
+    known = [FailureDetail(id=test.id, reproduce=AGAIN, logs=["server.log"]) for test in run.tests]
+    given = Details(command="python -m pytest --against trusted", failures=known)
+    return StoredReport(run, folder, details=given, **fields)
+
+
+def test_there_is_one_action(tmp_path):
+    gate = run_of(ended("test_decode", metrics=["tg32@d0"]), metrics={"tg32@d0": rate(47.3)})
+    assert headline.action(report_of(gate, tmp_path)) == headline.Action("run again", AGAIN)
+    # A comparison measures nothing itself.
+    change = run_of(ended("test_no_metric_is_worse", level="regression"), changes=[slower()])
+    told = headline.action(report_of(change, tmp_path))
+    assert told == headline.Action("run again", "python -m pytest --against trusted")
+    assert headline.action(report_of(passed(*ALL), tmp_path)) is None
+
+
+def test_the_action_after_a_crash_is_its_remedy_or_its_log(tmp_path):
+    from sm121.report.crash_list import Crash
+
+    run = run_of(ended("test_many", level="stress"), crashes=[CRASH])
+    crash = Crash(**CRASH.model_dump(), remedy="lower --max-num-seqs")
+    told = headline.action(report_of(run, tmp_path, crashes=(crash,)))
+    assert told == headline.Action("remedy", "lower --max-num-seqs")
+    unknown = Crash(**CRASH.model_dump())
+    told = headline.action(report_of(run, tmp_path, crashes=(unknown,)))
+    assert told == headline.Action("read", str(tmp_path / "server.log"))
+
+
+def test_everybody_says_the_same_sentence(tmp_path):
+    directory = report_runs.write("fail", tmp_path / "fail")
+    report = stored.read(directory)
+    said = headline.of(report.run).said
+    assert said.startswith("decode tg32@d0 is 47.3 tok/s; 52 required (sm121-gpt-oss-120b)")
+    plain = summary.markdown(report.run, report).replace("\\", "")
+    assert said in page.html(report) and f"**FAIL: {said}**" in plain
+    assert f"SM121 conformance%3A FAIL::{said}%0Arun again: " in github.commands(
+        report, tmp_path
+    )[0]  # fmt: skip
+    assert f'name="run.headline" value="FAIL: {said}"' in junit.xml(report)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("short", "short"),
+        ("one thing; another thing that is long", "one thing ..."),
+        ("seventeen hundred words", "seventeen ..."),
+    ],
+)
+def test_nothing_is_cut_within_a_word(text, shown):
+    assert headline.brief(text, 17) == shown
+
+
+# The terminal
+
+
+@pytest.mark.parametrize("name", terminal_samples.RUNS)
+def test_the_end_of_a_failing_run_fits_a_screen(name, tmp_path):
+    report = tmp_path / "report"
+    text = terminal_samples.sample(name, report)
+    assert terminal_samples.rows(text) <= terminal_samples.LINES
+    found = stored.read(report)
+    said = str(headline.of(found.run))
+    assert said in (line.rstrip() for line in text.splitlines()), text
+    assert json.loads((report / "verdict.json").read_text())["verdict"] == "FAIL"
+    then = headline.action(found)
+    assert then is not None and f"{then.what}: " in text
+    if name == "failed-start":
+        assert "remedy: lower --gpu-memory-utilization" in text
+        assert text.count("CUDA out of memory") == 2, "the cause, and the sentence"
+    kept = (terminal_samples.FOLDER / f"{name}.txt").read_text("utf-8")
+    assert terminal_samples.rows(kept) <= terminal_samples.LINES
+    assert said in kept, "python meta_tests/terminal_samples.py writes it anew"
+
+
+def test_run_again_has_what_was_given(fault_server, run_pytest, tmp_path):
+    """Values with = and behind a space, and spaces; what selects others is left out."""
+    server = fault_server()
+    log = tmp_path / "a log"
+    log.write_text("it says nothing\n")
+    _, run = run_pytest(
+        *("--arch=cpu", "--base-url", server.base_url, "--api-key", server.key),
+        *("-m", "cpu", "-k", "fail or pass", "-q", "--engine=openai"),
+        *("--server-log", str(log), "--rounds=9", "--tb=short"),
+        "meta_tests/scenarios/verdicts.py::test_fail",
+    )
+    (failure,) = details.read(run.report).failures
+    words = shlex.split(failure.reproduce or "")
+    assert words[:4] == ["python", "-m", "pytest", "meta_tests/scenarios/verdicts.py::test_fail"]
+    for given in (["--server-log", str(log)], ["--rounds=9"], ["-m", "cpu"]):
+        at = words.index(given[0], 3)
+        assert words[at : at + len(given)] == given, words
+    assert "-k" not in words and "-q" not in words

@@ -1,0 +1,341 @@
+"""What a run came to, in one sentence, and the one thing to do next: the same words on the page, in
+the terminal, in the summary, in annotations and in junit.xml.
+
+The sentence is made of what verdict.json has in fields of their own. Only where a test says
+something that no field has, its message is put in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sm121.core.numbers import number
+from sm121.core.profile import LEVELS
+from sm121.core.verdict import Verdict, worst
+from sm121.measure import gate, statistics
+from sm121.measure.box import BoxState
+from sm121.report import findings, metric_names
+from sm121.report.details import FailureDetail
+from sm121.report.stored import StoredReport
+from sm121.run.verdict_file import (
+    BESIDE,
+    MEMORY_FLOOR,
+    ChangeReport,
+    MetricReport,
+    TestReport,
+    VerdictFile,
+)
+
+#: Characters of somebody else's words in the sentence.
+_MOST = 160
+#: The same in brackets.
+_LITTLE = 70
+#: Where a text can be cut without a word or a number being cut.
+_STOPS = ("; ", ". ", ", ", ": ")
+#: The ability of tests whose answers are held against the oracle.
+_ORACLE = "oracle"
+#: How more of a unit is called where less is better.
+_MORE = {"GiB": "larger", "%": "worse", "tokens": "worse"}
+#: What B of ``--ab`` is held against.
+_OF_AB = "A"
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A run's verdict, what it may not be taken for, and why."""
+
+    verdict: Verdict
+    said: str
+    #: Of a PASS: what was not looked at, or is not shown.
+    reservations: tuple[str, ...] = ()
+    certified: bool | None = None
+
+    @property
+    def word(self) -> str:
+        """The verdict with what qualifies it: ``PASS (not certified: ...)``."""
+        if self.verdict is not Verdict.PASS or not (self.reservations or self.certified):
+            return self.verdict.value
+        how = "certified" if self.certified else "not certified"
+        why = f": {'; '.join(self.reservations)}" if self.reservations else ""
+        return f"{self.verdict.value} ({how}{why})"
+
+    def __str__(self) -> str:
+        return f"{self.word}: {self.said}"
+
+
+@dataclass(frozen=True)
+class Action:
+    """What to do next."""
+
+    what: str
+    """``run again``, ``remedy`` or ``read``."""
+    text: str
+
+    @property
+    def command(self) -> bool:
+        """Whether the text can be typed."""
+        return self.what == _AGAIN
+
+
+_AGAIN, _REMEDY, _READ = "run again", "remedy", "read"
+
+
+def of(run: VerdictFile) -> Headline:
+    """The sentence of a run, finished or not."""
+    reservations = tuple(_reservations(run)) if run.verdict is Verdict.PASS else ()
+    return Headline(run.verdict, _said(run), reservations, run.certified)
+
+
+def lead(run: VerdictFile) -> TestReport | None:
+    """The test that the sentence is about; None where no test has the run's verdict."""
+    return next((test for test in findings.failures(run) if test.verdict is run.verdict), None)
+
+
+def action(report: StoredReport) -> Action | None:
+    """The one thing to do next; None where nothing is to be done, or nothing is known."""
+    run = report.run
+    if run.verdict is Verdict.PASS:
+        return None
+    first = lead(run)
+    known = {detail.id: detail for detail in report.details.failures}
+    detail = known.get(first.id) if first is not None else None
+    if run.verdict is Verdict.FAIL and report.crashes:
+        crash = report.crashes[0]
+        if crash.remedy:
+            return Action(_REMEDY, crash.remedy)
+        if (place := _log(detail) or crash.bundle) is not None:
+            return Action(_READ, str(report.directory / place))
+    whole = first is None or (
+        # It measures nothing itself, and so it cannot be run alone.
+        first.level == "regression" and all(change.beside != _OF_AB for change in run.changes)
+    )
+    alone = detail.reproduce if detail is not None and not whole else None
+    command = alone or report.details.command
+    return Action(_AGAIN, command) if command else None
+
+
+def judged(run: VerdictFile, name: str) -> tuple[Verdict, str]:
+    """What came of a metric, in all that was asked of it: the verdict that it is shown in, and
+    words. A percentile of too few requests is shown as what did not run."""
+    metric = run.metrics[name]
+    changes = [c for c in run.changes if c.metric == name and c.verdict is not Verdict.PASS]
+    shown = worst([metric.verdict, *(change.verdict for change in changes)])
+    if shown is not metric.verdict:
+        change = next(change for change in changes if change.verdict is shown)
+        return shown, f"{shown.value}: {_by(change)} {change.beside}"
+    if (why := no_evidence(name, metric)) is not None:
+        return Verdict.NOT_RUN, why
+    if shown is Verdict.PASS and not metric.gated:
+        return shown, "measured"
+    return shown, shown.value + (f" ({metric.grade})" if metric.grade else "")
+
+
+def no_evidence(name: str, metric: MetricReport) -> str | None:
+    """Why the PASS of a percentile shows nothing: so few requests could not have shown that its
+    gate does not hold. None for any other metric."""
+    fraction = metric_names.fraction(name)
+    sure = metric.confidence
+    if fraction is None or fraction <= 0.5 or metric.at_most is None or sure is None:
+        return None
+    if metric.verdict is not Verdict.PASS or sure >= statistics.CONFIDENCE:
+        return None
+    how = "no evidence" if sure < 0.5 else "little evidence"
+    return (
+        f"p{100 * fraction:g} of {metric.rounds} requests: {how} ({sure:.0%} confidence; "
+        f"{statistics.CONFIDENCE:.0%} takes {gate.requests_needed(fraction)})"
+    )
+
+
+def brief(text: str, most: int = _MOST) -> str:
+    """A text on one line, cut behind a part of it that can stand alone, else behind a word."""
+    line = " ".join(text.split())
+    if len(line) <= most:
+        return line
+    part = line[:most]
+    at = max(part.rfind(stop) for stop in _STOPS)
+    if at < most // 2:
+        at = part.rfind(" ")
+    return f"{part[: at if at > 0 else most].rstrip(' ,;:.')} ..."
+
+
+# The sentence.
+
+
+def _said(run: VerdictFile) -> str:
+    first = lead(run)
+    ended = any(crash.kind == MEMORY_FLOOR for crash in run.crashes)
+    if first is None or (ended and run.verdict is Verdict.INCONCLUSIVE):
+        return brief(run.reason, 2 * _MOST)
+    bad = _Bad(run, [test for test in findings.failures(run) if test.verdict is run.verdict])
+    for about in (_crash, _box, _change, _gate, _kernels, _oracle):
+        if (told := about(bad)) is not None:
+            sentence, covered = told
+            break
+    else:
+        sentence, covered = f"{_title(first)}: {brief(findings.reason_of(first))}", 1
+    if (others := len(bad.tests) - covered) > 0:
+        sentence += f" (and {others} more check{'s' if others > 1 else ''})"
+    return sentence if run.finished else f"{sentence}; the run has not finished"
+
+
+@dataclass(frozen=True)
+class _Bad:
+    """The tests that have the run's verdict, which is no PASS."""
+
+    run: VerdictFile
+    tests: Sequence[TestReport]
+
+    @property
+    def first(self) -> TestReport:
+        return self.tests[0]
+
+
+#: A sentence, and how many of the tests it is about.
+_Told = tuple[str, int] | None
+
+
+def _crash(bad: _Bad) -> _Told:
+    if bad.run.verdict is not Verdict.FAIL or not bad.run.crashes:
+        return None
+    crash = bad.run.crashes[0]
+    level = next((test.level for test in bad.run.tests if test.id == crash.test), None)
+    where = f" in {level}" if level else ""
+    happened = f"{crash.happened or crash.kind}{where}: "
+    told = {test.id for test in bad.tests} & {each.test for each in bad.run.crashes}
+    return f"{happened}{brief(crash.summary)}", max(1, len(told))
+
+
+def _box(bad: _Bad) -> _Told:
+    if bad.run.verdict is not Verdict.INCONCLUSIVE or bad.run.box.state != BoxState.DEGRADED:
+        return None
+    return f"the box is DEGRADED: {brief(bad.run.box.reason or 'no reason is known')}", len(
+        bad.tests
+    )
+
+
+def _change(bad: _Bad) -> _Told:
+    changes = [change for change in bad.run.changes if change.verdict is bad.run.verdict]
+    if bad.first.level != "regression" or not changes:
+        return None
+    change = max(changes, key=lambda each: each.worse or 0.0)
+    others = {each.metric for each in changes} - {change.metric}
+    more = (
+        f", and {len(others)} more metric{'s are' if len(others) > 1 else ' is'}" if others else ""
+    )
+    maybe = "may be" if change.verdict is Verdict.INCONCLUSIVE else "is"
+    values = f"{number(change.before)} → {number(change.here)} {change.unit}"
+    allowed = f"{_percent(change.allowed)} allowed"
+    sentence = (
+        f"{_named(change.metric)} {maybe} {_by(change)} {change.beside} ({values}; {allowed}){more}"
+    )
+    return sentence, sum(test.level == "regression" for test in bad.tests)
+
+
+def _gate(bad: _Bad) -> _Told:
+    measured = bad.first.metrics or (
+        [*bad.run.metrics] if bad.first.level == "performance" and _is_older(bad.run) else []
+    )
+    known = bad.run.metrics
+    names = [n for n in measured if n in known and known[n].verdict is bad.run.verdict]
+    if not names:
+        return None
+    name, metric = names[0], known[names[0]]
+    about = [test for test in bad.tests if test is bad.first or {*test.metrics} & {*names}]
+    if bad.run.verdict is not Verdict.FAIL or not metric.gated:
+        counts = "counts neither way" if bad.run.verdict is Verdict.INVALID else "is not decided"
+        return f"{_named(name)} {counts}: {brief(findings.reason_of(bad.first))}", len(about)
+    need = (
+        f"{number(metric.minimum)} required"
+        if metric.minimum is not None
+        else f"at most {number(metric.at_most)} allowed"
+    )
+    value = f"{number(metric.value)} {metric.unit}" if metric.value is not None else "no number"
+    return f"{_named(name)} is {value}; {need} ({bad.run.profile})", len(about)
+
+
+def _is_older(run: VerdictFile) -> bool:
+    """Whether the run is of a version that did not note which test measured what."""
+    return not any(test.metrics for test in run.tests)
+
+
+def _kernels(bad: _Bad) -> _Told:
+    if bad.first.kernel is None:
+        return None
+    about = [test for test in bad.tests if test.kernel is not None]
+    whose = f" of {bad.first.kernel.provider}" if bad.first.kernel.provider else ""
+    seen = brief(findings.reason_of(bad.first))
+    what = f"{len(about)} kernels differ" if len(about) > 1 else "a kernel differs"
+    first_of = "first: " if len(about) > 1 else ""
+    return f"{what} from the oracle ({first_of}{bad.first.kernel.operation}{whose}: {seen})", len(
+        about
+    )
+
+
+def _oracle(bad: _Bad) -> _Told:
+    if bad.first.ability != _ORACLE or bad.run.verdict is not Verdict.FAIL:
+        return None
+    about = [test for test in bad.tests if test.ability == _ORACLE]
+    checks = f" in {len(about)} checks (first: " if len(about) > 1 else " ("
+    seen = brief(findings.reason_of(bad.first))
+    return f"answers differ from the oracle{checks}{seen})", len(about)
+
+
+def _title(test: TestReport) -> str:
+    if test.id.startswith(BESIDE):
+        return test.id.removeprefix(BESIDE)
+    return test.id.rpartition("::")[2] or test.id
+
+
+def _named(metric: str) -> str:
+    """A metric with its own name where that says more: ``decode tg32@d0``."""
+    found = metric_names.rate(metric)
+    if found is None:
+        return metric_names.words(metric)
+    return f"{'decode' if found.decoding else 'prefill'} {metric}"
+
+
+def _by(change: ChangeReport) -> str:
+    """How much worse: ``9.7 % slower than``."""
+    how = _MORE.get(change.unit, "slower")
+    return f"{how} than" if change.worse is None else f"{_percent(change.worse)} {how} than"
+
+
+def _percent(fraction: float) -> str:
+    return f"{round(100 * fraction, 1):g} %"
+
+
+def _log(detail: FailureDetail | None) -> str | None:
+    return detail.logs[-1] if detail is not None and detail.logs else None
+
+
+# What a PASS may not be taken for.
+
+
+def _reservations(run: VerdictFile) -> list[str]:
+    found = []
+    missing = [level for level in LEVELS if level not in run.levels]
+    if run.levels and missing and not run.certified:
+        there = [level for level in LEVELS if level in run.levels]
+        few = len(there) < len(missing)
+        found.append(
+            f"only {', '.join(there)} asked for" if few else f"{', '.join(missing)} not asked for"
+        )
+    for name, level in run.levels.items():
+        if level.verdict is Verdict.NOT_RUN:
+            why = [test.why_not_run for test in run.tests if test.level == name]
+            found.append(f"{name} did not run" + (f": {brief(why[0], _LITTLE)}" if why[0] else ""))
+    for name, metric in run.metrics.items():
+        if (why_none := no_evidence(name, metric)) is not None:
+            found.append(f"{name}: {why_none.partition(' (')[0]}")
+    path = run.engine.path
+    if _served(run) and path.attention is None and path.moe is None:
+        found.append("kernel path not proven")
+    elif run.unproven:
+        more = f" and {len(run.unproven) - 1} more" if len(run.unproven) > 1 else ""
+        found.append(f"not proven: {brief(run.unproven[0], _LITTLE)}{more}")
+    return found
+
+
+def _served(run: VerdictFile) -> bool:
+    return bool(run.engine.base_url or run.engine.startup_s)

@@ -1,0 +1,84 @@
+"""Something that A and B both may have, as a row of a table with a column for each."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+#: Characters of a value or a message that stands beside another.
+_MOST_TEXT = 500
+#: Parts of a kernel path whose names are not words.
+_WORDS = {
+    "moe": "MoE experts",
+    "native_fp4": "native FP4",
+    "quantization": "checkpoint's format",
+    "kv_layout": "KV layout",
+    "kv_cache_dtype": "KV cache dtype",
+    "cuda_graphs": "CUDA graphs",
+    "speculative": "speculation",
+    "block_size": "KV block size",
+    "differences": "asked for, and not run",
+    "unknown_env": "variables unknown to the engine",
+    "silent_fallbacks": "no choice was left",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A test, a value of the path, a part of the record."""
+
+    what: str
+    a: str
+    b: str
+    #: What stands under a value: a message, or the evidence for it.
+    a_said: str = ""
+    b_said: str = ""
+    note: str = ""
+
+    @property
+    def differs(self) -> bool:
+        """Whether the two values are not the same."""
+        return self.a != self.b
+
+
+def of_path(
+    part: str,
+    one: object,
+    two: object,
+    *,
+    also: tuple[Iterable[object], Iterable[object]] = ((), ()),
+    said: tuple[str, str] = ("", ""),
+) -> Row:
+    """A part of the kernel paths of A and B.
+
+    Args:
+        also: other values that some layers of each run.
+        said: the evidence for each.
+    """
+    proven = [side for side, value in (("A", one), ("B", two)) if value is not None]
+    note = f"proven in {proven[0]} only" if len(proven) == 1 else ""
+    return Row(words(part), shown(one, also[0]), shown(two, also[1]), *said, note=note)
+
+
+def words(part: str) -> str:
+    """A part of a kernel path for people."""
+    return _WORDS.get(part, part.replace("_", " "))
+
+
+def shown(value: object, also: Iterable[object] = ()) -> str:
+    """A value of a path for people; what the evidence does not show is not proven."""
+    if value is None:
+        return "not proven"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    values = value if isinstance(value, list) else [value, *also]
+    return ", ".join(map(str, values)) or "none"
+
+
+def shortened(text: str) -> str:
+    """At most 500 characters, cut between words where there is room for one."""
+    if len(text) <= _MOST_TEXT:
+        return text
+    cut = textwrap.shorten(text, _MOST_TEXT, placeholder="")
+    return f"{cut or text[:_MOST_TEXT]} [...]"

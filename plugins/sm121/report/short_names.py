@@ -1,0 +1,41 @@
+"""Short forms of long names: anchors of tests, names of kernels."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_MOST_ANCHOR = 80
+#: A kernel's name that is longer is folded.
+MOST_KERNEL = 56
+_NOT_IN_ANCHOR = re.compile(r"[^a-z0-9]+")
+_ARGUMENTS = re.compile(r"<[^<>]*>|\([^()]*\)|\{[^{}]*\}")
+_SPACES = re.compile(r"\s+")
+
+
+def anchors(ids: Iterable[str]) -> dict[str, str]:
+    """An anchor for each test: the same in every run that has the test."""
+    found: dict[str, str] = {}
+    taken: dict[str, int] = {}
+    for name in ids:
+        path = name.removeprefix("tests/").replace(".py::", "-").removeprefix("test_")
+        plain = _NOT_IN_ANCHOR.sub("-", path.lower()).strip("-")[:_MOST_ANCHOR].strip("-")
+        anchor = f"test-{plain or 'nameless'}"
+        taken[anchor] = taken.get(anchor, 0) + 1
+        found[name] = anchor if taken[anchor] == 1 else f"{anchor}--{taken[anchor]}"
+    return found
+
+
+def kernel(name: str) -> str:
+    """A kernel's name without what it was instantiated with: its own name, and what is around it
+    as far as there is room."""
+    if len(name) <= MOST_KERNEL:
+        return name
+    before = None
+    while before != name:  # from the innermost outwards
+        before, name = name, _ARGUMENTS.sub("", name)
+    parts = _SPACES.sub(" ", name).strip().removeprefix("void ").split("::")
+    short = parts.pop()
+    while parts and len(parts[-1]) + 2 + len(short) <= MOST_KERNEL:
+        short = f"{parts.pop()}::{short}"
+    return short if len(short) <= MOST_KERNEL else f"{short[: MOST_KERNEL - 1]}…"

@@ -1,0 +1,360 @@
+"""Two stored runs beside each other: what is new in B, what is mended, what else differs.
+
+Nothing is measured or judged anew: tests have the verdicts that their runs gave them, and metrics
+go by the rules of the regression level, as `--against` applies them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from sm121.core import profile
+from sm121.core.numbers import number
+from sm121.core.profile import Regression
+from sm121.core.verdict import Severity, Verdict
+from sm121.measure import comparison
+from sm121.measure.box import BoxState
+from sm121.measure.comparison import KERNELS
+from sm121.regression import trend
+from sm121.regression.history import StoredMetric, StoredRun
+from sm121.report import charts, details, findings, forest, rows
+from sm121.report.forest import Change, Forest
+from sm121.report.rows import Row, shortened
+from sm121.report.stored import StoredReport
+from sm121.run.alike import alike
+from sm121.run.verdict_file import BESIDE, MetricReport, TestReport
+
+#: Characters of all rows of a table: where everything fails, the page must still open.
+_ROOM = 40_000
+#: Of the kernel path, beside what `sm121 compare` shows of it: what the log admits.
+_ADMITTED = ("fallbacks", "silent_fallbacks", "differences", "unknown_env", "failure")
+#: Of the record, what differs between any two runs and says nothing.
+_OF_ONE_RUN = ("resources",)
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two runs."""
+
+    letter: str
+    name: str
+    report: StoredReport
+    #: Its report.html, as seen from the page; None where it has none.
+    link: str | None
+
+    @property
+    def reason(self) -> str:
+        """Why the run has its verdict, short enough to stand beside another."""
+        return shortened(self.report.run.reason)
+
+    @cached_property
+    def tests(self) -> Mapping[str, TestReport]:
+        """The tests of the run; what was found beside them is of that run alone."""
+        return {t.id: t for t in self.report.run.tests if not t.id.startswith((BESIDE, "--"))}
+
+    @cached_property
+    def measured(self) -> Mapping[str, StoredMetric]:
+        """What counts of its metrics, with the samples."""
+        return details.measured(self.report.run, self.report.details.samples)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tests of one kind of difference."""
+
+    id: str
+    title: str
+    meaning: str
+    rows: tuple[Row, ...]
+    #: So many more have no room.
+    more: int = 0
+    #: It is what a reader came for, so it is not folded.
+    first: bool = False
+
+    @classmethod
+    def of(cls, name: str, title: str, meaning: str, found: list[Row], *, first: bool) -> Group:
+        """The first rows of a table, as many as have room."""
+        room, shown = _ROOM, []
+        for row in found:
+            room -= sum(map(len, (row.what, row.a, row.b, row.a_said, row.b_said)))
+            if room < 0:
+                break
+            shown.append(row)
+        return cls(name, title, meaning, tuple(shown), len(found) - len(shown), first)
+
+    @property
+    def count(self) -> int:
+        """All of them, those that are not shown included."""
+        return len(self.rows) + self.more
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Everything that the page of two runs shows."""
+
+    a: Side
+    b: Side
+
+    @cached_property
+    def apart(self) -> list[str]:
+        """Why the changes of metrics are not judged, a phrase each; empty where they are."""
+        one, two = self.a.report.run, self.b.report.run
+        pairs = [
+            ("architecture", one.arch, two.arch),
+            ("profile", one.profile, two.profile),
+            ("engine", one.engine.name, two.engine.name),
+            *comparison.differences(*(comparison.read(s.report.directory) for s in self.sides)),
+        ]
+        found = [f"{what}: A {a or 'none'}, B {b or 'none'}" for what, a, b in pairs if a != b]
+        for side in self.sides:
+            if side.report.run.fingerprint is None:
+                found.append(f"{side.letter} does not say what it asked: an older version wrote it")
+        return found
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        """A and B."""
+        return self.a, self.b
+
+    @cached_property
+    def tests(self) -> list[Group]:
+        """The tests that tell the runs apart, and those that hold in neither."""
+        one, two = self.a.tests, self.b.tests
+        ran_a, ran_b = ([n for n, test in side.items() if test.executed] for side in (one, two))
+        bad_a = {name for name in ran_a if _bad(one[name])}
+        bad_b = {name for name in ran_b if _bad(two[name])}
+        kinds: list[tuple[str, str, str, list[str], bool]] = [
+            ("new", "New", "Does not hold in B; held in A, or did not run there.",
+             [n for n in ran_b if n in bad_b - bad_a], True),
+            ("mended", "Mended", "Did not hold in A, holds in B.",
+             [n for n in ran_b if n in bad_a - bad_b], True),
+            ("both", "In both", "Holds in neither.",
+             [n for n in ran_b if n in bad_a & bad_b], True),
+            ("only-a", "Ran in A only", "Of these, B says nothing.",
+             [n for n in ran_a if n not in ran_b], False),
+            ("only-b", "Held in B only", "Of these, A says nothing.",
+             [n for n in ran_b if n not in ran_a and n not in bad_b], False),
+        ]  # fmt: skip
+        return [
+            Group.of(name, title, meaning, [*map(self._row, self._gravest(found))], first=first)
+            for name, title, meaning, found, first in kinds
+        ]
+
+    def _gravest(self, names: list[str]) -> list[str]:
+        severities = [*Severity]
+
+        def grave(name: str) -> tuple[bool, int]:
+            test = self.b.tests.get(name) or self.a.tests[name]
+            worst = any(_bad(side.tests[name]) for side in self.sides if name in side.tests)
+            return not worst, severities.index(test.severity)
+
+        return sorted(names, key=grave)
+
+    def _row(self, name: str) -> Row:
+        one, two = self.a.tests.get(name), self.b.tests.get(name)
+        note = ""
+        if one is not None and two is not None and _bad(one) and _bad(two):
+            same = alike(one.said or one.message, two.said or two.message)
+            note = "in the same way" if same else "in another way"
+        return Row(name, _word(one), _word(two), _said(one), _said(two), note=note)
+
+    @cached_property
+    def forest(self) -> Forest | None:
+        """Every metric that both measured, B against A; those that are worse come first."""
+        one, two = self.a.report.run.metrics, self.b.report.run.metrics
+        names = [name for name in one if name in two and not name.startswith("ab:")]
+        changes = [self._change(name, one[name], two[name]) for name in names]
+        order = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.INVALID)
+        changes.sort(key=lambda c: order.index(c.verdict) if c.verdict in order else len(order))
+        return forest.draw(changes)
+
+    @cached_property
+    def only(self) -> list[Row]:
+        """Metrics that one of the two has."""
+        sides = [side.report.run.metrics for side in self.sides]
+        return [
+            Row(name, *(_quantity(side.get(name)) for side in sides))
+            for name in {**sides[0], **sides[1]}
+            if (name in sides[0]) != (name in sides[1]) and not name.startswith("ab:")
+        ]
+
+    @cached_property
+    def limits(self) -> tuple[Regression, str]:
+        """How much worse a metric may be, and who says so."""
+        name = self.b.report.run.profile
+        if name in profile.shipped():
+            return profile.load(name).regression, f"profile {name}"
+        return Regression(), "the suite's default: the profile of B is not a shipped one"
+
+    def _change(self, name: str, one: MetricReport, two: MetricReport) -> Change:
+        before, now = self.a.measured.get(name), self.b.measured.get(name)
+        known = [side.report.details.samples.get(name) for side in self.sides]
+        told = next((samples for samples in known if samples is not None), None)
+        higher = told.higher_is_better if told is not None else one.unit.endswith("/s")
+        ratio = _ratio(one.value, two.value) if one.unit == two.unit else None
+        interval: tuple[float | None, float | None] = (None, None)
+        whole = all(samples is not None and not samples.failures for samples in known)
+        if before is not None and now is not None and ratio is not None and whole:
+            interval = trend.interval(now, before) or interval
+        verdict, note = self._judged(name, one, two, before, now)
+        return Change(
+            name, two.unit, higher, one.value, two.value, ratio, *interval,
+            allowed=None if self.apart else self.limits[0].allowed(name), verdict=verdict,
+            a_interval=charts.interval(one), b_interval=charts.interval(two), note=note,
+        )  # fmt: skip
+
+    def _judged(
+        self,
+        name: str,
+        one: MetricReport,
+        two: MetricReport,
+        before: StoredMetric | None,
+        now: StoredMetric | None,
+    ) -> tuple[Verdict | None, str]:
+        """What the regression level says of a metric, and what a reader must know of it."""
+        for side, metric in ((self.a, one), (self.b, two)):
+            if metric.verdict not in (Verdict.PASS, Verdict.FAIL):
+                return metric.verdict, f"{metric.verdict.value} in {side.letter}"
+        if self.apart:
+            return None, ""
+        if one.unit != two.unit or (before and now and before.quantile != now.quantile):
+            return Verdict.INVALID, "not the same quantity"
+        if before is None or now is None:
+            return None, "no samples are stored"
+        for side in self.sides:
+            if side.report.run.box.state == BoxState.DEGRADED:
+                return Verdict.INCONCLUSIVE, f"the machine of {side.letter} was DEGRADED"
+        earlier = StoredRun(self.a.name, self.a.report.run.started, {}, {name: before})
+        found = trend.compare({name: now}, [earlier], self.limits[0])[0]
+        return (found.verdict, "") if found.judged else (None, "too few samples to judge")
+
+    @cached_property
+    def path(self) -> list[Row]:
+        """The kernel paths with their evidence; what differs comes first."""
+        one, two = (side.report.run.engine.path for side in self.sides)
+        found = [
+            rows.of_path(
+                name,
+                getattr(one, name),
+                getattr(two, name),
+                also=(one.also.get(name, ()), two.also.get(name, ())),
+                said=(
+                    shortened(one.evidence.get(name, "")),
+                    shortened(two.evidence.get(name, "")),
+                ),
+            )
+            for name in (*KERNELS, "block_size", *_ADMITTED)
+            if getattr(one, name) not in (None, []) or getattr(two, name) not in (None, [])
+        ]
+        return sorted(found, key=lambda row: (not row.differs, bool(row.note)))
+
+    @cached_property
+    def asked(self) -> list[Row]:
+        """What each asked for of its path, and what became of it."""
+        sides = [
+            {each.by: each for each in side.report.run.engine.path.requested} for side in self.sides
+        ]
+        return [
+            Row(name, *(side[name].state if name in side else "not asked" for side in sides))
+            for name in {**sides[0], **sides[1]}
+        ]
+
+    @cached_property
+    def record(self) -> tuple[Group, Group]:
+        """The environments value by value: what differs, and what is the same."""
+        sides = [
+            {
+                key: value
+                for part, content in side.report.run.environment.items()
+                if part not in _OF_ONE_RUN
+                for key, value in _flat(part, content)
+            }
+            for side in self.sides
+        ]
+        differ: list[Row] = []
+        same: list[Row] = []
+        for name in {**sides[0], **sides[1]}:
+            one, two = (side.get(name) for side in sides)
+            row = Row(shortened(name), shortened(one or ""), shortened(two or ""))
+            (same if one == two else differ).append(row)
+        meaning = "Of the reproducibility record, value by value"
+        return (
+            Group.of("differs", "Differs", meaning, differ, first=True),
+            Group.of("same", "The same in both", meaning, same, first=False),
+        )
+
+    @property
+    def headline(self) -> str:
+        """What is different, in a sentence."""
+        new, mended, both, lost, _ = (group.count for group in self.tests)
+        changes = [change for change, _ in self.forest.rows] if self.forest else []
+        worse = [change for change in changes if change.verdict is Verdict.FAIL]
+        what = "test newly does" if new == 1 else "tests newly do"
+        parts = [f"{new} {what} not hold in B" if new else "nothing new fails in B"]
+        parts += [
+            f"{count} {how}"
+            for count, how in ((mended, "mended"), (both, "in both"), (lost, "ran in A only"))
+            if count
+        ]
+        if self.apart and changes:
+            parts.append(f"{len(changes)} metrics not judged, since the runs are not comparable")
+        elif worse:
+            first = worse[0]
+            parts.append(
+                f"{len(worse)} of {len(changes)} metrics worse than allowed "
+                f"({first.name} {first.text})"
+            )
+        elif changes:
+            judged = sum(change.decided for change in changes)
+            parts.append(f"{judged} of {len(changes)} metrics judged, none worse than allowed")
+        differ = [row.what for row in self.path if row.differs and not row.note]
+        half = [row.what for row in self.path if row.note]
+        parts.append(f"the kernel paths differ in {', '.join(differ)}" if differ
+                     else "the same kernel path, as far as both prove it")  # fmt: skip
+        parts += [f"not proven in one of them: {', '.join(half)}"] if half else []
+        text = "; ".join(parts)
+        return f"{text[0].upper()}{text[1:]}."
+
+
+def _bad(test: TestReport) -> bool:
+    return test.executed and test.verdict in findings.BAD
+
+
+def _word(test: TestReport | None) -> str:
+    if test is None:
+        return "not there"
+    if not test.executed:
+        return Verdict.NOT_RUN.value
+    return test.verdict.value
+
+
+def _said(test: TestReport | None) -> str:
+    if test is None or test.verdict is Verdict.PASS:
+        return ""
+    excused = "waived" if test.waived else test.tolerated
+    return shortened(f"({excused}) {test.message}" if excused else test.why_not_run)
+
+
+def _ratio(one: float | None, two: float | None) -> float | None:
+    return two / one if one and two and one > 0 and two > 0 else None
+
+
+def _quantity(metric: MetricReport | None) -> str:
+    return "" if metric is None else f"{number(metric.value) or 'none'} {metric.unit}"
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """The values of a part of the record, each with its name."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _flat(f"{name} {key}", item)
+    elif isinstance(value, list) and any(isinstance(item, Mapping | list) for item in value):
+        for place, item in enumerate(value, 1):
+            yield from _flat(f"{name} {place}", item)
+    elif isinstance(value, list):
+        yield name, " ".join(map(str, value))
+    else:
+        yield name, "not known" if value is None else str(value)

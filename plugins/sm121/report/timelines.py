@@ -1,0 +1,196 @@
+"""The path of single requests, from the records that a run kept beside its verdict: when it was
+sent, when each chunk came, where it waited."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from sm121.client.timed_answer import Chunk, TimedAnswer
+from sm121.core.numbers import number
+from sm121.measure import metrics
+
+#: Records that a page is made from, in bytes of all cells together; a soak's can be gigabytes.
+_MOST_BYTES = 48 * 2**20
+_MOST_CELLS = 32
+#: Gaps that are marked, of an answer that has more than so many.
+_MARKED = 3
+#: Ticks of one line: more cannot be told apart.
+_MOST_TICKS = 500
+#: Units across the drawing of a line: it is stretched to the page's width.
+WIDTH = 1000
+_FILE = re.compile(r"d(?P<depth>\d+)-c(?P<streams>\d+)(?:-(?P<again>\d+))?\.jsonl")
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A wait between two chunks."""
+
+    begins_ms: float
+    """Since the sending."""
+    ms: float
+    after: int
+    """Tokens that had come."""
+
+
+@dataclass(frozen=True)
+class RequestPath:
+    """One request, in milliseconds since its sending."""
+
+    which: str
+    """``median`` or ``slowest``: by the time to its end."""
+    chunks_ms: tuple[float, ...]
+    """When each chunk with a token came."""
+    end_ms: float
+    tokens: int
+    gap_ms: float | None
+    """The median gap between chunks; None with fewer than two of them."""
+    gaps: tuple[Gap, ...]
+    """The longest, in their order."""
+    error: str | None = None
+
+    @property
+    def first_ms(self) -> float:
+        """The wait before the first chunk; until the end where none came."""
+        return self.chunks_ms[0] if self.chunks_ms else self.end_ms
+
+    @property
+    def text(self) -> str:
+        """What a drawing of it shows, in a sentence."""
+        first = f"first chunk after {number(self.first_ms)} ms" if self.chunks_ms else "no chunk"
+        waits = ", ".join(f"{number(g.ms)} ms after token {g.after}" for g in self.gaps)
+        return (
+            f"The {self.which} request: {first}, {len(self.chunks_ms)} chunks, "
+            f"{'failed' if self.error else 'ended'} after {number(self.end_ms)} ms"
+            + (f"; longest gaps {waits}." if waits else ".")
+        )
+
+
+@dataclass(frozen=True)
+class CellPaths:
+    """The median and the slowest request of one measured cell."""
+
+    name: str
+    requests: int
+    """Long answers that it has."""
+    paths: tuple[RequestPath, ...]
+
+    @property
+    def scale_ms(self) -> float:
+        """The time at the right end of its lines."""
+        return max((path.end_ms for path in self.paths), default=0.0) or 1.0
+
+    def at(self, ms: float) -> float:
+        """Where on a line a time is."""
+        return round(ms / self.scale_ms * WIDTH, 1)
+
+    def ticks(self, path: RequestPath) -> str:
+        """The chunks of a path as one SVG path."""
+        step = max(1, -(-len(path.chunks_ms) // _MOST_TICKS))
+        return "".join(f"M{self.at(ms):g} 0V24" for ms in path.chunks_ms[::step])
+
+
+@dataclass(frozen=True)
+class Found:
+    """The cells of a report directory, and what of it is not shown, a line each."""
+
+    cells: tuple[CellPaths, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+def read(directory: Path) -> Found:
+    """The cells whose records are in a report directory, by depth and number of streams."""
+    room = _MOST_BYTES
+    cells: list[CellPaths] = []
+    left_out: list[str] = []
+    for file in _files(directory):
+        name = file.relative_to(directory).as_posix()
+        room -= file.stat().st_size
+        if room < 0 or len(cells) == _MOST_CELLS:
+            left_out.append(f"{name}: more than a page shows")
+            continue
+        try:
+            cell = _cell(file)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            left_out.append(f"{name} cannot be read: {type(error).__name__}: {error}")
+            continue
+        if cell is not None:
+            cells.append(cell)
+    return Found(tuple(cells), tuple(left_out))
+
+
+def _files(directory: Path) -> list[Path]:
+    found = [
+        (int(match["depth"]), int(match["streams"]), file)
+        for pattern in ("records/*.jsonl", "shards/*/records/*.jsonl")
+        for file in directory.glob(pattern)
+        if (match := _FILE.fullmatch(file.name)) and file.is_file() and not file.is_symlink()
+    ]
+    return [file for _, _, file in sorted(found)]
+
+
+def _cell(file: Path) -> CellPaths | None:
+    """None for a cell without a long answer."""
+    with file.open(encoding="utf-8") as lines:
+        records = [json.loads(line) for line in lines if line.strip()]
+    answers = [_answer(record) for record in records if record["kind"] == "long"]
+    if not answers:
+        return None
+    match = _FILE.fullmatch(file.name)
+    assert match is not None  # _files takes no other
+    depth, streams = int(match["depth"]), int(match["streams"])
+    first = answers[0]
+    name = f"pp{first.asked_prompt - depth} tg{first.asked_tokens} at depth {depth}"
+    if streams > 1:
+        name += f", {streams} streams"
+    if match["again"]:
+        name += f" ({file.stem})"
+    ordered = sorted(answers, key=metrics.e2e_ms)
+    chosen = [("median", ordered[(len(ordered) - 1) // 2]), ("slowest", ordered[-1])]
+    if len(ordered) == 1:
+        chosen = [("only", ordered[0])]
+    return CellPaths(name, len(answers), tuple(_path(which, one) for which, one in chosen))
+
+
+def _answer(record: dict[str, Any]) -> TimedAnswer:
+    """A record of this version or of one with other fields."""
+    known = {field.name for field in fields(TimedAnswer)} - {"chunks"}
+    of_chunk = {field.name for field in fields(Chunk)}
+    chunks = [
+        Chunk(**{key: value for key, value in chunk.items() if key in of_chunk})
+        for chunk in record["chunks"]
+    ]
+    return TimedAnswer(
+        **{key: value for key, value in record.items() if key in known}, chunks=chunks
+    )
+
+
+def _path(which: str, answer: TimedAnswer) -> RequestPath:
+    came = metrics.arrivals(answer, answer.clock() or "chunks")
+    times = [(arrival.at_ns - answer.sent_ns) / 1e6 for arrival in came]
+    gaps = [
+        Gap(before, after - before, arrival.tokens)
+        for (before, after), arrival in zip(pairwise(times), came, strict=False)
+    ]
+    return RequestPath(
+        which=which,
+        chunks_ms=tuple(times),
+        end_ms=max((answer.ended_ns - answer.sent_ns) / 1e6, times[-1] if times else 0.0),
+        tokens=came[-1].tokens if came else 0,
+        gap_ms=median(gap.ms for gap in gaps) if gaps else None,
+        gaps=_longest(gaps),
+        error=answer.error,
+    )
+
+
+def _longest(gaps: Sequence[Gap]) -> tuple[Gap, ...]:
+    if len(gaps) <= _MARKED:
+        return ()
+    longest: Iterable[Gap] = sorted(gaps, key=lambda gap: -gap.ms)[:_MARKED]
+    return tuple(sorted(longest, key=lambda gap: gap.begins_ms))
