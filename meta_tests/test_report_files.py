@@ -525,7 +525,7 @@ def test_tests_that_say_the_same_stand_together(runs):
     first = findings.grouped(stored.read(runs["fail"]))[0]
     assert first.required == "tg32@d0 >= 52 tok/s" and first.seen.startswith("47.3 tok/s")
     assert first.requirement and first.detail.reproduce
-    assert first.evidence == ("server-cutlass.log",)
+    assert first.evidence == ("server-cutlass.log", "records")
 
 
 @pytest.mark.parametrize("kind", ["", "AssertionError: ", "Failed: ", "_pytest.outcomes.Failed: "])
@@ -544,12 +544,12 @@ def test_evidence_is_of_the_tests_own_server(runs, tmp_path):
     report = stored.read(tmp_path / "run")
     other = {"configuration": "other", "log": "server-other.log"}
     report.run.starts.append(report.run.starts[0].model_copy(update=other))
-    assert findings.grouped(report)[0].evidence == ("server-cutlass.log",)
+    assert findings.grouped(report)[0].evidence == ("server-cutlass.log", "records")
     detail = next(d for d in report.details.failures if d.id == findings.failures(report.run)[0].id)
     detail.logs = ["server-other.log"]
-    assert findings.grouped(report)[0].evidence == ("server-other.log",)
+    assert findings.grouped(report)[0].evidence == ("server-other.log", "records")
     detail.logs = []
-    assert findings.grouped(report)[0].evidence == ()
+    assert findings.grouped(report)[0].evidence == ("records",)
 
 
 def test_a_failure_notes_the_logs_of_its_server(run_matrix):
