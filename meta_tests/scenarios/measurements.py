@@ -1,6 +1,6 @@
 """Measurements from a file (SM121_META_SAMPLES), recorded as benchmarks; started by
 meta_tests/test_benchmark_bridge.py. A list of samples, or {"samples": ..., "and": field, ...};
-{"waits": true} measures nothing and waits to be interrupted, {"not_run": WHY} says why it cannot."""
+{"waits": true} measures nothing and waits to be interrupted, {"not_run": WHY} says why not."""
 
 import json
 import os
