@@ -573,7 +573,8 @@ def _peers_table(peers: dict[str, dict[str, Any]]) -> list[str]:
         "In a chat the role alone comes with the first token, so that 250 ms are right there, too.",
         "The rate of `vllm bench serve` is 1000 / its median TPOT, that of guidellm 1000 / its",
         "median ITL, since they give none of one stream. aiperf ran with",
-        "`--use-server-token-count`: by itself it counts tokens by tokenising the text again.",
+        "`--use-server-token-count`: by itself it counts tokens by tokenising the text again. Each",
+        "client but guidellm, whose `run` has no option for it, was asked for a warm-up request.",
     ]
     return lines
 
