@@ -1,6 +1,6 @@
 """What releases of an engine are known to refuse on a machine: ``fixtures/choices``.
 
-The data are made by ``python -m tools.choices``, which executes the releases; docs/choices.md shows
+The data are made by ``python -m tools.choices``, which executes the releases; docs/tables/choices.md shows
 them. What was not executed is not known here, and nothing is said of it.
 """
 
