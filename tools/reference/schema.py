@@ -15,8 +15,8 @@ def page() -> str:
         "# Keys of verdict.json and of a profile",
         "",
         MADE_BY.format(source="the models"),
-        "The machine-readable form: [verdict.schema.json](verdict.schema.json), "
-        "[profile.schema.json](profile.schema.json). How they may change: "
+        "The machine-readable form: [verdict.schema.json](../verdict.schema.json), "
+        "[profile.schema.json](../profile.schema.json). How they may change: "
         "[contracts](../contracts.md).",
     ]
     for title, schema in (
