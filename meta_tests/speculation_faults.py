@@ -2,9 +2,10 @@
 
 `python meta_tests/speculation_faults.py` starts vLLM with the canary's Eagle3 drafter, puts one
 fault after the other into it (`in_vllm/speculation_saboteur.py`), runs the tests that are meant to
-notice as a user runs them, and writes the table of docs/tables/speculation-faults.md. With `--clean-runs N` it
-runs all of these tests N times on the intact server; with `--prompts N` it asks N prompts of a
-server that speculates and of one that does not, and says where the greedy answers differ.
+notice as a user runs them, and writes the table of docs/tables/speculation-faults.md.
+With `--clean-runs N` it runs all of these tests N times on the intact server; with `--prompts N` it
+asks N prompts of a server that speculates and of one that does not, and says where the greedy
+answers differ.
 """
 
 from __future__ import annotations

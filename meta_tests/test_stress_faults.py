@@ -1,4 +1,4 @@
-"""A sample of the faults under load; all of them: `make catalogues`, docs/tables/stress-faults.md."""
+"""A sample of the faults under load; all of them: docs/tables/stress-faults.md."""
 
 from __future__ import annotations
 
