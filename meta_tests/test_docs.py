@@ -197,6 +197,7 @@ def test_a_dead_link_breaks_the_build_of_the_site(tmp_path):
     for name in ("mkdocs.yml", "docs/index.md", "docs/site_hooks.py", "docs/spark.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
+    shutil.copytree(ROOT / "tools" / "site", tmp_path / "tools" / "site")
     text = (tmp_path / "mkdocs.yml").read_text().partition("nav:\n")
     (tmp_path / "mkdocs.yml").write_text(text[0] + "nav: [index.md, spark.md]\n")
     index = tmp_path / "docs" / "index.md"
