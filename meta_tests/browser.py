@@ -58,7 +58,7 @@ def chromium() -> Iterator[Any]:
 
 
 def open_report(browser: Any, file: Path, width: int, **options: Any) -> Opened:
-    """Open a report and wait until its charts are drawn."""
+    """Open a page and wait until its charts are drawn, where it has any."""
     page = browser.new_page(
         viewport={"width": width, "height": (WIDTHS | NARROWEST)[width]}, **options
     )
@@ -67,7 +67,7 @@ def open_report(browser: Any, file: Path, width: int, **options: Any) -> Opened:
     page.on("pageerror", lambda error: opened.complaints.append(str(error)))
     page.on("request", lambda request: opened.requests.append(request.url))
     page.goto(file.resolve().as_uri())
-    if options.get("java_script_enabled", True):
+    if options.get("java_script_enabled", True) and page.locator("#figures").count():
         page.wait_for_selector("html[data-ready=yes]", state="attached", timeout=20_000)
     return opened
 

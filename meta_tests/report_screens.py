@@ -1,13 +1,15 @@
 """docs/report/: pictures of reports, at both widths, light and dark, for people to look at.
 
 ``python meta_tests/report_screens.py [--real DIR ...] [--hide TEXT ...]``: a picture
-``KIND-WIDTH-THEME.png`` for each kind of run. A report directory that is given stands for the kind
-that it is of (``crash`` where it has one, else its verdict); the other kinds are constructed.
+``KIND-WIDTH-THEME.png`` for each kind of run, an A/B comparison, and two runs beside each other.
+A report directory that is given stands for the kind that it is of (``crash`` where it has one, else
+its verdict); the others have rates that were measured on GPUs (``measured_runs.py``).
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import io
 import shutil
 import tempfile
@@ -15,15 +17,16 @@ from pathlib import Path
 
 import browser
 import markdown
+import measured_runs
 import report_runs
 from PIL import Image
 
-from sm121.report import page, stored, summary
+from sm121.report import compare_page, page, stored, summary
 from sm121.run.verdict_file import AgainstReport
 
 ROOT = Path(__file__).parent.parent
 OUTPUT = ROOT / "docs" / "report"
-KINDS = ("pass", "fail", "invalid", "inconclusive", "crash")
+KINDS = ("pass", "fail", "invalid", "inconclusive", "crash", "ab", "compare")
 #: The first screens, not the whole of it: a picture of all of it is looked at by nobody.
 HEIGHTS = {390: 2600, 1440: 3000}
 THEMES = ("light", "dark")
@@ -55,6 +58,14 @@ def save(whole: Image.Image, target: Path, height: int) -> None:
         )
         size, shown, height = target.stat().st_size, part.height, int(part.height * 0.9)
     print(f"{target.relative_to(ROOT)}: {whole.width} x {shown}, {size} bytes")
+
+
+def measured(kind: str, folder: Path) -> Path:
+    """The page of a kind, with rates of GPUs."""
+    if kind == "compare":
+        return compare_page.write(measured_runs.pair(folder), folder / "compare.html")
+    write = measured_runs.ab if kind == "ab" else functools.partial(measured_runs.write, kind)
+    return page.write(stored.read(write(folder)))
 
 
 def kind_of(directory: Path) -> str:
@@ -113,9 +124,10 @@ def main() -> None:
         for kind in given.only:
             if kind in real:
                 directory = anywhere(real[kind], folder / kind, [f"{ROOT}/", *given.hide])
+                file = page.write(stored.read(directory))
             else:
-                directory = report_runs.write(kind, folder / kind)
-            shoot(chromium, page.write(stored.read(directory)), kind)
+                file = measured(kind, folder / kind)
+            shoot(chromium, file, kind)
 
 
 if __name__ == "__main__":

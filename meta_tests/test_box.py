@@ -323,7 +323,7 @@ SAMPLES = json.dumps({"tg32@d0": [53.0, 53.2, 52.9, 53.1, 53.05]})
 def on_a_box(run_pytest, fault_server, tmp_path):
     """A run of a measurement on this machine, held against a [box] of one's own."""
 
-    def go(**limits):
+    def go(samples=SAMPLES, **limits):
         text = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
         head, _, rest = text.partition("[box]\n")
         tail = rest[rest.index("\n[") :]
@@ -335,7 +335,7 @@ def on_a_box(run_pytest, fault_server, tmp_path):
             "--profile", str(path), "--base-url", server.base_url, "--api-key", server.key,
             f"--benchmark-storage={tmp_path}/s", "--benchmark-autosave",
             "meta_tests/scenarios/measurements.py",
-            environment={"SM121_META_SAMPLES": SAMPLES},
+            environment={"SM121_META_SAMPLES": samples},
         )  # fmt: skip
         return status, run.verdict, run
 
@@ -363,6 +363,20 @@ def test_a_degraded_box_makes_performance_inconclusive(on_a_box, tmp_path):
     assert [info["box"]["state"] for info in kept] == ["QUALIFIED", "DEGRADED"]
     assert [info["verdict"] for info in kept] == ["PASS", "INCONCLUSIVE"]
     assert all(info["box"]["after"] for info in kept), "how it ended, not how it was then"
+
+
+def test_what_is_counted_stands_on_a_degraded_box(on_a_box):
+    impossible = '{ value = 1e6, source = "nobody" }'
+    share = {"samples": [82.6], "unit": "%", "higher_is_better": True}
+    status, file, run = on_a_box(
+        json.dumps({"acceptance@1": share}), **EASY, bandwidth_gb_s=impossible
+    )
+    assert status == 0 and file["box"]["state"] == "DEGRADED", run.output
+    both = json.dumps({"acceptance@1": share, **json.loads(SAMPLES)})
+    status, file, run = on_a_box(both, **EASY, bandwidth_gb_s=impossible)
+    assert status == 1 and file["verdict"] == "INCONCLUSIVE", run.output
+    verdicts = {name: metric["verdict"] for name, metric in file["metrics"].items()}
+    assert verdicts == {"acceptance@1": "PASS", "tg32@d0": "INCONCLUSIVE"}
 
 
 def test_an_engine_that_still_spins_is_waited_for():

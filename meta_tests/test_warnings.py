@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -41,6 +42,17 @@ def test_a_package_that_warns_ends_no_run(run_pytest, fault_server, tmp_path, ar
     )  # fmt: skip
     assert status == 0 and run.verdict["verdict"] == "PASS", run.output
     assert "The pynvml package is deprecated" in run.output
+
+
+def test_what_cannot_be_measured_warns_of_no_benchmark(run_pytest, fault_server):
+    server = fault_server()
+    why = "a draft has 2 places"
+    _, run = run_pytest(
+        "meta_tests/scenarios/measurements.py", "--base-url", server.base_url, "--api-key",
+        server.key,
+        environment={"SM121_META_SAMPLES": json.dumps({"acceptance@3": {"not_run": why}})},
+    )  # fmt: skip
+    assert why in run.output and "Benchmark fixture" not in run.output, run.output
 
 
 def test_our_own_tests_take_a_warning_for_an_error(pytestconfig):

@@ -1,6 +1,6 @@
 """Measurements from a file (SM121_META_SAMPLES), recorded as benchmarks; started by
 meta_tests/test_benchmark_bridge.py. A list of samples, or {"samples": ..., "and": field, ...};
-{"waits": true} measures nothing and waits to be interrupted."""
+{"waits": true} measures nothing and waits to be interrupted, {"not_run": WHY} says why not."""
 
 import json
 import os
@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from sm121.core.verdict import NotRun
 from sm121.measure.measurement import Measurement
 
 pytestmark = [pytest.mark.performance, pytest.mark.applies_to("cpu", "gpu")]
@@ -20,6 +21,8 @@ def test_metric(record_metric, name):
     given = GIVEN[name] if isinstance(GIVEN[name], dict) else {"samples": GIVEN[name]}
     if given.get("waits"):
         time.sleep(600)
+    if given.get("not_run"):
+        raise NotRun(given["not_run"])
     rate = name.startswith(("tg", "pp"))
     fields = {
         "unit": "tok/s" if rate else "s" if name.endswith("_s") else "ms",

@@ -12,6 +12,8 @@ from sm121.client.timed_answer import Clock
 from sm121.core.data_file import DataTable, Record
 
 Unit = Literal["tok/s", "ms", "s", "GiB", "%", "tokens"]
+#: Units of what is counted: how fit the machine is changes nothing of it.
+COUNTED = ("%", "tokens")
 
 
 class Invalidity(DataTable):

@@ -16,6 +16,7 @@ from sm121.core.verdict import Verdict
 from sm121.engines.attached import AttachedProcesses
 from sm121.measure import box, roofline
 from sm121.measure.box import BoxState, CpuUse, Reading
+from sm121.measure.measurement import COUNTED
 from sm121.measure.roofline import Ceiling
 from sm121.measure.stream_bandwidth import read_bandwidth
 from sm121.run.harness import Harness
@@ -76,7 +77,7 @@ class RunBox:
         self._conclude()
 
     def read_at_the_end(self) -> None:
-        """Read the box again. If it has become DEGRADED, all measurements are INCONCLUSIVE."""
+        """Read the box again. If it has become DEGRADED, what was timed is INCONCLUSIVE."""
         file, ledger = self.harness.file, self.harness.ledger
         if self.before is None:
             return
@@ -84,14 +85,18 @@ class RunBox:
         self.read_after()
         if not healthy or file.box.state != BoxState.DEGRADED:
             return
-        for metric in file.metrics.values():
-            if metric.verdict in (Verdict.PASS, Verdict.FAIL):
+        counted = {name for name, metric in file.metrics.items() if metric.unit in COUNTED}
+        for name, metric in file.metrics.items():
+            if name not in counted and metric.verdict in (Verdict.PASS, Verdict.FAIL):
                 metric.verdict, metric.grade = Verdict.INCONCLUSIVE, None
         message = f"the box is DEGRADED: {file.box.reason}"
         for test in ledger:  # each was decided while the machine may have been unfit
             decided = test.verdict in (Verdict.PASS, Verdict.FAIL) and not test.excused
-            if test.level == "performance" and decided and not test.skipped:
+            only_counts = bool(test.metrics) and counted.issuperset(test.metrics)
+            if test.level == "performance" and decided and not test.skipped and not only_counts:
                 ledger.overrule(test.id, Verdict.INCONCLUSIVE, message)
+        if counted and counted.issuperset(file.metrics):
+            return
         ledger.decide(
             TestReport(
                 id=f"{BESIDE}box",

@@ -15,7 +15,7 @@ from sm121.evidence.kernel_path import KernelPath
 from sm121.measure import gate, machine, metrics, statistics
 from sm121.measure.box import BoxState
 from sm121.measure.gate import Decision
-from sm121.measure.measurement import Measurement
+from sm121.measure.measurement import COUNTED, Measurement
 from sm121.measure.roofline import Ceiling
 from sm121.measure.statistics import Estimate
 from sm121.performance.box import RunBox
@@ -172,7 +172,7 @@ class Recorder:
             return Verdict.INVALID, f"{name}: {'; '.join(against)}"
         if estimate is None:
             return Verdict.INVALID, f"{name}: no_samples: nothing was measured"
-        if box.state == BoxState.DEGRADED:
+        if box.state == BoxState.DEGRADED and measurement.unit not in COUNTED:
             return Verdict.INCONCLUSIVE, f"{name}: the box is DEGRADED: {box.reason}"
         if decision is None:
             return Verdict.PASS, ""

@@ -7,6 +7,7 @@ paper.
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -52,6 +53,8 @@ _GRADES = (
     ("stretch", "stretch", "var(--muted)"),
 )
 _BAR = 28
+#: Height of a label beside a bar, as a share of a plot's.
+_LABEL = 0.07
 
 Figure = dict[str, Any]
 #: Parts of plotly's layout that are the same in every figure.
@@ -153,7 +156,7 @@ def rates(run: VerdictFile, references: References, *, decoding: bool) -> Chart 
     figure = _figure(traces, x="context before the request, tokens", y="tok/s", category=True)
     figure["layout"]["yaxis"]["range"] = [bottom, top]
     figure["layout"]["xaxis"]["range"] = [-0.5, len(depths) - 0.5]
-    figure["layout"]["annotations"] = _gate_labels(measured, depths)
+    figure["layout"]["annotations"] = _gate_labels(measured, depths, top - bottom)
     if far:
         figure["layout"]["annotations"].append(
             {**_LOOKS["far"], "text": f"\u2191 {far}, off the scale"}
@@ -287,24 +290,40 @@ def _limits_of(
 
 
 def _gate_labels(
-    measured: Mapping[str, Mapping[int, MetricReport]], depths: Sequence[int]
+    measured: Mapping[str, Mapping[int, MetricReport]], depths: Sequence[int], span: float
 ) -> list[Figure]:
     """The number of each bar beside it, the first one of a kind in words; that of a minimum on the
-    side on which the measured point is not."""
-    found = []
+    side on which the measured point is not. Bars that are near each other share a label.
+
+    Args:
+        span: how much of the axis is shown, in tok/s.
+    """
+    by_depth: dict[str, list[tuple[float, str, str, int]]] = {}
     for grade, word, colour in _GRADES:
         for place, (depth, limit, metric) in enumerate(_limits_of(measured, grade)):
             away = 0
             if grade == "minimum":
                 away = 9 if metric.value is not None and metric.value < limit else -9
+            text = number(limit) if place else f"{number(limit)} {word}"
+            by_depth.setdefault(depth, []).append((limit, text, colour, away))
+    found = []
+    for depth, limits in by_depth.items():
+        near: list[list[tuple[float, str, str, int]]] = []
+        for one in sorted(limits):
+            if near and one[0] - near[-1][-1][0] < _LABEL * span:
+                near[-1].append(one)
+            else:
+                near.append([one])
+        for together in near:
+            _, _, colour, away = together[0]
             found.append(
                 {
                     **_LOOKS["gate"],
                     "x": [f"{known}" for known in depths].index(depth),  # not its name: a number
-                    "y": limit,
+                    "y": statistics.fmean(limit for limit, *_ in together),
                     "xshift": _BAR // 2 + 3,
-                    "yshift": away,
-                    "text": number(limit) if place else f"{number(limit)} {word}",
+                    "yshift": away if len(together) == 1 else 0,
+                    "text": ", ".join(text for _, text, _, _ in together),
                     "font": {"color": colour, "size": 12},
                 }
             )

@@ -1,0 +1,212 @@
+"""Reports with figures that were measured on GPUs, for pictures of pages: the rates of an H200
+(docs/evidence/h200-120b-shape.log) and those of GB10 that the documents of the GB10 effort publish
+(fixtures/references.toml). Around the figures is a constructed run; what was not measured there, as
+requests, memory and history, is left out of it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from pathlib import Path
+
+import report_runs
+
+from sm121.core import profile
+from sm121.core.verdict import Verdict
+from sm121.regression import ab_file
+from sm121.regression.ab import Comparison, Visit
+from sm121.regression.ab_file import AbFile
+from sm121.report import details, references
+from sm121.run import verdict_file
+from sm121.run.fingerprint import Fingerprint
+from sm121.run.verdict_file import ChangeReport, MetricReport, TestReport, VerdictFile
+
+ROOT = Path(__file__).parent.parent
+LOG = ROOT / "docs" / "evidence" / "h200-120b-shape.log"
+_RATE = re.compile(r"^(\S+@d\d+) ([\d.]+) ([\d.]+) ([\d.]+) tok/s PASS usage$", re.M)
+#: GB/s of the H200's memory as that log has it, over the bytes that a token reads at depth 0.
+_H200_ROOFLINE = 4092.0 / 5.0
+_CUTLASS, _BEFORE = "vLLM, CUTLASS FP8 x FP4", "vLLM, best before"
+_VERSION = {
+    "h200": "0.24.0 (rates of an H200, docs/evidence/h200-120b-shape.log)",
+    _CUTLASS: "(rates as published: vLLM, CUTLASS FP8 x FP4)",
+    _BEFORE: "(rates as published: vLLM, best before)",
+}
+_H200 = {"attention": "FLASH_ATTN", "moe": "MARLIN", "native_fp4": False}
+_GATES = {
+    gate.metric: gate for gate in profile.load("sm121-gpt-oss-120b").configurations["cutlass"].gates
+}
+
+
+def h200(start: int) -> dict[str, MetricReport]:
+    """The rates of the first or the second start on an H200, with their intervals."""
+    blocks = LOG.read_text("utf-8").split("verdict PASS")[1:]
+    found = {}
+    for name, *numbers in _RATE.findall(blocks[start]):
+        value, low, high = map(float, numbers)
+        found[name] = _metric(name, value, low, high)
+        if name.startswith("tg"):
+            found[name].roofline = round(value / _H200_ROOFLINE, 4)
+    return found
+
+
+def published(engine: str) -> dict[str, MetricReport]:
+    """What was published of an engine on GB10; an interval where a deviation was."""
+    (known,) = (one for one in references.load().reference if one.name == engine)
+    found = {}
+    for name, value in known.values.items():
+        off = known.deviations.get(name)
+        low, high = (value - off, value + off) if off else (None, None)
+        found[name] = _metric(name, value, low, high)
+    return found
+
+
+def _metric(name: str, value: float, low: float | None, high: float | None) -> MetricReport:
+    gate = _GATES.get(name)
+    least = gate.minimum if gate else None
+    limits = ("minimum", "target", "stretch") if gate else ()
+    reached = [grade for grade in limits if (getattr(gate, grade) or math.inf) <= value]
+    return MetricReport(
+        value=value, unit="ms" if name.startswith("ttft") else "tok/s", ci_low=low, ci_high=high,
+        confidence=0.95 if low and high else None, minimum=least, clock="usage",
+        target=gate.target if gate else None, stretch=gate.stretch if gate else None,
+        verdict=Verdict.FAIL if least is not None and value < least else Verdict.PASS,
+        grade=reached[-1] if reached else None,
+    )  # fmt: skip
+
+
+def write(kind: str, directory: Path) -> Path:
+    """One of ``pass``, ``fail``, ``invalid``, ``inconclusive``, ``crash``."""
+    report_runs.write(kind, directory)
+    if kind == "crash":  # it has no rates
+        return directory
+    source = {"pass": "h200", "fail": _CUTLASS}.get(kind, _BEFORE)
+    run = verdict_file.read(directory / "verdict.json")
+    run.metrics = h200(0) if kind == "pass" else published(source)
+    _of(run, source)
+    if kind in ("invalid", "inconclusive"):
+        for metric in run.metrics.values():
+            metric.verdict, metric.grade = Verdict(kind.upper()), None
+    if kind == "fail":
+        _slower(run, published(_BEFORE))
+    verdict_file.write(run, directory / "verdict.json")
+    _forget(directory)
+    return directory
+
+
+def _of(run: VerdictFile, source: str) -> None:
+    run.engine.version = _VERSION[source]
+    run.engine.startup_s, run.engine.kernels = None, None
+    run.remarks = [f"The rates were measured {_VERSION[source]}; all else was constructed."]
+    if source == "h200":
+        run.arch, run.profile = "sm90", "h200-gpt-oss-120b"
+        run.engine.configuration = "marlin"
+        run.engine.path = run.engine.path.model_copy(
+            update={**_H200, "requested": [], "kv_layout": None, "evidence": {
+                "attention": "Using FLASH_ATTN attention backend",
+                "moe": "Using 'MARLIN' Mxfp4 MoE backend.",
+            }}
+        )  # fmt: skip
+        run.environment["gpus"] = [{"name": "NVIDIA H200", "driver": "580.159.04"}]
+        run.environment.pop("environment")
+        run.environment["engine_arguments"] = ["--moe-backend", "marlin"]
+
+
+def _slower(run: VerdictFile, before: dict[str, MetricReport]) -> None:
+    """The published rate of decoding is below what is required, and below the one before it."""
+    here, there = run.metrics["tg32@d0"].value, before["tg32@d0"].value
+    share = 1 - here / there
+    for test in run.tests:
+        if test.id.endswith("test_decode_rate[tg32-d0]"):
+            test.message = f"required: tg32@d0 >= 52 tok/s; seen: {here:.2f} tok/s"
+        elif test.id.endswith("test_no_metric_is_worse"):
+            test.message = (
+                f"tg32@d0: {here:.2f} tok/s against {there:.2f} (1 stored runs), "
+                f"{100 * share:.1f}% worse; 5% allowed"
+            )
+    run.changes = [
+        ChangeReport(metric="tg32@d0", unit="tok/s", here=here, before=there, worse=share,
+                     allowed=0.05, beside="1 stored run", verdict=Verdict.FAIL)
+    ]  # fmt: skip
+    _judge(run)
+
+
+def _judge(run: VerdictFile) -> None:
+    run.judge()
+    run.reason = next(test.message for test in run.tests if test.verdict is not Verdict.PASS)
+
+
+def _forget(directory: Path) -> None:
+    """What was constructed of measurements that are not among the figures."""
+    known = details.read(directory)
+    known.samples, known.history = {}, {}
+    details.write(known, directory)
+    for name in ("records", "matrix"):
+        shutil.rmtree(directory / name, ignore_errors=True)
+    (directory / "memory.json").unlink(missing_ok=True)
+
+
+def pair(folder: Path) -> list[tuple[str, Path]]:
+    """The two builds of vLLM on GB10 that were published: the one before, and CUTLASS."""
+    sides = []
+    for name, source in (("best before", _BEFORE), ("CUTLASS", _CUTLASS)):
+        directory = report_runs.write("pass", folder / name.split()[0].lower())
+        run = verdict_file.read(directory / "verdict.json")
+        run.metrics = published(source)
+        _of(run, source)
+        run.fingerprint = Fingerprint(
+            profile="p1", profile_shipped=True, model="m1", machine={"gpu": "NVIDIA GB10"}
+        )
+        if source == _BEFORE:
+            run.engine.path.moe, run.engine.path.native_fp4 = "MARLIN", False
+            run.engine.path.evidence["moe"] = "Using 'MARLIN' Mxfp4 MoE backend."
+        for test in run.tests:
+            _hold(test, run.metrics["tg32@d0"])
+        _judge(run)
+        verdict_file.write(run, directory / "verdict.json")
+        _forget(directory)
+        sides.append((name, directory))
+    return sides
+
+
+def _hold(test: TestReport, rate: MetricReport) -> None:
+    if test.id.endswith("test_decode_rate[tg32-d0]"):
+        test.verdict, test.metrics = Verdict.FAIL, ["tg32@d0"]
+        test.message = f"required: tg32@d0 >= {rate.minimum} tok/s; seen: {rate.value:.2f} tok/s"
+
+
+def ab(folder: Path) -> Path:
+    """Two starts of one build on an H200, as an A/B comparison has them: B is no worse in all
+    metrics but one, which is open."""
+    write("pass", folder)
+    run = verdict_file.read(folder / "verdict.json")
+    for test in run.tests:
+        if test.id.endswith("test_no_metric_is_worse"):
+            test.verdict = Verdict.INCONCLUSIVE
+            test.message = "pp2048@d0: B is 2.6 % worse [-6.4, +0.7]; 5% allowed"
+    _judge(run)
+    verdict_file.write(run, folder / "verdict.json")
+    one, two = h200(0), h200(1)
+
+    def compared(name: str) -> Comparison:
+        a, b = one[name], two[name]
+        return Comparison(
+            name, "tok/s", True, a.value, b.value, b.value / a.value, b.ci_low / a.ci_high,
+            b.ci_high / a.ci_low, 1, 0.05,
+            Verdict.PASS if b.ci_low / a.ci_high > 0.95 else Verdict.INCONCLUSIVE,
+        )  # fmt: skip
+
+    record = AbFile(
+        sides=("", "the same build, started again on another machine"),
+        visits=[Visit(side, path=_H200, requested=[], log=f"server-{side}.log") for side in "AB"],
+        outcomes=[
+            compared(f"{what}@d{depth}")
+            for what in ("tg32", "tg128", "pp2048")
+            for depth in (0, 4096, 8192, 16384)
+        ],
+    )
+    (folder / ab_file.NAME).write_text(json.dumps(record.model_dump(mode="json")))
+    return folder
