@@ -60,16 +60,16 @@ canary: $(VENV)/.installed ## the canary checkpoint, both twins
 	@$(PY) -m sm121 canary $(CANARY)
 
 catalogues: canary ## what takes longer than `make test` allows: every table in docs, made anew
-	$(PY) -m sm121 ablation $(CANARY)/bf16 --output docs/ablation.md
+	$(PY) -m sm121 ablation $(CANARY)/bf16 --output docs/tables/ablation.md
 	$(PY) -m pytest meta_tests -m slow --slow
 	$(PY) meta_tests/accuracy.py --fresh --output docs/accuracy.md
 	$(PY) -m tools.gate_errors
 	$(PY) meta_tests/model_faults.py --state .cache/model-faults-$$(date +%s)
-	$(PY) meta_tests/protocol_faults.py --output docs/protocol-faults.md
-	$(PY) meta_tests/false_greens --output docs/false-greens.md
-	$(PY) meta_tests/gb10 --output docs/gb10-stand-in.md --certified docs/evidence/gb10-stand-in-verdict.json
+	$(PY) meta_tests/protocol_faults.py --output docs/tables/protocol-faults.md
+	$(PY) meta_tests/false_greens --output docs/tables/false-greens.md
+	$(PY) meta_tests/gb10 --output docs/tables/gb10-stand-in.md --certified docs/evidence/gb10-stand-in-verdict.json
 	$(PY) meta_tests/real_regression.py
-	$(PY) meta_tests/stress_faults.py --output docs/stress-faults.md --samples docs/bundles
+	$(PY) meta_tests/stress_faults.py --output docs/tables/stress-faults.md --samples docs/bundles
 	$(PY) meta_tests/report_screens.py
 	$(PY) meta_tests/honest_pairs.py
 
@@ -79,7 +79,7 @@ choices: $(VENV)/.installed ## what each release of vLLM chooses on a GB10: fetc
 versions: canary ## what each release of vLLM does on the CPU, by real runs: an hour
 	$(PY) -m tools.versions
 
-engines: canary ## llama-server, from PyPI: every level, then vLLM beside it (docs/side-by-side.md); needs cmake
+engines: canary ## llama-server, from PyPI: every level, then vLLM beside it (docs/tables/side-by-side.md); needs cmake
 	$(PY) -m tools.engines
 
 # pip decides by the markers of the Python that asks; the platforms are those of the target.

@@ -1,8 +1,8 @@
 """Honest runs of one engine, each held against the one before: ``--against`` must find nothing.
 
-``python meta_tests/honest_pairs.py [--pairs 10] [--plan quick] [--output docs/honest-pairs.md]``:
-what differs between two runs of one engine is noise, and a gate that calls it worse is switched
-off. A run takes a server of its own; give the machine to nothing else meanwhile.
+``python meta_tests/honest_pairs.py [--pairs 10] [--plan quick] [--output FILE]``: what
+differs between two runs of one engine is noise, and a gate that calls it worse is switched off. A
+run takes a server of its own; give the machine to nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--plan", default="quick")
     parser.add_argument("--state", type=Path, default=ROOT / ".cache" / "honest-pairs")
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "honest-pairs.md")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "tables" / "honest-pairs.md")
     options = parser.parse_args()
     before = _run(options.state / f"{time.time():.0f}-0", options.plan)
     rows, engine, good = [], "", 0

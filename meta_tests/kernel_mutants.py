@@ -1,7 +1,7 @@
 """Wrong kernels: the provider `torch` with one thing broken, and the table of what notices it.
 
 `python meta_tests/kernel_mutants.py` runs every mutant against every group of cases that its
-operations have, and writes docs/kernel-mutants.md.
+operations have, and writes docs/tables/kernel-mutants.md.
 """
 
 from __future__ import annotations
@@ -854,7 +854,7 @@ def kill(broken: Mutant) -> Kill | None:
 
 
 def table() -> str:
-    """docs/kernel-mutants.md."""
+    """docs/tables/kernel-mutants.md."""
     lines = []
     survivors = []
     for broken in (*MUTANTS, *W4A8):
@@ -897,7 +897,7 @@ Other roundings of the same mathematics, smaller than what a tolerance must allo
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("docs/kernel-mutants.md"))
+    parser.add_argument("--output", type=Path, default=Path("docs/tables/kernel-mutants.md"))
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

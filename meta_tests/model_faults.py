@@ -2,7 +2,7 @@
 
 `python meta_tests/model_faults.py` starts vLLM once for each configuration, puts one fault after
 the other into it (`in_vllm/model_saboteur.py`), runs the tests that are meant to notice as a user
-runs them, and writes docs/model-faults.md. It goes on where it was stopped.
+runs them, and writes docs/tables/model-faults.md. It goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sm121.engines.vllm import Vllm
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-TABLE = ROOT / "docs" / "model-faults.md"
+TABLE = ROOT / "docs" / "tables" / "model-faults.md"
 PROFILE = profile.load("cpu-tiny-gpt-oss")
 CLEAN = "nothing"
 
@@ -264,7 +264,7 @@ def _short(test: str) -> str:
 
 
 def table(found: dict[str, dict[str, Finding]]) -> str:
-    """docs/model-faults.md of the findings by configuration and fault."""
+    """docs/tables/model-faults.md of the findings by configuration and fault."""
     names = list(found)
     lines = [
         "# Wrong models, and which test notices each\n",

@@ -3,7 +3,7 @@
 A process of its own: it runs pytest on the levels again and again, each time behind another fault,
 which costs a second where a process for each would cost five.
 
-    python meta_tests/protocol_faults.py --output docs/protocol-faults.md
+    python meta_tests/protocol_faults.py --output docs/tables/protocol-faults.md
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def table(found: Sequence[Outcome], clean: Outcome, seconds: float) -> str:
     lines = [
         "# Protocol faults",
         "",
-        "Made by `python meta_tests/protocol_faults.py --output docs/protocol-faults.md` "
+        "Made by `python meta_tests/protocol_faults.py --output docs/tables/protocol-faults.md` "
         "(`make catalogues`). Do not edit.",
         "",
         "A proxy in front of the real vLLM (0.32, CPU, the canary) breaks its answers in one way",

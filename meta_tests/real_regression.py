@@ -1,8 +1,9 @@
 """The regression level on the real vLLM: the same again is no regression, 10 % slower is one.
 
 `python meta_tests/real_regression.py` starts vLLM on the CPU for each run, slowed in its worker
-(`in_vllm/slower_worker.py`) where it says so, and writes docs/regression-shown.md. It takes about
-half an hour, on a machine that does nothing else; `--runs` makes some of the runs anew.
+(`in_vllm/slower_worker.py`) where it says so, and writes
+docs/tables/regression-shown.md. It takes about half an hour, on a machine that does nothing else;
+`--runs` makes some of the runs anew.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-TABLE = ROOT / "docs" / "regression-shown.md"
+TABLE = ROOT / "docs" / "tables" / "regression-shown.md"
 STATE = ROOT / ".cache" / "real-regression"
 #: Of the forward pass, which is not all of the time that a token takes.
 SLOWED = "SLOWED_BY=0.12"
@@ -74,7 +75,7 @@ def run(case: Case, folder: Path) -> dict[str, Any]:
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
-    """docs/regression-shown.md."""
+    """docs/tables/regression-shown.md."""
     lines = [
         "# The regression level on a real server",
         "",

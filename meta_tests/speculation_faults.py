@@ -2,9 +2,10 @@
 
 `python meta_tests/speculation_faults.py` starts vLLM with the canary's Eagle3 drafter, puts one
 fault after the other into it (`in_vllm/speculation_saboteur.py`), runs the tests that are meant to
-notice as a user runs them, and writes the table of docs/speculation.md. With `--clean-runs N` it
-runs all of these tests N times on the intact server; with `--prompts N` it asks N prompts of a
-server that speculates and of one that does not, and says where the greedy answers differ.
+notice as a user runs them, and writes the table of docs/tables/speculation-faults.md.
+With `--clean-runs N` it runs all of these tests N times on the intact server; with `--prompts N` it
+asks N prompts of a server that speculates and of one that does not, and says where the greedy
+answers differ.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from sm121.client.completions import Asker, Request
 from sm121.measure import counters
 
 sys.path.insert(0, str(ROOT))  # tools/, for the prompts
-PAGE = ROOT / "docs" / "speculation.md"
+PAGE = ROOT / "docs" / "tables" / "speculation-faults.md"
 BEGIN = "## Wrong speculation"
 CONFIGURATION = "eagle3"
 
@@ -82,7 +83,7 @@ def serving(checkpoint: Path, folder: Path) -> SabotagedServer:
 
 
 def table(found: dict[str, Finding]) -> str:
-    """The rows of docs/speculation.md."""
+    """The rows of docs/tables/speculation-faults.md."""
     noticed = sum(bool(finding.failed) for finding in found.values())
     rows = [
         f"{noticed} of {len(found)} are noticed.",

@@ -1,7 +1,7 @@
 """Every fault under load against the level that must notice it: the class of its bundle, and that
 nothing is left.
 
-    python meta_tests/stress_faults.py --output docs/stress-faults.md [NAME ...]
+    python meta_tests/stress_faults.py --output docs/tables/stress-faults.md [NAME ...]
 """
 
 from __future__ import annotations
@@ -383,7 +383,7 @@ def table(found: list[Outcome], clean: list[Outcome], seconds: float) -> str:
     lines = [
         "# Faults under load",
         "",
-        "Made by `python meta_tests/stress_faults.py --output docs/stress-faults.md` "
+        "Made by `python meta_tests/stress_faults.py --output docs/tables/stress-faults.md` "
         "(`make catalogues`). Do not edit.",
         "",
         "Each fault in a run of its own: the real vLLM (0.32, CPU, the canary) where its",

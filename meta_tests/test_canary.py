@@ -310,7 +310,7 @@ def test_chat_calls_a_tool(
 # What it detects.
 
 
-@pytest.mark.slow("the whole of docs/ablation.md")
+@pytest.mark.slow("the whole of docs/tables/ablation.md")
 def test_every_defect_shows_ten_times_above_the_tolerance(canary_mxfp4: Path) -> None:
     torch.set_num_threads(1)
     chosen = [

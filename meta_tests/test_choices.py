@@ -161,7 +161,9 @@ def test_the_page_is_made_of_the_data(tmp_path: Path) -> None:
     root = Path(__file__).parents[1]
     page.write(root / "fixtures/choices/vllm-sm121.toml", tmp_path / "choices.md")
     made = (tmp_path / "choices.md").read_text("utf-8")
-    assert made == (root / "docs/choices.md").read_text("utf-8"), "python -m tools.choices --page"
+    assert made == (root / "docs/tables/choices.md").read_text("utf-8"), (
+        "python -m tools.choices --page"
+    )
 
 
 def found(version: str | None, arguments: list[str], arch: str = "sm121") -> list[PreflightFinding]:

@@ -25,7 +25,10 @@ from tools.reference import commands, options, pages, requirements
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md")])
+TABLES = sorted((DOCS / "tables").glob("*.md"))
+PAGES = sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md"), *TABLES])
+#: More pages than these nobody reads.
+AT_MOST = 25
 #: What a block may say that it needs; everything else is run.
 NEEDS = {
     *("engine", "sm121", "server", "llama.cpp", "network", "a quiet machine"),
@@ -138,30 +141,85 @@ def test_make_reference_makes_everything_that_is_generated():
     rule = (ROOT / "Makefile").read_text().partition("\nreference:")[2].partition("\n\n")[0]
     for made in ("reference docs", *(f"docs/{n}.schema.json" for n in ("verdict", "profile"))):
         assert made in rule, made
-    named = {file.name for file in DOCS.glob("*.md") if "Made by `sm121 reference docs`" in
-             file.read_text("utf-8")}  # fmt: skip
+    named = {file.relative_to(DOCS).as_posix() for file in DOCS.rglob("*.md") if
+             "Made by `sm121 reference docs`" in file.read_text("utf-8")}  # fmt: skip
     assert named == {name for name in pages.MADE if name.endswith(".md")}
 
 
 def test_every_page_is_reached_from_the_site():
-    text = (ROOT / "mkdocs.yml").read_text()
-    assert [page.name for page in DOCS.glob("*.md") if page.name not in text] == []
+    text = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    listed = re.findall(r"- ([\w/-]+\.md)$", text, re.M)
+    assert sorted(listed) == sorted(page.name for page in DOCS.glob("*.md"))
+    assert len(listed) <= AT_MOST
+
+
+def test_every_table_is_linked_from_a_page_that_people_read():
+    linked = "".join(page.read_text("utf-8") for page in DOCS.glob("*.md"))
+    assert [table.name for table in TABLES if f"(tables/{table.name}" not in linked] == []
+
+
+def _shown() -> list[tuple[str, str, Path]]:
+    """What the first page says was noticed: of how many faults how many, and by which table."""
+    text = (DOCS / "index.md").read_text("utf-8").partition("| faults | noticed |")[2]
+    rows = re.findall(r"^\| [^|]+ \| ([\d, ]+) \| ([\d, ]+) \| \[.*?\]\(([^)#]+)", text, re.M)
+    return [
+        (of.strip(), seen.strip(), DOCS / table)
+        for all_of, all_seen, table in rows
+        for of, seen in zip(all_of.split(","), all_seen.split(","), strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("of", "seen", "table"), _shown(), ids=lambda part: str(part)[-20:])
+def test_what_the_first_page_counts_is_what_its_table_shows(of, seen, table):
+    text = table.read_text("utf-8")
+    lines = {len(rows.splitlines()) - 2 for rows in re.findall(r"(?:^\|.*\n)+", text, re.M)}
+    slower = len(re.findall(r"^\| \d+ % slower .*\| FAIL \| FAIL \|", text, re.M))
+    said = re.search(rf"\b{seen}\s+of\s+{of}\b", text)
+    assert said or (of == seen and int(of) in {*lines, slower}), f"{table.name}: {seen} of {of}"
+
+
+def test_the_first_page_counts_something():
+    assert len(_shown()) >= 10
+    assert {int(of) for of, _, _ in _shown()} != {1}
+
+
+def _without_a_time(page: Path) -> list[str]:
+    """Sections with commands for a Spark that do not say how long they take."""
+    sections = re.split(r"\n(?=## )", page.read_text("utf-8"))
+    takes = re.compile(r"\d+ (?:min|s|h|minutes|seconds|hours)\b|takes? seconds|seconds\b")
+    return [
+        section.partition("\n")[0]
+        for section in sections
+        if "<!-- needs: sm121 -->" in section and not takes.search(section)
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_for_a_spark_say_how_long_they_take(page):
+    assert _without_a_time(page) == []
+
+
+def test_a_command_without_a_time_is_noticed(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# A\n\n10 min\n\n## B\n\n<!-- needs: sm121 -->\n```console\n$ x\n```\n")
+    assert _without_a_time(page) == ["## B"]
 
 
 def test_a_dead_link_breaks_the_build_of_the_site(tmp_path):
     """With the very flags of `make docs`: warnings that nobody counts are no errors."""
     flags = re.search(r"mkdocs build(.*)", (ROOT / "Makefile").read_text())[1].split()
-    for name in ("mkdocs.yml", "docs/index.md", "docs/site_hooks.py", "docs/glossary.md"):
+    for name in ("mkdocs.yml", "docs/index.md", "docs/site_hooks.py", "docs/spark.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
+    shutil.copytree(ROOT / "tools" / "site", tmp_path / "tools" / "site")
     text = (tmp_path / "mkdocs.yml").read_text().partition("nav:\n")
-    (tmp_path / "mkdocs.yml").write_text(text[0] + "nav: [index.md, glossary.md]\n")
+    (tmp_path / "mkdocs.yml").write_text(text[0] + "nav: [index.md, spark.md]\n")
     index = tmp_path / "docs" / "index.md"
-    index.write_text("# Home\n\n[glossary](glossary.md)\n")
-    (tmp_path / "docs" / "glossary.md").write_text("# Glossary\n")
+    index.write_text("# Home\n\n[Spark](spark.md)\n")
+    (tmp_path / "docs" / "spark.md").write_text("# Spark\n")
     built = [_build(tmp_path, flags)]
-    for link in ("folder/", "missing.md", "glossary.md#missing"):
-        index.write_text(f"# Home\n\n[glossary](glossary.md) [dead]({link})\n")
+    for link in ("folder/", "missing.md", "spark.md#missing"):
+        index.write_text(f"# Home\n\n[Spark](spark.md) [dead]({link})\n")
         built.append(_build(tmp_path, flags))
     assert [code == 0 for code in built] == [True, False, False, False]
 
@@ -278,7 +336,7 @@ def _judges_the_change(job: dict) -> None:
     subprocess.run(["bash", "-n", "-c", run], check=True)
 
 
-@pytest.mark.parametrize("name", ["start.md", "ci/github-actions.yml", "ci/gitlab-ci.yml"])
+@pytest.mark.parametrize("name", ["spark.md", "ci/github-actions.yml", "ci/gitlab-ci.yml"])
 def test_documented_containers_keep_what_is_compiled(name):
     """Where the checkpoint is mounted, so are the compilers' caches: without them every start is a
     cold one."""

@@ -118,7 +118,7 @@ def test_asked_after_every_round_it_errs_no_more_often():
     ],
 )
 def test_noise_with_a_memory_is_decided_wrongly_in_two_of_a_hundred_at_most(name, noise):
-    """A sample of the table in docs/gates.md, with three standard errors for the few runs."""
+    """A sample of docs/tables/gate-errors.md, with three standard errors for the few runs."""
     runs = 150
     for distance, wrong in ((-gate_errors.DISTANCE, Verdict.PASS), (0.01, Verdict.FAIL)):
         found = gate_errors.at_distance(noise, distance, runs)

@@ -15,7 +15,7 @@ from sm121.kernels import cases, checks, problems, registry
 from sm121.kernels.torch_provider import TorchProvider
 
 SEEDS, SAMPLE = 50, 10
-TABLE = Path(__file__).parent.parent / "docs" / "kernel-mutants.md"
+TABLE = Path(__file__).parent.parent / "docs" / "tables" / "kernel-mutants.md"
 
 
 def seeds() -> list:

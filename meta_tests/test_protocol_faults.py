@@ -12,7 +12,7 @@ import pytest
 from fault_proxy import FAULTS, Fault
 from protocol_faults import Outcome, node_id, table
 
-DOCUMENT = Path(__file__).parent.parent / "docs" / "protocol-faults.md"
+DOCUMENT = Path(__file__).parent.parent / "docs" / "tables" / "protocol-faults.md"
 
 
 def test_the_catalogue_is_large_enough():
@@ -33,7 +33,7 @@ def test_the_table_has_every_fault_killed():
     rows = re.findall(r"^\| (.+?) \| `(.+?)` \| (\S+) \|", DOCUMENT.read_text("utf-8"), re.M)
     assert {name: test for name, test, _ in rows} == {
         fault.name: fault.caught_by for fault in FAULTS.values()
-    }, "docs/protocol-faults.md is of other faults: run `make catalogues`"
+    }, "docs/tables/protocol-faults.md is of other faults: run `make catalogues`"
     assert {killed for _, _, killed in rows} == {"yes"}
 
 

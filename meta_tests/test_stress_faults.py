@@ -1,4 +1,4 @@
-"""A sample of the faults under load; all of them: `make catalogues`, docs/stress-faults.md."""
+"""A sample of the faults under load; all of them: docs/tables/stress-faults.md."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def test_the_fault_is_noticed_classified_and_cleaned_up(name):
 def test_the_documentation_shows_every_fault_and_every_sample():
     """Fails until `make catalogues` has made both anew after a case was added."""
     root = stress_faults.ROOT
-    rows = (root / "docs" / "stress-faults.md").read_text("utf-8")
+    rows = (root / "docs" / "tables" / "stress-faults.md").read_text("utf-8")
     cases = [case for name, case in stress_faults.CASES.items() if name != "clean"]
     missing = [case.name for case in cases if f"| {case.text} | `{case.kind or '-'}` |" not in rows]
-    assert not missing, "docs/stress-faults.md has no row for these; run `make catalogues`"
+    assert not missing, "docs/tables/stress-faults.md has no row for these; run `make catalogues`"
     assert "| **no** |" not in rows
     samples = root / "docs" / "bundles"
     absent = [name for name in stress_faults.SAMPLES if not (samples / name).is_dir()]

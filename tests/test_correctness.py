@@ -70,8 +70,8 @@ def test_seed_is_used(sdk):
     )
 
 
-# Against the reference model, in float64 or float32 (`sm121 golden`). docs/ablation.md says how
-# small a defect each tolerance catches. docs/model-faults.md lists wrong models that failed.
+# Against the reference model, in float64 or float32 (`sm121 golden`). docs/tables/ablation.md says
+# how small a defect each tolerance catches. docs/tables/model-faults.md lists wrong models.
 
 
 @pytest.mark.ability("oracle")

@@ -88,7 +88,7 @@ def add(commands: Any) -> None:
     ablation.add_argument(
         "checkpoint", type=Path, metavar="CHECKPOINT", help="the canary's BF16 twin"
     )
-    _output(ablation, "docs/ablation.md")
+    _output(ablation, "docs/tables/ablation.md")
 
     tolerances = command(
         commands,
@@ -96,7 +96,7 @@ def add(commands: Any) -> None:
         _tolerances,
         "the smallest defects that the numerics' tolerances detect",
     )
-    _output(tolerances, "docs/tolerances.md")
+    _output(tolerances, "docs/tables/tolerances.md")
 
     reference = command(
         commands,

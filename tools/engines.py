@@ -33,7 +33,7 @@ _HEAD = """# vLLM and llama-server side by side
 Smoke, correctness and performance of both engines with the canary, on two cores, one after the
 other. vLLM serves it in float32 (its profile's configuration under test), eager, and leaves one
 core to its server. llama-server serves its BF16 weights on one thread. The canary has four layers
-and a hidden size of 256: the numbers say nothing about gpt-oss-120b. [Engines](engines.md) has
+and a hidden size of 256: the numbers say nothing about gpt-oss-120b. [Engines](../engines.md) has
 what was run. A hollow point does not count.
 
 ![Rates by depth, times to the first token, memory and start-up, with intervals](side-by-side.svg)
@@ -99,8 +99,8 @@ def judge(program: Path) -> int:
 
 
 def compare(program: Path) -> int:
-    """vLLM and llama-server beside each other: docs/side-by-side.md and its picture."""
-    output = ROOT / "docs" / "side-by-side.md"
+    """vLLM and llama-server beside each other: docs/tables/side-by-side.md and its picture."""
+    output = ROOT / "docs" / "tables" / "side-by-side.md"
     status = sm121(
         [
             "side-by-side", "vllm", f"llama-cpp={program}", "--arch=cpu",

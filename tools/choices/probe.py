@@ -29,7 +29,7 @@ import torch._dynamo
 import torch._inductor.utils  # asks the real torch what it has been built for
 from torch.overrides import TorchFunctionMode
 
-#: What a GB10 answers: docs/choices.md has the sources.
+#: What a GB10 answers: docs/tables/choices.md has the sources.
 CAPABILITY = (12, 1)
 NAME = "NVIDIA GB10"
 MEMORY = int(119.6 * 2**30)

@@ -29,7 +29,7 @@ _WORDS = {
 
 
 def page() -> str:
-    """docs/crash-classes.md."""
+    """docs/tables/crash-classes.md."""
     by_kind: dict[str, list[FailureSignature]] = {}
     for entry in load_failures().failure:
         by_kind.setdefault(entry.kind, []).append(entry)

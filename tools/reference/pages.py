@@ -18,9 +18,9 @@ from tools.reference import (
 
 MADE: dict[str, Callable[[Path], str]] = {
     "requirements.md": lambda docs: requirements.page(docs.parent / "tests"),
-    "crash-classes.md": lambda _docs: crash_classes.page(),
+    "tables/crash-classes.md": lambda _docs: crash_classes.page(),
     "commands.md": lambda _docs: commands.page(cli.parser()),
-    "schema.md": lambda _docs: schema.page(),
+    "tables/schema.md": lambda _docs: schema.page(),
     "../fixtures/inventory.toml": lambda docs: inventory.page(docs.parent / "tests"),
     "options.md": lambda _docs: options.page(),
     "plans.md": plans.page,

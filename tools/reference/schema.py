@@ -10,14 +10,14 @@ from tools.reference.markdown import MADE_BY, cell, table
 
 
 def page() -> str:
-    """docs/schema.md."""
+    """docs/tables/schema.md."""
     lines = [
         "# Keys of verdict.json and of a profile",
         "",
         MADE_BY.format(source="the models"),
-        "The machine-readable form: [verdict.schema.json](verdict.schema.json), "
-        "[profile.schema.json](profile.schema.json). How they may change: "
-        "[contracts](contracts.md).",
+        "The machine-readable form: [verdict.schema.json](../verdict.schema.json), "
+        "[profile.schema.json](../profile.schema.json). How they may change: "
+        "[contracts](../contracts.md).",
     ]
     for title, schema in (
         ("verdict.json", verdict_file.json_schema()),

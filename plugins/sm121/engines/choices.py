@@ -1,7 +1,8 @@
 """What releases of an engine are known to refuse on a machine: ``fixtures/choices``.
 
-The data are made by ``python -m tools.choices``, which executes the releases; docs/choices.md shows
-them. What was not executed is not known here, and nothing is said of it.
+The data are made by ``python -m tools.choices``, which executes the releases;
+docs/tables/choices.md shows them. What was not executed is not known here, and nothing is said of
+it.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ so that all looks together err at most that often. A decision has to hold in eac
   (`unseen`): few rounds can all be of one state of a server that has two;
 * the last rounds are not on the other side, however few they are.
 
-What rests on simulation is in docs/gates.md, made by ``tools/gate_errors.py``.
+What rests on simulation is in docs/tables/gate-errors.md, made by ``tools/gate_errors.py``.
 """
 
 from __future__ import annotations
