@@ -6,12 +6,15 @@ import json
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import report_runs
 import terminal_samples
 
+from sm121.core.redaction import redact
 from sm121.core.verdict import Verdict
+from sm121.plugin import reporting
 from sm121.report import badge, details, github, headline, junit, page, stored, summary
 from sm121.report.details import Details, FailureDetail
 from sm121.report.stored import StoredReport
@@ -405,3 +408,29 @@ def test_run_again_has_what_was_given(fault_server, run_pytest, tmp_path):
         at = words.index(given[0], 3)
         assert words[at : at + len(given)] == given, words
     assert "-k" not in words and "-q" not in words
+
+
+def started(folder: Path, *arguments: str):
+    """As much of pytest's configuration as a command is made of."""
+    return SimpleNamespace(
+        invocation_params=SimpleNamespace(args=arguments, dir=folder),
+        option=SimpleNamespace(file_or_dir=["tests"]),
+        inipath=None,
+    )
+
+
+@pytest.mark.parametrize("b", ["-nkvo", "-n 128", "-q", "--dist layer"])
+def test_run_again_has_the_arguments_of_an_engine(b, tmp_path):
+    """They may look like options of pytest that are left out."""
+    given = started(
+        tmp_path, "--ab", "", b, "-n", "2", "--numprocesses", "2", "--lf", "-q", "tests"
+    )
+    assert reporting._repeated(given) == ["--ab", "", b]
+
+
+def test_no_quote_hides_a_secret_in_a_command(tmp_path):
+    key = "it's-a-Secret-7"
+    session = SimpleNamespace(redact=lambda text: redact(text, {key}))
+    line = reporting._line(session, started(tmp_path), ["--api-key", key, f"--engine-env=A={key}"])
+    assert "Secret-7" not in line
+    assert shlex.split(line)[3:] == ["--api-key", "[redacted]", "--engine-env=A=[redacted]"]
