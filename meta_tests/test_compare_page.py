@@ -15,6 +15,7 @@ from sm121.report import compare_page, details, forest, page, stored
 from sm121.report.forest import Change
 from sm121.report.side import Beside, Side
 from sm121.run import verdict_file
+from sm121.run.verdict_file import BESIDE, EngineReport, TestReport, VerdictFile
 
 
 def beside(one, two) -> Beside:
@@ -261,3 +262,51 @@ def test_a_file_that_is_none_is_remarked(tmp_path):
     (folder / "ab.json").write_text('{"sides": 3}')
     report = stored.read(folder)
     assert report.ab is None and any("ab.json" in line for line in report.run.remarks)
+
+
+def _of(folder, run, name):
+    verdict_file.write(run, folder / "verdict.json")
+    return Side(name, name, stored.read(folder), None)
+
+
+def test_what_b_lacks_or_died_of_at_its_end_is_in_the_first_sentence(tmp_path):
+    """Else nothing new fails in a run that measured nothing, or in one whose server died late."""
+    folders = [report_runs.write("pass", tmp_path / name) for name in "ab"]
+    one, two = (verdict_file.read(folder / "verdict.json") for folder in folders)
+    two.tests.append(
+        TestReport(
+            id=f"{BESIDE}life of cutlass", level="smoke", verdict=Verdict.FAIL, message="it died"
+        )
+    )
+    two.metrics.clear()
+    two.judge()
+    both = Beside(_of(folders[0], one, "A"), _of(folders[1], two, "B"))
+    assert both.headline.startswith(
+        "1 test newly does not hold in B; 18 metrics measured in A only"
+    )
+    assert "life of cutlass" in compare_page.html(both)
+    engine = EngineReport(name="", managed=False, model="")
+    two = VerdictFile(arch=None, profile="", started="", engine=engine)
+    empty = [_of(folder, two, name) for folder, name in zip(folders, "AB", strict=True)]
+    assert Beside(*empty).headline == (
+        "A has not finished; B has not finished; nothing new fails in B; no kernel path is proven."
+    )
+
+
+def test_a_green_run_has_its_reservations_beside_another(tmp_path):
+    folder = report_runs.write("pass", tmp_path)
+    run = verdict_file.read(folder / "verdict.json")
+    run.tests = [test for test in run.tests if test.level == "smoke"]
+    run.levels.clear()
+    run.judge()
+    side = _of(folder, run, "A")
+    assert "PASS (not certified: only smoke asked for)" in compare_page.html(Beside(side, side))
+
+
+def test_thousands_of_metrics_are_still_a_small_page(pair):
+    both = beside(*pair)
+    for side in both.sides:
+        run = side.report.run
+        run.metrics |= {f"kernel[{n}]": run.metrics["tg32@d0"] for n in range(4000)}
+    text = compare_page.html(both)
+    assert len(text.encode()) < 1_500_000 and "more, none of them worse than these" in text
