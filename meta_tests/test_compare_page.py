@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 
 import compare_runs
@@ -11,6 +12,8 @@ import report_runs
 
 from sm121.cli import main
 from sm121.core.verdict import Verdict
+from sm121.regression import ab_run
+from sm121.regression.ab import Comparison
 from sm121.report import compare_page, details, forest, page, stored
 from sm121.report.forest import Change
 from sm121.report.side import Beside, Side
@@ -247,6 +250,23 @@ def test_paths_that_nothing_proves_are_said_beside_the_verdict(tmp_path):
         assert f"{side}&#39;s attention and MoE experts not proven" in section.partition("</p>")[0]
     assert section.count(">not proven</td>") == 4
     assert "<script" not in section and "\x1b" not in section
+
+
+def test_a_comparison_with_a_value_that_is_infinite_is_shown(tmp_path):
+    """A request of B failed: its time is infinite, and null in the file."""
+    folder = compare_runs.ab(tmp_path / "ab")
+    file = folder / "ab.json"
+    known = json.loads(file.read_text())
+    known["outcomes"][3] |= {"b": None, "ratio": None, "ci_low": None, "ci_high": None,
+                             "verdict": "FAIL"}  # fmt: skip
+    file.write_text(json.dumps(known))
+    found = stored.read(folder)
+    assert found.ab is not None and not [r for r in found.run.remarks if "ab.json" in r]
+    assert "B is worse than A in 2 of 5 metrics" in page.html(found)
+    never = Comparison("ttft_p99", "ms", False, 400.0, math.inf, math.inf, math.nan, math.nan, 2,
+                       0.05, Verdict.FAIL)  # fmt: skip
+    told = ab_run._change(never)
+    assert (told.here, told.worse) == (None, None), "verdict.json has no infinity"
 
 
 def test_a_comparison_that_is_void_says_so(tmp_path):
