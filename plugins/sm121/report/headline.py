@@ -339,8 +339,8 @@ def _oracle(bad: _Bad) -> _Told:
 
 def _title(test: TestReport) -> str:
     if test.id.startswith(BESIDE):
-        return test.id.removeprefix(BESIDE)
-    return test.id.rpartition("::")[2] or test.id
+        return brief(test.id.removeprefix(BESIDE))
+    return brief(test.id.rpartition("::")[2] or test.id)
 
 
 def _named(metric: str) -> str:
