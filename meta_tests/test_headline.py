@@ -362,6 +362,7 @@ def test_a_part_of_a_run_and_a_level_without_tests_are_said(tmp_path):
         ("short", "short"),
         ("one thing; another thing that is long", "one thing ..."),
         ("seventeen hundred words", "seventeen ..."),
+        ("at /home/somebody/who/is/long", "at /home/somebody ..."),
     ],
 )
 def test_nothing_is_cut_within_a_word(text, shown):

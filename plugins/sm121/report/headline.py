@@ -165,7 +165,9 @@ def brief(text: str, most: int = _MOST) -> str:
     at = max(part.rfind(stop) for stop in _STOPS)
     if at < most // 2:
         at = part.rfind(" ")
-    return f"{part[: at if at > 0 else most].rstrip(' ,;:.')} ..."
+    if at < most // 2:  # one long word: of it as much as there is room for
+        at = most
+    return f"{part[:at].rstrip(' ,;:.')} ..."
 
 
 # The sentence.
