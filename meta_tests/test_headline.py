@@ -194,6 +194,9 @@ def test_what_is_not_proven_stands_beside_the_pass():
     )
     run.engine.path.attention = run.engine.path.moe = None
     assert "kernel path not proven" in headline.of(run).word
+    half = passed(*ALL)
+    half.engine.path.moe = None
+    assert headline.of(half).word == "PASS (not certified: MoE experts not proven)"
 
 
 def tail(requests: int, confidence: float) -> MetricReport:

@@ -393,9 +393,13 @@ def _reservations(run: VerdictFile) -> list[str]:
         if (why_none := no_evidence(name, metric)) is not None:
             found.append(f"{name}: {why_none.partition(' (')[0]}")
     path = run.engine.path
-    if _served(run) and path.attention is None and path.moe is None:
+    parts = (("attention", path.attention), ("MoE experts", path.moe))
+    silent = [part for part, value in parts if value is None] if _served(run) else []
+    if len(silent) == len(parts):
         found.append("kernel path not proven")
-    elif run.unproven:
+    elif silent:
+        found.append(f"{silent[0]} not proven")
+    if run.unproven and len(silent) < len(parts):
         more = f" and {len(run.unproven) - 1} more" if len(run.unproven) > 1 else ""
         found.append(f"not proven: {brief(run.unproven[0], _LITTLE)}{more}")
     return found
