@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 
 import compare_runs
@@ -11,10 +12,13 @@ import report_runs
 
 from sm121.cli import main
 from sm121.core.verdict import Verdict
+from sm121.regression import ab_run
+from sm121.regression.ab import Comparison
 from sm121.report import compare_page, details, forest, page, stored
 from sm121.report.forest import Change
 from sm121.report.side import Beside, Side
 from sm121.run import verdict_file
+from sm121.run.verdict_file import BESIDE, EngineReport, TestReport, VerdictFile
 
 
 def beside(one, two) -> Beside:
@@ -248,6 +252,23 @@ def test_paths_that_nothing_proves_are_said_beside_the_verdict(tmp_path):
     assert "<script" not in section and "\x1b" not in section
 
 
+def test_a_comparison_with_a_value_that_is_infinite_is_shown(tmp_path):
+    """A request of B failed: its time is infinite, and null in the file."""
+    folder = compare_runs.ab(tmp_path / "ab")
+    file = folder / "ab.json"
+    known = json.loads(file.read_text())
+    known["outcomes"][3] |= {"b": None, "ratio": None, "ci_low": None, "ci_high": None,
+                             "verdict": "FAIL"}  # fmt: skip
+    file.write_text(json.dumps(known))
+    found = stored.read(folder)
+    assert found.ab is not None and not [r for r in found.run.remarks if "ab.json" in r]
+    assert "B is worse than A in 2 of 5 metrics" in page.html(found)
+    never = Comparison("ttft_p99", "ms", False, 400.0, math.inf, math.inf, math.nan, math.nan, 2,
+                       0.05, Verdict.FAIL)  # fmt: skip
+    told = ab_run._change(never)
+    assert (told.here, told.worse) == (None, None), "verdict.json has no infinity"
+
+
 def test_a_comparison_that_is_void_says_so(tmp_path):
     folder = compare_runs.ab(tmp_path / "ab")
     record = json.loads((folder / "ab.json").read_text())
@@ -261,3 +282,51 @@ def test_a_file_that_is_none_is_remarked(tmp_path):
     (folder / "ab.json").write_text('{"sides": 3}')
     report = stored.read(folder)
     assert report.ab is None and any("ab.json" in line for line in report.run.remarks)
+
+
+def _of(folder, run, name):
+    verdict_file.write(run, folder / "verdict.json")
+    return Side(name, name, stored.read(folder), None)
+
+
+def test_what_b_lacks_or_died_of_at_its_end_is_in_the_first_sentence(tmp_path):
+    """Else nothing new fails in a run that measured nothing, or in one whose server died late."""
+    folders = [report_runs.write("pass", tmp_path / name) for name in "ab"]
+    one, two = (verdict_file.read(folder / "verdict.json") for folder in folders)
+    two.tests.append(
+        TestReport(
+            id=f"{BESIDE}life of cutlass", level="smoke", verdict=Verdict.FAIL, message="it died"
+        )
+    )
+    two.metrics.clear()
+    two.judge()
+    both = Beside(_of(folders[0], one, "A"), _of(folders[1], two, "B"))
+    assert both.headline.startswith(
+        "1 test newly does not hold in B; 18 metrics measured in A only"
+    )
+    assert "life of cutlass" in compare_page.html(both)
+    engine = EngineReport(name="", managed=False, model="")
+    two = VerdictFile(arch=None, profile="", started="", engine=engine)
+    empty = [_of(folder, two, name) for folder, name in zip(folders, "AB", strict=True)]
+    assert Beside(*empty).headline == (
+        "A has not finished; B has not finished; nothing new fails in B; no kernel path is proven."
+    )
+
+
+def test_a_green_run_has_its_reservations_beside_another(tmp_path):
+    folder = report_runs.write("pass", tmp_path)
+    run = verdict_file.read(folder / "verdict.json")
+    run.tests = [test for test in run.tests if test.level == "smoke"]
+    run.levels.clear()
+    run.judge()
+    side = _of(folder, run, "A")
+    assert "PASS (not certified: only smoke asked for)" in compare_page.html(Beside(side, side))
+
+
+def test_thousands_of_metrics_are_still_a_small_page(pair):
+    both = beside(*pair)
+    for side in both.sides:
+        run = side.report.run
+        run.metrics |= {f"kernel[{n}]": run.metrics["tg32@d0"] for n in range(4000)}
+    text = compare_page.html(both)
+    assert len(text.encode()) < 1_500_000 and "more, none of them worse than these" in text

@@ -766,6 +766,20 @@ def test_the_earliest_fatal_line_is_above_how_the_rest_was_swept_up(name, exit_c
     assert death.cause_of(logged, exits=SWEPT, kernel=unreadable, kills=1, pids={7}).kind == "oom"
 
 
+@pytest.mark.parametrize("lives", [1, 3])
+def test_an_error_of_a_request_is_no_cause_of_what_ends_the_engine_later(lives, tmp_path) -> None:
+    life = "(APIServer pid=1) INFO 11-20 10:2{}:40 [loggers.py:1] Engine 000: Running: 1 reqs"
+    lines = [
+        SERVES,
+        "(APIServer pid=1) ERROR 11-20 10:19:39 [serving.py:1] ValueError: too long",
+        *(life.format(n) for n in range(lives)),
+        *SWEPT_UP["serving"][1:],
+    ]
+    log = tmp_path / "server.log"
+    log.write_text("\n".join(lines))
+    assert classify_lines(lines, 1).summary == classify(log, 1).summary == MATMUL
+
+
 def test_an_error_of_a_request_does_not_hide_a_kill() -> None:
     """The core said nothing: somebody killed it."""
     lines = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tarfile
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -12,7 +13,7 @@ import report_runs
 
 from sm121.cli import main
 from sm121.core.verdict import Verdict
-from sm121.report import archive
+from sm121.report import archive, badge
 
 SECRET = "hf_" + "a1B2c3D4" * 4
 
@@ -49,6 +50,30 @@ def test_an_archive_has_the_whole_run_without_secrets(failed, tmp_path, capsys, 
         if name != archive.SUMS
     }
     assert {(entry.uid, entry.uname) for entry in entries.values()} == {(0, "")}
+
+
+def test_an_archive_is_of_the_run_wherever_it_is_asked_for(failed, tmp_path, monkeypatch):
+    """In the report directory it is no part of itself; by its verdict.json it is the same run."""
+    monkeypatch.chdir(failed)
+    for _ in range(2):
+        written, _ = archive.write(Path())
+        with tarfile.open(written) as archived:
+            names = {name.partition("/")[2] for name in archived.getnames()}
+        assert {"verdict.json", "details.json"} <= names and written.name not in names
+    other, _ = archive.write(failed / "verdict.json", tmp_path / "other.tar.gz")
+    written.unlink()
+    with tarfile.open(other) as archived:
+        assert {name.partition("/")[2] for name in archived.getnames()} >= names
+
+
+def test_a_badge_is_an_svg_whatever_the_engine_calls_itself(tmp_path):
+    directory = report_runs.write("pass", tmp_path / "run")
+    file = directory / "verdict.json"
+    run = json.loads(file.read_text())
+    run["engine"]["version"] = "1.0\x1b[31m\x00<b>"
+    file.write_text(json.dumps(run))
+    drawn = ElementTree.fromstring(badge.svg(directory))
+    assert "PASS (not certified)" in drawn.get("aria-label")
 
 
 @pytest.mark.parametrize("kind", ["pass", "fail", "invalid", "hostile"])

@@ -6,22 +6,28 @@ import json
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import report_runs
 import terminal_samples
 
+from sm121.core.redaction import redact
 from sm121.core.verdict import Verdict
+from sm121.plugin import reporting
 from sm121.report import badge, details, github, headline, junit, page, stored, summary
 from sm121.report.details import Details, FailureDetail
 from sm121.report.stored import StoredReport
 from sm121.run.verdict_file import (
+    AgainstReport,
     BoxReport,
     ChangeReport,
     CrashReport,
     EngineReport,
     JudgedKernel,
+    LevelReport,
     MetricReport,
+    ShardReport,
     TestReport,
     VerdictFile,
 )
@@ -111,8 +117,8 @@ CRASH = CrashReport(
                     for n in range(3)
                 )
             ),
-            "FAIL: 3 kernels differ from the oracle (first: fused_moe of vllm: required: 1, "
-            "seen: 2)",
+            "FAIL: a kernel does not hold against the oracle in 3 checks (first: fused_moe of "
+            "vllm: required: 1, seen: 2)",
         ),
         (
             run_of(
@@ -122,7 +128,8 @@ CRASH = CrashReport(
                 ),
                 ended("test_other", level="correctness"),
             ),
-            "FAIL: answers differ from the oracle in 3 checks (first: 0.3 nats) (and 1 more check)",
+            "FAIL: answers do not hold against the oracle in 3 checks (first: 0.3 nats) (and 1 "
+            "more check)",
         ),
         (
             run_of(
@@ -187,6 +194,9 @@ def test_what_is_not_proven_stands_beside_the_pass():
     )
     run.engine.path.attention = run.engine.path.moe = None
     assert "kernel path not proven" in headline.of(run).word
+    half = passed(*ALL)
+    half.engine.path.moe = None
+    assert headline.of(half).word == "PASS (not certified: MoE experts not proven)"
 
 
 def tail(requests: int, confidence: float) -> MetricReport:
@@ -272,12 +282,90 @@ def test_everybody_says_the_same_sentence(tmp_path):
     assert f'name="run.headline" value="FAIL: {said}"' in junit.xml(report)
 
 
+def test_a_number_is_never_shown_as_its_limit():
+    def said(metric: MetricReport) -> str:
+        run = run_of(ended("test_gate", metrics=["some"]), metrics={"some": metric})
+        return headline.of(run).said
+
+    assert said(rate(51.998)) == "some is 51.998 tok/s; 52 required (sm121-gpt-oss-120b)"
+    late = MetricReport(value=1000.3, unit="ms", at_most=1000.0, verdict=Verdict.FAIL)
+    assert said(late).startswith("some is 1000.3 ms; at most 1000 allowed")
+    assert said(MetricReport(value=None, unit="ms", at_most=1.0, verdict=Verdict.FAIL)).startswith(
+        "some is no number; at most 1 allowed"
+    )
+    change = run_of(ended("--against::tg32@d0", level="regression"), changes=[slower(worse=0.0503)])
+    assert "5.03 % slower than the trusted run" in headline.of(change).said
+
+
+def test_a_slower_run_on_another_path_says_so_and_hides_nothing_else():
+    run = run_of(
+        ended("--against::path moe", level="regression"),
+        ended("--against::tg32@d0", level="regression"),
+        ended("--against::tests/test_x.py::test_gone", level="regression"),
+        changes=[slower(before=None, worse=None)],
+        against=AgainstReport(run="a run", engine="vllm", path=["moe: CUTLASS there, MARLIN here"]),
+    )
+    for test, name in zip(run.tests, ("path moe", "tg32@d0", "gone"), strict=True):
+        test.id = f"--against::{name}"
+    assert headline.of(run).said == (
+        "decode tg32@d0 is slower than the trusted run (no number → 234.1 tok/s; 5 % allowed); "
+        "another kernel path ran (moe: CUTLASS there, MARLIN here) (and 1 more check)"
+    )
+
+
+def test_a_metric_of_a_is_not_worse_because_b_is():
+    run = run_of(
+        ended("test_b", level="regression"),
+        metrics={"tg32@d0": rate(59.3, Verdict.PASS)},
+        changes=[slower(beside="A")],
+    )
+    assert headline.judged(run, "tg32@d0")[0] is Verdict.PASS
+
+
+def test_a_crash_is_the_cause_of_its_own_failures(tmp_path):
+    """The log of another test's server is not read, and what no failure is about leads nothing."""
+    from sm121.report.crash_list import Crash
+
+    floor = CrashReport(kind="memory_floor", summary="1 GiB left", owner="the machine")
+    tests = ended("test_moe", level="kernel"), ended("test_many", level="stress")
+    run = run_of(*tests, crashes=[floor, CRASH])
+    assert (
+        headline.of(run).said == "the server died in stress: CUDA out of memory (and 1 more check)"
+    )
+    known = [
+        FailureDetail(id="x::test_moe", logs=["other.log"]),
+        FailureDetail(id="x::test_many", logs=["its.log"]),
+    ]
+    crashes = tuple(Crash(**crash.model_dump()) for crash in run.crashes)
+    report = StoredReport(run, tmp_path, details=Details(failures=known), crashes=crashes)
+    assert headline.action(report) == headline.Action("read", str(tmp_path / "its.log"))
+    assert headline.of(run_of(ended("test_moe"), crashes=[floor])).said == "test_moe: it broke"
+
+
+def test_what_did_not_run_says_why_and_is_not_run_once_more(tmp_path):
+    why = ended("test_one", Verdict.NOT_RUN, "NOT_RUN: no GPU is here", skipped=True)
+    run = run_of(why)
+    assert headline.of(run).said.endswith(" (1 of 1: no GPU is here)")
+    assert headline.action(report_of(run, tmp_path)) is None
+    assert headline.action(report_of(run_of(finished=False), tmp_path)) is not None
+
+
+def test_a_part_of_a_run_and_a_level_without_tests_are_said(tmp_path):
+    part = passed(*ALL, shard=ShardReport(index=1, of=2, tests=[]))
+    assert headline.of(part).word == "PASS (not certified: shard 1 of 2)"
+    older = passed(*ALL)
+    older.levels["kernel"] = LevelReport()
+    older.tests = [test for test in older.tests if test.level != "kernel"]
+    assert headline.of(older).word == "PASS (not certified: kernel did not run)"
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
         ("short", "short"),
         ("one thing; another thing that is long", "one thing ..."),
         ("seventeen hundred words", "seventeen ..."),
+        ("at /home/somebody/who/is/long", "at /home/somebody ..."),
     ],
 )
 def test_nothing_is_cut_within_a_word(text, shown):
@@ -324,3 +412,29 @@ def test_run_again_has_what_was_given(fault_server, run_pytest, tmp_path):
         at = words.index(given[0], 3)
         assert words[at : at + len(given)] == given, words
     assert "-k" not in words and "-q" not in words
+
+
+def started(folder: Path, *arguments: str):
+    """As much of pytest's configuration as a command is made of."""
+    return SimpleNamespace(
+        invocation_params=SimpleNamespace(args=arguments, dir=folder),
+        option=SimpleNamespace(file_or_dir=["tests"]),
+        inipath=None,
+    )
+
+
+@pytest.mark.parametrize("b", ["-nkvo", "-n 128", "-q", "--dist layer"])
+def test_run_again_has_the_arguments_of_an_engine(b, tmp_path):
+    """They may look like options of pytest that are left out."""
+    given = started(
+        tmp_path, "--ab", "", b, "-n", "2", "--numprocesses", "2", "--lf", "-q", "tests"
+    )
+    assert reporting._repeated(given) == ["--ab", "", b]
+
+
+def test_no_quote_hides_a_secret_in_a_command(tmp_path):
+    key = "it's-a-Secret-7"
+    session = SimpleNamespace(redact=lambda text: redact(text, {key}))
+    line = reporting._line(session, started(tmp_path), ["--api-key", key, f"--engine-env=A={key}"])
+    assert "Secret-7" not in line
+    assert shlex.split(line)[3:] == ["--api-key", "[redacted]", "--engine-env=A=[redacted]"]

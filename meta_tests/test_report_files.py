@@ -33,6 +33,7 @@ from sm121.report import (
     details,
     findings,
     github,
+    headline,
     junit,
     metric_names,
     page,
@@ -107,6 +108,42 @@ def test_a_run_in_which_everything_fails_is_still_a_page_that_opens(runs):
     assert len(text.encode()) <= 2_000_000 and "500 more findings" in text
     assert text.count("Left out, to keep this page small: what pytest showed") == 1
     assert "Left out" not in page.html(stored.read(runs["pass"]))
+
+
+@pytest.mark.parametrize("what", ["failures", "reasons", "remarks", "metrics", "waived", "record"])
+def test_a_page_is_2_mb_at_most_whatever_fills_it(runs, what):
+    found = stored.read(runs["fail"])
+    run, said = found.run, headline.of(found.run).said
+    text = "y" * 590
+    first = run.tests[0]
+    verdict = Verdict.FAIL if what in ("failures", "waived") else Verdict.NOT_RUN
+    if what in ("failures", "reasons", "waived"):
+        run.tests += [
+            first.model_copy(
+                update={"id": f"{first.id}[{'p' * 400}{n}]", "verdict": verdict, "level": "matrix",
+                        "message": f"{n} {text}", "waived": what == "waived"}
+            )
+            for n in range(2000)
+        ]  # fmt: skip
+        said = headline.of(run).said
+    run.remarks += [text] * 5000 * (what == "remarks")
+    run.environment["log"] = text * 5000 * (what == "record")
+    if what == "metrics":
+        run.metrics |= {f"kernel[{n}]": run.metrics["tg32@d0"] for n in range(5000)}
+    page_ = page.html(found)
+    assert len(page_.encode()) <= 2_000_000
+    assert html.escape(said).replace("&#x27;", "&#39;") in page_, "the sentence is of the whole run"
+    assert "all but the beginning of long lists" in page_ and "test_decode_rate[tg32-d0]" in page_
+
+
+def test_numbers_that_are_none_are_not_known(runs, tmp_path, capsys):
+    """As Python writes them, which no other reader of JSON takes."""
+    file = tmp_path / "verdict.json"
+    run = json.loads((runs["fail"] / "verdict.json").read_text())
+    run["metrics"]["tg32@d0"] |= {"value": float("inf"), "ci_low": float("nan")}
+    file.write_text(json.dumps(run))
+    assert main(["report", str(tmp_path)]) == 0
+    assert "decode tg32@d0 is no number; 52 required" in (tmp_path / "report.html").read_text()
 
 
 def test_a_directory_with_nothing_but_the_verdict(runs, tmp_path):

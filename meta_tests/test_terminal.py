@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -9,16 +10,22 @@ import re
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import ANY
 
 import pytest
+import report_runs
 from terminal_samples import on_a_terminal
 
 from sm121.core.verdict import Verdict
 from sm121.engines.start_progress import StartProgress
 from sm121.engines.starting import StartPhase
+from sm121.plugin import terminal
 from sm121.plugin.progress import Progress
-from sm121.run.verdict_file import TestReport
+from sm121.plugin.stash import REPORT
+from sm121.report import stored
+from sm121.report.crash_list import Crash
+from sm121.run.verdict_file import CrashReport, TestReport
 from sm121.session.forecast import Forecast, Pace
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -277,3 +284,39 @@ def test_the_clients_own_frames_are_left_out(run_pytest, fault_server):
     assert "openai/" not in verbose.output and "httpx/" not in verbose.output
     _status, long = run_pytest(*asked, "--tb=long")
     assert "openai/" in long.output, "who asks for it gets pytest's own"
+
+
+def test_the_end_of_a_run_obeys_nobody_and_fits_a_screen_whatever_its_names(tmp_path):
+    """Ids, models and summaries of any length; a served model may be called by escapes."""
+    directory = report_runs.write("fail", tmp_path / "report")
+    report = stored.read(directory)
+    run = report.run
+    run.engine.model = "\x1b[2J\u202e" + "m" * 400
+    run.unproven = ["not known " * 40] * 4
+    first = run.tests[0]
+    for n in range(9):
+        more = {
+            "id": f"{first.id}[{'p' * 500}{n}]",
+            "verdict": Verdict.FAIL,
+            "message": "bad " * 99,
+        }
+        run.tests.append(first.model_copy(update=more))
+    crashes = tuple(
+        Crash(kind=f"oom{n}", summary="no memory " * 40, owner="me " * 99, bundle="crashes/1",
+              test=run.tests[-1 - n].id, lines=("a line " * 99,))
+        for n in range(3)
+    )  # fmt: skip
+    run.crashes = [CrashReport.model_validate(c.model_dump(), extra="ignore") for c in crashes]
+    run.judge()
+    lines: list[str] = []
+    config = SimpleNamespace(stash={REPORT: dataclasses.replace(report, crashes=crashes)})
+    reporter = SimpleNamespace(
+        section=lines.append, write=lambda text: lines.extend(text.splitlines()), config=config,
+        write_line=lambda text, **_: lines.append(text), _tw=SimpleNamespace(fullwidth=100),
+    )  # fmt: skip
+    session = SimpleNamespace(file=run, settings=SimpleNamespace(waivers=()), ledger=(),
+                              directory=directory)  # fmt: skip
+    terminal.closing(reporter, session)
+    assert all(line.isprintable() for line in lines)
+    assert sum(-(-max(len(line), 1) // 100) for line in lines) <= 40, "\n".join(lines)
+    assert lines[-1].startswith("FAIL: ") and str(directory / "crashes/1") in "".join(lines)

@@ -200,6 +200,8 @@ class FailureReader:
         self.stopped = False
         """The log says that the server was asked to stop."""
         self._fatal = False
+        #: The engine went on after the exception that is kept: it was a request's.
+        self._went_on = False
 
     def feed(self, line: LogLine) -> None:
         """Takes the next line of the log."""
@@ -221,10 +223,12 @@ class FailureReader:
                 return
             self._told = None
         if not self.stopped and self._is_fatal(text):
+            if self.ready and self._went_on and not self._fatal:
+                self._first.pop(_GENERIC_RANK, None)
             self._fatal = True
         hit = self._match(line)
         if hit is None:
-            if self._weak is not None and self.shows_life(line):
+            if self.shows_life(line):
                 self.goes_on()
             return
         if hit.entry.weak:
@@ -233,6 +237,7 @@ class FailureReader:
             self.stopped and hit.entry.rank >= _GENERIC_RANK
         ):
             self._first[hit.entry.rank] = self._told = hit
+            self._went_on = False
 
     def read(self, log: Path) -> None:
         """Takes a whole file, as `feed` does of `join_wrapped`, ten times as fast."""
@@ -265,7 +270,7 @@ class FailureReader:
 
     def goes_on(self) -> None:
         """Takes a plain line that shows life, without looking at it."""
-        self._weak = None
+        self._weak, self._went_on = None, True
 
     def _match(self, line: LogLine) -> _Hit | None:
         if line.is_indented or is_traceback_opening(line):

@@ -185,7 +185,7 @@ class Progress:
         now = self._clock()
         running_s = now - min(self._running.copy().values(), default=now)
         left = self._pace.left(running_s)
-        return text.format(clock_time(left)) if left is not None and left >= 1 else ""
+        return text.format(clock_time(max(left, 1.0))) if left is not None and left > 0.5 else ""
 
     def _counts(self, verdicts: Counter[Verdict], *, failures_only: bool = False) -> str:
         left_out = (Verdict.PASS, Verdict.NOT_RUN) if failures_only else ()
@@ -203,7 +203,7 @@ class Progress:
         if level not in self._costs:
             return
         checks, seconds = self._costs[level].checks, self._pace.whole(level)
-        about = f", about {clock_time(seconds)}" if seconds else ""
+        about = f", about {clock_time(max(seconds, 1.0))}" if seconds else ""
         left = self._left("; about {} left of the run")
         self.say(level, f"{checks} check{'s'[: checks != 1]}{about}{left}")
 

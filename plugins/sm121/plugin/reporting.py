@@ -29,6 +29,11 @@ _NOT_REPEATED = {
     "--shard": 1,  # another test is in the part
     "--resume": 0,  # what has ended is not run
     "--dist": 1,
+    "--numprocesses": 1,
+    "--last-failed": 0,
+    "--lf": 0,
+    "--stepwise": 0,
+    "--sw": 0,
     "-k": 1,
     "-n": 1,
     "-q": 0,
@@ -132,10 +137,13 @@ def _repeated(config: pytest.Config) -> list[str]:
     """The run's own arguments, as far as they matter to one of its tests."""
     positional = set(config.option.file_or_dir or ())
     kept: list[str] = []
-    skip = 0
+    skip = values = 0
     for argument in _arguments(config):
         name, separator, _ = argument.partition("=")
-        if skip:
+        if values:  # of --ab, which may begin with a hyphen
+            values -= 1
+            kept.append(argument)
+        elif skip:
             skip -= 1
         elif name in _NOT_REPEATED:
             skip = 0 if separator else _NOT_REPEATED[name]
@@ -143,6 +151,8 @@ def _repeated(config: pytest.Config) -> list[str]:
             continue  # -n2, -vv
         elif own_tests.located(argument) not in positional:
             kept.append(argument)
+            takes = own_options.every()[argument].nargs if argument in own_options.every() else None
+            values = takes if isinstance(takes, int) else 0
     return kept
 
 
@@ -152,4 +162,6 @@ def _is_short(argument: str) -> bool:
 
 def _line(session: Session, config: pytest.Config, arguments: list[str]) -> str:
     command = ["sm121", "run"] if is_own_run(config) else ["python", "-m", "pytest"]
-    return printable(session.redact(shlex.join([*command, *arguments])))
+    # Before they are quoted: a secret with a quote in it is another text then.
+    shown = map(session.redact, arguments)
+    return printable(session.redact(shlex.join([*command, *shown])))

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from sm121 import __version__
 from sm121.core import architecture
+from sm121.core.printable import printable
 from sm121.core.redaction import redact_arguments, redact_environment
 from sm121.core.verdict import Verdict
 from sm121.plugin import planning
@@ -34,7 +35,8 @@ _REPORTED = "fE"
 #: Of each kind: what is said at the end of a failing run fits a screen of 40 lines.
 _MOST_LINES = _MOST_FINDINGS = 2
 _MOST_EVIDENCE = 1
-_MOST_LENGTH = 200
+_MOST_LENGTH = 180
+_MOST_LINE = 196
 _COLOURS = {
     Verdict.PASS: {"green": True},
     Verdict.FAIL: {"red": True},
@@ -162,9 +164,10 @@ def closing(terminal: pytest.TerminalReporter, session: Session) -> None:
     terminal.section("sm121 conformance")
     terminal.write(_levels_table(session, terminal._tw.fullwidth))
     engine = file.engine
-    terminal.write_line(
+    _say(
+        terminal,
         f"engine {engine.name} {engine.version or '(version unknown)'}, model {engine.model}, "
-        f"attention {engine.path.attention or 'not proven'}, moe {engine.path.moe or 'not proven'}"
+        f"attention {engine.path.attention or 'not proven'}, moe {engine.path.moe or 'not proven'}",
     )
     if (held := file.against) is not None:
         counted = {
@@ -173,70 +176,84 @@ def closing(terminal: pytest.TerminalReporter, session: Session) -> None:
             "not judged": held.unjudged, "listed": held.listed, "otherwise asked": held.differs,
         }  # fmt: skip
         said = ", ".join(f"{len(found)} {what}" for what, found in counted.items() if found)
-        terminal.write_line(f"against {held.run}: {said or 'nothing differs'}")
+        _say(terminal, f"against {held.run}: {said or 'nothing differs'}")
     waivers = [
         waiver.test
         for waiver in session.settings.waivers
         if not any(test.waived and waiver.applies_to(test.id) for test in session.ledger)
     ]
-    _few(terminal, "not proven", file.unproven)
-    _few(terminal, "waiver without a failure to waive", waivers)
+    most = _MOST_LINES if file.verdict is Verdict.PASS else 1
+    _few(terminal, "not proven", file.unproven, most)
+    _few(terminal, "waiver without a failure to waive", waivers, most)
     if report is not None:
         _what_did_not_hold(terminal, report)
     if file.remarks:
         many = f"{len(file.remarks)} remarks are" if len(file.remarks) > 1 else "a remark is"
-        terminal.write_line(f"{many} in the report")
+        _say(terminal, f"{many} in the report")
     page = session.directory / "report.html"
-    terminal.write_line(f"report: {page if page.is_file() else session.directory / 'verdict.json'}")
+    shown = page if page.is_file() else session.directory / "verdict.json"
+    _say(terminal, f"report: {shown}", whole=True)
     known = headline.of(file)
     if report is not None and (then := headline.action(report)) is not None:
-        terminal.write_line(f"{then.what}: {then.text}")
-    terminal.write_line(str(known), bold=True, **_COLOURS[file.verdict])
+        _say(terminal, f"{then.what}: {then.text}", whole=True)
+    terminal.write_line(printable(str(known)), bold=True, **_COLOURS[file.verdict])
 
 
-def _few(terminal: pytest.TerminalReporter, what: str, lines: Sequence[str]) -> None:
-    for line in lines[:_MOST_LINES]:
-        terminal.write_line(f"{what}: {headline.brief(line, _MOST_LENGTH)}")
-    if len(lines) > _MOST_LINES:
-        terminal.write_line(f"{what}: {len(lines) - _MOST_LINES} more are in the report")
+def _say(terminal: pytest.TerminalReporter, line: str, *, whole: bool = False) -> None:
+    """A line with nothing in it that a terminal obeys, of two rows or so.
+
+    Args:
+        whole: it ends in something that is copied.
+    """
+    shown = printable(line)
+    cut = len(shown) > _MOST_LINE and not whole
+    terminal.write_line(f"{shown[:_MOST_LINE]} ..." if cut else shown)
+
+
+def _few(terminal: pytest.TerminalReporter, what: str, lines: Sequence[str], most: int) -> None:
+    for line in lines[:most]:
+        _say(terminal, f"{what}: {headline.brief(line, _MOST_LENGTH)}")
+    if (left := len(lines) - most) > 0:
+        _say(terminal, f"{what}: {left} more {'are' if left > 1 else 'is'} in the report")
 
 
 def _what_did_not_hold(terminal: pytest.TerminalReporter, report: StoredReport) -> None:
     """The crashes with the lines that say why, and the gravest findings: each reason once."""
     crashes = _alike(report.crashes, lambda crash: (crash.kind, crash.summary))
-    for crash, *others in crashes[:_MOST_LINES]:
-        terminal.write_line(f"crash: {crash.kind}: {headline.brief(crash.summary)}")
-        for line in crash.lines[:1]:
+    for place, (crash, *others) in enumerate(crashes[:_MOST_LINES]):
+        _say(terminal, f"crash: {crash.kind}: {headline.brief(crash.summary)}")
+        for line in crash.lines[: place == 0]:
             if not crash.summary.startswith(line):
-                terminal.write_line(f"  its line: {headline.brief(line, _MOST_LENGTH)}")
+                _say(terminal, f"  its line: {headline.brief(line, _MOST_LENGTH)}")
         where = report.directory / crash.bundle if crash.bundle else "could not be written"
-        if crash.test:
+        if crash.test and place == 0:
             more = f" and {len(others)} more" if others else ""
-            terminal.write_line(f"  in: {crash.test}{more}")
-        terminal.write_line(f"  bundle: {where}; ask: {crash.owner}")
+            _say(terminal, f"  in: {headline.brief(crash.test)}{more}")
+        owner = headline.brief(crash.owner, _MOST_LENGTH // 2)
+        _say(terminal, f"  bundle: {where}; ask: {owner}", whole=True)
     if len(crashes) > _MOST_LINES:
-        terminal.write_line(f"crash: {len(crashes) - _MOST_LINES} more are in the report")
+        _say(terminal, f"crash: {len(crashes) - _MOST_LINES} more are in the report")
     told = {crash.test for crash in report.crashes}
     left = [finding for finding in findings.grouped(report) if not told.issuperset(finding.ids)]
     found = _alike(left, lambda finding: (finding.verdict, finding.seen))
-    for place, (finding, *same) in enumerate(found[:_MOST_FINDINGS]):
+    most = max(1, _MOST_FINDINGS - len(crashes))
+    for place, (finding, *same) in enumerate(found[:most]):
         count = sum(len(each.ids) for each in (finding, *same)) - 1
         more = f" and {count} more for the same reason" if count else ""
-        terminal.write_line(f"{finding.verdict.value}: {finding.ids[0]}{more}")
+        _say(terminal, f"{finding.verdict.value}: {headline.brief(finding.ids[0])}{more}")
         if place == 0 and finding.requirement:
-            terminal.write_line(f"  requirement: {headline.brief(finding.requirement)}")
+            _say(terminal, f"  requirement: {headline.brief(finding.requirement)}")
         if finding.required:
-            terminal.write_line(f"  required: {headline.brief(finding.required)}")
-        terminal.write_line(f"  seen: {headline.brief(finding.seen, _MOST_LENGTH)}")
+            _say(terminal, f"  required: {headline.brief(finding.required)}")
+        _say(terminal, f"  seen: {headline.brief(finding.seen, _MOST_LENGTH)}")
         if place == 0 and finding.evidence:
             shown = [str(report.directory / name) for name in finding.evidence[:_MOST_EVIDENCE]]
             rest = len(finding.evidence) - len(shown)
-            terminal.write_line(
-                f"  evidence: {', '.join(shown)}" + (f" and {rest} more" if rest else "")
-            )
-    if (others_left := len(found) - _MOST_FINDINGS) > 0:
+            more = f" and {rest} more" if rest else ""
+            _say(terminal, f"  evidence: {', '.join(shown)}{more}", whole=True)
+    if (others_left := len(found) - most) > 0:
         are = "findings are" if others_left > 1 else "finding is"
-        terminal.write_line(f"{others_left} more {are} in the report")
+        _say(terminal, f"{others_left} more {are} in the report")
 
 
 def _alike(

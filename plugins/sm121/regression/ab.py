@@ -153,8 +153,9 @@ class Comparison:
     metric: str
     unit: str
     higher_is_better: bool
-    a: float
-    b: float
+    #: None in a file where it was infinite, as where a request failed.
+    a: float | None
+    b: float | None
     #: None where a value is no positive number; the interval also where there is but one pair.
     ratio: float | None
     ci_low: float | None

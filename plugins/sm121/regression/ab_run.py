@@ -402,14 +402,13 @@ class AbRun:
 
 
 def _change(outcome: Comparison) -> ChangeReport:
+    ratio = statistics.finite(outcome.ratio)
     return ChangeReport(
         metric=outcome.metric,
         unit=outcome.unit,
         here=statistics.finite(outcome.b),
         before=statistics.finite(outcome.a),
-        worse=None
-        if outcome.ratio is None
-        else (1.0 - outcome.ratio if outcome.higher_is_better else outcome.ratio - 1.0),
+        worse=None if ratio is None else (1.0 - ratio if outcome.higher_is_better else ratio - 1.0),
         allowed=outcome.allowed,
         beside=_A,
         verdict=outcome.verdict,

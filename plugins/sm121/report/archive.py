@@ -42,8 +42,10 @@ def write(directory: Path, output: Path | None = None) -> tuple[Path, list[str]]
     with tempfile.TemporaryDirectory() as folder:
         copied = Path(folder) / "file"
         with tarfile.open(target, "w:gz") as archive:
-            for file in _files(directory):
-                inside = str(file.relative_to(directory))
+            for file in _files(report.directory):
+                if file.samefile(target):
+                    continue
+                inside = str(file.relative_to(report.directory))
                 if (size := file.stat().st_size) > LARGEST:
                     left.append(f"{inside} ({size >> 20} MiB)")
                     continue

@@ -7,6 +7,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sm121.core.numbers import number
+from sm121.core.printable import printable
 from sm121.core.verdict import Verdict
 from sm121.report import headline, stored
 
@@ -23,13 +24,13 @@ def svg(directory: Path) -> str:
         UsageError: the directory has no sound verdict.json.
     """
     run = stored.read(directory).run
-    known = headline.of(run)
     # The page has the reasons; a picture of a green run must not be taken for a certificate.
-    said = f"{run.verdict} (not certified)" if known.reservations else known.word
+    open_ = run.verdict is Verdict.PASS and not run.certified
+    said = f"{run.verdict} (not certified)" if open_ else headline.of(run).word
     rate = run.metrics.get(_RATE)
     if rate is not None and rate.value is not None and rate.verdict is Verdict.PASS:
         said += f", tg32 {number(rate.value)} {rate.unit}"
-    subject = " ".join(filter(None, (run.arch, run.engine.name, run.engine.version)))
+    subject = printable(" ".join(filter(None, (run.arch, run.engine.name, run.engine.version))))
     left, right = (round(_LETTER * len(text) + _MARGIN) for text in (subject, said))
     templates = Environment(
         loader=PackageLoader("sm121.report"), autoescape=True, undefined=StrictUndefined

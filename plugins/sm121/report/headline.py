@@ -35,8 +35,13 @@ _LITTLE = 70
 _STOPS = ("; ", ". ", ", ", ": ")
 #: The ability of tests whose answers are held against the oracle.
 _ORACLE = "oracle"
+#: What a metric without a gate is said to do.
+_COUNTS = {Verdict.INVALID: "counts neither way", Verdict.INCONCLUSIVE: "is not decided"}
 #: How more of a unit is called where less is better.
 _MORE = {"GiB": "larger", "%": "worse", "tokens": "worse"}
+#: Before the ids of what ``--against`` has found, and of those that are about the path.
+_AGAINST = "--against::"
+_AGAINST_PATH = f"{_AGAINST}path "
 #: What B of ``--ab`` is held against.
 _OF_AB = "A"
 
@@ -95,16 +100,16 @@ def lead(run: VerdictFile) -> TestReport | None:
 def action(report: StoredReport) -> Action | None:
     """The one thing to do next; None where nothing is to be done, or nothing is known."""
     run = report.run
-    if run.verdict is Verdict.PASS:
-        return None
+    if run.verdict is Verdict.PASS or (run.verdict is Verdict.NOT_RUN and run.finished):
+        return None  # the same command would run as little once more: the sentence has the reason
     first = lead(run)
     known = {detail.id: detail for detail in report.details.failures}
     detail = known.get(first.id) if first is not None else None
-    if run.verdict is Verdict.FAIL and report.crashes:
-        crash = report.crashes[0]
+    if (decisive := _decisive(run)) is not None and decisive < len(report.crashes):
+        crash = report.crashes[decisive]
         if crash.remedy:
             return Action(_REMEDY, crash.remedy)
-        if (place := _log(detail) or crash.bundle) is not None:
+        if (place := _log(known.get(crash.test or "")) or crash.bundle) is not None:
             return Action(_READ, str(report.directory / place))
     whole = first is None or (
         # It measures nothing itself, and so it cannot be run alone.
@@ -119,7 +124,11 @@ def judged(run: VerdictFile, name: str) -> tuple[Verdict, str]:
     """What came of a metric, in all that was asked of it: the verdict that it is shown in, and
     words. A percentile of too few requests is shown as what did not run."""
     metric = run.metrics[name]
-    changes = [c for c in run.changes if c.metric == name and c.verdict is not Verdict.PASS]
+    changes = [
+        change
+        for change in run.changes
+        if change.metric == name and change.verdict is not Verdict.PASS and change.beside != _OF_AB
+    ]
     shown = worst([metric.verdict, *(change.verdict for change in changes)])
     if shown is not metric.verdict:
         change = next(change for change in changes if change.verdict is shown)
@@ -156,7 +165,9 @@ def brief(text: str, most: int = _MOST) -> str:
     at = max(part.rfind(stop) for stop in _STOPS)
     if at < most // 2:
         at = part.rfind(" ")
-    return f"{part[: at if at > 0 else most].rstrip(' ,;:.')} ..."
+    if at < most // 2:  # one long word: of it as much as there is room for
+        at = most
+    return f"{part[:at].rstrip(' ,;:.')} ..."
 
 
 # The sentence.
@@ -166,7 +177,7 @@ def _said(run: VerdictFile) -> str:
     first = lead(run)
     ended = any(crash.kind == MEMORY_FLOOR for crash in run.crashes)
     if first is None or (ended and run.verdict is Verdict.INCONCLUSIVE):
-        return brief(run.reason, 2 * _MOST)
+        return brief(run.reason, 2 * _MOST) + _why_nothing_ran(run)
     bad = _Bad(run, [test for test in findings.failures(run) if test.verdict is run.verdict])
     for about in (_crash, _box, _change, _gate, _kernels, _oracle):
         if (told := about(bad)) is not None:
@@ -177,6 +188,15 @@ def _said(run: VerdictFile) -> str:
     if (others := len(bad.tests) - covered) > 0:
         sentence += f" (and {others} more check{'s' if others > 1 else ''})"
     return sentence if run.finished else f"{sentence}; the run has not finished"
+
+
+def _why_nothing_ran(run: VerdictFile) -> str:
+    """The reason of most of the tests; empty where one was executed."""
+    groups = findings.not_run(run)
+    if not groups or not run.finished or any(test.executed for test in run.tests):
+        return ""
+    most = max(groups, key=lambda group: len(group.ids))
+    return f" ({len(most.ids)} of {len(run.tests)}: {brief(most.reason)})"
 
 
 @dataclass(frozen=True)
@@ -196,14 +216,25 @@ _Told = tuple[str, int] | None
 
 
 def _crash(bad: _Bad) -> _Told:
-    if bad.run.verdict is not Verdict.FAIL or not bad.run.crashes:
+    if (decisive := _decisive(bad.run)) is None:
         return None
-    crash = bad.run.crashes[0]
+    crash = bad.run.crashes[decisive]
     level = next((test.level for test in bad.run.tests if test.id == crash.test), None)
     where = f" in {level}" if level else ""
     happened = f"{crash.happened or crash.kind}{where}: "
     told = {test.id for test in bad.tests} & {each.test for each in bad.run.crashes}
-    return f"{happened}{brief(crash.summary)}", max(1, len(told))
+    return f"{happened}{brief(crash.summary)}", len(told)
+
+
+def _decisive(run: VerdictFile) -> int | None:
+    """Which crash made the run fail: the first that a failure is about, else one of no test."""
+    if run.verdict is not Verdict.FAIL:
+        return None
+    bad = {test.id for test in findings.failures(run) if test.verdict is Verdict.FAIL}
+    places = range(len(run.crashes))
+    about = (place for place in places if run.crashes[place].test in bad)
+    others = (place for place in places if run.crashes[place].kind != MEMORY_FLOOR)
+    return next(about, next(others, None))
 
 
 def _box(bad: _Bad) -> _Told:
@@ -224,12 +255,27 @@ def _change(bad: _Bad) -> _Told:
         f", and {len(others)} more metric{'s are' if len(others) > 1 else ' is'}" if others else ""
     )
     maybe = "may be" if change.verdict is Verdict.INCONCLUSIVE else "is"
-    values = f"{number(change.before)} → {number(change.here)} {change.unit}"
+    before, here = (number(value) or "no number" for value in (change.before, change.here))
+    values = f"{before} → {here} {change.unit}"
     allowed = f"{_percent(change.allowed)} allowed"
+    paths = bad.run.against.path if bad.run.against is not None else []
+    path = f"; another kernel path ran ({brief(paths[0], _LITTLE)})" if paths else ""
     sentence = (
-        f"{_named(change.metric)} {maybe} {_by(change)} {change.beside} ({values}; {allowed}){more}"
+        f"{_named(change.metric)} {maybe} {_by(change)} {change.beside} ({values}; {allowed})"
+        f"{more}{path}"
     )
-    return sentence, sum(test.level == "regression" for test in bad.tests)
+    names = [each.metric for each in changes]
+    about = [
+        test
+        for test in bad.tests
+        if test.level == "regression"
+        and (
+            test.id.startswith(_AGAINST_PATH)
+            or test.id in [f"{_AGAINST}{name}" for name in names]
+            or any(name in test.message for name in names)
+        )
+    ]
+    return sentence, max(1, len(about))
 
 
 def _gate(bad: _Bad) -> _Told:
@@ -243,15 +289,29 @@ def _gate(bad: _Bad) -> _Told:
     name, metric = names[0], known[names[0]]
     about = [test for test in bad.tests if test is bad.first or {*test.metrics} & {*names}]
     if bad.run.verdict is not Verdict.FAIL or not metric.gated:
-        counts = "counts neither way" if bad.run.verdict is Verdict.INVALID else "is not decided"
+        counts = _COUNTS.get(bad.run.verdict, "does not hold")
         return f"{_named(name)} {counts}: {brief(findings.reason_of(bad.first))}", len(about)
+    limit = metric.minimum if metric.minimum is not None else metric.at_most
     need = (
-        f"{number(metric.minimum)} required"
-        if metric.minimum is not None
-        else f"at most {number(metric.at_most)} allowed"
+        f"{number(limit)} required"
+        if limit == metric.minimum
+        else f"at most {number(limit)} allowed"
     )
-    value = f"{number(metric.value)} {metric.unit}" if metric.value is not None else "no number"
+    value = (
+        f"{_unlike(metric.value, limit)} {metric.unit}" if metric.value is not None else "no number"
+    )
     return f"{_named(name)} is {value}; {need} ({bad.run.profile})", len(about)
+
+
+def _unlike(value: float, limit: float | None) -> str:
+    """A number with as many digits as tell it from its limit."""
+    if limit is None or value == limit or number(value) != number(limit):
+        return number(value)
+    return next(
+        text
+        for digits in range(1, 18)
+        if float(text := f"{value:.{digits}f}") != float(number(limit)) or digits == 17
+    )
 
 
 def _is_older(run: VerdictFile) -> bool:
@@ -265,11 +325,9 @@ def _kernels(bad: _Bad) -> _Told:
     about = [test for test in bad.tests if test.kernel is not None]
     whose = f" of {bad.first.kernel.provider}" if bad.first.kernel.provider else ""
     seen = brief(findings.reason_of(bad.first))
-    what = f"{len(about)} kernels differ" if len(about) > 1 else "a kernel differs"
-    first_of = "first: " if len(about) > 1 else ""
-    return f"{what} from the oracle ({first_of}{bad.first.kernel.operation}{whose}: {seen})", len(
-        about
-    )
+    checks = f" in {len(about)} checks (first: " if len(about) > 1 else " ("
+    what = "a kernel does not hold against the oracle"
+    return f"{what}{checks}{bad.first.kernel.operation}{whose}: {seen})", len(about)
 
 
 def _oracle(bad: _Bad) -> _Told:
@@ -278,13 +336,13 @@ def _oracle(bad: _Bad) -> _Told:
     about = [test for test in bad.tests if test.ability == _ORACLE]
     checks = f" in {len(about)} checks (first: " if len(about) > 1 else " ("
     seen = brief(findings.reason_of(bad.first))
-    return f"answers differ from the oracle{checks}{seen})", len(about)
+    return f"answers do not hold against the oracle{checks}{seen})", len(about)
 
 
 def _title(test: TestReport) -> str:
     if test.id.startswith(BESIDE):
-        return test.id.removeprefix(BESIDE)
-    return test.id.rpartition("::")[2] or test.id
+        return brief(test.id.removeprefix(BESIDE))
+    return brief(test.id.rpartition("::")[2] or test.id)
 
 
 def _named(metric: str) -> str:
@@ -298,11 +356,15 @@ def _named(metric: str) -> str:
 def _by(change: ChangeReport) -> str:
     """How much worse: ``9.7 % slower than``."""
     how = _MORE.get(change.unit, "slower")
-    return f"{how} than" if change.worse is None else f"{_percent(change.worse)} {how} than"
+    if change.worse is None:
+        return f"{how} than"
+    shown = (_percent(change.worse, digits) for digits in range(1, 6))
+    much = next((text for text in shown if text != _percent(change.allowed)), "hardly")
+    return f"{much} {how} than"
 
 
-def _percent(fraction: float) -> str:
-    return f"{round(100 * fraction, 1):g} %"
+def _percent(fraction: float, digits: int = 1) -> str:
+    return f"{round(100 * fraction, digits):.10g} %"
 
 
 def _log(detail: FailureDetail | None) -> str | None:
@@ -315,6 +377,8 @@ def _log(detail: FailureDetail | None) -> str | None:
 def _reservations(run: VerdictFile) -> list[str]:
     found = []
     missing = [level for level in LEVELS if level not in run.levels]
+    if run.shard is not None:
+        found.append(f"shard {run.shard.index} of {run.shard.of}")
     if run.levels and missing and not run.certified:
         there = [level for level in LEVELS if level in run.levels]
         few = len(there) < len(missing)
@@ -323,15 +387,19 @@ def _reservations(run: VerdictFile) -> list[str]:
         )
     for name, level in run.levels.items():
         if level.verdict is Verdict.NOT_RUN:
-            why = [test.why_not_run for test in run.tests if test.level == name]
-            found.append(f"{name} did not run" + (f": {brief(why[0], _LITTLE)}" if why[0] else ""))
+            why = next((test.why_not_run for test in run.tests if test.level == name), "")
+            found.append(f"{name} did not run" + (f": {brief(why, _LITTLE)}" if why else ""))
     for name, metric in run.metrics.items():
         if (why_none := no_evidence(name, metric)) is not None:
             found.append(f"{name}: {why_none.partition(' (')[0]}")
     path = run.engine.path
-    if _served(run) and path.attention is None and path.moe is None:
+    parts = (("attention", path.attention), ("MoE experts", path.moe))
+    silent = [part for part, value in parts if value is None] if _served(run) else []
+    if len(silent) == len(parts):
         found.append("kernel path not proven")
-    elif run.unproven:
+    elif silent:
+        found.append(f"{silent[0]} not proven")
+    if run.unproven and len(silent) < len(parts):
         more = f" and {len(run.unproven) - 1} more" if len(run.unproven) > 1 else ""
         found.append(f"not proven: {brief(run.unproven[0], _LITTLE)}{more}")
     return found

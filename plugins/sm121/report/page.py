@@ -54,7 +54,10 @@ _SAVINGS = (
     "what pytest showed of each failure (details.json has it)",
     "requirements and long messages in the table of tests (verdict.json has them)",
     "tests that held (verdict.json has them)",
+    "all but the beginning of long lists and long texts (verdict.json and details.json have them)",
 )
+#: Entries of a list and characters of a text where even that is too much.
+_FEW, _SHORT = 100, 200
 #: Parts of the page that a run may not have: what they are, the level that writes them, and why
 #: they may be missing although it ran.
 _PARTS = {
@@ -79,6 +82,9 @@ def html(report: StoredReport) -> str:
 
 
 def _html(report: StoredReport, saving: int) -> str:
+    sentence, then = headline.of(report.run), headline.action(report)
+    if saving == len(_SAVINGS):
+        report = _begun(report)
     run = report.run
     others = references.load()
     figures = _charts(report)
@@ -105,8 +111,8 @@ def _html(report: StoredReport, saving: int) -> str:
             figures={chart.id: chart.figure for group in figures.values() for chart in group},
             charts=figures,
             levels=dict.fromkeys((*LEVELS, *run.levels)),
-            headline=headline.of(run),
-            action=headline.action(report),
+            headline=sentence,
+            action=then,
             judged=functools.partial(headline.judged, run),
             tiles=_tiles(run),
             findings=found[:_MOST_FINDINGS],
@@ -136,6 +142,33 @@ def _html(report: StoredReport, saving: int) -> str:
             grid=_grid(report),
         )
     )
+
+
+def _begun(report: StoredReport) -> StoredReport:
+    """A report with the beginning of each list and text, failures first among its tests."""
+    run = report.run.model_dump(mode="json")
+    bad = {test.id for test in findings.failures(report.run)}
+    run["tests"].sort(key=lambda test: test["id"] not in bad)
+    known = report.details
+    samples = {name: known.samples[name] for name in [*known.samples][:_FEW]}
+    matrix = report.matrix
+    if matrix is not None:
+        matrix = type(matrix).model_validate(_first(matrix.model_dump(mode="json")))
+    return replace(
+        report,
+        run=VerdictFile.model_validate(_first(run)),
+        details=known.model_copy(update={"samples": samples}),
+        crashes=report.crashes[:_FEW],
+        matrix=matrix,
+    )
+
+
+def _first(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if len(value) <= _SHORT else f"{value[:_SHORT]} [...]"
+    if isinstance(value, dict):
+        return {key: _first(value[key]) for key in [*value][:_FEW]}
+    return [_first(item) for item in value[:_FEW]] if isinstance(value, list) else value
 
 
 def write(report: StoredReport) -> Path:

@@ -20,15 +20,18 @@ from sm121.measure.box import BoxState
 from sm121.measure.comparison import KERNELS
 from sm121.regression import trend
 from sm121.regression.history import StoredMetric, StoredRun
-from sm121.report import charts, details, findings, forest, rows
+from sm121.report import charts, details, findings, forest, headline, rows
 from sm121.report.forest import Change, Forest
+from sm121.report.headline import Headline
 from sm121.report.rows import Row, shortened
 from sm121.report.stored import StoredReport
 from sm121.run.alike import alike
-from sm121.run.verdict_file import BESIDE, MetricReport, TestReport
+from sm121.run.verdict_file import MetricReport, TestReport
 
 #: Characters of all rows of a table: where everything fails, the page must still open.
 _ROOM = 40_000
+#: Metrics of a table: the page must still be one file of 2 MB.
+_MOST_METRICS = 1000
 #: Of the kernel path, beside what `sm121 compare` shows of it: what the log admits.
 _ADMITTED = ("fallbacks", "silent_fallbacks", "differences", "unknown_env", "failure")
 #: Of the record, what differs between any two runs and says nothing.
@@ -45,15 +48,21 @@ class Side:
     #: Its report.html, as seen from the page; None where it has none.
     link: str | None
 
+    @cached_property
+    def headline(self) -> Headline:
+        """The run's own sentence."""
+        return headline.of(self.report.run)
+
     @property
     def reason(self) -> str:
         """Why the run has its verdict, short enough to stand beside another."""
-        return shortened(self.report.run.reason)
+        return shortened(self.headline.said)
 
     @cached_property
     def tests(self) -> Mapping[str, TestReport]:
-        """The tests of the run; what was found beside them is of that run alone."""
-        return {t.id: t for t in self.report.run.tests if not t.id.startswith((BESIDE, "--"))}
+        """The tests of the run, and what was found beside them; but not what it is against a third
+        run, or what a certificate lacks."""
+        return {t.id: t for t in self.report.run.tests if not t.id.startswith("--")}
 
     @cached_property
     def measured(self) -> Mapping[str, StoredMetric]:
@@ -162,14 +171,19 @@ class Beside:
         return Row(name, _word(one), _word(two), _said(one), _said(two), note=note)
 
     @cached_property
-    def forest(self) -> Forest | None:
+    def changes(self) -> list[Change]:
         """Every metric that both measured, B against A; those that are worse come first."""
         one, two = self.a.report.run.metrics, self.b.report.run.metrics
         names = [name for name in one if name in two and not name.startswith("ab:")]
         changes = [self._change(name, one[name], two[name]) for name in names]
         order = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.INVALID)
         changes.sort(key=lambda c: order.index(c.verdict) if c.verdict in order else len(order))
-        return forest.draw(changes)
+        return changes
+
+    @cached_property
+    def forest(self) -> Forest | None:
+        """The plot of as many of them as have room."""
+        return forest.draw(self.changes[:_MOST_METRICS])
 
     @cached_property
     def only(self) -> list[Row]:
@@ -290,10 +304,14 @@ class Beside:
     def headline(self) -> str:
         """What is different, in a sentence."""
         new, mended, both, lost, _ = (group.count for group in self.tests)
-        changes = [change for change, _ in self.forest.rows] if self.forest else []
+        changes = self.changes
         worse = [change for change in changes if change.verdict is Verdict.FAIL]
+        maybe = sum(change.verdict is Verdict.INCONCLUSIVE for change in changes)
         what = "test newly does" if new == 1 else "tests newly do"
-        parts = [f"{new} {what} not hold in B" if new else "nothing new fails in B"]
+        parts = [
+            f"{side.letter} has not finished" for side in self.sides if not side.report.run.finished
+        ]
+        parts += [f"{new} {what} not hold in B" if new else "nothing new fails in B"]
         parts += [
             f"{count} {how}"
             for count, how in ((mended, "mended"), (both, "in both"), (lost, "ran in A only"))
@@ -310,10 +328,18 @@ class Beside:
         elif changes:
             judged = sum(change.decided for change in changes)
             parts.append(f"{judged} of {len(changes)} metrics judged, none worse than allowed")
+        if maybe and not self.apart:
+            parts.append(f"{maybe} not decided")
+        if gone := sum(not row.b for row in self.only):
+            parts.append(f"{gone} metric{'s' if gone > 1 else ''} measured in A only")
         differ = [row.what for row in self.path if row.differs and not row.note]
         half = [row.what for row in self.path if row.note]
-        parts.append(f"the kernel paths differ in {', '.join(differ)}" if differ
-                     else "the same kernel path, as far as both prove it")  # fmt: skip
+        if differ:
+            parts.append(f"the kernel paths differ in {', '.join(differ)}")
+        elif len(half) < len(self.path):
+            parts.append("the same kernel path, as far as both prove it")
+        elif not half:
+            parts.append("no kernel path is proven")
         parts += [f"not proven in one of them: {', '.join(half)}"] if half else []
         text = "; ".join(parts)
         return f"{text[0].upper()}{text[1:]}."

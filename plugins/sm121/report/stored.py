@@ -73,7 +73,8 @@ def read(directory: Path) -> StoredReport:
         directory = directory.parent
     file = directory / "verdict.json"
     try:
-        raw = json.loads(file.read_text("utf-8"))
+        # A number that is none, as Python writes it, is not known.
+        raw = json.loads(file.read_text("utf-8"), parse_constant=lambda _: None)
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise UsageError(
             f"{directory}: expected a report directory, one with a verdict.json ({error})"
