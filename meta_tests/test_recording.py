@@ -56,7 +56,7 @@ def test_each_ending_has_its_verdict_and_exit_status(attached, name, verdict, st
     assert level["verdict"] == verdict and level[count] == 1, level
     assert file["tests"][0]["verdict"] == verdict
     assert file["finished"]
-    assert f"{verdict}: " in run.output, "the last line says it"
+    assert re.search(rf"^{verdict}( \(.*\))?: ", run.output, re.M), "the last line says it"
 
 
 def test_a_plain_run_reports_skips_and_stays_green_on_what_ran(attached):
