@@ -66,8 +66,8 @@ class Warmth:
         known = {item.name: item for item in preflight.load_preflight().architecture}
         if not profile.engine.needs.jit_modules or profile.arch not in known:
             raise UsageError(
-                f"profile {profile.name}: expected engine.needs.jit_modules and a GPU's "
-                "architecture; nothing of FlashInfer is compiled for it"
+                f"profile {profile.name}: nothing of FlashInfer is compiled for it (expected "
+                "engine.needs.jit_modules and a GPU's architecture); --profile names another one"
             )
         architecture = known[profile.arch]
         environment = {
