@@ -123,7 +123,7 @@ def _compared(
         say=lambda *_said: None, save=lambda: None, redact=str, pool=None, directory=folder,
         kernel_path=_kernel_path, managed_configuration=lambda _name: _OWN, arch="sm121",
         file=SimpleNamespace(
-            metrics=file.metrics, unproven=[], levels={}, profile="meta",
+            metrics=file.metrics, changes=[], unproven=[], levels={}, profile="meta",
             box=SimpleNamespace(state="QUALIFIED", reason=""),
             engine=SimpleNamespace(name="vllm", version="0.32.0"),
         ),
