@@ -489,7 +489,10 @@ def log_probabilities(
     if positions is not None:
         states = states[list(positions)]
     logits = torch.cat([chunk for _, chunk in _logit_chunks(weights, states)], -1)
-    return logits.log_softmax(-1)
+    most = logits.max(-1, keepdim=True).values
+    # In float32 a sum over so many tokens loses 1e-4: how much depends on the CPU's vectors.
+    shares = (logits - most).exp_().sum(-1, keepdim=True, dtype=torch.float64)
+    return logits - (most.double() + shares.log()).to(logits.dtype)
 
 
 def next_token_log_probabilities(weights: Weights, token_ids: Sequence[int]) -> Tensor:
