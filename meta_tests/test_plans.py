@@ -166,7 +166,7 @@ def test_a_plan_that_names_no_test_is_refused_when_it_is_collected(run_pytest, t
     ("plan", "said"),
     [
         ("qiuck", "--plan qiuck: expected one of profile cpu-tiny-gpt-oss: quick, merge, full"),
-        ("quick", "--plan quick: expected a run"),
+        ("quick", "--certify with --plan quick, --share-machine True: expected a run"),
     ],
 )
 def test_a_wrong_plan_is_refused_in_one_line(run_pytest, plan, said):
