@@ -335,6 +335,9 @@ FALLBACK_LINES = {
     + "[vllm.py:725] Model Runner V2 requires Triton; using the V1 model runner instead.",
     "onednn": WARN
     + "[utils.py:371] Failed to create oneDNN linear, fallback to torch linear. Exception: x",
+    "onednn_no_primitive": WARN
+    + "[utils.py:597] Failed to create oneDNN linear, fallback to torch linear. Exception: could "
+    "not create a primitive descriptor for the matmul primitive. Run workload with ONEDNN_VERBOSE",
     "sampler_pytorch": WARN
     + "[topk_topp_sampler.py:69] FlashInfer is not available. Falling back to the PyTorch-native "
     "implementation of top-p & top-k sampling.",
