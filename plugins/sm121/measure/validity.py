@@ -5,7 +5,7 @@ What a server gives no means to check is `unproven` and makes nothing INVALID.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median, pstdev
 
@@ -306,6 +306,25 @@ def check_beginning(
             f"same answers ({len(ratios)} rounds; {bound + noise:.1%} is tolerated): they were "
             "held back with the first chunk",
         )
+
+
+def cut_step(spoken: Mapping[str, float], tokens: int, short: Iterable[int]) -> float:
+    """How much the two clocks may differ where drafts are accepted, by the server's own counters:
+    an answer may end within a step, which takes as long as a whole one.
+
+    Args:
+        spoken: `counters.speculation` of the same requests.
+        tokens: up to which token the long answers are read.
+        short: tokens of the short ones.
+
+    Returns:
+        The tokens of a draft, as a share of those between a short and a long answer.
+    """
+    between = [tokens - few for few in short if few < tokens]
+    if not spoken.get("acceptance_rate") or not between:
+        return 0.0
+    drafted = (spoken["mean_accepted_length"] - 1.0) / spoken["acceptance_rate"]
+    return drafted / median(between)
 
 
 def check_second_clock(
