@@ -154,6 +154,19 @@ class PathValues(DataTable):
     attention: tuple[str, ...] | None = None
     moe: tuple[str, ...] | None = None
     kv_layout: tuple[str, ...] | None = None
+    kv_cache_dtype: tuple[str, ...] | None = None
+    dtype: tuple[str, ...] | None = None
+    quantization: tuple[str, ...] | None = None
+    speculative: tuple[str, ...] | None = None
+    load_format: tuple[str, ...] | None = None
+    cuda_graphs: bool | None = None
+    prefix_caching: bool | None = None
+    #: Tokens of context (``--max-model-len``).
+    context: int | None = None
+    #: The layers that are quantised beyond the checkpoint: all of these, and no others.
+    requantised: tuple[str, ...] | None = None
+    #: How the experts' kernel treats the activation between its two products.
+    moe_variant: tuple[str, ...] | None = None
     #: What these releases do not show, each with the reason: no certificate asks for it.
     not_shown: dict[Literal["attention", "moe", "kv_layout"], str] = Field(default={})
 
@@ -198,9 +211,11 @@ def _given(table: DataTable) -> dict[str, object]:
 class PathRule(DataTable):
     """Kernel signatures of one choice: what must be seen, and what must not."""
 
-    #: ``configuration`` for rules on the log; ``moe`` for rules on kernel names: a pattern on the
-    #: whole name of the MoE backend that the log resolved, upper and lower case alike.
-    when: dict[Literal["configuration", "moe"], str] = Field(min_length=1, max_length=1)
+    #: ``configuration`` for rules on the log; ``moe`` or ``attention`` for rules on kernel names: a
+    #: pattern on the whole name of the backend that the log resolved, upper and lower case alike.
+    when: dict[Literal["configuration", "moe", "attention"], str] = Field(
+        min_length=1, max_length=1
+    )
     must_see: tuple[Pattern, ...] = ()
     must_not_see: tuple[Pattern, ...] = ()
     #: Where the names are looked for: the start-up log, or kernel names of a profile.
@@ -615,13 +630,13 @@ class Profile(DataTable):
         named = [("under_test", self.under_test), ("baseline", self.baseline)]
         named += [("correctness.same_answers", name) for name in self.correctness.same_answers]
         for rule in self.kernel_path.rules:
-            known = {"log": "configuration", "profile": "moe"}[rule.where]
-            if known not in rule.when:
+            keys = {"log": ("configuration",), "profile": ("moe", "attention")}[rule.where]
+            if not rule.when.keys() & {*keys}:
                 raise ValueError(
                     f"kernel_path.rules: a rule on the {rule.where} is chosen by "
-                    f"when.{known}, got {rule.when}"
+                    f"{' or '.join(f'when.{key}' for key in keys)}, got {rule.when}"
                 )
-            compiles(rule.when.get("moe", ""))
+            compiles(rule.when.get("moe", rule.when.get("attention", "")))
             if (name := rule.when.get("configuration")) is not None:
                 named.append(("kernel_path.rules: when.configuration", name))
         for key, name in named:

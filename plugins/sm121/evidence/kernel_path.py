@@ -76,6 +76,15 @@ class KernelPath(Record):
     load_format: str | None = None
     quantization: str | None = None
     """The checkpoint's format as the engine resolved it; it names no kernel."""
+    context: int | None = None
+    """Tokens of context."""
+    requantised: list[str] | None = None
+    """Layers that are proven to be quantised beyond the checkpoint: ``qkv``, ``o``, ``lm_head``.
+    None where nothing shows any; an empty list where it is shown that there are none."""
+    moe_variant: str | None = None
+    """``fused`` or ``unfused``: whether the experts' first product has the activation in it."""
+    moe_tiles: str | None = None
+    """Of the experts' modules that were compiled at this start: ``(64, 128)``."""
     weights: list[str] = Field(default_factory=list)
     """Types of the weights' tensors, with their numbers, where the log lists them."""
     prefix_caching: bool | None = None
@@ -102,6 +111,8 @@ class KernelPath(Record):
     INVALID."""
     version: str | None = Field(default=None, exclude=True)
     """The engine's own version, as it prints it; not part of ``path``."""
+    build: str | None = Field(default=None, exclude=True)
+    """The build of ``fixtures/builds.toml`` whose lines the log has."""
     model: str | None = Field(default=None, exclude=True)
     served_model: str | None = Field(default=None, exclude=True)
     """What the server loaded, and by which name it serves it; not part of ``path`` either."""
