@@ -11,13 +11,13 @@ import re
 from collections.abc import Collection
 from functools import cache
 
-from packaging.version import InvalidVersion, Version
 from pydantic import Field
 
 from sm121.core import data_file
 from sm121.core.data_file import DataTable
+from sm121.core.versions import release
 
-_COMMIT = re.compile(r"(?:^|[.+])g?(?P<commit>[0-9a-f]{7,40})(?=$|[.])")
+_COMMIT = re.compile(r"(?<=[-+.])g?(?P<commit>[0-9a-f]{7,40})(?=$|[-.])")
 
 
 class Build(DataTable):
@@ -27,23 +27,17 @@ class Build(DataTable):
     #: What people call it.
     title: str
     engine: str
-    #: The release that it is based on.
+    #: The release that it is based on, where its version names none.
     release: str = Field(pattern=r"^\d+\.\d+\.\d+$")
     #: Options of its parser that no release has.
-    options: tuple[str, ...] = Field(min_length=1)
+    options: tuple[str, ...] = ()
     #: Beginnings of the commits that its versions name.
     commits: tuple[str, ...] = ()
     source: str = Field(min_length=3)
 
-    @property
-    def identity(self) -> str:
-        """The release with the build as its local part."""
-        return f"{self.release}+{self.name}"
-
     def committed(self, version: str | None) -> bool:
         """Whether a version names one of its commits."""
-        local = (version or "").partition("+")[2]
-        commits = [match["commit"] for match in _COMMIT.finditer(local)]
+        commits = [match["commit"] for match in _COMMIT.finditer(version or "")]
         return any(c.startswith(own) or own.startswith(c) for c in commits for own in self.commits)
 
 
@@ -63,7 +57,8 @@ def shipped() -> tuple[Build, ...]:
 
 def named(identity: str | None) -> Build | None:
     """The build of an `identity`; None where that is a release, or nothing is known."""
-    return next((build for build in shipped() if build.identity == identity), None)
+    parsed = release(identity)
+    return next((row for row in shipped() if parsed and parsed.local == row.name), None)
 
 
 def identity(
@@ -76,19 +71,22 @@ def identity(
         options: of its parser; None where that was not asked.
         build: the name of the build that its log shows, if it shows one.
     """
-    for row in shipped():
-        if row.name == build or row.committed(version) or {*row.options} & {*(options or ())}:
-            return row.identity
-        if version == row.identity:
-            return version
-    return version if is_release(version) else None
+    parsed = release(version)
+    if named(version) is None:
+        for row in shipped():
+            shows = row.name == build or {*row.options} & {*(options or ())}
+            if shows or row.committed(version):
+                return f"{parsed.base_version if parsed else row.release}+{row.name}"
+    return version if parsed is not None else None
 
 
-def is_release(version: str | None) -> bool:
-    """Whether a version names a release, or a candidate of one: neither a commit nor
-    ``0.1.dev16581+g0a1b2c3``, as setuptools_scm calls a build of a checkout without its tags."""
-    try:
-        parsed = Version(version or "")
-    except InvalidVersion:
+def is_settled(version: str | None) -> bool:
+    """Whether a version alone tells what the engine is, so that its parser need not be asked: it is
+    a build's commit, or a release that no build is based on."""
+    if named(identity(version)) is not None:
+        return True
+    parsed = release(version)
+    if parsed is None or parsed.local or parsed.is_prerelease:
         return False
-    return not (parsed.is_devrelease and parsed.release in ((0, 0), (0, 1)))
+    bases = {release(row.release) for row in shipped()}
+    return all(base is None or parsed.release[:2] != base.release[:2] for base in bases)

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from sm121.core import architecture, data_file, extending
+from sm121.core import architecture, builds, data_file, extending
 from sm121.core.architecture import NAMES
 from sm121.core.data_file import DataTable, Pattern, compiles
 from sm121.core.errors import UsageError
 from sm121.core.extending import Statement
 from sm121.core.verdict import Severity
-from sm121.core.versions import Versions, within
+from sm121.core.versions import Versions, release, within
 
 SCHEMA_VERSION = 1
 
@@ -141,11 +141,36 @@ class EngineSettings(DataTable):
 class ReleaseSetting(DataTable):
     """What an engine is given, in the releases that take it."""
 
-    #: Versions (PEP 440) that this is for; a build that names no release is in every range.
+    #: Releases (PEP 440) that this is for.
     versions: Versions = ""
+    #: A build of ``fixtures/builds.toml`` that this is for alone.
+    build: str | None = None
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = Field(default={})
     source: str = Field(min_length=3)
+
+    @field_validator("build")
+    @classmethod
+    def _is_a_row(cls, build: str | None) -> str | None:
+        rows = [row.name for row in builds.shipped()]
+        if build is not None and build not in rows:
+            raise ValueError(f"expected a build of builds.toml ({', '.join(rows)}), got {build!r}")
+        return build
+
+    def fits(self, identity: str | None, options: Collection[str] | None = None) -> bool:
+        """Whether an engine takes this.
+
+        Args:
+            identity: of `builds.identity`.
+            options: of the engine's parser. One of an unknown release takes what its parser has;
+                where that was not asked, it may take anything.
+        """
+        if self.build is not None:
+            return (row := builds.named(identity)) is not None and row.name == self.build
+        if release(identity) is not None or not self.versions:
+            return within(identity, self.versions)
+        named = {word.partition("=")[0] for word in self.arguments if word.startswith("--")}
+        return options is None or named <= {*options}
 
 
 class PathValues(DataTable):
@@ -190,22 +215,46 @@ class Configuration(DataTable):
     #: Of this configuration alone, beside those of ``[performance]``.
     gates: tuple[Gate, ...] = ()
 
-    def at(self, version: str | None) -> Configuration | None:
-        """What it is in a release; None where no setting has it."""
+    def at(
+        self, identity: str | None, options: Collection[str] | None = None
+    ) -> Configuration | None:
+        """What it is in an engine (see `ReleaseSetting.fits`); None where no setting has it. The
+        path of one whose release is not known may be that of any."""
         if not self.settings:
             return self
-        for own in self.settings:
-            if within(version, own.versions):
-                path = self.path.model_copy(update=_given(own.path))
-                arguments = (*self.arguments, *own.arguments)
-                environment = {**self.environment, **own.environment}
-                known = {"arguments": arguments, "environment": environment, "path": path}
-                return self.model_copy(update={**known, "settings": ()})
-        return None
+        fitting = [each for each in self.settings if each.fits(identity, options)]
+        if not fitting:
+            return None
+        setting = next((each for each in fitting if each.build is not None), fitting[0])
+        paths = [setting.path] if release(identity) is not None else [e.path for e in fitting]
+        return self.model_copy(
+            update={
+                "arguments": (*self.arguments, *setting.arguments),
+                "environment": {**self.environment, **setting.environment},
+                "path": self.path.model_copy(update=_any_of(paths)),
+                "settings": (),
+            }
+        )
 
 
 def _given(table: DataTable) -> dict[str, object]:
     return {name: getattr(table, name) for name in table.model_fields_set}
+
+
+def _any_of(paths: Sequence[PathValues]) -> dict[str, object]:
+    """What all of these paths say something of, with the values of each."""
+    if len(paths) == 1:
+        return _given(paths[0])
+    merged: dict[str, object] = {
+        "not_shown": {name: why for path in paths for name, why in path.not_shown.items()}
+    }
+    for name in set.intersection(*(set(path.model_fields_set) for path in paths)) - {"not_shown"}:
+        values = [getattr(path, name) for path in paths]
+        if all(value == values[0] for value in values):
+            merged[name] = values[0]
+        elif all(isinstance(value, tuple) for value in values):
+            merged[name] = tuple(dict.fromkeys(item for value in values for item in value))
+    return merged
 
 
 class PathRule(DataTable):
@@ -604,9 +653,14 @@ class Profile(DataTable):
     arch: str
     model: Model
     engine: EngineSettings
-    #: The configuration that is judged, and the one that must still work beside it.
+    #: The configuration that is judged, and the one that must still work beside it. Of ``fastest``
+    #: the first one that the build has is judged instead.
     under_test: str
     baseline: str
+    fastest: tuple[ConfigurationName, ...] = ()
+    #: The configuration whose own gates are asked, since it was named (`judging`). None: those of
+    #: ``[performance]``, which are asked of every build.
+    question: str | None = Field(default=None, exclude=True)
     configurations: dict[ConfigurationName, Configuration] = Field(min_length=1)
     kernel_path: KernelPathRequirement
     correctness: Correctness
@@ -629,6 +683,7 @@ class Profile(DataTable):
             raise ValueError(f"arch: expected one of {', '.join(NAMES)}, got {self.arch!r}")
         named = [("under_test", self.under_test), ("baseline", self.baseline)]
         named += [("correctness.same_answers", name) for name in self.correctness.same_answers]
+        named += [("fastest", name) for name in self.fastest]
         for rule in self.kernel_path.rules:
             keys = {"log": ("configuration",), "profile": ("moe", "attention")}[rule.where]
             if not rule.when.keys() & {*keys}:
@@ -646,14 +701,14 @@ class Profile(DataTable):
         missing = [level for level in LEVELS if level not in self.test_timeout_s]
         if missing:
             raise ValueError(f"test_timeout_s: expected every level, {missing[0]} is missing")
-        for name, own in self.configurations.items():
-            metrics = [gate.metric for gate in (*self.performance.gates, *own.gates)]
-            if doubled := sorted({metric for metric in metrics if metrics.count(metric) > 1}):
-                raise ValueError(
-                    f"performance.gates, configurations.{name}.gates: {', '.join(doubled)} given "
-                    "twice; a gate of one configuration is given there alone"
-                )
+        metrics = [gate.metric for gate in self.performance.gates]
+        for name, own in (("", None), *self.configurations.items()):
+            place = f"configurations.{name}.gates" if own else "performance.gates"
+            each = [gate.metric for gate in own.gates] if own else metrics
+            if doubled := sorted({metric for metric in each if each.count(metric) > 1}):
+                raise ValueError(f"{place}: {', '.join(doubled)} given twice")
         self._refuse_wrong_plans()
+        metrics += [gate.metric for own in self.configurations.values() for gate in own.gates]
         if metrics and "performance" not in self.certify.levels:
             raise ValueError(
                 "certify.levels: expected performance, too: a certificate needs a number for each "
@@ -691,40 +746,92 @@ class Profile(DataTable):
             )
         return plans[name]
 
-    def judging(self, configuration: str | None = None, version: str | None = None) -> Profile:
-        """The profile as one configuration (default: its own choice) is judged by it, with what
-        each one is in a release of the engine.
+    def judging(
+        self,
+        configuration: str | None = None,
+        identity: str | None = None,
+        options: Collection[str] | None = None,
+    ) -> Profile:
+        """The profile as one configuration is judged by it, with what each one is in an engine. A
+        configuration that was named is held against its own gates, where it has some; else the
+        gates of ``[performance]`` come first, which are asked of every build.
+
+        Args:
+            configuration: default: the fastest that the engine has, else ``under_test``.
+            identity: of `builds.identity`.
+            options: of the engine's parser, where it was asked.
 
         Raises:
-            UsageError: there is no such configuration, or that release cannot have it.
+            UsageError: there is no such configuration, or that engine cannot have it.
         """
-        name, where = configuration or self.under_test, f"profile {self.name}"
+        resolved = {key: own.at(identity, options) for key, own in self.configurations.items()}
+        fastest = (name for name in self.fastest if resolved[name] is not None)
+        name = configuration or next(fastest, self.under_test)
         if name not in self.configurations:
-            known = ", ".join(self.configurations)
-            raise UsageError(f"--configuration {name}: expected one of {where}: {known}")
-        found = {key: own.at(version) for key, own in self.configurations.items()}
+            names = ", ".join(self.configurations)
+            raise UsageError(
+                f"--configuration {name}: expected one of profile {self.name}: {names}"
+            )
         for key in (name, self.baseline):
-            if found[key] is None:
-                known = " or ".join(s.versions for s in self.configurations[key].settings)
-                raise UsageError(
-                    f"{where}, configuration {key}: expected {self.engine.name} {known}, this is "
-                    f"{version}"
-                )
-        own = self.configurations[name].gates
-        gates = (*(g for g in self.performance.gates if g not in own), *own)
+            if resolved[key] is None:
+                raise UsageError(self._lacks(key, identity, resolved))
+        own, project = self.configurations[name].gates, self.performance.gates
+        first, second = (own, project) if configuration is not None else (project, own)
+        metrics = [gate.metric for gate in first]
+        gates = (*first, *(gate for gate in second if gate.metric not in metrics))
         return self.model_copy(
             update={
                 "under_test": name,
-                "configurations": {key: each for key, each in found.items() if each is not None},
+                "question": name if own and configuration is not None else None,
+                "configurations": {key: each for key, each in resolved.items() if each is not None},
                 "performance": self.performance.model_copy(update={"gates": gates}),
             }
         )
 
-    def path_of(self, configuration: str) -> KernelPathRequirement:
+    def _lacks(
+        self,
+        name: str,
+        identity: str | None,
+        resolved: Mapping[str, Configuration | None],
+    ) -> str:
+        """Why an engine cannot have a configuration, and which ones it has."""
+        needs = [
+            next(f"{row.title} ({', '.join(row.options)})" for row in builds.shipped()
+                 if row.name == each.build)
+            if each.build is not None
+            else f"{self.engine.name} {each.versions}"
+            for each in self.configurations[name].settings
+        ]  # fmt: skip
+        row = builds.named(identity)
+        engine = f"{self.engine.name} {identity or 'of a release that is not known'}"
+        has = ", ".join(key for key, each in resolved.items() if each is not None)
+        return (
+            f"profile {self.name}, configuration {name}: expected {' or '.join(needs)}; this is "
+            f"{engine if row is None else f'{row.title}, {engine}'}, which has {has}"
+        )
+
+    def path_of(self, configuration: str, requested: Collection[str] = ()) -> KernelPathRequirement:
         """What the path of a configuration must show; of one that is not the profile's, what holds
-        for all."""
+        for all.
+
+        Args:
+            requested: values of the path that the server was asked for by name. What the profile
+                says of them for all configurations does not hold then; what this one promises does.
+        """
         own = self.configurations.get(configuration)
-        return self.kernel_path.model_copy(update=_given(own.path) if own is not None else {})
+        required = self.kernel_path.model_copy(update=dict.fromkeys(requested))
+        return required.model_copy(update=_given(own.path) if own is not None else {})
+
+    @property
+    def asks(self) -> str | None:
+        """Another question than the project's, in words; None where the project's own is asked."""
+        if self.question is None:
+            return None
+        held = next(gate for gate in self.performance.gates if gate.minimum is not None)
+        return (
+            f"is it as fast as configuration {self.question} has been "
+            f"({held.metric} at least {held.minimum:g} {held.unit})"
+        )
 
     def gate(self, metric: str) -> Gate | None:
         """The gate of a metric, or None where the profile sets none."""

@@ -24,14 +24,17 @@ def release(version: str | None) -> Version | None:
     """The release that a version names. None where it names none: a commit, or
     ``0.1.dev16581+g0a1b2c3``, as setuptools_scm calls a build of a checkout without its tags."""
     try:
-        found = Version(version or "")
+        parsed = Version(version or "")
     except InvalidVersion:
         return None
-    return None if found.is_devrelease and found.release in ((0, 0), (0, 1)) else found
+    return None if parsed.is_devrelease and parsed.release in ((0, 0), (0, 1)) else parsed
 
 
 def within(version: str | None, versions: str) -> bool:
-    """Whether a version is in a range; one that names no release is in every range. A candidate of
-    a release counts as that release: by PEP 440 neither ``<0.34`` nor ``>=0.34`` has 0.34.0rc1."""
-    found = release(version)
-    return found is None or Version(found.base_version) in SpecifierSet(versions)
+    """Whether a version is in a range; one that names no release is in no range that has a bound. A
+    candidate of a release counts as that release: by PEP 440 neither ``<0.34`` nor ``>=0.34`` has
+    0.34.0rc1."""
+    parsed = release(version)
+    if parsed is None:
+        return not versions
+    return Version(parsed.base_version) in SpecifierSet(versions)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.resources import files
 from typing import Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from sm121.core import data_file
+from sm121.core import builds, data_file
 from sm121.core.data_file import DataTable
 from sm121.core.errors import UsageError
 from sm121.core.verdict import NotRun, Severity
@@ -64,8 +64,11 @@ class Capability(DataTable):
     """Whether an engine can do one thing, since when, and who says so."""
 
     can: bool
-    #: Versions in which it can; without a known version, the range of the file is believed.
+    #: Releases in which it can.
     versions: Versions = ""
+    #: What /openapi.json has where a server of an unknown release can: a path (``/v1/responses``),
+    #: or a field of a schema (``CompletionRequest.return_token_ids``).
+    shown_by: str | None = None
     #: What a user reads where it cannot: what is missing, and how to get it if there is a way.
     reason: str = ""
     #: Options that a server is started with so that it can.
@@ -78,6 +81,8 @@ class Capability(DataTable):
     def _says_why(self) -> Capability:
         if not self.can and not self.reason:
             raise ValueError("expected a reason where can is false")
+        if self.can and self.versions and self.shown_by is None:
+            raise ValueError("expected shown_by where versions differ")
         return self
 
 
@@ -148,8 +153,6 @@ class EngineFile(DataTable):
     title: str
     #: Versions that this file was written for.
     versions: Versions
-    #: The newest of them: what a build that names no release is taken to do.
-    newest: str | None = None
     detection: RecognisedBy
     #: The field of a chat message that holds the reasoning.
     reasoning_field: str | None = None
@@ -166,11 +169,25 @@ class EngineFile(DataTable):
 
 
 class Capabilities:
-    """What one server can do: the file of its engine, and its version where that is known."""
+    """What one server can do: the file of its engine, and its release where that is known.
 
-    def __init__(self, file: EngineFile, version: str | None) -> None:
+    Attributes:
+        version: as the engine calls itself.
+        offers: of the server (`offered`); None where it was not asked.
+    """
+
+    def __init__(
+        self,
+        file: EngineFile,
+        version: str | None,
+        *,
+        identity: str | None = None,
+        offers: Collection[str] | None = None,
+    ) -> None:
         self.file = file
         self.version = version
+        self.offers = offers
+        self._identity = identity or builds.identity(version)
 
     @property
     def engine(self) -> str:
@@ -183,9 +200,14 @@ class Capabilities:
         which = f"{self.file.title} {self.version or '(version unknown)'}"
         if not own.can:
             return f"{which}: {name}: {own.reason}"
-        if not within(self.version, own.versions):
+        if within(self._identity, own.versions):
+            return None
+        if release(self._identity) is not None:
             return f"{which}: {name}: from version {own.versions} on"
-        return None
+        if own.shown_by in (self.offers or ()):
+            return None
+        why = f"lacks {own.shown_by}" if self.offers else "cannot be read"
+        return f"{which}, of no known release: {name}: its /openapi.json {why}"
 
     def can(self, name: Name) -> bool:
         """Whether the server can do that."""
@@ -220,8 +242,8 @@ class Capabilities:
         return next((own for own in self.deviations(case) if own.kind == kind), None)
 
     def deviations(self, case: str) -> list[Deviation]:
-        """The known deviations of this version in a case. An unknown version has none: they were
-        seen in known ones."""
+        """The known deviations of this release in a case. An unknown one has none: they were seen
+        in known ones."""
         return [own for own in self.file.deviations if own.case == case and self._has(own)]
 
     def bugs(self, check: str) -> list[Bug]:
@@ -229,10 +251,7 @@ class Capabilities:
         return [own for own in self.file.bugs if own.shown_by(check) and self._has(own)]
 
     def _has(self, own: Deviation | Bug) -> bool:
-        version = self.version
-        if version is not None and release(version) is None:
-            version = self.file.newest
-        return version is not None and within(version, own.versions)
+        return self._identity is not None and within(self._identity, own.versions)
 
 
 #: Capabilities that are each asked for by a parameter of that name.
@@ -289,8 +308,19 @@ def shipped() -> dict[str, EngineFile]:
     return {file.name: file for file in loaded}
 
 
-def of(engine: str, version: str | None) -> Capabilities:
-    """What a server of that engine and version can do.
+def of(
+    engine: str,
+    version: str | None,
+    *,
+    identity: str | None = None,
+    offers: Collection[str] | None = None,
+) -> Capabilities:
+    """What a server of that engine can do.
+
+    Args:
+        version: as the engine calls itself.
+        identity: of `builds.identity`, where more than the version tells it.
+        offers: of the server (`offered`), where neither tells its release.
 
     Raises:
         UsageError: the suite has no file of such an engine.
@@ -298,4 +328,14 @@ def of(engine: str, version: str | None) -> Capabilities:
     known = shipped()
     if engine not in known:
         raise UsageError(f"--engine {engine}: expected one of {', '.join(known)}")
-    return Capabilities(known[engine], version)
+    return Capabilities(known[engine], version, identity=identity, offers=offers)
+
+
+def offered(openapi: Mapping[str, Any]) -> frozenset[str]:
+    """What a server's /openapi.json has: its paths, and the fields of its schemas as
+    ``SCHEMA.FIELD``."""
+    schemas = (openapi.get("components") or {}).get("schemas") or {}
+    fields = (
+        f"{name}.{key}" for name, one in schemas.items() for key in (one.get("properties") or {})
+    )
+    return frozenset([*(openapi.get("paths") or {}), *fields])

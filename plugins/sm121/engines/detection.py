@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import httpx
 
+from sm121.core import builds
 from sm121.core.server import Server
 from sm121.engines.attached import json_of
-from sm121.engines.capabilities import Capabilities, EngineFile, of, shipped
+from sm121.engines.capabilities import Capabilities, EngineFile, of, offered, shipped
 
 #: A server that no file recognises is held to what every OpenAI-compatible server has.
 FALLBACK = "openai"
 
 
-def detect(server: Server, named: str | None = None) -> Capabilities:
-    """What a running server can do.
+def detect(
+    server: Server, named: str | None = None, *, identity: str | None = None
+) -> Capabilities:
+    """What a running server can do. One whose release is not known is asked.
 
     Args:
-        named: the engine that the user says it is; else it is recognised by its answers.
+        named: the engine that it is; else it is recognised by its answers.
+        identity: of `builds.identity`, where more than its version tells it.
 
     Raises:
         UsageError: ``named`` is an engine that the suite has no file of.
     """
     with server.endpoint.http(timeout_s=10.0) as http:
-        if named is not None:
-            return of(named, server.version or _version(http, of(named, None).file))
-        owners = _owners(http)
-        for file in shipped().values():
-            if _recognised(http, file, owners):
-                return of(file.name, server.version or _version(http, file))
-    return of(FALLBACK, server.version)
+        if named is None:
+            owners = _owners(http)
+            files = (file for file in shipped().values() if _recognised(http, file, owners))
+            named = next((file.name for file in files), FALLBACK)
+        version = server.version or _version(http, of(named, None).file)
+        offers = None
+        if identity is None and builds.identity(version) is None:
+            offers = offered(json_of(http, "/openapi.json"))
+    return of(named, version, identity=identity, offers=offers)
 
 
 def _recognised(http: httpx.Client, file: EngineFile, owners: set[str]) -> bool:

@@ -59,3 +59,12 @@ class ChecksArguments(Protocol):
     ) -> list[str | None]:
         """Of each list of arguments the engine's own message where it refuses it, else None."""
         ...
+
+
+@runtime_checkable
+class TellsOptions(Protocol):
+    """An engine whose parser says which options it has."""
+
+    def options(self, python: str, environment: Mapping[str, str]) -> frozenset[str]:
+        """The options of the engine's own parser."""
+        ...

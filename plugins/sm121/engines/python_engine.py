@@ -79,8 +79,24 @@ class PythonEngine:
         Raises:
             UsageError: the interpreter has no such engine, or its parser cannot be asked.
         """
+        answers = self._parser(python, lists, environment)["refused"]
+        if len(answers) != len(lists):
+            raise UsageError(f"sm121_arguments.py: {len(answers)} answers to {len(lists)} lists")
+        return [None if answer is None else str(answer) for answer in answers]
+
+    def options(self, python: str, environment: Mapping[str, str]) -> frozenset[str]:
+        """The options of the engine's own parser (``--moe-backend``).
+
+        Raises:
+            UsageError: the interpreter has no such engine, or its parser cannot be asked.
+        """
+        return _options_once(self, python, frozenset(environment.items()))
+
+    def _parser(
+        self, python: str, lists: Sequence[Sequence[str]], environment: Mapping[str, str]
+    ) -> dict[str, Any]:
         try:
-            answers = interpreter.ask(
+            answer: dict[str, Any] = interpreter.ask(
                 python,
                 IN_ENGINE / "sm121_arguments.py",
                 environment,
@@ -91,9 +107,7 @@ class PythonEngine:
             raise UsageError(
                 f"--engine-python {python}: its engine's own parser cannot be asked: {error}"
             ) from error
-        if len(answers) != len(lists):
-            raise UsageError(f"sm121_arguments.py: {len(answers)} answers to {len(lists)} lists")
-        return [None if answer is None else str(answer) for answer in answers]
+        return answer
 
     def _environment(
         self,
@@ -111,6 +125,13 @@ class PythonEngine:
             environment.update(debug or {})
         environment.update(configuration.environment)
         return environment
+
+
+@functools.cache
+def _options_once(
+    engine: PythonEngine, python: str, environment: frozenset[tuple[str, str]]
+) -> frozenset[str]:
+    return frozenset(engine._parser(python, (), dict(environment))["options"])
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from sm121.compilation.caches import CompileCaches
 from sm121.compilation.jit import FlashInferModules, JitModule
 from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
-from sm121.engines import preflight, registry
+from sm121.engines import installed, preflight, registry
 
 _LINE_EVERY_S = 10.0
 _POLL_S = 0.5
@@ -76,8 +76,8 @@ class Warmth:
             **profile.engine.environment,
             **variables,
         }
-        version = registry.engine(profile.engine.name).check_interpreter(python, environment)
-        chosen = profile.judging(configuration, version)
+        engine = installed.look(registry.engine(profile.engine.name), python, environment)
+        chosen = profile.judging(configuration, engine.identity, engine.options)
         by_name = {
             module.name: module
             for configuration in (

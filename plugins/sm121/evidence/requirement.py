@@ -5,9 +5,38 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from sm121.core.profile import KernelPathRequirement, PathRule
+from sm121.core.profile import KernelPathRequirement, PathRule, PathValues
 from sm121.evidence.kernel_path import KernelPath, mistaken_environment, search_last_start
 from sm121.evidence.kernel_profile import KernelProfile, broken_rules
+
+#: Values of a path that a profile may require. What no line shows contradicts the first three; of
+#: the others it is said (`not_shown`).
+MUST_BE_SHOWN = ("attention", "moe", "kv_layout")
+COMPARED = (
+    *MUST_BE_SHOWN,
+    *("kv_cache_dtype", "dtype", "quantization", "speculative", "load_format", "cuda_graphs"),
+    *("prefix_caching", "context", "requantised", "moe_variant"),
+)
+
+
+def _accepted(required: PathValues, name: str) -> tuple[str, ...] | None:
+    """The accepted values of a field, as text; None: any. Of ``requantised`` each layer counts: a
+    log shows some, and what it does not show is left to a profile of the kernels."""
+    value = getattr(required, name, None)
+    if value is None or isinstance(value, tuple):
+        return value
+    return (str(value),)
+
+
+def not_shown(required: PathValues, path: KernelPath) -> list[str]:
+    """The values that are required and that nothing has shown."""
+    silent = [
+        name
+        for name in COMPARED
+        if _accepted(required, name) is not None and getattr(path, name) is None
+    ]
+    layers = set(required.requantised or ()) - set(path.requantised or ())
+    return silent + [f"requantised {name}" for name in sorted(layers) if path.requantised]
 
 
 def contradictions(
@@ -17,19 +46,24 @@ def contradictions(
 
     Args:
         required: of the profile.
-        path: what the log proves; a value that it does not show contradicts a requirement on it.
+        path: what the log proves. A value of `MUST_BE_SHOWN` that it does not show contradicts a
+            requirement on it.
         log: searched for the rules' signatures, line by line, from its last start on.
         configuration: name of the server configuration, which selects the rules.
     """
     found = []
-    for name in ("attention", "moe", "kv_layout"):
-        accepted = getattr(required, name)
-        seen = getattr(path, name)
-        if accepted is not None and seen not in accepted:
+    for name in COMPARED:
+        accepted = _accepted(required, name)
+        resolved = getattr(path, name)
+        if accepted is None or (resolved is None and name not in MUST_BE_SHOWN):
+            continue
+        shown = resolved if isinstance(resolved, list) else [str(resolved)]
+        if not set(shown) <= set(accepted):
             line = path.evidence.get(name, "no line of the log shows it")
-            found.append(f"{name}: required {' or '.join(accepted)}, seen {seen} ({line})")
+            resolved = ", ".join(shown) if isinstance(resolved, list) else resolved
+            found.append(f"{name}: required {' or '.join(accepted)}, seen {resolved} ({line})")
     for name, others in path.also.items():
-        allowed = {*(getattr(required, name, None) or ())}
+        allowed = {*(_accepted(required, name) or ())}
         for value in others:
             if value not in allowed and f"{name}={value}" not in required.accepted_also:
                 line = path.evidence.get(f"{name}_also", "no line")

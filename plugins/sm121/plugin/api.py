@@ -16,7 +16,6 @@ from sm121.api.exams import Candidate
 from sm121.api.sdk import Sdk
 from sm121.core.profile import Profile
 from sm121.core.server import Server
-from sm121.engines import capabilities as engine_capabilities
 from sm121.engines.capabilities import Capabilities
 from sm121.engines.detection import detect
 from sm121.plugin.stash import DEVIATIONS
@@ -49,13 +48,11 @@ def capabilities(
     """What the server under test can do. Ask with ``require``: what it cannot is NOT_RUN."""
     found = _capabilities_by_address.get(server.endpoint.base_url)
     if found is None:
-        if server.managed:
-            version = server.version or conformance.file.engine.version
-            found = engine_capabilities.of(server.engine, version)
-        else:
-            found = detect(server, conformance.settings.attached_engine)
-            conformance.file.engine.name = found.engine
-            conformance.file.engine.version = found.version
+        engine = conformance.file.engine
+        named = server.engine if server.managed else conformance.settings.attached_engine
+        found = detect(server, named, identity=engine.identity)
+        if not server.managed:
+            engine.name, engine.version = found.engine, found.version
         _capabilities_by_address[server.endpoint.base_url] = found
     return found
 

@@ -192,12 +192,13 @@ def _wrong_values(config: pytest.Config, settings: Settings, target: Target) -> 
 
 
 def _wrong_configuration(name: str | None, own: Profile) -> list[str]:
-    """A configuration that the profile has, but asks nothing of: it is there to compare with."""
-    if name is None or own.configurations[name].gates:
+    """A configuration that is asked another question than the profile's, or that is there to
+    compare with."""
+    if name is None or (name in own.fastest and own.question is None):
         return []
     return [
-        f"--configuration {name}: expected one that profile {own.name} has gates for, or a profile "
-        f"of your own with `under_test = {name!r}` (--profile)"
+        f"--configuration {name}: expected none, so that the profile's own question is asked, or a "
+        f"profile of your own with `under_test = {name!r}` (--profile)"
     ]
 
 

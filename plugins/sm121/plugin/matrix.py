@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from sm121.core import profile
 from sm121.core.errors import UsageError
 from sm121.core.verdict import NotRun
+from sm121.engines.installed import Installed
 from sm121.matrix.arguments import refuse_arguments
 from sm121.matrix.axes import identity
 from sm121.matrix.level import MatrixLevel
@@ -60,15 +62,13 @@ def _make_plan(config: pytest.Config) -> CellPlan | None:
         if any(option not in (None, "none") for option in (focus, build, axes_file, strength)):
             raise UsageError(f"--matrix: profile {own.name} has no [matrix]")
         return None
-    version = None
+    engine = Installed()
     if settings.base_url is None:
-        try:
-            version = target.engine_version(settings, own)
-        except UsageError:  # shown to the user when the run is opened
-            version = None
+        with contextlib.suppress(UsageError):  # shown to the user when the run is opened
+            engine = target.installed_engine(settings, own)
     return make_plan(
-        own.judging(settings.configuration, version),
-        space_of(own, axes_file, settings.engine, version, build),
+        own.judging(settings.configuration, engine.identity, engine.options),
+        space_of(own, axes_file, settings.engine, engine.identity, build),
         strength=strength,
         focus=focus,
         engine_arguments=settings.engine_arguments,

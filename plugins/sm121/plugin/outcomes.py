@@ -222,7 +222,8 @@ def _bugs(session: Session, item: pytest.Item) -> list[Bug]:
     engine = session.file.engine
     if engine.name not in capabilities.shipped():
         return []
-    return capabilities.of(engine.name, engine.version).bugs(item.stash[ID])
+    can = capabilities.of(engine.name, engine.version, identity=engine.identity)
+    return can.bugs(item.stash[ID])
 
 
 def _mended(session: Session, item: pytest.Item) -> None:

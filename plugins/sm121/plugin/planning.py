@@ -180,7 +180,7 @@ def _engine(settings: Settings, chosen: Target) -> Iterable[str]:
     if settings.base_url is not None:
         yield f"engine: attached at {settings.base_url}"
         return
-    version = chosen.version or "(version unknown)"
+    version = chosen.engine.version or "(version unknown)"
     model = settings.model or own.model.id
     yield f"engine: {settings.engine} {version} of {settings.engine_python}, model {model}"
 
@@ -195,7 +195,7 @@ def _path(settings: Settings, chosen: Target) -> Iterable[str]:
     if parts := [f"{name} {' or '.join(values)}" for name, values in known.items() if values]:
         yield f"path that is asked for: {', '.join(parts)}"
     known_releases = choices.load(settings.engine, chosen.arch)
-    release = known_releases.at(chosen.version) if known_releases is not None else None
+    release = known_releases.at(chosen.engine.identity) if known_releases is not None else None
     if release is None:
         return
     under_test = own.configurations[own.under_test]
@@ -231,7 +231,7 @@ def _start(settings: Settings, chosen: Target) -> Iterable[str]:
         directory=settings.report_dir,
         modules=modules,
         engine=own.engine.name,
-        version=chosen.version,
+        version=chosen.engine.identity,
         cold_ready_within_s=own.engine.cold_ready_within_s.value,
     )
     yield from (f"start: {item.severity}: {item.message}. {item.remedy}" for item in found)

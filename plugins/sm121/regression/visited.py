@@ -17,7 +17,7 @@ from sm121.core.server import Server
 from sm121.engines import process_tree, requested
 from sm121.engines.attached import AttachedProcesses
 from sm121.evidence.kernel_path import KernelPath
-from sm121.evidence.requirement import contradictions
+from sm121.evidence.requirement import COMPARED, contradictions
 from sm121.regression.ab import Side, Visit
 
 #: Of the kernel path: what makes two servers differ in what they compute, or how fast.
@@ -25,8 +25,6 @@ _EFFECTS = (
     "attention", "moe", "kv_layout", "cuda_graphs", "speculative", "native_fp4", "dtype",
     "kv_cache_dtype", "load_format", "quantization", "prefix_caching", "block_size", "version",
 )  # fmt: skip
-#: Of the kernel path: what a profile requires.
-_REQUIRED: tuple[str, ...] = ("attention", "moe", "kv_layout")
 _STARTED = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 
@@ -57,7 +55,7 @@ def not_as_asked(
     known = {report.by for report in requested.compare(own, path)} if own is not None else set()
     asked = {r.field for r in path.requested if own is not None and r.by not in known}
     if asked:  # the side's word replaces the profile's; the rules on lines are about its own values
-        silent = {name: None for name in _REQUIRED if name in asked}
+        silent = {name: None for name in COMPARED if name in asked}
         required = required.model_copy(update=silent).model_copy(update={"rules": ()})
     return wrong + contradictions(required, path, server.log, under_test)
 

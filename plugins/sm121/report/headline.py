@@ -89,7 +89,8 @@ _AGAIN, _REMEDY, _READ = "run again", "remedy", "read"
 def of(run: VerdictFile) -> Headline:
     """The sentence of a run, finished or not."""
     reservations = tuple(_reservations(run)) if run.verdict is Verdict.PASS else ()
-    return Headline(run.verdict, _said(run), reservations, run.certified)
+    asked = f" (asked: {run.question}?)" if run.question else ""
+    return Headline(run.verdict, _said(run) + asked, reservations, run.certified)
 
 
 def lead(run: VerdictFile) -> TestReport | None:

@@ -48,6 +48,9 @@ class EngineReport(Record):
 
     name: str
     version: str | None = None
+    identity: str | None = None
+    """The release, with the build that is based on it (``0.14.0+mxfp4``); null where neither is
+    known."""
     managed: bool
     base_url: str | None = None
     model: str
@@ -331,6 +334,8 @@ class VerdictFile(Record):
     ``--certify``."""
     arch: str | None
     profile: str
+    question: str | None = None
+    """What was asked instead of the profile's own question; null where nothing was."""
     started: str
     duration_s: float = 0.0
     engine: EngineReport

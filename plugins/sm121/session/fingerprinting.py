@@ -12,6 +12,7 @@ from sm121.core import data_file, digest, profile
 from sm121.core.data_file import DataTable
 from sm121.core.profile import Profile
 from sm121.core.redaction import is_secret_name, redact_arguments
+from sm121.engines.installed import Installed
 from sm121.evidence import environment
 from sm121.evidence.environment import EnvironmentRecord
 from sm121.matrix import axes
@@ -45,7 +46,7 @@ def of(session: Session, record: EnvironmentRecord, variables: Mapping[str, str]
     left_out = places()
     return Fingerprint(
         profile=digest.of(chosen.model_dump(mode="json")),
-        profile_shipped=is_shipped(chosen, session.target.version),
+        profile_shipped=is_shipped(chosen, session.target.engine),
         extends=chosen.extends,
         plan=settings.plan,
         axes=_axes(settings, chosen),
@@ -74,15 +75,17 @@ def of(session: Session, record: EnvironmentRecord, variables: Mapping[str, str]
     )
 
 
-def is_shipped(chosen: Profile, version: str | None = None) -> bool:
+def is_shipped(chosen: Profile, engine: Installed | None = None) -> bool:
     """Whether a profile is the one of its name that comes with the suite, whichever of its
-    configurations is judged, of whichever release of the engine."""
+    configurations is judged, of whichever engine."""
+    engine = engine or Installed()
     if chosen.name not in profile.shipped():
         return False
     own, name = profile.load(chosen.name), chosen.under_test
     if name not in own.configurations:
         return False
-    return chosen.judging(name, version) == own.judging(name, version)
+    asked = (name, engine.identity, engine.options)
+    return chosen.judging(*asked) == own.judging(*asked)
 
 
 def provider(session: Session) -> str | None:

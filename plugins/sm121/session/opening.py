@@ -10,7 +10,7 @@ import sys
 import uuid
 from collections.abc import Callable, Collection, Sequence
 
-from sm121.core import architecture, versions
+from sm121.core import architecture
 from sm121.core.profile import FULL, Profile
 from sm121.core.verdict import Verdict
 from sm121.engines import devices, registry, stale
@@ -77,12 +77,13 @@ def prepare(
     if chosen.obstacle is None and chosen.profile is not None:
         attached = targets.attached_server(settings, chosen.profile)
         if attached is None:
-            engine.version = targets.engine_version(settings, chosen.profile)
+            installed = targets.installed_engine(settings, chosen.profile)
+            engine.version, engine.identity = installed.version, installed.identity
         else:
             engine.name, engine.managed = attached.engine, False
             engine.model = attached.endpoint.served_name
-            own = targets.judging_attached(settings, chosen.profile, attached)
-            chosen = dataclasses.replace(chosen, profile=own, version=attached.version)
+            chosen = targets.judging_attached(settings, chosen, attached)
+            engine.identity = chosen.engine.identity
     if chosen.profile is not None:
         engine.configuration = chosen.profile.under_test
     worker, run_id = settings.worker, uuid.uuid4().hex[:12]
@@ -107,6 +108,7 @@ def prepare(
         file=VerdictFile(
             arch=chosen.arch,
             profile=chosen.profile.name if chosen.profile else "none",
+            question=_question(settings, chosen.profile),
             started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             engine=engine,
             certificate_levels=(
@@ -120,15 +122,21 @@ def prepare(
             ],
         ),
     )
-    if chosen.version is not None and versions.release(chosen.version) is None:
+    if engine.version is not None and engine.identity is None:
         session.remark(
-            f"{engine.name} {chosen.version} names no release (a checkout without its tags): what "
-            "it can do and how it is started is taken from the newest release that is known"
+            f"{engine.name} {engine.version} names no release (a checkout without its tags): its "
+            "parser and its server are asked what they can do, and no deviation is known of it"
         )
     if chosen.obstacle is None and chosen.profile is not None:
         _prepare_engine(session, chosen.profile)
     os.environ[RUN_ID] = run_id
     return session
+
+
+def _question(settings: Settings, profile: Profile | None) -> str | None:
+    if settings.against is not None:
+        return f"is it no worse than {settings.against.name}"
+    return profile.asks if profile is not None else None
 
 
 def _prepare_engine(session: Session, profile: Profile) -> None:

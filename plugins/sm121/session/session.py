@@ -188,7 +188,7 @@ class Session:
                 if self.profile.engine.needs.jit_modules
                 else None,
                 engine=configuration.engine,
-                version=self.file.engine.version,
+                version=self.file.engine.identity,
                 cold_ready_within_s=self.profile.engine.cold_ready_within_s.value,
             ):
                 if finding not in found:
@@ -343,6 +343,10 @@ class Session:
         configuration = server.configuration
         name = configuration.name if configuration is not None else self.profile.under_test
         wrong = self._contradictions(server, name)
+        if silent := requirement.not_shown(self.profile.path_of(name), self.kernel_path(server)):
+            line = f"kernel path of {name}: no line shows {', '.join(silent)}"
+            if line not in self.file.remarks:
+                self.remark(line, at_once=False)
         self._judged_paths.setdefault(name, (server, set()))[1].update(wrong)
         return wrong
 
@@ -381,7 +385,9 @@ class Session:
 
     def _contradictions(self, server: Server, name: str) -> list[str]:
         assert server.log is not None
-        required, path = self.profile.path_of(name), self.kernel_path(server)
+        path, configuration = self.kernel_path(server), server.configuration
+        asked = requested.patterns(configuration) if configuration is not None else ()
+        required = self.profile.path_of(name, asked)
         return requirement.contradictions(required, path, server.log, name)
 
     def metrics_file(self, log: Path | None) -> Path:

@@ -8,7 +8,7 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast, get_args
 
@@ -17,9 +17,10 @@ from sm121.core.configuration import ServerConfiguration, environment_items
 from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
 from sm121.core.server import Server
-from sm121.engines import attached_log, registry
+from sm121.engines import attached_log, installed, registry
 from sm121.engines.attached import attach
 from sm121.engines.detection import detect
+from sm121.engines.installed import Installed
 from sm121.engines.protocol import Profiling
 from sm121.evidence.kernel_path import read_log
 from sm121.evidence.requirement import contradictions
@@ -40,8 +41,7 @@ class Target:
     #: As it judges: a managed engine's release is known, an attached one's when it is probed.
     profile: Profile | None
     obstacle: str | None
-    #: Of the engine that will be started; None where that is not known.
-    version: str | None = None
+    engine: Installed = field(default_factory=Installed)
 
 
 def resolve(settings: Settings, asked_by_marker: tuple[str, ...]) -> Target:
@@ -62,32 +62,39 @@ def resolve(settings: Settings, asked_by_marker: tuple[str, ...]) -> Target:
     chosen = settings.profile
     if chosen is None and obstacle is None:
         chosen = profile.load(profile.for_architecture(arch, settings.engine))
-    version = None
+    engine = Installed()
     if chosen is not None and settings.base_url is None:
         if obstacle is None:
             with contextlib.suppress(UsageError):  # raised again when the run is opened
-                version = engine_version(settings, chosen)
-        chosen = chosen.judging(settings.configuration, version)
-    return Target(arch, asked, detected.evidence, chosen, obstacle, version)
+                engine = installed_engine(settings, chosen)
+        chosen = chosen.judging(settings.configuration, engine.identity, engine.options)
+    return Target(arch, asked, detected.evidence, chosen, obstacle, engine)
 
 
-def judging_attached(settings: Settings, chosen: Profile, attached: Server) -> Profile:
-    """The profile as it judges an attached server: by the configuration that was asked for, else by
-    the one that its log shows most of, else by the profile's own choice.
+def judging_attached(settings: Settings, target: Target, attached: Server) -> Target:
+    """The target as an attached server is judged: by the configuration that was named, else by the
+    fastest that its build has, else by the one that its log shows most of, else by the profile's
+    own choice.
 
     Raises:
         UsageError: there is no such configuration, or the server's release cannot have it.
     """
-    asked, version = settings.configuration, attached.version
-    if asked is not None or attached.log is None or attached.reader is None:
-        return chosen.judging(asked, version)
-    path = read_log(attached.log, attached.reader)
-    own = chosen.judging(None, version)
-    wrong = {
-        name: len(contradictions(own.path_of(name), path, attached.log, name))
-        for name in dict.fromkeys([own.under_test, *own.configurations])
-    }
-    return chosen.judging(min(wrong, key=lambda name: wrong[name]), version)
+    chosen = target.profile
+    assert chosen is not None
+    path = None
+    if attached.log is not None and attached.reader is not None:
+        path = read_log(attached.log, attached.reader)
+    engine = Installed(attached.version, build=path.build if path is not None else None)
+    own = chosen.judging(settings.configuration, engine.identity)
+    decided = settings.configuration is not None or own.under_test in own.fastest
+    if path is not None and attached.log is not None and not decided:
+        differing = {
+            name: len(contradictions(own.path_of(name), path, attached.log, name))
+            for name in dict.fromkeys([own.under_test, *own.configurations])
+        }
+        likest = min(differing, key=lambda name: differing[name])
+        own = own.model_copy(update={"under_test": likest})
+    return dataclasses.replace(target, profile=own, engine=engine)
 
 
 def _architecture(
@@ -190,9 +197,7 @@ def _traces(settings: Settings, chosen: Profile) -> str | None:
         return None
     if any(argument.startswith("--profiler-config") for argument in settings.engine_arguments):
         return None
-    layers = (chosen.engine.environment, dict(settings.engine_environment))
-    environment = {**os.environ, **dict(environment_items(*layers))}
-    if not engine.can_profile(settings.engine_python, environment):
+    if not engine.can_profile(settings.engine_python, _surroundings(settings, chosen)):
         return None
     return str(settings.report_dir / "traces")
 
@@ -201,15 +206,19 @@ def _nsys_report(settings: Settings) -> str | None:
     return str(settings.report_dir / "kernels") if settings.nsys and shutil.which("nsys") else None
 
 
-def engine_version(settings: Settings, chosen: Profile) -> str | None:
-    """Version of the engine that will be started; None when its files do not show it.
+def installed_engine(settings: Settings, chosen: Profile) -> Installed:
+    """The engine that will be started.
 
     Raises:
-        UsageError: the interpreter has no such engine.
+        UsageError: the interpreter has no such engine, or its parser cannot be asked.
     """
+    engine = registry.engine(settings.engine)
+    return installed.look(engine, settings.engine_python, _surroundings(settings, chosen))
+
+
+def _surroundings(settings: Settings, chosen: Profile) -> dict[str, str]:
     layers = (chosen.engine.environment, dict(settings.engine_environment))
-    environment = {**os.environ, **dict(environment_items(*layers))}
-    return registry.engine(settings.engine).check_interpreter(settings.engine_python, environment)
+    return {**os.environ, **dict(environment_items(*layers))}
 
 
 def _gguf(root: Path) -> Path:

@@ -1,8 +1,8 @@
 """Asks an engine's own parser what it takes. Runs in the engine's interpreter, without the suite.
 
-Reads a JSON object with the name of the ``engine`` and ``lists`` of arguments, writes a JSON list:
-the parser's message where it refuses one of them, else null. Nothing is started, and nothing is
-resolved: that may need the model and the GPU.
+Reads a JSON object with the name of the ``engine`` and ``lists`` of arguments, writes another:
+``refused``, the parser's message for each list that it refuses, else null; and the parser's
+``options``. Nothing is started, and nothing is resolved: that may need the model and the GPU.
 """
 
 import argparse
@@ -70,7 +70,8 @@ def main() -> None:
             answers.append(lines[0] if lines else type(error).__name__)
         else:
             answers.append(None)
-    sys.stdout.write("\n" + json.dumps(answers) + "\n")
+    options = sorted({name for action in parser._actions for name in action.option_strings})
+    sys.stdout.write("\n" + json.dumps({"refused": answers, "options": options}) + "\n")
 
 
 main()

@@ -1,0 +1,39 @@
+"""Which engine it is: its version, and the release or the build that it goes by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sm121.core import builds
+from sm121.engines.protocol import Engine, TellsOptions
+
+
+@dataclass(frozen=True)
+class Installed:
+    """An engine that will be started, or a server's."""
+
+    #: As it calls itself; None where its files do not say.
+    version: str | None = None
+    #: The parser's options; None where the version alone tells what the engine is, or where the
+    #: engine has no parser that can be asked.
+    options: frozenset[str] | None = None
+    #: The build that a server's log shows.
+    build: str | None = None
+
+    @property
+    def identity(self) -> str | None:
+        """The release that it goes by (`builds.identity`)."""
+        return builds.identity(self.version, self.options, self.build)
+
+
+def look(engine: Engine, python: str, environment: Mapping[str, str]) -> Installed:
+    """The engine of an interpreter in that environment. Nothing is started.
+
+    Raises:
+        UsageError: the interpreter has no such engine, or its parser cannot be asked.
+    """
+    version = engine.check_interpreter(python, environment)
+    if builds.is_settled(version) or not isinstance(engine, TellsOptions):
+        return Installed(version)
+    return Installed(version, engine.options(python, environment))
