@@ -93,7 +93,7 @@ def test_a_mistake_is_named_with_file_key_and_expectation(old, new, expected):
 THREE_LINES = """
 name = "ours"
 extends = "sm121-gpt-oss-120b"
-configurations.stock.gates = [{ metric = "tg32@d0", unit = "tok/s", minimum=30, source = "users" }]
+performance.gates = [{ metric = "tg32@d0", unit = "tok/s", minimum=30, source = "users" }]
 """
 
 
@@ -125,7 +125,7 @@ def test_own_thresholds_are_three_lines(tmp_path):
     metrics = [sorted(g.metric for g in p.performance.gates) for p in (own, parent.judging())]
     assert metrics[0] == metrics[1]
     assert whole.judging("cutlass").gate("tg32@d0") == parent.judging("cutlass").gate("tg32@d0")
-    same = {"name", "configurations"}
+    same = {"name", "performance"}
     assert whole.model_dump(exclude=same) == parent.model_dump(exclude=same)
 
 
@@ -161,7 +161,7 @@ def test_what_resolved_is_what_counts(tmp_path):
     gate = child.judging().gate("tg32@d0")
     assert child.model.id == "x" and gate is not None and gate.minimum == 30
     own, whole = profile.load(parent), profile.load("sm121-gpt-oss-120b")
-    same = whole.model_copy(update={"name": "ours", "configurations": own.configurations})
+    same = whole.model_copy(update={"name": "ours", "performance": own.performance})
     assert digest.of(own.model_dump(mode="json")) == digest.of(same.model_dump(mode="json"))
     fingerprint = Fingerprint(profile="12ab", profile_shipped=False, extends=own.extends)
     assert "extends sm121-gpt-oss-120b" in profile_label("ours", fingerprint)
@@ -183,7 +183,7 @@ def test_what_resolved_is_what_counts(tmp_path):
         (THREE_LINES + "[engine]\nstaled_after_s = 1", "key engine.staled_after_s: unknown key"),
         (
             THREE_LINES.replace("30", '"x"'),
-            "mine.toml: key configurations.stock.gates.tg32@d0.minimum: ",
+            "mine.toml: key performance.gates.tg32@d0.minimum: ",
         ),
         (THREE_LINES.replace(', source = "users"', ""), "tg32@d0.source: required key is miss"),
         (THREE_LINES + "engine.ready_within_s = { value = 9 }", "ready_within_s.source: required"),
@@ -217,7 +217,7 @@ def test_a_gate_has_one_direction_and_ordered_grades():
 
 def test_the_numbers_of_the_original_documents():
     """The thresholds of the MXFP4 v2 benchmark plan, its project context and its testing guide."""
-    sm121 = profile.load("sm121-gpt-oss-120b").judging("cutlass")
+    sm121 = profile.load("sm121-gpt-oss-120b").judging(None, "0.14.0+mxfp4")
     decode = {
         gate.metric: gate.minimum
         for gate in sm121.performance.gates
@@ -241,16 +241,16 @@ def test_the_numbers_of_the_original_documents():
     assert (stress.load_requests.value, stress.load_concurrency.value) == (200, 8)
     assert (stress.memory_growth_fraction.value, stress.memory_growth_gb.value) == (0.10, 5.0)
     assert sm121.engine.needs.arch_list == ("12.1a", "12.1f")
-    assert "HND" in sm121.path_of("cutlass").kv_layout
+    assert sm121.under_test == "mxfp4" and "HND" in sm121.path_of("mxfp4").kv_layout
     rules = [rule.when["moe"] for rule in sm121.kernel_path.rules if rule.where == "profile"]
     for kernel in ("MARLIN", "FLASHINFER_CUTLASS_MXFP4_MXFP8", "TRITON"):
         assert sum(re.fullmatch(rule, kernel) is not None for rule in rules) == 1, kernel
 
 
 def test_a_gate_is_given_once(tmp_path):
-    """One for every configuration would silently be another's."""
-    text = THREE_LINES.replace("configurations.stock.gates", "performance.gates")
-    with pytest.raises(UsageError, match=r"configurations.stock.gates: tg32@d0 given twice"):
+    gate = THREE_LINES[THREE_LINES.index("[{") + 1 : THREE_LINES.rindex("]")]
+    text = THREE_LINES.replace(gate, f"{gate}, {gate}")
+    with pytest.raises(UsageError, match=r"performance.gates.*tg32@d0"):
         profile.load(written(tmp_path, text=text))
 
 

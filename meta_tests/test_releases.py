@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from pathlib import Path
 
 import pytest
 
-from sm121.core import profile
+from sm121.core import builds, profile
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import UsageError
+from sm121.core.profile import Needs
 from sm121.core.server import Endpoint, Server
-from sm121.engines import capabilities
+from sm121.engines import capabilities, preflight
 from sm121.engines.requested import load_requests
 from sm121.evidence.kernel_path import read_log
 from sm121.evidence.requirement import contradictions
@@ -23,6 +25,7 @@ from sm121.session.settings import Settings
 SETTINGS = Settings()
 CPU = profile.load("cpu-tiny-gpt-oss")
 GB10 = profile.load("sm121-gpt-oss-120b")
+TARGET = target.Target("sm121", True, "asked", GB10, None)
 SOURCE_BUILD = "0.1.dev16581+g0a1b2c3d4"
 
 
@@ -37,8 +40,6 @@ SOURCE_BUILD = "0.1.dev16581+g0a1b2c3d4"
         ("0.28.0rc1", "FLASHINFER"),
         ("0.34.0rc1.dev3+g0a1b2c3", "FLASHINFER"),
         ("0.33.0", "FLASHINFER"),
-        (SOURCE_BUILD, "FLASHINFER"),
-        (None, "FLASHINFER"),
     ],
 )
 @pytest.mark.parametrize("name", ["marlin", "cutlass"])
@@ -60,7 +61,7 @@ def test_what_would_run_is_shown_where_no_engine_is(tmp_path):
     settings = dataclasses.replace(
         SETTINGS, arch="cpu", engine_python=str(tmp_path / "python"), profile=CPU
     )
-    assert target.resolve(settings, ()).version is None
+    assert target.resolve(settings, ()).engine.version is None
     with pytest.raises(UsageError, match="--engine-python"):
         prepare(dataclasses.replace(settings, report_dir=tmp_path / "report"))
 
@@ -75,8 +76,9 @@ def test_a_release_that_cannot_have_a_configuration_is_named():
 
 def test_a_stock_engine_is_held_to_its_own_floor():
     """What unchanged upstream gives passes, and a tenth less does not."""
-    stock, effort = GB10.judging(), GB10.judging("cutlass")
-    assert stock.under_test == "stock"
+    stock, effort = GB10.judging("stock"), GB10.judging()
+    assert (stock.question, effort.question, effort.under_test) == ("stock", None, "stock")
+    assert "30.2 tok/s" in stock.asks and effort.asks is None
     published = {0: 33.55, 4096: 32.63, 8192: 31.50, 16384: 29.55, 32768: 26.65}
     for depth, rate in published.items():
         floor, wanted = stock.gate(f"tg32@d{depth}"), effort.gate(f"tg32@d{depth}")
@@ -127,6 +129,81 @@ def test_a_drafter_is_not_downloaded_within_the_limit_of_a_start(tmp_path):
     assert missing_drafter(asked) is None
     ngram = dataclasses.replace(asked, arguments=("--speculative-config", '{"method": "ngram"}'))
     assert missing_drafter(ngram) is None
+
+
+@pytest.mark.parametrize("name", ["marlin", "cutlass"])
+def test_a_build_of_no_known_release_may_take_any_path_and_gets_what_its_parser_has(name):
+    """It was taken for the newest release, whose path and arguments it then had to have."""
+    for version in (SOURCE_BUILD, None):
+        own = GB10.judging(name, builds.identity(version))
+        assert own.path_of(name).attention == ("FLASHINFER", "TRITON_ATTN")
+    old = GB10.judging(None, None, {"--attention-backend"})
+    assert "--attention-backend" in old.configurations["marlin"].arguments
+    assert GB10.judging(None, None, set()).configurations.keys() == {"stock"}
+
+
+BUILD = "0.14.0+mxfp4"
+
+
+@pytest.mark.parametrize(
+    ("version", "options", "build", "identity"),
+    [
+        ("0.14.0rc1.dev375+g8409484b4", None, None, BUILD),
+        ("0.14.0rc1.dev374+gaf090071b.d20260206", None, None, BUILD),
+        ("0.1.dev12770+g045293d82.d20260810", None, None, BUILD),
+        ("0.1.dev12774+g459541683", None, None, BUILD),
+        ("0.1.dev12999+gfeedfac", {"--mxfp4-backend", "--model"}, None, BUILD),
+        ("0.14.0", {"--mxfp4-layers"}, None, BUILD),
+        (None, None, "mxfp4", BUILD),
+        ("0.16.0rc2.dev1+gfeedfac", {"--mxfp4-backend"}, None, "0.16.0+mxfp4"),
+        ("0.14.0", {"--model"}, None, "0.14.0"),
+        ("0.33.0", None, None, "0.33.0"),
+        (SOURCE_BUILD, {"--moe-backend"}, None, None),
+        ("0.1.dev12770+g0452", None, None, None),
+        (None, None, None, None),
+    ],
+)
+def test_a_build_is_known_by_its_commit_its_parser_or_its_log(version, options, build, identity):
+    assert builds.identity(version, options, build) == identity
+    own = GB10.judging(None, identity, options)
+    is_build = builds.named(identity) is not None
+    assert own.under_test == ("mxfp4" if is_build else "stock")
+    assert own.gate("tg32@d0").minimum == 52
+
+
+@pytest.mark.parametrize(
+    ("version", "settled"),
+    [
+        ("0.33.0", True), ("0.1.dev12770+g045293d82", True), ("0.14.0", False),
+        ("0.14.1", False), ("0.24.0+nv26.07", False), (SOURCE_BUILD, False), (None, False),
+    ],
+)  # fmt: skip
+def test_a_parser_is_asked_where_the_version_does_not_tell(version, settled):
+    assert builds.is_settled(version) is settled
+
+
+def test_a_configuration_that_a_build_lacks_is_refused_with_what_it_has():
+    with pytest.raises(UsageError, match=r"expected the GB10 effort's own build \(--mxfp4-backend"):
+        GB10.judging("mxfp4", "0.33.0")
+    with pytest.raises(UsageError, match=r"own build, vllm 0.14.0.mxfp4, which has mxfp4, mxfp4-8"):
+        GB10.judging("cutlass", BUILD)
+
+
+def test_what_goes_by_release_goes_by_the_builds_base():
+    can = capabilities.of("vllm", "0.1.dev12770+g045293d82.d20260810")
+    assert can.can("regex") and can.deviation("wrong-key", "no_error_object")
+    assert can.bugs("tests/test_correctness.py::test_regex_is_kept")
+    assert not capabilities.of("vllm", SOURCE_BUILD).bugs("test_regex_is_kept")
+    quiet = {"environment": {"VLLM_MXFP4_BACKEND": "CUTLASS"}, "needs": Needs()}
+    for version in (BUILD, "0.33.0"):
+        found = preflight.inspect("sm121", (), directory=Path(), version=version, **quiet)
+        checks = [each.check for each in found]
+        assert ("environment_without_effect" in checks) is (version != BUILD)
+    misspelt = ("--mxfp4-backend", "CUTLAS")
+    found = preflight.inspect("sm121", misspelt, {}, needs=Needs(), directory=Path(), version=BUILD)
+    assert [(each.check, each.severity) for each in found] == [
+        ("build_has_no_such_backend", "error")
+    ]
 
 
 def attached(tmp_path, version, *lines):
@@ -183,7 +260,7 @@ def test_an_attached_server_is_judged_by_the_configuration_that_it_is(
     """A healthy default server of 0.33, attached with its log, failed: for the layout LBNHC, and
     the rules of the configuration under test."""
     server = attached(tmp_path, version, *log_of(version, *lines))
-    own = target.judging_attached(SETTINGS, GB10, server)
+    own = target.judging_attached(SETTINGS, TARGET, server).profile
     assert own.under_test == configuration
     path, log = read_log(server.log, "vllm"), server.log
     assert not contradictions(own.path_of(configuration), path, log, configuration)
@@ -200,7 +277,7 @@ def test_an_attached_server_is_judged_by_the_configuration_that_it_is(
 def test_a_sick_attached_server_matches_nothing(tmp_path, asked, lines, said):
     server = attached(tmp_path, "0.33.0", *log_of("0.33.0", *lines))
     settings = dataclasses.replace(SETTINGS, configuration=asked)
-    own = target.judging_attached(settings, GB10, server)
+    own = target.judging_attached(settings, TARGET, server).profile
     assert own.under_test == (asked or "stock")
     wrong = contradictions(
         own.path_of(own.under_test), read_log(server.log, "vllm"), server.log, own.under_test
@@ -208,16 +285,35 @@ def test_a_sick_attached_server_matches_nothing(tmp_path, asked, lines, said):
     assert said in "; ".join(wrong)
 
 
-def test_a_build_of_a_checkout_loses_nothing():
-    """`0.1.dev16581` sorts before every release: six capabilities were taken for missing."""
-    for version in (SOURCE_BUILD, "0.33.0"):
-        can = capabilities.of("vllm", version)
+OPENAPI = {
+    "paths": {"/v1/responses": {}},
+    "components": {
+        "schemas": {
+            name: {"properties": {key: {} for key in fields}}
+            for name, fields in {
+                "CompletionRequest": ("return_token_ids", "structured_outputs"),
+                "ChatCompletionRequest": ("return_token_ids",),
+                "ResponsesRequest": ("tools",),
+            }.items()
+        }
+    },
+}
+
+
+def test_a_build_of_a_checkout_is_asked_what_it_can():
+    """`0.1.dev16581` sorts before every release, and was taken for the newest."""
+    offers = capabilities.offered(OPENAPI)
+    for can in (
+        capabilities.of("vllm", SOURCE_BUILD, offers=offers),
+        capabilities.of("vllm", "0.33.0"),
+    ):
         assert [name for name in capabilities.NAMES if not can.can(name)] == ["prefix_cache_reset"]
-    known = capabilities.of("vllm", "0.33.0")
-    for own in known.file.deviations:
-        newest = known.deviation(own.case, own.kind)
-        assert capabilities.of("vllm", SOURCE_BUILD).deviation(own.case, own.kind) == newest
-        assert capabilities.of("vllm", None).deviation(own.case, own.kind) is None
+    silent = capabilities.of("vllm", SOURCE_BUILD)
+    assert "its /openapi.json cannot be read" in silent.missing("token_ids")
+    fewer = capabilities.of("vllm", SOURCE_BUILD, offers=offers - {"/v1/responses"})
+    assert "lacks /v1/responses" in fewer.missing("responses") and fewer.can("responses_tools")
+    for own in silent.file.deviations:
+        assert silent.deviation(own.case, own.kind) is None
     old = next(r for r in load_requests("vllm").request if r.id == "attention_backend_variable")
     new = next(r for r in load_requests("vllm").request if r.id == "moe_backend")
     assert new.covers(SOURCE_BUILD) and not old.covers(SOURCE_BUILD)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sm121.core import builds
+from sm121.core.errors import UsageError
 from sm121.engines.protocol import Engine, TellsOptions
 
 
@@ -31,9 +33,10 @@ def look(engine: Engine, python: str, environment: Mapping[str, str]) -> Install
     """The engine of an interpreter in that environment. Nothing is started.
 
     Raises:
-        UsageError: the interpreter has no such engine, or its parser cannot be asked.
+        UsageError: the interpreter has no such engine.
     """
-    version = engine.check_interpreter(python, environment)
-    if builds.is_settled(version) or not isinstance(engine, TellsOptions):
-        return Installed(version)
-    return Installed(version, engine.options(python, environment))
+    version, options = engine.check_interpreter(python, environment), None
+    if not builds.is_settled(version) and isinstance(engine, TellsOptions):
+        with contextlib.suppress(UsageError):  # a parser that cannot be asked tells nothing
+            options = engine.options(python, environment)
+    return Installed(version, options)

@@ -22,7 +22,7 @@ from pydantic import Field, model_validator
 from sm121.compilation import jit
 from sm121.compilation.caches import CompileCaches
 from sm121.compilation.jit import FlashInferModules, JitModule
-from sm121.core import data_file
+from sm121.core import builds, data_file
 from sm121.core.arguments import one_line
 from sm121.core.data_file import DataTable, Entries, Regex
 from sm121.core.printable import some_of
@@ -69,6 +69,11 @@ class _Rule(DataTable):
     unless_arguments: Regex | None = None
     environment: Regex | None = None
     unless_environment: Regex | None = None
+    #: Releases of the engine that it holds for, or a build of ``fixtures/builds.toml``, or all but
+    #: one; of an unknown engine a rule without a bound holds.
+    versions: Versions = ""
+    build: str | None = None
+    unless_build: str | None = None
     #: Versions of FlashInfer that it holds for; not where the installed one is not known.
     flashinfer: Versions = ""
     message: str
@@ -128,7 +133,8 @@ def inspect(
         directory: where the disk must have room. It need not exist yet.
         modules: what the engine's FlashInfer has compiled (default: in its cache, of any version).
         engine: its name.
-        version: of the engine that will be started, None where that is not known.
+        version: of the engine that will be started (`builds.identity`), None where that is not
+            known.
         cold_ready_within_s: the most that a start may take which compiles.
 
     Returns:
@@ -148,7 +154,7 @@ def inspect(
             modules or FlashInferModules(None, CompileCaches.of(environment).flashinfer),
             cold_ready_within_s,
         ),
-        *_rules(data, arch, arguments, environment, modules.version if modules else None),
+        *_rules(data, arch, arguments, environment, version, modules.version if modules else None),
         *_refusals(engine, arch, version, arguments, environment),
     ]
     order = get_args(Severity)
@@ -342,12 +348,18 @@ def _rules(
     arch: str,
     arguments: Sequence[str],
     environment: Mapping[str, str],
+    identity: str | None,
     flashinfer: str | None,
 ) -> Iterator[PreflightFinding]:
-    line = one_line(arguments)
+    line, row = one_line(arguments), builds.named(identity)
+    build = row.name if row is not None else "none"
     variables = [f"{name}={value}" for name, value in sorted(environment.items())]
     for rule in data.rule:
         if rule.arch and arch not in rule.arch:
+            continue
+        if not within(identity, rule.versions) or rule.unless_build == build:
+            continue
+        if rule.build not in (None, build):
             continue
         if rule.flashinfer and (
             release(flashinfer) is None or not within(flashinfer, rule.flashinfer)
