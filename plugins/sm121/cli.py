@@ -184,6 +184,7 @@ def _own_memory_gib() -> float:
 
 
 def _path(options: argparse.Namespace) -> int:
+    from sm121.engines import requested
     from sm121.evidence.kernel_path import KernelPath, detect_engine, read_log
 
     others = (options.metrics, options.trace, options.jit_cache)
@@ -226,6 +227,7 @@ def _path(options: argparse.Namespace) -> int:
             print(kernel_profile.table(seen), end="")
             return 0
         answer["kernels"] = seen.model_dump(mode="json")
+    path = requested.of_log(path, engine)
     print(json.dumps(path.model_dump(mode="json") | answer, indent=2, ensure_ascii=False))
     return 0
 

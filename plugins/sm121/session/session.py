@@ -320,7 +320,7 @@ class Session:
         if (text := self._metrics_of(server)) is not None:
             path = metrics.with_metrics(path, text, reader)
         if server.configuration is None:
-            return path
+            return requested.of_log(path, reader)
         return requested.judged(server.configuration, path)
 
     def path_to_judge(self) -> KernelPath:
