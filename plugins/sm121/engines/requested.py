@@ -112,7 +112,10 @@ class RequestRule(DataTable):
         return (not since or at >= since) and (not until or at[: len(until)] <= until)
 
     def pattern(self, value: str) -> re.Pattern[str] | None:
-        """What the resolved value must match for `value` to be satisfied."""
+        """What the resolved value must match for `value` to be satisfied; None where it has no
+        effect, or nothing is known of it."""
+        if self.without_effect is not None and self.without_effect.fullmatch(value):
+            return None
         if (listed := self._patterns.get(value.lower())) is not None:
             return listed
         if self.otherwise is None:
@@ -347,7 +350,7 @@ def _judge(
     if denied is not None:
         line = path.evidence.get(f"fallbacks.{denied}", denied)
         state, message = RequestState.DIFFERENT, f"asked for, but the log says otherwise ({line})"
-    elif rule.without_effect is not None and re.fullmatch(rule.without_effect, value):
+    elif rule.without_effect is not None and rule.without_effect.fullmatch(value):
         state = RequestState.NOT_APPLICABLE
         message = "not applicable: it has no effect in this build"
     elif pattern is None or _covers(rule, path) is None:
