@@ -20,6 +20,7 @@ from sm121.core.profile import AgreementBound, Sourced
 from sm121.core.server import Endpoint
 from sm121.core.verdict import Inconclusive, NotRun
 from sm121.engines import capabilities
+from sm121.plugin import outcomes
 from sm121.stress.fault import UnderLoad
 from sm121.stress.joining import LONGEST, SHORTEST
 from sm121.stress.level import Stress
@@ -127,3 +128,40 @@ def test_ten_minutes_on_a_gpu_and_only_where_all_is_asked():
         plans = ("quick", "merge", "full")
         assert [plan for plan in plans if own.plan(plan).asks("stress", name, ())] == ["full"]
     assert CPU.stress.joining_s.value <= 10
+
+
+@pytest.mark.parametrize(
+    ("version", "crash", "named"),
+    [
+        ("0.14.0+mxfp4", "illegal_memory_access", True),
+        ("0.14.0+mxfp4", "oom", False),  # another death
+        ("0.14.0", "illegal_memory_access", False),  # the release that it is based on
+        ("0.32.0", "illegal_memory_access", False),
+    ],
+)
+def test_the_defect_is_known_of_the_build_alone_and_by_the_crash(version, crash, named):
+    test = "tests/test_stress.py::test_short_prompts_join_those_that_decode"
+    session = SimpleNamespace(
+        redact=str,
+        file=SimpleNamespace(
+            engine=SimpleNamespace(name="vllm", version=version),
+            crashes=[SimpleNamespace(kind=crash, test=test)],
+        ),
+    )
+    item = SimpleNamespace(stash={outcomes.ID: test})
+    lost = "a prompt of 401 tokens joins 5 that decode: required no fault, seen 6: connection"
+    call = SimpleNamespace(excinfo=SimpleNamespace(value=AssertionError(lost)))
+    said = outcomes._message(session, item, call, None)
+    assert ("known of mxfp4: " in said and "spark-vllm-mxfp4-docker/issues/7" in said) is named, (
+        said
+    )
+    assert said.startswith(lost)
+
+
+def test_a_bug_of_a_build_that_nobody_knows_is_refused():
+    row = {
+        "checks": ["*"], "says": "a text", "versions": "", "build": "mxpf4", "severity": "blocker",
+        "what": "a bug", "source": "a test",
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="build: expected one of mxfp4, got 'mxpf4'"):
+        capabilities.Bug.model_validate(row)

@@ -35,12 +35,14 @@ class Joining:
     Args:
         places: requests that the server runs at the same time.
         lasts_s: for how long prompts join.
+        context: most tokens of a prompt and its answer.
     """
 
     shapes: Shapes
     endpoint: Endpoint
     places: int
     lasts_s: float
+    context: int
     #: How often a prompt joined so many that decode.
     joined: Counter[int] = field(default_factory=Counter)
     #: Numbers of running requests that the server's counters showed while one of them joined.
@@ -118,8 +120,9 @@ class Joining:
 
     def _stays(self, decoding: int) -> Job:
         """One that decodes on, so long that others join meanwhile in all numbers."""
-        return self._job(SHORTEST, max(_DECODES_TOKENS, 10 * self.places), decoding, decoding)
+        tokens = min(max(_DECODES_TOKENS, 10 * self.places), self.context - SHORTEST)
+        return self._job(SHORTEST, tokens, decoding, decoding, " and decodes on")
 
-    def _job(self, prompt: int, tokens: int, turn: int, decoding: int) -> Job:
-        name = f"a prompt of {prompt} tokens joins {decoding} that decode"
+    def _job(self, prompt: int, tokens: int, turn: int, decoding: int, then: str = "") -> Job:
+        name = f"a prompt of {prompt} tokens joins {decoding} that decode{then}"
         return replace(self.shapes.of_length(prompt, tokens, turn=turn % 2), name=name)

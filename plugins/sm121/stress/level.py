@@ -33,7 +33,7 @@ from sm121.measure.growth import Growth
 from sm121.run.harness import Harness, places
 from sm121.stress import aftermath, capacity, checks, memory, restart, shapes, soak, throughput
 from sm121.stress.fault import Fault, UnderLoad
-from sm121.stress.joining import Joining
+from sm121.stress.joining import LONGEST, Joining
 from sm121.stress.shapes import Arrival, Shapes
 from sm121.stress.timeline import Timeline
 
@@ -174,7 +174,10 @@ class Stress:
         self._capabilities.require("token_prompts", "token_ids")
         most = places(self._harness, self._server) or self._streams
         lasts_s = self._sizes.joining_s.value
-        source = Joining(self.shapes, self._server.endpoint, most, lasts_s)
+        longest = capacity.context_tokens(self._server.endpoint)
+        if longest < 2 * LONGEST:
+            raise NotRun(f"prompts of {LONGEST} tokens do not fit well into a context of {longest}")
+        source = Joining(self.shapes, self._server.endpoint, most, lasts_s, longest)
         load = self.client.follow(source)
         if found := self._faults(load, tails=False):
             raise UnderLoad(source.at_the_end(load), found, len(load.outcomes))
