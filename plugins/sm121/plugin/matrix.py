@@ -55,9 +55,9 @@ def _make_plan(config: pytest.Config) -> CellPlan | None:
     settings = config.stash[SETTINGS]
     own = profile.expected(settings.profile, settings.arch, settings.engine)
     strength, focus = config.getoption("--matrix"), config.getoption("--matrix-focus")
-    axes_file, build = config.getoption("--matrix-axes"), config.getoption("--matrix-build")
+    axes_file = config.getoption("--matrix-axes")
     if own.matrix is None:
-        if any(option not in (None, "none") for option in (focus, build, axes_file, strength)):
+        if any(option not in (None, "none") for option in (focus, axes_file, strength)):
             raise UsageError(f"--matrix: profile {own.name} has no [matrix]")
         return None
     version = None
@@ -68,7 +68,7 @@ def _make_plan(config: pytest.Config) -> CellPlan | None:
             version = None
     return make_plan(
         own.judging(settings.configuration, version),
-        space_of(own, axes_file, settings.engine, version, build),
+        space_of(own, axes_file, settings.engine, version),
         strength=strength,
         focus=focus,
         engine_arguments=settings.engine_arguments,
