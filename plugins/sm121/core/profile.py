@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -170,7 +171,7 @@ class ReleaseSetting(DataTable):
             return (row := builds.named(identity)) is not None and row.name == self.build
         if release(identity) is not None or not self.versions:
             return within(identity, self.versions)
-        named = {word.partition("=")[0] for word in self.arguments if word.startswith("--")}
+        named = {re.split("[.=]", word)[0] for word in self.arguments if word.startswith("--")}
         return options is None or named <= {*options}
 
 
@@ -505,8 +506,6 @@ class MatrixPlan(DataTable):
     axes: str = Field(min_length=1)
     #: Values of how many axes are combined in every way.
     strength: Count = 2
-    #: The build whose own knobs are used (``--matrix-build``).
-    build: str | None = None
     #: Of fixtures/answers/prompts.toml, by name; empty: all of them. And how much of each answer.
     prompts: tuple[str, ...] = ()
     answer_tokens: Count = 24

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 
 from sm121.core import data_file
 from sm121.core.data_file import DataTable, Pattern
-from sm121.core.errors import OptionError, UsageError
+from sm121.core.errors import UsageError
 from sm121.core.profile import GoldenBound, ReleaseSetting
 from sm121.core.versions import Versions, within
 from sm121.evidence.kernel_path import KernelPath
@@ -60,8 +60,6 @@ class Setting(ReleaseSetting):
     """What one engine is given for a value. Nothing at all where it is the engine's default."""
 
     engine: str
-    #: A build with knobs of its own, as ``--matrix-build`` names it; null: any build.
-    build: str | None = None
     #: What this engine's log must show, beside what the value's own ``expected`` says.
     expected: Expected = Expected()
 
@@ -127,8 +125,6 @@ class Incompatible(DataTable):
     #: Of the engines and versions that it is about.
     engine: str | None = None
     versions: Versions = ""
-    #: Not about builds with knobs of their own.
-    upstream_only: bool = False
     reason: str = Field(min_length=3)
     source: str = Field(min_length=3)
 
@@ -163,8 +159,6 @@ class AxesFile(DataTable):
     named: dict[_Name, Named] = Field(default_factory=dict)
     #: Features in the order in which they were merged: each newer one is tried with each before.
     features: tuple[dict[str, str], ...] = ()
-    #: What a build of one's own switches on; ``--matrix-build NAME`` takes its settings.
-    builds: dict[_Name, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _consistent(self) -> AxesFile:
@@ -182,15 +176,6 @@ class AxesFile(DataTable):
                 for value in _listed(listed):
                     if value not in self.axes[axis].values:
                         raise ValueError(f"{place}: {axis}: expected one of {known}; got {value!r}")
-        for name, axis_ in self.axes.items():
-            for value, own in axis_.values.items():
-                for build in (setting.build for setting in own.settings):
-                    if build is not None and build not in self.builds:
-                        known = ", ".join(self.builds) or "no builds"
-                        raise ValueError(
-                            f"axes.{name}.values.{value}: build: expected one of {known}; "
-                            f"got {build!r}"
-                        )
         baseline = {name: axis_.baseline for name, axis_ in self.axes.items()}
         broken = next(
             (r for r in self.incompatible if r.engine is None and r.covers(baseline)), None
@@ -219,17 +204,18 @@ class Space:
 
     file: AxesFile
     engine: str
+    #: As `sm121.core.builds.identity` has it. What names no release and no build has the settings
+    #: of every release that its parser takes.
     version: str | None = None
-    build: str | None = None
+    #: Of the engine's parser, for such a version. None where it was not asked: all settings are
+    #: then shown, as ``sm121 matrix`` does without an engine.
+    options: Collection[str] | None = None
     #: axis -> value -> what the engine is given.
     settings: Mapping[str, Mapping[str, Setting]] = field(init=False)
     #: (axis, value) -> why it is not there.
     absent: Mapping[tuple[str, str], str] = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.build is not None and self.build not in self.file.builds:
-            known = ", ".join(self.file.builds) or "none"
-            raise OptionError("--matrix-build", f"{self.build}: expected one of {known}")
         found: dict[str, dict[str, Setting]] = {}
         absent: dict[tuple[str, str], str] = {}
         for name, axis in self.file.axes.items():
@@ -255,9 +241,7 @@ class Space:
         fitting = [
             setting
             for setting in value.settings
-            if setting.engine == self.engine
-            and within(self.version, setting.versions)
-            and setting.build in (None, self.build)
+            if setting.engine == self.engine and setting.fits(self.version, self.options)
         ]
         # A build's own knob goes before that of everybody.
         return min(fitting, key=lambda setting: setting.build is None, default=None)
@@ -294,9 +278,7 @@ class Space:
         return tuple(
             rule
             for rule in self.file.incompatible
-            if rule.engine in (None, self.engine)
-            and within(self.version, rule.versions)
-            and not (rule.upstream_only and self.build is not None)
+            if rule.engine in (None, self.engine) and within(self.version, rule.versions)
         )
 
     @functools.cached_property
