@@ -144,12 +144,14 @@ def served(
     speculates = asks_drafts if path.speculative is None else path.speculative != "none"
     own = formats(config, path.dtype or asked.get("dtype"))
     layers = {} if path.requantised == [] else _layers(asked, config)
-    shown = (required.requantised or ()) if path.requantised is None else path.requantised
+    shown: Sequence[str] | None = path.requantised
+    if shown is None and "mxfp4_layers" not in asked:
+        shown = required.requantised
     cache = asked.get("kv_cache_dtype") or (required.kv_cache_dtype or ("auto",))[0]
     kv = {"auto": own.kv, **bits}.get(path.kv_cache_dtype or cache)
     if speculates or kv is None or layers is None:
         return None
-    if not {*layers.values()} <= {*bits} or not {*shown} <= {*layers}:
+    if not {*layers.values()} <= {*bits} or not {*(shown or ())} <= {*layers}:
         return None
     moe = path.moe or asked.get("moe_backend") or "|".join(required.moe or ())
     padded = (to for row, to in _FORMATS.padding.items() if re.fullmatch(row, moe, re.I))
