@@ -20,11 +20,12 @@ from sm121.core.profile import FULL, Costs, Gate, Needs, Profile
 from sm121.core.verdict import Verdict
 from sm121.engines import choices
 from sm121.measure import comparison, gate, machine
+from sm121.measure.box import Device, Reading
 from sm121.measure.plan import Plan
 from sm121.plugin import planning, selection
 from sm121.run import verdict_file
 from sm121.run.fingerprint import Fingerprint
-from sm121.run.verdict_file import EngineReport, TestReport, VerdictFile
+from sm121.run.verdict_file import BoxReport, EngineReport, TestReport, VerdictFile
 from sm121.session import forecast
 from sm121.session.forecast import Check, Timed
 from sm121.session.settings import Settings
@@ -348,6 +349,51 @@ def test_a_plan_says_the_path_that_a_release_is_asked_for(version, said):
     chosen = Target("sm121", asked=False, evidence="", profile=own, obstacle="elsewhere")
     (line,) = planning._path(Settings(profile=own), chosen)
     assert line.startswith(said)
+
+
+def gates_said(configuration: str | None, identity: str, folder: Path, *more: str) -> list[str]:
+    own = profile.load("sm121-gpt-oss-120b").judging(configuration, identity)
+    chosen = Target("sm121", asked=False, evidence="", profile=own, obstacle="elsewhere")
+    settings = Settings(profile=own, report_dir=folder, engine_arguments=more)
+    return [*planning._gates(settings, chosen)]
+
+
+def test_a_gate_above_the_bound_is_said_before_the_run(tmp_path):
+    d0, d4096 = gates_said(None, "0.33.0", tmp_path)
+    assert d0 == (
+        "gate tg32@d0: 52 tok/s (asked of every build) is above the bound: configuration stock "
+        "reads 5.17 GB a token: at most 45.4 tok/s on the fastest healthy machine (235 GB/s); "
+        "configuration mxfp4 (--mxfp4-layers moe,qkv,o,lm_head, --kv-cache-dtype fp8) reads 2.83"
+    )
+    assert d4096.startswith("gate tg32@d4096: 47 tok/s")
+    for able in ((None, "0.14.0+mxfp4"), ("stock", "0.33.0"), ("cutlass", "0.33.0")):
+        assert gates_said(*able, tmp_path) == [], able
+    asked = ("--mxfp4-layers", "all")
+    assert gates_said(None, "0.33.0", tmp_path, *asked) == [], "what the user adds counts"
+    less = gates_said(None, "0.14.0+mxfp4", tmp_path, "--mxfp4-layers", "moe")
+    assert less[0].partition(" reads ")[0].endswith("configuration mxfp4"), "and what is taken away"
+
+
+@pytest.mark.parametrize(("state", "where"), [
+    ("QUALIFIED", "41.5 tok/s on this machine (215 GB/s)"),
+    ("DEGRADED", "45.4 tok/s on the fastest healthy machine (235 GB/s)"),
+])  # fmt: skip
+def test_the_bound_is_of_this_machine_where_a_run_has_measured_it(tmp_path, state, where):
+    device = Device(
+        device="cuda:0", bandwidth_gb_s=210, bandwidth_spread=0, bandwidth_best_gb_s=215,
+        bandwidth_method="", buffer_mib=1, matrix_tflop_s=1, matrix_spread=0, matrix_method="",
+    )  # fmt: skip
+    reading = Reading(device=device, memory_available_gib=1, other_load=0, seconds=1)
+    file = VerdictFile(
+        arch="sm121",
+        profile="sm121-gpt-oss-120b",
+        started="2026-11-22T10:00:00",
+        engine=EngineReport(name="vllm", managed=True, model="m"),
+        box=BoxReport(state=state, before=reading),
+        fingerprint=Fingerprint(machine=machine.identity(), plan="quick"),
+    )
+    verdict_file.write(file, tmp_path / "verdict.json")
+    assert f"at most {where}" in gates_said(None, "0.33.0", tmp_path)[0]
 
 
 def test_a_plan_says_whether_the_caches_are_warm(tmp_path, monkeypatch):

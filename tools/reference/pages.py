@@ -8,6 +8,7 @@ from pathlib import Path
 from sm121 import cli
 from tools.reference import (
     commands,
+    configurations,
     crash_classes,
     inventory,
     options,
@@ -19,6 +20,7 @@ from tools.reference import (
 MADE: dict[str, Callable[[Path], str]] = {
     "requirements.md": lambda docs: requirements.page(docs.parent / "tests"),
     "tables/crash-classes.md": lambda _docs: crash_classes.page(),
+    "tables/configurations.md": lambda _docs: configurations.page(),
     "commands.md": lambda _docs: commands.page(cli.parser()),
     "tables/schema.md": lambda _docs: schema.page(),
     "../fixtures/inventory.toml": lambda docs: inventory.page(docs.parent / "tests"),

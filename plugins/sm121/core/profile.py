@@ -218,13 +218,15 @@ class Configuration(DataTable):
     gates: tuple[Gate, ...] = ()
 
     def at(
-        self, identity: str | None, options: Collection[str] | None = None
+        self, identity: str | None, options: Collection[str] | None = None, *, anyhow: bool = False
     ) -> Configuration | None:
-        """What it is in an engine (see `ReleaseSetting.fits`); None where no setting has it. The
-        path of one whose release is not known may be that of any."""
+        """What it is in an engine (see `ReleaseSetting.fits`); None where no setting has it, or
+        ``anyhow`` what the first one has. The path of one whose release is not known may be that of
+        any."""
         if not self.settings:
             return self
         fitting = [each for each in self.settings if each.fits(identity, options)]
+        fitting = fitting or [*self.settings[: int(anyhow)]]
         if not fitting:
             return None
         setting = next((each for each in fitting if each.build is not None), fitting[0])
@@ -483,6 +485,8 @@ class Box(DataTable):
 
     bandwidth_gb_s: Sourced | None = None
     matrix_tflop_s: Sourced | None = None
+    #: Between which healthy ones lie: what a gate may ask of the memory before one was measured.
+    healthy_gb_s: Band | None = None
     #: Of the SM clock under load.
     sm_clock_mhz: Sourced | None = None
     memory_available_gib: Sourced | None = None
@@ -664,6 +668,8 @@ class Profile(DataTable):
     #: ``[performance]``, which are asked of every build.
     question: str | None = Field(default=None, exclude=True)
     configurations: dict[ConfigurationName, Configuration] = Field(min_length=1)
+    #: Those that the engine which is judged cannot have (`judging`).
+    lacking: dict[ConfigurationName, Configuration] = Field(default={}, exclude=True)
     kernel_path: KernelPathRequirement
     correctness: Correctness
     stress: StressSizes
@@ -786,6 +792,12 @@ class Profile(DataTable):
                 "under_test": name,
                 "question": name if own and configuration is not None else None,
                 "configurations": {key: each for key, each in resolved.items() if each is not None},
+                "lacking": self.lacking
+                | {
+                    key: each.at(identity, options, anyhow=True)
+                    for key, each in self.configurations.items()
+                    if resolved[key] is None
+                },
                 "performance": self.performance.model_copy(update={"gates": gates}),
             }
         )
@@ -820,7 +832,7 @@ class Profile(DataTable):
             requested: values of the path that the server was asked for by name. What the profile
                 says of them for all configurations does not hold then; what this one promises does.
         """
-        own = self.configurations.get(configuration)
+        own = {**self.lacking, **self.configurations}.get(configuration)
         required = self.kernel_path.model_copy(update=dict.fromkeys(requested))
         return required.model_copy(update=_given(own.path) if own is not None else {})
 

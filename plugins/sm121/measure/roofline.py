@@ -2,36 +2,67 @@
 
 To decode one token of one stream, every active weight and the whole KV cache in the window are read
 once. No clock and no kernel can do better; only speculative decoding can, and several streams.
+``fixtures/formats.toml`` has the bits of formats.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from sm121.core import data_file
+from sm121.core.data_file import DataTable
 from sm121.core.errors import Sm121Error
+from sm121.core.profile import Gate, PathValues, Profile
+from sm121.engines.requested import read_arguments
+from sm121.evidence.kernel_path import KernelPath
 
-#: An element of MXFP4: 4 bits, and a scale of 8 bits for each 32 of them.
-MXFP4_BITS = 4.25
-_BITS = {"float32": 32.0, "bfloat16": 16.0, "float16": 16.0}
+#: The dense layers that some engine quantises at load, with the name of one module of each.
+_DENSE = {
+    "qkv": "model.layers.0.attn.qkv_proj",
+    "o": "model.layers.0.attn.o_proj",
+    "lm_head": "lm_head",
+}
+#: Options that change what a token reads.
+_OPTIONS = ("--mxfp4-layers", "--quantization-config", "--kv-cache-dtype")
+#: Keys of --quantization-config that are read, or that change nothing of the weights.
+_UNDERSTOOD = re.compile(r"moe\.activation|linear(\.weight|\.activation)?|ignore|targets\..+")
+_DECODE_RATE = re.compile(r"tg\d+(@d(?P<depth>\d+))?")
+
+
+class _File(DataTable):
+    bits: dict[str, float]
+    #: By a pattern on the name of the experts' backend: multiples of the hidden, the intermediate.
+    padding: dict[str, tuple[int, int]]
+
+
+_FORMATS = data_file.load("formats.toml", _File)
 
 
 @dataclass(frozen=True)
 class Formats:
-    """Bits per element of each part."""
+    """Bits per element of each part, and what the experts' sizes, hidden and intermediate, are
+    padded to."""
 
     experts: float
-    dense: float
+    qkv: float
+    o: float
+    lm_head: float
     kv: float
+    padded_to: tuple[int, int] = (1, 1)
 
 
+#: An element of MXFP4: 4 bits, and a scale of 8 bits for each 32 of them.
+MXFP4_BITS = _FORMATS.bits["mxfp4"]
 #: The smallest formats that some engine serves a model in: all weights in MXFP4, the cache in FP8.
 #: A checkpoint that is not quantised may be quantised while it is loaded.
-SMALLEST = Formats(experts=MXFP4_BITS, dense=MXFP4_BITS, kv=8.0)
+SMALLEST = Formats(MXFP4_BITS, MXFP4_BITS, MXFP4_BITS, MXFP4_BITS, kv=8.0)
 
 
 @dataclass(frozen=True)
@@ -90,10 +121,117 @@ def formats(config: Mapping[str, Any], dtype: str | None = None) -> Formats:
         config: of the model (config.json).
         dtype: that the engine was told to compute in, if it was.
     """
-    named = dtype if dtype in _BITS else str(config.get("dtype") or config.get("torch_dtype"))
-    dense = _BITS.get(named, 16.0)
+    bits = _FORMATS.bits
+    named = dtype if dtype in bits else str(config.get("dtype") or config.get("torch_dtype"))
+    dense = bits.get(named, 16.0)
     method = (config.get("quantization_config") or {}).get("quant_method")
-    return Formats(experts=MXFP4_BITS if method == "mxfp4" else dense, dense=dense, kv=dense)
+    experts = MXFP4_BITS if method == "mxfp4" else dense
+    return Formats(experts, qkv=dense, o=dense, lm_head=dense, kv=dense)
+
+
+def served(
+    config: Mapping[str, Any], arguments: Sequence[str], required: PathValues, path: KernelPath
+) -> Formats | None:
+    """The formats that a server reads: what its path shows, else what it is started with, else what
+    its path must show, else the checkpoint's own. None where something of them is not known, or
+    where it speculates: one read then gives several tokens.
+
+    Args:
+        config: of the model (config.json).
+    """
+    bits, asked = _FORMATS.bits, read_arguments(arguments)
+    asks_drafts = any(name.startswith("speculative_") for name in asked)
+    speculates = asks_drafts if path.speculative is None else path.speculative != "none"
+    own = formats(config, path.dtype or asked.get("dtype"))
+    layers = {} if path.requantised == [] else _layers(asked, config)
+    shown: Sequence[str] | None = path.requantised
+    if shown is None and "mxfp4_layers" not in asked:
+        shown = required.requantised
+    cache = asked.get("kv_cache_dtype") or (required.kv_cache_dtype or ("auto",))[0]
+    kv = {"auto": own.kv, **bits}.get(path.kv_cache_dtype or cache)
+    if speculates or kv is None or layers is None:
+        return None
+    if not {*layers.values()} <= {*bits} or not {*(shown or ())} <= {*layers}:
+        return None
+    moe = path.moe or asked.get("moe_backend") or "|".join(required.moe or ())
+    padded = (to for row, to in _FORMATS.padding.items() if re.fullmatch(row, moe, re.I))
+    dense = {name: bits[layers[name]] if name in layers else own.qkv for name in _DENSE}
+    return Formats(own.experts, **dense, kv=kv, padded_to=next(padded, (1, 1)))
+
+
+def _layers(asked: Mapping[str, str], config: Mapping[str, Any]) -> dict[str, str] | None:
+    """The format of each dense layer that is to be quantised at load; None where what is asked for
+    is not understood."""
+    own = str((config.get("quantization_config") or {}).get("quant_method") or "")
+    key, named = "quantization_config", asked.get("mxfp4_layers", "moe")
+    given = {n.removeprefix(f"{key}."): v for n, v in asked.items() if n.startswith(f"{key}.")}
+    listed = {*_DENSE} if named == "all" else {*named.split(",")} - {"moe"}
+    understood = listed <= {*_DENSE} and all(map(_UNDERSTOOD.fullmatch, given))
+    other = asked.get("quantization", own).removeprefix("gpt_oss_") != own
+    if other or not understood or not asked.get(key, "{").startswith("{"):
+        return None
+    linear = given.get("linear", given.get("linear.weight"))
+    rows = [(_DENSE[name], "mxfp4") for name in listed]
+    rows += [(_DENSE[name], linear) for name in ("qkv", "o") if linear is not None]
+    rows += [(n.removeprefix("targets."), v) for n, v in given.items() if n.startswith("targets.")]
+    found = {name: method for text, method in rows for name in _DENSE if _is_of(text, name)}
+    left_out = re.findall(r"'([^']*)'", given.get("ignore", ""))
+    return {n: v for n, v in found.items() if not any(_is_of(text, n) for text in left_out)}
+
+
+def _is_of(text: str, layer: str) -> bool:
+    """Whether ``re:PATTERN``, or a part of a module's name, is of a layer."""
+    pattern = text.removeprefix("re:") if text.startswith("re:") else f".*{re.escape(text)}"
+    return re.match(pattern, _DENSE[layer]) is not None
+
+
+def depth_of(metric: str) -> int | None:
+    """Tokens before the request of a decode rate of one stream; None for any other metric."""
+    named = _DECODE_RATE.fullmatch(metric)
+    return None if named is None else int(named["depth"] or 0)
+
+
+def cost(
+    own: Profile, name: str, depth: int, config: Mapping[str, Any],
+    more: Sequence[str] = (), path: KernelPath | None = None,
+) -> Traffic | None:  # fmt: skip
+    """Bytes of a token in a configuration with ``more`` arguments, by what its path shows (None
+    before a start); None where its formats are not known.
+
+    Raises:
+        Sm121Error: the model's configuration lacks something.
+    """
+    each = {**own.lacking, **own.configurations}[name]
+    arguments = (*own.engine.arguments, *each.arguments, *more)
+    known = served(config, arguments, own.path_of(name), path or KernelPath())
+    return traffic(config, depth=depth, formats=known) if known is not None else None
+
+
+def out_of_reach(
+    own: Profile, gate: Gate, read: Traffic | None, config: Mapping[str, Any], gb_s: float | None
+) -> str | None:
+    """Why a server that reads so much a token at the gate's depth cannot reach it, and which
+    configuration could; None where it may, or where nothing is known.
+
+    Args:
+        gb_s: what this machine was measured to give; None: what a healthy one gives at most.
+    """
+    depth, healthy = depth_of(gate.metric), own.box.healthy_gb_s if own.box is not None else None
+    rate = gb_s or (healthy.high if healthy is not None else None)
+    if read is None or rate is None or depth is None or gate.minimum is None:
+        return None
+    if (bound := Ceiling(read, rate, 1.0).tok_s) >= gate.minimum:
+        return None
+    names = (*own.configurations, *own.lacking)
+    costs = {name: each.total for name in names if (each := cost(own, name, depth, config))}
+    best, how = min(costs, key=lambda name: costs[name]), "it needs fewer bits, or speculation"
+    if rate * 1e9 / costs[best] >= gate.minimum:
+        given = {**own.lacking, **own.configurations}[best].arguments
+        options = [" ".join(pair) for pair in itertools.pairwise(given) if pair[0] in _OPTIONS]
+        how = f"configuration {best} ({', '.join(options)}) reads {costs[best] / 1e9:.2f}"
+    where = "on this machine" if gb_s else "on the fastest healthy machine"
+    reads = f"{read.total / 1e9:.2f} GB a token: at most {bound:.3g} tok/s {where}"
+    return f"{reads} ({rate:.0f} GB/s); {how}"
 
 
 def traffic(config: Mapping[str, Any], *, depth: int, formats: Formats) -> Traffic:
@@ -115,15 +253,17 @@ def traffic(config: Mapping[str, Any], *, depth: int, formats: Formats) -> Traff
     sliding = kinds.count("sliding_attention") if isinstance(kinds, list) else (layers + 1) // 2
     in_window = min(depth, window) if window else depth
     seen = sliding * in_window + (layers - sliding) * depth
-    expert = (3 * wide * hidden) * formats.experts / 8 + (2 * wide + hidden) * 2
+    sizes = zip((hidden, wide), formats.padded_to, strict=True)
+    rows, columns = (-(-size // multiple) * multiple for size, multiple in sizes)
+    expert = (3 * columns * rows) * formats.experts / 8 + (2 * columns + rows) * 2
     queries, keys = heads * head, kv_heads * head
-    projections = hidden * (queries + 2 * keys) + queries * hidden
+    projections = hidden * ((queries + 2 * keys) * formats.qkv + queries * formats.o)
     biases = (queries + 2 * keys + hidden) * 2
     return Traffic(
         experts=layers * chosen * expert,
-        attention=layers * (projections * formats.dense / 8 + biases),
+        attention=layers * (projections / 8 + biases),
         router=layers * experts * (hidden + 1) * 2.0,
-        lm_head=vocabulary * hidden * formats.dense / 8,
+        lm_head=vocabulary * hidden * formats.lm_head / 8,
         kv=seen * 2 * keys * formats.kv / 8,
     )
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -17,7 +17,7 @@ from sm121.engines.attached import AttachedProcesses
 from sm121.measure import box, roofline
 from sm121.measure.box import BoxState, CpuUse, Reading
 from sm121.measure.measurement import COUNTED
-from sm121.measure.roofline import Ceiling
+from sm121.measure.roofline import Ceiling, Traffic
 from sm121.measure.stream_bandwidth import read_bandwidth
 from sm121.run.harness import Harness
 from sm121.run.verdict_file import BESIDE, TestReport
@@ -122,33 +122,36 @@ class RunBox:
                 return None
         return max(self._by_size[size], best)
 
-    def ceilings(self, depth: int) -> tuple[Ceiling, Ceiling] | None:
-        """Two bounds on a stream's rate: one for the checkpoint's own formats, and one that holds
-        whatever the engine quantised. None when the model or the machine is not known."""
-        profile, model = self.harness.profile, self.harness.profile.model.id
+    @functools.cached_property
+    def model(self) -> dict[str, Any] | None:
+        """config.json of the served model's file, else of the profile's model; None where neither
+        is known."""
+        model = self.harness.profile.model.id
         if self.canaries is not None and model.startswith(_CANARY):
             model = str(self.canaries / model.removeprefix(_CANARY))
-        # The served model's file, else that of the profile's model.
-        served = roofline.read_config(self.harness.file.engine.model)
-        config = served or roofline.read_config(model)
-        if config is None:
+        return roofline.read_config(self.harness.file.engine.model) or roofline.read_config(model)
+
+    def costs(self, depth: int) -> tuple[Traffic | None, Traffic] | None:
+        """Bytes of a token: those of the server under test, None where its formats are not known,
+        and the least, whatever the engine quantised. None when the model is not known."""
+        own, path = self.harness.profile, self.harness.file.engine.path
+        started = self.harness.configurations.get(own.under_test)
+        more = started.arguments if started is not None else ()
+        if self.model is None:
             return None
-        under_test = self.harness.configurations.get(profile.under_test)
-        pairs = itertools.pairwise(under_test.arguments if under_test is not None else ())
-        dtype = next((value for name, value in pairs if name == "--dtype"), None)
-        reference = profile.box
-        tolerance = reference.roofline_tolerance if reference else 1.0
-        bounds = []
-        for formats in (roofline.formats(config, dtype), roofline.SMALLEST):
-            try:
-                cost = roofline.traffic(config, depth=depth, formats=formats)
-            except Sm121Error:
-                return None
-            gb_s = self.bandwidth(cost.total)
-            if gb_s is None:
-                return None
-            bounds.append(Ceiling(cost, gb_s, tolerance))
-        return bounds[0], bounds[1]
+        try:
+            least = roofline.traffic(self.model, depth=depth, formats=roofline.SMALLEST)
+            return roofline.cost(own, own.under_test, depth, self.model, more, path), least
+        except Sm121Error:
+            return None
+
+    def ceiling(self, cost: Traffic | None) -> Ceiling | None:
+        """The bound of so many bytes; None when they or the machine are not known."""
+        gb_s = self.bandwidth(cost.total) if cost is not None else None
+        if cost is None or gb_s is None:
+            return None
+        reference = self.harness.profile.box
+        return Ceiling(cost, gb_s, reference.roofline_tolerance if reference else 1.0)
 
     def _conclude(self) -> None:
         """Write the state into the report."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,11 +11,10 @@ from urllib.parse import urlsplit
 from sm121.core.profile import Gate
 from sm121.core.verdict import Inconclusive, Invalid, Verdict
 from sm121.evidence.kernel_path import KernelPath
-from sm121.measure import gate, machine, metrics, statistics
+from sm121.measure import gate, machine, metrics, roofline, statistics
 from sm121.measure.box import BoxState
 from sm121.measure.gate import Decision
 from sm121.measure.measurement import COUNTED, Measurement
-from sm121.measure.roofline import Ceiling
 from sm121.measure.statistics import Estimate
 from sm121.performance.box import RunBox
 from sm121.run.harness import Harness
@@ -28,7 +26,6 @@ More = Callable[[int], Measurement]
 #: Units of values that exist once in a run (a start, a peak, what was accepted of all drafts). They
 #: have one sample.
 _ONCE = ("s", "GiB", "%", "tokens")
-_DECODE_RATE = re.compile(r"tg\d+(@d(?P<depth>\d+))?")
 
 
 @dataclass(frozen=True)
@@ -85,12 +82,12 @@ class Recorder:
         if threshold is not None and measurement.valid and measurement.samples:
             decision, measurement = _gathered(measurement, threshold, more, bound)
         estimate = decision.estimate if decision else _estimate(measurement)
-        roofline, above = self._against_roofline(measurement, estimate)
+        memory, above = self._against_roofline(measurement, estimate, threshold)
         verdict, reason = self._judge(measurement, decision, estimate, above)
-        if verdict is Verdict.FAIL and threshold is not None:
-            reason += self._out_of_reach(threshold)
+        if verdict is Verdict.FAIL and (why := memory.get("out_of_reach")):
+            reason += f". It reads {why}"
         file.metrics[measurement.name] = _report(
-            measurement, threshold, estimate, decision, verdict, roofline
+            measurement, threshold, estimate, decision, verdict, memory
         )
         for item in measurement.unproven:
             if item not in file.unproven:
@@ -114,6 +111,7 @@ class Recorder:
         """What is stored with a measurement, so that it can be compared and understood later."""
         file, measurement = self.harness.file, recorded.measurement
         finite = [sample for sample in measurement.samples if math.isfinite(sample)]
+        metric = file.metrics[measurement.name]
         return {
             "sm121": 1,
             "metric": measurement.name,
@@ -134,6 +132,8 @@ class Recorder:
             "path": speed_path(file.engine.path),
             "box": file.box.model_dump(mode="json"),
             **self.context(),
+            "roofline": metric.roofline,
+            "bytes_per_token": metric.bytes_per_token,
             "extra": measurement.extra,
         }
 
@@ -183,47 +183,36 @@ class Recorder:
             )
         return decision.verdict, decision.reason
 
-    def _out_of_reach(self, threshold: Gate) -> str:
-        """Why no engine that reads the checkpoint as it is can reach a gate; empty where one
-        could."""
-        bounds = self._ceilings(threshold.metric)
-        if bounds is None or threshold.minimum is None or bounds[0].tok_s >= threshold.minimum:
-            return ""
-        own = bounds[0]
-        return (
-            f". {threshold.minimum:g} tok/s cannot be reached with these bytes: a token reads "
-            f"{own.traffic.total / 1e9:.3f} GB in the checkpoint's own formats ({own.traffic}), "
-            f"and {own.gb_s:.0f} GB/s were measured, so that {own.tok_s:.1f} tok/s are the most; "
-            "it needs dense layers in fewer bits, or speculation"
-        )
-
-    def _ceilings(self, metric: str) -> tuple[Ceiling, Ceiling] | None:
-        """The bounds on a decode rate; None where there are none: with speculation one read of the
-        weights gives several tokens."""
-        named = _DECODE_RATE.fullmatch(metric)
-        if named is None or self.box is None:
-            return None
-        if self.harness.file.engine.path.speculative not in (None, "none"):
-            return None
-        return self.box.ceilings(int(named["depth"] or 0))
-
     def _against_roofline(
-        self, measurement: Measurement, estimate: Estimate | None
-    ) -> tuple[float | None, str | None]:
-        """Share of the memory-bound rate that was reached, and what is wrong when it is too
-        high."""
-        bounds = self._ceilings(measurement.name)
-        if estimate is None or bounds is None:
-            return None, None
-        own, highest = bounds
-        above = highest.broken_by(estimate.value)
+        self, measurement: Measurement, estimate: Estimate | None, threshold: Gate | None
+    ) -> tuple[dict[str, Any], str | None]:
+        """What bounds a decode rate and how much of that was reached, as `MetricReport` has it;
+        and what is wrong when it is too high."""
+        depth, box = roofline.depth_of(measurement.name), self.box
+        costs = box.costs(depth) if box is not None and depth is not None else None
+        if box is None or costs is None or box.model is None:
+            return {}, None
+        own, highest = (box.ceiling(cost) for cost in costs)
+        profile, gb_s = self.harness.profile, own.gb_s if own is not None else None
+        memory: dict[str, Any] = {
+            "bytes_per_token": costs[0] and round(costs[0].total),
+            "out_of_reach": threshold
+            and roofline.out_of_reach(profile, threshold, costs[0], box.model, gb_s),
+        }
+        if estimate is None:
+            return memory, None
+        speculates = self.harness.file.engine.path.speculative not in (None, "none")
+        above = highest.broken_by(estimate.value) if highest and not speculates else None
+        if own is None:
+            return memory, above
         if (higher := own.broken_by(estimate.value)) and not above:
             self.harness.remark(
-                f"{measurement.name}: more than the checkpoint's own formats allow, so the engine "
-                f"quantises what they leave in BF16 ({higher})",
+                f"{measurement.name}: more than the bytes of this configuration allow, so the "
+                f"engine quantises what nothing shows it to quantise ({higher})",
                 at_once=False,
             )
-        return round(own.share(estimate.value), 4), above
+        share = round(own.share(estimate.value), 4)
+        return memory | {"bound": round(own.tok_s, 2), "roofline": share}, above
 
 
 def _gathered(
@@ -287,9 +276,9 @@ def _report(
     estimate: Estimate | None,
     decision: Decision | None,
     verdict: Verdict,
-    roofline: float | None,
+    memory: dict[str, Any],
 ) -> MetricReport:
-    bounds = {
+    thresholds = {
         name: getattr(threshold, name, None) for name in ("minimum", "target", "stretch", "at_most")
     }
     return MetricReport(
@@ -301,10 +290,10 @@ def _report(
         rounds=len(measurement.samples),
         grade=decision.grade if decision and verdict is Verdict.PASS else None,
         clock=measurement.clock,
-        roofline=roofline,
         accepted_length=measurement.extra.get("mean_accepted_length"),
         verdict=verdict,
-        **bounds,
+        **thresholds,
+        **memory,
     )
 
 

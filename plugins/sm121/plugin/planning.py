@@ -19,7 +19,7 @@ from sm121.core.profile import FULL, LEVELS, Profile
 from sm121.engines import choices, preflight
 from sm121.matrix import outlook
 from sm121.matrix.cost import duration
-from sm121.measure import machine
+from sm121.measure import machine, roofline
 from sm121.measure.plan import Plan
 from sm121.plugin import matrix, selection
 from sm121.plugin.selection import WHY_NOT
@@ -49,7 +49,7 @@ def head(config: pytest.Config, chosen: Target, items: Sequence[pytest.Item]) ->
     counts = ", ".join(f"{level} {cost.checks}" for level, cost in costs.items())
     lines = [f"plan {settings.plan}: {len(can)} checks ({counts}), {_about(chosen.profile, costs)}"]
     lines += [f"cannot run: {len(ids)}: {why}" for why, ids in reasons(tests).items()]
-    return lines
+    return [*lines, *_gates(settings, chosen)]
 
 
 def whole(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
@@ -239,5 +239,21 @@ def _start(settings: Settings, chosen: Target) -> Iterable[str]:
         yield f"start: the JIT cache in {modules.folder} is warm"
 
 
+def _gates(settings: Settings, chosen: Target) -> Iterable[str]:
+    """Gates above what the memory allows the configuration under test, by what it will read."""
+    own = chosen.profile
+    config = roofline.read_config(settings.model or own.model.id) if own is not None else None
+    if own is None or config is None:
+        return
+    name, asked = own.under_test, "" if own.question else " (asked of every build)"
+    here = forecast.timed(settings.report_dir, own, settings.plan).gb_s
+    for gate in own.performance.gates:
+        if (depth := roofline.depth_of(gate.metric)) in settings.measuring_plan(own).depths:
+            read = roofline.cost(own, name, depth or 0, config, settings.engine_arguments)
+            if why := roofline.out_of_reach(own, gate, read, config, here):
+                what = f"gate {gate.metric}: {gate.minimum:g} {gate.unit}{asked}"
+                yield f"{what} is above the bound: configuration {name} reads {why}"
+
+
 #: What `sm121 plan` says before the plans, in this order.
-_FACTS: tuple[Fact, ...] = (_machine, _engine, _path, _start)
+_FACTS: tuple[Fact, ...] = (_machine, _engine, _path, _gates, _start)

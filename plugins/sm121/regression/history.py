@@ -36,6 +36,16 @@ class StoredMetric:
     verdict: str
     #: Tokens of a step while it was measured, where drafts were accepted; None without.
     accepted_length: float | None = None
+    #: Of a decode rate: its share of what the memory allows, and what a token reads.
+    roofline: float | None = None
+    bytes_per_token: float | None = None
+
+    @property
+    def of_bound(self) -> str:
+        """Its share of what the memory allows, behind its value; empty where that is not known."""
+        if not self.roofline or not self.bytes_per_token:
+            return ""
+        return f" ({self.roofline:.0%} of the bound of {self.bytes_per_token / 1e9:.3g} GB a token)"
 
     @classmethod
     def of(cls, extra_info: Mapping[str, Any]) -> StoredMetric:
@@ -53,6 +63,8 @@ class StoredMetric:
             value=float(extra_info["value"]),
             verdict=str(extra_info.get("verdict", "unknown")),
             accepted_length=(extra_info.get("extra") or {}).get("mean_accepted_length"),
+            roofline=extra_info.get("roofline"),
+            bytes_per_token=extra_info.get("bytes_per_token"),
         )
 
 

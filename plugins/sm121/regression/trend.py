@@ -97,8 +97,8 @@ def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float)
     between = _outside(now, earlier)
     change = "worse" if worse > 0 else "better"
     what = (
-        f"{now.name}: {number(now.value)} {now.unit} against {number(level)} "
-        f"({len(earlier)} stored runs), "
+        f"{now.name}: {number(now.value)} {now.unit}{now.of_bound} against {number(level)}"
+        f"{earlier[-1].of_bound} ({len(earlier)} stored runs), "
         f"{abs(worse):.1%} {change}{_interval(now, earlier[-1])}; {allowed:.0%} allowed"
     )
 

@@ -117,6 +117,8 @@ def measured(run: VerdictFile, known: Mapping[str, Samples]) -> dict[str, Stored
             value=metric.value,
             verdict=metric.verdict.value,
             accepted_length=metric.accepted_length,
+            roofline=metric.roofline,
+            bytes_per_token=metric.bytes_per_token,
         )
         for name, metric in run.metrics.items()
         if metric.value is not None

@@ -301,7 +301,8 @@ def _gate(bad: _Bad) -> _Told:
     value = (
         f"{_unlike(metric.value, limit)} {metric.unit}" if metric.value is not None else "no number"
     )
-    return f"{_named(name)} is {value}; {need} ({bad.run.profile})", len(about)
+    why = f". It reads {metric.out_of_reach}" if metric.out_of_reach else ""
+    return f"{_named(name)} is {value}; {need} ({bad.run.profile}){why}", len(about)
 
 
 def _unlike(value: float, limit: float | None) -> str:

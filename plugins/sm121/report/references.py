@@ -29,6 +29,8 @@ class ReferenceEngine(DataTable):
     tool: str
     """What measured it: a clock of its own (docs/accuracy.md)."""
     source: str = Field(min_length=3)
+    configurations: tuple[str, ...] = ()
+    """Of the profile: those that it measured."""
     values: Mapping[str, float]
     """By metric, in tok/s or ms."""
     deviations: Mapping[str, float] = Field(default_factory=dict)

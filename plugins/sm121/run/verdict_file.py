@@ -213,6 +213,13 @@ class MetricReport(Record):
     grade: str | None = None
     clock: str | None = None
     roofline: float | None = None
+    """Of a decode rate: its share of ``bound``."""
+    bound: float | None = None
+    """tok/s that the memory allows with ``bytes_per_token``."""
+    bytes_per_token: int | None = None
+    """What the engine reads for a token, by the formats that it has; null where not known."""
+    out_of_reach: str | None = None
+    """What it reads, where its gate cannot be reached with that, and what could reach it."""
     #: Tokens of a step while it was measured, where drafts were accepted.
     accepted_length: float | None = None
     verdict: Verdict = Verdict.NOT_RUN

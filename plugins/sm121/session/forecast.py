@@ -20,6 +20,7 @@ from sm121.core import data_file
 from sm121.core.data_file import DataTable
 from sm121.core.profile import LEVELS, Costs, Profile
 from sm121.measure import gate, machine
+from sm121.measure.box import BoxState
 from sm121.measure.plan import Plan
 from sm121.run import verdict_file
 
@@ -182,13 +183,15 @@ class Timed:
 
     seconds: Mapping[str, float] = field(default_factory=dict)
     source: str | None = None
+    #: What the machine's memory gave in the newest of them; None where it was not fit.
+    gb_s: float | None = None
 
 
 def timed(report: Path, profile: Profile, plan: str) -> Timed:
     """What the newest runs of a report directory took, of this profile on this machine. A rate is
     measured in another way by another plan: its time is then not taken."""
     found: dict[str, float] = {}
-    source = None
+    source = gb_s = None
     files = [report / "verdict.json", *(report / "earlier").glob("*/verdict.json")]
     here = machine.identity()
     for file in sorted(filter(Path.is_file, files), key=_written, reverse=True)[:_NEWEST]:
@@ -199,13 +202,15 @@ def timed(report: Path, profile: Profile, plan: str) -> Timed:
         known = run.fingerprint
         if known is None or (run.profile, known.machine) != (profile.name, here):
             continue
+        if run.box.before and run.box.before.device and run.box.state != BoxState.DEGRADED:
+            gb_s = gb_s or run.box.before.device.bandwidth_best_gb_s
         if known.configuration != profile.under_test or not run.finished:
             continue
         for test in run.tests:
             if test.executed and (known.plan == plan or test.level != "performance"):
                 source = source or f"{file.parent.name}, {run.started[:10]}"
                 found.setdefault(test.id, test.seconds)
-    return Timed(found, source)
+    return Timed(found, source, gb_s)
 
 
 def _written(file: Path) -> float:

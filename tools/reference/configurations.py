@@ -1,0 +1,76 @@
+"""What each configuration of the GB10 profile reads for a token, and how fast it can be at most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sm121.core import builds, profile
+from sm121.core.profile import Profile
+from sm121.engines import choices
+from sm121.measure import roofline
+from sm121.measure.roofline import Ceiling, Traffic
+from sm121.report import references
+from tools.reference.markdown import MADE_BY, cell, table
+
+PROFILE = "sm121-gpt-oss-120b"
+#: GB/s of the data sheet.
+DATA_SHEET = 273.0
+
+
+def judged(own: Profile) -> Iterator[tuple[str, Profile]]:
+    """Each configuration by name, with the profile as it judges the newest engine that has it."""
+    known = choices.load(own.engine.name, own.arch)
+    newest = [known.releases[-1].version] if known is not None else []
+    rows = [row for row in builds.shipped() if row.engine == own.engine.name]
+    engines = [*newest, *(f"{row.release}+{row.name}" for row in rows), None]
+    for name, configuration in own.configurations.items():
+        baseline = own.configurations[own.baseline]
+        fits = (e for e in engines if configuration.at(e) and baseline.at(e))
+        yield name, own.judging(name, next(fits))
+
+
+def read(own: Profile, depth: int) -> Traffic | None:
+    """Bytes of a token of the configuration under test; None where its formats are not known."""
+    config = roofline.read_config(own.model.id)
+    return roofline.cost(own, own.under_test, depth, config) if config is not None else None
+
+
+def page() -> str:
+    """docs/tables/configurations.md."""
+    own, rows = profile.load(PROFILE), []
+    assert own.box is not None and own.box.healthy_gb_s is not None
+    least, most = own.box.healthy_gb_s.low, own.box.healthy_gb_s.high
+    for name, each in judged(own):
+        for depth in (min(own.performance.depths), max(own.performance.depths)):
+            metric = f"tg32@d{depth}"
+            known = next((r for r in references.load().reference
+                          if name in r.configurations and metric in r.values), None)  # fmt: skip
+            cost, gate = read(each, depth), each.gate(metric)
+            gates = [g.metric for g in own.configurations[name].gates]
+            asked = "" if metric in gates else ", of every build"
+            bounds = [Ceiling(cost, g, 1.0) if cost else None for g in (least, most, DATA_SHEET)]
+            rows.append([
+                f"`{name}`",
+                str(depth),
+                f"{cost.total / 1e9:.2f}" if cost else "not known",
+                *(f"{bound.tok_s:.1f}" if bound else "" for bound in bounds),
+                f"{known.values[metric]:g}" if known else "",
+                f"{bounds[1].share(known.values[metric]):.0%}" if known and bounds[1] else "",
+                f"{gate.minimum:g}{asked}" if gate else "",
+                cell(known.source) if known else "",
+            ])  # fmt: skip
+    shown = [f"{gb_s:g} GB/s" for gb_s in (least, most, DATA_SHEET)]
+    header = ["configuration", "depth", "GB a token", *shown, "published", f"of {shown[1]}", "gate"]
+    lines = [
+        "# What a configuration reads, and how fast it can be at most",
+        "",
+        MADE_BY.format(source=f"`fixtures/profiles/{PROFILE}.toml` and `fixtures/references.toml`"),
+        "tok/s of one stream. A token reads the active weights once, by the formats that a "
+        "configuration has, with what its kernels pad, and the KV cache of the tokens before the "
+        f"request; a prompt of 2,048 adds 0.08 GB in BF16. Healthy machines read {least:g} to "
+        f"{most:g} GB/s, the data sheet says {DATA_SHEET:g}. [Gates](../gates.md) above the bound "
+        "are said before a run; `make test` refuses one of a configuration that is asked by name.",
+        "",
+        *table([*header, "source"], rows),
+    ]
+    return "\n".join(lines) + "\n"
