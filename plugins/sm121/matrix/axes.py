@@ -20,7 +20,7 @@ from sm121.core import data_file
 from sm121.core.data_file import DataTable, Pattern
 from sm121.core.errors import UsageError
 from sm121.core.profile import GoldenBound, ReleaseSetting
-from sm121.core.versions import Versions, within
+from sm121.core.versions import Versions, release, within
 from sm121.evidence.kernel_path import KernelPath
 
 #: A cell: a value for each axis, by name.
@@ -278,7 +278,8 @@ class Space:
         return tuple(
             rule
             for rule in self.file.incompatible
-            if rule.engine in (None, self.engine) and within(self.version, rule.versions)
+            if rule.engine in (None, self.engine)
+            and (release(self.version) is None or within(self.version, rule.versions))
         )
 
     @functools.cached_property
