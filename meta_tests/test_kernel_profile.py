@@ -444,6 +444,22 @@ def test_attention_of_another_backend_contradicts(named: str, ran: str) -> None:
         assert bool(wrong) is not alike, "one kernel of another backend is enough"
 
 
+def test_real_profile_of_an_h200_passes() -> None:
+    """vLLM 0.24 with FLASH_ATTN and Marlin, as docs/evidence keeps it: names are cut there too."""
+    log = (Path(__file__).parents[1] / "docs" / "evidence" / "h200-server.log").read_text()
+    rows = re.findall(r"^(attention|moe|dense) (\d+) 0\.\d+ (.+)$", log, re.M)
+    assert len(rows) == 8
+    for part, _, name in rows:
+        assert part_of(name) == part, name
+    seen = gpu(*(name for _, _, name in rows))
+    assert judged(KernelPath(moe="MARLIN", attention="FLASH_ATTN"), seen) == ([], [])
+    for other in (
+        KernelPath(moe="MARLIN", attention="TRITON_ATTN"),
+        KernelPath(moe="TRITON", attention="FLASH_ATTN"),
+    ):
+        assert len(judged(other, seen)[0]) == 1
+
+
 def test_drafter_may_have_another_attention() -> None:
     path = KernelPath(moe="MARLIN", attention="TRITON_ATTN", speculative="eagle3")
     assert judged(path, gpu(MARLIN, "kernel_unified_attention", FLASH)) == ([], [])
@@ -618,6 +634,8 @@ def test_real_tables_prove_the_layers(name: str) -> None:
     assert "calls of dense Marlin in 66 passes of 36 layers" in path.evidence["requantised"]
     assert path.also == {}
     assert with_kernels(KernelPath(), real(name), None).requantised is None
+    wrong = with_kernels(KernelPath(requantised=["router"]), real(name), 36)
+    assert wrong.also == {"requantised": ["router"]}
 
 
 @pytest.mark.parametrize(
@@ -651,9 +669,13 @@ def test_variant_is_named_by_whole_names_and_helpers() -> None:
     assert moe_variant(gpu(MARLIN, ATTENTION)) is None
     assert moe_variant(real("fused")) == "fused"
     assert moe_variant(real("unfused")) is None, "Gated may be in what was cut"
-    path = with_kernels(KernelPath(moe_variant="unfused"), gpu(CUTLASS, GATED), 36)
-    assert path.moe_variant == "fused"
-    assert path.also == {"moe_variant": ["unfused"]}
+    for logged, names, ran in (
+        ("unfused", (CUTLASS, GATED), "fused"),
+        ("fused", (CUTLASS, ATTENTION), "unfused"),
+    ):
+        path = with_kernels(KernelPath(moe_variant=logged), gpu(*names), 36)
+        assert (path.moe_variant, path.also) == (ran, {"moe_variant": [logged]})
+        assert with_kernels(KernelPath(moe_variant=ran), gpu(*names), 36).also == {}
 
 
 MXFP4 = GB10.model_copy(update={"requantised": tuple(ALL), "moe_variant": ("unfused",)})

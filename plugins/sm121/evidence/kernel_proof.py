@@ -26,9 +26,11 @@ def with_kernels(path: KernelPath, seen: KernelProfile, layers: int | None) -> K
     for name, value in proven.items():
         if value is None:
             continue
-        logged = getattr(path, name)
-        if logged is not None and not set(logged) <= set(value):
-            path.also[name] = [logged] if isinstance(logged, str) else logged
+        logged, shown = (
+            [one] if isinstance(one, str) else one or [] for one in (getattr(path, name), value)
+        )
+        if not set(logged) <= set(shown):  # a log may show some of the layers
+            path.also[name] = logged
             path.evidence[f"{name}_also"] = path.evidence.get(name, "the log")
         setattr(path, name, value)
         path.evidence[name] = f"{seen.source}: {_shown(seen, name, value, layers)}"
