@@ -372,6 +372,23 @@ def test_fallback_is_told(kind: str) -> None:
     assert path.evidence[f"fallbacks.{kind}"]
 
 
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("FlashInfer is not available. Falling back to PyTorch-native", ["sampler_pytorch"]),
+        (
+            WARN + "[topk_topp_sampler.py:9] FlashInfer top-p/top-k sampling not supported on "
+            "compute capability 12.1; falling back to PyTorch-native sampler.",
+            ["sampler_pytorch"],
+        ),
+        (CORE + "[gdn.py:9] Falling back to the Triton GDN decode path", []),
+        (mxfp4_lines.FROM + "Auto-selected: Triton", []),
+    ],
+)
+def test_a_fallback_is_told_in_other_words(line: str, found: list[str]) -> None:
+    assert read_lines([line]).fallbacks == found
+
+
 def test_every_fallback_signature_has_a_line() -> None:
     assert {entry.id for entry in load_signatures("vllm").of("fallback")} == set(FALLBACK_LINES)
 

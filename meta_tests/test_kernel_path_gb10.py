@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from logs import read_lines
 
 from sm121 import cli
 from sm121.core import builds
-from sm121.evidence.kernel_path import KernelPath, detect_engine, read_log
+from sm121.evidence.kernel_path import KernelPath, detect_engine, read_log, search_last_start
 from sm121.evidence.log_lines import clean
 from sm121.evidence.progress import startup_progress
 
@@ -217,6 +218,21 @@ def test_what_an_older_run_left_behind_is_not_this_one(name: str, first: int, pr
 def test_what_nsys_prints_behind_a_server_is_not_the_servers() -> None:
     path = read_lines([*lines_of("unfused_0804_clean"), *NSYS])
     assert stated(path) == SHOWN["unfused_0804_clean"]
+
+
+def test_no_rule_is_met_or_broken_by_what_is_older(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    own = lines_of("unfused_0804_clean")
+    log.write_text("\n".join([*own, *lines_of("fused_0804_clean")[18:], *NSYS]) + "\n")
+    path = read_log(log)
+    patterns = [
+        re.compile(t) for t in ("marlin_moe_wna16::Marlin<", "\\w+ MoE module", "Mxfp4 MoE")
+    ]
+    seen = [line for _, line in search_last_start(log, path.begins, patterns, path.ends)]
+    assert [line.split("JIT-compiling ")[1] for line in seen] == [
+        "1 unfused MoE module(s) for SM121: [(64, 128)]"
+    ]
+    assert len([*search_last_start(log, path.begins, patterns)]) == 4
 
 
 def test_the_turn_of_a_year_is_no_older_run() -> None:

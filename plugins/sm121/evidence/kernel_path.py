@@ -123,6 +123,8 @@ class KernelPath(Record):
     """What the server loaded, and by which name it serves it; not part of ``path`` either."""
     begins: dict[str, int] = Field(default_factory=dict, exclude=True)
     """Container to the number of the physical line with which its last start begins."""
+    ends: dict[str, int] = Field(default_factory=dict, exclude=True)
+    """Container to that with which the rest of an older run begins, where the log ends in one."""
 
 
 @dataclass(slots=True)
@@ -154,14 +156,19 @@ class _ServerState:
     """Moment of this run's first line that has one (`LogLine.stamp`)."""
     stale: bool = False
     """Whether the line belongs to a run before this one: the log was not emptied between them."""
+    ended: int = 0
+    """Number of the line at which `stale` became true."""
 
     def place(self, line: LogLine) -> None:
         """Whether a line and what follows it are older than this run, by its moment."""
+        before = self.stale
         if line.stamp is not None:
             self.since = self.since or line.stamp
             self.stale = _minute(self.since) - _minute(line.stamp) in _ANOTHER_RUN
         elif _PROFILER_SPEAKS.match(line.text):
             self.stale = True  # nsys, of the server that it ended
+        if self.stale and not before:
+            self.ended = line.number
 
     def take(self, signature: Signature, line: LogLine) -> None:
         match = signature.search(line)
@@ -287,18 +294,22 @@ class LogReader:
         """What all of it proves."""
         path = _merge(list(self._states.values()))
         path.begins = {n: state.began for n, state in self._states.items() if state.began}
+        path.ends = {n: state.ended for n, state in self._states.items() if state.stale}
         return path
 
 
 def search_last_start(
-    path: Path, begins: Mapping[str, int], patterns: Collection[re.Pattern[str]]
+    path: Path,
+    begins: Mapping[str, int],
+    patterns: Collection[re.Pattern[str]],
+    ends: Mapping[str, int] | None = None,
 ) -> Iterator[tuple[re.Pattern[str], str]]:
     """Each pattern with each line of a log that matches it, from the last start of each server on.
 
     What a line quotes of a user is not searched.
 
     Args:
-        begins: of the `KernelPath` that was read from this log.
+        begins, ends: of the `KernelPath` that was read from this log.
 
     Raises OSError when the file cannot be read.
     """
@@ -308,7 +319,7 @@ def search_last_start(
         if not found:
             continue
         line = clean(text)
-        if number < begins.get(line.container, 0):
+        if not begins.get(line.container, 0) <= number < (ends or {}).get(line.container, 1 << 62):
             continue
         searched = text if text.endswith(line.text) else line.text
         for pattern in found:

@@ -193,7 +193,7 @@ def _violations(rule: PathRule, log: Path, path: KernelPath) -> list[str]:
     unwanted = [re.compile(pattern) for pattern in rule.must_not_see]
     found, seen = [], set()
     patterns = {*wanted.values(), *unwanted}
-    for pattern, line in search_last_start(log, path.begins, patterns):
+    for pattern, line in search_last_start(log, path.begins, patterns, path.ends):
         seen.add(pattern)
         if pattern in unwanted:
             found.append(f"must not see {pattern.pattern!r}, seen: {line[:200]}")
