@@ -66,6 +66,7 @@ JOINED = {
     "join-last": (lambda decoding, _prompt: decoding == PLACES - 1, "dies"),
     "join-lengths": (lambda decoding, prompt: decoding == 5 and 320 <= prompt <= 643, "dies"),
     "join-garbage": (lambda decoding, _prompt: decoding == 5, "garbage"),
+    "join-refused": (lambda decoding, _prompt: decoding == 5, "refuses"),
     "join-stalls": (lambda decoding, _prompt: decoding == 5, "stalls"),
 }
 #: Of the requests that generate, the first to be hit: in the middle of the sustained load.
@@ -155,6 +156,9 @@ class Server:
         if request.headers.get("Authorization") != f"Bearer {self.state.key}":
             return web.json_response({"error": "Unauthorized"}, status=401)
         said = await request.json()
+        applies, what = JOINED.get(self.state.fault, (lambda *_: False, ""))
+        if what == "refuses" and applies(len(self.state.decoding), 0):
+            return web.json_response({"error": {"message": "busy"}}, status=429)
         if (wrong := self.refusal(said)) is not None:
             status, message = wrong
             return web.json_response({"error": {"message": message}}, status=status)

@@ -92,6 +92,7 @@ def test_each_number_that_decodes_is_joined_up_to_all_places(level):
         ("join-last", r"a prompt of \d+ tokens joins 7 that decode: .*connection"),
         ("join-lengths", r"a prompt of \d+ tokens joins 5 that decode: .*connection"),
         ("join-garbage", r"short prompts join .*corrupted_answer: request \d+ \(a prompt of \d+ "),
+        ("join-refused", r"a prompt of \d+ tokens joins 5 that decode: .* seen 1 of .*refused"),
         ("join-stalls", r"joins 5 that decode: .*(stuck_request|hang)"),
     ],
 )

@@ -32,8 +32,6 @@ _DISCONNECT_AFTER_S = 0.05
 _SLOW_READ_S = 0.15
 _SLOW_READ_BYTES = 256
 _BROKEN_OFF = ("stopped", "broken off because of another")
-#: Of these the server, or what is before it, has ended the answer.
-_LOST = ("connection", "bad_stream")
 #: Requests that fell silent within so many seconds of the last sign of life did so together.
 _TOGETHER_S = 0.15
 
@@ -150,7 +148,7 @@ class LoadClient:
     endpoint: Endpoint
     patience: Patience
     stop: Callable[[], tuple[str, str] | None] = lambda: None
-    #: What is under way, or was until its answer was lost; read by whoever writes a crash bundle.
+    #: What is under way, or was until it failed; read by whoever writes a crash bundle.
     in_flight: dict[int, JobOutcome] = field(default_factory=dict)
     #: Requests that have ended so far, over all loads.
     completed: int = 0
@@ -176,13 +174,13 @@ class LoadClient:
         return _in_a_thread(lambda: self._run(_planned(jobs, limit, moments)))
 
     def follow(self, source: Source) -> LoadResult:
-        """Send what the source gives, until it gives no more or the first answer is lost."""
+        """Send what the source gives, until it gives no more or the first request has failed."""
         self.in_flight.clear()
 
-        def until_one_is_lost(under_way: Sequence[JobOutcome]) -> Job | float | None:
+        def until_one_fails(under_way: Sequence[JobOutcome]) -> Job | float | None:
             return None if any(o.problem for o in self.under_way()) else source(under_way)
 
-        return _in_a_thread(lambda: self._run(until_one_is_lost))
+        return _in_a_thread(lambda: self._run(until_one_fails))
 
     async def _run(self, source: Source) -> LoadResult:
         started = time.monotonic()
@@ -233,7 +231,7 @@ class LoadClient:
     def _finish(self, outcome: JobOutcome) -> None:
         outcome.ended = outcome.ended or time.monotonic()
         self.completed += 1
-        if outcome.problem is None or outcome.problem[0] not in _LOST:
+        if outcome.problem is None or outcome.job.behaviour == "bad":
             self.in_flight.pop(outcome.number, None)
         self._alive = max(self._alive, outcome.last or outcome.started)
 
