@@ -140,6 +140,13 @@ def test_a_build_has_its_own_knobs_and_no_release_has_them():
     given = [s.arguments for values in before.settings.values() for s in values.values()]
     assert not any("--mxfp4" in word for arguments in given for word in arguments)
     assert before.absent["dense", "fp8"].startswith("before vLLM 0.30 it is taken")
+    own = profile.load("sm121-gpt-oss-120b")
+    for version, options in (
+        ("0.14.0rc1.dev375+g8409484b4", None),
+        ("0.1.dev12770+g045293d82", None),
+        ("a1b2c3", {"--mxfp4-backend"}),
+    ):
+        assert plan.space_of(own, version=version, options=options).settings == build.settings
 
 
 def test_an_unknown_build_has_what_its_parser_takes_and_never_the_newest():
