@@ -140,6 +140,13 @@ def test_a_build_has_its_own_knobs_and_no_release_has_them():
     given = [s.arguments for values in before.settings.values() for s in values.values()]
     assert not any("--mxfp4" in word for arguments in given for word in arguments)
     assert before.absent["dense", "fp8"].startswith("before vLLM 0.30 it is taken")
+    own = profile.load("sm121-gpt-oss-120b")
+    for version, options in (
+        ("0.14.0rc1.dev375+g8409484b4", None),
+        ("0.1.dev12770+g045293d82", None),
+        ("a1b2c3", {"--mxfp4-backend"}),
+    ):
+        assert plan.space_of(own, version=version, options=options).settings == build.settings
 
 
 def test_an_unknown_build_has_what_its_parser_takes_and_never_the_newest():
@@ -593,7 +600,7 @@ def test_the_report_says_what_is_known(tmp_path):
 def test_the_outlook_is_printed(capsys):
     assert cli.main(["matrix", "--profile", "sm121-gpt-oss-120b", "--version", "0.33.0"]) == 0
     text = capsys.readouterr().out
-    assert "| 2 | 12 | 16 | 12 |" in text and "predicted hours" in text
+    assert "| 2 | 16 | 20 | 16 |" in text and "predicted hours" in text
     assert cli.main(["matrix", "--profile", "cpu-tiny-gpt-oss", "--strength", "2"]) == 0
     assert "126 of 126 allowed pairs (100%)" in capsys.readouterr().out
     assert cli.main(["matrix", "--profile", "cpu-tiny-gpt-oss", "--axes", "nothing"]) == 4
@@ -670,7 +677,7 @@ def test_a_setting_has_evidence_of_its_own():
     assert sglang.settings["prefix"]["off"].expected.must_see == (
         "disable_radix_cache'?(=|: )True",
     )
-    assert "activation=mxfp8" in SPACES[3].unproven() and not vllm.unproven()
+    assert [*SPACES[3].unproven()] == ["dense=qkv-o"] and not vllm.unproven()
 
 
 # ---------------------------------------------------------------------------------- the performance

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 
+from sm121.core import builds
 from sm121.core.configuration import environment_items
 from sm121.core.errors import UsageError
 from sm121.core.profile import MatrixPlan, Profile
@@ -87,14 +88,16 @@ def space_of(
     """The axes of a profile, as an engine has them; what is not given is the profile's own.
 
     Args:
-        version: as `Space` takes it, and ``options``.
+        version: as the engine calls itself, or as `Space` takes it.
+        options: as `Space` takes it.
 
     Raises:
         UsageError: the profile has none, or they contradict themselves.
     """
     settings = settings_of(profile)
     file = axes.load(axes_file or settings.axes)
-    return Space(file, engine or profile.engine.name, version, options)
+    known = builds.identity(version, options) or version
+    return Space(file, engine or profile.engine.name, known, options)
 
 
 def make_plan(

