@@ -479,7 +479,6 @@ def _matrix(label: str) -> MatrixFile:
         axes="sm121",
         engine="vllm",
         version="0.24.0",
-        build=None,
         strength=2,
         profile="sm121-gpt-oss-120b",
         values=values,

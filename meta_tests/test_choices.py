@@ -66,10 +66,13 @@ def test_the_profile_asks_no_release_for_what_it_refuses() -> None:
     assert asked_for_in_vain(profiles.load("sm121-gpt-oss-120b")) == []
 
 
-@pytest.mark.parametrize("build", builds.shipped(), ids=lambda build: build.name)
+@pytest.mark.parametrize(
+    "build", [row for row in builds.shipped() if row.engine == "vllm"], ids=lambda row: row.name
+)
 def test_the_profile_asks_no_build_for_what_its_parser_refuses(build: Build) -> None:
-    profile, base = profiles.load("sm121-gpt-oss-120b"), release(build.identity)
-    asked = [own for c in profile.configurations.values() if (own := c.at(build.identity))]
+    identity = f"{build.release}+{build.name}"
+    profile, base = profiles.load("sm121-gpt-oss-120b"), release(identity)
+    asked = [own for c in profile.configurations.values() if (own := c.at(identity))]
     assert asked
     for own in asked:
         arguments = (*profile.engine.arguments, *own.arguments)
@@ -251,7 +254,7 @@ def test_a_run_says_it_before_it_starts_a_server() -> None:
         managed_configuration=lambda _: configuration,
         engine_environment=lambda _: {},
         directory=Path(),
-        file=SimpleNamespace(engine=SimpleNamespace(version="0.24.0")),
+        file=SimpleNamespace(engine=SimpleNamespace(identity="0.24.0")),
         remark=lambda line, **_: said.append(line),
         aborted=None,
         distrusted=None,

@@ -773,7 +773,7 @@ class Profile(DataTable):
             UsageError: there is no such configuration, or that engine cannot have it.
         """
         resolved = {key: own.at(identity, options) for key, own in self.configurations.items()}
-        fastest = (name for name in self.fastest if resolved[name] is not None)
+        fastest = (name for name in self.fastest if resolved.get(name) is not None)
         name = configuration or next(fastest, self.under_test)
         if name not in self.configurations:
             names = ", ".join(self.configurations)

@@ -185,6 +185,12 @@ def of_log(path: KernelPath, engine: str) -> KernelPath:
     )
 
 
+def in_log(path: KernelPath, name: str) -> str | None:
+    """What a log says that its server was given for an argument (``max_num_seqs``); None where it
+    does not say."""
+    return _flat(_literal(path.asked or "")).get(name)
+
+
 def patterns(configuration: ServerConfiguration) -> dict[str, list[re.Pattern[str]]]:
     """By value of the path, what it will match after what the configuration itself asks for.
 

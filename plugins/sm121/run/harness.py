@@ -10,6 +10,7 @@ from sm121.core.arguments import at_once
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.profile import Profile
 from sm121.core.server import Server
+from sm121.engines import requested
 from sm121.engines.managed import ServerError, StopReport
 from sm121.engines.pool import ServerPool
 from sm121.evidence.failure import Cause
@@ -20,12 +21,11 @@ from sm121.run.verdict_file import VerdictFile
 
 def places(harness: Harness, server: Server) -> int | None:
     """Requests that a server was asked to run at the same time: by its arguments; where it is
-    attached, by the profile. None where neither says."""
+    attached, by its log. None where neither says."""
     if server.configuration is not None:
         return at_once(server.configuration.arguments)
-    profile = harness.profile
-    own = profile.configurations[profile.under_test].arguments
-    return at_once((*profile.engine.arguments, *own))
+    logged = requested.in_log(harness.kernel_path(server), "max_num_seqs")
+    return int(logged) if logged is not None and logged.isdecimal() else None
 
 
 class Observer(Protocol):

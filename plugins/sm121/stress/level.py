@@ -172,7 +172,8 @@ class Stress:
     def joining(self) -> None:
         """One short prompt at a time joins n that decode, for each n that the server runs."""
         self._capabilities.require("token_prompts", "token_ids")
-        most = places(self._harness, self._server) or self._streams
+        told = places(self._harness, self._server)
+        most = told or self._streams
         lasts_s = self._sizes.joining_s.value
         longest = capacity.context_tokens(self._server.endpoint)
         if longest < 2 * LONGEST:
@@ -181,6 +182,8 @@ class Stress:
         load = self.client.follow(source)
         if found := self._faults(load, tails=False):
             raise UnderLoad(source.at_the_end(load), found, len(load.outcomes))
+        if told is None and source.counts and source.missing():
+            raise NotRun("how many requests this server runs at once is not known (--server-log)")
         source.require_all()
         by = ", ".join(f"{n}: {times}" for n, times in sorted(source.joined.items()))
         self._say(f"short prompts joined so many that decode, so often: {by}; all answers right")
