@@ -197,7 +197,7 @@ def test_the_gate_says_why_it_cannot_be_reached_and_what_could_reach_it():
     metric, said, _ = measured(33.6)
     assert metric.out_of_reach == said.partition(". It reads ")[2]
     assert "It reads 5.17 GB a token: at most 45.4 tok/s on this machine (235 GB/s)" in said
-    assert "configuration mxfp4 (--mxfp4-layers moe,qkv,o,lm_head, " in said
+    assert "configuration mxfp4 (--mxfp4-layers moe,qkv,o,lm_head " in said
     assert said.endswith("--kv-cache-dtype fp8) reads 2.83")
     assert "at most 42.1 tok/s" in measured(33.6, bandwidth=218.0)[1]
     assert "at most 45.4 tok/s on the fastest healthy" in measured(33.6, bandwidth=None)[1]

@@ -228,7 +228,7 @@ def out_of_reach(
     if rate * 1e9 / costs[best] >= gate.minimum:
         given = {**own.lacking, **own.configurations}[best].arguments
         options = [" ".join(pair) for pair in itertools.pairwise(given) if pair[0] in _OPTIONS]
-        how = f"configuration {best} ({', '.join(options)}) reads {costs[best] / 1e9:.2f}"
+        how = f"configuration {best} ({' '.join(options)}) reads {costs[best] / 1e9:.2f}"
     where = "on this machine" if gb_s else "on the fastest healthy machine"
     reads = f"{read.total / 1e9:.2f} GB a token: at most {bound:.3g} tok/s {where}"
     return f"{reads} ({rate:.0f} GB/s); {how}"
