@@ -313,11 +313,15 @@ def test_a_change_says_the_shares_of_the_bound_and_the_bytes():
     """Half the rate of a token that reads twice as much is another format, and no slower kernel."""
     now = {"tg32@d0": metric("tg32@d0", [33.0] * 8, roofline=0.727, bytes_per_token=5.17e9)}
     stored = metric("tg32@d0", [59.4] * 8, roofline=0.716, bytes_per_token=2.83e9)
-    (change,) = regression.compare(now, [run(1, stored)], Regression(threshold=0.05, source="a test"))
+    (change,) = regression.compare(
+        now, [run(1, stored)], Regression(threshold=0.05, source="a test")
+    )
     assert "33 tok/s (73% of the bound of 5.17 GB a token) against 59.4" in change.text
     assert "(72% of the bound of 2.83 GB a token)" in change.text
     plain = metric("tg32@d0", [59.4] * 8)
-    (change,) = regression.compare(now, [run(1, plain)], Regression(threshold=0.05, source="a test"))
+    (change,) = regression.compare(
+        now, [run(1, plain)], Regression(threshold=0.05, source="a test")
+    )
     assert "against 59.4 (1 stored runs)" in change.text
 
 
