@@ -131,6 +131,7 @@ def test_upstreams_way_leaves_the_head(table, qkv, o):
         ("--quantization-config", "fp8_per_tensor"),
         ("--quantization-config", '{"linear":"a_new_one"}'),
         ("--quantization-config", '{"moe":{"weight":"nvfp4"}}'),
+        ("--quantization-config", '{"linear":"mxfp8","ignore":["re:*"]}'),
         ("--kv-cache-dtype", "a_new_one"),
         ("--speculative-config", '{"method":"ngram"}'),
     ],
@@ -197,11 +198,21 @@ def test_the_gate_says_why_it_cannot_be_reached_and_what_could_reach_it():
     metric, said, _ = measured(33.6)
     assert metric.out_of_reach == said.partition(". It reads ")[2]
     assert "It reads 5.17 GB a token: at most 45.4 tok/s on this machine (235 GB/s)" in said
-    assert "configuration mxfp4 (--mxfp4-layers moe,qkv,o,lm_head, " in said
+    assert "configuration mxfp4 (--mxfp4-layers moe,qkv,o,lm_head " in said
     assert said.endswith("--kv-cache-dtype fp8) reads 2.83")
     assert "at most 42.1 tok/s" in measured(33.6, bandwidth=218.0)[1]
     assert "at most 45.4 tok/s on the fastest healthy" in measured(33.6, bandwidth=None)[1]
     assert "; it needs fewer bits, or speculation" in measured(20, bandwidth=100.0)[1]
+
+
+def test_a_bound_is_said_where_no_configuration_is_known():
+    own, gate = GB10.judging(None, "0.33.0"), GB10.gate("tg32@d0")
+    read = roofline.cost(own, "stock", 0, GPT_OSS)
+    each = {n: c.model_copy(update={"arguments": ("--quantization", "x")})
+            for n, c in {**own.lacking, **own.configurations}.items()}  # fmt: skip
+    none = own.model_copy(update={"configurations": each, "lacking": {}})
+    said = roofline.out_of_reach(none, gate, read, GPT_OSS, 235.0)
+    assert said is not None and said.endswith("; it needs fewer bits, or speculation")
 
 
 def test_a_gate_within_reach_blames_nothing_else():

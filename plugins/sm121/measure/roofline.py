@@ -174,9 +174,12 @@ def _layers(asked: Mapping[str, str], config: Mapping[str, Any]) -> dict[str, st
     rows = [(_DENSE[name], "mxfp4") for name in listed]
     rows += [(_DENSE[name], linear) for name in ("qkv", "o") if linear is not None]
     rows += [(n.removeprefix("targets."), v) for n, v in given.items() if n.startswith("targets.")]
-    found = {name: method for text, method in rows for name in _DENSE if _is_of(text, name)}
     left_out = re.findall(r"'([^']*)'", given.get("ignore", ""))
-    return {n: v for n, v in found.items() if not any(_is_of(text, n) for text in left_out)}
+    try:
+        found = {name: method for text, method in rows for name in _DENSE if _is_of(text, name)}
+        return {n: v for n, v in found.items() if not any(_is_of(text, n) for text in left_out)}
+    except re.error:  # the engine will refuse it
+        return None
 
 
 def _is_of(text: str, layer: str) -> bool:
@@ -224,11 +227,11 @@ def out_of_reach(
         return None
     names = (*own.configurations, *own.lacking)
     costs = {name: each.total for name in names if (each := cost(own, name, depth, config))}
-    best, how = min(costs, key=lambda name: costs[name]), "it needs fewer bits, or speculation"
-    if rate * 1e9 / costs[best] >= gate.minimum:
+    best, how = min(costs, key=costs.__getitem__, default=""), "it needs fewer bits, or speculation"
+    if best and rate * 1e9 / costs[best] >= gate.minimum:
         given = {**own.lacking, **own.configurations}[best].arguments
         options = [" ".join(pair) for pair in itertools.pairwise(given) if pair[0] in _OPTIONS]
-        how = f"configuration {best} ({', '.join(options)}) reads {costs[best] / 1e9:.2f}"
+        how = f"configuration {best} ({' '.join(options)}) reads {costs[best] / 1e9:.2f}"
     where = "on this machine" if gb_s else "on the fastest healthy machine"
     reads = f"{read.total / 1e9:.2f} GB a token: at most {bound:.3g} tok/s {where}"
     return f"{reads} ({rate:.0f} GB/s); {how}"
