@@ -156,6 +156,7 @@ def measured(
     identity: str = "0.33.0",
     metric: str = "tg32@d0",
     more: tuple[str, ...] = (),
+    managed: bool = True,
     **shown: object,
 ) -> tuple[MetricReport, str, list[str]]:
     """A rate on a GB10 of that bandwidth: its metric, what the gate said, and the remarks."""
@@ -165,7 +166,7 @@ def measured(
     path = KernelPath(speculative="none", **shown)
     harness = SimpleNamespace(
         profile=own,
-        configurations={own.under_test: configuration},
+        configurations={own.under_test: configuration} if managed else {},
         attached=None,
         file=SimpleNamespace(
             metrics={},
@@ -203,6 +204,14 @@ def test_the_gate_says_why_it_cannot_be_reached_and_what_could_reach_it():
     assert "at most 42.1 tok/s" in measured(33.6, bandwidth=218.0)[1]
     assert "at most 45.4 tok/s on the fastest healthy" in measured(33.6, bandwidth=None)[1]
     assert "; it needs fewer bits, or speculation" in measured(20, bandwidth=100.0)[1]
+
+
+def test_what_an_attached_server_reads_is_not_known_without_its_log():
+    silent, said, _ = measured(33.6, managed=False)
+    assert (silent.bytes_per_token, silent.roofline, silent.out_of_reach) == (None, None, None)
+    assert said and "It reads" not in said
+    shown, said, _ = measured(33.6, managed=False, moe="MARLIN")
+    assert shown.bytes_per_token is not None and "It reads 5.17 GB a token" in said
 
 
 def test_a_bound_is_said_where_no_configuration_is_known():

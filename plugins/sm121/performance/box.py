@@ -132,8 +132,9 @@ class RunBox:
         return roofline.read_config(self.harness.file.engine.model) or roofline.read_config(model)
 
     def costs(self, depth: int) -> tuple[Traffic | None, Traffic] | None:
-        """Bytes of a token: those of the server under test, None where its formats are not known,
-        and the least, whatever the engine quantised. None when the model is not known."""
+        """Bytes of a token: those of the server under test, None where its formats are not known
+        (as of an attached one whose log shows nothing), and the least, whatever the engine
+        quantised. None when the model is not known."""
         own, path = self.harness.profile, self.harness.file.engine.path
         started = self.harness.configurations.get(own.under_test)
         more = started.arguments if started is not None else ()
@@ -141,6 +142,8 @@ class RunBox:
             return None
         try:
             least = roofline.traffic(self.model, depth=depth, formats=roofline.SMALLEST)
+            if started is None and path.moe is None:
+                return None, least
             return roofline.cost(own, own.under_test, depth, self.model, more, path), least
         except Sm121Error:
             return None
