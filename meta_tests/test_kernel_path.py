@@ -6,6 +6,7 @@ import itertools
 from importlib.resources import files
 from pathlib import Path
 
+import mxfp4_lines
 import pytest
 from logs import read_lines
 
@@ -28,6 +29,7 @@ WEIGHT_ONLY = (
 )
 
 ONE_LINE = [
+    *mxfp4_lines.PROVES,
     (
         "(Worker pid=1) INFO 11-20 10:27:20 [sm121_probe.py:40] Resolved attention backend: "
         "CPU_ATTN (CPUAttentionBackendImpl), 4 layers; in all 4 with sinks, 2 with a window",
@@ -232,6 +234,7 @@ ONE_LINE = [
 ]
 
 SILENT = [
+    *mxfp4_lines.SILENT,
     # the configuration line says what was asked for
     CORE + "[core.py:133] Initializing a V1 LLM engine with config: enforce_eager=False, "
     "'cudagraph_mode': <CUDAGraphMode.FULL_AND_PIECEWISE: (2, 1)>, moe_backend='auto', "
@@ -309,6 +312,7 @@ def test_every_vllm_path_signature_is_exercised() -> None:
 
 
 FALLBACK_LINES = {
+    **mxfp4_lines.FALLBACKS,
     "fp4_weight_only": WARN + "[marlin.py:34] " + WEIGHT_ONLY,
     "fp8_weight_only": WARN
     + "[marlin_utils_fp8.py:254] Your GPU does not have native support for FP8 computation but",

@@ -226,6 +226,10 @@ def _path(options: argparse.Namespace) -> int:
             print(kernel_profile.table(seen), end="")
             return 0
         answer["kernels"] = seen.model_dump(mode="json")
+    if path.asked is not None:
+        from sm121.engines import requested
+
+        path = requested.of_log(path, engine)
     print(json.dumps(path.model_dump(mode="json") | answer, indent=2, ensure_ascii=False))
     return 0
 

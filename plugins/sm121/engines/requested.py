@@ -7,21 +7,21 @@ configuration with a difference is not the one that its name says: its numbers a
 
 from __future__ import annotations
 
+import ast
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from sm121.core import data_file
+from sm121.core import builds, data_file
 from sm121.core.configuration import ServerConfiguration
-from sm121.core.data_file import DataFileError, DataTable, Entries
+from sm121.core.data_file import DataFileError, DataTable, Entries, Regex
 from sm121.core.redaction import is_secret_name, redact
 from sm121.core.verdict import Invalid
-from sm121.core.versions import release
 from sm121.engines import registry as engines
 from sm121.evidence import variables
 from sm121.evidence.kernel_path import KernelPath, RequestReport
@@ -39,7 +39,7 @@ class RequestState(StrEnum):
     NOT_PROVEN = "not_proven"
     """The engine shows nothing about it, whatever it does."""
     NOT_APPLICABLE = "not_applicable"
-    """The installed engine has no such variable: the request has no effect."""
+    """It changes nothing here: the installed engine has no such variable, or no such value."""
 
 
 class RequestRule(DataTable):
@@ -63,9 +63,16 @@ class RequestRule(DataTable):
     where the resolved value is too coarse to show it."""
     always_shown: bool = True
     """False where the engine may show nothing though it does what was asked."""
+    without_effect: Regex | None = None
+    """Values that change nothing."""
+    build: str | None = None
+    """The build of ``fixtures/builds.toml`` that it speaks of alone; it knows the variable, whether
+    its list of variables has it or not."""
     since: str | None = None
     until: str | None = None
-    """Versions between which it means this; ``until = "0.13"`` has 0.13.2 in it."""
+    """Releases between which it means this; ``until = "0.13"`` has 0.13.2 in it. A build goes by
+    the release that it is based on. Where that is not known, an argument with a range means this,
+    since the engine took it; what a variable means is not known."""
     source: str = Field(min_length=3)
 
     _patterns: dict[str, re.Pattern[str]] = PrivateAttr(default_factory=dict)
@@ -86,14 +93,22 @@ class RequestRule(DataTable):
             raise ValueError(f"expected regular expressions: {error}") from error
         return self
 
-    def covers(self, version: str | None) -> bool:
-        """Whether the rule speaks of this version of the engine; of an unknown one it does."""
-        at = _numbers(version)
-        if not at:
+    def covers(self, version: str | None, build: str | None = None) -> bool | None:
+        """Whether the rule speaks of this engine; None where that is not known.
+
+        Args:
+            version: as the engine calls itself.
+            build: the name of the build that its log shows, if it shows one.
+        """
+        own = builds.identity(version, build=build)
+        if self.build is not None:
+            known = builds.named(own)
+            return known is not None and known.name == self.build
+        if self.since is None and self.until is None:
             return True
-        if release(version) is None:  # a build of a checkout: as the newest
-            return self.until is None
-        since, until = _numbers(self.since), _numbers(self.until)
+        if own is None:
+            return True if self.variable is None else None
+        at, since, until = _numbers(own), _numbers(self.since), _numbers(self.until)
         return (not since or at >= since) and (not until or at[: len(until)] <= until)
 
     def pattern(self, value: str) -> re.Pattern[str] | None:
@@ -142,20 +157,29 @@ def compare(
     own = dict(configuration.environment)
     without_effect, unanswered = _unknown_variables(configuration, environment, rules)
     given = read_arguments(configuration.arguments)
-    found = [*without_effect.values()]
-    for rule in rules.request:
-        if not rule.covers(path.version):
-            continue
-        if (asked := _given(rule, given, environment)) is None:
-            continue
-        by, value = asked
-        if rule.variable is not None and (
-            rule.variable in without_effect
-            or (rule.variable in unanswered and rule.variable not in own)
-        ):
-            continue
-        found.append(_judge(rule, by, value, path))
-    return found
+    of_build = {rule.variable for rule in rules.request if rule.build and _covers(rule, path)}
+    found = [r for name, r in without_effect.items() if name not in of_build]
+    unread = {*without_effect, *(name for name in unanswered if name not in own)} - of_build
+    return found + [
+        _judge(rule, by, value, path)
+        for rule, by, value in _asked(rules, given, environment, path)
+        if rule.variable not in unread
+    ]
+
+
+def of_log(path: KernelPath, engine: str) -> KernelPath:
+    """A path with what its log says that the server was asked for, where nobody else knows.
+
+    What such a log does not show is not proven, and no difference: it may be a part of one.
+    """
+    given = _flat(_literal(path.asked or ""))
+    reports = [
+        _judge(rule, by, value, path, is_whole=False)
+        for rule, by, value in _asked(load_requests(engine), given, {}, path)
+    ]
+    return path.model_copy(
+        update={"requested": reports, "differences": different(reports)}, deep=True
+    )
 
 
 def patterns(configuration: ServerConfiguration) -> dict[str, list[re.Pattern[str]]]:
@@ -229,6 +253,22 @@ def read_arguments(arguments: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def _covers(rule: RequestRule, path: KernelPath) -> bool | None:
+    return rule.covers(path.version, path.build)
+
+
+def _asked(
+    rules: RequestRules,
+    arguments: Mapping[str, str],
+    environment: Mapping[str, str],
+    path: KernelPath,
+) -> Iterator[tuple[RequestRule, str, str]]:
+    for rule in rules.request:
+        asked = _given(rule, arguments, environment)
+        if asked is not None and _covers(rule, path) is not False:
+            yield rule, *asked
+
+
 def _given(
     rule: RequestRule, arguments: Mapping[str, str], environment: Mapping[str, str]
 ) -> tuple[str, str] | None:
@@ -253,7 +293,33 @@ def _nested(value: str) -> list[tuple[str, str]]:
         table = json.loads(value)
     except json.JSONDecodeError:
         return []  # the engine will refuse it, with a better message than ours
-    found: list[tuple[str, str]] = []
+    return list(_flat(table).items())
+
+
+def _literal(text: str) -> object:
+    """The value that a printed Python object has; None for what is no literal. Members of an
+    enumeration count as their names, and an object as the dictionary of its arguments."""
+    try:
+        node = ast.parse(re.sub(r"<\w+\.(\w+): [^<>]*>", r"'\1'", text), mode="eval").body
+        return _value(node)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None  # a line that was cut: it tells nothing
+
+
+def _value(node: ast.expr) -> object:
+    if isinstance(node, ast.Call):
+        return {item.arg: _value(item.value) for item in node.keywords}
+    if isinstance(node, ast.Dict):
+        pairs = zip(node.keys, node.values, strict=True)
+        return {ast.literal_eval(key): _value(value) for key, value in pairs if key is not None}
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return None
+
+
+def _flat(table: object) -> dict[str, str]:
+    found: dict[str, str] = {}
     pending: list[tuple[str, object]] = [("", table)]
     while pending:
         prefix, item = pending.pop()
@@ -261,7 +327,7 @@ def _nested(value: str) -> list[tuple[str, str]]:
             pending.extend((f"{prefix}.{_normal(str(k))}", v) for k, v in item.items())
         elif item is not None:
             text = str(item).lower() if isinstance(item, bool) else str(item)
-            found.append((prefix.removeprefix("."), text))
+            found[prefix.removeprefix(".")] = text
     return found
 
 
@@ -269,32 +335,48 @@ def _normal(name: str) -> str:
     return name.lstrip("-").replace("-", "_")
 
 
-def _judge(rule: RequestRule, by: str, value: str, path: KernelPath) -> RequestReport:
+def _judge(
+    rule: RequestRule, by: str, value: str, path: KernelPath, *, is_whole: bool = True
+) -> RequestReport:
     seen = getattr(path, rule.field)
     resolved = None if seen is None else str(seen)
-    wanted = rule.pattern(value)
+    pattern = rule.pattern(value)
     by = redact(by)
     denied = next((name for name in rule.denied_by if name in path.fallbacks), None)
+    line = path.evidence.get(rule.field, "no line")
     if denied is not None:
         line = path.evidence.get(f"fallbacks.{denied}", denied)
         state, message = RequestState.DIFFERENT, f"asked for, but the log says otherwise ({line})"
-    elif wanted is None:
+    elif rule.without_effect is not None and re.fullmatch(rule.without_effect, value):
+        state = RequestState.NOT_APPLICABLE
+        message = "not applicable: it has no effect in this build"
+    elif pattern is None or _covers(rule, path) is None:
         state, message = RequestState.NOT_PROVEN, "what it resolves to is not known here"
-    elif resolved is not None and wanted.fullmatch(resolved):
+    elif isinstance(seen, list):
+        asked = {part.strip() for part in value.split(",")} - {*rule.nothing}
+        state, message = _listed(asked, seen, f"asked for, but {rule.field} is {resolved} ({line})")
+    elif resolved is not None and pattern.fullmatch(resolved):
         state, message = RequestState.RESOLVED, f"resolved to {resolved}"
     elif resolved is not None:
-        line = path.evidence.get(rule.field, "no line")
         message = f"asked for, but {rule.field} resolved to {resolved} ({line})"
         state = RequestState.DIFFERENT
     elif rule.always_shown:
         message = f"asked for, but no evidence shows what {rule.field} became"
-        state = RequestState.DIFFERENT
+        state = RequestState.DIFFERENT if is_whole else RequestState.NOT_PROVEN
     else:
         message = f"the engine does not show what {rule.field} became"
         state = RequestState.NOT_PROVEN
     return RequestReport(
         by=by, field=rule.field, resolved=resolved, state=state.value, message=f"{by}: {message}"
     )
+
+
+def _listed(asked: set[str], seen: list[str], otherwise: str) -> tuple[RequestState, str]:
+    if not asked.issuperset(seen):
+        return RequestState.DIFFERENT, otherwise
+    if missing := sorted(asked - {*seen}):
+        return RequestState.NOT_PROVEN, f"no evidence shows what became of {', '.join(missing)}"
+    return RequestState.RESOLVED, f"resolved to {', '.join(seen)}"
 
 
 def _unknown_variables(

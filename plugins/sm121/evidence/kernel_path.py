@@ -7,14 +7,15 @@ which the log is silent is None.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from pydantic import Field
 
 from sm121.core.data_file import Record
+from sm121.core.redaction import redact
 from sm121.evidence.failure import FailureReader, load_failures
 from sm121.evidence.log_lines import (
     LogLine,
@@ -38,9 +39,10 @@ _NO_SINGLE_VALUE = (
 _SINGLE_FIELDS = tuple(name for name in get_args(SignatureField) if name not in _NO_SINGLE_VALUE)
 _LIST_LIMIT = 200  # entries kept of unknown variables and fallbacks: a log may repeat without end
 _DETECTED_IN = 4 << 20
-_RESOLVED_LATER = frozenset({"version", "attention", "moe", "cuda_graphs"})
-"""What no server says before its opening line: the log begins in the run before."""
 _OF_TARGET_ONLY = frozenset({"attention", "moe", "native_fp4"})
+_TYPES: dict[str, Callable[[Any], Any]] = {"context": int, "requantised": lambda layer: [layer]}
+_ANOTHER_RUN = range(2, 180 * 24 * 60)  # minutes; more is the turn of a year
+_PROFILER_SPEAKS = re.compile(r"^\[\d/\d\] Executing '\w+' stats report")
 
 
 class RequestReport(Record):
@@ -113,6 +115,8 @@ class KernelPath(Record):
     """The engine's own version, as it prints it; not part of ``path``."""
     build: str | None = Field(default=None, exclude=True)
     """The build of ``fixtures/builds.toml`` whose lines the log has."""
+    asked: str | None = Field(default=None, exclude=True)
+    """The arguments, as the engine prints those that are not its default ones."""
     model: str | None = Field(default=None, exclude=True)
     served_model: str | None = Field(default=None, exclude=True)
     """What the server loaded, and by which name it serves it; not part of ``path`` either."""
@@ -145,6 +149,19 @@ class _ServerState:
     """Whether this run's opening line was seen."""
     began: int = 0
     """Number of the physical line with which this run begins."""
+    since: str | None = None
+    """Moment of this run's first line that has one (`LogLine.stamp`)."""
+    stale: bool = False
+    """Whether the line belongs to a run before this one: the log was not emptied between them."""
+
+    def is_of_another(self, line: LogLine) -> bool:
+        """Whether a line is older than this run, or follows one that is."""
+        if line.stamp is not None:
+            self.since = self.since or line.stamp
+            self.stale = _minute(self.since) - _minute(line.stamp) in _ANOTHER_RUN
+        elif _PROFILER_SPEAKS.match(line.text):
+            self.stale = True  # nsys, of the server that it ended
+        return self.stale
 
     def take(self, signature: Signature, line: LogLine) -> None:
         match = signature.search(line)
@@ -233,14 +250,17 @@ class LogReader:
             if len(states) >= _LIST_LIMIT:
                 return
             state = states[line.container] = _ServerState(began=line.number)
+        if state.is_of_another(line):
+            return
         text = line.text
         for hint, entry in self._hints:
             if hint in text:  # cheap, and true of few lines
                 if entry.opens and entry.search(line):
-                    begun = entry.field == "version" and bool(_RESOLVED_LATER & state.best.keys())
-                    if state.opened or begun:
-                        # It was restarted.
-                        state = states[line.container] = _ServerState(began=line.number)
+                    if state.opened or (state.best and entry.field == "version"):
+                        # It was restarted, or the log begins in the run before.
+                        state = _ServerState(began=line.number, since=line.stamp)
+                        states[line.container] = state
+                    state.failures = FailureReader()
                     state.opened = True
                 state.take(entry, line)
         state.failures.feed(line)
@@ -313,6 +333,11 @@ def mistaken_environment(path: KernelPath, engine: str = "vllm") -> list[str]:
     return [name for name in path.unknown_env if not signatures.is_harmless_env(name)]
 
 
+def _minute(stamp: str) -> int:
+    month, day, hour, minute, _ = map(int, re.findall(r"\d+", stamp))
+    return ((month * 31 + day) * 24 + hour) * 60 + minute
+
+
 def _merge(states: list[_ServerState]) -> KernelPath:
     speaking = [state for state in states if state.spoke]
     result = KernelPath()
@@ -327,7 +352,7 @@ def _merge(states: list[_ServerState]) -> KernelPath:
                 f"{len(found)} servers in one log, which do not all say the same: {named[0].line}"
             )
             continue
-        setattr(result, name, named[0].value)
+        setattr(result, name, _TYPES.get(name, lambda value: value)(named[0].value))
         result.evidence[name] = named[0].line
         for candidate in named:
             for value, line in candidate.others.items():
@@ -352,4 +377,5 @@ def _merge(states: list[_ServerState]) -> KernelPath:
         if kind is not None and shown is not None and result.failure is None:
             result.failure = kind
             result.evidence["failure"] = shown
+    result.evidence = {name: redact(line) for name, line in result.evidence.items()}
     return result

@@ -1,8 +1,8 @@
 """Server logs as a stream of clean lines.
 
 People, containers and process managers wrap what a server prints: ANSI colours, ``(EngineCore
-pid=7)``, ``docker compose``, journald, Ray, Kubernetes, ``grep -n``. This module undoes that, in
-bounded memory, so that a signature is a pattern on the message alone.
+pid=7)``, ``docker compose``, journald, Ray, Kubernetes, CI, log stores, ``grep -n``. This module
+undoes that, in bounded memory, so that a signature is a pattern on the message alone.
 """
 
 from __future__ import annotations
@@ -28,29 +28,53 @@ _NO_DIGITS = {ord(digit): None for digit in "0123456789"}
 # The last form is an escape whose ESC character was lost when the log was pasted; it needs an "m",
 # so that "[1, 2]" and "[0/5]" stay.
 _ANSI = re.compile(
-    r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"
+    r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[\]_][^\x07\x1b]*(?:\x07|\x1b\\)"
     r"|(?:\^\[|\\x1b|\\u001b|\\033)\[[0-9;]*m|\[\d{1,2}(?:;\d{1,3})*m"
 )
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
-_CONTAINER = re.compile(r"^(?P<container>[A-Za-z0-9][\w.-]*)[ \t]+\|[ ]")
-_WRAPPERS = (
-    re.compile(r"^[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ [\w./@-]+(?:\[\d+\])?: "),  # journald
-    re.compile(
-        r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?"
-    ),
-    re.compile(r"^[\w./-]+\.(?:log|txt|out)[:-](?:\d+[:-])?"),  # grep -H
-    re.compile(r"^\d{1,9}[:-](?=[(\[]|INFO|WARN|ERROR|DEBUG|CRITICAL)"),  # grep -n
-    re.compile(r"^\[ *\d+\.\d{6}\] "),  # dmesg
+_CONTAINER = re.compile(r"^(?:\d+\|)?(?P<container>[A-Za-z0-9][\w.@-]*)[ \t]+\|[ ]")
+_DAY = r"(?:\d{4}[-/]\d\d[-/]\d\d|[A-Z][a-z]{2} [ \d]\d)"
+_TIME = r"\d\d:\d\d:\d\d(?:[.,]\d+)?"
+_ZONE = r"(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?"
+_MOMENT_FORMS = rf"{_DAY}[T ]{_TIME}{_ZONE}|\[(?:{_DAY}[T ])?{_TIME}{_ZONE}\]|{_TIME}(?=[ \t])"
+_BEHIND_A_MOMENT = (
+    r" std(?:out|err) [FP]|[ \t]+\||[,:]"  # Kubernetes, log viewers
+    r"| \d\d[OE]\+?"  # GitLab
+    r"| \w+\[[\w.-]+\]:| [\w.-]+ (?:[\w./@-]+\[\d+\]|kernel):"  # Heroku, journald and syslog
 )
-_PROCESS = re.compile(r"^\((?:[A-Za-z][\w.-]*)(?: pid=\d+(?:, ip=[\w.:]+)?)\) ?|^\[rank\d+\]: ?")
+_WRAPPERS = (
+    re.compile(rf"^[A-Z][a-z]{{2}} [ \d]\d {_TIME} [\w.-]+ [\w./@-]+(?:\[\d+\])?: "),  # syslog
+    re.compile(
+        rf"^(?:<\d+>\d? ?)?(?:{_MOMENT_FORMS})(?:(?:{_BEHIND_A_MOMENT})(?=[ \t]))?(?:[ \t]|$)"
+    ),
+    re.compile(r"^\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] "),  # dmesg -T
+    re.compile(r"^\d{13,19}[\t ,]+"),  # log stores: since 1970
+    re.compile(r'^\{\w+="[^{}]*"\}[ \t]+'),  # labels of Loki
+    re.compile(r"^[^\t|]{1,80}\t[^\t|]{1,80}\t\ufeff?(?=\d{4}-\d\d-\d\dT)"),  # gh run view --log
+    re.compile(r"^\[[a-z][\w.-]*(?:[/ ][\w.-]+)*/[\w.-]+\]:? "),  # kubectl --prefix
+    re.compile(r"^\[(?:\d+,\d+\]<std(?:out|err)>|default\d+\]): ?"),  # mpirun, torchrun
+    re.compile(r"^[\w./-]+\.(?:log|txt|out)[:-](?:\d+[:-])?"),  # grep -H
+    re.compile(r"^\d{1,9}[:-] ?(?=[(\[]|INFO|WARN|ERROR|DEBUG|CRITICAL)"),  # grep -n, srun -l
+    re.compile(r"^\[ *\d+\.\d{6}\] "),  # dmesg
+    re.compile(r"^  \| |^#\d+ \d+\.\d+ "),  # BuildKite
+)
+_PROCESS = re.compile(
+    r"^\((?:pid=\d+|[A-Za-z][\w.:-]*(?: pid=\d+)?)(?P<node>, ip=[\w.:]+)?\) ?|^\[rank\d+\]: ?"
+)
 _STAMP = re.compile(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?(?P<rank>(?: [A-Z]{2}\d+)*)\] ?")
 _HEADER = re.compile(
     r"^(?P<level>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)"
     r"(?::[ \t]+|:(?:sglang|vllm|flashinfer)[\w.]*:[ ]?"
-    r"|[ \t]+(?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?[ \t]+"
+    r"|[ \t]+(?:\d{4}-)?(?P<stamp>\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d+)?[ \t]+"
     r"|[ \t]+(?=\[?[\w./]+\.py:\d+))"
     r"(?:\[?(?P<file>[\w./<>-]+\.(?:py|cpp|cu|cc)):\d+\]?:?[ ]?)?"
+)
+# As Python's own logging and loguru are set up, flashinfer's among them.
+_LOGGING = re.compile(
+    r"^20\d\d-(?P<stamp>\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d+)? (?P<mark>[-|]) (?:[\w.]+ (?P=mark) )?"
+    r"(?P<level>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL) *(?P=mark) "
+    r"(?:(?P<file>[\w./<>-]+\.py):\d+ (?P=mark) |[\w.]+:\w+:\d+ (?P=mark) )?(?:flashinfer[\w.]*: )?"
 )
 _BARE_FILE = re.compile(r"^\[?(?P<file>[\w./-]+\.py):\d+\]?:?[ \t]+")
 # What a user wrote and what was answered may say anything, the words of a log too.
@@ -61,10 +85,12 @@ _MOMENT = re.compile(
     r"(?:(?P<year>20\d\d)-|\b(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)[ \t]+)"
     r"(?P<day>\d\d-\d\d)[ T](?P<time>\d\d:\d\d:\d\d)"
 )
+_REPEATED = re.compile(r" \[repeated \d+x across cluster\].*")  # Ray, behind a message
 _PREFIX_LIMIT = 200
 _TRACEBACK_OPENING = re.compile(r"^Traceback \(most recent call last\)")
 
 _LEVELS = {"WARN": "WARNING"}
+_MESSAGES = ("log", "message", "msg", "MESSAGE", "line")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +109,8 @@ class LogLine:
     bare: bool
     """True when the line carried no prefix at all (output of a compiler, a wrapped or pasted
     line)."""
+    stamp: str | None = field(default=None, compare=False)
+    """Of its own clock, as ``02-24 19:04:56``; None where it does not say, or another node does."""
     number: int = field(default=0, compare=False)
     """Of the physical line that it begins with, where `read_new_lines` gives it."""
 
@@ -95,23 +123,24 @@ class LogLine:
 def clean(raw: str) -> LogLine:
     """One physical line without colours and wrappers."""
     text = _CONTROL.sub("", _ANSI.sub("", raw)) if not raw.isprintable() or "[" in raw else raw
-    container, level, file = "", None, None
-    bare = True
-    if text.startswith('{"log":'):
-        text = _docker_json(text)
-    for _ in range(8):  # a Ray worker under an engine core under journald is four deep
+    container, level, file, stamp = "", None, None, None
+    bare, elsewhere = True, False
+    if text.startswith('{"'):
+        text = _json_message(text)
+    for _ in range(10):  # a Ray worker under an engine core under journald is four deep
         before = text
         if match := _PROCESS.match(text):
+            elsewhere = elsewhere or match["node"] is not None
             text, bare = text[match.end() :], False
-        elif match := _HEADER.match(text):
+        elif match := _HEADER.match(text) or _LOGGING.match(text):
             level = _LEVELS.get(match["level"], match["level"])
-            file = match["file"]
+            file, stamp = match["file"], None if elsewhere else match["stamp"]
             text, bare = text[match.end() :], False
             break
         elif match := _STAMP.match(text):
             text, bare = text[match.end() :], False
-        elif (not container) and (match := _CONTAINER.match(text)):
-            container = match["container"]
+        elif container.count("/") < 1 and (match := _CONTAINER.match(text)):
+            container = f"{container}/{match['container']}".lstrip("/")
             text = text[match.end() :]
         else:
             for wrapper in _WRAPPERS:
@@ -125,21 +154,23 @@ def clean(raw: str) -> LogLine:
     if match := _QUOTES_A_USER.match(text):
         text = match[0]
     return LogLine(
-        text=text.rstrip(),
+        text=(_REPEATED.sub("", text) if "[repeated " in text else text).rstrip(),
         level=level,
         file=file.rsplit("/", 1)[-1] if file else None,
         container=container,
         bare=bare,
+        stamp=stamp,
     )
 
 
-def _docker_json(text: str) -> str:
+def _json_message(text: str) -> str:
+    """What a line of JSON says: of docker, journald, fluentd, Loki, a structured logger."""
     try:
         record = json.loads(text)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         return text  # cut short: the line is still searched as it stands
-    message = record.get("log") if isinstance(record, dict) else None
-    return _ANSI.sub("", message) if isinstance(message, str) else text
+    messages = (record[key] for key in _MESSAGES if isinstance(record.get(key), str))
+    return _CONTROL.sub("", _ANSI.sub("", next(messages, text)))
 
 
 def join_wrapped(lines: Iterable[str]) -> Iterator[LogLine]:

@@ -30,19 +30,26 @@ SignatureField = Literal[
     "quantization",
     "prefix_caching",
     "block_size",
+    "context",
+    "requantised",
+    "moe_variant",
+    "moe_tiles",
     "weights",
     "unknown_env",
     "fallback",
     "silent_fallback",
     "version",
+    "build",
+    "asked",
     "model",
     "served_model",
     "prompt_rate",
     "progress",
     "fact",
 ]
-"""What a signature speaks of. A ``fact`` is no result of its own: other signatures lean on it. A
-``prompt_rate`` counts the tokens of the last seconds."""
+"""What a signature speaks of. A ``fact`` is no result of its own: other signatures lean on it.
+``asked`` is what the server was asked for. A ``prompt_rate`` counts the tokens of the last
+seconds."""
 
 
 class LinePattern(DataTable):

@@ -1,0 +1,263 @@
+"""Logs of a real GB10, of the build that reaches 52: each field with its line, in any wrapper."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from logs import read_lines
+
+from sm121 import cli
+from sm121.core import builds
+from sm121.evidence.kernel_path import KernelPath, detect_engine, read_log
+from sm121.evidence.log_lines import clean
+from sm121.evidence.progress import startup_progress
+
+GB10 = Path(__file__).parent / "data" / "gb10"
+LOGS = sorted(path.stem for path in GB10.glob("*.log"))
+
+CONFIGURATION = {
+    "speculative": "none",
+    "kv_cache_dtype": "fp8",
+    "dtype": "bfloat16",
+    "load_format": "fastsafetensors",
+    "quantization": "mxfp4",
+    "context": 131072,
+    "prefix_caching": True,
+}
+SERVED = CONFIGURATION | {
+    "attention": "FLASHINFER",
+    "moe": "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+    "cuda_graphs": True,
+    "kv_layout": "HND",
+    "native_fp4": True,
+    "requantised": ["lm_head"],
+}
+FUSED = {"moe_variant": "fused", "moe_tiles": "(64, 128)"}
+UNFUSED = {"moe_variant": "unfused", "moe_tiles": "(64, 128)"}
+#: What each log shows; nothing else of its path is anything but null or empty.
+SHOWN: dict[str, dict[str, object]] = {
+    "unfused_0804_clean": SERVED | UNFUSED,
+    "fused_0804_clean": SERVED | FUSED,
+    "eugr_version": SERVED | UNFUSED,
+    "unfused_0804_profiled": SERVED | {"failure": "engine_dead"},
+    "crash_tile_128x128": SERVED | {"failure": "engine_dead"},
+    "issue5_illegal_address": CONFIGURATION | {"failure": "illegal_memory_access"},
+    "issue22_unknown_argument": {"failure": "config"},
+}
+EVIDENCE = {
+    "attention": "Using AttentionBackendEnum.FLASHINFER backend.",
+    "moe": "[MXFP4] Using backend: CUTLASS (--mxfp4-backend)",
+    "native_fp4": "[MXFP4] Using backend: CUTLASS (--mxfp4-backend)",
+    "kv_layout": "Using HND KV cache layout for FLASHINFER backend.",
+    "requantised": "[MXFP4] lm_head quantized: torch.Size([201088, 2880]) BF16",
+    "moe_variant": "JIT-compiling 1 unfused MoE module(s) for SM121: [(64, 128)]",
+    "cuda_graphs": "Graph capturing finished in 6 secs",
+    "context": "max_seq_len=131072",
+    "kv_cache_dtype": "kv_cache_dtype=fp8",
+}
+
+PREFIXES = {
+    "docker compose": "vllm-1  | ",
+    "docker compose of old": "gb10_vllm_1    | ",
+    "docker service": "spark_vllm.1.k3j2@spark-1    | ",
+    "docker compose -t": "vllm-1  | 2026-02-09T07:04:49.123456789Z ",
+    "foreman": "07:04:49 vllm.1  | ",
+    "pm2": "0|vllm  | ",
+    "docker logs -t": "2026-02-09T07:04:49.123456789Z ",
+    "BuildKite": "  | ",
+    "BuildKit": "#12 34.567 ",
+    "log viewer": "2026-05-01 19:08:33.706 | ",
+    "log viewer with tabs": "2026-05-01 19:08:33.706\t",
+    "Kubernetes": "2026-02-09T07:04:49.1Z stdout F ",
+    "kubectl --prefix": "[pod/vllm-7d9c5b8f6-x2x9z/vllm] ",
+    "kubectl --prefix --timestamps": "[pod/vllm-0/vllm] 2026-02-09T07:04:49.123456789Z ",
+    "Ray": "(RayWorkerWrapper pid=7, ip=192.0.2.11) ",
+    "Ray's job": "(pid=7) ",
+    "Ray Serve": "(ServeReplica:app:VLLM pid=7) ",
+    "Ray in colour": "\x1b[36m(LLMServer pid=7)\x1b[0m ",
+    "journald": "Feb 09 07:04:49 spark-1 vllm[18]: ",
+    "journald, microseconds": "Feb 09 07:04:49.123456 spark-1 vllm[18]: ",
+    "journald, short-iso": "2026-02-09T07:04:49+0000 spark-1 vllm[18]: ",
+    "RFC 5424": "<14>1 2026-02-09T07:04:49.003Z spark-1 vllm[18]: ",
+    "ts": "[2026-02-09 07:04:49] ",
+    "GitHub Actions": "2026-02-09T07:04:49.1234567Z ",
+    "gh run view --log": "serve\tStart the server\t2026-02-09T07:04:49.1234567Z ",
+    "GitLab": "2026-02-09T07:04:49.123456Z 01O ",
+    "Jenkins": "[2026-02-09T07:04:49.123Z] ",
+    "Buildkite": "\x1b_bk;t=1714590513706\x07",
+    "Grafana": "1714590513706\t2026-05-01T19:08:33.706Z\t",
+    "logcli": '2026-05-01T19:08:33Z {app="vllm", pod="vllm-0"} ',
+    "Heroku": "2026-05-01T19:08:33.706000+00:00 app[web.1]: ",
+    "CloudWatch": "2026-05-01T19:08:33.706Z ",
+    "mpirun": "[1,0]<stdout>: ",
+    "grep": "server.log:46:",
+}
+#: Around a line, where before it is not enough.
+WRAPS: dict[str, Callable[[str], str]] = {
+    "docker's file": lambda line: json.dumps({"log": line + "\n", "stream": "stderr"}),
+    "journald's JSON": lambda line: json.dumps({"_PID": "7", "MESSAGE": line}),
+    "fluentd": lambda line: json.dumps({"ts": 1.5, "message": line}),
+    "Ray's own count": lambda line: line + " [repeated 3x across cluster]",
+    **{name: (lambda line, p=prefix: p + line) for name, prefix in PREFIXES.items()},
+}
+
+
+def stated(path: KernelPath) -> dict[str, object]:
+    """What a path states, without what is null, empty or evidence."""
+    return {
+        n: v for n, v in path.model_dump(exclude={"evidence"}).items() if v not in (None, [], {})
+    }
+
+
+def lines_of(name: str) -> list[str]:
+    return (GB10 / f"{name}.log").read_text("utf-8").splitlines()
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_each_field_is_what_the_log_shows_and_the_rest_is_null(name: str) -> None:
+    path = read_log(GB10 / f"{name}.log")
+    assert stated(path) == SHOWN[name]
+    assert set(SHOWN[name]) <= set(path.evidence)
+    assert not any(key.endswith("_also") for key in path.evidence)
+
+
+def test_each_field_has_its_line() -> None:
+    path = read_log(GB10 / "unfused_0804_clean.log")
+    for name, line in EVIDENCE.items():
+        assert line in path.evidence[name], name
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_build_and_engine_are_known(name: str) -> None:
+    log = GB10 / f"{name}.log"
+    path = read_log(log)
+    assert detect_engine(log) == "vllm"
+    known = builds.identity(path.version, build=path.build)
+    assert known == (None if name == "issue22_unknown_argument" else "0.14.0+mxfp4")
+    # Its own lines alone, where the version says nothing.
+    assert path.build == ("mxfp4" if "moe" in SHOWN[name] else None)
+
+
+@pytest.mark.parametrize("prefix", WRAPS)
+@pytest.mark.parametrize("name", LOGS)
+def test_behind_any_prefix_it_is_the_same_path(name: str, prefix: str) -> None:
+    lines = lines_of(name)
+    bare = read_lines(lines)
+    path = read_lines(WRAPS[prefix](line) for line in lines)
+    assert path.model_dump() == bare.model_dump()
+    assert (path.version, path.build, path.asked) == (bare.version, bare.build, bare.asked)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "| gpt-oss 120B MXFP4 MoE | 59.02 GiB | 116.83 B |",
+        "| 12 | 34 |",
+        "[MXFP4] Using backend: CUTLASS (--mxfp4-backend)",
+        "[3/10] /usr/local/cuda/bin/nvcc -c x.cu -o x.cuda.o",
+        "[0/5] step",
+        "[Autotuner]: Autotuning process ends",
+        "[core.py:96]",
+        "CUDA error: out of memory",
+        "NCCL error: unhandled system error",
+        "vllm: error: unrecognized arguments: --x",
+        "    raise ValueError",
+        "1234 tokens | 5 requests",
+        "12:30 is no moment",
+    ],
+)
+def test_what_is_said_is_not_taken_for_a_prefix(message: str) -> None:
+    assert clean(message).text == message
+    assert clean(f"2026-05-01 19:08:33.706 | {message}").text == message
+    assert clean(f"(EngineCore pid=7) INFO 02-09 07:04:49 [x.py:1] {message}").text == message
+
+
+def test_a_log_without_its_beginning_says_what_it_shows() -> None:
+    lines = lines_of("fused_0804_clean")
+    start = next(n for n, line in enumerate(lines) if "JIT-compiling" in line)
+    path = read_lines(lines[start:])
+    assert stated(path) == FUSED | {"cuda_graphs": True}
+    assert (path.version, path.build, path.asked) == (None, None, None)
+
+
+@pytest.mark.parametrize("shown", [2, 12, 18, 25, 40, 60])
+def test_the_end_of_the_run_before_is_not_this_one(shown: int) -> None:
+    """Of a log that begins in another run, as many of its last lines as are there."""
+    before = [line.replace("02-09", "02-08") for line in lines_of("fused_0804_clean")]
+    before.append("(EngineCore_DP0 pid=9) ERROR 02-08 08:00:00 [core.py:1] EngineDeadError: x")
+    path = read_lines([*before[-shown:], *lines_of("unfused_0804_profiled")])
+    assert stated(path) == SHOWN["unfused_0804_profiled"]
+
+
+NSYS = [
+    "Generating '/tmp/nsys-report-6fcf.qdstrm'",
+    "[1/8] [========================100%] server.nsys-rep",
+    "[6/8] Executing 'cuda_gpu_kern_sum' stats report",
+    " 18.2  123456789  4536  168000.0  void marlin_moe_wna16::Marlin<__nv_bfloat16>",
+    "Using 'MARLIN' Mxfp4 MoE backend.",
+    "RuntimeError: CUDA error: an illegal memory access was encountered",
+]
+
+
+@pytest.mark.parametrize("name", ["unfused_0804_clean", "eugr_version"])
+@pytest.mark.parametrize("first", [0, 18, 25, 40])
+@pytest.mark.parametrize("prefix", ["", "vllm-1  | "])
+def test_what_an_older_run_left_behind_is_not_this_one(name: str, first: int, prefix: str) -> None:
+    """The file was written over, and was longer before: a stale start, its end and nsys' table."""
+    own, older = lines_of(name), lines_of("fused_0804_clean")[first:]
+    died = "(APIServer pid=9) ERROR 02-09 07:22:01 [async_llm.py:551] AsyncLLM EngineDeadError: x"
+    path = read_lines(prefix + line for line in [*own, *older, died, *NSYS])
+    assert stated(path) == SHOWN[name]
+    assert path.version == read_lines(own).version
+
+
+def test_what_nsys_prints_behind_a_server_is_not_the_servers() -> None:
+    path = read_lines([*lines_of("unfused_0804_clean"), *NSYS])
+    assert stated(path) == SHOWN["unfused_0804_clean"]
+
+
+def test_the_turn_of_a_year_is_no_older_run() -> None:
+    path = read_lines(
+        [
+            "INFO 12-31 23:59:50 [api_server.py:1] vLLM API server version 0.14.0",
+            "INFO 01-01 00:00:10 [cuda.py:345] Using AttentionBackendEnum.FLASHINFER backend.",
+        ]
+    )
+    assert path.attention == "FLASHINFER"
+
+
+def test_a_newer_start_counts() -> None:
+    path = read_lines([*lines_of("fused_0804_clean"), *lines_of("unfused_0804_clean")])
+    assert stated(path) == SHOWN["unfused_0804_clean"]
+
+
+def test_a_start_is_followed() -> None:
+    phases = [p for p in map(startup_progress, lines_of("unfused_0804_clean")) if p]
+    for phase in ("loading weights (100 %)", "building kernels (JIT)", "kernels built", "ready"):
+        assert phase in phases
+
+
+ASKED = {
+    "--attention-backend FLASHINFER": "resolved",
+    "--mxfp4-backend CUTLASS": "resolved",
+    "--mxfp4-layers moe,qkv,o,lm_head": "not_proven",
+    "--kv-cache-dtype fp8": "resolved",
+    "--max-model-len 131072": "resolved",
+    "--enable-prefix-caching true": "resolved",
+    "--load-format fastsafetensors": "resolved",
+    "--quantization mxfp4": "resolved",
+}
+
+
+@pytest.mark.parametrize("name", ["unfused_0804_profiled", "eugr_version", "crash_tile_128x128"])
+def test_the_command_says_what_the_server_was_asked_for(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["path", str(GB10 / f"{name}.log")]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert {report["by"]: report["state"] for report in answer["requested"]} == ASKED
+    assert answer["differences"] == []
+    assert answer["engine"] == "vllm"
