@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import re
@@ -29,8 +30,9 @@ from sm121.evidence.kernel_profile import (
     read_trace,
     table,
 )
+from sm121.evidence.kernel_proof import moe_variant, requantised, with_kernels
 from sm121.evidence.profiler import profile_decode
-from sm121.evidence.requirement import kernel_contradictions
+from sm121.evidence.requirement import kernel_contradictions, untold_of_kernels
 
 GB10 = profile.load("sm121-gpt-oss-120b").kernel_path
 CPU = profile.load("cpu-tiny-gpt-oss").kernel_path
@@ -43,6 +45,7 @@ CUTLASS = (
     "GroupProblemShape<cute::tuple<long, long, long>>, cutlass::gemm::collective::CollectiveMma<"
     "cutlass::gemm::MainloopSm120ArrayTmaWarpSpecializedBlockScaled<2, 2>, cutlass::float_e2m1_t>>>"
 )
+GATED = CUTLASS.replace("BlockScaled<2, 2>", "BlockScaledGated<2, 1>")
 QUANTISE = (
     "void tensorrt_llm::kernels::quantize_with_block_size<"
     "(tensorrt_llm::BlockScaleQuantizationType)2, __nv_bfloat16, 32, true>(int, int, "
@@ -132,7 +135,7 @@ def trace(tmp_path: Path) -> Callable[..., Path]:
 
 def gpu(*names: str) -> KernelProfile:
     """A profile of these kernels, one millisecond each."""
-    sums = {name: kernel_profile._Sum(1, 1e-3) for name in names}
+    sums = [(name, kernel_profile._Sum(1, 1e-3)) for name in names]
     return kernel_profile._profile("gpu", Path("trace.json"), 4, sums)
 
 
@@ -163,6 +166,18 @@ def test_every_entry_of_the_data_file_is_reached() -> None:
 
 
 EXTRA = [
+    (GATED, "moe"),
+    ("void cutlass::device_kernel<cutlass::GemmUniversal<GroupProblemShape<int>>>", "moe"),
+    ("void gemv_fp4_kernel<int>", "moe"),
+    ("_topk_forward", "moe"),
+    ("vllm::fused_moe_forward", "moe"),
+    ("merge_attn_states_kernel", "attention"),
+    ("aten::scaled_dot_product_attention", "attention"),
+    ("_fwd_kernel", "attention"),
+    ("triton_red_fused__to_copy_add_clone_gptq_marlin_gemm_mean_mul_pow_rsqrt_slice_2", "other"),
+    ("triton_poi_fused__to_copy_add_constant_pad_nd_mean_moe_forward_mul_pow_rsqrt_1", "other"),
+    ("triton_per_fused__to_copy_unified_attention_with_output_3", "other"),
+    ("void cutlass_scaled_mm_fp8<...>", "dense"),
     ("_downcast_to_mxfp", "quantise"),
     ("void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<Dense>>", "dense"),
     ("triton_tem_fused_mm_0", "dense"),
@@ -311,8 +326,7 @@ def test_table_of_nsys_is_read_the_same_way(tmp_path: Path) -> None:
     assert shares == pytest.approx(
         {"attention": 0.05, "moe": 0.6, "dense": 0.3, "quantise": 0.05, "other": 0}
     )
-    path = KernelPath(moe="FLASHINFER_CUTLASS_MXFP4_MXFP8")
-    assert kernel_contradictions(GB10, path, seen) == []
+    assert kernel_contradictions(GB10, REAL, seen) == []
 
 
 @pytest.mark.parametrize("text", ["", "SKIPPED: no CUDA kernel data", NSYS.splitlines()[2]])
@@ -345,49 +359,325 @@ def test_nsys_report_is_read_by_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyP
 CUTLASS_RAN = (CUTLASS, QUANTISE, ATTENTION, DENSE)
 MARLIN_RAN = (MARLIN, ATTENTION, DENSE)
 TRITON_RAN = ("_matmul_ogs_NNT_bf16xbf16xmxfp4_16x256x128x1", ATTENTION, DENSE)
+DENSE_MARLIN = "void marlin::Marlin<(long)1125899906909960, (long)562949953487106>(int4 const*)"
+WRITE = "void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16, unsigned char>(int)"
+FLASH = (
+    "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<flash::"
+    "CollectiveMainloopFwdSm90<2>>>>(flash::Params)"
+)
+#: A kernel of each attention backend, and one that several use.
+OF_ATTENTION = {
+    "FLASHINFER": (ATTENTION, "kernel_mha", "fmhaSm100fKernel_QkvBfloat16OBfloat16H64PagedKv"),
+    "TRITON_ATTN": ("kernel_unified_attention", "kernel_unified_attention_3d"),
+    "FLASH_ATTN": (FLASH, "void flash::flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<64>>()"),
+    "triton": ("_fwd_grouped_kernel_stage1", "_fwd_kernel_stage1"),
+}
+SHARED = (WRITE, "merge_attn_states_kernel", "_copy_page_indices_kernel", "_fwd_kernel")
+
+
+def judged(path: KernelPath, seen: KernelProfile, required=GB10, layers: int | None = None):
+    return (
+        kernel_contradictions(required, path, seen, layers),
+        untold_of_kernels(required, path, seen, layers),
+    )
 
 
 @pytest.mark.parametrize(
     ("moe", "names"),
     [
         ("FLASHINFER_CUTLASS_MXFP4_MXFP8", CUTLASS_RAN),
+        ("FLASHINFER_CUTLASS_MXFP4_MXFP8", (*CUTLASS_RAN, DENSE_MARLIN)),
         ("MARLIN", MARLIN_RAN),
         ("BATCHED_MARLIN", MARLIN_RAN),
         ("TRITON", TRITON_RAN),
     ],
 )
 def test_kernels_of_the_path_pass(moe: str, names: tuple[str, ...]) -> None:
-    assert kernel_contradictions(GB10, KernelPath(moe=moe), gpu(*names)) == []
+    assert judged(KernelPath(moe=moe, attention="FLASHINFER"), gpu(*names)) == ([], [])
 
 
 @pytest.mark.parametrize(
     ("moe", "names", "expected"),
     [
-        ("FLASHINFER_CUTLASS_MXFP4_MXFP8", MARLIN_RAN, "must not see a kernel .*marlin"),
+        ("FLASHINFER_CUTLASS_MXFP4_MXFP8", MARLIN_RAN, "a kernel of moe_marlin ran: void marlin"),
         ("FLASHINFER_CUTLASS_MXFP4_MXFP8", MARLIN_RAN, "must see a kernel .*Sm120Array"),
-        ("FLASHINFER_CUTLASS_MXFP4_MXFP8", (*CUTLASS_RAN, MARLIN), "must not see .*Marlin<"),
+        ("FLASHINFER_CUTLASS_MXFP4_MXFP8", (*CUTLASS_RAN, MARLIN), "a kernel of moe_marlin ran"),
         ("FLASHINFER_CUTLASS_MXFP4_MXFP8", (CUTLASS, ATTENTION, DENSE), "must see .*quantize"),
-        ("MARLIN", CUTLASS_RAN, "must not see .*Sm120Array"),
+        ("MARLIN", CUTLASS_RAN, "MARLIN, a kernel of moe_cutlass_sm120 ran"),
+        ("MARLIN", CUTLASS_RAN, "MARLIN, no kernel of it ran"),
+        ("MARLIN", (*MARLIN_RAN, "fused_moe_kernel"), "a kernel of moe_triton_fused ran"),
         ("TRITON", MARLIN_RAN, "must see a kernel '_matmul_ogs_"),
+        ("TRITON", ("fused_moe_kernel", ATTENTION), "must see a kernel '_matmul_ogs_"),
         ("MARLIN", (MARLIN, DENSE), "must have kernels of attention"),
         ("MARLIN", (ATTENTION, DENSE), "must have kernels of moe"),
-        ("EMULATION", (DENSE, ATTENTION), "EMULATION has no rule"),
-        (None, MARLIN_RAN, "no evidence shows the MoE backend"),
+        ("EMULATION", (DENSE, ATTENTION), "no kernel of the moe backend EMULATION is known"),
+        (None, MARLIN_RAN, "no evidence shows the moe backend"),
     ],
 )
 def test_kernels_of_another_path_fail(
     moe: str | None, names: tuple[str, ...], expected: str
 ) -> None:
-    wrong = kernel_contradictions(GB10, KernelPath(moe=moe), gpu(*names))
+    wrong, untold = judged(KernelPath(moe=moe, attention="FLASHINFER"), gpu(*names))
     assert any(re.search(expected, line) for line in wrong), wrong
+    assert untold == []
+
+
+@pytest.mark.parametrize("named", OF_ATTENTION)
+@pytest.mark.parametrize("ran", OF_ATTENTION)
+def test_attention_of_another_backend_contradicts(named: str, ran: str) -> None:
+    """On an H200 the log said FLASH_ATTN, and Triton's attention ran."""
+    path = KernelPath(moe="MARLIN", attention=named)
+    alike = named.lower()[:6] == ran.lower()[:6]
+    for name in OF_ATTENTION[ran]:
+        wrong, untold = judged(path, gpu(MARLIN, name, *SHARED))
+        assert untold == []
+        if alike:
+            assert wrong == []
+        else:
+            assert len(wrong) == 2
+            assert f"the log says {named}, no kernel of it ran" in wrong[0]
+            assert f"the log says {named}, a kernel of attention_" in wrong[1]
+        right = OF_ATTENTION[named][0]
+        wrong, _ = judged(path, gpu(MARLIN, right, name))
+        assert bool(wrong) is not alike, "one kernel of another backend is enough"
+
+
+def test_drafter_may_have_another_attention() -> None:
+    path = KernelPath(moe="MARLIN", attention="TRITON_ATTN", speculative="eagle3")
+    assert judged(path, gpu(MARLIN, "kernel_unified_attention", FLASH)) == ([], [])
+    wrong, _ = judged(path, gpu(MARLIN, FLASH))
+    assert len(wrong) == 1
+
+
+def test_every_backend_that_a_profile_names_has_kernels() -> None:
+    named = {
+        (part, backend)
+        for name in profile.shipped()
+        for own in (profile.load(name),)
+        for path in (own.kernel_path, *map(own.path_of, own.configurations))
+        for part in ("attention", "moe")
+        for backend in getattr(path, part) or ()
+    }
+    assert ("attention", "FLASH_ATTN") in named
+    for part, backend in named:
+        known = [e for e in load_names().name if e.part == part and e.belongs_to(backend)]
+        assert known, (part, backend)
 
 
 def test_cpu_operators_of_another_path_fail() -> None:
     right = ("_C::cpu_fused_moe", "_C::cpu_attention_with_kv_cache", "_C::onednn_mm")
-    path = KernelPath(moe="CPU")
-    assert kernel_contradictions(CPU, path, gpu(*right)) == []
-    assert kernel_contradictions(CPU, path, gpu(*right[1:]))
-    assert kernel_contradictions(CPU, path, gpu(*right, "aten::scaled_dot_product_attention"))
+    path = KernelPath(moe="CPU", attention="CPU_ATTN")
+    assert judged(path, gpu(*right, "vllm::moe_forward"), CPU) == ([], [])
+    for names in (right[1:], (right[0], right[2]), (*right, "aten::scaled_dot_product_attention")):
+        assert kernel_contradictions(CPU, path, gpu(*names))
+
+
+# ------------------------------------------------------------- real tables of a GB10, cut names
+
+DATA = Path(__file__).parent / "data" / "gb10"
+REAL = KernelPath(moe="FLASHINFER_CUTLASS_MXFP4_MXFP8", attention="FLASHINFER")
+
+
+def real(name: str) -> KernelProfile:
+    return read(DATA / f"{name}_0804_kernels.csv")
+
+
+def as_printed(file: Path, prefix: str = "") -> str:
+    """The table as nsys prints it behind a server's lines, another table after it."""
+    _, *rows = csv.reader(file.read_text().splitlines())
+    head = ("Time (%)", "Total Time (ns)", "Instances", "Avg (ns)", "Name")
+    body = [(r[0], f"{int(r[1]):,}", f"{int(r[2]):,}", f"{float(r[3]):,.1f}", r[8]) for r in rows]
+    wide = [max(map(len, column)) for column in zip(head, *body, strict=True)]
+    rule = ["-" * width for width in wide]
+    cells = [[*map(str.rjust, row[:4], wide), row[4].ljust(wide[4])] for row in (rule, *body)]
+    title = "  ".join(map(str.center, head, wide))
+    table = [f" {title}", *(" " + "  ".join(row) for row in cells)]
+    other = " ".join(("100.0", "5".rjust(wide[1] + 2), "7".rjust(wide[2] + 2), "[CUDA memset]"))
+    return "\n".join(
+        prefix + line
+        for line in (
+            "INFO 02-09 07:47:42 [wrapper.py:64] Profiler stopped successfully.",
+            "Generating '/tmp/nsys-report-6fcf.qdstrm'",
+            "[5/8] Executing 'cuda_api_sum' stats report",
+            "", "[6/8] Executing 'cuda_gpu_kern_sum' stats report", "", *table, "",
+            "[7/8] Executing 'cuda_gpu_mem_time_sum' stats report", "", other,
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "shares"),
+    [
+        ("unfused", {"moe": 0.710, "dense": 0.166, "attention": 0.074, "quantise": 0.005}),
+        ("fused", {"moe": 0.909, "dense": 0.053, "attention": 0.023, "quantise": 0.002}),
+    ],
+)
+def test_real_tables_have_their_shares(name: str, shares: dict[str, float]) -> None:
+    seen = real(name)
+    for part, share in shares.items():
+        assert seen.parts[part].share == pytest.approx(share, abs=0.003), part
+    other = {row.name for row in seen.kernels if row.part == "other"}
+    assert all(row.name in other for row in seen.kernels if "triton_" in row.name)
+    assert not any("compute" in name for name in other)
+
+
+@pytest.mark.parametrize("prefix", ["", "vllm-1  | "])
+@pytest.mark.parametrize("name", ["unfused", "fused"])
+def test_printed_table_of_a_log_is_the_same_table(tmp_path: Path, name: str, prefix: str) -> None:
+    log = tmp_path / "server_profiled.log"
+    log.write_text(as_printed(DATA / f"{name}_0804_kernels.csv", prefix) + "\n")
+    seen, table = read(log), real(name)
+    assert [(k.name, k.calls) for k in seen.kernels] == [(k.name, k.calls) for k in table.kernels]
+    assert seen.parts == table.parts
+
+
+def test_rows_of_one_cut_name_stay_rows() -> None:
+    grouped = [k for k in real("unfused").kernels if "GroupProblemShape" in k.name]
+    assert [k.calls for k in grouped] == [216, 4536]
+
+
+WHOLE = [name for name, _ in [*PARTS, *EXTRA]]
+
+
+@pytest.mark.parametrize("name", [*WHOLE, FLASH, DENSE_MARLIN, WRITE, GATED])
+def test_cut_name_is_never_of_another_part(name: str) -> None:
+    for at in range(60, min(len(name), 120)):
+        for end in ("…", "..."):
+            assert part_of(name[:at] + end) in (part_of(name), "other"), name[:at]
+
+
+@pytest.mark.parametrize("table", ["unfused", "fused"])
+def test_cut_rows_of_real_tables_are_never_of_another_part(table: str) -> None:
+    for row in real(table).kernels:
+        for at in range(60, 99):
+            assert part_of(row.name.rstrip("…")[:at] + "…") in (row.part, "other")
+
+
+@pytest.mark.parametrize("name", ["unfused", "fused"])
+def test_cut_names_are_untold_and_contradict_nothing(name: str) -> None:
+    wrong, untold = judged(REAL, real(name), layers=36)
+    assert wrong == []
+    assert any(re.search(r"Sm120Array.*cannot be told, \d+ names are cut", line) for line in untold)
+    path = KernelPath(moe="MARLIN", attention="TRITON_ATTN")
+    wrong, _ = judged(path, real(name))
+    assert len(wrong) == (3 if name == "fused" else 2), "what the names still tell contradicts"
+
+
+# ------------------------------------------------------- layers beyond the checkpoint, the variant
+
+
+def decoded(marlin: dict[str, int], steps: int | None = 16, layers: int = 36) -> KernelProfile:
+    """Steps of decoding with so many dense calls a token."""
+    times = layers * (steps or 16)
+    rows = {CUTLASS: 2 * times, QUANTISE: times, ATTENTION: times, WRITE: times, DENSE: times}
+    rows |= {name: calls * (steps or 16) for name, calls in marlin.items()}
+    sums = [(name, kernel_profile._Sum(calls, calls * 1e-5)) for name, calls in rows.items()]
+    return kernel_profile._profile("gpu", Path("t.json"), steps, sums)
+
+
+BF16 = "nvjet_sm121_tst_8x64_64x16_4x1_v_bz_bias_TNN"
+ALL = ["qkv", "o", "lm_head"]
+
+
+@pytest.mark.parametrize(
+    ("calls", "proven"),
+    [
+        ({DENSE_MARLIN: 73}, ALL),
+        ({DENSE_MARLIN: 37, DENSE_MARLIN + "2": 36}, ALL),
+        ({DENSE_MARLIN: 72, BF16: 1}, ["qkv", "o"]),
+        ({DENSE_MARLIN: 1, BF16: 72}, ["lm_head"]),
+        ({BF16: 73}, []),
+        ({DENSE_MARLIN: 36, BF16: 37}, None),
+        ({DENSE_MARLIN: 37, BF16: 36}, None),
+        ({DENSE_MARLIN: 71}, None),
+        ({"void cutlass_scaled_mm_fp8<...>": 73}, None),
+        ({BF16: 36, "void cutlass_scaled_mm_fp8<...>": 37}, None),
+        ({}, None),
+    ],
+)
+def test_calls_a_token_prove_the_layers(calls: dict[str, int], proven: list[str] | None) -> None:
+    assert requantised(decoded(calls), 36) == proven
+    assert requantised(decoded({n: c * 24 // 36 for n, c in calls.items()}, layers=24), 36) is None
+    if proven not in (None, []):
+        assert requantised(decoded(calls, steps=None), 36) is None, "prefill may be in it"
+
+
+def test_prefill_among_marked_steps_proves_nothing() -> None:
+    seen = decoded({DENSE_MARLIN: 73})
+    assert requantised(seen.model_copy(update={"steps": 8}), 36) is None
+
+
+@pytest.mark.parametrize("name", ["unfused", "fused"])
+def test_real_tables_prove_the_layers(name: str) -> None:
+    path = with_kernels(KernelPath(requantised=["lm_head"]), real(name), 36)
+    assert path.requantised == ALL
+    assert "calls of dense Marlin in 66 passes of 36 layers" in path.evidence["requantised"]
+    assert path.also == {}
+    assert with_kernels(KernelPath(), real(name), None).requantised is None
+
+
+@pytest.mark.parametrize(
+    ("dropped", "proven"),
+    [
+        ((2298, 2232), None),  # prefill's rows alone
+        ((2232,), None),  # qkv or o: nobody knows which
+        ((), ALL),
+    ],
+)
+def test_real_table_with_fewer_layers_quantised(dropped, proven) -> None:
+    seen = real("fused")
+    rows = [k for k in seen.kernels if not ("marlin::" in k.name and k.calls in dropped)]
+    assert requantised(seen.model_copy(update={"kernels": rows}), 36) == proven
+
+
+def test_real_table_without_lm_head() -> None:
+    seen = real("unfused")
+    rows = [k.model_copy(update={"calls": 2232}) if k.calls == 2298 else k for k in seen.kernels]
+    assert requantised(seen.model_copy(update={"kernels": rows}), 36) == ["qkv", "o"]
+    prefill = [
+        k.model_copy(update={"seconds": 100.0}) if k.calls == 2232 and k.part == "attention" else k
+        for k in rows
+    ]
+    assert requantised(seen.model_copy(update={"kernels": prefill}), 36) is None
+
+
+def test_variant_is_named_by_whole_names_and_helpers() -> None:
+    assert moe_variant(gpu(CUTLASS, ATTENTION)) == "unfused"
+    assert moe_variant(gpu(CUTLASS, GATED)) == "fused"
+    assert moe_variant(gpu(MARLIN, ATTENTION)) is None
+    assert moe_variant(real("fused")) == "fused"
+    assert moe_variant(real("unfused")) is None, "Gated may be in what was cut"
+    path = with_kernels(KernelPath(moe_variant="unfused"), gpu(CUTLASS, GATED), 36)
+    assert path.moe_variant == "fused"
+    assert path.also == {"moe_variant": ["unfused"]}
+
+
+MXFP4 = GB10.model_copy(update={"requantised": tuple(ALL), "moe_variant": ("unfused",)})
+
+
+@pytest.mark.parametrize(
+    ("calls", "wrong", "untold"),
+    [
+        ({DENSE_MARLIN: 73}, "", ""),
+        (
+            {DENSE_MARLIN: 72, BF16: 1},
+            "requantised: required qkv, o, lm_head, seen .*1152 calls",
+            "",
+        ),
+        ({BF16: 73}, "requantised: .*0 calls of dense Marlin in 16 passes.*no layer", ""),
+        ({DENSE_MARLIN: 36, BF16: 37}, "", "requantised: .*do not tell"),
+        (
+            {DENSE_MARLIN: 73, GATED: 36},
+            "moe_variant: required unfused, seen .*BlockScaledGated",
+            "",
+        ),
+    ],
+)
+def test_configuration_is_held_to_layers_and_variant(calls, wrong: str, untold: str) -> None:
+    found = judged(REAL, decoded(calls), MXFP4, 36)
+    for lines, expected in zip(found, (wrong, untold), strict=True):
+        assert bool(lines) is bool(expected), lines
+        assert all(re.search(expected, line) for line in lines), lines
 
 
 # ------------------------------------------------------------------------------- what is written
@@ -412,6 +702,27 @@ def test_command_prints_a_trace(
     assert "| moe | 75.0% |" in capsys.readouterr().out
     assert cli.main(["path", "--trace", str(path.with_name("none.json"))]) == 4
     assert "expected a trace" in capsys.readouterr().err
+
+
+def test_command_names_variant_layers_and_what_the_log_says_wrongly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(
+        "INFO 02-09 07:05:01 [cuda.py:345] Using AttentionBackendEnum.FLASH_ATTN backend.\n"
+    )
+    table = tmp_path / "profiled.log"
+    table.write_text(as_printed(DATA / "fused_0804_kernels.csv"))
+    for asked, contradictions in (
+        (["--trace", str(table)], 0),
+        ([str(log), "--trace", str(table)], 1),
+    ):
+        assert cli.main(["path", *asked]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert (answer["moe_variant"], answer["requantised"]) == ("fused", ALL)
+        assert "computeStridesGemm2Only" in answer["evidence"]["moe_variant"]
+        assert "5034 calls of dense Marlin" in answer["evidence"]["requantised"]
+        assert len(answer["contradictions"]) == contradictions, answer["contradictions"]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import re
 from pathlib import Path
 
 import pytest
@@ -242,9 +241,6 @@ def test_the_numbers_of_the_original_documents():
     assert (stress.memory_growth_fraction.value, stress.memory_growth_gb.value) == (0.10, 5.0)
     assert sm121.engine.needs.arch_list == ("12.1a", "12.1f")
     assert "HND" in sm121.path_of("cutlass").kv_layout
-    rules = [rule.when["moe"] for rule in sm121.kernel_path.rules if rule.where == "profile"]
-    for kernel in ("MARLIN", "FLASHINFER_CUTLASS_MXFP4_MXFP8", "TRITON"):
-        assert sum(re.fullmatch(rule, kernel) is not None for rule in rules) == 1, kernel
 
 
 def test_a_gate_is_given_once(tmp_path):

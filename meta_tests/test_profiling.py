@@ -114,7 +114,7 @@ def server(**changes: str):
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> KernelProfile:
-    taken = _profile("cpu", Path("trace"), 3, {f"k{n}": _Sum(1, 1e-3) for n in range(50)})
+    taken = _profile("cpu", Path("trace"), 3, [(f"k{n}", _Sum(1, 1e-3)) for n in range(50)])
     monkeypatch.setattr(decode_profile, "profile_decode", lambda *_: Path("trace"))
     monkeypatch.setattr(decode_profile.kernel_profile, "read_trace", lambda _: taken)
     return taken

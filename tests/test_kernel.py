@@ -60,11 +60,17 @@ def test_what_was_asked_of_the_baseline_is_what_ran(conformance, profile):
 
 
 @pytest.mark.never_waived("the kernel path")
-def test_decode_runs_the_kernels_of_its_path(kernel_path, decode_profile, profile):
-    """Profiled decode steps run the path's kernels for attention and MoE, and no forbidden
-    kernel."""
-    wrong = requirement.kernel_contradictions(profile.kernel_path, kernel_path, decode_profile)
+def test_decode_runs_the_kernels_of_its_path(
+    conformance, server, kernel_path, decode_profile, profile
+):
+    """Profiled decode steps run kernels of the backends that the log names, and of no others; the
+    layers that are quantised beyond the checkpoint are those of the configuration."""
+    required = profile.path_of(server.configuration.name)
+    judged = (required, kernel_path, decode_profile, conformance.layers)
+    wrong = requirement.kernel_contradictions(*judged)
     assert not wrong, "; ".join(wrong) + f". Evidence: {decode_profile.source}"
+    if untold := requirement.untold_of_kernels(*judged):
+        pytest.skip(f"NOT_RUN: {'; '.join(untold)}")
 
 
 # Numerics. Each test runs an operation twice, on fresh inputs, into memory poisoned with NaN and

@@ -219,12 +219,16 @@ def _path(options: argparse.Namespace) -> int:
         path.evidence.update(jit_cache.evidence(modules))
         answer["jit_cache"] = [module.model_dump(mode="json") for module in modules]
     if options.trace is not None:
-        from sm121.evidence import kernel_profile
+        from sm121.evidence import kernel_profile, kernel_proof, requirement
+        from sm121.measure import roofline
 
         seen = kernel_profile.read(options.trace)
         if options.table:
             print(kernel_profile.table(seen), end="")
             return 0
+        config = roofline.read_config(path.model or "gpt-oss-120b") or {}
+        answer["contradictions"] = requirement.backend_contradictions(path, seen)
+        path = kernel_proof.with_kernels(path, seen, config.get("num_hidden_layers"))
         answer["kernels"] = seen.model_dump(mode="json")
     if path.asked is not None:
         from sm121.engines import requested

@@ -25,12 +25,16 @@ from typing import Any, Literal, get_args
 from pydantic import Field
 
 from sm121.core import data_file
-from sm121.core.data_file import DataTable, Entries, Record, Regex
+from sm121.core.data_file import DataTable, Entries, Pattern, Record, Regex
 from sm121.core.errors import UsageError
 from sm121.core.verdict import NotRun
 
 Part = Literal["attention", "moe", "dense", "quantise", "other"]
 PARTS: tuple[Part, ...] = get_args(Part)
+
+Proof = Literal["layer_pass", "plain", "requantised", "quantised", "fused", "unfused"]
+"""What a kernel shows beside its part: a write into the KV cache (one a layer and pass), a dense
+product in BF16, in the checkpoint's MXFP4 or in another format, the experts' variant."""
 
 _BLOCK = 1 << 20
 _LONGEST_EVENT = 1 << 22
@@ -39,6 +43,7 @@ _MOST_OPERATORS = 5_000_000
 _MOST_NAMES = 100_000
 _STEP = re.compile(r"^execute_\S*generation_(?P<requests>\d+)")
 _NSYS_COLUMNS = ("Total Time (ns)", "Instances", "Name")
+_RULER = re.compile(r"-{4,}")
 
 
 class KernelName(DataTable):
@@ -47,7 +52,17 @@ class KernelName(DataTable):
     id: str = Field(pattern=r"^[a-z0-9_]+$")
     part: Part
     regex: Regex
+    #: On the whole name of the backend that alone runs it, in any case; None: several do.
+    backend: Pattern | None = None
+    #: See `sm121.evidence.kernel_proof`.
+    proves: Proof | None = None
+    #: What follows the match decides: a name that was cut is not known by it.
+    whole: bool = False
     source: str = Field(min_length=3)
+
+    def belongs_to(self, backend: str) -> bool:
+        """Whether it is said to be of that backend."""
+        return self.backend is not None and bool(re.fullmatch(self.backend, backend, re.I))
 
 
 class KernelNames(DataTable):
@@ -63,10 +78,24 @@ def load_names() -> KernelNames:
 
 
 @cache
+def entry_of(name: str) -> KernelName | None:
+    """What is known of a kernel or operator; None when nothing is."""
+    cut = is_cut(name)
+    known = (entry for entry in load_names().name if not (cut and entry.whole))
+    return next((entry for entry in known if entry.regex.search(name)), None)
+
+
 def part_of(name: str) -> Part:
     """What a kernel or operator is for; ``other`` when nothing is known of its name."""
-    known = load_names().name
-    return next((entry.part for entry in known if entry.regex.search(name)), "other")
+    entry = entry_of(name)
+    return "other" if entry is None else entry.part
+
+
+def is_cut(name: str) -> bool:
+    """Whether the end of a name is missing, as in the table that nsys prints."""
+    return name.endswith(("…", "...")) or any(
+        name.count(left) > name.count(right) for left, right in ("()", "<>")
+    )
 
 
 class KernelTime(Record):
@@ -104,6 +133,10 @@ class KernelProfile(Record):
     def names(self) -> list[str]:
         """The names of all that ran."""
         return [kernel.name for kernel in self.kernels]
+
+    def cut_names(self) -> list[str]:
+        """The names whose end is missing: what they are of may be in it."""
+        return [name for name in self.names() if is_cut(name)]
 
 
 @dataclass
@@ -168,7 +201,7 @@ def read_trace(path: Path) -> KernelProfile:
             error
         )
     if trace.kernels:
-        return _profile("gpu", path, trace.steps or None, trace.kernels)
+        return _profile("gpu", path, trace.steps or None, trace.kernels.items())
     if trace.operator_count > _MOST_OPERATORS:
         raise UsageError(
             f"{path}: expected at most {_MOST_OPERATORS} operators, seen {trace.operator_count}; "
@@ -176,39 +209,58 @@ def read_trace(path: Path) -> KernelProfile:
         )
     if not trace.operators:
         raise UsageError(f"{path}: expected kernels or operators, the trace has neither")
-    return _profile("cpu", path, trace.steps or None, _own_times(trace.operators.values()))
+    return _profile("cpu", path, trace.steps or None, _own_times(trace.operators.values()).items())
 
 
 def read_nsys(text: str, source: Path) -> KernelProfile:
-    """The kernels of ``nsys stats --report cuda_gpu_kern_sum --format csv``.
+    """The kernels of ``nsys stats --report cuda_gpu_kern_sum``: as CSV, or as it prints them among
+    other lines, with names cut at some 100 characters. Of several printed tables the last counts.
+
+    Each row stays a row: two kernels may have the same cut name.
 
     Raises:
         UsageError: the text has no such table.
     """
     lines = text.splitlines()
-    start = next((i for i, line in enumerate(lines) if all(c in line for c in _NSYS_COLUMNS)), None)
-    if start is None:
+    heads = [i for i, line in enumerate(lines) if all(c in line for c in _NSYS_COLUMNS)]
+    if not heads:
         raise UsageError(
             f"{source}: expected the columns {', '.join(_NSYS_COLUMNS)} of nsys' cuda_gpu_kern_sum"
         )
-    sums: dict[str, _Sum] = {}
+    columns = [
+        match.span() for line in lines[heads[-1] + 1 :][:1] for match in _RULER.finditer(line)
+    ]
     try:
-        rows = list(csv.DictReader(io.StringIO("\n".join(lines[start:]))))
+        rows = (
+            _printed_rows(lines[heads[-1] :], columns)
+            if columns
+            else list(csv.DictReader(io.StringIO("\n".join(lines[heads[0] :]))))
+        )
     except csv.Error as error:
         raise UsageError(f"{source}: expected the CSV of nsys' cuda_gpu_kern_sum: {error}") from (
             error
         )
+    kernels = []
     for row in rows:
         try:
             seconds = float(row["Total Time (ns)"].replace(",", "")) / 1e9
             calls = int(row["Instances"].replace(",", ""))
         except (KeyError, ValueError, AttributeError):
+            if columns:
+                break  # the next table has the same places for other things
             continue  # an empty line, or what nsys says after the table
         if row["Name"] and math.isfinite(seconds):
-            sums.setdefault(row["Name"], _Sum()).add(seconds, calls)
-    if not sums:
+            kernels.append((row["Name"], _Sum(calls, seconds)))
+    if not kernels:
         raise UsageError(f"{source}: expected kernels, the table of nsys is empty")
-    return _profile("gpu", source, None, sums)
+    return _profile("gpu", source, None, kernels)
+
+
+def _printed_rows(lines: Sequence[str], columns: list[tuple[int, int]]) -> list[dict[str, str]]:
+    """The rows below a printed head and its ruler, whose dashes say where each column is."""
+    spans = [*columns[:-1], (columns[-1][0], None)]
+    head, _, *rows = ([line[slice(*span)].strip() for span in spans] for line in lines)
+    return [dict(zip(head, row, strict=True)) for row in rows]
 
 
 def read_nsys_report(report: Path, timeout_s: float = 300.0) -> KernelProfile:
@@ -238,37 +290,24 @@ def read_nsys_report(report: Path, timeout_s: float = 300.0) -> KernelProfile:
 
 
 def read(path: Path) -> KernelProfile:
-    """Any of the profiles that are read here, by the file's name.
+    """Any of the profiles that are read here, or a log at whose end nsys printed its table.
 
     Raises:
         UsageError: it is none of them.
     """
     if path.name.endswith(".nsys-rep"):
         return read_nsys_report(path)
-    if path.suffix == ".csv":
-        return read_nsys(path.read_text("utf-8", errors="replace"), path)
-    return read_trace(path)
-
-
-def broken_rules(
-    profile: KernelProfile, must_see: Sequence[str], must_not_see: Sequence[str]
-) -> list[str]:
-    """What of the kernels is not as a rule requires, a line each."""
-    names = profile.names()
-    found = []
-    for pattern in must_see:
-        if not any(re.search(pattern, name) for name in names):
-            longest = ", ".join(name[:60] for name in names[:5])
-            found.append(f"must see a kernel {pattern!r}, seen none; the longest are {longest}")
-    for pattern in must_not_see:
-        if seen := [name for name in names if re.search(pattern, name)]:
-            found.append(f"must not see a kernel {pattern!r}, seen {seen[0][:200]}")
-    return found
+    with path.open("rb") as file:
+        begins = file.read(2)
+    if ".json" in path.name or begins[:1] == b"{" or begins == b"\x1f\x8b":
+        return read_trace(path)
+    return read_nsys(path.read_text("utf-8", errors="replace"), path)
 
 
 def shortened(profile: KernelProfile, kernels: int = 40) -> KernelProfile:
-    """The profile with its longest kernels only, for verdict.json."""
-    return profile.model_copy(update={"kernels": profile.kernels[:kernels]})
+    """The profile for verdict.json: its longest kernels, and all whose part is known."""
+    kept = [k for n, k in enumerate(profile.kernels) if n < kernels or k.part != "other"]
+    return profile.model_copy(update={"kernels": kept})
 
 
 def table(profile: KernelProfile, rows: int = 25) -> str:
@@ -297,18 +336,21 @@ def table(profile: KernelProfile, rows: int = 25) -> str:
 
 
 def _profile(
-    kind: Literal["gpu", "cpu"], source: Path, steps: int | None, sums: dict[str, _Sum]
+    kind: Literal["gpu", "cpu"],
+    source: Path,
+    steps: int | None,
+    sums: Iterable[tuple[str, _Sum]],
 ) -> KernelProfile:
-    total = sum(item.seconds for item in sums.values())
+    longest = sorted(sums, key=lambda pair: -pair[1].seconds)
+    total = sum(item.seconds for _, item in longest)
     parts = {part: _Sum() for part in PARTS}
-    for name, item in sums.items():
+    for name, item in longest:
         parts[part_of(name)].add(item.seconds, item.calls)
 
     def figures(item: _Sum) -> dict[str, Any]:
         share = round(item.seconds / total, 6) if total > 0 else 0.0
         return {"calls": item.calls, "seconds": round(item.seconds, 9), "share": share}
 
-    longest = sorted(sums.items(), key=lambda pair: -pair[1].seconds)
     return KernelProfile(
         kind=kind,
         source=source.name,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from sm121.core.profile import KernelPathRequirement, PathRule, PathValues
 from sm121.evidence.kernel_path import KernelPath, mistaken_environment, search_last_start
-from sm121.evidence.kernel_profile import KernelProfile, broken_rules
+from sm121.evidence.kernel_profile import KernelProfile, entry_of, load_names
+from sm121.evidence.kernel_proof import with_kernels
 
 #: Values of a path that a profile may require. What no line shows contradicts the first three; of
 #: the others it is said (`not_shown`).
@@ -81,31 +83,109 @@ def contradictions(
 
 
 def kernel_contradictions(
-    required: KernelPathRequirement, path: KernelPath, seen: KernelProfile
+    required: KernelPathRequirement,
+    path: KernelPath,
+    seen: KernelProfile,
+    layers: int | None = None,
 ) -> list[str]:
-    """What of the kernels of a decode step is not as required, a line each.
+    """What of the kernels of a decode step is not as the log says or as required, a line each.
 
-    There must be kernels of attention and of the experts, whatever the profile says. Its rules for
-    the MoE backend that the log resolved come on top; that no rule speaks of it is a contradiction
-    where there are rules at all.
+    There must be kernels of attention and of the experts, and they must be those of the backends
+    that the log resolved, by ``fixtures/kernels/names.toml``; a backend of which no kernel is known
+    is contradicted, so that an emulation is not taken for proof. The profile's rules come on top.
+
+    Args:
+        required: of the configuration.
+        path: what the log proves.
+        seen: the kernels that ran.
+        layers: of the model, where they are known.
     """
-    found = [
-        f"a decode step must have kernels of {part}, seen none "
-        f"(the longest are {', '.join(name[:60] for name in seen.names()[:5])})"
-        for part in ("attention", "moe")
-        if not any(kernel.part == part for kernel in seen.kernels)
-    ]
-    rules = [rule for rule in required.rules if rule.where == "profile"]
-    if rules and path.moe is None:
-        found.append("no evidence shows the MoE backend, so that its kernels cannot be judged")
-    elif rules and path.moe is not None:
-        chosen = [r for r in rules if re.fullmatch(r.when.get("moe", ""), path.moe, re.I)]
-        if not chosen:
-            known = ", ".join(rule.when["moe"] for rule in rules)
-            found.append(f"the MoE backend {path.moe} has no rule on its kernels (rules: {known})")
-        for rule in chosen:
-            found.extend(broken_rules(seen, rule.must_see, rule.must_not_see))
-    return found
+    return [line for line, cut in _kernel_findings(required, path, seen, layers) if not cut]
+
+
+def untold_of_kernels(
+    required: KernelPathRequirement,
+    path: KernelPath,
+    seen: KernelProfile,
+    layers: int | None = None,
+) -> list[str]:
+    """What of `kernel_contradictions` cannot be told from these kernels, a line each."""
+    return [line for line, untold in _kernel_findings(required, path, seen, layers) if untold]
+
+
+def backend_contradictions(path: KernelPath, seen: KernelProfile) -> list[str]:
+    """Kernels that contradict the backends that the log resolved, whatever is required of them."""
+    return [line for line, untold in _backend_findings(path, seen) if not untold]
+
+
+def _kernel_findings(
+    required: KernelPathRequirement, path: KernelPath, seen: KernelProfile, layers: int | None
+) -> Iterator[tuple[str, bool]]:
+    """Each line with whether it cannot be told: names are cut, or the calls prove nothing."""
+    for part in ("attention", "moe"):
+        if getattr(path, part) is None and part not in required.not_shown:
+            yield (
+                f"no evidence shows the {part} backend, so that its kernels cannot be judged",
+                False,
+            )
+    yield from _backend_findings(path, seen)
+    for rule in required.rules:
+        field, pattern = next(iter(rule.when.items()))
+        if rule.where == "profile" and re.fullmatch(pattern, str(getattr(path, field, None)), re.I):
+            yield from _rule_findings(rule, seen)
+    proven = with_kernels(KernelPath(), seen, layers)
+    for name in ("requantised", "moe_variant"):
+        accepted, value = getattr(required, name), getattr(proven, name)
+        if accepted is None:
+            continue
+        if value is None:
+            yield f"{name}: required {', '.join(accepted)}, the kernels do not tell", True
+        elif not (value in accepted if isinstance(value, str) else set(value) == set(accepted)):
+            yield f"{name}: required {', '.join(accepted)}, seen {proven.evidence[name]}", False
+
+
+def _backend_findings(path: KernelPath, seen: KernelProfile) -> Iterator[tuple[str, bool]]:
+    longest = ", ".join(name[:60] for name in seen.names()[:5])
+    cut = bool(seen.cut_names())
+    drafts = path.speculative not in (None, "none")  # by a model with backends of its own
+    for part in ("attention", "moe"):
+        kernels = [kernel.name for kernel in seen.kernels if kernel.part == part]
+        if not kernels:
+            yield (
+                f"a decode step must have kernels of {part}, seen none (the longest are {longest})",
+                cut,
+            )
+        if (named := getattr(path, part)) is None:
+            continue
+        allowed = [named, *path.also.get(part, [])]
+        known = any(entry.part == part and entry.belongs_to(named) for entry in load_names().name)
+        owned = [(name, entry) for name in kernels if (entry := entry_of(name)) and entry.backend]
+        if not known:
+            yield f"no kernel of the {part} backend {named} is known", False
+        elif not any(entry.belongs_to(named) for _, entry in owned):
+            yield (
+                f"{part}: the log says {named}, no kernel of it ran; the longest are {longest}",
+                cut,
+            )
+        for entry, name in {entry: name for name, entry in reversed(owned)}.items():
+            if not drafts and not any(entry.belongs_to(one) for one in allowed):
+                yield (
+                    f"{part}: the log says {named}, a kernel of {entry.id} ran: {name[:200]}",
+                    False,
+                )
+
+
+def _rule_findings(rule: PathRule, seen: KernelProfile) -> Iterator[tuple[str, bool]]:
+    names = seen.names()
+    for pattern in rule.must_see:
+        if not any(re.search(pattern, name) for name in names):
+            longest = ", ".join(name[:60] for name in names[:5])
+            cut = seen.cut_names()
+            said = f"cannot be told, {len(cut)} names are cut" if cut else "seen none"
+            yield f"must see a kernel {pattern!r}, {said}; the longest are {longest}", bool(cut)
+    for pattern in rule.must_not_see:
+        if wrong := [name for name in names if re.search(pattern, name)]:
+            yield f"must not see a kernel {pattern!r}, seen {wrong[0][:200]}", False
 
 
 def _violations(rule: PathRule, log: Path, path: KernelPath) -> list[str]:

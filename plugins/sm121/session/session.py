@@ -26,10 +26,11 @@ from sm121.engines.managed import ServerDied, ServerError, StopReport
 from sm121.engines.pool import ServerPool
 from sm121.engines.preflight import PreflightFinding
 from sm121.engines.protocol import Program
-from sm121.evidence import cgroup, metrics, requirement
+from sm121.evidence import cgroup, kernel_proof, metrics, requirement
 from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_path import KernelPath, read_log
 from sm121.evidence.resources import ResourceSampler
+from sm121.measure import roofline
 from sm121.performance.box import RunBox
 from sm121.performance.recorder import Recorder
 from sm121.regression import measured
@@ -321,7 +322,16 @@ class Session:
             path = metrics.with_metrics(path, text, reader)
         if server.configuration is None:
             return path
+        kernels = self.file.engine.kernels
+        if kernels is not None and server.configuration.name == self.profile.under_test:
+            path = kernel_proof.with_kernels(path, kernels, self.layers)
         return requested.judged(server.configuration, path)
+
+    @property
+    def layers(self) -> int | None:
+        """Of the model that is served; None where no config.json of it is here."""
+        config = roofline.read_config(self.file.engine.model) or {}
+        return config.get("num_hidden_layers")
 
     def path_to_judge(self) -> KernelPath:
         """Whose kernels the numerics judge: the path of the server under test as it has shown it in
