@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gb10.machine import DEVICE, RATES, STATE
+from gb10.machine import BUILD, DEVICE, RATES, STATE
 
 RELEASES = ("0.24.0", "0.28.0", "0.32.0", "0.33.0")
 START = ("tests/test_smoke.py", "tests/test_kernel.py")
 SPEED = ("tests/test_performance.py",)
 CUTLASS = ("--configuration", "cutlass")
+TAGGED = "0.14.0rc1.dev375+g8409484b4"
 
 
 @dataclass(frozen=True)
@@ -35,16 +36,33 @@ class Case:
     sample: bool = False
 
 
+#: The project's own question is asked by default: a release cannot hold its gates.
 HEALTHY = [
     Case(
         f"{release} {configuration}",
         ("--configuration", configuration),
         "PASS",
+        says=(rf"asked: is it as fast as configuration {configuration} has been",),
         release=release,
     )
     for release in RELEASES
     for configuration in ("stock", "cutlass")
 ]
+
+#: The effort's build as checkouts and images call it, and one of a commit that nobody knows.
+HEALTHY += [
+    Case("the build", (), "PASS", release=BUILD, changes={"version": TAGGED}),
+    Case(
+        "the build's image, cold, behind docker compose", (), "PASS", release=BUILD,
+        changes={"version": "0.1.dev12770+g045293d82.d20260810",
+                 "settings": {"cold": True, "prefix": "vllm-mxfp4  | "}},
+    ),
+    Case(
+        "the build of an unknown commit, with Ray", (), "PASS", release=BUILD,
+        changes={"version": "0.1.dev12999+gfeedfac",
+                 "settings": {"worker": "(RayWorkerWrapper pid=4711) "}},
+    ),
+]  # fmt: skip
 
 #: What the images of others leave in the environment (their Dockerfiles).
 HEALTHY += [

@@ -22,7 +22,7 @@ from pydantic import Field, model_validator
 from sm121.compilation import jit
 from sm121.compilation.caches import CompileCaches
 from sm121.compilation.jit import FlashInferModules, JitModule
-from sm121.core import data_file
+from sm121.core import builds, data_file
 from sm121.core.arguments import one_line
 from sm121.core.data_file import DataTable, Entries, Regex
 from sm121.core.printable import some_of
@@ -71,6 +71,9 @@ class _Rule(DataTable):
     unless_environment: Regex | None = None
     #: Versions of FlashInfer that it holds for; not where the installed one is not known.
     flashinfer: Versions = ""
+    #: Builds of ``fixtures/builds.toml``: the one that it holds for alone, and one that it does not.
+    build: str | None = None
+    unless_build: str | None = None
     message: str
     remedy: str
     source: str
@@ -128,7 +131,8 @@ def inspect(
         directory: where the disk must have room. It need not exist yet.
         modules: what the engine's FlashInfer has compiled (default: in its cache, of any version).
         engine: its name.
-        version: of the engine that will be started, None where that is not known.
+        version: what the engine that will be started goes by (`builds.identity`), None where
+            that is not known.
         cold_ready_within_s: the most that a start may take which compiles.
 
     Returns:
@@ -148,7 +152,14 @@ def inspect(
             modules or FlashInferModules(None, CompileCaches.of(environment).flashinfer),
             cold_ready_within_s,
         ),
-        *_rules(data, arch, arguments, environment, modules.version if modules else None),
+        *_rules(
+            data,
+            arch,
+            arguments,
+            environment,
+            modules.version if modules else None,
+            row.name if (row := builds.named(version)) is not None else None,
+        ),
         *_refusals(engine, arch, version, arguments, environment),
     ]
     order = get_args(Severity)
@@ -343,11 +354,14 @@ def _rules(
     arguments: Sequence[str],
     environment: Mapping[str, str],
     flashinfer: str | None,
+    build: str | None,
 ) -> Iterator[PreflightFinding]:
     line = one_line(arguments)
     variables = [f"{name}={value}" for name, value in sorted(environment.items())]
     for rule in data.rule:
         if rule.arch and arch not in rule.arch:
+            continue
+        if rule.build not in (None, build) or (build is not None and rule.unless_build == build):
             continue
         if rule.flashinfer and (
             release(flashinfer) is None or not within(flashinfer, rule.flashinfer)
