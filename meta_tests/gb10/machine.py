@@ -32,10 +32,10 @@ MODEL = "gpt-oss-120b"
 BUILD = "mxfp4"
 PROFILE = HERE / "profile.toml"
 
-#: tok/s of decode and prefill by depth, by what runs. Marlin as published (the profile's [costs]), and CUTLASS
-#: experts beside BF16 layers a tenth slower. The build's as published of it (its results/ of February 2026;
-#: a prompt of 2048 tokens is 4,810, 4,293 and 1,100 tok/s): with its layers in BF16, without graphs and with
-#: Marlin's experts as its steps and others have it; prefill at depth 32,768 is a guess.
+#: tok/s of decode and prefill by depth, by what runs. Marlin as published (the profile's [costs]),
+#: and CUTLASS experts beside BF16 layers at its published 29. The build's as published of it (its
+#: results/ of February 2026; a prompt of 2048 tokens comes to 4,810, 4,293 and 1,100 tok/s), without
+#: lm_head as its steps have it, without graphs as cipherfoxie has it; the rest are guesses.
 RATES = {
     "MARLIN": [(2048, 33.55, 4663.7), (34816, 26.65, 1398.8)],
     "FLASHINFER_CUTLASS_MXFP4_MXFP8": [(2048, 29.0, 4663.7), (34816, 23.7, 1398.8)],
@@ -196,8 +196,8 @@ class Machine:
         """As an owner types it."""
         return [
             sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "sm121",
-            f"--profile={self.profile}", f"--engine-python={self.python}",
-            f"--report-dir={self.report}", *arguments,
+            f"--profile={self.profile}", f"--report-dir={self.report}",
+            *([] if "--base-url" in arguments else [f"--engine-python={self.python}"]), *arguments,
         ]  # fmt: skip
 
     def surroundings(self) -> dict[str, str]:
@@ -214,6 +214,37 @@ class Machine:
             "GB10_SETTINGS": str(self.folder / "settings.json"),
             **self.environment,
         }  # fmt: skip
+
+    @contextlib.contextmanager
+    def served(self, *arguments: str, tail: str = "") -> Iterator[tuple[str, ...]]:
+        """A server that its owner started, and by which arguments the suite attaches to it.
+
+        Args:
+            arguments: of the server, beside its name and place.
+            tail: what is in the file of its log before it writes there, from its beginning on.
+        """
+        self.write()
+        log = self.folder / "owner.log"
+        log.write_text(tail, "utf-8")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        command = [
+            str(self.python), "-m", "vllm.entrypoints.openai.api_server",
+            "--model", f"openai/{MODEL}", "--served-model-name", MODEL, "--port", str(port),
+            *arguments,
+        ]  # fmt: skip
+        with log.open("r+") as output:
+            process = subprocess.Popen(
+                command, env=self.surroundings(), stdout=output, stderr=output
+            )
+            try:
+                url = f"http://127.0.0.1:{port}"
+                _wait_for(url, process, log)
+                yield "--base-url", url, "--server-log", str(log), "--arch", "sm121"
+            finally:
+                process.terminate()
+                process.wait(20)
 
     def run(self, *arguments: str, timeout_s: float = 1800.0) -> subprocess.CompletedProcess[str]:
         """Run the suite on it to its end."""

@@ -2,9 +2,10 @@
 
 Started as ``python -m vllm.entrypoints.openai.api_server`` by the interpreter that `machine.py`
 makes. What a release accepts, refuses, chooses and writes is what it did when it was executed
-(``fixtures/choices``); the effort's build takes what its parser has (``mxfp4-options.txt``) and writes what
-it wrote on a real GB10 (``mxfp4.toml``). The log comes over a time line (``start.toml``) on a faster clock. A real
-vLLM on the CPU answers; requests whose time is measured are answered at the rates of a GB10.
+(``fixtures/choices``); the effort's build takes what its parser has (``mxfp4-options.txt``) and
+writes what it wrote on a real GB10 (``mxfp4.toml``). The log comes over a time line
+(``start.toml``) on a faster clock. A real vLLM on the CPU answers; requests whose time is measured
+are answered at the rates of a GB10.
 GB10_SETTINGS names a JSON file with `Settings`.
 """
 
@@ -72,7 +73,9 @@ class Settings:
     drift: float = 1.0
     #: So many seconds after the first timed request the engine's process dies; 0: never.
     dies_after_s: float = 0.0
-    #: What the build's caches lack at its start.
+    #: Its last words: a key of ``deaths``.
+    death: str = "illegal-address"
+    #: The build's start compiles what its caches lack.
     cold: bool = False
     #: What stands in front of each line, and of those of the engine's worker.
     prefix: str = ""
@@ -316,8 +319,8 @@ class Gb10(TimedServer):
         return Plan(tokens, [int(second * 1e9) for second in at])
 
     def _die(self) -> None:
-        """As vLLM does after an error that CUDA cannot go on from."""
-        for line in _data("faults.toml")["death"]["lines"]:
+        """With its last words."""
+        for line in _data("faults.toml")["deaths"][self.settings.death]:
             print(f"{self.settings.prefix}(EngineCore pid={self.core.pid}) {line}", flush=True)
         self.core.kill()
         os._exit(1)
