@@ -25,6 +25,25 @@ DATA = Path(__file__).parent / "data"
 ERROR = "(EngineCore pid=7) ERROR 11-20 10:19:39 [core.py:1510] "
 
 CASES = {
+    "oom_driver": [
+        "[78478.1] NVRM: nvCheckOkFailedNoLog: Check failed: Out of memory [NV_ERR_NO_MEMORY] "
+        "(0x00000051) returned from _memdescAllocInternal(pMemDesc) @ mem_desc.c:1359"
+    ],
+    "driver_no_adapter": [
+        "[   12.345678] NVRM: GPU 000f:01:00.0: RmInitAdapter failed! (0x24:0x65:1540)"
+    ],
+    "arch_ptx_too_new": [
+        ERROR + "torch.AcceleratorError: CUDA error: the provided PTX was compiled with an "
+        "unsupported toolchain."
+    ],
+    "graphs_piecewise": [
+        "[2026-05-14 20:48:43] Piecewise CUDA Graph failed with error: object of type 'NoneType' "
+        "has no len()"
+    ],
+    "config_port_variable": [
+        "ValueError: VLLM_PORT 'tcp://10.0.0.7:8000' appears to be a URI. This may be caused by a "
+        "Kubernetes service discovery issue,check the warning in: https://docs.vllm.ai/"
+    ],
     "xid": [
         "[78478.1] NVRM: Xid (PCI:000f:01:00): 13, Graphics SM Warp Exception: Illegal Instruction"
     ],
@@ -244,6 +263,75 @@ AFTERMATH = [
 ]
 #: The same classes in the words of other versions and engines, as they were published.
 PUBLISHED = {
+    "the driver API has no memory": (
+        "oom",
+        [ERROR + "RuntimeError: CUDA driver error: out of memory"],
+    ),
+    "an allocation of the driver": (
+        "oom",
+        [ERROR + "RuntimeError: cuMemCreate failed with error: out of memory (2)"],
+    ),
+    "memory under NCCL": (
+        "oom",
+        ["spark:2301:2981 [0] transport/net.cc:733 NCCL WARN Cuda failure 2 'out of memory'"],
+    ),
+    "NCCL by number": ("nccl", [ERROR + "RuntimeError: NCCL Error 2: unhandled system error"]),
+    "PTX by name": (
+        "unsupported_arch",
+        [ERROR + "RuntimeError: Triton Error [CUDA]: cudaErrorUnsupportedPtxVersion"],
+    ),
+    "shared memory beyond SM12x": (
+        "kernel_launch",
+        [ERROR + "RuntimeError: cudaFuncSetAttribute(kernel, 8, 102400) returned invalid argument"],
+    ),
+    "a TMA descriptor": (
+        "kernel_launch",
+        ["Error: Failed to initialize the TMA descriptor 1"],
+    ),
+    "a launch of a tile that does not fit": (
+        "device_assert",
+        [ERROR + "torch.AcceleratorError: CUDA error: unspecified launch failure"],
+    ),
+    "a header that lacks a member (a fused MoE module of a GB10)": (
+        "jit_build",
+        [
+            "(EngineCore_DP0 pid=1) sm120_blockscaled_mma_gated_array_tma.hpp(931): error: class "
+            '"cute::ThrMMA<...>" has no member "partition_C"',
+            "(EngineCore_DP0 pid=1) FAILED: [code=255] fused_moe_120/moe_gemm.cuda.o ",
+            "(EngineCore_DP0 pid=1) ninja: build stopped: subcommand failed.",
+            ERROR + "RuntimeError: Ninja build failed. Ninja exit status 255",
+        ],
+    ),
+    "an illegal access in a replay": (
+        "illegal_memory_access",
+        [
+            "[rank0]:[W224 19:04:56.322966893 CUDAGuardImpl.h:122] Warning: CUDA warning: an "
+            "illegal memory access was encountered (function destroyEvent)"
+        ],
+    ),
+    "an illegal instruction under a stack that knows nothing": (
+        "illegal_instruction",
+        [
+            ERROR + "Traceback (most recent call last):",
+            ERROR + '  File "aot_autograd.py", line 1, in get_rng_state',
+            ERROR + "torch.AcceleratorError: CUDA error: an illegal instruction was encountered",
+        ],
+    ),
+    "MMU fault": (
+        "xid",
+        [
+            "[78478.1] NVRM: Xid (PCI:000f:01:00): 31, pid=77, name=VLLM::EngineCor, MMU Fault: "
+            "ENGINE GRAPHICS GPC2 GPCCLIENT_T1_1 faulted @ 0x7c_0000. Fault is of type FAULT_PTE "
+            "ACCESS_TYPE_VIRT_READ"
+        ],
+    ),
+    "arguments of another build": (
+        "config",
+        [
+            "vllm: error: unrecognized arguments: --mxfp4-backend CUTLASS --mxfp4-layers "
+            "moe,qkv,o,lm_head"
+        ],
+    ),
     "the reasons are wrapped by the poster": (
         "no_kernel",
         [
@@ -542,6 +630,24 @@ def test_killed_engine_process_is_not_blamed_on_the_api_server() -> None:
 
 
 HARMLESS = {
+    "the driver says something else": [
+        "[78478.1] NVRM: nvCheckOkFailedNoLog: Check failed: Call not supported "
+        "[NV_ERR_NOT_SUPPORTED] (0x00000056) returned from x @ y.c:1",
+        "[    5.0] NVRM: loading NVIDIA UNIX Open Kernel Module for aarch64  580.126.09",
+    ],
+    "graphs of pieces that were captured": [
+        "[2026-05-14 20:48:43] Piecewise CUDA Graph is enabled by default as an experimental "
+        "feature",
+        "[2026-05-14 20:48:43] Capture piecewise CUDA graph end. Time elapsed: 9 s.",
+    ],
+    "memory and NCCL at work": [
+        "INFO 11-20 10:17:56 [gpu_worker.py:1] to avoid running out of memory, lower it",
+        "spark:1:1 [0] NCCL INFO cudaDriverVersion 13010",
+        "INFO 11-20 10:17:56 [x.py:1] cudaFuncSetAttribute MaxDynamicSharedMemorySize 101376",
+        "INFO 11-20 10:17:56 [x.py:1] TMA descriptor initialized",
+        "INFO 11-20 10:17:56 [x.py:1] PTX was compiled with toolchain 13.1",
+        "INFO 11-20 10:17:56 [envs.py:1] VLLM_PORT 8000 is taken",
+    ],
     "warning level": ["WARNING 11-20 10:17:56 [base.py:380] ValueError: Tokenizer not available"],
     "request error of a live server": [
         "INFO:     Application startup complete.",

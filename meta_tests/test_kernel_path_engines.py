@@ -40,6 +40,11 @@ NO_AMX = (
     "torch_native backend."
 )
 
+WEIGHTS_LOADED = (
+    "[2026-06-07 11:57:43 TP0] Load weight end. type=GptOssForCausalLM, dtype=torch.bfloat16, "
+    "quant=mxfp4, avail mem=50.00 GB, mem usage=63.00 GB."
+)
+
 SGLANG = [
     (SERVER_DICT, "attention", "torch_native"),
     (SERVER_DICT, "model", "m"),
@@ -116,8 +121,24 @@ SGLANG = [
         True,
     ),
     ("Cuda graph is disabled because of using torch native attention", "cuda_graphs", False),
+    (WEIGHTS_LOADED, "dtype", "bfloat16"),
+    (WEIGHTS_LOADED, "quantization", "mxfp4"),
+    (
+        "[2026-06-08 01:41:27] KV Cache is allocated. dtype: torch.float8_e4m3fn, #tokens: 5537463",
+        "kv_cache_dtype",
+        "float8_e4m3fn",
+    ),
+    (
+        "[2026-06-07 11:57:58] max_total_num_tokens=6827, chunked_prefill_size=2048, "
+        "max_prefill_tokens=16384, max_running_requests=2048, context_len=32768",
+        "context",
+        32768,
+    ),
 ]
 SGLANG_SILENT = [
+    "[2026-06-07 11:57:43] Load weight end. elapsed=33.49 s, type=Qwen2ForCausalLM, avail mem=1 GB",
+    "[2026-06-07 11:57:43] KV Cache is allocated. dtype: torch.bfloat16, #tokens: 26397",
+    "[2026-06-07 11:57:43] KV Cache is allocated. #tokens: 6827, K size: 0.09 GB, V size: 0.09 GB",
     "server_args=ServerArgs(attention_backend=None, moe_runner_backend='auto', dtype='auto', "
     "kv_cache_dtype='auto', load_format='auto', quantization=None, disable_cuda_graph=False)",
     "server_args={'model_path': None, 'attention_backend': None, 'moe_runner_backend': 'auto', "
@@ -370,6 +391,24 @@ def test_command_reads_metrics_and_a_jit_cache(
     assert (compiled["state"], compiled["sass"]) == ("plain", ["sm_121"])
     assert "sm_121" in answer["evidence"]["jit_cache.fused_moe_120"]
     assert cli.main(["path", "--jit-cache", str(tmp_path / "none")]) == 4
+
+
+EXCERPT = [
+    WEIGHTS_LOADED,
+    "[2026-06-07 11:57:57] Capture cuda graph end. Time elapsed: 13.63 s.",
+    "[2026-06-07 11:58:25] Decode batch, #running-req: 1, cuda graph: True, gen throughput "
+    "(token/s): 60.1",
+]
+
+
+@pytest.mark.parametrize("first", range(len(EXCERPT)))
+def test_an_excerpt_of_sglang_is_known_without_its_first_lines(first: int, tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text("\n".join(EXCERPT[first:]) + "\n")
+    assert detect_engine(log) == "sglang"
+    path = read_log(log, "sglang")
+    assert (path.cuda_graphs, path.attention, path.moe) == (True, None, None)
+    assert path.dtype == ("bfloat16" if first == 0 else None)
 
 
 # ------------------------------------------------------------------------------------ a large log

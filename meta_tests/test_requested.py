@@ -161,15 +161,22 @@ def test_every_rule_is_seen_to_fail() -> None:
             value = next(iter(rule.accepts), "true" if rule.field == "prefix_caching" else "VALUE")
             pattern = rule.pattern(value)
             assert pattern is not None, rule.id
+            version = rule.until or "0.32"
+            if rule.without_effect is not None and not rule.accepts:
+                report = requested._judge(rule, "by", value, KernelPath(version=version))
+                assert report.state == "not_applicable", rule.id
+                continue
             seen = False if rule.field in ("cuda_graphs", "prefix_caching") else "SOMETHING_ELSE"
+            seen = [seen] if rule.field == "requantised" else seen
             if seen is False and pattern.fullmatch("False"):
                 seen = True
-            report = requested._judge(
-                rule, "by", value, KernelPath.model_construct(**{rule.field: seen, "evidence": {}})
+            path = KernelPath.model_construct(
+                **{rule.field: seen, "evidence": {}, "version": version}
             )
+            report = requested._judge(rule, "by", value, path)
             if rule.field != "moe" or not pattern.fullmatch("SOMETHING_ELSE"):
                 assert report.state == "different", rule.id
-            silent = requested._judge(rule, "by", value, KernelPath())
+            silent = requested._judge(rule, "by", value, KernelPath(version=version))
             assert silent.state == ("different" if rule.always_shown else "not_proven"), rule.id
 
 
@@ -224,6 +231,152 @@ def test_a_rule_speaks_of_its_versions_only() -> None:
         assert states(path, **asked) == expected, version
 
 
+BUILD = "0.14.0rc1.dev375+g8409484b4"
+CUTLASS = "FLASHINFER_CUTLASS_MXFP4_MXFP8"
+
+
+@pytest.mark.parametrize(
+    ("version", "build", "variable", "argument"),
+    [
+        ("0.13.2", None, "different", []),
+        ("0.18.0", None, None, ["different"]),
+        # a build goes by the release that it is based on, whatever it calls itself
+        (BUILD, None, "different", []),
+        ("0.1.dev12770+g045293d82.d20260810", None, "different", []),
+        ("0.1.dev1+g0000000", "mxfp4", "different", []),
+        # unknown is never the newest: it took the argument, and may not read the variable
+        ("0.1.dev16581+g0a1b2c3", None, "not_proven", ["different"]),
+        (None, None, "not_proven", ["different"]),
+    ],
+)
+def test_a_range_goes_by_what_the_engine_is(
+    version: str | None, build: str | None, variable: str | None, argument: list[str]
+) -> None:
+    path = KernelPath(attention="TRITON_ATTN", moe="MARLIN", version=version, build=build)
+    found = states(path, VLLM_ATTENTION_BACKEND="FLASHINFER")
+    assert found == ([variable] if variable else [])
+    assert states(path, "--moe-backend", "cutlass") == argument
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "moe", "state"),
+    [
+        (("--mxfp4-backend", "CUTLASS"), {}, CUTLASS, "resolved"),
+        (("--mxfp4-backend", "gemm"), {}, CUTLASS, "resolved"),
+        (("--mxfp4-backend", "marlin"), {}, CUTLASS, "different"),
+        (("--mxfp4-backend", "CUTLASS"), {}, None, "different"),
+        (("--mxfp4-backend", "gemv"), {}, CUTLASS, "not_applicable"),
+        (("--mxfp4-backend", "CUTLAS"), {}, CUTLASS, "not_applicable"),
+        ((), {"VLLM_MXFP4_BACKEND": "cutlass"}, CUTLASS, "resolved"),
+        ((), {"VLLM_MXFP4_BACKEND": "cutlass"}, "MARLIN", "different"),
+        ((), {"VLLM_MXFP4_BACKEND": "gemv"}, CUTLASS, "not_applicable"),
+        ((), {"VLLM_MXFP4_MOE_KERNEL": "gemm"}, CUTLASS, "resolved"),
+        ((), {"VLLM_MXFP4_MOE_KERNEL": "gemv"}, CUTLASS, "not_applicable"),
+        ((), {"VLLM_MXFP4_ACTIVATION": "mxfp8"}, CUTLASS, "not_applicable"),
+        ((), {"FLASHINFER_MOE_TILE": "128x128"}, CUTLASS, "not_applicable"),
+        ((), {"VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8": "1"}, CUTLASS, "resolved"),
+    ],
+)
+def test_what_the_mxfp4_build_is_asked_for(
+    arguments: tuple[str, ...], environment: dict[str, str], moe: str | None, state: str
+) -> None:
+    """Its own variables need not stand in its list of variables; it warns of none."""
+    path = KernelPath(moe=moe, version=BUILD)
+    (report,) = compared(path, *arguments, **environment)
+    assert report.state == state
+    wrong = state != "resolved"
+    assert bool(differences(configuration(*arguments, **environment), path, environment)) == wrong
+    assert ("no effect in this build" in report.message) == (state == "not_applicable")
+
+
+def test_a_name_that_became_auto_is_named_by_its_line() -> None:
+    path = read_lines(
+        [
+            CORE + "[mxfp4.py:1] [MXFP4] Unknown backend 'CUTLAS' from --mxfp4-backend. Valid "
+            "options: cutlass, marlin. Using auto.",
+            CORE + "[mxfp4.py:1] [MXFP4] SM121 auto-selected: cutlass",
+        ]
+    )
+    (wrong,) = differences(configuration("--mxfp4-backend", "CUTLAS"), path, {})
+    assert "Unknown backend 'CUTLAS'" in wrong
+
+
+@pytest.mark.parametrize(
+    ("variable", "seen", "state"),
+    [("0", "unfused", "resolved"), ("0", "fused", "different"), ("1", None, "not_proven")],
+)
+def test_the_variant_of_the_experts(variable: str, seen: str | None, state: str) -> None:
+    path = KernelPath(moe_variant=seen, version=BUILD)
+    assert states(path, VLLM_MXFP4_FUSE_ACTIVATION=variable) == [state]
+    assert states(KernelPath(version="0.33.0"), VLLM_MXFP4_FUSE_ACTIVATION="1") == [
+        "not_applicable"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "seen", "state"),
+    [
+        ("moe,qkv,o,lm_head", ["lm_head", "o", "qkv"], "resolved"),
+        ("moe,qkv,o,lm_head", ["lm_head"], "not_proven"),
+        ("moe,qkv", None, "not_proven"),
+        ("moe,qkv", ["lm_head"], "different"),
+        ("moe,lm_head", [], "not_proven"),
+    ],
+)
+def test_layers_are_those_that_are_proven(asked: str, seen: list[str] | None, state: str) -> None:
+    assert states(KernelPath(requantised=seen), "--mxfp4-layers", asked) == [state]
+
+
+ASKED = "(APIServer pid=1) INFO 10-05 02:13:00 [utils.py:253] non-default args: "
+
+
+def of_log(arguments: str, *lines: str) -> dict[str, str]:
+    path = requested.of_log(read_lines([ASKED + arguments, *lines]), "vllm")
+    assert path.differences == [r.message for r in path.requested if r.state == "different"]
+    return {report.by: report.state for report in path.requested}
+
+
+def test_a_log_says_what_its_server_was_asked_for() -> None:
+    text = (
+        "{'model': 'm', 'enforce_eager': True, 'kv_cache_dtype': 'fp8', 'attention_config': "
+        "AttentionConfig(backend=<AttentionBackendEnum.TRITON_ATTN: 'vllm.x'>, sinks=None), "
+        "'compilation_config': {'cudagraph_mode': <CUDAGraphMode.FULL: 2>, 'x': [1, {}]}, "
+        "'speculative_config': {'method': 'eagle3'}, 'served_model_name': ['m'], 'api_key': None}"
+    )
+    assert of_log(text, *GB10_LOG) == {
+        "--attention-backend TRITON_ATTN": "different",
+        "--enforce-eager true": "different",
+        "--compilation-config.cudagraph_mode FULL": "resolved",
+        "--kv-cache-dtype fp8": "not_proven",  # an excerpt may have left it out
+        "--speculative-config.method eagle3": "different",
+    }
+    assert of_log("{'enforce_eager': False, 'kv_cache_dtype': 'auto'}", *GB10_LOG) == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{'attention_backend': 'TRITON_ATTN', 'model': ...",
+        "{'attention_backend': open('/etc/passwd').read(), **x}",
+        "{'attention_backend': __import__('os').getpid()}",
+        "{" + "{" * 20_000 + "}",
+        "{'attention_backend' 'TRITON_ATTN'}}",
+        "{1: 2, (3,): 'x'}",
+        "{[]: 1}",
+        "{x: 'y'}",
+        "{}",
+        "None",
+    ],
+)
+def test_arguments_that_are_no_literal_ask_for_nothing(text: str) -> None:
+    assert of_log(text, *GB10_LOG) == {}
+
+
+def test_no_line_no_request() -> None:
+    assert requested.of_log(read_lines(GB10_LOG), "vllm").requested == []
+    assert requested.of_log(KernelPath(), "llama-cpp").requested == []
+
+
 def test_what_nobody_shows_is_not_proven_and_no_difference() -> None:
     (report,) = compared(KernelPath(), "--block-size", "64")
     assert report.state == "not_proven"
@@ -275,6 +428,7 @@ def test_unknown_variable_is_not_applicable_and_never_passes() -> None:
 
 def test_variables_that_images_set_are_no_request() -> None:
     harmless = {"VLLM_BUILD_COMMIT": "x", "VLLM_CPU_SERVICE_HOST": "y"}
+    assert compared(KernelPath(), **dict.fromkeys(OF_SERVICES, "x")) == []
     assert compared(KernelPath(), **harmless) == []
 
 
@@ -284,8 +438,15 @@ OF_IMAGES = (
     "VLLM_PRECOMPILED_WHEEL_COMMIT", "VLLM_VERSION_OVERRIDE", "VLLM_CPU_AVX512BF16",
     "VLLM_XPU_AOT_DEVICES", "VLLM_REQUIRE_RUST_FRONTEND", "VLLM_REF",
 )  # fmt: skip
+#: Kubernetes sets them in every pod beside a service that is named vllm, or vllm-server.
+OF_SERVICES = (
+    "VLLM_SERVICE_HOST", "VLLM_SERVICE_PORT", "VLLM_SERVICE_PORT_HTTP", "VLLM_PORT_8000_TCP",
+    "VLLM_PORT_8000_TCP_ADDR", "VLLM_PORT_8000_TCP_PROTO", "VLLM_PORT_8000_UDP",
+    "VLLM_SERVER_SERVICE_HOST", "VLLM_SERVER_PORT",
+)  # fmt: skip
 #: What reads like them, and is a mistake.
 NOT_OF_IMAGES = (
+    "VLLM_SERVICE", "VLLM_SERVICE_HOSTS", "VLLM_SERVICE_PORTS", "VLLM_PORT_8000", "VLLM_HOST_TCP",
     "VLLM_VERSION_CHECK", "VLLM_FLASH_ATTN_SRC", "VLLM_CPU_AVX512BF16_MOE", "VLLM_REFRESH",
     "VLLM_FLASH_ATTN_VERSIONS", "VLLM_MXFP4_BACKEND",
 )  # fmt: skip
@@ -294,7 +455,7 @@ NOT_OF_IMAGES = (
 def test_what_a_build_was_told_is_no_mistake_of_the_server() -> None:
     """The engine warns of a variable that its image has from its build; a variable that merely
     looks so is the user's mistake."""
-    path = KernelPath(unknown_env=[*OF_IMAGES, *NOT_OF_IMAGES])
+    path = KernelPath(unknown_env=[*OF_IMAGES, *OF_SERVICES, *NOT_OF_IMAGES])
     assert mistaken_environment(path) == [*NOT_OF_IMAGES]
     assert compared(KernelPath(), **dict.fromkeys(OF_IMAGES, "x")) == []
 

@@ -184,6 +184,7 @@ def _own_memory_gib() -> float:
 
 
 def _path(options: argparse.Namespace) -> int:
+    from sm121.engines import requested
     from sm121.evidence.kernel_path import KernelPath, detect_engine, read_log
 
     others = (options.metrics, options.trace, options.jit_cache)
@@ -230,10 +231,7 @@ def _path(options: argparse.Namespace) -> int:
         answer["contradictions"] = requirement.backend_contradictions(path, seen)
         path = kernel_proof.with_kernels(path, seen, config.get("num_hidden_layers"))
         answer["kernels"] = seen.model_dump(mode="json")
-    if path.asked is not None:
-        from sm121.engines import requested
-
-        path = requested.of_log(path, engine)
+    path = requested.of_log(path, engine)
     print(json.dumps(path.model_dump(mode="json") | answer, indent=2, ensure_ascii=False))
     return 0
 

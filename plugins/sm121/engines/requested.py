@@ -311,11 +311,11 @@ def _value(node: ast.expr) -> object:
         return {item.arg: _value(item.value) for item in node.keywords}
     if isinstance(node, ast.Dict):
         pairs = zip(node.keys, node.values, strict=True)
-        return {ast.literal_eval(key): _value(value) for key, value in pairs if key is not None}
+        return {key.value: _value(value) for key, value in pairs if isinstance(key, ast.Constant)}
     try:
         return ast.literal_eval(node)
-    except ValueError:
-        return None
+    except (ValueError, TypeError):
+        return None  # an expression, or a set of lists: no argument has such a value
 
 
 def _flat(table: object) -> dict[str, str]:

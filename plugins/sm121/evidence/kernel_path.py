@@ -42,6 +42,7 @@ _DETECTED_IN = 4 << 20
 _OF_TARGET_ONLY = frozenset({"attention", "moe", "native_fp4"})
 _TYPES: dict[str, Callable[[Any], Any]] = {"context": int, "requantised": lambda layer: [layer]}
 _ANOTHER_RUN = range(2, 180 * 24 * 60)  # minutes; more is the turn of a year
+_PROFILER_HINT = "] Executing '"
 _PROFILER_SPEAKS = re.compile(r"^\[\d/\d\] Executing '\w+' stats report")
 
 
@@ -154,14 +155,13 @@ class _ServerState:
     stale: bool = False
     """Whether the line belongs to a run before this one: the log was not emptied between them."""
 
-    def is_of_another(self, line: LogLine) -> bool:
-        """Whether a line is older than this run, or follows one that is."""
+    def place(self, line: LogLine) -> None:
+        """Whether a line and what follows it are older than this run, by its moment."""
         if line.stamp is not None:
             self.since = self.since or line.stamp
             self.stale = _minute(self.since) - _minute(line.stamp) in _ANOTHER_RUN
         elif _PROFILER_SPEAKS.match(line.text):
             self.stale = True  # nsys, of the server that it ended
-        return self.stale
 
     def take(self, signature: Signature, line: LogLine) -> None:
         match = signature.search(line)
@@ -240,6 +240,7 @@ class LogReader:
         ]
         texts = {hint for hint, _ in self._hints}
         texts |= {hint for entry in load_failures().failure for hint in entry.hint}
+        texts.add(_PROFILER_HINT)
         self._bare_hints = {without_digits(text) for text in texts}
 
     def take(self, line: LogLine) -> None:
@@ -250,7 +251,9 @@ class LogReader:
             if len(states) >= _LIST_LIMIT:
                 return
             state = states[line.container] = _ServerState(began=line.number)
-        if state.is_of_another(line):
+        if not self._is_plain(line):
+            state.place(line)
+        if state.stale:
             return
         text = line.text
         for hint, entry in self._hints:
@@ -276,9 +279,9 @@ class LogReader:
         return is_plain and not any(hint in text for hint in self._bare_hints)
 
     def _again(self, _raw: bytes, like: LogLine) -> None:
-        failures = self._states[like.container].failures
-        if failures.shows_life(like):
-            failures.goes_on()
+        state = self._states[like.container]
+        if not state.stale and state.failures.shows_life(like):
+            state.failures.goes_on()
 
     def path(self) -> KernelPath:
         """What all of it proves."""

@@ -321,7 +321,7 @@ class Session:
         if (text := self._metrics_of(server)) is not None:
             path = metrics.with_metrics(path, text, reader)
         if server.configuration is None:
-            return path
+            return requested.of_log(path, reader)
         kernels = self.file.engine.kernels
         if kernels is not None and server.configuration.name == self.profile.under_test:
             path = kernel_proof.with_kernels(path, kernels, self.layers)
