@@ -14,9 +14,10 @@ from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.verdict import NotRun
 from sm121.engines.vllm import Vllm
-from sm121.evidence.kernel_profile import KernelProfile, _profile, _Sum
+from sm121.evidence.kernel_profile import KernelProfile, _profile, _Sum, shortened
 from sm121.run import decode_profile
 from sm121.session import target
+from sm121.session.session import Session
 
 CPU = profile.load("cpu-tiny-gpt-oss")
 GB10 = profile.load("sm121-gpt-oss-120b")
@@ -128,7 +129,7 @@ def test_server_that_a_gpu_profiler_slows_is_stopped(
     chosen, asked: str, stops: int, seen: KernelProfile, tmp_path: Path
 ) -> None:
     run = stub(tmp_path, chosen, kernel_trace=asked)
-    assert take(run, server(traces="/t")) == seen
+    assert take(run, server(traces="/t")) == seen.model_copy(update={"decoding": True})
     assert run.stopped == stops
 
 
@@ -140,6 +141,25 @@ def test_profile_is_in_the_report(seen: KernelProfile, tmp_path: Path) -> None:
     assert len(whole.kernels) == 50
     assert len(run.file.engine.kernels.kernels) == 40
     assert run.file.engine.kernels.seconds == whole.seconds
+
+
+def test_path_of_the_server_under_test_has_what_its_kernels_prove(tmp_path: Path) -> None:
+    """Of no other configuration's, and with the calls of all kernels of known parts."""
+    marlin, write = "void marlin::Marlin<(long)1>()", "vllm::reshape_and_cache_flash_kernel<float>"
+    rows = [(f"k{n}", _Sum(1, 1.0)) for n in range(50)]
+    rows += [(marlin, _Sum(8, 1e-6)), (write, _Sum(32, 1e-6)), (marlin + "2", _Sum(64, 1e-6))]
+    taken = _profile("gpu", Path("trace"), None, rows).model_copy(update={"decoding": True})
+    run = SimpleNamespace(
+        file=SimpleNamespace(engine=SimpleNamespace(kernels=shortened(taken))),
+        profile=SimpleNamespace(under_test="tested"), layers=4,
+        _follow_log=lambda: None, _metrics_of=lambda _: None,
+    )  # fmt: skip
+    asked = SimpleNamespace(reader="vllm", log=None, configuration=configuration())
+    path = Session.kernel_path(run, asked)
+    assert path.requantised == ["qkv", "o", "lm_head"]
+    assert path.evidence["requantised"].startswith("trace: 72 calls of dense Marlin in 8 passes")
+    asked.configuration = dataclasses.replace(configuration(), name="baseline")
+    assert Session.kernel_path(run, asked).requantised is None
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,8 @@ class KernelProfile(Record):
     """The trace that it was read from."""
     steps: int | None
     """Decode steps in it; null where the trace does not mark them."""
+    decoding: bool = False
+    """The suite took it while one request was decoded: there is no prefill in it."""
     seconds: float
     parts: dict[Part, PartTime]
     kernels: list[KernelTime]

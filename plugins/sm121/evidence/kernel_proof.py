@@ -60,11 +60,9 @@ def requantised(seen: KernelProfile, layers: int) -> list[str] | None:
         dense = sum(row.calls for row in _rows(seen, "plain"))
         others = _rows(seen, "quantised") or seen.cut_names()
         return [] if dense >= 3 * layers * passes and not others else None  # qkv, o and router
-    calls: float | None
-    if seen.steps is None:
-        calls = _calls_a_token(seen, rows, passes, layers)
-    else:  # marked steps of decoding; with more passes than steps some of them are prefill
-        calls = sum(rows) / passes if passes in (seen.steps - 1, seen.steps) else None
+    # Where steps are marked, passes beyond them are prefill.
+    decoding = seen.decoding or (seen.steps or 0) - passes in (0, 1)
+    calls = sum(rows) / passes if decoding else _calls_a_token(seen, rows, passes, layers)
     provable = (["lm_head"], ["qkv", "o"], ["qkv", "o", "lm_head"])
     counts = (1, 2 * layers, 2 * layers + 1)
     return next(

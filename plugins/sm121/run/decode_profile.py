@@ -26,7 +26,7 @@ def take(harness: Harness, server: Server, *, mode: str, nsys: bool) -> KernelPr
     Raises:
         NotRun: the server has no profiler, or it wrote nothing.
     """
-    seen = _profile(server, mode, nsys)
+    seen = _profile(server, mode, nsys).model_copy(update={"decoding": True})
     name = server.configuration.name if server.configuration else "attached"
     report = harness.directory / f"kernels-{name}"
     write_text(
