@@ -54,6 +54,7 @@ KEPT = ("sm121-crash-", "torchinductor_")
 _SLOW = {"variables": {"SM121_META_STEP_S": "0.005"}}
 _MEMORY = (*SUSTAINED, f"{LEVEL}::test_memory_does_not_grow")
 _AFTER = (*SUSTAINED, f"{LEVEL}::test_nothing_is_kept_after_the_load")
+_JOINED = (f"{LEVEL}::test_short_prompts_join_those_that_decode",)
 _VICTIMS = ("meta_tests/scenarios/under_load.py",)
 
 CASES: dict[str, Case] = {
@@ -121,6 +122,16 @@ CASES: dict[str, Case] = {
              fault="kept"),
         Case("slower-afterwards", "a quarter of the speed after the load", "slower_after_load",
              (*SUSTAINED, f"{LEVEL}::test_throughput_is_what_it_was_before"), "slower"),
+        Case("join-five", "an illegal memory access when a prompt joins exactly five that decode",
+             "illegal_memory_access", _JOINED, "join-five", says="joins 5 that decode"),
+        Case("join-more", "an illegal memory access when a prompt joins five or more",
+             "illegal_memory_access", _JOINED, "join-more", says="that decode"),
+        Case("join-lengths", "an illegal memory access when one of 320 to 643 tokens joins five",
+             "illegal_memory_access", _JOINED, "join-lengths", says="joins 5 that decode"),
+        Case("join-garbage", "five that decode get wrong tokens after a prompt joined them",
+             "corrupted_answer", _JOINED, "join-garbage"),
+        Case("join-stalls", "five that decode get no more tokens after a prompt joined them",
+             "stuck_request", _JOINED, "join-stalls", says="joins 5 that decode"),
         Case("soak-interrupted", "Ctrl-C in the middle of a soak (no fault: a clean end)", "",
              (LEVEL, "-k", "soak", "--soak", "10m"), "none", special="interrupt"),
         Case("memory-floor", "less memory available than the floor", "memory_floor", fault="none",

@@ -55,6 +55,18 @@ FAULTS = {
     "full-disk": "writes until the disk is full",
     "kept": "keeps a request in its books after the answer",
     "slower": "becomes slower: a quarter of its speed",
+    "uncounted": "does not tell how many requests run",
+    "fewer": "runs five at a time, whatever it was asked",
+}
+#: What happens when a prompt joins requests that decode, by how many these are and how long it is.
+JOINED = {
+    "join-five": (lambda decoding, _prompt: decoding == 5, "dies"),
+    "join-more": (lambda decoding, _prompt: decoding >= 5, "dies"),
+    "join-one": (lambda decoding, _prompt: decoding == 1, "dies"),
+    "join-last": (lambda decoding, _prompt: decoding == PLACES - 1, "dies"),
+    "join-lengths": (lambda decoding, prompt: decoding == 5 and 320 <= prompt <= 643, "dies"),
+    "join-garbage": (lambda decoding, _prompt: decoding == 5, "garbage"),
+    "join-stalls": (lambda decoding, _prompt: decoding == 5, "stalls"),
 }
 #: Of the requests that generate, the first to be hit: in the middle of the sustained load.
 FAULT_AT = 150
@@ -79,6 +91,9 @@ class State:
     kept_requests: int = 0
     hoard: list[Any] = field(default_factory=list)
     hung: bool = False
+    #: Those that have a token and are not ended; those of them that a prompt joined, to their harm.
+    decoding: set[int] = field(default_factory=set)
+    harmed: set[int] = field(default_factory=set)
     places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PLACES))
 
 
@@ -128,6 +143,8 @@ class Server:
             "prompt_tokens_total": state.prompted,
             "num_preemptions_total": state.preemptions,
         }
+        if state.fault == "uncounted":
+            del values["num_requests_running"]
         lines = [f"vllm:{name}{labels} {float(value)}" for name, value in values.items()]
         lines.append(
             f'vllm:cache_config_info{{block_size="{BLOCK}",engine="0",num_gpu_blocks="{BLOCKS}"}} 1'
@@ -158,6 +175,7 @@ class Server:
                 return await self.generate(request, said, number)
             finally:
                 state.running -= 1
+                state.decoding.discard(number)
                 state.tokens_held -= held
                 if state.fault == "kept" and number == FAULT_AT:
                     state.kept_requests += 1
@@ -189,6 +207,7 @@ class Server:
         prompt = ids_of(said["prompt"])
         tokens = int(said.get("max_tokens", 16))
         answer = self.spoiled(answer_of(prompt, tokens), number)
+        self.join(len(prompt))
         step_s = STEP_S * (4.0 if state.fault == "slower" and number > FAULT_AT else 1.0)
         state.prompted += len(prompt)
         usage = {"prompt_tokens": len(prompt), "completion_tokens": tokens}
@@ -217,6 +236,10 @@ class Server:
             await asyncio.sleep(step_s)
             while state.hung or (state.fault == "stuck" and FAULT_AT <= number < FAULT_AT + 4):
                 await asyncio.sleep(1)
+            while number in state.harmed and JOINED[state.fault][1] == "stalls":
+                await asyncio.sleep(1)
+            state.decoding.add(number)
+            token = (token + (number in state.harmed)) % len(SIGNS)
             first = {"prompt_token_ids": prompt} if n == 0 else {}
             last = "length" if n + 1 == len(answer) else None
             await send({**base, "choices": [{**choice([token], last), **first}]})
@@ -240,6 +263,18 @@ class Server:
             state.hoard.append(number)
             return [*answer[:2], answer[1], *answer[2:]]
         return answer
+
+    def join(self, prompt: int) -> None:
+        """A prompt joins those that decode."""
+        applies, what = JOINED.get(self.state.fault, (lambda *_: False, ""))
+        if not applies(len(self.state.decoding), prompt):
+            return
+        if what == "dies":
+            say("ERROR 11-20 10:00:01 [core.py:1] EngineCore encountered a fatal error.")
+            say("    entry.cudagraph.replay()")
+            say("torch.AcceleratorError: CUDA error: an illegal memory access was encountered")
+            os._exit(1)
+        self.state.harmed |= self.state.decoding
 
     def misbehave(self, number: int) -> None:
         state = self.state
@@ -338,6 +373,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--served-model-name", default="canary")
+    parser.add_argument("--max-num-seqs", type=int, default=PLACES)
     options, _ = parser.parse_known_args()
     fault = os.environ.get("SM121_META_FAULT", "none")
     say("INFO 11-20 10:00:00 [api_utils.py:347] version 0.32.0")
@@ -349,6 +385,7 @@ def main() -> None:
         sys.exit(1)
     state = State(fault, options.served_model_name, os.environ.get("VLLM_API_KEY", ""))
     state.hung = fault == "never"
+    state.places = asyncio.Semaphore(5 if fault == "fewer" else options.max_num_seqs)
     say("INFO:     Application startup complete.")
     web.run_app(
         Server(state).application(),

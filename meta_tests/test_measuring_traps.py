@@ -14,7 +14,8 @@ from timed_server import TRAPS
 
 from sm121.core.profile import Measuring
 from sm121.core.server import Endpoint
-from sm121.core.verdict import NotRun
+from sm121.core.verdict import Inapplicable, NotRun
+from sm121.measure import metrics
 from sm121.measure.cells import MeasuredCell, MeasuredServer
 from sm121.measure.plan import Plan
 
@@ -118,9 +119,12 @@ def measure(url: str, directory: Path, *, rounds: int = 5, plan: Plan = PLAN) ->
         return MeasuredCell(server, 0).gather(rounds)
 
 
-def measure_streams(url: str, directory: Path, streams: int) -> MeasuredCell:
+def measure_streams(
+    url: str, directory: Path, streams: int, places: int | None = None
+) -> MeasuredCell:
     endpoint = Endpoint(url, "none", "gpt-oss-120b")
     with MeasuredServer.open(endpoint, PLAN, directory) as server:
+        server.places = places
         return MeasuredCell(server, 0, concurrency=streams).gather(4)
 
 
@@ -203,6 +207,34 @@ def test_streams_that_never_decode_together_have_no_rate(timed_server, tmp_path)
     cell = measure_streams(server.base_url, tmp_path, 2)
     with pytest.raises(NotRun, match=r"tg16_c2@d0: in 4 of 4 rounds .*--max-num-seqs"):
         cell.decode_together()
+
+
+def test_streams_that_wait_for_a_place_are_measured_as_what_they_are(timed_server, tmp_path):
+    """Six at two places: neither INVALID nor missing, and by another name."""
+    server = timed_server("--rate", "100", "--slots", "2")
+    cell = measure_streams(server.base_url, tmp_path, 6, places=2)
+    found, waited = cell.decode_together(), cell.times("ttft", 0.5)
+    assert (
+        found.valid and found.name == "tg16_q6@d0" and "6 requests, 2 at once" in found.remarks[0]
+    )
+    for rate in found.samples:  # three turns of two, and what is between them
+        assert 100 < rate <= 205, found.samples
+    assert waited.valid and waited.name == "ttft_q6_p50"
+    with pytest.raises(Inapplicable, match="run 2 at once"):
+        cell.prefill()
+
+
+def test_a_dip_between_captured_sizes_is_told_and_a_slope_is_none():
+    """Steps of 20 ms and 1 ms for each stream; padded, five take the step of eight."""
+
+    def rate(streams: int, as_of: int) -> float:
+        return streams / (0.020 + 0.001 * as_of)
+
+    sound = {n: rate(n, n) for n in (2, 5, 8)}
+    assert metrics.dips(sound) == [] and metrics.dips({5: 1.0, 8: 2.0}) == []
+    (line,) = metrics.dips({**sound, 5: rate(5, 8)})
+    assert "5 streams decode 35.7 tok/s each, 40.0 by their neighbours" in line and "11 %" in line
+    assert metrics.dips({**sound, 5: 0.97 * sound[5]}) == [], "noise is no dip"
 
 
 def test_a_pause_after_the_first_token_stays_in_the_rate(timed_server, tmp_path):

@@ -71,7 +71,7 @@ def planned(**rows) -> Profile:
     [
         ({"depths": [0, 4096]}, r"plans.nightly.depths: expected .*\(0, 512\), got 4096"),
         ({"generated_tokens": [64]}, r"plans.nightly.generated_tokens: expected .*32, 128"),
-        ({"concurrency": [3]}, r"plans.nightly.concurrency: expected .*2, 4, 8"),
+        ({"concurrency": [3]}, r"plans.nightly.concurrency: expected .*2, 5, 8"),
         ({"levels": ["smok"]}, "plans.nightly.levels"),
         ({"levels": ["smoke"], "tests.kernel": ["test_x"]}, "tests.kernel: expected a level of"),
         ({"rouns": 3}, "plans.nightly.rouns: unknown key"),

@@ -6,7 +6,7 @@ import pytest
 import stress_faults
 
 #: One of each way of being noticed that takes only seconds.
-SAMPLE = ("corrupted-answer", "exit-0", "stuck-request", "pytest-killed")
+SAMPLE = ("corrupted-answer", "exit-0", "stuck-request", "pytest-killed", "join-five")
 
 
 @pytest.mark.timeout(180)

@@ -47,6 +47,12 @@ def test_mixed_lengths(stress, arrival):
     stress.arriving(arrival)
 
 
+def test_short_prompts_join_those_that_decode(stress):
+    """A short prompt that joins n requests which decode is answered correctly, and so are they: for
+    each n that the server runs, again and again. Its own counters show each number of them."""
+    stress.joining()
+
+
 def test_unruly_clients(stress):
     """Clients that cancel, disconnect or read slowly, and refused requests, do not affect the
     others."""

@@ -32,6 +32,8 @@ _DISCONNECT_AFTER_S = 0.05
 _SLOW_READ_S = 0.15
 _SLOW_READ_BYTES = 256
 _BROKEN_OFF = ("stopped", "broken off because of another")
+#: Of these the server, or what is before it, has ended the answer.
+_LOST = ("connection", "bad_stream")
 #: Requests that fell silent within so many seconds of the last sign of life did so together.
 _TOGETHER_S = 0.15
 
@@ -113,6 +115,11 @@ class JobOutcome:
         }
 
 
+#: Is given what is under way, and gives the job that begins now, seconds until it may be asked
+#: again, or None: no more begin.
+Source = Callable[[Sequence[JobOutcome]], Job | float | None]
+
+
 @dataclass
 class LoadResult:
     """What became of a load."""
@@ -143,7 +150,7 @@ class LoadClient:
     endpoint: Endpoint
     patience: Patience
     stop: Callable[[], tuple[str, str] | None] = lambda: None
-    #: What is under way now; read by whoever writes a crash bundle.
+    #: What is under way, or was until its answer was lost; read by whoever writes a crash bundle.
     in_flight: dict[int, JobOutcome] = field(default_factory=dict)
     #: Requests that have ended so far, over all loads.
     completed: int = 0
@@ -164,31 +171,33 @@ class LoadClient:
     ) -> LoadResult:
         """Send the jobs: so many at a time (closed loop), or each at its moment (open loop)."""
         self.in_flight.clear()
-        return _in_a_thread(lambda: self._run(jobs, concurrency or len(jobs), arrivals))
+        limit = (concurrency or len(jobs)) if arrivals is None else len(jobs)
+        moments = [0.0] * len(jobs) if arrivals is None else arrivals
+        return _in_a_thread(lambda: self._run(_planned(jobs, limit, moments)))
 
-    async def _run(
-        self, jobs: Sequence[Job], concurrency: int, arrivals: Sequence[float] | None
-    ) -> LoadResult:
+    def follow(self, source: Source) -> LoadResult:
+        """Send what the source gives, until it gives no more or the first answer is lost."""
+        self.in_flight.clear()
+
+        def until_one_is_lost(under_way: Sequence[JobOutcome]) -> Job | float | None:
+            return None if any(o.problem for o in self.under_way()) else source(under_way)
+
+        return _in_a_thread(lambda: self._run(until_one_is_lost))
+
+    async def _run(self, source: Source) -> LoadResult:
         started = time.monotonic()
         outcomes: list[JobOutcome] = []
         tasks: dict[asyncio.Task[None], JobOutcome] = {}
-        limit = concurrency if arrivals is None else len(jobs)
-        moments = [0.0] * len(jobs) if arrivals is None else arrivals
-        pending = deque(zip(jobs, moments, strict=False))
         # A server may end an idle connection at any moment, as llama-server does after an answer:
         # a request that is sent on it just then is lost, and nobody's fault.
         async with open_session(self.endpoint.api_key, reuse=False) as session:
             try:
-                while pending or tasks:
-                    wait_s = _LOOK_EVERY_S
-                    while pending and len(tasks) < limit:
-                        due_s = started + pending[0][1] - time.monotonic()
-                        if due_s > 0:
-                            wait_s = min(wait_s, due_s)
-                            break
-                        outcome = self._begin(pending.popleft()[0])
-                        outcomes.append(outcome)
+                while (given := source([*tasks.values()])) is not None or tasks:
+                    if isinstance(given, Job):
+                        outcomes.append(outcome := self._begin(given))
                         tasks[asyncio.create_task(self._send(session, outcome))] = outcome
+                        continue
+                    wait_s = _LOOK_EVERY_S if given is None else min(_LOOK_EVERY_S, given)
                     if tasks:
                         done, _ = await asyncio.wait(
                             tasks, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED
@@ -223,8 +232,9 @@ class LoadClient:
 
     def _finish(self, outcome: JobOutcome) -> None:
         outcome.ended = outcome.ended or time.monotonic()
-        if self.in_flight.pop(outcome.number, None) is not None:
-            self.completed += 1
+        self.completed += 1
+        if outcome.problem is None or outcome.problem[0] not in _LOST:
+            self.in_flight.pop(outcome.number, None)
         self._alive = max(self._alive, outcome.last or outcome.started)
 
     def _silent(self, outcome: JobOutcome, now: float) -> bool:
@@ -330,6 +340,22 @@ class LoadClient:
         if not ended:
             raise ValueError(f"the stream ended after {outcome.received} tokens without [DONE]")
         outcome.answer = parse(*parts)
+
+
+def _planned(jobs: Sequence[Job], limit: int, moments: Sequence[float]) -> Source:
+    """The jobs in turn: at most so many at a time, each not before its moment."""
+    began = time.monotonic()
+    pending = deque(zip(jobs, moments, strict=False))
+
+    def source(under_way: Sequence[JobOutcome]) -> Job | float | None:
+        if not pending:
+            return None
+        if len(under_way) >= limit:
+            return _LOOK_EVERY_S
+        due_s = began + pending[0][1] - time.monotonic()
+        return due_s if due_s > 0 else pending.popleft()[0]
+
+    return source
 
 
 def _in_a_thread(work: Callable[[], Coroutine[Any, Any, LoadResult]]) -> LoadResult:

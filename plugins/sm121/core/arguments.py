@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from sm121.core.data_file import DataTable
 
+#: As vLLM, SGLang and llama.cpp call it; the last of two wins.
+_AT_ONCE = re.compile(r"--(?:max-num-seqs|max-running-requests|parallel) (\d+)")
 #: What an option does to what a run measures; fixtures/options.toml says what each one means.
 Effect = Literal["harmless", "adds", "named", "told", "selects", "measures"]
 
@@ -54,6 +57,12 @@ class Argument(DataTable):
         if self.path or self.integer:
             given["type"] = Path if self.path else int
         return given
+
+
+def at_once(arguments: Sequence[str]) -> int | None:
+    """Requests that an engine is asked to run at the same time; None where it chooses itself."""
+    asked = _AT_ONCE.findall(one_line(arguments))
+    return int(asked[-1]) if asked else None
 
 
 def one_line(arguments: Sequence[str]) -> str:

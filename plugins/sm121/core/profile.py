@@ -68,8 +68,9 @@ class Measuring(DataTable):
     maximum_rounds: Count = 80
     #: Requests of the shortest length beside the long ones: the second clock needs both.
     short_rounds: Count = 3
-    #: Streams at the same time, measured at the first depth.
-    concurrency: tuple[Count, ...] = (2, 4, 8)
+    #: Streams at the same time, measured at the first depth; one stream is what all else is of. On
+    #: both sides of a graph that is captured (1, 2, 4, 8), and more than are served at once.
+    concurrency: tuple[Count, ...] = (2, 5, 8, 10)
     concurrency_rounds: Count = 3
     #: Places of a draft whose acceptance is measured, where the engine speculates.
     draft_positions: tuple[Count, ...] = (1, 2, 3)
@@ -424,6 +425,8 @@ class StressSizes(DataTable):
     #: Requests of each process of arrival, and how many come in a second.
     mixed_requests: Sourced = _chosen(40, "enough to have some of each kind")
     arrivals_per_s: Sourced = _chosen(4, "more than are served at once, fewer than wait for ever")
+    #: For how long one short prompt at a time joins those that decode.
+    joining_s: Sourced = _chosen(10, "each number that decodes is joined some times")
     #: A server whose running requests get no token for so long hangs.
     stalled_after_s: Sourced = _chosen(60, "longer than the prefill of a batch")
     request_within_s: Sourced = _chosen(600, "no answer of a load takes ten minutes")

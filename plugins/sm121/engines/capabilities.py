@@ -124,13 +124,22 @@ class Bug(DataTable):
     #: Names of the tests that show it, with `*` for any text and `?` for a bracket; the first one
     #: always shows it, and `*` alone is for what only some configurations show.
     checks: tuple[str, ...] = Field(min_length=1)
-    #: A regular expression that such a failure's text has a match of.
+    #: A regular expression that such a failure's text, or the crash in it, has a match of.
     says: str = Field(min_length=3)
     versions: Versions
+    #: It is of this build alone (a row of ``fixtures/builds.toml``), whose release is in the range.
+    build: str | None = None
     severity: Severity
     what: str = Field(min_length=3)
     #: The issue or the change upstream.
     source: str = Field(min_length=3)
+
+    @model_validator(mode="after")
+    def _names_a_build(self) -> Bug:
+        known = [row.name for row in builds.shipped()]
+        if self.build is not None and self.build not in known:
+            raise ValueError(f"build: expected one of {', '.join(known)}, got {self.build!r}")
+        return self
 
     def shown_by(self, check: str) -> bool:
         """Whether the check is one that shows it."""
@@ -248,7 +257,13 @@ class Capabilities:
 
     def bugs(self, check: str) -> list[Bug]:
         """The known bugs of this version that a check shows. An unknown version has none."""
-        return [own for own in self.file.bugs if own.shown_by(check) and self._has(own)]
+        build = builds.named(self.version)
+        ours = (None, build.name if build is not None else None)
+        return [
+            own
+            for own in self.file.bugs
+            if own.shown_by(check) and own.build in ours and self._has(own)
+        ]
 
     def _has(self, own: Deviation | Bug) -> bool:
         return self._identity is not None and within(self._identity, own.versions)

@@ -17,7 +17,7 @@ from sm121.client.timed_answer import Clock, TimedAnswer
 from sm121.client.timed_process import TimedProcess
 from sm121.core.errors import Sm121Error
 from sm121.core.server import Endpoint
-from sm121.core.verdict import NotRun
+from sm121.core.verdict import Inapplicable, NotRun
 from sm121.measure import counters, metrics, validity
 from sm121.measure.counters import Counters
 from sm121.measure.measurement import Invalidity, Measurement
@@ -53,6 +53,8 @@ class MeasuredServer:
     #: What speaks against every number of this server: its kernel path is not the required one.
     invalid: list[Invalidity] = field(default_factory=list)
     unproven: list[str] = field(default_factory=list)
+    #: Requests that it was asked to run at the same time; None: it chooses itself.
+    places: int | None = None
     #: Timed requests ask for token ids: without them nothing says how many tokens a chunk has.
     needs_ids: bool = False
 
@@ -191,6 +193,17 @@ class MeasuredCell:
         return metrics.clock_of([*self.answers, *self.short])
 
     @property
+    def queued(self) -> bool:
+        """Whether some of its streams wait for a place, as the server was asked."""
+        return self.server.places is not None and self.concurrency > self.server.places
+
+    @property
+    def suffix(self) -> str:
+        """What the streams add to a metric's name: ``_c4`` for four at the same time, ``_q10`` for
+        ten that are served in turns."""
+        return "" if self.concurrency == 1 else f"_{'q' if self.queued else 'c'}{self.concurrency}"
+
+    @property
     def what(self) -> str:
         """A short name: ``pp2048 tg128 @ d0``."""
         streams = "" if self.concurrency == 1 else f", {self.concurrency} streams"
@@ -304,15 +317,19 @@ class MeasuredCell:
         return found
 
     def decode_together(self) -> Measurement:
-        """Tokens a second of all streams, while all of them decode.
+        """Tokens a second of all streams, while all of them decode; of those that are served in
+        turns, from the first token to the last.
 
         Raises:
             NotRun: they never did.
         """
         clock = self.clock or "chunks"
-        name = f"tg{self.tokens_together}_c{self.concurrency}@d{self.depth}"
+        name = f"tg{self.tokens_together}{self.suffix}@d{self.depth}"
         rates, apart = [], 0
         for answers in self.long:
+            if self.queued:
+                rates.append(metrics.rate_in_turns(answers, clock))
+                continue
             found = metrics.common_windows(answers, clock)
             each = [] if found is None else [window.tokens for window in found]
             if all(answer.ok for answer in answers) and 2 * min(each, default=0) < (
@@ -339,7 +356,16 @@ class MeasuredCell:
 
     def prefill(self) -> Measurement:
         """Prompt tokens (depth included, all of them cold) over the time to the first token; of
-        several streams, over the time until all of them have one."""
+        several streams, over the time until all of them have one.
+
+        Raises:
+            Inapplicable: some wait until others have decoded.
+        """
+        if self.queued:
+            raise Inapplicable(
+                f"{self.concurrency} prompts are not computed at the same time: the server was "
+                f"asked to run {self.server.places} at once (--max-num-seqs), and the rest wait"
+            )
         clock = self.clock or "chunks"
         if self.concurrency > 1:
             rates = [metrics.common_prefill_rate(answers, clock) for answers in self.long]
@@ -354,11 +380,10 @@ class MeasuredCell:
             "prompt_tokens": self.prompt_tokens,
             "ttft_ms": _median(metrics.ttft_ms(a, clock) for a in everyone),
         }
-        streams = "" if self.concurrency == 1 else f"_c{self.concurrency}"
-        name = f"pp{self.server.plan.prompt_tokens}{streams}@d{self.depth}"
+        name = f"pp{self.server.plan.prompt_tokens}{self.suffix}@d{self.depth}"
         return self._measurement(name, "tok/s", rates, findings, extra)
 
-    def times(self, name: str, quantile: float, *, suffix: str = "") -> Measurement:
+    def times(self, name: str, quantile: float) -> Measurement:
         """TTFT, TPOT, ITL or E2E over all requests, failed ones being infinite."""
         clock = self.clock or "chunks"
         answers = self.answers
@@ -377,7 +402,7 @@ class MeasuredCell:
         if name == "itl":
             extra["per"] = "arrival"
         return self._measurement(
-            f"{name}{suffix}_p{round(quantile * 100)}",
+            f"{name}{self.suffix}_p{round(quantile * 100)}",
             "ms",
             samples,
             findings,
@@ -420,6 +445,11 @@ class MeasuredCell:
         extra["rounds_left_out"] = self.lost
         retries = sum(answer.retries for batch in self._batches for answer in batch.answers)
         remarks = []
+        if self.queued:
+            remarks.append(
+                f"{name}: {self.concurrency} requests, {self.server.places} at once "
+                "(--max-num-seqs): most of their time to the first token is waiting for a place"
+            )
         if retries:
             extra["retries"] = retries
             remarks.append(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 from sm121.client.timed_answer import Arrival, Clock, TimedAnswer
@@ -15,6 +15,9 @@ from sm121.measure.decoding import Window
 DEFINITION = 2
 #: A failed request took for ever, and a failed stream had no rate.
 NEVER = math.inf
+#: A rate of several streams below this share of what its neighbours make expect is a dip; between
+#: captured sizes 17 to 25 % were lost (dendro-logic).
+_DIP = 0.9
 
 
 def clock_of(answers: Sequence[TimedAnswer]) -> Clock | None:
@@ -126,6 +129,40 @@ def common_windows(answers: Sequence[TimedAnswer], clock: Clock) -> list[Window]
     if not answers or not all(answer.ok for answer in answers):
         return None
     return decoding.common([arrivals(answer, clock) for answer in answers])
+
+
+def rate_in_turns(answers: Sequence[TimedAnswer], clock: Clock) -> float:
+    """Tokens a second of requests of which some wait until others have ended: all tokens after the
+    first chunk, over the time from it to the last one. A failed one makes it nothing."""
+    found = [arrivals(answer, clock) for answer in answers if answer.ok]
+    if len(found) < len(answers) or not all(found):
+        return 0.0
+    first, ended = min(f[0] for f in found), max(f[-1].at_ns for f in found)
+    tokens = sum(f[-1].tokens for f in found) - first.tokens
+    return tokens / (ended - first.at_ns) * 1e9 if ended > first.at_ns else 0.0
+
+
+def dips(rates: Mapping[int, float]) -> list[str]:
+    """Where the last but one number of streams is slower than its neighbours make expect: a batch
+    between two captured graph sizes is padded to the larger one.
+
+    Args:
+        rates: tokens a second of all streams together, by their number.
+    """
+    if len(rates) < 3:
+        return []
+    below, here, above = sorted(rates)[-3:]
+    each = {streams: rates[streams] / streams for streams in (below, here, above)}
+    share = (here - below) / (above - below)
+    expected = 1 / ((1 - share) / each[below] + share / each[above])
+    if each[here] >= _DIP * expected:
+        return []
+    return [
+        f"{here} streams decode {each[here]:.1f} tok/s each, {expected:.1f} by their neighbours "
+        f"({each[below]:.1f} at {below}, {each[above]:.1f} at {above}): "
+        f"{100 * (1 - each[here] / expected):.0f} % less, as where no graph of that size is "
+        "captured"
+    ]
 
 
 def common_prefill_rate(answers: Sequence[TimedAnswer], clock: Clock) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from sm121.measure.measurement import Invalidity, Measurement
 from sm121.measure.plan import Plan
 from sm121.measure.validity import Findings
 from sm121.performance.recorder import Recorder
-from sm121.run.harness import Harness
+from sm121.run.harness import Harness, places
 
 #: Rounds of a cell at its first visit and in the last look. The others come in between.
 _FIRST_VISIT, _LAST_LOOK = 2, 3
@@ -50,6 +51,8 @@ class Bench:
     tails: bool = False
     #: Why what was just measured is off the required path, by what the log says now.
     off_path: Callable[[], list[Invalidity]] = list
+    #: Tokens a second of all streams, by how many decode at the same time.
+    rates_together: dict[int, float] = field(default_factory=dict)
     _cells: dict[tuple[int, int], MeasuredCell] = field(default_factory=dict)
     #: By name; and the cell that was measured last.
     _judged: dict[str, _Judged] = field(default_factory=dict)
@@ -82,6 +85,7 @@ class Bench:
             invalid=invalid,
             unproven=unproven,
         ) as measured:
+            measured.places = places(harness, server)
             again = lambda: [] if invalid else _against_the_path(harness, server)[0]  # noqa: E731
             yield cls(measured, plan, tails, again)
 
@@ -206,9 +210,18 @@ class PerformanceChecks:
         self._judge(read, depth, short=True, first_visit=True)
 
     def concurrent_rate(self, streams: int) -> None:
-        """tgN_cC@dD of C streams while all of them decode, in tokens a second."""
-        depth = self.bench.plan.depths[0]
-        self._judge(lambda cell: cell.decode_together(), depth, streams)
+        """tgN_cC@dD of C streams while all of them decode, in tokens a second; tgN_qC@dD where the
+        server was asked to run fewer at once."""
+        depth, rates = self.bench.plan.depths[0], self.bench.rates_together
+
+        def read(cell: MeasuredCell) -> Measurement:
+            found = cell.decode_together()
+            if found.valid and found.samples and not cell.queued:
+                rates[streams] = statistics.median(found.samples)
+                found.remarks += metrics.dips(rates)
+            return found
+
+        self._judge(read, depth, streams)
 
     def concurrent_prefill_rate(self, streams: int) -> None:
         """ppN_cC@dD: the prompts of C requests at once, in tokens a second."""
@@ -218,10 +231,9 @@ class PerformanceChecks:
     def time(self, name: str, quantile: float, *, streams: int = 1) -> None:
         """ttft, tpot, itl or e2e at the first depth, in milliseconds."""
         depth = self.bench.plan.depths[0]
-        suffix = "" if streams == 1 else f"_c{streams}"
         tail = quantile > 0.5
         self._judge(
-            lambda cell: cell.times(name, quantile, suffix=suffix),
+            lambda cell: cell.times(name, quantile),
             depth,
             streams,
             bound=self.bench.plan.measuring.tail_requests if tail else None,

@@ -212,8 +212,10 @@ def _message(
     first = session.redact(lines[0] if lines else "failed without a message")
     if (known := failure.explain(first)) is not None:
         first = f"{first[: _MESSAGE_LENGTH // 3]}; {known}"
-    bug = next((own for own in _bugs(session, item) if re.search(own.says, text)), None)
-    also = f"; known of {bug.versions}: {bug.what} ({bug.source})" if bug is not None else ""
+    died = [one.kind for one in session.file.crashes if one.test == item.stash[ID]]
+    told = "\n".join([text, *died])
+    bug = next((own for own in _bugs(session, item) if re.search(own.says, told)), None)
+    also = f"; known of {bug.build or bug.versions}: {bug.what} ({bug.source})" if bug else ""
     return printable(first)[: _MESSAGE_LENGTH - len(also)] + also
 
 

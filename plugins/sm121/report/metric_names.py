@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_RATE = re.compile(r"(?P<kind>pp|tg)(?P<tokens>\d+)(?:_c(?P<streams>\d+))?@d(?P<depth>\d+)")
+_STREAMS = r"_(?P<how>[cq])(?P<streams>\d+)"
+_RATE = re.compile(rf"(?P<kind>pp|tg)(?P<tokens>\d+)(?:{_STREAMS})?@d(?P<depth>\d+)")
 _TIME = re.compile(r"(?P<base>(?:ttft|tpot|itl|e2e)(?:_\w+?)??)_p(?P<percent>\d+)")
 _LONG = {
     "ttft": "time to first token",
@@ -25,6 +26,8 @@ class RateName:
     kind: str
     depth: int
     streams: int
+    #: More streams than the server runs at once.
+    in_turns: bool = False
 
     @property
     def decoding(self) -> bool:
@@ -43,7 +46,7 @@ def rate(name: str) -> RateName | None:
     if match is None:
         return None
     kind = f"{match['kind']}{match['tokens']}"
-    return RateName(kind, int(match["depth"]), int(match["streams"] or 1))
+    return RateName(kind, int(match["depth"]), int(match["streams"] or 1), match["how"] == "q")
 
 
 def quantity(name: str) -> str | None:
@@ -62,12 +65,18 @@ def words(name: str) -> str:
     """A metric's name for people."""
     if (found := rate(name)) is not None:
         what = "decode" if found.decoding else "prefill"
-        streams = f", {found.streams} streams" if found.streams > 1 else ""
+        streams = _several(found.streams, in_turns=found.in_turns) if found.streams > 1 else ""
         depth = f" at depth {found.depth}" if found.depth else ""
         return f"{what} {found.kind}{depth}{streams}"
     if (match := _TIME.fullmatch(name)) is not None:
-        base, _, streams = match["base"].partition("_c")
-        several = f", {streams} streams" if streams.isdecimal() else ""
+        base, several = match["base"], ""
+        if (beside := re.search(_STREAMS, base)) is not None:
+            base = base[: beside.start()]
+            several = _several(int(beside["streams"]), in_turns=beside["how"] == "q")
         long = _LONG.get(base, _LONG.get(match["base"], match["base"]))
         return f"{long}, p{match['percent']}{several}"
     return _LONG.get(name, name)
+
+
+def _several(streams: int, *, in_turns: bool) -> str:
+    return f", {streams} streams{' in turns' if in_turns else ''}"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from sm121.core.arguments import at_once
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.profile import Profile
 from sm121.core.server import Server
@@ -15,6 +16,16 @@ from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_path import KernelPath
 from sm121.run.ledger import Ledger
 from sm121.run.verdict_file import VerdictFile
+
+
+def places(harness: Harness, server: Server) -> int | None:
+    """Requests that a server was asked to run at the same time: by its arguments; where it is
+    attached, by the profile. None where neither says."""
+    if server.configuration is not None:
+        return at_once(server.configuration.arguments)
+    profile = harness.profile
+    own = profile.configurations[profile.under_test].arguments
+    return at_once((*profile.engine.arguments, *own))
 
 
 class Observer(Protocol):

@@ -54,6 +54,8 @@ class _Row(DataTable):
     #: Of ``[stress]``: so many requests, with so many times ``answer_tokens`` for each.
     size: str | None = None
     requests: float = 1
+    #: Of ``[stress]``: so many seconds.
+    lasts: str | None = None
     #: Of this section of the profile's exam: so many requests.
     exam: SectionName | None = None
     #: A prompt fills this share of the context.
@@ -267,6 +269,8 @@ def _one(own: Forecast, profile: Profile, costs: Costs, check: Check) -> None:
     if row.size is not None:
         requests = getattr(profile.stress, row.size).value
         tokens *= profile.stress.answer_tokens.value
+    if row.lasts is not None:
+        own.other_s += getattr(profile.stress, row.lasts).value
     if row.exam is not None and profile.correctness.exam is not None:
         requests = exam.load(profile.correctness.exam).section(row.exam).requests
     if row.context:

@@ -30,9 +30,10 @@ from sm121.core.verdict import Inconclusive, NotRun, Verdict
 from sm121.engines.capabilities import Capabilities
 from sm121.measure import counters, growth
 from sm121.measure.growth import Growth
-from sm121.run.harness import Harness
+from sm121.run.harness import Harness, places
 from sm121.stress import aftermath, capacity, checks, memory, restart, shapes, soak, throughput
 from sm121.stress.fault import Fault, UnderLoad
+from sm121.stress.joining import LONGEST, Joining
 from sm121.stress.shapes import Arrival, Shapes
 from sm121.stress.timeline import Timeline
 
@@ -167,6 +168,22 @@ class Stress:
             arrivals=shapes.moments(kind, count, self._sizes.arrivals_per_s.value),
             tails=False,
         )
+
+    def joining(self) -> None:
+        """One short prompt at a time joins n that decode, for each n that the server runs."""
+        self._capabilities.require("token_prompts", "token_ids")
+        most = places(self._harness, self._server) or self._streams
+        lasts_s = self._sizes.joining_s.value
+        longest = capacity.context_tokens(self._server.endpoint)
+        if longest < 2 * LONGEST:
+            raise NotRun(f"prompts of {LONGEST} tokens do not fit well into a context of {longest}")
+        source = Joining(self.shapes, self._server.endpoint, most, lasts_s, longest)
+        load = self.client.follow(source)
+        if found := self._faults(load, tails=False):
+            raise UnderLoad(source.at_the_end(load), found, len(load.outcomes))
+        source.require_all()
+        by = ", ".join(f"{n}: {times}" for n, times in sorted(source.joined.items()))
+        self._say(f"short prompts joined so many that decode, so often: {by}; all answers right")
 
     def unruly(self) -> None:
         """Clients that cancel, disconnect and read slowly, and requests that must be refused."""

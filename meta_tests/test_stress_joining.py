@@ -1,0 +1,167 @@
+"""Short prompts that join requests which decode: each way in which a server can suffer is named."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from sm121.core import profile
+from sm121.core.arguments import at_once
+from sm121.core.configuration import ServerConfiguration
+from sm121.core.profile import AgreementBound, Sourced
+from sm121.core.server import Endpoint
+from sm121.core.verdict import Inconclusive, NotRun
+from sm121.engines import capabilities
+from sm121.plugin import outcomes
+from sm121.stress.fault import UnderLoad
+from sm121.stress.joining import LONGEST, SHORTEST
+from sm121.stress.level import Stress
+
+EXACT = AgreementBound(max_abs=1e-3, mean_abs=1e-4, fork=0, source="a test")
+CPU = profile.load("cpu-tiny-gpt-oss")
+SIZES = {
+    "joining_s": Sourced(value=1.5, source="a test"),
+    "stalled_after_s": Sourced(value=3, source="a test"),
+    "request_within_s": Sourced(value=20, source="a test"),
+}
+
+
+@pytest.fixture
+def level() -> Iterator[Callable[..., tuple[Stress, list[str]]]]:
+    """The stress level on the stress server with a fault, and the lines that it shows."""
+    started: list[subprocess.Popen[bytes]] = []
+    levels: list[Stress] = []
+
+    def begin(fault: str = "none", *arguments: str) -> tuple[Stress, list[str]]:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        file = Path(__file__).parent / "stress_server.py"
+        process = subprocess.Popen(
+            [sys.executable, str(file), "--port", str(port), *arguments],
+            env={**os.environ, "VLLM_API_KEY": "key", "SM121_META_FAULT": fault},
+        )
+        started.append(process)
+        endpoint = Endpoint(f"http://127.0.0.1:{port}", "key", "canary")
+        while endpoint.page("/health") is None:
+            assert process.poll() is None
+            time.sleep(0.05)
+        shown: list[str] = []
+        run = SimpleNamespace(
+            profile=CPU.model_copy(update={"stress": CPU.stress.model_copy(update=SIZES)}),
+            aborted=None, abort=lambda _text: None, pool=None, observer=None, arch="cpu",
+            say=lambda _what, line: shown.append(line),
+        )  # fmt: skip
+        own = ServerConfiguration("own", "vllm", "", "", "canary", arguments) if arguments else None
+        server = SimpleNamespace(
+            endpoint=endpoint, engine="vllm", version="0.32.0", configuration=own
+        )
+        levels.append(Stress(run, server, capabilities.of("vllm", "0.32.0"), EXACT))
+        return levels[-1], shown
+
+    yield begin
+    for one in levels:
+        one.timeline.stop()
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_each_number_that_decodes_is_joined_up_to_all_places(level):
+    healthy, shown = level()
+    healthy.joining()
+    assert [f"{n}: " in shown[-1] for n in range(9)] == [True] * 8 + [False], shown
+    few, shown = level("none", "--max-num-seqs", "2")
+    few.joining()
+    assert "0: " in shown[-1] and "1: " in shown[-1] and "2: " not in shown[-1], shown
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("join-five", r"a prompt of \d+ tokens joins 5 that decode: .*connection"),
+        ("join-more", r"a prompt of \d+ tokens joins [567] that decode: .*connection"),
+        ("join-one", r"a prompt of \d+ tokens joins 1 that decode: .*connection"),
+        ("join-last", r"a prompt of \d+ tokens joins 7 that decode: .*connection"),
+        ("join-lengths", r"a prompt of \d+ tokens joins 5 that decode: .*connection"),
+        ("join-garbage", r"short prompts join .*corrupted_answer: request \d+ \(a prompt of \d+ "),
+        ("join-stalls", r"joins 5 that decode: .*(stuck_request|hang)"),
+    ],
+)
+def test_what_a_prompt_does_to_those_that_it_joins_is_named(level, fault, said):
+    sick, _ = level(fault)
+    with pytest.raises(UnderLoad, match=said):
+        sick.joining()
+    if said.endswith("connection"):
+        lost = sick.under_way()
+        assert lost and {entry["problem"][0] for entry in lost} <= {"connection", "bad_stream"}
+        assert all(SHORTEST <= entry["prompt_tokens"] <= LONGEST for entry in lost), lost
+
+
+def test_what_no_counter_showed_is_not_green(level, monkeypatch):
+    monkeypatch.setattr("sm121.stress.joining._MORE_S", 1.0)
+    uncounted, _ = level("uncounted")
+    with pytest.raises(NotRun, match="has no counter"):
+        uncounted.joining()
+    fewer, _ = level("fewer")
+    with pytest.raises(Inconclusive, match=r"never showed [^:]*6, 7, 8: .*--max-num-seqs"):
+        fewer.joining()
+
+
+def test_how_many_run_at_once_is_read_from_the_arguments():
+    assert at_once(["--max-num-seqs", "8", "--max_num_seqs=2"]) == 2
+    assert at_once(["--max-running-requests=16"]) == 16
+    assert at_once(["--max-num-batched-tokens", "8192"]) is None
+
+
+def test_ten_minutes_on_a_gpu_and_only_where_all_is_asked():
+    name = "test_short_prompts_join_those_that_decode"
+    for own in map(profile.load, ("sm121-gpt-oss-120b", "sm90-tiny-gpt-oss", "sm121-tiny-gpt-oss")):
+        assert own.stress.joining_s.value >= 600 and own.test_timeout_s["stress"] > 1230
+        plans = ("quick", "merge", "full")
+        assert [plan for plan in plans if own.plan(plan).asks("stress", name, ())] == ["full"]
+    assert CPU.stress.joining_s.value <= 10
+
+
+@pytest.mark.parametrize(
+    ("version", "crash", "named"),
+    [
+        ("0.14.0+mxfp4", "illegal_memory_access", True),
+        ("0.14.0+mxfp4", "oom", False),  # another death
+        ("0.14.0", "illegal_memory_access", False),  # the release that it is based on
+        ("0.32.0", "illegal_memory_access", False),
+    ],
+)
+def test_the_defect_is_known_of_the_build_alone_and_by_the_crash(version, crash, named):
+    test = "tests/test_stress.py::test_short_prompts_join_those_that_decode"
+    session = SimpleNamespace(
+        redact=str,
+        file=SimpleNamespace(
+            engine=SimpleNamespace(name="vllm", version=version),
+            crashes=[SimpleNamespace(kind=crash, test=test)],
+        ),
+    )
+    item = SimpleNamespace(stash={outcomes.ID: test})
+    lost = "a prompt of 401 tokens joins 5 that decode: required no fault, seen 6: connection"
+    call = SimpleNamespace(excinfo=SimpleNamespace(value=AssertionError(lost)))
+    said = outcomes._message(session, item, call, None)
+    assert ("known of mxfp4: " in said and "spark-vllm-mxfp4-docker/issues/7" in said) is named, (
+        said
+    )
+    assert said.startswith(lost)
+
+
+def test_a_bug_of_a_build_that_nobody_knows_is_refused():
+    row = {
+        "checks": ["*"], "says": "a text", "versions": "", "build": "mxpf4", "severity": "blocker",
+        "what": "a bug", "source": "a test",
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="build: expected one of mxfp4, got 'mxpf4'"):
+        capabilities.Bug.model_validate(row)
