@@ -43,7 +43,6 @@ TRICKS = [
     _given("--rounds", "1"),
     _given("--matrix-axes", "cpu"),
     _given("--matrix-focus", "dtype"),
-    _given("--matrix-build", "mine"),
     _given("--kernel-provider", "torch"),
     _given("--benchmark-disable"),
     _given("--benchmark-skip"),

@@ -3,12 +3,15 @@ preflight and the signatures (``fixtures/choices``, made by ``python -m tools.ch
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from sm121.core import builds
 from sm121.core import profile as profiles
+from sm121.core.builds import Build
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.profile import Needs, Profile
 from sm121.core.versions import within
@@ -39,7 +42,10 @@ def release(version: str) -> Release:
 def asked_for_in_vain(profile: Profile) -> list[str]:
     """What configurations of a profile ask of releases that refuse it, or were never asked."""
     found = []
+    bases = [build.release for build in builds.shipped()]  # there for their parser alone
     for item in known().releases:
+        if item.version in bases:
+            continue
         for name, configuration in profile.configurations.items():
             own = configuration.at(item.version)
             if own is None:
@@ -58,6 +64,16 @@ def asked_for_in_vain(profile: Profile) -> list[str]:
 
 def test_the_profile_asks_no_release_for_what_it_refuses() -> None:
     assert asked_for_in_vain(profiles.load("sm121-gpt-oss-120b")) == []
+
+
+@pytest.mark.parametrize("build", builds.shipped(), ids=lambda build: build.name)
+def test_the_profile_asks_no_build_for_what_its_parser_refuses(build: Build) -> None:
+    profile, base = profiles.load("sm121-gpt-oss-120b"), release(build.identity)
+    asked = [own for c in profile.configurations.values() if (own := c.at(build.identity))]
+    assert asked
+    for own in asked:
+        arguments = (*profile.engine.arguments, *own.arguments)
+        assert choices.refusals(base, arguments, own.environment) == []
 
 
 @pytest.mark.parametrize(
@@ -125,10 +141,48 @@ def test_the_matrix_asks_no_release_for_what_it_refuses() -> None:
                     # CUTLASS is not asked for without the activations that it needs.
                     arguments = [*setting.arguments]
                     if (name, value) == ("moe", "cutlass"):
-                        arguments += ["--quantization-config", '{"moe":{"activation":"mxfp8"}}']
+                        arguments += ["--quantization-config.moe.activation", "mxfp8"]
                     for refusal in choices.refusals(item, arguments, setting.environment):
                         refused.append(f"{name}={value}: {refusal.message}")
     assert refused == []
+
+
+@pytest.mark.parametrize("value", ["fp8", "mxfp8", "qkv-o"])
+def test_dense_layers_are_quantised_by_the_releases_that_the_matrix_asks(value: str) -> None:
+    """`linear` is taken by every release; before 0.30 no layer has it."""
+    own = axes.load("sm121").axes["dense"].values[value]
+    (setting,) = [s for s in own.settings if s.build is None]
+    wanted = choices.as_pairs(setting.arguments)
+    everything = known()
+    for item in everything.releases:
+        answers = [a for a in item.answers if choices.as_pairs(a.arguments) == wanted]
+        if item.version == "0.14.0":
+            assert answers[0].at == "argparse"
+            continue
+        (answer,) = answers
+        lines = "\n".join(everything.lines[place] for place in answer.lines)
+        seen = all(re.search(p, lines) for p in own.expected.must_see + setting.expected.must_see)
+        takes = within(item.version, setting.versions)
+        assert (bool(answer.linear), seen) == (takes, takes), (item.version, answer)
+        assert "lm_head" not in (answer.linear or "")
+
+
+def test_fp8_kv_cache_is_taken_with_both_attentions() -> None:
+    for item in known().releases:
+        for answer in item.answers:
+            if "--kv-cache-dtype" in answer.arguments and answer.refused is None:
+                assert (answer.kv_cache_dtype, answer.kind) == ("fp8", "attention")
+        asked = [a for a in item.answers if "--kv-cache-dtype" in a.arguments]
+        taken = {a.attention for a in asked}
+        sinks = item.version != "0.14.0" and within(item.version, ">=0.28")
+        assert taken >= {"TRITON_ATTN", *(["FLASHINFER"] if sinks else [])}, item.version
+
+
+def test_dotted_options_are_keys_of_their_json() -> None:
+    dotted = ["--quantization-config.linear", "mxfp8", "--quantization_config.moe.activation=mxfp8"]
+    asked = ["--quantization-config", '{"linear":"mxfp8","moe":{"activation":"mxfp8"}}']
+    assert choices.as_pairs(dotted) == choices.as_pairs(asked)
+    assert choices.as_pairs(["--a", "--b=1.5"]) == {"--a": None, "--b": "1.5"}
 
 
 @pytest.mark.parametrize("version", [item.version for item in known().releases])
@@ -222,6 +276,13 @@ def test_it_holds_for_the_same_minor_version(version: str) -> None:
 def test_a_vendors_build_is_told_and_tried() -> None:
     (finding,) = found("0.24.0+nv26.7", FLASHINFER)
     assert finding.severity == "warning"
+
+
+def test_of_a_build_its_parser_is_known_and_not_its_kernels() -> None:
+    (finding,) = found("0.14.0+mxfp4", [*FLASHINFER, "--moe-backend", "marlin"])
+    assert "refuses --moe-backend marlin" in finding.message
+    assert "unrecognized arguments: --moe-backend" in finding.message
+    assert found("0.14.0", FLASHINFER)
 
 
 @pytest.mark.parametrize(

@@ -53,11 +53,11 @@ SPACES = [
     Space(CPU, "vllm", "0.32.0"),
     Space(SM121, "vllm", "0.32.0"),
     Space(SM121, "vllm", "0.33.0"),
-    Space(SM121, "vllm", None, "mxfp4_v2"),
+    Space(SM121, "vllm", "0.14.0+mxfp4"),
     Space(SM121, "sglang", "0.5.23"),
     Space(axes.load("cpu-llama-cpp"), "llama-cpp"),
 ]
-NAMES = ["cpu", "0.32", "0.33", "fork", "sglang", "llama"]
+NAMES = ["cpu", "0.32", "0.33", "mxfp4", "sglang", "llama"]
 
 
 @functools.cache
@@ -102,28 +102,58 @@ def test_full_is_all_of_it_and_none_is_nothing():
     space = SPACES[0]
     assert len(covering.build(space, "full").cells) == space.product == 384
     assert len(covering.build(space, "none").cells) == 1
-    assert SPACES[1].product_allowed() == 288
+    assert SPACES[1].product_allowed() == 2304
 
 
 def test_named_cells_are_always_in():
-    fork = SPACES[3]
-    for strength in (1, 2):
-        array = covering.build(fork, strength)
-        found = {why: planned.cell for planned in array.cells for why in planned.why}
-        assert found["Test-B"]["sinks"] == "on" and found["Test-B"]["moe"] == "cutlass"
-        assert found["Test-C"]["graphs"] == "off" and found["Test-F"]["moe"] == "gemv"
-    pairs = {"moe=cutlass + activation=mxfp8 + tile=64x128", "spec=eagle3-short + sinks=on"}
-    assert pairs <= {why for planned in array.cells for why in planned.why}
-    assert array.cells[0].cell == fork.baseline
+    for number, activation in ((2, "mxfp8"), (3, None)):  # a release, the effort's own build
+        space = SPACES[number]
+        for strength in (1, 2):
+            array = covering.build(space, strength)
+            found = {why: planned.cell for planned in array.cells for why in planned.why}
+            assert found["Test-B"]["moe"] == "cutlass" and found["Test-C"]["graphs"] == "off"
+            assert found["Test-B"].get("activation") == activation
+        whys = {why for planned in array.cells for why in planned.why}
+        assert {"moe=cutlass + activation=mxfp8 + spec=eagle3-short"} <= whys
+        assert array.cells[0].cell == space.baseline
 
 
 def test_what_upstream_does_not_have_is_not_applicable():
     upstream = SPACES[1]
     assert "tile" not in upstream.axes and "sinks" not in upstream.axes
-    assert "fork alone" in upstream.absent["moe", "gemv"]
+    assert "no release has such a backend" in upstream.absent["moe", "gemv"]
     array = covering.build(upstream, 2)
     assert "not applicable" in array.absent["Test-F"]
     assert array.absent["Test-B"] == "tried without sinks=on, which is not applicable here"
+
+
+def test_a_build_has_its_own_knobs_and_no_release_has_them():
+    build, before = SPACES[3], Space(SM121, "vllm", "0.14.0")
+    assert build.arguments({**build.baseline, "moe": "cutlass", "dense": "all", "kv": "fp8"}) == (
+        *("--mxfp4-backend", "CUTLASS", "--attention-backend", "FLASHINFER"),
+        *("--mxfp4-layers", "moe,qkv,o,lm_head", "--kv-cache-dtype", "fp8"),
+    )
+    assert not build.environment(build.baseline)
+    for changes_nothing in (("activation", "mxfp8"), ("tile", "64x128"), ("moe", "gemv")):
+        assert changes_nothing in build.absent and changes_nothing not in build.unproven()
+    assert "changes nothing" in build.absent["activation", "fp6"]
+    given = [s.arguments for values in before.settings.values() for s in values.values()]
+    assert not any("--mxfp4" in word for arguments in given for word in arguments)
+    assert before.absent["dense", "fp8"].startswith("before vLLM 0.30 it is taken")
+
+
+def test_an_unknown_build_has_what_its_parser_takes_and_never_the_newest():
+    """`options` is what its parser said; None is ``sm121 matrix`` without an engine."""
+    unknown = "0.1.dev16581+g0a1b2c3"
+    asked = {"--attention-backend", "--kv-cache-dtype", "--enforce-eager", "--load-format"}
+    own = Space(SM121, "vllm", unknown, options=asked)
+    assert set(own.axes) == {"attention", "graphs", "kv", "load"}
+    assert own.settings["attention"]["triton"].arguments == ("--attention-backend", "TRITON_ATTN")
+    newer = Space(SM121, "vllm", unknown, options={*asked, "--quantization-config"})
+    assert newer.values("dense") == ("bf16", "fp8", "mxfp8", "qkv-o")
+    assert "moe" in Space(SM121, "vllm", unknown).axes
+    released = Space(SM121, "vllm", "0.33.0", options=())
+    assert released.axes == SPACES[2].axes
 
 
 def test_one_axis_against_all_others():
@@ -151,6 +181,9 @@ def test_one_axis_against_all_others():
          "the baseline itself is ruled out"),
         ("[axes.graphs.values.eager.expected]\npath = { colour = 'red' }", "expected TOML"),
         ("colour = 1", "unknown key"),
+        ("[axes.x]\ntitle = 'x'\nbaseline = 'y'\n[axes.x.values]\nz = { not_applicable = 'no' }\n"
+         "y = { settings = [{ engine = 'vllm', build = 'mine', source = 'the test' }] }",
+         "build: expected one of mxfp4; got 'mine'"),
     ],
 )  # fmt: skip
 def test_a_wrong_axes_file_is_one_line(text, why):
@@ -186,7 +219,7 @@ source = "the test"
 def test_a_rule_about_an_axis_without_a_choice_counts():
     """The axis is at its baseline; what is ruled out with that is ruled out."""
     space = Space(load_text(SHIPPED["cpu"] + _ONLY_ONE, "mine.toml"), "vllm", "0.32.0")
-    assert "only" not in space.axes and space.fixed == {"only": "here"}
+    assert "only" not in space.axes and space.fixed["only"] == "here"
     assert not space.allowed((("dtype", "bfloat16"), ("seqs", "1")))
     assert space.allowed((("graphs", "compiled"),))
     cells = [planned.cell for planned in covering.build(space, 2).cells]
@@ -565,9 +598,6 @@ def test_the_outlook_is_printed(capsys):
     assert "126 of 126 allowed pairs (100%)" in capsys.readouterr().out
     assert cli.main(["matrix", "--profile", "cpu-tiny-gpt-oss", "--axes", "nothing"]) == 4
     assert "expected a file or one of cpu" in capsys.readouterr().err
-    own = profile.load("sm121-gpt-oss-120b")
-    with pytest.raises(UsageError, match="--matrix-build mine: expected one of mxfp4_v2"):
-        plan.space_of(own, build="mine")
 
 
 # --------------------------------------------------------------------------------- before any start
@@ -579,7 +609,6 @@ def test_the_outlook_is_printed(capsys):
         (("--matrix", "0"), "--matrix 0: expected 1, 2"),
         (("--matrix", "9"), "--matrix 9: expected at most 5"),
         (("--matrix-focus", "colour"), "--matrix-focus colour: expected one of moe, graphs"),
-        (("--matrix-build", "mine"), "--matrix-build mine: expected one of none"),
         (("--matrix-axes", "nowhere.toml"), "expected a file or one of cpu"),
         (("--engine-arg=--colour",), "refuses it: unrecognized arguments: --colour"),
     ],

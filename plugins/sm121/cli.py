@@ -358,7 +358,6 @@ def _named(given: Path) -> tuple[str | None, Path]:
 _MATRIX_OPTIONS = {
     "--matrix": "--strength",
     "--matrix-focus": "--axis",
-    "--matrix-build": "--build",
 }
 """What pytest's options are called here."""
 
@@ -380,7 +379,7 @@ def _shown_matrix(options: argparse.Namespace) -> str:
     if name is None:
         name = profile.for_architecture(architecture.detect().name or "unknown")
     chosen = profile.load(name)
-    space = space_of(chosen, options.axes, options.engine, options.engine_version, options.build)
+    space = space_of(chosen, options.axes, options.engine, options.engine_version)
     if options.strength is None:
         return outlook.sizes(chosen, space)
     return outlook.cells(make_plan(chosen, space, strength=options.strength, focus=options.axis))

@@ -29,8 +29,22 @@ ROOT = Path(__file__).parents[2]
 PROFILE = "sm121-gpt-oss-120b"
 SINCE = Version("0.24.0")
 LAYOUTS = ("NHD", "HND", "LBNHC", "LBHNC", "LHBNC", "BLNHC", "BLHNC", "BHLNC")
+CUTLASS = ("--moe-backend", "flashinfer_cutlass")
 MXFP8 = ("--quantization-config", '{"moe":{"activation":"mxfp8"}}')
+#: Formats that dense layers may be quantised to while they are loaded.
+LINEAR = ("fp8_per_tensor", "fp8_per_block", "fp8_per_channel", "mxfp8", "mxfp4")
+FP8_KV = ("--kv-cache-dtype", "fp8")
 CUBINS = {"VLLM_HAS_FLASHINFER_CUBIN": "1"}
+
+
+def dense(linear: str, activation: str | None = None) -> tuple[str, ...]:
+    """Arguments that quantise the dense layers, and the activations of the experts if asked."""
+    wanted: dict[str, Any] = {"linear": linear}
+    if activation is not None:
+        wanted["moe"] = {"activation": activation}
+    return ("--quantization-config", json.dumps(wanted, separators=(",", ":")))
+
+
 #: What is asked of each release beside the profile: name, machine, arguments.
 PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("nothing", "online", ()),
@@ -45,14 +59,19 @@ PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("attention", "cubins", ("--attention-backend", "FLEX_ATTENTION")),
     ("experts", "cubins", ("--moe-backend", "marlin")),
     ("experts", "cubins", ("--moe-backend", "triton")),
-    ("experts", "cubins", ("--moe-backend", "flashinfer_cutlass")),
-    ("experts", "cubins", ("--moe-backend", "flashinfer_cutlass", *MXFP8)),
+    ("experts", "cubins", CUTLASS),
+    ("experts", "cubins", (*CUTLASS, *MXFP8)),
     ("experts", "cubins", ("--moe-backend", "flashinfer_trtllm")),
     ("experts", "cubins", MXFP8),
+    *(("experts", "cubins", dense(name)) for name in LINEAR),
+    *(("experts", "cubins", (*CUTLASS, *dense(name, "mxfp8"))) for name in LINEAR),
+    ("attention", "cubins", FP8_KV),
+    ("attention", "cubins", ("--attention-backend", "FLASHINFER", *FP8_KV)),
+    ("attention", "cubins", ("--attention-backend", "TRITON_ATTN", *FP8_KV)),
 )
 #: Lines of the stand-in's own doing: it starts no workers, and a child of the release that asks for
 #: the memory finds no GPU.
-_NOT_OURS = ("parallel_state.py", "importing.py", "scheduler.py")
+_NOT_OURS = ("parallel_state.py", "importing.py", "import_utils.py", "scheduler.py")
 #: Exceptions by which a release refuses; another one means that it was not executed.
 _REFUSALS = (
     "ValueError",
@@ -118,7 +137,7 @@ def cases(version: str, tools: Path, folder: Path, flashinfer: str | None) -> li
         on = f"cubins, FlashInfer {flashinfer}"
         put("nothing", on, [])
         put("attention", on, ["--attention-backend", "FLASHINFER"])
-        put("experts", on, ["--moe-backend", "flashinfer_cutlass", *MXFP8])
+        put("experts", on, [*CUTLASS, *MXFP8])
     else:
         parts, single = list(PARTS), options(own)
         taken = {n: c for n, all_ in profile.configurations.items() if (c := all_.at(version))}
@@ -158,7 +177,7 @@ def options(arguments: list[str]) -> list[list[str]]:
 
 
 def ask(
-    release: releases.Unpacked, kernels: releases.Unpacked, flashinfer: str | None
+    release: releases.Unpacked, kernels: releases.Unpacked, flashinfer: str | None, python: str
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Run one release with a FlashInfer; its answers, and which compiled modules were stood in."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -183,7 +202,7 @@ def ask(
         }
         environment.pop("PYTHONPATH", None)
         ran = subprocess.run(
-            [sys.executable, str(Path(__file__).with_name("probe.py"))],
+            [python, str(Path(__file__).with_name("probe.py"))],
             input=json.dumps(job),
             capture_output=True,
             text=True,
@@ -200,16 +219,17 @@ def ask(
     return kept, [name for answer in answers.values() for name in answer["stubbed"]]
 
 
-def execute(version: str, cache: Path, others: list[str]) -> dict[str, Any]:
+def execute(version: str, cache: Path, others: list[str], python: str) -> dict[str, Any]:
     """Run one release with the FlashInfer that it is pinned to, and with others."""
     release = releases.unpack("vllm", version, cache)
     wanted = release.requires("flashinfer-python")
     if wanted is None:
         raise SystemExit(f"{release.wheel}: its metadata pin no flashinfer-python")
     pinned = releases.unpack("flashinfer-python", wanted, cache)
-    kept, stubbed = ask(release, pinned, None)
+    kept, stubbed = ask(release, pinned, None, python)
     for other in others:
-        kept += ask(release, releases.unpack("flashinfer-python", other, cache), other)[0]
+        kernels = releases.unpack("flashinfer-python", other, cache)
+        kept += ask(release, kernels, other, python)[0]
     server = release.folder / "vllm/entrypoints/openai/api_server.py"
     return {
         "version": version,
@@ -240,11 +260,12 @@ def answer_of(case: dict[str, Any], seen: dict[str, Any], scratch: str) -> dict[
         if refused["at"] != "argparse" and (word not in _REFUSALS or "aten::" in refused["words"]):
             kept["how"] = "read"
             sys.stderr.write(f"{case['kind']} {case['arguments']}: {refused['trace']}")
-        words = re.sub(r"\s+", " ", refused["words"]).replace(scratch, "MODEL")
+        words = refused["words"].removeprefix("probe.py: error: ").replace(scratch, "MODEL")
+        words = re.sub(r"\s+", " ", words)
         kept |= {"refused": words[:400], "by": refused["by"], "at": refused["at"]}
     else:
         kept["how"] = "executed"
-        for field in ("attention", "experts"):
+        for field in ("attention", "experts", "linear", "kv_cache_dtype"):
             if field in seen:
                 kept[field] = "+".join(seen[field])
         kept["layout"] = seen.get("layout")
@@ -268,6 +289,9 @@ def main() -> None:
     parser.add_argument(
         "--flashinfer", action="append", default=[], help="another one beside the pinned one"
     )
+    parser.add_argument(
+        "--python", default=sys.executable, help="an interpreter with what an old release imports"
+    )
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--page", action="store_true", help="the page alone, from the data")
     given = parser.parse_args()
@@ -276,7 +300,9 @@ def main() -> None:
         wanted = given.release or [str(version) for version in releases.published(SINCE)]
         known = page.read(given.data) if given.data.is_file() else []
         with ThreadPoolExecutor(given.jobs) as pool:
-            new = list(pool.map(lambda v: execute(v, given.cache, given.flashinfer), wanted))
+            new = list(
+                pool.map(lambda v: execute(v, given.cache, given.flashinfer, given.python), wanted)
+            )
         kept = [item for item in known if item["version"] not in wanted]
         page.write_data(
             sorted([*kept, *new], key=lambda item: Version(item["version"])), given.data

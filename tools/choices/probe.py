@@ -128,6 +128,7 @@ def stand_in_torch() -> None:
     }
     for name, answer in answers.items():
         setattr(cuda, name, lambda *_, answer=answer, **__: answer)
+    cuda.Stream = type("Stream", (), {})  # 0.14 makes one as it makes its experts
     accelerator = torch.accelerator
     accelerator.is_available = lambda: True
     accelerator.device_count = lambda: 1
@@ -299,21 +300,48 @@ def build(config: Any) -> Any:
         initialize_model_parallel(1, 1)
         torch.set_default_dtype(torch.bfloat16)
         with torch.device("meta"), OnMeta():
-            return initialize_model(config)
+            model = initialize_model(config)
+        from vllm.model_executor.model_loader import base_loader
+
+        getattr(base_loader, "log_online_quantization", lambda _: None)(config)
+        return model
 
 
 def chosen(model: Any) -> dict[str, Any]:
     """Names of the attention backends and of the experts of all layers."""
     attention: set[str] = set()
     experts: set[str] = set()
+    cache: set[Any] = set()
     for module in model.modules():
         backend = getattr(module, "attn_backend", None)
         if backend is not None and hasattr(backend, "get_name"):
             attention.add(backend.get_name())
         kind = getattr(getattr(module, "quant_method", None), "mxfp4_backend", None)
         if kind is not None:
-            experts.add(getattr(kind, "value", str(kind)))
-    return {"attention": sorted(attention), "experts": sorted(experts)}
+            value = getattr(kind, "value", kind)  # a number in 0.14
+            experts.add(value if isinstance(value, str) else kind.name)
+        cache |= {getattr(module, "kv_cache_dtype", None)} - {None, "auto"}
+    return {
+        "attention": sorted(attention),
+        "experts": sorted(experts),
+        "linear": quantised(model),
+        "kv_cache_dtype": sorted(cache),
+    }
+
+
+def quantised(model: Any) -> list[str]:
+    """Dense layers that are quantised beyond the checkpoint, each with the kernel it chose."""
+    from vllm.model_executor.layers.linear import LinearBase
+
+    found: set[str] = set()
+    for name, module in model.named_modules():
+        method = getattr(module, "quant_method", None)
+        kind = type(method).__name__
+        if name.endswith("lm_head") or isinstance(module, LinearBase):
+            own = [type(v).__name__ for v in vars(method).values() if "Kernel" in type(v).__name__]
+            if not kind.startswith("Unquantized"):
+                found.add(" ".join([name.rsplit(".", 1)[-1], *(own or [kind])]))
+    return sorted(found)
 
 
 def layout(config: Any, model: Any, asked: str | None) -> str:

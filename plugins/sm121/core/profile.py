@@ -505,8 +505,6 @@ class MatrixPlan(DataTable):
     axes: str = Field(min_length=1)
     #: Values of how many axes are combined in every way.
     strength: Count = 2
-    #: The build whose own knobs are used (``--matrix-build``).
-    build: str | None = None
     #: Of fixtures/answers/prompts.toml, by name; empty: all of them. And how much of each answer.
     prompts: tuple[str, ...] = ()
     answer_tokens: Count = 24

@@ -16,13 +16,13 @@ from typing import Any, Literal
 from packaging.version import Version
 from pydantic import Field
 
-from sm121.core import data_file
+from sm121.core import builds, data_file
 from sm121.core.data_file import DataTable
 from sm121.core.versions import release
 
 #: Options that decide together, by the kind of the question that was asked of the release.
 DECIDING = {
-    "attention": ("--attention-backend", "--attention-config"),
+    "attention": ("--attention-backend", "--attention-config", "--kv-cache-dtype"),
     "experts": ("--moe-backend", "--quantization-config"),
 }
 _LAYOUT = "VLLM_KV_CACHE_LAYOUT"
@@ -44,6 +44,9 @@ class Answer(DataTable):
     at: str | None = None
     attention: str | None = None
     experts: str | None = None
+    #: Dense layers that are quantised beyond the checkpoint: layer, method, kernel.
+    linear: str | None = None
+    kv_cache_dtype: str | None = None
     layout: str | None = None
     #: What it makes of each value of its variable for the layout, and what it says of the others.
     layouts: dict[str, str] = Field(default={})
@@ -77,7 +80,8 @@ class Choices(DataTable):
 
     def at(self, version: str | None) -> Release | None:
         """What is known of an installed version: that release, or the one before it of the same
-        minor version. None for what no release is known of, as for builds of a commit."""
+        minor version. None for what no release is known of, as for builds of a commit. Of a build
+        (`builds.identity`) it is what the parser said: its kernels are its own."""
         wanted = release(version)
         if wanted is None:
             return None
@@ -87,7 +91,11 @@ class Choices(DataTable):
             if Version(item.version).release[:2] == wanted.release[:2]
             and Version(item.version) <= wanted
         ]
-        return max(known, key=lambda item: Version(item.version), default=None)
+        found = max(known, key=lambda item: Version(item.version), default=None)
+        if found is None or builds.named(version) is None:
+            return found
+        parsed = tuple(a for a in found.answers if a.kind == "option" or a.at == "argparse")
+        return found.model_copy(update={"answers": parsed})
 
 
 @dataclass(frozen=True)
@@ -207,14 +215,21 @@ def deciding(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def as_pairs(arguments: Sequence[str]) -> dict[str, Any]:
     """Options with their values; a value that is JSON is compared as such."""
     pairs: dict[str, Any] = {}
-    name = None
+    place: list[str] = []
     for word in arguments:
+        name, equals, value = word.partition("=")
         if word.startswith("--"):
-            name, equals, value = word.partition("=")
-            name = name.replace("_", "-")
-            pairs[name] = _value(value) if equals else None
-        elif name is not None:
-            pairs[name] = _value(word)
+            head, *keys = name.split(".")  # --option.key is a key of its JSON
+            place = [head.replace("_", "-"), *keys]
+        elif place:
+            equals, value = "=", word
+        table = pairs
+        for key in place[:-1]:
+            if not isinstance(table.get(key), dict):
+                table[key] = {}
+            table = table[key]
+        for key in place[-1:]:
+            table[key] = _value(value) if equals else None
     return pairs
 
 

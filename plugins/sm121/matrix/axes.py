@@ -10,15 +10,16 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from sm121.core import data_file
+from sm121.core import builds, data_file
 from sm121.core.data_file import DataTable, Pattern
-from sm121.core.errors import OptionError, UsageError
+from sm121.core.errors import UsageError
 from sm121.core.profile import GoldenBound, ReleaseSetting
 from sm121.core.versions import Versions, within
 from sm121.evidence.kernel_path import KernelPath
@@ -60,10 +61,23 @@ class Setting(ReleaseSetting):
     """What one engine is given for a value. Nothing at all where it is the engine's default."""
 
     engine: str
-    #: A build with knobs of its own, as ``--matrix-build`` names it; null: any build.
+    #: A build of ``fixtures/builds.toml`` with knobs of its own; null: what has the release.
     build: str | None = None
     #: What this engine's log must show, beside what the value's own ``expected`` says.
     expected: Expected = Expected()
+
+    @model_validator(mode="after")
+    def _known_build(self) -> Setting:
+        known = [build.name for build in builds.shipped()]
+        if self.build not in (None, *known):
+            raise ValueError(f"build: expected one of {', '.join(known)}; got {self.build!r}")
+        return self
+
+    @property
+    def options(self) -> set[str]:
+        """The options of the engine's parser that it needs."""
+        words = (word for word in self.arguments if word.startswith("--"))
+        return {re.split("[.=]", word)[0] for word in words}
 
 
 class AxisValue(DataTable):
@@ -127,8 +141,6 @@ class Incompatible(DataTable):
     #: Of the engines and versions that it is about.
     engine: str | None = None
     versions: Versions = ""
-    #: Not about builds with knobs of their own.
-    upstream_only: bool = False
     reason: str = Field(min_length=3)
     source: str = Field(min_length=3)
 
@@ -163,8 +175,6 @@ class AxesFile(DataTable):
     named: dict[_Name, Named] = Field(default_factory=dict)
     #: Features in the order in which they were merged: each newer one is tried with each before.
     features: tuple[dict[str, str], ...] = ()
-    #: What a build of one's own switches on; ``--matrix-build NAME`` takes its settings.
-    builds: dict[_Name, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _consistent(self) -> AxesFile:
@@ -182,15 +192,6 @@ class AxesFile(DataTable):
                 for value in _listed(listed):
                     if value not in self.axes[axis].values:
                         raise ValueError(f"{place}: {axis}: expected one of {known}; got {value!r}")
-        for name, axis_ in self.axes.items():
-            for value, own in axis_.values.items():
-                for build in (setting.build for setting in own.settings):
-                    if build is not None and build not in self.builds:
-                        known = ", ".join(self.builds) or "no builds"
-                        raise ValueError(
-                            f"axes.{name}.values.{value}: build: expected one of {known}; "
-                            f"got {build!r}"
-                        )
         baseline = {name: axis_.baseline for name, axis_ in self.axes.items()}
         broken = next(
             (r for r in self.incompatible if r.engine is None and r.covers(baseline)), None
@@ -219,17 +220,18 @@ class Space:
 
     file: AxesFile
     engine: str
+    #: As `sm121.core.builds.identity` has it. What names no release and no build has the settings
+    #: of every release that its parser takes.
     version: str | None = None
-    build: str | None = None
+    #: Of the engine's parser, for such a version. None where it was not asked: all settings are
+    #: then shown, as ``sm121 matrix`` does without an engine.
+    options: Collection[str] | None = None
     #: axis -> value -> what the engine is given.
     settings: Mapping[str, Mapping[str, Setting]] = field(init=False)
     #: (axis, value) -> why it is not there.
     absent: Mapping[tuple[str, str], str] = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.build is not None and self.build not in self.file.builds:
-            known = ", ".join(self.file.builds) or "none"
-            raise OptionError("--matrix-build", f"{self.build}: expected one of {known}")
         found: dict[str, dict[str, Setting]] = {}
         absent: dict[tuple[str, str], str] = {}
         for name, axis in self.file.axes.items():
@@ -252,15 +254,18 @@ class Space:
         self._refuse_contradictions()
 
     def _setting(self, value: AxisValue) -> Setting | None:
-        fitting = [
-            setting
-            for setting in value.settings
-            if setting.engine == self.engine
-            and within(self.version, setting.versions)
-            and setting.build in (None, self.build)
-        ]
+        fitting = [s for s in value.settings if s.engine == self.engine and self._has(s)]
         # A build's own knob goes before that of everybody.
         return min(fitting, key=lambda setting: setting.build is None, default=None)
+
+    def _has(self, setting: Setting) -> bool:
+        if setting.build is not None:
+            build = builds.named(self.version)
+            return build is not None and build.name == setting.build
+        if self.options is None or builds.is_release(self.version):
+            return within(self.version, setting.versions)
+        asked = setting.options
+        return asked <= {*self.options} and (bool(asked) or not setting.versions)
 
     def _refuse_contradictions(self) -> None:
         where = f"matrix {self.file.name}"
@@ -294,9 +299,7 @@ class Space:
         return tuple(
             rule
             for rule in self.file.incompatible
-            if rule.engine in (None, self.engine)
-            and within(self.version, rule.versions)
-            and not (rule.upstream_only and self.build is not None)
+            if rule.engine in (None, self.engine) and within(self.version, rule.versions)
         )
 
     @functools.cached_property

@@ -64,7 +64,8 @@ class MatrixFile(Record):
     axes: str
     engine: str
     version: str | None
-    build: str | None
+    options: list[str] | None = None
+    """Of the engine's parser, where the version names no release and it was asked."""
     strength: int | str
     profile: str
     values: dict[str, list[str]]
@@ -115,7 +116,7 @@ def build(
         axes=space.file.name,
         engine=space.engine,
         version=space.version,
-        build=space.build,
+        options=None if space.options is None else sorted(space.options),
         strength=array.strength,
         profile=profile,
         values={axis: list(space.values(axis)) for axis in space.axes},
@@ -249,12 +250,11 @@ def merged(parts: Sequence[MatrixFile]) -> tuple[Space, MatrixFile]:
     """
     first = parts[0]
     for part in parts[1:]:
-        for name in ("axes_file", "engine", "version", "build", "strength", "focus", "profile"):
+        for name in ("axes_file", "engine", "version", "options", "strength", "focus", "profile"):
             if getattr(part, name) != getattr(first, name):
                 raise UsageError(f"the shards' matrices are of another {name}")
-    space = Space(
-        AxesFile.model_validate(first.axes_file), first.engine, first.version, first.build
-    )
+    file = AxesFile.model_validate(first.axes_file)
+    space = Space(file, first.engine, first.version, first.options)
     array = build_array(space, parse_strength(str(first.strength)), focus=first.focus)
     # A cell and its second start are both kept: what did not come again is told apart by it.
     records: dict[tuple[str, bool], CellRecord] = {}

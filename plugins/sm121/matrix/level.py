@@ -293,7 +293,6 @@ class MatrixLevel:
             "axes": digest.of(self.space.file.model_dump(mode="json")),
             "engine": self.space.engine,
             "version": self.space.version,
-            "build": self.space.build,
             "model": own.model if own is not None else None,
             "python": own.python if own is not None else None,
             "arguments": list(self.plan.engine_arguments),

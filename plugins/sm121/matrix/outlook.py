@@ -15,9 +15,8 @@ def sizes(profile: Profile, space: Space) -> str:
     """A Markdown table: strength, cells, lower bound, coverage, predicted machine hours."""
     settings = settings_of(profile)
     product = space.product_allowed()
-    build = f", build {space.build}" if space.build else ""
     lines = [
-        f"{space.engine} {space.version or '(any version)'}{build}: {len(space.axes)} axes, "
+        f"{space.engine} {space.version or '(any version)'}: {len(space.axes)} axes, "
         + " x ".join(str(len(space.values(axis))) for axis in space.axes)
         + f" = {space.product} combinations, "
         + (f"{product} of them allowed" if product is not None else "too many to count"),

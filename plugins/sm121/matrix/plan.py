@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 
 from sm121.core.configuration import environment_items
@@ -82,16 +82,19 @@ def space_of(
     axes_file: str | None = None,
     engine: str | None = None,
     version: str | None = None,
-    build: str | None = None,
+    options: Collection[str] | None = None,
 ) -> Space:
     """The axes of a profile, as an engine has them; what is not given is the profile's own.
+
+    Args:
+        version: as `Space` takes it, and ``options``.
 
     Raises:
         UsageError: the profile has none, or they contradict themselves.
     """
     settings = settings_of(profile)
     file = axes.load(axes_file or settings.axes)
-    return Space(file, engine or profile.engine.name, version, build or settings.build)
+    return Space(file, engine or profile.engine.name, version, options)
 
 
 def make_plan(

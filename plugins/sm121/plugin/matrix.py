@@ -57,9 +57,9 @@ def _make_plan(config: pytest.Config) -> CellPlan | None:
     settings = config.stash[SETTINGS]
     own = profile.expected(settings.profile, settings.arch, settings.engine)
     strength, focus = config.getoption("--matrix"), config.getoption("--matrix-focus")
-    axes_file, build = config.getoption("--matrix-axes"), config.getoption("--matrix-build")
+    axes_file = config.getoption("--matrix-axes")
     if own.matrix is None:
-        if any(option not in (None, "none") for option in (focus, build, axes_file, strength)):
+        if any(option not in (None, "none") for option in (focus, axes_file, strength)):
             raise UsageError(f"--matrix: profile {own.name} has no [matrix]")
         return None
     engine = Installed()
@@ -68,7 +68,7 @@ def _make_plan(config: pytest.Config) -> CellPlan | None:
             engine = target.installed_engine(settings, own)
     return make_plan(
         own.judging(settings.configuration, engine.identity, engine.options),
-        space_of(own, axes_file, settings.engine, engine.identity, build),
+        space_of(own, axes_file, settings.engine, engine.identity),
         strength=strength,
         focus=focus,
         engine_arguments=settings.engine_arguments,
