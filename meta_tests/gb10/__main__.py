@@ -27,7 +27,7 @@ Made by `make catalogues` (`meta_tests/gb10`). Do not edit.
 The suite was made without a GB10. This is what it says of a stand-in that behaves as one: NVML with
 a GB10's answers, the arguments, [choices](choices.md) and words of each release, as executed,
 its log over a time line, tokens at the published rates, and a real vLLM on the CPU for the answers.
-The effort's build (`mxfp4`) takes what vLLM 0.14.1's parser has with its two options more, and writes
+The effort's build (`mxfp4`) takes what 0.14.1's parser has with its two options more, and writes
 what it wrote on a real GB10. What runs is `pytest -m sm121 --plan quick` with the profile
 `sm121-gpt-oss-120b`, extended by the canary's questions and memory: 52 tok/s are asked, and another
 question where "asked" is said. Starts are forty times as fast as on the machine.

@@ -71,7 +71,7 @@ class _Rule(DataTable):
     unless_environment: Regex | None = None
     #: Versions of FlashInfer that it holds for; not where the installed one is not known.
     flashinfer: Versions = ""
-    #: Builds of ``builds.toml``: the one that it holds for alone, and one that it does not hold for.
+    #: Of ``builds.toml``: the one that it holds for alone, and one that it does not hold for.
     build: str | None = None
     unless_build: str | None = None
     message: str

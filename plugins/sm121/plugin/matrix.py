@@ -68,7 +68,7 @@ def _make_plan(config: pytest.Config) -> CellPlan | None:
             engine = target.installed_engine(settings, own)
     return make_plan(
         own.judging(settings.configuration, engine.identity, engine.options),
-        space_of(own, axes_file, settings.engine, engine.identity),
+        space_of(own, axes_file, settings.engine, engine.identity, engine.options),
         strength=strength,
         focus=focus,
         engine_arguments=settings.engine_arguments,
