@@ -34,7 +34,7 @@ PROFILE = HERE / "profile.toml"
 
 #: tok/s of decode and prefill by depth, by what runs. Marlin as published (the profile's [costs]),
 #: and CUTLASS experts beside BF16 layers at its published 29. The build's as published of it (its
-#: results/ of February 2026; a prompt of 2048 tokens comes to 4,810, 4,293 and 1,100 tok/s), without
+#: results/ of February 2026; a prompt of 2048 tokens is 4,810, 4,293 and 1,100 tok/s), without
 #: lm_head as its steps have it, without graphs as cipherfoxie has it; the rest are guesses.
 RATES = {
     "MARLIN": [(2048, 33.55, 4663.7), (34816, 26.65, 1398.8)],

@@ -280,7 +280,7 @@ class Gb10(TimedServer):
             return await self.hand_on(request)
         options = said.get("stream_options") or {}
         timed = isinstance(said.get("prompt"), list) and said.get("ignore_eos")
-        if timed and (options.get("continuous_usage_stats") or len(said["prompt"]) > 4000):
+        if timed and (options.get("continuous_usage_stats") or len(said["prompt"]) > 4600):
             return await self.complete(request)
         return await self.hand_on(request)
 

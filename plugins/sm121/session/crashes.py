@@ -16,6 +16,7 @@ import httpx
 from sm121.core.architecture import CPU
 from sm121.core.printable import printable
 from sm121.core.redaction import redact_arguments, redact_environment
+from sm121.core.verdict import Verdict
 from sm121.engines.attached import AttachedProcesses
 from sm121.engines.managed import (
     ManagedServer,
@@ -27,7 +28,7 @@ from sm121.engines.managed import (
 from sm121.evidence import cgroup, crash_bundle, death, kernel_messages
 from sm121.evidence.crash_bundle import Evidence
 from sm121.evidence.failure import Cause, classify, classify_lines
-from sm121.run.verdict_file import CrashReport
+from sm121.run.verdict_file import CrashReport, TestReport
 from sm121.session.session import Session
 from sm121.stress.fault import OWNERS, UnderLoad
 
@@ -84,9 +85,17 @@ class CrashDesk:
             return
         kernel = kernel_messages.since(session.started)
         if told := kernel.xids or kernel.no_memory:
-            evidence = self._gather(None, None, self._managed)
-            evidence.what, evidence.cause = "the driver, though nothing died", classify_lines(told)
-            self._tell(evidence)
+            cause = classify_lines(told)
+            session.ledger.decide(
+                TestReport(
+                    id="end of the run::messages of the kernel",
+                    level="smoke",
+                    verdict=Verdict.FAIL,
+                    message="required: the driver reports no error, though nothing died of it; "
+                    f"seen: {cause.kind}: {printable(session.redact(cause.summary))} "
+                    f"(ask: {cause.owner}). Remedy: {cause.remedy}",
+                )
+            )
 
     def _look(self, level: str, where: str) -> None:
         self._session.place = (level, where)
