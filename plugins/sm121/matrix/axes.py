@@ -21,7 +21,7 @@ from sm121.core import builds, data_file
 from sm121.core.data_file import DataTable, Pattern
 from sm121.core.errors import UsageError
 from sm121.core.profile import GoldenBound, ReleaseSetting
-from sm121.core.versions import Versions, within
+from sm121.core.versions import Versions, release, within
 from sm121.evidence.kernel_path import KernelPath
 
 #: A cell: a value for each axis, by name.
@@ -262,7 +262,7 @@ class Space:
         if setting.build is not None:
             build = builds.named(self.version)
             return build is not None and build.name == setting.build
-        if self.options is None or builds.is_release(self.version):
+        if self.options is None or release(self.version) is not None:
             return within(self.version, setting.versions)
         asked = setting.options
         return asked <= {*self.options} and (bool(asked) or not setting.versions)
