@@ -341,7 +341,8 @@ class Gb10(TimedServer):
 
 
 def _with_both_names(line: bytes) -> bytes:
-    """A message has `reasoning` and `reasoning_content` in 0.14."""
+    """A message has `reasoning` and `reasoning_content` in 0.14, whose grammars have one end."""
+    line = line.replace(b"<|endoftext|>", b"")
     start = 6 if line.startswith(b"data: ") else 0
     if b'"reasoning"' not in line or line[start : start + 1] != b"{":
         return line
