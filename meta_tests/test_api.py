@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from sm121.api import cases, harmony, invariants, schema, stream, tools
+from sm121.api import cases, harmony, invariants, sampling, schema, stream, tools
 from sm121.api.cases import Case
 from sm121.api.client import Api, Wrong
 from sm121.client.exchange import Exchange
@@ -469,3 +469,14 @@ def test_what_became_required_later_is_not_asked_of_an_older_engine() -> None:
     assert schema.violations("response", answer) == []
     del details["cached_tokens"]
     assert "usage.input_tokens_details.cached_tokens" in schema.violations("response", answer)[0]
+
+
+@pytest.mark.parametrize("names", [("reasoning",), ("reasoning_content",), ()])
+def test_reasoning_is_read_once_whatever_its_names(names):
+    """vLLM 0.14 gives both, with the same text: what follows a stop string was seen in it."""
+    message = {
+        "content": None,
+        **dict.fromkeys(names or ("reasoning", "reasoning_content"), "Paris"),
+    }
+    assert sampling.said(message) == "Paris"
+    assert sampling.said({**message, "content": "!"}) == "Paris!"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Iterator
@@ -21,7 +22,9 @@ def behind(canary_bf16: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def _said(verdict: dict) -> str:
-    parts = [verdict["reason"], verdict["box"].get("reason") or ""]
+    asked = f" (asked: {verdict['question']}?)" if verdict["question"] else ""
+    doubts = f" (not proven: {'; '.join(verdict['unproven'])})" if verdict["unproven"] else ""
+    parts = [verdict["reason"] + asked + doubts, verdict["box"].get("reason") or ""]
     parts += [f"{crash['kind']}: {crash['summary']}" for crash in verdict["crashes"]]
     parts += [test["message"] or "" for test in verdict["tests"] if test["verdict"] != "PASS"]
     return "\n".join(parts)
@@ -36,18 +39,23 @@ def test_the_suite_says_what_is_so(case: Case, behind: Behind, tmp_path: Path):
     box = Machine(tmp_path / "gb10", case.release, behind, **case.changes)
     box.build()
     began = time.monotonic()
-    done = box.run("--plan", "quick", "--share-machine", *case.arguments)
+    own = contextlib.nullcontext(())
+    with own if case.served is None else box.served(*case.served, tail=case.tail) as attached:
+        done = box.run("--plan", "quick", "--share-machine", *case.arguments, *attached)
     assert (box.report / "verdict.json").is_file(), done.stdout
     verdict = box.verdict
     said = _said(verdict)
     catalogue_rows.keep({
         "name": case.name, "release": case.release, "healthy": case in HEALTHY,
-        "verdict": verdict["verdict"], "said": verdict["reason"],
+        "verdict": verdict["verdict"], "said": said.partition("\n")[0],
         "seconds": round(time.monotonic() - began), "asked": " ".join(case.arguments),
     })  # fmt: skip
     assert re.fullmatch(case.verdict, verdict["verdict"]), (
         f"required: {case.verdict}\n{done.stdout}"
     )
+    failed = [test["id"] for test in verdict["tests"] if test["verdict"] not in ("PASS", "NOT_RUN")]
+    others = [name for name in failed if case.alone and not re.fullmatch(case.alone, name)]
+    assert not others, f"required: {case.alone} alone, seen: {others}\n{said}"
     missing = [word for word in case.says if not re.search(word, said)]
     assert not missing, f"required: {missing} in what is said, seen:\n{said}"
-    assert (done.returncode == 0) == (case in HEALTHY), f"status {done.returncode}\n{said}"
+    assert (done.returncode == 0) == (case.verdict == "PASS"), f"status {done.returncode}\n{said}"

@@ -27,6 +27,7 @@ def found(
     needs: Needs | None = None,
     directory: Path = Path(),
     flashinfer: str | None = None,
+    version: str | None = None,
 ) -> list[PreflightFinding]:
     return inspect(
         arch,
@@ -35,6 +36,7 @@ def found(
         needs=needs or Needs(),
         directory=directory,
         modules=None if flashinfer is None else FlashInferModules(flashinfer, directory),
+        version=version,
     )
 
 
@@ -67,6 +69,9 @@ HIT: dict[str, tuple[list[str], dict[str, str]]] = {
     "attention_environment": ([], {"VLLM_ATTENTION_BACKEND": "FLASHINFER"}),
     "environment_without_effect": ([], {"VLLM_MXFP4_MOE_KERNEL": "cutlass"}),
     "fork_arguments": (["--mxfp4-backend", "CUTLASS"], {}),
+    "environment_of_plans": ([], {"FLASHINFER_MOE_TILE": "64x128"}),
+    "mxfp4_backend_unknown": (["--mxfp4-backend", "CUTLAS"], {}),
+    "mxfp4_backend_variable_unknown": ([], {"VLLM_MXFP4_BACKEND": "cutlas"}),
     "quantization_nvfp4": (["--quantization", "modelopt_fp4"], {}),
     "kv_layout_unknown": ([], {"VLLM_KV_CACHE_LAYOUT": "DNH"}),
     "kv_layout_not_hnd": ([], {"VLLM_KV_CACHE_LAYOUT": "NHD"}),
@@ -78,6 +83,7 @@ HIT: dict[str, tuple[list[str], dict[str, str]]] = {
 
 NEAR_MISS: dict[str, tuple[list[str], dict[str, str]]] = {
     "moe_cutlass_without_mxfp8": (["--moe-backend", "flashinfer_cutlass", *MXFP8], {}),
+    "mxfp4_backend_unknown": (["--mxfp4-backend", "CUTLAS"], {}),  # of a release, which refuses it
     "moe_not_for_gpt_oss": (["--moe-backend", "flashinfer_cutlass", *MXFP8], {}),
     "moe_trtllm_environment": ([], {"VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8": "0"}),
     "attention_fa3": (["--attention-config.flash_attn_version=2"], {}),
@@ -103,7 +109,8 @@ def test_every_rule_has_a_case() -> None:
 def test_rule_hits(rule: str) -> None:
     arguments, environment = HIT[rule]
     arch = "sm100" if rule == "kv_layout_sm100" else "sm121"
-    findings = found(arguments, environment, arch=arch, flashinfer="0.6.15.post1")
+    version = "0.14.0+mxfp4" if rule.startswith("mxfp4_") else None
+    findings = found(arguments, environment, arch=arch, flashinfer="0.6.15.post1", version=version)
     finding = next(item for item in findings if item.check == rule)
     assert finding.remedy
     if rule != "attention_by_network":  # which speaks of what is not there
@@ -124,6 +131,31 @@ def test_rule_does_not_hit_what_is_right(rule: str) -> None:
 def test_a_flashinfer_with_sinks_or_unknown_is_right(flashinfer: str | None) -> None:
     findings = found(["--attention-backend", "FLASHINFER"], {}, flashinfer=flashinfer)
     assert "attention_old_flashinfer" not in checks(findings)
+
+
+#: christopherowen/spark-vllm-mxfp4-docker and eugr/spark-vllm-docker, as far as rules speak of it.
+RECIPE = (
+    ["--quantization", "mxfp4", "--mxfp4-backend=CUTLASS", "--mxfp4-layers", "moe,qkv,o,lm_head",
+     "--attention-backend", "FLASHINFER", "--kv-cache-dtype", "fp8"],
+    {"VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8": "1", "VLLM_MXFP4_BACKEND": "CUTLASS",
+     "VLLM_ATTENTION_BACKEND": "FLASHINFER"},
+)  # fmt: skip
+
+
+def test_the_efforts_recipe_is_right_for_its_own_build_alone() -> None:
+    told = checks(found(*RECIPE, flashinfer="0.6.3", version="0.14.0+mxfp4"))
+    assert told == {"attention_needs_network"}
+    release = checks(found(*RECIPE, flashinfer="0.6.3", version="0.33.0"))
+    assert {"fork_arguments", "environment_without_effect", "attention_old_flashinfer"} < release
+
+
+@pytest.mark.parametrize("backend", ["CUTLAS", "Cutlass", "gemv", "CUTLASS_MXFP8"])
+def test_a_backend_that_the_build_lacks_is_named_before_a_start(backend: str) -> None:
+    for given in ((["--mxfp4-backend", backend], {}), ([], {"VLLM_MXFP4_BACKEND": backend})):
+        (finding,) = [
+            each for each in found(*given, version="0.14.0+mxfp4") if each.severity == "error"
+        ]
+        assert backend in finding.message and "CUTLASS, MARLIN or TRITON" in (finding.remedy or "")
 
 
 def test_good_choice_passes_silently() -> None:

@@ -299,6 +299,23 @@ def test_sigkill_is_the_oom_killer_only_where_something_says_so(kernel, kills, e
     assert found.kind == kind, found
 
 
+NO_MEMORY = (
+    "[ 9.3] NVRM: nvCheckOkFailedNoLog: Check failed: Out of memory [NV_ERR_NO_MEMORY] "
+    "(0x00000051) returned from _memdescAllocInternal(pMemDesc) @ mem_desc.c:1359"
+)
+
+
+@pytest.mark.parametrize(
+    "logged", [SIGKILL_GUESS, Cause(kind="engine_dead", summary="x", owner="y")]
+)
+def test_a_driver_without_memory_explains_an_end_without_a_word(logged):
+    kernel = KernelMessages((NO_MEMORY,))
+    found = death.cause_of(logged, exits=KILLED, kernel=kernel, kills=0, pids={7})
+    assert found.kind == "oom" and "the NVIDIA driver found no memory" in found.summary
+    told = Cause(kind="illegal_memory_access", summary="an illegal access", owner="the kernel")
+    assert death.cause_of(told, exits=[], kernel=kernel, kills=0, pids={7}) == told
+
+
 def test_kernel_messages_before_the_start_are_left_out():
     text = "[    1.000000] NVRM: Xid old\n[  100.500000] NVRM: Xid new\n[  101.0] other"
     assert kernel_messages._later(text, 50.0) == text.splitlines()[1:]

@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gb10.machine import DEVICE, RATES, STATE
+from gb10.machine import BUILD, DEVICE, RATES, STATE
 
 RELEASES = ("0.24.0", "0.28.0", "0.32.0", "0.33.0")
 START = ("tests/test_smoke.py", "tests/test_kernel.py")
 SPEED = ("tests/test_performance.py",)
 CUTLASS = ("--configuration", "cutlass")
+RATE_GATES = r"tests/test_performance\.py::test_(decode|prefill)_rate\[d\d+-?\w*\]"
+TAGGED = "0.14.0rc1.dev375+g8409484b4"
 
 
 @dataclass(frozen=True)
@@ -20,8 +22,11 @@ class Case:
 
     Attributes:
         arguments: of pytest, beside the plan ``quick``.
+        served: arguments of a server that its owner started, and that the suite is attached to.
+        tail: what was in the file of its log before.
         verdict: of the run, as a regular expression.
         says: what must be in what is said, as regular expressions.
+        alone: what the tests that fail are called, as a regular expression on all of them.
         changes: fields of `gb10.machine.Machine`.
         sample: in ``make test`` as well; the others are left to ``make catalogues``.
     """
@@ -33,18 +38,38 @@ class Case:
     release: str = "0.33.0"
     changes: dict[str, Any] = field(default_factory=dict)
     sample: bool = False
+    served: tuple[str, ...] | None = None
+    tail: str = ""
+    alone: str | None = None
 
 
+#: The project's own question is asked by default: a release cannot hold its gates.
 HEALTHY = [
     Case(
         f"{release} {configuration}",
         ("--configuration", configuration),
         "PASS",
+        says=(rf"asked: is it as fast as configuration {configuration} has been",),
         release=release,
     )
     for release in RELEASES
     for configuration in ("stock", "cutlass")
 ]
+
+#: The effort's build as checkouts and images call it, and one of a commit that nobody knows.
+HEALTHY += [
+    Case("the build", (), "PASS", release=BUILD, changes={"version": TAGGED}),
+    Case(
+        "the build's image, cold, behind docker compose", (), "PASS", release=BUILD,
+        changes={"version": "0.1.dev12770+g045293d82.d20260810",
+                 "settings": {"cold": True, "prefix": "vllm-mxfp4  | "}},
+    ),
+    Case(
+        "the build of an unknown commit, with Ray", START, "PASS", release=BUILD, sample=True,
+        changes={"version": "0.1.dev12999+gfeedfac",
+                 "settings": {"worker": "(RayWorkerWrapper pid=4711) "}},
+    ),
+]  # fmt: skip
 
 #: What the images of others leave in the environment (their Dockerfiles).
 HEALTHY += [
@@ -117,9 +142,9 @@ SICK = [
         changes={"settings": {"faults": ["silent-marlin"]}},
     ),
     Case(
-        "47 tok/s", (*SPEED, *CUTLASS), "FAIL", ("tg32@d0", "52"),
-        changes={"rates": RATES | {"FLASHINFER_CUTLASS_MXFP4_MXFP8": [[2048, 47.0, 5300.0],
-                                                              [34816, 27.5, 1500.0]]}},
+        "24 tok/s", (*SPEED, *CUTLASS), "FAIL", ("tg32@d0", "26.1"),
+        changes={"rates": RATES | {"FLASHINFER_CUTLASS_MXFP4_MXFP8": [[2048, 24.0, 4663.7],
+                                                              [34816, 20.0, 1398.8]]}},
     ),
     Case(
         "drift", SPEED, "INCONCLUSIVE|FAIL|INVALID", ("tg32@d0",),
@@ -158,4 +183,73 @@ SICK = [
         ("gpt-oss-120b-Eagle3-v3", "the model cannot be found|offline"),
         changes={"settings": {"faults": ["no-drafter"]}},
     ),
+]  # fmt: skip
+
+#: Each release, asked for 52: the gates of the rates fail, and nothing else.
+SICK += [
+    Case(f"{release}, asked for 52", (), "FAIL", (r"tg32@d0 >= 52 tok/s; seen: 3",),
+         release=release, alone=RATE_GATES)
+    for release in RELEASES
+]  # fmt: skip
+
+#: How the effort's build is started (its start.sh), with the profile's context.
+_NO_MEMORY = (
+    "NVRM: nvCheckOkFailedNoLog: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x00000051) "
+    "returned from _memdescAllocInternal(pMemDesc) @ mem_desc.c:1359\n"
+)
+_OWN = (
+    "--quantization", "mxfp4", "--mxfp4-backend", "CUTLASS",
+    "--mxfp4-layers", "moe,qkv,o,lm_head", "--attention-backend", "FLASHINFER",
+    "--kv-cache-dtype", "fp8", "--max-num-seqs", "2", "--max-model-len", "131072",
+    "--max-num-batched-tokens", "8192", "--enable-prefix-caching",
+)  # fmt: skip
+_CUTLAS = tuple("CUTLAS" if word == "CUTLASS" else word for word in _OWN)
+_ANOTHER = "".join(
+    f"(APIServer pid=47328) INFO 02-09 07:{at // 60:02}:{at % 60:02} [loggers.py:257] Engine 000: "
+    "Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 26.8 tokens/s, Running: 1 "
+    "reqs, Waiting: 0 reqs, GPU KV cache usage: 0.2%, Prefix cache hit rate: 2.4%\n"
+    for at in range(3600)
+)
+
+
+def _build(name: str, arguments: tuple[str, ...], verdict: str, says: tuple[str, ...],
+           served: tuple[str, ...] | None = None, tail: str = "", sample: bool = False,
+           kernel_log: str = "", **settings: Any) -> Case:  # fmt: skip
+    changes = {"version": TAGGED, "settings": settings, "kernel_log": kernel_log}
+    return Case(name, arguments, verdict, says, BUILD, changes, sample, served, tail)
+
+
+SICK += [
+    _build("fused, FlashInfer 6c7a32f", (*START, *SPEED), "FAIL",
+           ("moe_variant: required unfused, seen fused",), cold=True, faults=["fused"]),
+    _build("fused, FlashInfer 6c7a32f, warm", SPEED, "FAIL",
+           (r"tg32@d0 >= 52 tok/s; seen: 2[67]\.", r"pp2048@d0 >= 4500 tok/s; seen: 1[01]"),
+           faults=["fused"]),
+    _build("fused, FlashInfer 8117a7b, warm", SPEED, "FAIL",
+           (r"pp2048@d0 >= 4500 tok/s; seen: 4[123]",), faults=["fused-before"]),
+    _build("--mxfp4-backend CUTLAS", (*START, "--engine-arg=--mxfp4-backend=CUTLAS"), "FAIL",
+           ("no such --mxfp4-backend", "CUTLASS, MARLIN or TRITON"), sample=True),
+    _build("another started it with CUTLAS", START, "FAIL", ("Unknown backend", "Using auto"),
+           served=_CUTLAS, faults=["misspelt"]),
+    _build("lm_head in BF16", (*START, *SPEED), "FAIL",
+           ("lm_head quantized", r"tg32@d0 >= 52|INVALID|path"), faults=["lm-head-in-bf16"]),
+    _build("Marlin's experts", (*START, "--engine-arg=--mxfp4-backend=MARLIN"), "FAIL",
+           ("moe: required FLASHINFER_CUTLASS_MXFP4_MXFP8, seen MARLIN",)),
+    _build("KV cache in BF16", START, "INVALID",
+           ("--kv-cache-dtype fp8: asked for, but no evidence",), faults=["kv-in-bf16"]),
+    _build("--enforce-eager", (*START, "--engine-arg=--enforce-eager"), "FAIL",
+           ("cuda_graphs: required True, seen False",)),
+    _build("two clients at once", SPEED, "INVALID", ("another client|others|other_traffic",),
+           faults=["another-on-it"], tenant_rate=30.0),
+    # It is healthy: only its log proves nothing, and that is said.
+    _build("another run's tail behind its log", START, "PASS",
+           ("not proven: kernel path: .*not proven to be this server's",),
+           served=_OWN, tail=_ANOTHER),
+    _build("an illegal access in a graph", SPEED, "FAIL",
+           ("an illegal memory access was encountered",), dies_after_s=20.0, death="graph-replay"),
+    _build("NV_ERR_NO_MEMORY, and it dies", SPEED, "FAIL",
+           ("oom: the NVIDIA driver found no memory",),
+           kernel_log=_NO_MEMORY, dies_after_s=6.0, death="silent"),
+    _build("NV_ERR_NO_MEMORY, and it lives", START, "FAIL",
+           ("oom: the NVIDIA driver found no memory",), kernel_log=_NO_MEMORY, sample=True),
 ]  # fmt: skip

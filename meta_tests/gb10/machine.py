@@ -28,13 +28,24 @@ from sm121.engines import choices
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 MODEL = "gpt-oss-120b"
+#: The effort's build, where a release is named.
+BUILD = "mxfp4"
 PROFILE = HERE / "profile.toml"
 
-#: tok/s of decode and prefill by depth. Marlin as published (the profile's [costs]); the effort's
-#: experts a little above what its plan asks for.
+#: tok/s of decode and prefill by depth, by what runs. Marlin as published (the profile's [costs]),
+#: and CUTLASS experts beside BF16 layers at its published 29. The build's as published of it (its
+#: results/ of February 2026; a prompt of 2048 tokens is 4,810, 4,293 and 1,100 tok/s), without
+#: lm_head as its steps have it, without graphs as cipherfoxie has it; the rest are guesses.
 RATES = {
     "MARLIN": [(2048, 33.55, 4663.7), (34816, 26.65, 1398.8)],
-    "FLASHINFER_CUTLASS_MXFP4_MXFP8": [(2048, 54.0, 5300.0), (34816, 27.5, 1500.0)],
+    "FLASHINFER_CUTLASS_MXFP4_MXFP8": [(2048, 29.0, 4663.7), (34816, 23.7, 1398.8)],
+    "mxfp4": [(2048, 59.4, 5186.0), (10240, 57.5, 6650.0), (34816, 52.5, 3500.0)],
+    "mxfp4 fused": [(2048, 27.0, 1150.0), (10240, 26.3, 1680.0), (34816, 25.0, 900.0)],
+    "mxfp4 fused before": [(2048, 60.0, 4610.0), (10240, 57.6, 6000.0), (34816, 52.5, 3200.0)],
+    "mxfp4 without lm_head": [(2048, 38.5, 5186.0), (10240, 37.7, 6650.0), (34816, 35.5, 3500.0)],
+    "mxfp4 without graphs": [(2048, 52.0, 5186.0), (10240, 50.5, 6650.0), (34816, 46.7, 3500.0)],
+    "mxfp4 Marlin": [(2048, 48.0, 4700.0), (10240, 46.8, 4300.0), (34816, 43.4, 2500.0)],
+    "mxfp4 of two": [(2048, 33.0, 4810.0), (10240, 32.4, 6000.0), (34816, 30.0, 3000.0)],
 }
 #: Of eight healthy nodes (the profile's [box]), as `sm121.measure.box.Device`.
 DEVICE = {
@@ -151,11 +162,8 @@ class Machine:
             [sys.executable, "-m", "venv", "--without-pip", str(self.folder / "engine")], check=True
         )
         own = next((self.folder / "engine" / "lib").glob("python*")) / "site-packages"
-        _vllm(own, self.version or self.release)
-        known = choices.load("vllm", "sm121")
-        found = known.at(self.release) if known is not None else None
-        assert found is not None, f"fixtures/choices has no {self.release}"
-        version = self.flashinfer or found.flashinfer
+        _vllm(own, self.version or self.release, self.release == BUILD)
+        version = self.flashinfer or _flashinfer_of(self.release)
         _flashinfer(own, version)
         for module in self.warm:
             folder = self.folder / f".cache/flashinfer/{version}/121a/cached_ops/{module}"
@@ -188,8 +196,8 @@ class Machine:
         """As an owner types it."""
         return [
             sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "sm121",
-            f"--profile={self.profile}", f"--engine-python={self.python}",
-            f"--report-dir={self.report}", *arguments,
+            f"--profile={self.profile}", f"--report-dir={self.report}",
+            *([] if "--base-url" in arguments else [f"--engine-python={self.python}"]), *arguments,
         ]  # fmt: skip
 
     def surroundings(self) -> dict[str, str]:
@@ -206,6 +214,37 @@ class Machine:
             "GB10_SETTINGS": str(self.folder / "settings.json"),
             **self.environment,
         }  # fmt: skip
+
+    @contextlib.contextmanager
+    def served(self, *arguments: str, tail: str = "") -> Iterator[tuple[str, ...]]:
+        """A server that its owner started, and by which arguments the suite attaches to it.
+
+        Args:
+            arguments: of the server, beside its name and place.
+            tail: what is in the file of its log before it writes there, from its beginning on.
+        """
+        self.write()
+        log = self.folder / "owner.log"
+        log.write_text(tail, "utf-8")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        command = [
+            str(self.python), "-m", "vllm.entrypoints.openai.api_server",
+            "--model", f"openai/{MODEL}", "--served-model-name", MODEL, "--port", str(port),
+            *arguments,
+        ]  # fmt: skip
+        with log.open("r+") as output:
+            process = subprocess.Popen(
+                command, env=self.surroundings(), stdout=output, stderr=output
+            )
+            try:
+                url = f"http://127.0.0.1:{port}"
+                _wait_for(url, process, log)
+                yield "--base-url", url, "--server-log", str(log), "--arch", "sm121"
+            finally:
+                process.terminate()
+                process.wait(20)
 
     def run(self, *arguments: str, timeout_s: float = 1800.0) -> subprocess.CompletedProcess[str]:
         """Run the suite on it to its end."""
@@ -227,10 +266,29 @@ for line in open(os.environ["GB10_KERNEL_LOG"]):
 """
 
 
+#: Of the build: it takes these options, each with any values.
+_PARSER = f"""def make_arg_parser(parser):
+    for name in open({str(HERE / "mxfp4-options.txt")!r}).read().split():
+        if name not in ("-h", "--help"):
+            parser.add_argument(name, nargs="*")
+    return parser
+"""
+
+
 #: Those that FlashInfer's sources name and the suite or a profile sets.
 _FLASHINFER_VARIABLES = (
     "FLASHINFER_CUDA_ARCH_LIST", "FLASHINFER_WORKSPACE_BASE", "FLASHINFER_NVCC_THREADS",
 )  # fmt: skip
+
+
+def _flashinfer_of(release: str) -> str:
+    """The version that a release asks for, and that the build is made with."""
+    if release == BUILD:
+        return "0.6.3"
+    known = choices.load("vllm", "sm121")
+    found = known.at(release) if known is not None else None
+    assert found is not None, f"fixtures/choices has no {release}"
+    return found.flashinfer
 
 
 def _flashinfer(site: Path, version: str) -> None:
@@ -249,9 +307,10 @@ def _flashinfer(site: Path, version: str) -> None:
     (info / "top_level.txt").write_text("flashinfer\n")
 
 
-def _vllm(site: Path, release: str) -> None:
+def _vllm(site: Path, release: str, build: bool) -> None:
     """A vLLM of that release as far as it can be seen without a start: its version, and with it
-    what is installed; its variables and its command line are those of the vLLM that is here."""
+    what is installed; its variables and its command line are those of the vLLM that is here. The
+    effort's build has a parser of its own."""
     found = importlib.util.find_spec("vllm")
     assert found is not None and found.submodule_search_locations, "vllm is not installed here"
     real = Path(found.submodule_search_locations[0])
@@ -262,6 +321,8 @@ def _vllm(site: Path, release: str) -> None:
         original = real / inner / "__init__.py"
         text = original.read_text("utf-8") if original.is_file() else ""
         extend = f"__path__ = [*__path__, {str(real / inner)!r}]\n"
+        if build and inner:
+            text = extend = ""
         future = "from __future__ import annotations\n" if "from __future__" in text else ""
         text = text.replace("from __future__ import annotations\n", "")
         (folder / "__init__.py").write_text(future + extend + text)
@@ -278,6 +339,8 @@ def _vllm(site: Path, release: str) -> None:
     (package / "entrypoints" / "openai" / "api_server.py").write_text(
         "from gb10.server import main\n\nmain()\n"
     )
+    if build:
+        (package / "entrypoints" / "openai" / "cli_args.py").write_text(_PARSER)
     info = site / f"vllm-{release}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {release}\n")

@@ -2,8 +2,10 @@
 
 Started as ``python -m vllm.entrypoints.openai.api_server`` by the interpreter that `machine.py`
 makes. What a release accepts, refuses, chooses and writes is what it did when it was executed
-(``fixtures/choices``). The log comes over a time line (``start.toml``) on a faster clock. A real
-vLLM on the CPU answers; requests whose time is measured are answered at the rates of a GB10.
+(``fixtures/choices``); the effort's build takes what its parser has (``mxfp4-options.txt``) and
+writes what it wrote on a real GB10 (``mxfp4.toml``). The log comes over a time line
+(``start.toml``) on a faster clock. A real vLLM on the CPU answers; requests whose time is measured
+are answered at the rates of a GB10.
 GB10_SETTINGS names a JSON file with `Settings`.
 """
 
@@ -28,9 +30,13 @@ import aiohttp
 from aiohttp import web
 from timed_server import Pace, Plan, TimedServer
 
+from sm121.core.arguments import one_line
 from sm121.engines import choices
 
 HERE = Path(__file__).parent
+#: The effort's build, where a release is named.
+BUILD = "mxfp4"
+_BEGAN = time.time()
 #: What a faulty or a slower start does not change: the marker of FlashInfer's workspace.
 _WORKSPACE = "FLASHINFER_WORKSPACE_BASE"
 _COUNTED = {
@@ -67,6 +73,15 @@ class Settings:
     drift: float = 1.0
     #: So many seconds after the first timed request the engine's process dies; 0: never.
     dies_after_s: float = 0.0
+    #: Its last words: a key of ``deaths``.
+    death: str = "illegal-address"
+    #: The build's start compiles what its caches lack.
+    cold: bool = False
+    #: What stands in front of each line, and of those of the engine's worker.
+    prefix: str = ""
+    worker: str = ""
+    #: Tokens a second that another client gets meanwhile, from the start on.
+    tenant_rate: float = 0.0
 
     @classmethod
     def load(cls) -> Settings:
@@ -119,6 +134,35 @@ class Release:
             )
 
 
+class Build:
+    """What the effort's build makes of a command line."""
+
+    def __init__(self, arguments: list[str], instead: dict[str, str]) -> None:
+        from vllm.entrypoints.openai.cli_args import make_arg_parser
+
+        make_arg_parser(argparse.ArgumentParser(prog="api_server.py")).parse_args(arguments)
+        asked = {name: value or "" for name, value in choices.as_pairs(arguments).items()}
+        self.does = one_line(
+            [word for pair in (asked | instead).items() for word in map(str, pair) if word]
+        )
+        self.options = asked | instead
+        data = _data("mxfp4.toml")
+        self.experts = next(row["rates"] for row in data["runs"] if self.fits(row))
+        self.lines = [line for line in data["lines"] if self.fits(line)]
+        self.streams = int(asked["--max-num-seqs"])
+        self.values = {
+            "arguments": {name[2:].replace("-", "_"): value for name, value in asked.items()},
+            "kv_cache_dtype": self.options.get("--kv-cache-dtype", "auto"),
+            "eager": "--enforce-eager" in asked, "context": asked["--max-model-len"],
+            "backend": self.options.get("--mxfp4-backend"), "variant": "unfused", "capture_s": 6,
+        }  # fmt: skip
+
+    def fits(self, row: dict[str, Any]) -> bool:
+        """Whether a row is of such a server."""
+        there = re.search(row.get("when", ""), self.does)
+        return there is not None and not re.search(row.get("unless", "(?!)"), self.does)
+
+
 def _deciding(arguments: Any) -> dict[str, Any]:
     pairs = choices.as_pairs(arguments)
     names = {name for names in choices.DECIDING.values() for name in names}
@@ -138,23 +182,27 @@ class Gb10(TimedServer):
     """Timed requests at the rates of a GB10; all others go to the real vLLM behind."""
 
     def __init__(
-        self, settings: Settings, release: Release, model: str, core: subprocess.Popen
+        self, settings: Settings, release: Release | Build, model: str, core: subprocess.Popen
     ) -> None:
-        super().__init__(Pace(echo="asked", prompts="turns"), model, None)
+        self.streams = release.streams if isinstance(release, Build) else 0
+        super().__init__(Pace(echo="asked", prompts="turns", slots=self.streams), model, None)
         self.settings, self.release, self.core = settings, release, core
         self.curve = settings.rates[release.experts]
         self.key = os.environ.get("VLLM_API_KEY")
         self.session: aiohttp.ClientSession | None = None
         self.before: dict[str, float] = {}
-        self.began = time.time()
         self.serving_since: float | None = None
 
     def application(self) -> web.Application:
-        app = web.Application(client_max_size=64 << 20, middlewares=[self._only_with_key])
+        app = web.Application(
+            client_max_size=64 << 20, middlewares=[self._logged, self._only_with_key]
+        )
         app.router.add_get("/health", self.health)
         app.router.add_get("/version", self.version)
         app.router.add_get("/metrics", self.metrics)
         app.router.add_post("/v1/completions", self.completions)
+        if self.streams:
+            app.router.add_get("/v1/models/{model}", self.not_there)
         app.router.add_route("*", "/{path:.*}", self.hand_on)
         app.cleanup_ctx.append(self._connected)
         return app
@@ -165,6 +213,20 @@ class Gb10(TimedServer):
         ) as self.session:
             self.before = _values(await self._behind())
             yield
+
+    @web.middleware
+    async def _logged(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        answer = await handler(request)
+        print(
+            f"{self.settings.prefix}(APIServer pid={os.getpid()}) INFO:     127.0.0.1:40000 - "
+            f'"{request.method} {request.rel_url} HTTP/1.1" {answer.status}',
+            flush=True,
+        )
+        return answer
+
+    async def not_there(self, _request: web.Request) -> web.Response:
+        """As a route that 0.14 has not."""
+        return web.json_response({"detail": "Not Found"}, status=404)
 
     @web.middleware
     async def _only_with_key(self, request: web.Request, handler: Any) -> web.StreamResponse:
@@ -193,13 +255,20 @@ class Gb10(TimedServer):
             if line.startswith("#") or not name:
                 lines.append(line)
             elif bare == "process_start_time_seconds":
-                lines.append(f"{name} {self.began}")
+                lines.append(f"{name} {_BEGAN}")
             else:
                 gauge = not bare.endswith(("_total", "_sum", "_count", "_bucket"))
                 own = float(getattr(self, _COUNTED[bare])) if bare in _COUNTED else 0.0
+                if self.settings.tenant_rate:
+                    own += self._of_the_other(bare)
                 seen = float(value) - (0.0 if gauge else self.before.get(name, 0.0)) + own
                 lines.append(f"{name} {seen}")
         return web.Response(text="\n".join(lines) + "\n")
+
+    def _of_the_other(self, counter: str) -> float:
+        seconds = time.time() - _BEGAN
+        rates = {"vllm:generation_tokens_total": self.settings.tenant_rate}
+        return float(counter == "vllm:num_requests_running") + rates.get(counter, 0.0) * seconds
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """At a GB10's rates when its time is measured; what it says is asked of the vLLM behind."""
@@ -211,7 +280,7 @@ class Gb10(TimedServer):
             return await self.hand_on(request)
         options = said.get("stream_options") or {}
         timed = isinstance(said.get("prompt"), list) and said.get("ignore_eos")
-        if timed and (options.get("continuous_usage_stats") or len(said["prompt"]) > 4000):
+        if timed and (options.get("continuous_usage_stats") or len(said["prompt"]) > 4600):
             return await self.complete(request)
         return await self.hand_on(request)
 
@@ -226,8 +295,9 @@ class Gb10(TimedServer):
             kept = {k: answer.headers[k] for k in ("Content-Type",) if k in answer.headers}
             response = web.StreamResponse(status=answer.status, headers=kept)
             await response.prepare(request)
-            async for part in answer.content.iter_any():
-                await response.write(part)
+            parts = answer.content if self.streams else answer.content.iter_any()
+            async for part in parts:
+                await response.write(_with_both_names(part) if self.streams else part)
             await response.write_eof()
             return response
 
@@ -240,7 +310,8 @@ class Gb10(TimedServer):
                 asyncio.get_running_loop().call_later(self.settings.dies_after_s, self._die)
         turn = share[1].index(number) + 1
         at = [0.02 + turn * self._prefill_s(prompt_tokens)]
-        crowd = 1.0 + (self.running - 1) * (8 / 3 - 1) / 7 if self.running > 1 else 1.0
+        busy = min(self.running, self.streams or self.running)
+        crowd = 1.0 + (busy - 1) * (8 / 3 - 1) / 7 if busy > 1 else 1.0
         drift = self.settings.drift if self._late() else 1.0
         for made in range(tokens - 1):
             step = crowd / (self._rate(prompt_tokens + made, 1) * drift)
@@ -248,9 +319,9 @@ class Gb10(TimedServer):
         return Plan(tokens, [int(second * 1e9) for second in at])
 
     def _die(self) -> None:
-        """As vLLM does after an error that CUDA cannot go on from."""
-        for line in _data("faults.toml")["death"]["lines"]:
-            print(f"(EngineCore pid={self.core.pid}) {line}", flush=True)
+        """With its last words."""
+        for line in _data("faults.toml")["deaths"][self.settings.death]:
+            print(f"{self.settings.prefix}(EngineCore pid={self.core.pid}) {line}", flush=True)
         self.core.kill()
         os._exit(1)
 
@@ -269,6 +340,20 @@ class Gb10(TimedServer):
         return tokens / self._rate(tokens // 2, 2)
 
 
+def _with_both_names(line: bytes) -> bytes:
+    """A message has `reasoning` and `reasoning_content` in 0.14, whose grammars have one end."""
+    line = line.replace(b"<|endoftext|>", b"")
+    start = 6 if line.startswith(b"data: ") else 0
+    if b'"reasoning"' not in line or line[start : start + 1] != b"{":
+        return line
+    said = json.loads(line[start:])
+    for choice in said.get("choices", []):
+        message = choice.get("message") or choice.get("delta") or {}
+        if "reasoning" in message:
+            message["reasoning_content"] = message["reasoning"]
+    return line[:start] + json.dumps(said).encode() + (b"\n" if line.endswith(b"\n") else b"")
+
+
 def _values(text: str) -> dict[str, float]:
     found = {}
     for line in text.splitlines():
@@ -282,36 +367,40 @@ class Log:
     """The lines of a start, at their time on a faster clock."""
 
     def __init__(self, settings: Settings, values: dict[str, Any], core: int) -> None:
-        self.faster, self.values, self.core = settings.faster, values, core
+        self.settings, self.values = settings, values
+        self.engine = "EngineCore_DP0" if settings.release == BUILD else "EngineCore"
+        self.who = {
+            "api": f"(APIServer pid={os.getpid()}) ",
+            "core": f"({self.engine} pid={core}) {settings.worker}",
+            "bare": "",
+        }
         self.began = time.monotonic()
 
     def write(self, entry: dict[str, Any]) -> None:
-        left = self.began + entry["at"] / self.faster - time.monotonic()
+        left = self.began + entry["at"] / self.settings.faster - time.monotonic()
         time.sleep(max(0.0, left))
         if "module" in entry:
             _compile(entry["module"], entry["seconds"])
             self.began += entry["seconds"]  # compilers are not faster here
-        for role in ("api", "core", "bare"):
+        for role in ("api", "core", "bare", "bare_api", "bare_core"):
             if role in entry:
                 self._say(role, entry[role])
 
     def _say(self, role: str, template: str) -> None:
         now = time.strftime("%m-%d %H:%M:%S")
-        text = re.sub(r"\{(\w+)\}", lambda match: str(self.values[match[1]]), template)
+        self.values["logging"] = time.strftime("%Y-%m-%d %H:%M:%S,000")
+        text = re.sub(
+            r"\{(\w+)\}", lambda match: str(self.values.get(match[1], match[0])), template
+        )
         for line in text.splitlines():
-            if role != "bare":
-                who = (
-                    f"(APIServer pid={os.getpid()})"
-                    if role == "api"
-                    else f"(EngineCore pid={self.core})"
-                )
+            if not role.startswith("bare"):
                 level, bracket, rest = (
-                    line.rpartition("[")
+                    line.partition("[")
                     if line.startswith(("INFO ", "WARNING "))
                     else ("INFO ", "", line)
                 )
-                line = f"{who} {level}{now} {bracket}{rest}"
-            print(line, flush=True)
+                line = f"{level}{now} {bracket}{rest}"
+            print(f"{self.settings.prefix}{self.who[role.removeprefix('bare_')]}{line}", flush=True)
 
 
 def main() -> None:
@@ -369,13 +458,10 @@ def _compile(module: str, seconds: float) -> None:
     (folder / f"{module}.so").touch()
 
 
-def _serve(settings: Settings, own: Any, others: list[str], core: subprocess.Popen) -> None:
-    values = {
-        "version": settings.version, "model": own.model, "served": own.served_model_name,
-        "port": own.port, "pid": os.getpid(), "speculation": None, "load_format": "fastsafetensors",
-        "arguments": {"model_tag": own.model, "host": own.host, "port": own.port},
-    }  # fmt: skip
-    log = Log(settings, values, core.pid)
+def _release(
+    settings: Settings, arguments: list[str], values: dict[str, Any], log: Log
+) -> tuple[Release, list[dict[str, Any]]]:
+    """What a release makes of its command line, and the lines that are still to come."""
     lines = _data("start.toml")["line"]
     log.write(lines.pop(0))
     for name in sorted(_unknown_variables()):
@@ -383,18 +469,36 @@ def _serve(settings: Settings, own: Any, others: list[str], core: subprocess.Pop
         log.write({"at": 0.5, "api": _UNKNOWN})
     log.write(lines.pop(0))
     try:
-        release = Release(settings.release, others)
+        release = Release(settings.release, arguments)
     except Refused as refusal:
         print(f"(APIServer pid={os.getpid()}) {refusal}", flush=True)
         sys.exit(1)
-    with Path(settings.state).open("a", encoding="utf-8") as state:
-        state.write(f"process {core.pid}\n")
     values["lines"] = "\n".join(line.replace(".py]", ".py:1]") for line in release.lines)
     values["chosen"] = f"[mxfp4.py:433] Using '{release.experts}' Mxfp4 MoE backend."
     values["layout"] = release.layout_line or ""
+    return release, lines
+
+
+def _serve(settings: Settings, own: Any, others: list[str], core: subprocess.Popen) -> None:
+    values = {
+        "version": settings.version, "model": own.model, "served": own.served_model_name,
+        "port": own.port, "pid": os.getpid(), "speculation": None, "load_format": "fastsafetensors",
+        "arguments": {"model_tag": own.model, "host": own.host, "port": own.port},
+    }  # fmt: skip
     faults = {fault["name"]: fault for fault in _data("faults.toml")["fault"]}
-    for name in settings.faults:
-        fault = faults[name]
+    wrong = [faults[name] for name in settings.faults]
+    log = Log(settings, values, core.pid)
+    if settings.release == BUILD:
+        instead = {name: value for fault in wrong for name, value in fault.get("as", {}).items()}
+        release: Release | Build = Build(others, instead)
+        values |= release.values
+        at = "at" if settings.cold else "warm"
+        lines = [line | {"at": line[at]} for line in release.lines if at in line]
+    else:
+        release, lines = _release(settings, others, values, log)
+    with Path(settings.state).open("a", encoding="utf-8") as state:
+        state.write(f"process {core.pid}\n")
+    for fault in wrong:
         values |= fault.get("says", {})
         release.experts = fault.get("experts", release.experts)
         lines += fault.get("line", [])

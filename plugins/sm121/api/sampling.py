@@ -37,9 +37,10 @@ def chat_obeys_temperature_and_seed(sdk: Sdk, known: Correctness, attempts: int)
 
 
 def said(message: Json) -> str:
-    """All text of a message: reasoning, under any of its names, and content."""
-    names = ("reasoning", "reasoning_content", "content")
-    return "".join(str(message[name]) for name in names if message.get(name))
+    """All text of a message: reasoning, under either of its names (vLLM 0.14 gives both), and
+    content."""
+    reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
+    return f"{reasoning}{message.get('content') or ''}"
 
 
 def top_p_is_kept(api: Api, known: Correctness) -> None:

@@ -32,14 +32,15 @@ def cause_of(
         kills: OOM kills of the control group since then.
         pids: of the tree.
     """
-    if told := kernel.killed(pids) or kernel.xids:
-        found = classify_lines(told)
-        return found.model_copy(update={"lines": [*told[:4], *logged.lines[:4]]})
     exits = [entry for entry in exits if not entry.get("by_us")]
     signalled = [entry for entry in exits if (entry.get("status") or 0) < 0]
     killed = [entry for entry in signalled if entry["status"] == -signal.SIGKILL]
     guessed = logged.basis is Basis.SIGKILL_ALONE
     vague = logged.kind in VAGUE and logged.basis is not Basis.FATAL_EXCEPTION
+    unexplained = kernel.no_memory if vague or guessed or logged.basis is Basis.AFTERMATH else []
+    if told := kernel.killed(pids) or kernel.xids or unexplained:
+        found = classify_lines(told)
+        return found.model_copy(update={"lines": [*told[:4], *logged.lines[:4]]})
     if kills > 0 and (killed or guessed):
         return ended("group_killed", logged.lines, kills=kills)
     if (killed and (vague or guessed)) or (guessed and not kernel.unavailable):

@@ -15,6 +15,7 @@ _STAMP = re.compile(r"^\S*?\s*\[\s*(\d+\.\d+)\]|^\[\s*(\d+\.\d+)\]")
 _OF_NOTE = re.compile(
     r"NVRM|Xid|ut of memory|oom[-_ ]kill|Killed process|nvidia|segfault|hung task"
 )
+_NO_MEMORY = re.compile(r"NVRM: .*\b(NV_ERR_NO_MEMORY|[Oo]ut of memory)\b")
 _KILLED = re.compile(r"Killed process (\d+)")
 _MOST_LINES = 4000
 
@@ -35,6 +36,11 @@ class KernelMessages:
     def xids(self) -> list[str]:
         """Those in which NVIDIA's driver reports an error of the GPU."""
         return [line for line in self.lines if "NVRM: Xid" in line]
+
+    @property
+    def no_memory(self) -> list[str]:
+        """Those in which NVIDIA's driver says that it found no memory; a process may live on."""
+        return [line for line in self.lines if _NO_MEMORY.search(line)]
 
     def killed(self, pids: set[int]) -> list[str]:
         """Lines in which the OOM killer names one of the processes."""

@@ -13,8 +13,11 @@ from typing import Any
 
 import httpx
 
+from sm121.core.architecture import CPU
 from sm121.core.printable import printable
 from sm121.core.redaction import redact_arguments, redact_environment
+from sm121.core.verdict import Verdict
+from sm121.engines.attached import AttachedProcesses
 from sm121.engines.managed import (
     ManagedServer,
     ServerError,
@@ -24,8 +27,8 @@ from sm121.engines.managed import (
 )
 from sm121.evidence import cgroup, crash_bundle, death, kernel_messages
 from sm121.evidence.crash_bundle import Evidence
-from sm121.evidence.failure import Cause, classify
-from sm121.run.verdict_file import CrashReport
+from sm121.evidence.failure import Cause, classify, classify_lines
+from sm121.run.verdict_file import CrashReport, TestReport
 from sm121.session.session import Session
 from sm121.stress.fault import OWNERS, UnderLoad
 
@@ -72,8 +75,27 @@ class CrashDesk:
         self._look(level, f"after {test}")
 
     def at_the_end(self) -> None:
-        """The last test has ended, and nothing was stopped for it yet."""
-        self._session.place = (self._session.place[0], "at the end of the run")
+        """The last test has ended, and nothing was stopped for it yet. What the driver of this
+        machine's GPU said meanwhile counts, though nothing died of it."""
+        session = self._session
+        session.place = (session.place[0], "at the end of the run")
+        attached = session.attached
+        here = attached is None or AttachedProcesses(attached.endpoint.base_url).here
+        if session.target.arch == CPU or session.file.crashes or not here:
+            return
+        kernel = kernel_messages.since(session.started)
+        if told := kernel.xids or kernel.no_memory:
+            cause = classify_lines(told)
+            session.ledger.decide(
+                TestReport(
+                    id="end of the run::messages of the kernel",
+                    level="smoke",
+                    verdict=Verdict.FAIL,
+                    message="required: the driver reports no error, though nothing died of it; "
+                    f"seen: {cause.kind}: {printable(session.redact(cause.summary))} "
+                    f"(ask: {cause.owner}). Remedy: {cause.remedy}",
+                )
+            )
 
     def _look(self, level: str, where: str) -> None:
         self._session.place = (level, where)
