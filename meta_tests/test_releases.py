@@ -137,7 +137,7 @@ def test_a_build_of_no_known_release_may_take_any_path_and_gets_what_its_parser_
     for version in (SOURCE_BUILD, None):
         own = GB10.judging(name, builds.identity(version))
         assert own.path_of(name).attention == ("FLASHINFER", "TRITON_ATTN")
-    old = GB10.judging(None, None, {"--attention-backend"})
+    old = GB10.judging(None, None, {"--attention-backend", "--moe-backend"})
     assert "--attention-backend" in old.configurations["marlin"].arguments
     assert GB10.judging(None, None, set()).configurations.keys() == {"stock"}
 

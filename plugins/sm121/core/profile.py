@@ -159,20 +159,26 @@ class ReleaseSetting(DataTable):
             raise ValueError(f"expected a build of builds.toml ({', '.join(rows)}), got {build!r}")
         return build
 
-    def fits(self, identity: str | None, options: Collection[str] | None = None) -> bool:
+    def fits(
+        self,
+        identity: str | None,
+        options: Collection[str] | None = None,
+        more: Sequence[str] = (),
+    ) -> bool:
         """Whether an engine takes this.
 
         Args:
             identity: of `builds.identity`.
             options: of the engine's parser. One of an unknown release takes what its parser has;
                 where that was not asked, it may take anything.
+            more: arguments that it is given beside these.
         """
         if self.build is not None:
             return (row := builds.named(identity)) is not None and row.name == self.build
         if release(identity) is not None or not self.versions:
             return within(identity, self.versions)
-        named = {re.split("[.=]", word)[0] for word in self.arguments if word.startswith("--")}
-        return options is None or named <= {*options}
+        words = (word for word in (*self.arguments, *more) if word.startswith("--"))
+        return options is None or {re.split("[.=]", word)[0] for word in words} <= {*options}
 
 
 class PathValues(DataTable):
@@ -225,7 +231,7 @@ class Configuration(DataTable):
         any."""
         if not self.settings:
             return self
-        fitting = [each for each in self.settings if each.fits(identity, options)]
+        fitting = [each for each in self.settings if each.fits(identity, options, self.arguments)]
         fitting = fitting or [*self.settings[: int(anyhow)]]
         if not fitting:
             return None
