@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, NoReturn, TypeAlias
 
 from sm121 import __version__
-from sm121.core import data_file, own_tests, profile
+from sm121.core import builds, data_file, own_tests, profile
 from sm121.core.arguments import Argument
 from sm121.core.data_file import DataTable
 from sm121.core.errors import OptionError, Sm121Error, UsageError
@@ -207,7 +207,10 @@ def _path(options: argparse.Namespace) -> int:
     if engine is None:
         engine = "vllm" if options.log is None else detect_engine(options.log)
     path = KernelPath() if options.log is None else read_log(options.log, engine)
-    answer: dict[str, object] = {} if options.log is None else {"engine": engine}
+    answer: dict[str, object] = {}
+    if options.log is not None:
+        identity = builds.identity(path.version, build=path.build)
+        answer = {"engine": engine, "version": path.version, "identity": identity}
     if options.metrics is not None:
         from sm121.evidence.metrics import with_metrics
 
