@@ -187,6 +187,9 @@ def test_a_configuration_that_a_build_lacks_is_refused_with_what_it_has():
         GB10.judging("mxfp4", "0.33.0")
     with pytest.raises(UsageError, match=r"own build, vllm 0.14.0.mxfp4, which has mxfp4, mxfp4-8"):
         GB10.judging("cutlass", BUILD)
+    with pytest.raises(UsageError, match="a release that is not known, which has stock"):
+        GB10.judging("mxfp4", None, {"--moe-backend"})
+    assert GB10.judging("mxfp4").under_test == "mxfp4"  # a server that tells nothing of itself
 
 
 def test_what_goes_by_release_goes_by_the_builds_base():

@@ -778,7 +778,11 @@ class Profile(DataTable):
         Raises:
             UsageError: there is no such configuration, or that engine cannot have it.
         """
-        resolved = {key: own.at(identity, options) for key, own in self.configurations.items()}
+        may_be_any = release(identity) is None and options is None
+        resolved = {
+            key: own.at(identity, options, anyhow=may_be_any and key == configuration)
+            for key, own in self.configurations.items()
+        }
         fastest = (name for name in self.fastest if resolved.get(name) is not None)
         name = configuration or next(fastest, self.under_test)
         if name not in self.configurations:
