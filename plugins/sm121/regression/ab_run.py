@@ -17,6 +17,7 @@ from sm121.core.configuration import environment_items
 from sm121.core.files import write_text
 from sm121.core.server import Server
 from sm121.core.verdict import Inconclusive, Invalid, NotRun, Undecided, Verdict, worst
+from sm121.engines import requested
 from sm121.engines.device_memory import ServerMemoryReader
 from sm121.engines.managed import ServerError
 from sm121.engines.pool import ServerPool
@@ -262,7 +263,8 @@ class AbRun:
         visit.requested = [f"{report.state}: {report.message}" for report in path.requested]
         under_test = harness.profile.under_test
         own = harness.managed_configuration(under_test) if side.url is None else None
-        required = harness.profile.path_of(under_test)
+        asked = requested.patterns(own) if own is not None else ()
+        required = harness.profile.path_of(under_test, asked)
         wrong = visited.not_as_asked(required, server, path, own, under_test)
         wrong += visited.moved(visit, self.visits)
         if wrong:
