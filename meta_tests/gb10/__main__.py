@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import catalogue_rows
 
-from gb10.catalogue import TAGGED
+from gb10.catalogue import HEALTHY, SICK, TAGGED
 from gb10.machine import BUILD, HERE, ROOT, Machine, vllm_on_the_cpu
 
 HEAD = """# On a GB10 that is not there
@@ -51,6 +51,9 @@ def page(found: list[dict[str, Any]]) -> str:
                     f"| {row['name']} | {row['release']} | {row['verdict']} | {row['seconds']} | "
                     f"{catalogue_rows.cell(row['said'], 400)} |\n"
                 )
+    names = {row["name"] for row in found}
+    if missing := [case.name for case in (*HEALTHY, *SICK) if case.name not in names]:
+        text += f"\nNot run when this page was made: {', '.join(missing)}.\n"
     return text
 
 
