@@ -243,7 +243,6 @@ def measure_speed() -> dict[str, float]:
         ours = [
             *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider"),
             *("tests/test_performance.py", "--arch", "sm121", "--depths", "0"),
-            *("--configuration", "cutlass"),
             *("--base-url", server.url, "--report-dir", f"{folder}/report"),
             *("-k", "prefill_rate or decode_rate"),
         ]

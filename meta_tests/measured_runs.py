@@ -36,9 +36,7 @@ _VERSION = {
     _BEFORE: "(rates as published: vLLM, best before)",
 }
 _H200 = {"attention": "FLASH_ATTN", "moe": "MARLIN", "native_fp4": False}
-_GATES = {
-    gate.metric: gate for gate in profile.load("sm121-gpt-oss-120b").configurations["cutlass"].gates
-}
+_GATES = {gate.metric: gate for gate in profile.load("sm121-gpt-oss-120b").performance.gates}
 
 
 def h200(start: int) -> dict[str, MetricReport]:
