@@ -323,3 +323,14 @@ def test_what_the_shipped_profiles_certify():
     assert asked["sm90-tiny-gpt-oss"].levels == server
     assert asked["cpu-tiny-gpt-oss"].levels == (*server, "performance")
     assert asked["cpu-tiny-gpt-oss-llama-cpp"].levels == ("smoke", "correctness", "performance")
+
+
+def test_a_question_of_ones_own_has_no_rates_of_the_projects():
+    """`cutlass` has one depth: 47 tok/s at 4,096 tokens were asked of what reads 29 without any."""
+    for name in ("stock", "cutlass"):
+        judged = profile.load("sm121-gpt-oss-120b").judging(name, "0.33.0")
+        rates = [gate for gate in judged.performance.gates if gate.minimum is not None]
+        assert rates == [*judged.configurations[name].gates], name
+        assert judged.gate("ttft_p99") and judged.gate("startup_s"), "times are asked of all"
+    asked = profile.load("sm121-gpt-oss-120b").judging(None, "0.33.0")
+    assert asked.gate("tg32@d4096").minimum == 47

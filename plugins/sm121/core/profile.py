@@ -767,8 +767,8 @@ class Profile(DataTable):
         options: Collection[str] | None = None,
     ) -> Profile:
         """The profile as one configuration is judged by it, with what each one is in an engine. A
-        configuration that was named is held against its own gates, where it has some; else the
-        gates of ``[performance]`` come first, which are asked of every build.
+        configuration that was named is held against its own gates, where it has some, in place of
+        the rates of ``[performance]``; else those come first, which are asked of every build.
 
         Args:
             configuration: default: the fastest that the engine has, else ``under_test``.
@@ -794,7 +794,9 @@ class Profile(DataTable):
             if resolved[key] is None:
                 raise UsageError(self._lacks(key, identity, resolved))
         own, project = self.configurations[name].gates, self.performance.gates
-        first, second = (own, project) if configuration is not None else (project, own)
+        first, second = (project, own)
+        if configuration is not None and own:
+            first, second = own, tuple(gate for gate in project if gate.at_most is not None)
         metrics = [gate.metric for gate in first]
         gates = (*first, *(gate for gate in second if gate.metric not in metrics))
         return self.model_copy(
