@@ -158,6 +158,16 @@ def test_a_backend_that_the_build_lacks_is_named_before_a_start(backend: str) ->
         assert backend in finding.message and "CUTLASS, MARLIN or TRITON" in (finding.remedy or "")
 
 
+def test_a_backend_that_is_left_to_the_build_is_no_mistake() -> None:
+    for given in ((["--mxfp4-backend", "auto"], {}), ([], {"VLLM_MXFP4_BACKEND": "auto"})):
+        assert not [f for f in found(*given, version="0.14.0+mxfp4") if f.severity == "error"]
+
+
+def test_an_attention_backend_is_known_in_lower_case() -> None:
+    assert "attention_without_sinks" in checks(found(["--attention-backend", "flash_attn"]))
+    assert "attention_needs_network" in checks(found(["--attention-backend=flashinfer"]))
+
+
 def test_good_choice_passes_silently() -> None:
     assert found() == []
 
