@@ -192,6 +192,27 @@ def test_a_configuration_that_a_build_lacks_is_refused_with_what_it_has():
     assert GB10.judging("mxfp4").under_test == "mxfp4"  # a server that tells nothing of itself
 
 
+@pytest.mark.parametrize(
+    ("version", "identity"),
+    [
+        ("0.14.0rc1.dev375+g8409484b4", None),
+        ("0.1.dev12770+g045293d82.d20260810", None),
+        ("0.14.0rc1.dev380+gdeadbee12", BUILD),  # by its parser
+        (SOURCE_BUILD, BUILD),  # by its log
+    ],
+)
+def test_a_build_s_own_bug_is_known_whatever_its_version_says(version, identity):
+    def known(*of):
+        return [
+            bug
+            for bug in capabilities.of("vllm", of[0], identity=of[1]).bugs("test_load")
+            if bug.build
+        ]
+
+    assert [bug.build for bug in known(version, identity)] == ["mxfp4"]
+    assert not known("0.14.1", None) and not known(SOURCE_BUILD, None)
+
+
 def test_what_goes_by_release_goes_by_the_builds_base():
     can = capabilities.of("vllm", "0.1.dev12770+g045293d82.d20260810")
     assert can.can("regex") and can.deviation("wrong-key", "no_error_object")
