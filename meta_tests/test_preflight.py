@@ -72,6 +72,7 @@ HIT: dict[str, tuple[list[str], dict[str, str]]] = {
     "environment_of_plans": ([], {"FLASHINFER_MOE_TILE": "64x128"}),
     "mxfp4_backend_unknown": (["--mxfp4-backend", "CUTLAS"], {}),
     "mxfp4_backend_variable_unknown": ([], {"VLLM_MXFP4_BACKEND": "cutlas"}),
+    "linear_without_effect": (["--quantization-config", '{"linear":"fp8_per_channel"}'], {}),
     "quantization_nvfp4": (["--quantization", "modelopt_fp4"], {}),
     "kv_layout_unknown": ([], {"VLLM_KV_CACHE_LAYOUT": "DNH"}),
     "kv_layout_not_hnd": ([], {"VLLM_KV_CACHE_LAYOUT": "NHD"}),
@@ -110,6 +111,7 @@ def test_rule_hits(rule: str) -> None:
     arguments, environment = HIT[rule]
     arch = "sm100" if rule == "kv_layout_sm100" else "sm121"
     version = "0.14.0+mxfp4" if rule.startswith("mxfp4_") else None
+    version = "0.28.0" if rule.startswith("linear_") else version
     findings = found(arguments, environment, arch=arch, flashinfer="0.6.15.post1", version=version)
     finding = next(item for item in findings if item.check == rule)
     assert finding.remedy
