@@ -190,6 +190,14 @@ def test_a_configuration_that_a_build_lacks_is_refused_with_what_it_has():
     with pytest.raises(UsageError, match="a release that is not known, which has stock"):
         GB10.judging("mxfp4", None, {"--moe-backend"})
     assert GB10.judging("mxfp4").under_test == "mxfp4"  # a server that tells nothing of itself
+    checkout = "0.14.0rc1.dev380+gdeadbee12"  # of its base, at a commit that is not known
+    assert GB10.judging("mxfp4", checkout).under_test == "mxfp4"
+    assert GB10.judging(None, checkout).under_test == "stock"
+    for lacks in (("mxfp4", "0.14.1"), ("mxfp4", "0.33.1.dev5+gdeadbee12"), ("marlin", checkout)):
+        with pytest.raises(UsageError, match="which has stock"):
+            GB10.judging(*lacks)
+    with pytest.raises(UsageError, match="which has stock"):  # its parser was asked
+        GB10.judging("mxfp4", checkout, {"--port"})
 
 
 @pytest.mark.parametrize(

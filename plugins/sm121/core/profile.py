@@ -778,9 +778,12 @@ class Profile(DataTable):
         Raises:
             UsageError: there is no such configuration, or that engine cannot have it.
         """
-        may_be_any = release(identity) is None and options is None
+        named = self.configurations.get(configuration or "")
+        may_have_it = options is None and any(
+            builds.may_be(identity, each.build) for each in (named.settings if named else ())
+        )
         resolved = {
-            key: own.at(identity, options, anyhow=may_be_any and key == configuration)
+            key: own.at(identity, options, anyhow=may_have_it and key == configuration)
             for key, own in self.configurations.items()
         }
         fastest = (name for name in self.fastest if resolved.get(name) is not None)
