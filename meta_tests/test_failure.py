@@ -275,6 +275,24 @@ PUBLISHED = {
         "oom",
         ["spark:2301:2981 [0] transport/net.cc:733 NCCL WARN Cuda failure 2 'out of memory'"],
     ),
+    "Triton has no memory": ("oom", [ERROR + "RuntimeError: Triton Error [CUDA]: out of memory"]),
+    "a launch by the driver": (
+        "device_assert",
+        [ERROR + "RuntimeError: CUDA driver error: unspecified launch failure"],
+    ),
+    "a launch by its number's name": ("device_assert", ["failed: CUDA_ERROR_LAUNCH_FAILED (719)"]),
+    "an address that is not aligned": (
+        "illegal_memory_access",
+        [ERROR + "RuntimeError: CUDA driver error: misaligned address"],
+    ),
+    "an image of another GPU": (
+        "unsupported_arch",
+        [ERROR + "RuntimeError: Triton Error [CUDA]: device kernel image is invalid"],
+    ),
+    "a driver that is too old": (
+        "config",
+        ["RuntimeError: CUDA driver version is insufficient for CUDA runtime version"],
+    ),
     "NCCL by number": ("nccl", [ERROR + "RuntimeError: NCCL Error 2: unhandled system error"]),
     "PTX by name": (
         "unsupported_arch",

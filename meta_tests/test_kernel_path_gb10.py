@@ -95,6 +95,12 @@ PREFIXES = {
     "CloudWatch": "2026-05-01T19:08:33.706Z ",
     "mpirun": "[1,0]<stdout>: ",
     "grep": "server.log:46:",
+    "stern": "vllm-7d9c5b8f6-x2x9z \u203a vllm ",
+    "journald, short-full": "Mon 2026-02-09 07:04:49 UTC spark-1 vllm[18]: ",
+    "priority alone": "<6>",
+    "seconds since 1970": "1770620689.123456 ",
+    "a quotation": "> ",
+    "a frame": "│ ",
 }
 #: Around a line, where before it is not enough.
 WRAPS: dict[str, Callable[[str], str]] = {
@@ -153,6 +159,19 @@ def test_behind_any_prefix_it_is_the_same_path(name: str, prefix: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "prefix",
+    ["[vllm] ", "vllm-7d9c5b8f6-x2x9z vllm ", "2/9/2026, 7:04:49 AM ", "    46\t", "x ## vllm: "],
+)
+@pytest.mark.parametrize("name", ["unfused_0804_clean", "eugr_version"])
+def test_behind_a_prefix_of_no_known_form_the_server_s_own_tells(name: str, prefix: str) -> None:
+    lines = lines_of(name)
+    bare = read_lines(lines)
+    path = read_lines(prefix + line for line in lines)
+    assert path.model_dump() == bare.model_dump()
+    assert (path.version, path.build, path.asked) == (bare.version, bare.build, bare.asked)
+
+
+@pytest.mark.parametrize(
     "message",
     [
         "| gpt-oss 120B MXFP4 MoE | 59.02 GiB | 116.83 B |",
@@ -168,6 +187,7 @@ def test_behind_any_prefix_it_is_the_same_path(name: str, prefix: str) -> None:
         "    raise ValueError",
         "1234 tokens | 5 requests",
         "12:30 is no moment",
+        "the answer was '(APIServer pid=1) INFO 02-09 07:04:49 [x.py:1] x'",
     ],
 )
 def test_what_is_said_is_not_taken_for_a_prefix(message: str) -> None:

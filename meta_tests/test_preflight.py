@@ -72,6 +72,7 @@ HIT: dict[str, tuple[list[str], dict[str, str]]] = {
     "environment_of_plans": ([], {"FLASHINFER_MOE_TILE": "64x128"}),
     "mxfp4_backend_unknown": (["--mxfp4-backend", "CUTLAS"], {}),
     "mxfp4_backend_variable_unknown": ([], {"VLLM_MXFP4_BACKEND": "cutlas"}),
+    "linear_without_effect": (["--quantization-config", '{"linear":"fp8_per_channel"}'], {}),
     "quantization_nvfp4": (["--quantization", "modelopt_fp4"], {}),
     "kv_layout_unknown": ([], {"VLLM_KV_CACHE_LAYOUT": "DNH"}),
     "kv_layout_not_hnd": ([], {"VLLM_KV_CACHE_LAYOUT": "NHD"}),
@@ -110,6 +111,7 @@ def test_rule_hits(rule: str) -> None:
     arguments, environment = HIT[rule]
     arch = "sm100" if rule == "kv_layout_sm100" else "sm121"
     version = "0.14.0+mxfp4" if rule.startswith("mxfp4_") else None
+    version = "0.28.0" if rule.startswith("linear_") else version
     findings = found(arguments, environment, arch=arch, flashinfer="0.6.15.post1", version=version)
     finding = next(item for item in findings if item.check == rule)
     assert finding.remedy
@@ -156,6 +158,16 @@ def test_a_backend_that_the_build_lacks_is_named_before_a_start(backend: str) ->
             each for each in found(*given, version="0.14.0+mxfp4") if each.severity == "error"
         ]
         assert backend in finding.message and "CUTLASS, MARLIN or TRITON" in (finding.remedy or "")
+
+
+def test_a_backend_that_is_left_to_the_build_is_no_mistake() -> None:
+    for given in ((["--mxfp4-backend", "auto"], {}), ([], {"VLLM_MXFP4_BACKEND": "auto"})):
+        assert not [f for f in found(*given, version="0.14.0+mxfp4") if f.severity == "error"]
+
+
+def test_an_attention_backend_is_known_in_lower_case() -> None:
+    assert "attention_without_sinks" in checks(found(["--attention-backend", "flash_attn"]))
+    assert "attention_needs_network" in checks(found(["--attention-backend=flashinfer"]))
 
 
 def test_good_choice_passes_silently() -> None:

@@ -166,6 +166,14 @@ def test_what_resolved_is_what_counts(tmp_path):
     assert "extends sm121-gpt-oss-120b" in profile_label("ours", fingerprint)
 
 
+def test_whoever_says_what_is_judged_is_judged_by_it(tmp_path):
+    text = 'name = "mine"\nextends = "sm121-gpt-oss-120b"\n'
+    stock = profile.load(written(tmp_path, "stock", f'{text}under_test = "stock"\n'))
+    assert stock.judging(identity="0.14.0+mxfp4").under_test == "stock"
+    other = profile.load(written(tmp_path, "other", f"{text}engine.stop_within_s = 61\n"))
+    assert other.judging(identity="0.14.0+mxfp4").under_test == "mxfp4"
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -190,6 +190,35 @@ def test_a_configuration_that_a_build_lacks_is_refused_with_what_it_has():
     with pytest.raises(UsageError, match="a release that is not known, which has stock"):
         GB10.judging("mxfp4", None, {"--moe-backend"})
     assert GB10.judging("mxfp4").under_test == "mxfp4"  # a server that tells nothing of itself
+    checkout = "0.14.0rc1.dev380+gdeadbee12"  # of its base, at a commit that is not known
+    assert GB10.judging("mxfp4", checkout).under_test == "mxfp4"
+    assert GB10.judging(None, checkout).under_test == "stock"
+    for lacks in (("mxfp4", "0.14.1"), ("mxfp4", "0.33.1.dev5+gdeadbee12"), ("marlin", checkout)):
+        with pytest.raises(UsageError, match="which has stock"):
+            GB10.judging(*lacks)
+    with pytest.raises(UsageError, match="which has stock"):  # its parser was asked
+        GB10.judging("mxfp4", checkout, {"--port"})
+
+
+@pytest.mark.parametrize(
+    ("version", "identity"),
+    [
+        ("0.14.0rc1.dev375+g8409484b4", None),
+        ("0.1.dev12770+g045293d82.d20260810", None),
+        ("0.14.0rc1.dev380+gdeadbee12", BUILD),  # by its parser
+        (SOURCE_BUILD, BUILD),  # by its log
+    ],
+)
+def test_a_build_s_own_bug_is_known_whatever_its_version_says(version, identity):
+    def known(*of):
+        return [
+            bug
+            for bug in capabilities.of("vllm", of[0], identity=of[1]).bugs("test_load")
+            if bug.build
+        ]
+
+    assert [bug.build for bug in known(version, identity)] == ["mxfp4"]
+    assert not known("0.14.1", None) and not known(SOURCE_BUILD, None)
 
 
 def test_what_goes_by_release_goes_by_the_builds_base():

@@ -351,6 +351,15 @@ def test_a_log_says_what_its_server_was_asked_for() -> None:
         "--speculative-config.method eagle3": "different",
     }
     assert of_log("{'enforce_eager': False, 'kv_cache_dtype': 'auto'}", *GB10_LOG) == {}
+    # What Python prints of an object that has no other form hides none of the others.
+    for other in (
+        "<function f at 0x7f00>",
+        "<x.Y object at 0x7f>",
+        "[<CUDAGraphMode.FULL: 2>, <a>]",
+    ):
+        assert of_log(f"{{'x': {other}, 'enforce_eager': True}}", *GB10_LOG) == {
+            "--enforce-eager true": "different"
+        }
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,20 @@ def identity(
     return version if parsed is not None else None
 
 
+def may_be(identity: str | None, build: str | None) -> bool:
+    """Whether an engine whose parser was not asked may be that build: nothing tells its release, or
+    it is a checkout of the release that the build is based on, at a commit that is not known."""
+    parsed = release(identity)
+    if parsed is None:
+        return True
+    bases = [release(row.release) for row in shipped() if row.name == build]
+    return (
+        parsed.is_devrelease
+        and named(identity) is None
+        and any(base is not None and base.release[:2] == parsed.release[:2] for base in bases)
+    )
+
+
 def is_settled(version: str | None) -> bool:
     """Whether a version alone tells what the engine is, so that its parser need not be asked: it is
     a build's commit, or a release that no build is based on."""

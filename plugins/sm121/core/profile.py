@@ -778,9 +778,12 @@ class Profile(DataTable):
         Raises:
             UsageError: there is no such configuration, or that engine cannot have it.
         """
-        may_be_any = release(identity) is None and options is None
+        named = self.configurations.get(configuration or "")
+        may_have_it = options is None and any(
+            builds.may_be(identity, each.build) for each in (named.settings if named else ())
+        )
         resolved = {
-            key: own.at(identity, options, anyhow=may_be_any and key == configuration)
+            key: own.at(identity, options, anyhow=may_have_it and key == configuration)
             for key, own in self.configurations.items()
         }
         fastest = (name for name in self.fastest if resolved.get(name) is not None)
@@ -924,6 +927,8 @@ def _load(name_or_path: str, asked_by: str, children: tuple[str, ...]) -> Profil
     parent = _load(os.path.normpath(place), key, (*children, origin))
     merged = extending.extended(parent, own, origin)
     _narrow_plans(merged, own)
+    if "under_test" in own and "fastest" not in own:
+        merged["fastest"] = []  # whoever says what is judged means it
     return data_file.validated(merged, origin, Profile)
 
 

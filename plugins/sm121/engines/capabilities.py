@@ -257,7 +257,7 @@ class Capabilities:
 
     def bugs(self, check: str) -> list[Bug]:
         """The known bugs of this version that a check shows. An unknown version has none."""
-        build = builds.named(self.version)
+        build = builds.named(self._identity)
         ours = (None, build.name if build is not None else None)
         return [
             own

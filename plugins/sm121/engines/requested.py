@@ -308,11 +308,13 @@ def _nested(value: str) -> list[tuple[str, str]]:
 def _literal(text: str) -> object:
     """The value that a printed Python object has; None for what is no literal. Members of an
     enumeration count as their names, and an object as the dictionary of its arguments."""
-    try:
-        node = ast.parse(re.sub(r"<\w+\.(\w+): [^<>]*>", r"'\1'", text), mode="eval").body
-        return _value(node)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None  # a line that was cut: it tells nothing
+    named = re.sub(r"<\w+\.(\w+): [^<>]*>", r"'\1'", text)
+    for printed in (named, re.sub(r"<[A-Za-z_][^<>]*>", "None", named)):  # <function f at 0x7f>
+        try:
+            return _value(ast.parse(printed, mode="eval").body)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+    return None  # a line that was cut: it tells nothing
 
 
 def _value(node: ast.expr) -> object:

@@ -34,7 +34,7 @@ _ANSI = re.compile(
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 _CONTAINER = re.compile(r"^(?:\d+\|)?(?P<container>[A-Za-z0-9][\w.@-]*)[ \t]+\|[ ]")
-_DAY = r"(?:\d{4}[-/]\d\d[-/]\d\d|[A-Z][a-z]{2} [ \d]\d)"
+_DAY = r"(?:(?:[A-Z][a-z]{2} )?\d{4}[-/]\d\d[-/]\d\d|[A-Z][a-z]{2} [ \d]\d)"
 _TIME = r"\d\d:\d\d:\d\d(?:[.,]\d+)?"
 _ZONE = r"(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?"
 _MOMENT_FORMS = rf"{_DAY}[T ]{_TIME}{_ZONE}|\[(?:{_DAY}[T ])?{_TIME}{_ZONE}\]|{_TIME}(?=[ \t])"
@@ -49,7 +49,8 @@ _WRAPPERS = (
         rf"^(?:<\d+>\d? ?)?(?:{_MOMENT_FORMS})(?:(?:{_BEHIND_A_MOMENT})(?=[ \t]))?(?:[ \t]|$)"
     ),
     re.compile(r"^\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] "),  # dmesg -T
-    re.compile(r"^\d{13,19}[\t ,]+"),  # log stores: since 1970
+    re.compile(r"^(?:\d{13,19}|\d{10}\.\d{1,9})[\t ,]+"),  # log stores, `ts %.s`: since 1970
+    re.compile(r"^[\w.-]+ \u203a [\w.-]+ |^<\d{1,3}>(?=\S)|^[>│] "),  # stern, syslog, quotations
     re.compile(r'^\{\w+="[^{}]*"\}[ \t]+'),  # labels of Loki
     re.compile(r"^[^\t|]{1,80}\t[^\t|]{1,80}\t\ufeff?(?=\d{4}-\d\d-\d\dT)"),  # gh run view --log
     re.compile(r"^\[[a-z][\w.-]*(?:[/ ][\w.-]+)*/[\w.-]+\]:? "),  # kubectl --prefix
@@ -76,6 +77,12 @@ _LOGGING = re.compile(
     r"(?P<level>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL) *(?P=mark) "
     r"(?:(?P<file>[\w./<>-]+\.py):\d+ (?P=mark) |[\w.]+:\w+:\d+ (?P=mark) )?(?:flashinfer[\w.]*: )?"
 )
+# What the server itself puts first, behind whatever a log collector put there.
+_OWN_PREFIX = re.compile(
+    r"(?<![^\s>|│:\]])(?:\([A-Za-z]\w* pid=\d+(?:, ip=[\w.:]+)?\) "
+    r"|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[\w./<>-]+:\d+\] )"
+)
+_FOREIGN_LIMIT = 100  # characters that a log collector puts in front
 _BARE_FILE = re.compile(r"^\[?(?P<file>[\w./-]+\.py):\d+\]?:?[ \t]+")
 # What a user wrote and what was answered may say anything, the words of a log too.
 _QUOTES_A_USER = re.compile(
@@ -90,7 +97,7 @@ _PREFIX_LIMIT = 200
 _TRACEBACK_OPENING = re.compile(r"^Traceback \(most recent call last\)")
 
 _LEVELS = {"WARN": "WARNING"}
-_MESSAGES = ("log", "message", "msg", "MESSAGE", "line")
+_MESSAGES = ("log", "message", "msg", "MESSAGE", "line", "text", "textPayload", "body", "_raw")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +155,10 @@ def clean(raw: str) -> LogLine:
                     text = text[match.end() :]
                     break
         if text == before:
-            break
+            foreign = _foreign(text) if bare else 0
+            if foreign == 0:
+                break
+            text = text[foreign:]
     if file is None and (match := _BARE_FILE.match(text)):
         file, text, bare = match["file"], text[match.end() :], False
     if match := _QUOTES_A_USER.match(text):
@@ -161,6 +171,15 @@ def clean(raw: str) -> LogLine:
         bare=bare,
         stamp=stamp,
     )
+
+
+def _foreign(text: str) -> int:
+    """How many characters in front of what the server itself puts first are somebody else's, in a
+    form that is not known. A text that quotes such a line is none."""
+    match = _OWN_PREFIX.search(text, 0, _FOREIGN_LIMIT + 60)
+    if match is None or match.start() > _FOREIGN_LIMIT:
+        return 0
+    return 0 if re.search("[\"'`]", text[: match.start()]) else match.start()
 
 
 def _json_message(text: str) -> str:
