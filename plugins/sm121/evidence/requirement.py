@@ -31,11 +31,14 @@ def _accepted(required: PathValues, name: str) -> tuple[str, ...] | None:
 
 
 def not_shown(required: PathValues, path: KernelPath) -> list[str]:
-    """The values that are required and that nothing has shown."""
+    """The values that are required and that nothing has shown. ``auto`` is accepted in silence: a
+    path has no value of it."""
     silent = [
         name
         for name in COMPARED
-        if _accepted(required, name) is not None and getattr(path, name) is None
+        if (accepted := _accepted(required, name)) is not None
+        and "auto" not in accepted
+        and getattr(path, name) is None
     ]
     layers = set(required.requantised or ()) - set(path.requantised or ())
     return silent + [f"requantised {name}" for name in sorted(layers) if path.requantised]

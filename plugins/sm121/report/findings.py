@@ -22,7 +22,7 @@ _MOST_TEXT = 400_000
 #: What pytest writes before the message of an exception of ours.
 _EXCEPTION = re.compile(r"^sm121\.(?:\w+\.)*\w+: ")
 #: What a message begins with when it speaks of one metric: several may have one and the same cause.
-_METRIC = re.compile(r"^(?!required: )[\w@:.-]{3,40}: ")
+_METRIC = re.compile(r"^(?!required: )[\w@:.-]{3,40}: (?!required )")
 
 
 @dataclass(frozen=True)
