@@ -28,8 +28,13 @@ WEIGHT_ONLY = (
     "Weight-only FP4 compression will be used leveraging the Marlin kernel."
 )
 
+LINEAR = (
+    "[base_loader.py:86] Quantized 4 layers of types: attn.o_proj: 2 (from linear: "
+    "fp8_per_channel_static); attn.qkv_proj: 2 (from linear: fp8_per_channel_static)"
+)
 ONE_LINE = [
     *mxfp4_lines.PROVES,
+    (CORE + LINEAR, "requantised", ["qkv", "o"]),
     (
         "(Worker pid=1) INFO 11-20 10:27:20 [sm121_probe.py:40] Resolved attention backend: "
         "CPU_ATTN (CPUAttentionBackendImpl), 4 layers; in all 4 with sinks, 2 with a window",
@@ -89,7 +94,13 @@ ONE_LINE = [
         CORE + "[flashinfer.py:967] FlashInfer resolved query dtypes: prefill=torch.bfloat16, "
         "decode=torch.bfloat16, decode_backend=xqa, kv_cache_dtype=torch.float8_e4m3fn, arch=sm121",
         "kv_cache_dtype",
-        "float8_e4m3fn",
+        "fp8_e4m3",
+    ),
+    (
+        CORE + "[flashinfer.py:967] FlashInfer resolved query dtypes: prefill=torch.bfloat16, "
+        "decode=torch.bfloat16, decode_backend=xqa, kv_cache_dtype=torch.bfloat16, arch=sm121",
+        "kv_cache_dtype",
+        "bfloat16",
     ),
     (CORE + "[flash_attn.py:718] Using FlashAttention version 2", "attention", "FLASH_ATTN"),
     ("INFO 09-01 10:00:00 [cpu.py:69] Using Torch SDPA backend.", "attention", "TORCH_SDPA"),

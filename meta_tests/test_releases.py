@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +19,7 @@ from sm121.engines.requested import load_requests
 from sm121.evidence.kernel_path import read_log
 from sm121.evidence.requirement import contradictions
 from sm121.matrix.examine import missing_drafter
-from sm121.session import target
+from sm121.session import opening, target
 from sm121.session.opening import prepare
 from sm121.session.settings import Settings
 
@@ -180,6 +181,20 @@ def test_a_build_is_known_by_its_commit_its_parser_or_its_log(version, options, 
 )  # fmt: skip
 def test_a_parser_is_asked_where_the_version_does_not_tell(version, settled):
     assert builds.is_settled(version) is settled
+
+
+@pytest.mark.parametrize("version", ["0.0.0", "0.0.0+cu130", "0.0", "0.1.dev1+g0a1b2c3", "dev"])
+def test_what_names_no_release_is_of_no_known_release(version):
+    assert builds.identity(version) is None and not builds.is_settled(version)
+
+
+def test_each_question_that_was_asked_is_in_the_last_line():
+    stock = GB10.judging("stock", "0.33.0")
+    trusted = SimpleNamespace(against=SimpleNamespace(name="trusted"))
+    assert opening._question(SimpleNamespace(against=None), GB10.judging(None, "0.33.0")) is None
+    assert opening._question(trusted, GB10.judging(None, "0.33.0")) == "is it no worse than trusted"
+    both = opening._question(trusted, stock)
+    assert both.startswith("is it no worse than trusted, and is it as fast as configuration stock")
 
 
 def test_a_configuration_that_a_build_lacks_is_refused_with_what_it_has():

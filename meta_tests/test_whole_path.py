@@ -105,3 +105,24 @@ def test_what_is_asked_by_name_replaces_the_profiles_word_and_no_promise(tmp_pat
     )
     eased = STOCK.path_of("stock", requested.patterns(asked))
     assert (eased.kv_cache_dtype, eased.cuda_graphs) == (None, None)
+
+
+def test_flashinfer_s_name_of_fp8_is_no_second_value(tmp_path):
+    """Releases print the KV dtype twice: as the configuration calls it, and as torch does."""
+    told = "[selector.py:112] Using HND KV"
+    line = (
+        "[flashinfer.py:967] FlashInfer resolved query dtypes: prefill=torch.bfloat16, "
+        "decode=torch.bfloat16, decode_backend=xqa, kv_cache_dtype=torch.{}, arch=sm121"
+    )
+    prefix = "(EngineCore_DP0 pid=55630) INFO 02-09 07:27:31 "
+
+    def with_line(dtype):
+        return (f"{prefix}{told}", f"{prefix}{line.format(dtype)}\n{prefix}{told}")
+
+    for called in ("fp8", "fp8_e4m3"):
+        changes = [with_line("float8_e4m3fn"), ("kv_cache_dtype=fp8", f"kv_cache_dtype={called}")]
+        assert judged(tmp_path, *changes) == []
+        asked = ("--kv-cache-dtype", called)
+        named = judged(tmp_path, *changes, configuration="stock", arguments=asked)
+        assert not [said for said in named if said.startswith("kv_cache_dtype")]
+    assert any("seen fp8 and bfloat16" in said for said in judged(tmp_path, with_line("bfloat16")))

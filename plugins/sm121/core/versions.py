@@ -21,13 +21,14 @@ Versions = Annotated[str, AfterValidator(_specifier)]
 
 
 def release(version: str | None) -> Version | None:
-    """The release that a version names. None where it names none: a commit, or
+    """The release that a version names. None where it names none: a commit, ``0.0.0``, or
     ``0.1.dev16581+g0a1b2c3``, as setuptools_scm calls a build of a checkout without its tags."""
     try:
         parsed = Version(version or "")
     except InvalidVersion:
         return None
-    return None if parsed.is_devrelease and parsed.release in ((0, 0), (0, 1)) else parsed
+    untagged = parsed.is_devrelease and parsed.release in ((0, 0), (0, 1))
+    return None if untagged or not any(parsed.release) else parsed
 
 
 def within(version: str | None, versions: str) -> bool:

@@ -372,6 +372,9 @@ def _merge(states: list[_ServerState]) -> KernelPath:
             for value, line in candidate.others.items():
                 if KernelPath.model_fields[name].exclude:
                     continue  # not part of the path
+                if name == "requantised":  # one line, or several, may show several layers
+                    result.requantised = list(dict.fromkeys([*(result.requantised or ()), value]))
+                    continue
                 result.evidence.setdefault(f"{name}_also", line)
                 if value not in (others := result.also.setdefault(name, [])):
                     others.append(value)

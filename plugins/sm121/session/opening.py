@@ -134,9 +134,10 @@ def prepare(
 
 
 def _question(settings: Settings, profile: Profile | None) -> str | None:
+    asked = [profile.asks] if profile is not None and profile.asks is not None else []
     if settings.against is not None:
-        return f"is it no worse than {settings.against.name}"
-    return profile.asks if profile is not None else None
+        asked.insert(0, f"is it no worse than {settings.against.name}")
+    return ", and ".join(asked) or None
 
 
 def _prepare_engine(session: Session, profile: Profile) -> None:
