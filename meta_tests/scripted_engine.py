@@ -115,7 +115,7 @@ class Handler(BaseHTTPRequestHandler):
         own = type(self)
         match given["do"]:
             case "print":
-                say(given["text"])
+                say(given["text"].replace("11-20 10:00:00", time.strftime("%m-%d %H:%M:%S")))
             case "exit":
                 os._exit(int(given["status"]))
             case "signal":

@@ -221,7 +221,7 @@ def on_a_gb10(*lines: str) -> Callable[[Place], Outcome]:
     def run(place: Place) -> Outcome:
         log = place.tmp_path / f"gb10-{len(lines)}.log"
         log.write_text("\n".join(lines) + "\n", "utf-8")
-        required = profile.load("sm121-gpt-oss-120b").judging("marlin").path_of("marlin")
+        required = profile.load("sm121-gpt-oss-120b").judging("marlin", "0.33.0").path_of("marlin")
         wrong = requirement.contradictions(required, read_log(log), log, "marlin")
         return Outcome("FAIL" if wrong else "PASS", "; ".join(wrong))
 

@@ -218,18 +218,23 @@ class _ServerState:
         return bool(self.best or self.weights or self.unknown_env or self.fallbacks)
 
 
-def read_log(path: Path, engine: str = "vllm") -> KernelPath:
+def read_log(path: Path, engine: str = "vllm", *, one_run: bool = False) -> KernelPath:
     """The kernel path that a log file proves.
 
-    `engine` is ``vllm``, ``sglang`` or ``llama-cpp``. Of a server that was restarted the last run
-    counts. Where ``docker compose`` mixed several servers into one log, a value counts only when
-    they agree. Memory stays bounded for a log of any size; bytes that are no text are replaced.
+    Of a server that was restarted the last run counts. Where ``docker compose`` mixed several
+    servers into one log, a value counts only when they agree. Memory stays bounded for a log of any
+    size; bytes that are no text are replaced.
+
+    Args:
+        engine: ``vllm``, ``sglang`` or ``llama-cpp``.
+        one_run: nobody but this server wrote into the log: no line of it is of an older run,
+            whatever its moment.
 
     Raises:
         OSError: the file cannot be read.
         DataFileError: nothing is known of the engine.
     """
-    reader = LogReader(engine)
+    reader = LogReader(engine, one_run=one_run)
     reader.read(path)
     return reader.path()
 
@@ -237,8 +242,9 @@ def read_log(path: Path, engine: str = "vllm") -> KernelPath:
 class LogReader:
     """Takes a log line by line; one state for each server in it."""
 
-    def __init__(self, engine: str) -> None:
+    def __init__(self, engine: str, *, one_run: bool = False) -> None:
         self._states: dict[str, _ServerState] = {}
+        self._one_run = one_run
         self._hints = [
             (hint, entry)
             for entry in load_signatures(engine).signature
@@ -258,7 +264,7 @@ class LogReader:
             if len(states) >= _LIST_LIMIT:
                 return
             state = states[line.container] = _ServerState(began=line.number)
-        if not self._is_plain(line):
+        if not self._one_run and not self._is_plain(line):
             state.place(line)
         if state.stale:
             return

@@ -317,7 +317,9 @@ class Session:
         if (reader := server.reader) is None:
             return KernelPath()
         self._follow_log()
-        path = read_log(server.log, reader) if server.log is not None else KernelPath()
+        path = KernelPath()
+        if server.log is not None:
+            path = read_log(server.log, reader, one_run=server.managed)
         if (text := self._metrics_of(server)) is not None:
             path = metrics.with_metrics(path, text, reader)
         if server.configuration is None:
