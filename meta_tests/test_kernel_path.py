@@ -224,6 +224,12 @@ ONE_LINE = [
         "eagle3",
     ),
     (CONFIGURATION + "kv_cache_dtype=fp8_e4m3, x", "kv_cache_dtype", "fp8_e4m3"),
+    (
+        CONFIGURATION + """compilation_config={"level":3,"cudagraph_mode":0,"x":1}""",
+        "cuda_graphs",
+        False,
+    ),
+    (CONFIGURATION + "compilation_config={'cudagraph_mode': 'NONE'}", "cuda_graphs", False),
     (CONFIGURATION + "trust_remote_code=False, dtype=torch.bfloat16, x", "dtype", "bfloat16"),
     (CONFIGURATION + "x, load_format=fastsafetensors, x", "load_format", "fastsafetensors"),
     (CONFIGURATION + "x, quantization=gpt_oss_mxfp4, x", "quantization", "gpt_oss_mxfp4"),

@@ -6,6 +6,7 @@ import functools
 import itertools
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -865,3 +866,10 @@ def test_a_start_that_failed_can_be_made_again(tmp_path, monkeypatch):
     servers.forget(own)  # what runs is stopped, so that the next one is a start of its own
     servers.get(own)
     assert starts == ["start", "start", "stop", "start"]
+
+
+@pytest.mark.parametrize("axes_of", ["sm121", "sm90"])
+@pytest.mark.parametrize("printed", ["fp8", "fp8_e4m3", "float8_e4m3fn"])  # SGLang's pool: torch's
+def test_fp8_of_the_kv_cache_is_known_by_each_engine_s_name(axes_of, printed):
+    expected = axes.load(axes_of).axes["kv"].values["fp8"].expected.path["kv_cache_dtype"]
+    assert re.fullmatch(expected, printed) and not re.fullmatch(expected, "fp8_e5m2")
