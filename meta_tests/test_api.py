@@ -383,7 +383,7 @@ def test_a_deviation_that_is_mended_asks_to_be_removed():
     (said,) = remarks("wrong-key", answer(401, ERROR), "0.40.0")
     assert "0.40.0 does not show it: close the range in fixtures/engines/vllm.toml" in said
     (said,) = remarks("wrong-key", answer(401, {"error": "Unauthorized"}), "0.40.0")
-    assert "known of vLLM >=0.24:" in said
+    assert "known of vLLM >=0.14:" in said
     assert excused == [[], ["wrong-key: no_error_object"]], "what a trusted run is asked about"
     assert remarks("negative-max-tokens", answer(400, ERROR), "0.40.0") == []
     assert remarks("wrong-key", answer(401, ERROR), "0.11.0") == []

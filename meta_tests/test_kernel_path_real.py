@@ -37,6 +37,7 @@ def test_a_real_engine_that_does_something_else_is_invalid(run_pytest, canary_bf
         "--attention-backend TRITON_ATTN": "different",
         "--enforce-eager true": "resolved",
         "--dtype float32": "resolved",
+        "--max-model-len 4608": "resolved",
     }
 
     # The same start also shows what a profile of a real engine is.

@@ -175,7 +175,7 @@ class ReleaseSetting(DataTable):
         """
         if self.build is not None:
             return (row := builds.named(identity)) is not None and row.name == self.build
-        if release(identity) is not None or not self.versions:
+        if release(identity) is not None:
             return within(identity, self.versions)
         words = (word for word in (*self.arguments, *more) if word.startswith("--"))
         return options is None or {re.split("[.=]", word)[0] for word in words} <= {*options}
