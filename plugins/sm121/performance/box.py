@@ -77,7 +77,8 @@ class RunBox:
         self._conclude()
 
     def read_at_the_end(self) -> None:
-        """Read the box again. If it has become DEGRADED, what was timed is INCONCLUSIVE."""
+        """Read the box again. If it has become DEGRADED, what was timed and is held against a gate
+        is INCONCLUSIVE. What has no gate has nothing to decide, on whatever machine."""
         file, ledger = self.harness.file, self.harness.ledger
         if self.before is None:
             return
@@ -85,18 +86,19 @@ class RunBox:
         self.read_after()
         if not healthy or file.box.state != BoxState.DEGRADED:
             return
-        counted = {name for name, metric in file.metrics.items() if metric.unit in COUNTED}
-        for name, metric in file.metrics.items():
-            if name not in counted and metric.verdict in (Verdict.PASS, Verdict.FAIL):
-                metric.verdict, metric.grade = Verdict.INCONCLUSIVE, None
         message = f"the box is DEGRADED: {file.box.reason}"
+        timed = {n: m for n, m in file.metrics.items() if m.gated and m.unit not in COUNTED}
+        if not timed:
+            self.harness.remark(f"rates and times were measured although {message}", at_once=False)
+            return
+        for metric in timed.values():
+            if metric.verdict in (Verdict.PASS, Verdict.FAIL):
+                metric.verdict, metric.grade = Verdict.INCONCLUSIVE, None
         for test in ledger:  # each was decided while the machine may have been unfit
             decided = test.verdict in (Verdict.PASS, Verdict.FAIL) and not test.excused
-            only_counts = bool(test.metrics) and counted.issuperset(test.metrics)
-            if test.level == "performance" and decided and not test.skipped and not only_counts:
+            holds = not test.metrics or not timed.keys().isdisjoint(test.metrics)
+            if test.level == "performance" and decided and not test.skipped and holds:
                 ledger.overrule(test.id, Verdict.INCONCLUSIVE, message)
-        if counted and counted.issuperset(file.metrics):
-            return
         ledger.decide(
             TestReport(
                 id=f"{BESIDE}box",

@@ -172,7 +172,8 @@ class Recorder:
             return Verdict.INVALID, f"{name}: {'; '.join(against)}"
         if estimate is None:
             return Verdict.INVALID, f"{name}: no_samples: nothing was measured"
-        if box.state == BoxState.DEGRADED and measurement.unit not in COUNTED:
+        unfit = box.state == BoxState.DEGRADED and measurement.unit not in COUNTED
+        if unfit and decision is not None:
             return Verdict.INCONCLUSIVE, f"{name}: the box is DEGRADED: {box.reason}"
         if decision is None:
             return Verdict.PASS, ""
