@@ -19,13 +19,22 @@ from sm121.run.ledger import Ledger
 from sm121.run.verdict_file import VerdictFile
 
 
-def places(harness: Harness, server: Server) -> int | None:
+def shown_places(harness: Harness, server: Server) -> int | None:
     """Requests that a server was asked to run at the same time: by its arguments; where it is
     attached, by its log. None where neither says."""
     if server.configuration is not None:
         return at_once(server.configuration.arguments)
     logged = requested.in_log(harness.kernel_path(server), "max_num_seqs")
     return int(logged) if logged is not None and logged.isdecimal() else None
+
+
+def places(harness: Harness, server: Server) -> int | None:
+    """As `shown_places`; of an attached server whose log does not say, those of the profile."""
+    if (shown := shown_places(harness, server)) is not None or server.configuration is not None:
+        return shown
+    profile = harness.profile
+    own = profile.configurations[profile.under_test].arguments
+    return at_once((*profile.engine.arguments, *own))
 
 
 class Observer(Protocol):
