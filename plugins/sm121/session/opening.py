@@ -124,8 +124,8 @@ def prepare(
     )
     if engine.version is not None and engine.identity is None:
         session.remark(
-            f"{engine.name} {engine.version} names no release (a checkout without its tags): its "
-            "parser and its server are asked what they can do, and no deviation is known of it"
+            f"{engine.name} {engine.version} names no release (a checkout without its tags): what "
+            "it can do is known where its parser or its server tells, and no deviation is known"
         )
     if chosen.obstacle is None and chosen.profile is not None:
         _prepare_engine(session, chosen.profile)
