@@ -129,7 +129,7 @@ def _compared(
         ),
         profile=SimpleNamespace(
             under_test="base",
-            path_of=lambda _name: KernelPathRequirement(moe=required, source="meta"),
+            path_of=lambda _name, _requested: KernelPathRequirement(moe=required, source="meta"),
             regression=SimpleNamespace(metrics={}, threshold=0.05),
         ),
     )  # fmt: skip
