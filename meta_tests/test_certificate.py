@@ -14,7 +14,7 @@ import pytest
 from certificate_tricks import HONEST, LATER, TRICKS, tried
 from false_greens import engine
 
-from sm121.checkpoint.identity import identity, is_of_shape
+from sm121.checkpoint.identity import contradiction, identity, is_of_shape
 from sm121.core import profile
 from sm121.core.errors import UsageError
 from sm121.core.profile import Gate
@@ -414,6 +414,24 @@ def test_the_shape_of_another_model_is_told(tmp_path):
     assert not is_of_shape(str(tmp_path), "openai/gpt-oss-120b")
     assert not is_of_shape(str(tmp_path), "openai/another")
     assert not is_of_shape(str(tmp_path / "nothing"), "openai/gpt-oss-120b")
+
+
+def test_a_model_that_is_not_the_profiles_contradicts_its_path(tmp_path):
+    shape = (certificate_tricks.ROOT / "fixtures" / "models" / "gpt-oss-120b.json").read_text()
+    (tmp_path / "config.json").write_text(shape)
+    hub, loaded = "openai/gpt-oss-120b", str(tmp_path)
+    digest = identity(loaded)
+    assert contradiction(hub, None, loaded) is None
+    assert contradiction(hub, digest, loaded) is None
+    assert contradiction(hub, digest, "openai/not-here") is None, "nothing tells"
+    (tmp_path / "config.json").write_text(f"{shape} ")
+    assert "model's digest: required " + digest in contradiction(hub, digest, loaded)
+    assert contradiction(hub, None, loaded) is None, "another file of the same shape"
+    (tmp_path / "config.json").write_text(
+        shape.replace('"num_hidden_layers": 36', '"num_hidden_layers": 24')
+    )
+    assert "seen num_hidden_layers 24" in contradiction(hub, None, loaded)
+    assert contradiction("canary:bf16", None, loaded) is None, "its shape is not known"
 
 
 ASKED = {"profile": "p1", "profile_shipped": True, "model": "m1", "provider": "torch",

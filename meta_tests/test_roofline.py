@@ -101,6 +101,11 @@ def test_what_resolved_counts_before_what_was_asked():
     asked = quantised(*ALL)
     assert (asked.qkv, asked.o, asked.lm_head, asked.kv) == (4.25, 4.25, 4.25, 8)
     assert quantised(*ALL, requantised=["lm_head"]) == asked, "a log shows no more of them"
+    names = {"requantised": ["qkv", "o"], "requantised_is_whole": True}
+    proven = quantised(*ALL, **names, moe="FLASHINFER_CUTLASS_MXFP4_MXFP8")
+    assert (proven.qkv, proven.o, proven.lm_head) == (4.25, 4.25, 16), "kernels prove all of them"
+    read = roofline.traffic(GPT_OSS, depth=0, formats=proven)
+    assert read.total / 1e9 == pytest.approx(3.685, abs=0.005)
     without = quantised(*ALL, requantised=[], kv_cache_dtype="bfloat16")
     assert (without.qkv, without.lm_head, without.kv) == (16, 16, 16)
     assert quantised("--mxfp4-layers", "moe,qkv,o").lm_head == 16
@@ -142,6 +147,7 @@ def test_formats_that_are_not_known_are_none_and_no_guess(arguments):
 
 def test_a_layer_that_is_shown_and_not_asked_for_is_not_guessed():
     assert quantised(requantised=["lm_head"]) is None
+    assert quantised(requantised=["lm_head"], requantised_is_whole=True) is None
     promised = GB10.kernel_path.model_copy(update={"requantised": ("qkv",)})
     assert roofline.served(GPT_OSS, (), promised, KernelPath()) is None
     asked = roofline.served(GPT_OSS, ("--mxfp4-layers", "moe"), promised, KernelPath())

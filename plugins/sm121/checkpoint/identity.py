@@ -32,7 +32,7 @@ def identity(model: str, environment: Mapping[str, str] = os.environ) -> str:
         return digest.of_files(path.parent, [path])
     if (folder := folder_of(model, environment)) is None:
         return f"hub:{model}"
-    return digest.of_files(folder, (file for file in folder.iterdir() if _counts(file)))
+    return _digest_of(folder)
 
 
 def is_here(model: str, environment: Mapping[str, str] = os.environ) -> bool:
@@ -46,13 +46,48 @@ def is_of_shape(folder: str, name: str) -> bool:
     Args:
         name: of the model on the hub, as openai/gpt-oss-120b.
     """
-    known = files("sm121.fixtures") / "models" / f"{name.rpartition('/')[2]}.json"
+    return _shape_differences(Path(folder), name) == []
+
+
+def contradiction(
+    name: str, expected: str | None, model: str, environment: Mapping[str, str] = os.environ
+) -> str | None:
+    """What of the model that was loaded is not as the profile says; None where nothing is, or where
+    its files are not on this machine.
+
+    Args:
+        name: of the profile's model.
+        expected: its digest, as `identity` gives it; None: any.
+        model: that was loaded.
+
+    Raises:
+        OSError: a file of it cannot be read.
+    """
+    if (folder := folder_of(model, environment)) is None:
+        return None
+    if expected is not None and (observed := _digest_of(folder)) != expected:
+        return f"model's digest: required {expected}, seen {observed} ({folder})"
+    if differences := _shape_differences(folder, name):
+        return f"model: required the shape of {name}, seen {', '.join(differences)} ({folder})"
+    return None
+
+
+def _digest_of(folder: Path) -> str:
+    return digest.of_files(folder, (file for file in folder.iterdir() if _counts(file)))
+
+
+def _shape_differences(folder: Path, name: str) -> list[str] | None:
+    """Keys of config.json with another value than the model's of that name; None where the suite
+    does not know the model, or where the folder has no configuration."""
+    file = files("sm121.fixtures") / "models" / f"{name.rpartition('/')[2]}.json"
     try:
-        facts = json.loads(known.read_text("utf-8"))
-        config = json.loads((Path(folder) / "config.json").read_text("utf-8"))
+        expected = json.loads(file.read_text("utf-8"))
+        config = json.loads((folder / "config.json").read_text("utf-8"))
     except (OSError, ValueError):
-        return False
-    return isinstance(config, dict) and all(config.get(key) == facts[key] for key in _SHAPE)
+        return None
+    if not isinstance(config, dict):
+        return None
+    return [f"{k} {config.get(k)}" for k in _SHAPE if config.get(k) != expected[k]]
 
 
 def _counts(file: Path) -> bool:

@@ -96,6 +96,8 @@ class Model(Statement):
     """The checkpoint. ``id`` is a path, a hub id, or ``canary:bf16`` / ``canary:mxfp4``."""
 
     id: str = Field(min_length=1)
+    #: Of its files, as the fingerprint in verdict.json has it; None: any checkpoint of its shape.
+    digest: str | None = Field(default=None, pattern=r"^[0-9a-f]{16}$")
     served_name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
 
 

@@ -84,6 +84,8 @@ class KernelPath(Record):
     requantised: list[str] | None = None
     """Layers that are proven to be quantised beyond the checkpoint: ``qkv``, ``o``, ``lm_head``.
     None where nothing shows any; an empty list where it is shown that there are none."""
+    requantised_is_whole: bool = Field(default=False, exclude=True)
+    """Whether that list is complete: the kernels proved it. A log names some of the layers."""
     moe_variant: str | None = None
     """``fused`` or ``unfused``: whether the experts' first product has the activation in it."""
     moe_tiles: str | None = None

@@ -33,6 +33,7 @@ def with_kernels(path: KernelPath, seen: KernelProfile, layers: int | None) -> K
             path.also[name] = logged
             path.evidence[f"{name}_also"] = path.evidence.get(name, "the log")
         setattr(path, name, value)
+        path.requantised_is_whole |= name == "requantised"
         path.evidence[name] = f"{seen.source}: {_shown(seen, name, value, layers)}"
     return path
 

@@ -145,6 +145,8 @@ def served(
     own = formats(config, path.dtype or asked.get("dtype"))
     layers = {} if path.requantised == [] else _layers(asked, config)
     shown: Sequence[str] | None = path.requantised
+    if path.requantised_is_whole and layers is not None:
+        layers = {name: method for name, method in layers.items() if name in (shown or ())}
     if shown is None and "mxfp4_layers" not in asked:
         shown = required.requantised
     cache = asked.get("kv_cache_dtype") or (required.kv_cache_dtype or ("auto",))[0]

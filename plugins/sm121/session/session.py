@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from sm121.checkpoint import identity
 from sm121.compilation import jit
 from sm121.compilation.jit import FlashInferModules
 from sm121.core.configuration import ServerConfiguration
@@ -400,7 +401,13 @@ class Session:
         path, configuration = self.kernel_path(server), server.configuration
         asked = requested.patterns(configuration) if configuration is not None else ()
         required = self.profile.path_of(name, asked)
-        return requirement.contradictions(required, path, server.log, name)
+        wrong = requirement.contradictions(required, path, server.log, name)
+        model, variables = path.model, dict(os.environ)
+        if configuration is not None:
+            model, variables = configuration.model, variables | dict(configuration.environment)
+        stated = self.profile.model
+        other = model and identity.contradiction(stated.id, stated.digest, model, variables)
+        return [*wrong, other] if other else wrong
 
     def metrics_file(self, log: Path | None) -> Path:
         """Where the metrics of a server are kept.
