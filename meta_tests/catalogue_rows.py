@@ -21,13 +21,13 @@ def keep(row: dict[str, Any]) -> None:
             file.write(json.dumps(row) + "\n")
 
 
-def run(tests: str) -> tuple[int, list[dict[str, Any]]]:
-    """Run all cases of a file of tests; pytest's exit status and the rows."""
+def run(tests: str, *options: str) -> tuple[int, list[dict[str, Any]]]:
+    """Run all cases of a file of tests; pytest's exit status and the rows, as they were kept."""
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "rows.jsonl"
         rows.touch()
         ran = subprocess.run(
-            [sys.executable, "-m", "pytest", str(HERE / tests), "--slow"],
+            [sys.executable, "-m", "pytest", str(HERE / tests), "--slow", *options],
             cwd=HERE.parent,
             env={**os.environ, _FILE: str(rows)},
             check=False,
