@@ -432,6 +432,10 @@ def test_a_model_that_is_not_the_profiles_contradicts_its_path(tmp_path):
     )
     assert "seen num_hidden_layers 24" in contradiction(hub, None, loaded)
     assert contradiction("canary:bf16", None, loaded) is None, "its shape is not known"
+    weights = tmp_path / "model.gguf"
+    weights.write_bytes(b"GGUF")
+    assert contradiction("canary:gguf", identity(str(weights)), str(weights)) is None
+    assert "model's digest" in contradiction("canary:gguf", digest, str(weights))
 
 
 ASKED = {"profile": "p1", "profile_shipped": True, "model": "m1", "provider": "torch",

@@ -32,7 +32,7 @@ def identity(model: str, environment: Mapping[str, str] = os.environ) -> str:
         return digest.of_files(path.parent, [path])
     if (folder := folder_of(model, environment)) is None:
         return f"hub:{model}"
-    return _digest_of(folder)
+    return digest.of_files(folder, (file for file in folder.iterdir() if _counts(file)))
 
 
 def is_here(model: str, environment: Mapping[str, str] = os.environ) -> bool:
@@ -63,17 +63,14 @@ def contradiction(
     Raises:
         OSError: a file of it cannot be read.
     """
-    if (folder := folder_of(model, environment)) is None:
+    if not is_here(model, environment):
         return None
-    if expected is not None and (observed := _digest_of(folder)) != expected:
-        return f"model's digest: required {expected}, seen {observed} ({folder})"
-    if differences := _shape_differences(folder, name):
+    if expected is not None and (observed := identity(model, environment)) != expected:
+        return f"model's digest: required {expected}, seen {observed} ({model})"
+    folder = folder_of(model, environment)
+    if folder is not None and (differences := _shape_differences(folder, name)):
         return f"model: required the shape of {name}, seen {', '.join(differences)} ({folder})"
     return None
-
-
-def _digest_of(folder: Path) -> str:
-    return digest.of_files(folder, (file for file in folder.iterdir() if _counts(file)))
 
 
 def _shape_differences(folder: Path, name: str) -> list[str] | None:

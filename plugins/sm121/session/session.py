@@ -356,7 +356,10 @@ class Session:
         configuration = server.configuration
         name = configuration.name if configuration is not None else self.profile.under_test
         wrong = self._contradictions(server, name)
-        if silent := requirement.not_shown(self.profile.path_of(name), self.kernel_path(server)):
+        silent = requirement.not_shown(self.profile.path_of(name), self.kernel_path(server))
+        if self.profile.model.digest is not None and configuration is None:
+            silent.append("the model's digest (the attached server's files are not known)")
+        if silent:
             line = f"kernel path of {name}: no line shows {', '.join(silent)}"
             if line not in self.file.remarks:
                 self.remark(line, at_once=False)
@@ -402,11 +405,10 @@ class Session:
         asked = requested.patterns(configuration) if configuration is not None else ()
         required = self.profile.path_of(name, asked)
         wrong = requirement.contradictions(required, path, server.log, name)
-        model, variables = path.model, dict(os.environ)
-        if configuration is not None:
-            model, variables = configuration.model, variables | dict(configuration.environment)
-        stated = self.profile.model
-        other = model and identity.contradiction(stated.id, stated.digest, model, variables)
+        if configuration is None:  # another machine's or container's files may not be those here
+            return wrong
+        stated, variables = self.profile.model, os.environ | dict(configuration.environment)
+        other = identity.contradiction(stated.id, stated.digest, configuration.model, variables)
         return [*wrong, other] if other else wrong
 
     def metrics_file(self, log: Path | None) -> Path:
