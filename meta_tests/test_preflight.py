@@ -72,6 +72,8 @@ HIT: dict[str, tuple[list[str], dict[str, str]]] = {
     "environment_of_plans": ([], {"FLASHINFER_MOE_TILE": "64x128"}),
     "mxfp4_backend_unknown": (["--mxfp4-backend", "CUTLAS"], {}),
     "mxfp4_backend_variable_unknown": ([], {"VLLM_MXFP4_BACKEND": "cutlas"}),
+    "mxfp4_variable_trtllm": ([], {"VLLM_MXFP4_BACKEND": "trtllm-mxfp8"}),
+    "mxfp4_layers_unknown": (["--mxfp4-layers", "moe, qkv"], {}),
     "linear_without_effect": (["--quantization-config", '{"linear":"fp8_per_channel"}'], {}),
     "quantization_nvfp4": (["--quantization", "modelopt_fp4"], {}),
     "kv_layout_unknown": ([], {"VLLM_KV_CACHE_LAYOUT": "DNH"}),
