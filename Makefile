@@ -29,11 +29,12 @@ test: canary lint ## the suite's own tests: every check is seen failing on its f
 	$(PY) -m pytest meta_tests -m 'not alone' -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 	$(PY) -m pytest meta_tests -m alone $(PYTEST_ARGS)
 
-lint: $(VENV)/.installed docs ## ruff, mypy, the layers, the documentation
+lint: $(VENV)/.installed docs ## ruff, mypy, the layers, the documentation, the budgets
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(PY) -m tools.budgets
 
 reference: $(VENV)/.installed ## the generated pages of the documentation
 	$(PY) -m sm121 reference docs

@@ -1,0 +1,69 @@
+"""What grows beyond its budget, and two pages with nearly one name, are noticed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tools")
+from tools import budgets
+
+SETTINGS = """
+[tool.sm121-budgets]
+module = 8
+function = 4
+dialect = ["found"]
+[tool.sm121-budgets.folders]
+package = {path = "package", lines = 12, lines_target = 10, dialect = 0, dialect_target = 0}
+[tool.sm121-budgets.longer]
+"package/long.py" = 9
+"""
+MODULE = "def f() -> int:\n    matches = 1\n    return matches\n"
+FAULTS = {
+    "total": ("other.py", "x = 1\n" * 7, "package 13 lines; limit 12; target 10: TOO MUCH"),
+    "module": ("one.py", "x = 1\n" * 9, "package/one.py 9 lines; limit 8: TOO MUCH"),
+    "function": ("one.py", "def g():\n" + "    x = 1\n" * 4, "one.py:g 5 lines; limit 4: TOO MUCH"),
+    "listed": ("long.py", "x = 1\n" * 10, "long.py 10 lines; limit 9; target 8: TOO MUCH"),
+    "word": (
+        "one.py",
+        "def f(a):\n    a._found = 1\n",
+        "dialect in package 50.00 %; limit 0.00: TOO MUCH",
+    ),
+}
+
+
+@pytest.fixture
+def tree(tmp_path) -> Path:
+    """A small tree that keeps its budgets."""
+    (tmp_path / "pyproject.toml").write_text(SETTINGS)
+    (tmp_path / "package").mkdir()
+    (tmp_path / "docs").mkdir()
+    for name in ("one.py", "two.py"):
+        (tmp_path / "package" / name).write_text(MODULE)
+    return tmp_path
+
+
+def test_the_tree_keeps_its_budgets(capsys):
+    assert budgets.main([]) == 0, capsys.readouterr().out
+
+
+def test_a_small_tree_is_within_its_budgets(tree, capsys):
+    assert budgets.main([str(tree)]) == 0
+    assert "package 6 lines; limit 12; target 10\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_exceeds_its_budget_is_named(tree, capsys, fault):
+    file, text, message = FAULTS[fault]
+    (tree / "package" / file).write_text(text)
+    assert budgets.main([str(tree)]) == 1
+    assert message in capsys.readouterr().out
+
+
+def test_two_pages_with_nearly_one_name_are_refused(tree, capsys):
+    for name in ("gate.md", "gates.md", "index.md"):
+        shutil.copy(tree / "pyproject.toml", tree / "docs" / name)
+    assert budgets.main([str(tree)]) == 1
+    assert "differ only by an s: gate.md, gates.md" in capsys.readouterr().out
