@@ -1,31 +1,23 @@
-"""The options: their groups, their former names, and that the documents have each."""
+"""The options: their groups, and that the documents have each."""
 
 from __future__ import annotations
 
 import argparse
 import re
-import subprocess
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
-import certificate_tricks
 import pytest
 from _pytest.config.argparsing import Parser
 
 from sm121 import cli
 from sm121.core import own_options
 from sm121.core.errors import UsageError
-from sm121.plugin import options, reporting
+from sm121.plugin import options
 from sm121.regression.ab import parse_sides
-from sm121.run.fingerprint import Fingerprint
 from tools.reference import options as reference
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-FORMER = [
-    (former.name, option) for option in own_options.every().values() for former in option.formerly
-]
 
 
 def parser() -> Parser:
@@ -34,77 +26,17 @@ def parser() -> Parser:
     return made
 
 
-def test_help_has_the_groups_and_no_former_name():
+def test_help_has_the_groups_and_every_option():
     shown = parser().optparser.format_help()
     titles = re.findall(r"^SM121: (.+):$", shown, re.M)
     assert titles == ["target", "engine", "what is asked", "measuring", "comparing", "report"]
     names = set(re.findall(r"--[a-z][a-z-]+", "\n".join(re.findall(r"^  --.*", shown, re.M))))
     assert {*own_options.every()} <= names
-    assert len(FORMER) > 5 and not names & {name for name, _ in FORMER}
 
 
-@pytest.mark.parametrize(("name", "option"), FORMER, ids=[name for name, _ in FORMER])
-def test_a_former_name_does_what_the_option_does(name, option):
-    (former,) = (each for each in option.formerly if each.name == name)
-    takes = former.value is None and option.action != "store_true"
-    value = former.value or (option.choices or ("some/file",))[-1]
-    now = [option.name, value] if takes or former.value else [option.name]
-    given = [name, value] if takes else [name]
-    assert vars(parser().parse(given)) == vars(parser().parse(now))
-    assert vars(parser().parse(given)) != vars(parser().parse([])), "it does something"
-    said = own_options.words_as_now(given)
-    assert vars(parser().parse(said)) == vars(parser().parse(now)), "as a run again says it"
-    stored = Fingerprint(options={name: value if takes else "True"})
-    asked = Fingerprint(options={option.name: value if takes or former.value else "True"})
-    assert stored.differences(asked) == [], "both asked the same"
-    assert stored.differences(Fingerprint()) != []
-
-
-def test_a_value_of_a_former_name_is_checked(capsys):
-    with pytest.raises(pytest.UsageError, match="--profile-kernels: invalid choice: 'sometimes'"):
-        parser().parse(["--profile-kernels", "sometimes"])
-
-
-@pytest.mark.parametrize(
-    "command",
-    [["pytest", "-n1"], ["sm121", "run"], ["sm121", "plan"]],
-    ids=["workers", "run", "plan"],
-)
-def test_a_former_name_is_said_once_with_the_name_of_today(command, tmp_path):
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", *command, "-p", "no:cacheprovider"),
-            *("--nsys", "--beside-others", "--arch", "cpu"),
-            *("--base-url", "http://127.0.0.1:9", "--report-dir", str(tmp_path / "report")),
-            *("--collect-only", "meta_tests/scenarios/verdicts.py"),
-        ],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    for line in (
-        "--nsys is now called --kernel-trace nsys",
-        "--beside-others is now called --share-machine",
-    ):
-        assert (done.stdout + done.stderr).count(line) == 1, done.stdout + done.stderr
-
-
-def test_run_again_has_the_names_of_today():
-    given = ("tests", "--profile-kernels", "off", "--nsys", "--accuracy=a.jsonl", "--accuracy-x")
-    config = SimpleNamespace(invocation_params=SimpleNamespace(args=given), inipath=None)
-    assert reporting._arguments(config) == [
-        "tests", "--kernel-trace", "off", "--kernel-trace=nsys", "--questions=a.jsonl",
-        "--accuracy-x",
-    ]  # fmt: skip
-
-
-def test_a_certificate_takes_a_former_name_for_the_option():
-    refused, harmless = certificate_tricks.tried(
-        [
-            certificate_tricks.Trick("nsys", ("--nsys",), ""),
-            certificate_tricks.Trick("tails", ("--tails",), ""),
-        ]
-    )
-    assert refused.status == 4 and "--certify with --kernel-trace nsys" in refused.said
-    assert harmless.status == 0, harmless
+def test_a_name_that_an_option_had_is_unknown():
+    with pytest.raises(pytest.UsageError, match="unrecognized arguments: --nsys"):
+        parser().optparser.parse_args(["--nsys"])
 
 
 @pytest.mark.parametrize(
@@ -112,7 +44,7 @@ def test_a_certificate_takes_a_former_name_for_the_option():
     [
         (("--enforce-eager", "tests/test_regression.py"), "tests/test_regression.py is none of"),
         (("--enforce-eager", "--rounds"), "--rounds is an option of the suite"),
-        (("--tails", ""), "--tails is an option of the suite"),
+        (("--percentiles", ""), "--percentiles is an option of the suite"),
         (("http://a:1", "tests"), "tests is none of them"),
     ],
 )
@@ -150,12 +82,6 @@ def test_the_documents_have_every_option_of_pytest():
     for option in reference.declared()[0]:
         named = [row for row in rows if re.match(rf"\| (`|<code>){option.names[0]}\b(?!-)", row)]
         assert len(named) == 1, f"{option.names[0]}: expected one row in docs/options.md"
-
-
-def test_the_documents_have_every_former_name():
-    text = (DOCS / "options.md").read_text("utf-8")
-    for name, now in reference.former().items():
-        assert f"| `{name}` | `{now}` |" in text
 
 
 def test_the_documents_have_every_argument_of_every_command():

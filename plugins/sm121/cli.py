@@ -400,7 +400,6 @@ def _plan(options: argparse.Namespace) -> int:
         said = (done.stdout + done.stderr).strip().rpartition("ERROR: ")[2]
         said = said.rpartition(" error: ")[2].partition("\n")[0]
         raise UsageError(said or "pytest says nothing")
-    print(done.stderr, end="", file=sys.stderr)  # former names of options
     print(found, end="")
     return 0
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import importlib
 import inspect
@@ -13,7 +12,6 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
-from sm121.core import own_options
 from sm121.plugin import options, pytest_plugins
 from tools.reference.markdown import MADE_BY, cell, table
 
@@ -48,8 +46,6 @@ class _Parser:
         return self
 
     def addoption(self, *names: str, **attributes: Any) -> None:
-        if attributes.get("help") == argparse.SUPPRESS:
-            return  # a name that an option had
         value = attributes.get("metavar") or ""
         if isinstance(value, tuple):
             value = " ".join(value)
@@ -70,15 +66,6 @@ def declared() -> tuple[list[Option], list[str]]:
     taken = _Parser()
     options.add(cast("pytest.Parser", taken))
     return taken.options, options.markers()
-
-
-def former() -> dict[str, str]:
-    """What each former name of an option is called now."""
-    return {
-        old.name: f"{name} {old.value or ''}".strip()
-        for name, option in own_options.every().items()
-        for old in option.formerly
-    }
 
 
 def fixtures() -> dict[str, str]:
@@ -127,12 +114,6 @@ def page() -> str:
         "pytest-benchmark's own options (`--benchmark-autosave`, `--benchmark-compare`, "
         "`--benchmark-compare-fail`, `--benchmark-storage`) work on every measurement "
         "([gates](gates.md)).",
-        "",
-        "## Former names",
-        "",
-        "They still work, and say once a run what they are called now.",
-        "",
-        *table(("former name", "now"), [(f"`{a}`", f"`{b}`") for a, b in former().items()]),
         "",
         "## Markers",
         "",

@@ -15,14 +15,6 @@ _AT_ONCE = re.compile(r"--(?:max-num-seqs|max-running-requests|parallel) (\d+)")
 Effect = Literal["harmless", "adds", "named", "told", "selects", "measures"]
 
 
-class Former(DataTable):
-    """A name that an option had. It still works, and is not shown."""
-
-    name: str
-    #: It took no value, and stands for this one.
-    value: str | None = None
-
-
 class Argument(DataTable):
     """An argument. Without ``help`` it is not shown."""
 
@@ -41,7 +33,6 @@ class Argument(DataTable):
     integer: bool = False
     #: What is not said is in doubt.
     effect: Effect = "measures"
-    formerly: tuple[Former, ...] = ()
 
     def given(self, **values: str) -> dict[str, Any]:
         """The keyword arguments of ``add_argument``.
@@ -49,7 +40,7 @@ class Argument(DataTable):
         Args:
             values: stand in help and default in the place of ``{name}``.
         """
-        own = {"name", "path", "integer", "effect", "formerly"}
+        own = {"name", "path", "integer", "effect"}
         given = self.model_dump(exclude=own, exclude_none=True)
         for key in ("help", "default"):
             if isinstance(text := given.get(key), str):

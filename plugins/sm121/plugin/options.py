@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Mapping
-from typing import Any
-
 import pytest
 
 from sm121.core import architecture, own_options, own_tests, profile
-from sm121.core.arguments import Argument, Former
+from sm121.core.arguments import Argument
 from sm121.core.errors import UsageError
 from sm121.engines import capabilities
 from sm121.kernels import registry as kernel_providers
@@ -32,30 +27,6 @@ class _AnyWords(int):
         return ["[AO]"] * int(self)
 
 
-class _Former(argparse.Action):
-    """A name that an option had: it does what the option does, and is not shown.
-
-    Args:
-        now: the option's name of today.
-        value: what the former name stands for, where it took no value.
-    """
-
-    def __init__(self, *args: Any, now: str, value: str | None, **given: Any) -> None:
-        super().__init__(*args, **given)
-        self.now, self.value, self.was_given = now, value, False
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        self.was_given = True
-        said = values if self.value is None else self.value
-        parser._option_string_actions[self.now](parser, namespace, said, option_string)
-
-
 def add(parser: pytest.Parser) -> None:
     """Add every option of ``fixtures/options.toml``."""
     shipped = {
@@ -69,40 +40,11 @@ def add(parser: pytest.Parser) -> None:
             if isinstance(given.get("nargs"), int):
                 given["nargs"] = _AnyWords(given["nargs"])
             group.addoption(option.name, **given)
-            for former in option.formerly:
-                _add_former(group, option, former, given)
-
-
-def _add_former(
-    group: pytest.OptionGroup, option: Argument, former: Former, given: Mapping[str, Any]
-) -> None:
-    takes_none = former.value is not None or given.get("action") == "store_true"
-    group.addoption(
-        former.name,
-        action=_Former,
-        now=option.name,
-        value=former.value,
-        dest=_dest(option.name),
-        default=given.get("default", False if given.get("action") == "store_true" else None),
-        nargs=0 if takes_none else None,
-        choices=None if takes_none else given.get("choices"),
-        help=argparse.SUPPRESS,
-    )
 
 
 def _dest(name: str) -> str:
     """Under which name pytest keeps an option."""
     return name.lstrip("-").replace("-", "_")
-
-
-def former_names(config: pytest.Config) -> list[str]:
-    """A line for each former name that was given, which says the name of today."""
-    return [
-        f"{action.option_strings[0]} is now called {' '.join(filter(None, called))}"
-        for action in config._parser.optparser._actions
-        if isinstance(action, _Former) and action.was_given
-        for called in [(action.now, action.value)]
-    ]
 
 
 def is_own_run(config: pytest.Config) -> bool:
@@ -150,8 +92,6 @@ def read(config: pytest.Config) -> Settings:
         )
     given_to_worker = getattr(config, "workerinput", None)
     worker = None
-    if given_to_worker is None:  # the controller has said it
-        sys.stderr.writelines(f"{line}\n" for line in former_names(config))
     if given_to_worker is not None and "sm121_run" in given_to_worker:
         worker = Worker(
             str(given_to_worker["workerid"]),

@@ -129,7 +129,7 @@ def _logs(session: Session, item: pytest.Item) -> list[str]:
 
 
 def _arguments(config: pytest.Config) -> list[str]:
-    arguments = own_options.words_as_now(map(str, config.invocation_params.args))
+    arguments = [str(argument) for argument in config.invocation_params.args]
     return own_tests.given(arguments) if is_own_run(config) else arguments
 
 

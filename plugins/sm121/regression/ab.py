@@ -101,9 +101,9 @@ def _side(text: str) -> Side:
 def _refuse_what_is_no_side(side: Side, texts: Sequence[str]) -> None:
     """Where only one word was given, the other is what stood behind it: a path, or an option."""
     first = [*side.arguments, ""][0].partition("=")[0]
-    if not first or (first.startswith("-") and not own_options.is_own(first)):
+    if not first or (first.startswith("-") and first not in own_options.every()):
         return
-    what = "an option of the suite" if own_options.is_own(first) else "none of them"
+    what = "an option of the suite" if first in own_options.every() else "none of them"
     raise UsageError(
         f"--ab {shlex.join(texts)}: expected two words, each a URL, or KEY=VALUE and arguments of "
         f"the engine, {first} is {what}; '' is what is under test itself: --ab '' '--flag'"

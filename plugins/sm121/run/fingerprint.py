@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from sm121.core import own_options, profile
+from sm121.core import profile
 from sm121.core.data_file import Record
 from sm121.core.profile import FULL
 
@@ -69,8 +69,7 @@ class Fingerprint(Record):
     def values(self) -> dict[str, str | None]:
         """Every value by its name, those of tables one by one."""
         found: dict[str, str | None] = {}
-        now = {**self.model_dump(mode="json"), "options": own_options.as_now(self.options)}
-        for key, value in now.items():
+        for key, value in self.model_dump(mode="json").items():
             name = _NAMES.get(key, key)
             if isinstance(value, Mapping):
                 found.update({f"{name} {part}": _text(item) for part, item in value.items()})
