@@ -42,7 +42,6 @@ TRICKS = [
     _given("--depths", "0"),
     _given("--rounds", "1"),
     _given("--matrix-axes", "cpu"),
-    _given("--matrix-focus", "dtype"),
     _given("--kernel-provider", "torch"),
     _given("--benchmark-disable"),
     _given("--benchmark-skip"),

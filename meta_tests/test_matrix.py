@@ -164,18 +164,6 @@ def test_an_unknown_build_has_what_its_parser_takes_and_never_the_newest():
     assert released.axes == SPACES[2].axes
 
 
-def test_one_axis_against_all_others():
-    space = SPACES[2]
-    focused = covering.build(space, 2, focus="spec")
-    pairs = covering.coverage(space, [p.cell for p in focused.cells], 2)
-    assert not [choice for choice in pairs.missing if "spec" in dict(choice)]
-    assert len(focused.cells) <= len(covering.build(space, 2).cells)
-    with pytest.raises(UsageError, match="--matrix-focus colour: expected one of moe"):
-        covering.build(space, 2, focus="colour")
-    with pytest.raises(UsageError, match="without a choice on this engine: sinks, tile"):
-        covering.build(space, 2, focus="tile")
-
-
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -616,7 +604,6 @@ def test_the_outlook_is_printed(capsys):
     [
         (("--matrix", "0"), "--matrix 0: expected 1, 2"),
         (("--matrix", "9"), "--matrix 9: expected at most 5"),
-        (("--matrix-focus", "colour"), "--matrix-focus colour: expected one of moe, graphs"),
         (("--matrix-axes", "nowhere.toml"), "expected a file or one of cpu"),
         (("--engine-arg=--colour",), "refuses it: unrecognized arguments: --colour"),
     ],

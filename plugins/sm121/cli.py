@@ -358,18 +358,11 @@ def _named(given: Path) -> tuple[str | None, Path]:
     return (name, Path(path)) if separator and not given.exists() else (None, given)
 
 
-_MATRIX_OPTIONS = {
-    "--matrix": "--strength",
-    "--matrix-focus": "--axis",
-}
-"""What pytest's options are called here."""
-
-
 def _matrix(options: argparse.Namespace) -> int:
     try:
         print(_shown_matrix(options), end="")
-    except OptionError as error:
-        raise OptionError(_MATRIX_OPTIONS[error.option], error.wrong) from error
+    except OptionError as error:  # pytest calls it --matrix
+        raise OptionError("--strength", error.wrong) from error
     return 0
 
 
@@ -385,7 +378,7 @@ def _shown_matrix(options: argparse.Namespace) -> str:
     space = space_of(chosen, options.axes, options.engine, options.engine_version)
     if options.strength is None:
         return outlook.sizes(chosen, space)
-    return outlook.cells(make_plan(chosen, space, strength=options.strength, focus=options.axis))
+    return outlook.cells(make_plan(chosen, space, strength=options.strength))
 
 
 def _plan(options: argparse.Namespace) -> int:

@@ -74,18 +74,12 @@ def parse_strength(text: str) -> Strength:
     return int(text)
 
 
-def build(space: Space, strength: Strength = 2, *, focus: str | None = None) -> Array:
+def build(space: Space, strength: Strength = 2) -> Array:
     """The cells that are tried: baseline, named ones, feature by feature, and the array.
 
-    Args:
-        focus: one axis of which every value is tried with every value of each other axis, while the
-            others are covered among themselves at strength 1.
-
     Raises:
-        OptionError: ``focus`` is no axis, or the strength is larger than the number of axes.
+        OptionError: the strength is larger than the number of axes.
     """
-    if focus is not None and focus not in space.axes:
-        raise OptionError("--matrix-focus", _no_axis(space, focus))
     if isinstance(strength, int) and strength > len(space.axes):
         raise OptionError(
             "--matrix",
@@ -122,10 +116,10 @@ def build(space: Space, strength: Strength = 2, *, focus: str | None = None) -> 
                 incompatible[name] = rule
             elif strength != 1 or not feature:
                 add(cell, name)
-        for row in _array(space, strength, focus, [dict(key) for key in planned]):
+        for row in _array(space, strength, [dict(key) for key in planned]):
             add(row, "array")
     cells = tuple(Planned(dict(key), tuple(why)) for key, why in planned.items())
-    _verify(space, cells, strength, focus)
+    _verify(space, cells, strength)
     return Array(strength, cells, incompatible, absent)
 
 
@@ -170,20 +164,11 @@ def lower_bound(space: Space, strength: int) -> int:
     return max(allowed.values(), default=0)
 
 
-def _array(
-    space: Space, strength: Strength, focus: str | None, fixed: Sequence[Cell]
-) -> Sequence[Cell]:
+def _array(space: Space, strength: Strength, fixed: Sequence[Cell]) -> Sequence[Cell]:
     if strength == "none":
         return []
     if strength == "full" or len(space.axes) < 2:  # of one axis, every value is all of it
         return list(space.full())
-    options: dict[str, Any] = {"strength": strength}
-    if focus is not None:
-        others = [axis for axis in space.axes if axis != focus]
-        options = {
-            "strength": 1,
-            "sub_models": [{"fields": [focus, axis], "strength": 2} for axis in others],
-        }
     factors = {axis: list(space.values(axis)) for axis in space.axes}
     arrays = (
         covertable.make(
@@ -191,9 +176,9 @@ def _array(
             salt=str(salt),
             presets=[dict(cell) for cell in fixed],
             constraints=[rule for one in space.rules if (rule := _condition(space, one))],
-            **options,
+            strength=strength,
         )
-        for salt in range(_TRIES.get(strength if isinstance(strength, int) else 2, 1))
+        for salt in range(_TRIES.get(strength, 1))
     )
     return [dict(row) for row in min(arrays, key=len)]
 
@@ -210,29 +195,18 @@ def _condition(space: Space, rule: Incompatible) -> dict[str, Any] | None:
     return {"operator": "not", "condition": {"operator": "and", "conditions": parts}}
 
 
-def _verify(space: Space, cells: Sequence[Planned], strength: Strength, focus: str | None) -> None:
+def _verify(space: Space, cells: Sequence[Planned], strength: Strength) -> None:
     """The library's arrays are not believed: every allowed combination must occur."""
     if not isinstance(strength, int):
         return
     for planned in cells:
         if (rule := space.excluded(planned.cell)) is not None:
             raise Sm121Error(f"the covering array has a cell that is ruled out: {rule}")
-    wanted = 1 if focus is not None else strength
-    found = coverage(space, [planned.cell for planned in cells], wanted)
-    missing = list(found.missing)
-    if focus is not None and strength >= 2:
-        pairs = coverage(space, [planned.cell for planned in cells], 2)
-        missing += [choice for choice in pairs.missing if focus in dict(choice)]
+    missing = coverage(space, [planned.cell for planned in cells], strength).missing
     if missing:
         raise Sm121Error(f"the covering array misses {len(missing)} combinations: {missing[0]}")
 
 
-def _no_axis(space: Space, name: str) -> str:
-    dropped = sorted({axis for axis, _ in space.absent if axis not in space.axes})
-    more = f" (without a choice on this engine: {', '.join(dropped)})" if dropped else ""
-    return f"{name}: expected one of {', '.join(space.axes)}{more}"
-
-
 def bare(space: Space, strength: int) -> int:
     """Number of cells of the array alone, without those that are always in."""
-    return len(_array(space, strength, None, [space.baseline]))
+    return len(_array(space, strength, [space.baseline]))

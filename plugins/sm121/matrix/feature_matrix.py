@@ -88,7 +88,6 @@ class MatrixFile(Record):
     failing_sets: list[FailingSetReport]
     predicted: str | None = None
     spent: dict[str, float]
-    focus: str | None = None
     axes_file: dict[str, Any] = Field(default_factory=dict)
     """The whole of the axes' file, so that this one can be read without it."""
 
@@ -101,7 +100,6 @@ def build(
     *,
     profile: str,
     predicted: str | None = None,
-    focus: str | None = None,
     references: Sequence[CellRecord] = (),
     interrupted: bool = False,
 ) -> MatrixFile:
@@ -142,7 +140,6 @@ def build(
         ],
         interrupted=interrupted,
         predicted=predicted,
-        focus=focus,
         axes_file=space.file.model_dump(mode="json"),
         spent=dict(cost.spent(records, references)),
     )  # fmt: skip
@@ -250,12 +247,12 @@ def merged(parts: Sequence[MatrixFile]) -> tuple[Space, MatrixFile]:
     """
     first = parts[0]
     for part in parts[1:]:
-        for name in ("axes_file", "engine", "version", "options", "strength", "focus", "profile"):
+        for name in ("axes_file", "engine", "version", "options", "strength", "profile"):
             if getattr(part, name) != getattr(first, name):
                 raise UsageError(f"the shards' matrices are of another {name}")
     file = AxesFile.model_validate(first.axes_file)
     space = Space(file, first.engine, first.version, first.options)
-    array = build_array(space, parse_strength(str(first.strength)), focus=first.focus)
+    array = build_array(space, parse_strength(str(first.strength)))
     # A cell and its second start are both kept: what did not come again is told apart by it.
     records: dict[tuple[str, bool], CellRecord] = {}
     for record in (record for part in parts for record in part.cells):
@@ -265,7 +262,7 @@ def merged(parts: Sequence[MatrixFile]) -> tuple[Space, MatrixFile]:
     places = {identity(space, p.cell): place for place, p in enumerate(array.cells)}
     kept = sorted(records.values(), key=lambda r: (r.isolating, places.get(r.id, len(places))))
     sets = smallest(space, kept, lambda _cell: None)
-    whole = build(space, array, kept, sets, profile=first.profile, focus=first.focus)
+    whole = build(space, array, kept, sets, profile=first.profile)
     totals = {key: sum(part.spent.get(key, 0.0) for part in parts) for key in first.spent}
     return space, whole.model_copy(update={"spent": totals})
 

@@ -115,11 +115,10 @@ class MatrixLevel:
         strength = self.plan.array.strength
         if not isinstance(strength, int):
             return
-        wanted = 1 if self.plan.focus else strength
         cells = [planned.cell for planned in self.plan.cells]
-        found = covering.coverage(self.space, cells, wanted)
+        found = covering.coverage(self.space, cells, strength)
         assert not found.missing, (
-            f"required: all allowed combinations of {wanted} values, missing: "
+            f"required: all allowed combinations of {strength} values, missing: "
             f"{', '.join(label(choice) for choice in found.missing[:5])}"
         )
 
@@ -224,7 +223,6 @@ class MatrixLevel:
             self.sets,
             profile=self.plan.profile.name,
             predicted=str(self.predicted) if self.predicted else None,
-            focus=self.plan.focus,
             references=self.references,
             interrupted=interrupted,
         )

@@ -64,12 +64,10 @@ def seconds(plan: CellPlan) -> float:
 def of_run(plan: CellPlan) -> list[str]:
     """What a run will try, a line each."""
     space, array = plan.space, plan.array
-    focus = plan.focus
-    against = f"; each value of {focus} with each value of every other axis" if focus else ""
     return [
         f"{space.engine} {space.version or '(version unknown)'}: {len(space.axes)} axes "
         f"({', '.join(space.axes)}), {space.product} combinations",
-        f"strength {array.strength}: {len(array.cells)} cells; {_coverage(space, array)}{against}",
+        f"strength {array.strength}: {len(array.cells)} cells; {_coverage(space, array)}",
     ]
 
 

@@ -27,8 +27,6 @@ class CellPlan:
     array: Array
     #: In the order in which they are run, the baseline first; empty with ``--matrix none``.
     cells: tuple[Planned, ...]
-    #: The one axis that is tried against all others (``--matrix-focus``).
-    focus: str | None = None
     #: The user's own, on top of the profile's and of the cell's.
     engine_arguments: tuple[str, ...] = ()
     engine_environment: Environment = ()
@@ -62,8 +60,6 @@ class CellPlan:
         words = ["pytest tests/test_matrix.py", f"--matrix {self.array.strength}"]
         if self.space.engine != "vllm":
             words.append(f"--engine {self.space.engine}")
-        if self.focus:
-            words.append(f"--matrix-focus {self.focus}")
         return " ".join(words)
 
 
@@ -105,7 +101,6 @@ def make_plan(
     space: Space | None = None,
     *,
     strength: str | None = None,
-    focus: str | None = None,
     engine_arguments: tuple[str, ...] = (),
     engine_environment: Environment = (),
 ) -> CellPlan:
@@ -114,7 +109,6 @@ def make_plan(
     Args:
         space: the axes (default: the profile's, as its own engine has them).
         strength: as ``--matrix`` takes it (default: the profile's, or the number of axes).
-        focus: as `covering.build` takes it.
 
     Raises:
         UsageError: the profile has no ``[matrix]``, or what was asked for is none of it.
@@ -124,7 +118,7 @@ def make_plan(
     asked = covering.parse_strength(
         strength or str(min(settings.strength, max(1, len(space.axes))))
     )
-    array = covering.build(space, asked, focus=focus)
+    array = covering.build(space, asked)
     cells = ordered(
         space,
         array.cells,
@@ -133,7 +127,7 @@ def make_plan(
     if asked == "none":
         cells = []
     return CellPlan(
-        profile, settings, space, array, tuple(cells), focus, engine_arguments, engine_environment
+        profile, settings, space, array, tuple(cells), engine_arguments, engine_environment
     )
 
 

@@ -56,10 +56,9 @@ def plan_of_items(config: pytest.Config) -> CellPlan | None:
 def _make_plan(config: pytest.Config) -> CellPlan | None:
     settings = config.stash[SETTINGS]
     own = profile.expected(settings.profile, settings.arch, settings.engine)
-    strength, focus = config.getoption("--matrix"), config.getoption("--matrix-focus")
-    axes_file = config.getoption("--matrix-axes")
+    strength, axes_file = config.getoption("--matrix"), config.getoption("--matrix-axes")
     if own.matrix is None:
-        if any(option not in (None, "none") for option in (focus, axes_file, strength)):
+        if any(option not in (None, "none") for option in (axes_file, strength)):
             raise UsageError(f"--matrix: profile {own.name} has no [matrix]")
         return None
     engine = Installed()
@@ -70,7 +69,6 @@ def _make_plan(config: pytest.Config) -> CellPlan | None:
         own.judging(settings.configuration, engine.identity, engine.options),
         space_of(own, axes_file, settings.engine, engine.identity, options=engine.options),
         strength=strength,
-        focus=focus,
         engine_arguments=settings.engine_arguments,
         engine_environment=settings.engine_environment,
     )
