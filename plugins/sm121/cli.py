@@ -265,10 +265,10 @@ def _box(options: argparse.Namespace) -> int:
     chosen = profile.load(name)
     device = options.device or ("cpu" if chosen.arch == architecture.CPU else "cuda:0")
     reading = box.read(device)
-    state, reason = box.judge(chosen.box, reading)
+    judgement = box.judge(chosen.box, reading)
     print(reading.model_dump_json(indent=2))
-    print(f"{state.value}: {reason}")
-    return 1 if state is box.BoxState.DEGRADED else 0
+    print(f"{judgement.state.value}: {judgement.reason}")
+    return 1 if judgement.state is box.BoxState.DEGRADED else 0
 
 
 def _warm(options: argparse.Namespace) -> int:

@@ -24,6 +24,7 @@ from pydantic import Field, ValidationError
 from sm121.core.data_file import Record
 from sm121.core.errors import Sm121Error
 from sm121.core.profile import Box
+from sm121.core.verdict import Verdict
 from sm121.engines import device_memory
 from sm121.measure.stream_bandwidth import (
     gpu_second,
@@ -103,10 +104,10 @@ class Reading(Record):
         """What is not known of the processes on the GPU; None where all is."""
         if self.gpu_unattributed is None:
             return None
-        seen = f"processes {self.gpu_unattributed}" if self.gpu_unattributed else "nobody"
+        users = f"processes {self.gpu_unattributed}" if self.gpu_unattributed else "nobody"
         return (
             f"cannot tell whose the GPU is: none of the server's processes is seen on it, seen "
-            f"{seen}"
+            f"{users}"
         )
 
 
@@ -126,10 +127,10 @@ def read(
     """
     start = time.monotonic()
     before = CpuUse.take(own)
-    found: Device | None = None
+    measured: Device | None = None
     problem = None
     try:
-        found = measure(device) if device == "cpu" else _measure_apart(device)
+        measured = measure(device) if device == "cpu" else _measure_apart(device)
     except Sm121Error as error:
         problem = str(error)
     remaining = _WATCHED_S - (time.monotonic() - start)
@@ -138,7 +139,7 @@ def read(
     other, names = CpuUse.take(own).since(before)
     others, unattributed = (None, None) if device == "cpu" else _gpu_users(device, own, serving)
     return Reading(
-        device=found,
+        device=measured,
         memory_available_gib=round(psutil.virtual_memory().available / 2**30, 2),
         other_load=round(other, 3),
         others=names,
@@ -174,53 +175,69 @@ def measure(device: str) -> Device:
     )
 
 
+@dataclass(frozen=True)
+class Judgement:
+    """The state of the machine, and what follows for what was timed on it."""
+
+    state: BoxState
+    reason: str
+    #: Verdicts on what is timed that do not stand. A machine that became faster refutes no PASS.
+    refuted: frozenset[Verdict] = frozenset()
+
+
 def judge(
     reference: Box | None,
     before: Reading | None,
     after: Reading | None = None,
     *,
     load_during: float | None = None,
-) -> tuple[BoxState, str]:
-    """The state of the machine and the reason, in words.
+) -> Judgement:
+    """Judge the state of the machine by its readings.
 
     Args:
         load_during: share of the CPU that others took while it was measured, if that is known.
     """
     if reference is None:
-        return BoxState.UNKNOWN, "the profile has no [box] to compare this machine with"
+        return Judgement(BoxState.UNKNOWN, "the profile has no [box] to compare this machine with")
     readings = [(name, r) for name, r in (("before", before), ("after", after)) if r is not None]
     if not readings:
-        return BoxState.UNKNOWN, "the box was not measured"
-    wrong = [
+        return Judgement(BoxState.UNKNOWN, "the box was not measured")
+    defects = [
         f"{name} the measurements: {line}"
         for name, reading in readings
         # Who works here when all is measured matters only where nothing better is known.
         for line in _defects(reference, reading, load=name == "before" or load_during is None)
     ]
-    wrong.extend(_drift(reference, before, after))
     if load_during is not None and load_during > reference.max_other_load:
-        wrong.append(
+        defects.append(
             f"others worked here during the measurements: required {reference.max_other_load:.0%} "
             f"of the CPU at most, seen {load_during:.0%}"
         )
-    if wrong:
-        return BoxState.DEGRADED, "; ".join(wrong)
+    changes, slower = _changes(reference, before, after)
+    if defects or changes:
+        refuted = {Verdict.FAIL, Verdict.INCONCLUSIVE}
+        if defects or slower:
+            refuted.add(Verdict.PASS)
+        else:
+            changes.append("it became faster: what was measured before was on the slower machine")
+        return Judgement(BoxState.DEGRADED, "; ".join(defects + changes), frozenset(refuted))
     for name, reading in readings:
         if reading.device is None:
-            return BoxState.UNKNOWN, f"{name} the measurements: {reading.problem}"
+            return Judgement(BoxState.UNKNOWN, f"{name} the measurements: {reading.problem}")
     first = readings[0][1].device
     assert first is not None
     whose = next((line for _, reading in readings if (line := reading.cannot_tell)), None)
-    return BoxState.QUALIFIED, (
+    return Judgement(
+        BoxState.QUALIFIED,
         f"{first.bandwidth_gb_s:.4g} GB/s, {first.matrix_tflop_s:.3g} TFLOP/s"
         + (f", {first.sm_clock_mhz} MHz under load" if first.sm_clock_mhz else "")
         + f", {readings[0][1].other_load:.0%} of the CPU taken by others"
-        + (f"; {whose}" if whose else "")
+        + (f"; {whose}" if whose else ""),
     )
 
 
 def _defects(reference: Box, reading: Reading, *, load: bool) -> list[str]:
-    found = []
+    defects = []
     required: list[tuple[str, float | None, Any, str]] = [
         ("available memory", reading.memory_available_gib, reference.memory_available_gib, "GiB")
     ]
@@ -231,63 +248,68 @@ def _defects(reference: Box, reading: Reading, *, load: bool) -> list[str]:
             ("matrix rate", device.matrix_tflop_s, reference.matrix_tflop_s, "TFLOP/s"),
             ("SM clock under load", device.sm_clock_mhz, reference.sm_clock_mhz, "MHz"),
         ]
-        for what, spread in (
+        for quantity, spread in (
             ("memory bandwidth", device.bandwidth_spread),
             ("matrix rate", device.matrix_spread),
         ):
             if spread > reference.max_spread:
-                found.append(
-                    f"{what} is unsteady: required a spread of {reference.max_spread:.0%} at "
+                defects.append(
+                    f"{quantity} is unsteady: required a spread of {reference.max_spread:.0%} at "
                     f"most, seen {spread:.0%}"
                 )
         if device.throttled:
-            found.append("the GPU's clocks are throttled")
+            defects.append("the GPU's clocks are throttled")
         if not reference.runs_at_its_power_limit:
-            found += _power_cap(device)
-    for what, value, least, unit in required:
+            defects += _power_cap(device)
+    for quantity, value, least, unit in required:
         if value is not None and least is not None and value < least.value:
-            found.append(
-                f"{what}: required {least.value:g} {unit} ({least.source}), seen {value:g}"
+            defects.append(
+                f"{quantity}: required {least.value:g} {unit} ({least.source}), seen {value:g}"
             )
     if load and reading.other_load > reference.max_other_load:
         names = f" ({', '.join(reading.others)})" if reading.others else ""
-        found.append(
+        defects.append(
             f"others work here: required {reference.max_other_load:.0%} of the CPU at most, seen "
             f"{reading.other_load:.0%}{names}"
         )
     if reading.gpu_others:
-        found.append(f"others are on the GPU: processes {reading.gpu_others}")
-    return found
+        defects.append(f"others are on the GPU: processes {reading.gpu_others}")
+    return defects
 
 
 def _power_cap(device: Device) -> list[str]:
-    found = []
+    defects = []
     limit, default = device.power_limit_w, device.power_limit_default_w
     if limit is not None and default is not None and limit < default:
-        found.append(f"the GPU's power is limited: required its default of {default:g} W, seen "
+        defects.append(f"the GPU's power is limited: required its default of {default:g} W, seen "
                      f"{limit:g} W")  # fmt: skip
     if device.power_capped is not None and device.power_capped > _MOSTLY:
-        seen = f" at {device.power_w:g} W" if device.power_w is not None else ""
-        found.append(f"a power cap slows the GPU: required no such throttle reason under load, "
-                     f"seen in {device.power_capped:.0%} of the samples{seen}")  # fmt: skip
-    return found
+        power = f" at {device.power_w:g} W" if device.power_w is not None else ""
+        defects.append(f"a power cap slows the GPU: required no such throttle reason under load, "
+                     f"seen in {device.power_capped:.0%} of the samples{power}")  # fmt: skip
+    return defects
 
 
-def _drift(reference: Box, before: Reading | None, after: Reading | None) -> list[str]:
+def _changes(
+    reference: Box, before: Reading | None, after: Reading | None
+) -> tuple[list[str], bool]:
+    """By how much the device changed, where that is more than is allowed; and whether something
+    became slower."""
     if before is None or after is None or before.device is None or after.device is None:
-        return []
-    found = []
-    for what, one, other in (
+        return [], False
+    lines, slower = [], False
+    for quantity, first, last in (
         ("memory bandwidth", before.device.bandwidth_gb_s, after.device.bandwidth_gb_s),
         ("matrix rate", before.device.matrix_tflop_s, after.device.matrix_tflop_s),
     ):
-        change = abs(other / one - 1.0)
+        change = abs(last / first - 1.0)
         if change > reference.max_drift:
-            found.append(
-                f"{what} changed from {one:g} to {other:g} during the measurements ("
+            slower = slower or last < first
+            lines.append(
+                f"{quantity} changed from {first:g} to {last:g} during the measurements ("
                 f"{change:.0%}, {reference.max_drift:.0%} allowed)"
             )
-    return found
+    return lines, slower
 
 
 def _measure_apart(device: str) -> Device:
@@ -303,8 +325,8 @@ def _measure_apart(device: str) -> Device:
     try:
         return Device.model_validate_json(lines[-1] if done.returncode == 0 and lines else "")
     except ValidationError as error:
-        said = (done.stderr.strip().splitlines() or ["nothing was said"])[-1]
-        raise Sm121Error(f"measuring {device}: {said[:300]}") from error
+        last_line = (done.stderr.strip().splitlines() or ["nothing was said"])[-1]
+        raise Sm121Error(f"measuring {device}: {last_line[:300]}") from error
 
 
 def _under_load(device: str) -> dict[str, Any]:
@@ -316,9 +338,9 @@ def _under_load(device: str) -> dict[str, Any]:
         torch.matmul(matrix, matrix)  # queued: the device works while we look
     number = device.partition(":")[2]
     index = int(number) if number.isdigit() else 0
-    seen = _nvml_while(lambda: not torch.cuda.current_stream().query(), index)
+    readings = _nvml_while(lambda: not torch.cuda.current_stream().query(), index)
     torch.cuda.synchronize()
-    return seen
+    return readings
 
 
 @contextmanager
@@ -371,10 +393,10 @@ def _nvml_while(working: Callable[[], bool], index: int) -> dict[str, Any]:
         temperature = ask("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU)
         limits = [ask(f"nvmlDeviceGet{name}") for name in _LIMITS]
     power = max(watts, default=0)
-    known = [clock for clock in clocks if clock]
+    clocks = [clock for clock in clocks if clock]
     in_force, default = (round(each / 1000, 1) if each else None for each in limits)
     return {
-        "sm_clock_mhz": int(np.median(known)) if known else None,
+        "sm_clock_mhz": int(np.median(clocks)) if clocks else None,
         "power_w": round(power / 1000, 1) if power else None,
         "temperature_c": temperature,
         "throttled": throttled,
@@ -392,14 +414,14 @@ def _gpu_users(
     users = device_memory.computing()
     if users is None:
         return None, None
-    ours = {process.pid for process in _ours(own)}
-    servers = {process.pid for process in own()}
-    held = {gpu for gpu, pids in users.items() if pids & servers}
-    if serving and not held:
-        return None, sorted(set().union(*users.values()) - ours)
+    run_pids = {process.pid for process in _ours(own)}
+    server_pids = {process.pid for process in own()}
+    gpus = {gpu for gpu, pids in users.items() if pids & server_pids}
+    if serving and not gpus:
+        return None, sorted(set().union(*users.values()) - run_pids)
     number = device.partition(":")[2]
-    looked_at = held or {int(number) if number.isdigit() else 0}
-    return sorted(set().union(*(users.get(gpu, set()) for gpu in looked_at)) - ours), None
+    gpus = gpus or {int(number) if number.isdigit() else 0}
+    return sorted(set().union(*(users.get(gpu, set()) for gpu in gpus)) - run_pids), None
 
 
 def _ours(own: Callable[[], Iterable[psutil.Process]]) -> list[psutil.Process]:

@@ -7,8 +7,8 @@ so that all looks together err at most that often. A decision has to hold in eac
 * so do the tokens over the time of a rate (the harmonic mean of its rounds), by Student's t. Its
   degrees of freedom are those of the rounds that are left when their correlation is taken off. (Of
   a time, or to fail, the sign test of the median will do: a failed request is an infinite time.);
-* the distance to the threshold is more than what rounds with a memory may not have shown yet
-  (`unseen`): few rounds can all be of one state of a server that has two;
+* the margin to the threshold is more than what rounds with a memory may not have shown yet
+  (`required_margin`): few rounds can all be of one state of a server that has two;
 * the last rounds are not on the other side, however few they are.
 
 What rests on simulation is in docs/tables/gate-errors.md, made by ``tools/gate_errors.py``.
@@ -17,7 +17,7 @@ What rests on simulation is in docs/tables/gate-errors.md, made by ``tools/gate_
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -27,9 +27,12 @@ from scipy import special
 from sm121.core.profile import Gate
 from sm121.core.verdict import Verdict
 from sm121.measure import statistics
+from sm121.measure.measurement import COUNTED, EXISTS_ONCE, Measurement
 from sm121.measure.statistics import Estimate, Floats
 
 Grade = Literal["minimum", "target", "stretch"]
+#: Measures until there are that many rounds (or requests) in all; returns the whole measurement.
+More = Callable[[int], Measurement]
 
 #: Chance of a wrong PASS when the truth is just below the threshold, and of a wrong FAIL above it.
 ERROR = 0.01
@@ -76,15 +79,15 @@ def looks(maximum_rounds: int) -> tuple[int, ...]:
     planned = [*_LOOKS]
     while planned[-1] < maximum_rounds:
         planned.append(round(planned[-1] * _GROWTH))
-    found = [at for at in planned if at < maximum_rounds]
-    if found and maximum_rounds < found[-1] * 1.15:
-        found.pop()  # a look for so few more rounds would only take its share from the others
-    return (*found, maximum_rounds)
+    earlier = [rounds for rounds in planned if rounds < maximum_rounds]
+    if earlier and maximum_rounds < earlier[-1] * 1.15:
+        earlier.pop()  # a look for so few more rounds would only take its share from the others
+    return (*earlier, maximum_rounds)
 
 
 def next_look(rounds: int, maximum_rounds: int) -> int:
     """How many rounds a gate that is not decided after ``rounds`` wants to see next."""
-    return next((at for at in looks(maximum_rounds) if at > rounds), maximum_rounds)
+    return next((look for look in looks(maximum_rounds) if look > rounds), maximum_rounds)
 
 
 def decide(
@@ -112,36 +115,36 @@ def decide(
     """
     estimate = statistics.estimate(samples)
     threshold, higher_is_better = _threshold(gate)
-    seen = f"required: {_requirement(gate)}; seen: {_describe(estimate, gate)}"
+    reason = f"required: {_requirement(gate)}; seen: {_describe(estimate, gate)}"
 
     def decided(above: bool, how: str) -> Decision:
         if above != higher_is_better:
-            return Decision(Verdict.FAIL, None, estimate, seen + how)
-        return Decision(Verdict.PASS, _grade(estimate, gate), estimate, seen + how)
+            return Decision(Verdict.FAIL, None, estimate, reason + how)
+        return Decision(Verdict.PASS, _grade(estimate, gate), estimate, reason + how)
 
     if maximum_rounds == 1:
         at_threshold = estimate.value == threshold
         return decided(estimate.value > threshold or (at_threshold and higher_is_better), "")
     if higher_is_better:
-        seen += f", {over_time(samples):.4g} {gate.unit} over the time"
+        reason += f", {over_time(samples):.4g} {gate.unit} over the time"
     planned = looks(maximum_rounds)
     count = max(len(samples), len(track))
     if len(samples) < planned[0]:
         return None
-    clamped = [min(max(estimate.value, low), high) for low, high in left_out]
-    share = ERROR / len(planned)
     above: bool | None = None
     if len(left_out) > _LEFT_OUT * (count + len(left_out)):
-        why = f"{len(left_out)} more were left out: the client was late for them"
+        obstacle = f"{len(left_out)} more were left out: the client was late for them"
     else:
-        series = [*clamped, *(track if len(track) > len(samples) else samples)]
-        above, why = _side(series, samples, threshold, share, rate=higher_is_better)
+        clamped = [min(max(estimate.value, low), high) for low, high in left_out]
+        rounds = [*clamped, *(track if len(track) > len(samples) else samples)]
+        error = ERROR / len(planned)
+        above, obstacle = _side(rounds, samples, threshold, error, is_rate=higher_is_better)
     if above is not None:
         return decided(above, f"; decided at {count} rounds")
     if count < maximum_rounds:
         return None
-    why = f": the bound of {maximum_rounds} rounds is reached and allows no decision: {why}"
-    return Decision(Verdict.INCONCLUSIVE, None, estimate, seen + why)
+    reason += f": the bound of {maximum_rounds} rounds is reached and allows no decision: "
+    return Decision(Verdict.INCONCLUSIVE, None, estimate, reason + obstacle)
 
 
 def over_time(rates: Sequence[float]) -> float:
@@ -150,7 +153,7 @@ def over_time(rates: Sequence[float]) -> float:
     return float(len(values) / (1.0 / values).sum()) if (values > 0.0).all() else 0.0
 
 
-def independent(values: Floats) -> float:
+def effective_samples(values: Floats) -> float:
     """How many independent rounds these rounds stand for, by the correlation of neighbours."""
     count = len(values)
     around = values - values.mean()
@@ -165,7 +168,7 @@ def independent(values: Floats) -> float:
     return max(count * (1.0 - correlation) / (1.0 + correlation), _FEWEST_INDEPENDENT)
 
 
-def unseen(rounds: int, *, passing: bool) -> float:
+def required_margin(rounds: int, *, passing: bool) -> float:
     """How far from its threshold, as a fraction, a level has to be after so many rounds."""
     steps = _UNSEEN_TO_PASS if passing else _UNSEEN_TO_FAIL
     return next((fraction for bound, fraction in steps if rounds < bound), _UNSEEN_AT_LAST)
@@ -175,79 +178,90 @@ def _side(
     series: Sequence[float],
     samples: Sequence[float],
     threshold: float,
-    share: float,
+    error: float,
     *,
-    rate: bool,
+    is_rate: bool,
 ) -> tuple[bool | None, str]:
-    """Whether the level is above the threshold; None while that is open, and why it is."""
-    values, own = (np.asarray(found, dtype=np.float64) for found in (series, samples))
-    count = len(values)
-    ordered = np.sort(own)
-    rank, _ = statistics.median_ranks(len(own))
-    low, high = ordered[rank], ordered[len(own) - 1 - rank]
+    """Whether the level is above the threshold; None while that is open, and why it is.
+
+    Args:
+        series: all rounds, those of other lengths and those that were left out among them.
+        samples: the rounds of the metric itself.
+        error: the share of errors that this look may make.
+    """
+    rounds, measured = (np.asarray(values, dtype=np.float64) for values in (series, samples))
+    count = len(rounds)
+    ordered = np.sort(measured)
+    rank, _ = statistics.median_ranks(len(measured))
+    low, high = ordered[rank], ordered[len(measured) - 1 - rank]
     if not (low > threshold or high < threshold):
         return None, "the interval of the median has the threshold in it"
     above = bool(low > threshold)
     sign = 1.0 if above else -1.0
-    middle = float(np.median(values))
-    if rate and above and sign * (over_time(values.tolist()) - threshold) <= 0.0:
+    passing_rate = is_rate and above
+    middle = float(np.median(rounds))
+    level = over_time(series) if passing_rate else middle
+    if passing_rate and level <= threshold:
         return None, "its tokens over the time are on the other side than its median"
-    level = over_time(values.tolist()) if rate and above else middle
-    distance = min(sign * (middle / threshold - 1.0), sign * (level / threshold - 1.0))
-    if distance <= (needed := unseen(count, passing=above == rate)):
+    margin = min(sign * (middle / threshold - 1.0), sign * (level / threshold - 1.0))
+    if margin <= (required := required_margin(count, passing=above == is_rate)):
         return None, (
-            f"{distance:.1%} from the threshold, and after {count} rounds that takes "
-            f"{needed:.1%}: rounds may have a memory that so few do not show"
+            f"{margin:.1%} from the threshold, and after {count} rounds that takes "
+            f"{required:.1%}: rounds may have a memory that so few do not show"
         )
-    if (few := _end_beyond(values, middle, threshold, sign)) is not None:
-        last = f"the last {few} rounds are" if few > 1 else "the last round is"
-        return None, f"{last} on the other side of the threshold"
-    certain = rate and above
-    finite = values[np.isfinite(values)]
-    alone = independent(np.minimum(values, finite.max() if len(finite) else threshold))
-    risk = _t_risk(values, threshold, sign, alone, rate=rate)
-    if len(own) < count:
-        share_of_own = len(own) * alone / count
-        risk = max(risk, _t_risk(own, threshold, sign, share_of_own, rate=rate))
-    if risk < share / 2:
+    if (last := _opposing_end(rounds, middle, threshold, sign)) is not None:
+        which = f"the last {last} rounds are" if last > 1 else "the last round is"
+        return None, f"{which} on the other side of the threshold"
+    finite = rounds[np.isfinite(rounds)]
+    effective = effective_samples(np.minimum(rounds, finite.max() if len(finite) else threshold))
+    risk = _t_risk(rounds, threshold, sign, effective, is_rate=is_rate)
+    if len(measured) < count:
+        share = len(measured) * effective / count
+        risk = max(risk, _t_risk(measured, threshold, sign, share, is_rate=is_rate))
+    if risk < error / 2:
         return above, ""
-    favour = int((sign * (values - threshold) > 0.0).sum() * alone / count)
-    against = math.ceil((sign * (values - threshold) < 0.0).sum() * alone / count)
+    supporting = int((sign * (rounds - threshold) > 0.0).sum() * effective / count)
+    opposing = math.ceil((sign * (rounds - threshold) < 0.0).sum() * effective / count)
     # Chance of so many on one side if the median were at the threshold.
-    if not certain and special.bdtr(against, favour + against, 0.5) < share / 2:
+    sign_risk = float(special.bdtr(opposing, supporting + opposing, 0.5))
+    if not passing_rate and sign_risk < error / 2:
         return above, ""
-    memory = f", which stand for {alone:.0f} independent ones," if alone < 0.7 * count else ""
+    memory = (
+        f", which stand for {effective:.0f} independent ones," if effective < 0.7 * count else ""
+    )
     return None, f"the spread of {count} rounds{memory} is too wide"
 
 
-def _end_beyond(values: Floats, middle: float, threshold: float, sign: float) -> int | None:
+def _opposing_end(values: Floats, middle: float, threshold: float, sign: float) -> int | None:
     """How many of the last rounds are on the other side, by more than chance; None if none are."""
     finite = values[np.isfinite(values)]
     spread = 1.4826 * float(np.median(np.abs(finite - middle))) if len(finite) else 0.0
     spread = max(spread, _RESOLUTION * abs(middle)) if math.isfinite(spread) else 0.0
-    for few in _ENDS:
-        if 2 * few > len(values):
+    for length in _ENDS:
+        if 2 * length > len(values):
             return None
-        beyond = sign * (threshold - float(values[-few:].mean()))
-        if beyond > _BY_CHANCE * spread / math.sqrt(few):
-            return few
+        beyond = sign * (threshold - float(values[-length:].mean()))
+        if beyond > _BY_CHANCE * spread / math.sqrt(length):
+            return length
     return None
 
 
-def _t_risk(values: Floats, threshold: float, sign: float, alone: float, *, rate: bool) -> float:
+def _t_risk(
+    values: Floats, threshold: float, sign: float, effective: float, *, is_rate: bool
+) -> float:
     """Chance of samples so far on one side if their mean were at the threshold. Of a rate, it is
     the mean of the times that tokens took. The worst round counts twice: few rounds show too
     little of a long tail."""
-    if not np.isfinite(values).all() or (rate and not (values > 0.0).all()):
+    if not np.isfinite(values).all() or (is_rate and not (values > 0.0).all()):
         return 1.0
-    if rate:
+    if is_rate:
         values, threshold, sign = 1.0 / values, 1.0 / threshold, -sign
     worst = values.min() if sign > 0.0 else values.max()
     values = np.append(values, worst)
     mean = float(values.mean())
     spread = max(float(values.std(ddof=1)), _RESOLUTION * abs(mean))
-    statistic = sign * (mean - threshold) / spread * math.sqrt(alone)
-    return float(special.stdtr(max(alone - 1.0, _FEWEST_DEGREES), -statistic))
+    statistic = sign * (mean - threshold) / spread * math.sqrt(effective)
+    return float(special.stdtr(max(effective - 1.0, _FEWEST_DEGREES), -statistic))
 
 
 def _grade(estimate: Estimate, gate: Gate) -> Grade | None:
@@ -295,14 +309,14 @@ def decide_tail(
     # Not that of the interval: how surely the quantile is within the bound.
     estimate = replace(interval, confidence=1.0 - risk_of_pass)
     needed = requests_needed(fraction)
-    what = (
+    reason = (
         f"required: {_requirement(gate)}; seen: {interval.value:.4g} {gate.unit}, {over} of "
         f"{count} requests over the bound"
     )
 
     def decided(verdict: Verdict, how: str) -> Decision:
         grade: Grade | None = "minimum" if verdict is Verdict.PASS else None
-        return Decision(verdict, grade, estimate, what + how)
+        return Decision(verdict, grade, estimate, reason + how)
 
     if risk_of_fail < ERROR:
         return decided(Verdict.FAIL, "")
@@ -319,6 +333,109 @@ def decide_tail(
         f"; {count} requests show it with {estimate.confidence:.0%} confidence; 95 % takes "
         f"{needed} with none over (--percentiles gathers them)",
     )
+
+
+def decide_measurement(
+    measurement: Measurement, gate: Gate, more: More | None, bound: int
+) -> tuple[Decision, Measurement]:
+    """Decide on a measurement, with more rounds where they are needed and can be had.
+
+    Args:
+        more: None: what was measured has to do.
+        bound: the most rounds.
+
+    Returns:
+        The decision, and the measurement with all rounds that were measured for it.
+    """
+    while True:
+        decision, wanted = _look(measurement, gate, more is not None, bound)
+        if decision is not None:
+            return decision, measurement
+        rounds = measurement.rounds
+        if more is None:
+            reason = (
+                f"{gate.metric}: {rounds} rounds decide nothing; a gate needs at least "
+                f"{FIRST_LOOK} (--rounds)"
+            )
+            estimate = statistics.estimate(measurement.samples)
+            return Decision(Verdict.INCONCLUSIVE, None, estimate, reason), measurement
+        measurement = more(wanted)
+        if not measurement.valid or measurement.rounds <= rounds:
+            more = None  # no more valid rounds will come
+            bound = measurement.rounds
+
+
+def _look(
+    measurement: Measurement, gate: Gate, growing: bool, bound: int
+) -> tuple[Decision | None, int]:
+    """The decision on the rounds so far, and the number of rounds for the next decision."""
+    samples = measurement.samples
+    if measurement.is_tail:
+        assert measurement.quantile is not None
+        decision = decide_tail(
+            samples,
+            gate,
+            fraction=measurement.quantile,
+            maximum_requests=bound if growing else None,
+        )
+        needed = requests_needed(measurement.quantile)
+        return decision, min(bound, needed if len(samples) < needed else bound)
+    if measurement.unit not in EXISTS_ONCE:
+        bound = max(bound, FIRST_LOOK)
+    decision = decide(
+        samples,
+        gate,
+        maximum_rounds=bound,
+        track=measurement.track,
+        left_out=measurement.left_out,
+    )
+    return decision, next_look(measurement.rounds, bound)
+
+
+def estimate_of(measurement: Measurement) -> Estimate | None:
+    """The value of a measurement and its interval; None without a sample that is a number."""
+    if not measurement.samples or any(math.isnan(sample) for sample in measurement.samples):
+        return None
+    if measurement.quantile is None or measurement.quantile == 0.5:
+        return statistics.estimate(measurement.samples)
+    return statistics.estimate_quantile(measurement.samples, measurement.quantile)
+
+
+def conclude(
+    measurement: Measurement,
+    decision: Decision | None,
+    *,
+    against: Sequence[str],
+    refuted: Collection[Verdict],
+    box: str | None,
+) -> tuple[Verdict, str]:
+    """The verdict on a measurement and the reason for it.
+
+    Args:
+        decision: of its gate; None where it has none.
+        against: what speaks against its samples.
+        refuted: the verdicts on what is timed that do not stand on this machine now.
+        box: why they do not.
+
+    Returns:
+        NOT_RUN where nothing is to be decided, and the machine was busy: it has no verdict.
+    """
+    name = measurement.name
+    if against:
+        return Verdict.INVALID, f"{name}: {'; '.join(against)}"
+    timed = measurement.unit not in COUNTED
+    if decision is None:
+        if timed and refuted:
+            return Verdict.NOT_RUN, f"{name}: measured on a busy machine: {box}"
+        return Verdict.PASS, ""
+    if timed and decision.verdict in refuted:
+        return Verdict.INCONCLUSIVE, f"{name}: the box is DEGRADED: {box}"
+    if measurement.clock == "chunks" and measurement.unit == "tok/s":
+        return Verdict.INCONCLUSIVE, (
+            f"{name}: tokens were counted by chunks, since the server sends neither token ids "
+            f"nor usage; no gate decides on that alone ({decision.reason})"
+        )
+    return decision.verdict, decision.reason
 
 
 def _threshold(gate: Gate) -> tuple[float, bool]:

@@ -14,6 +14,9 @@ from sm121.core.data_file import DataTable, Record
 Unit = Literal["tok/s", "ms", "s", "GiB", "%", "tokens"]
 #: Units of what is counted: how fit the machine is changes nothing of it.
 COUNTED = ("%", "tokens")
+#: Units of values that exist once in a run (a start, a peak, what was accepted of all drafts). They
+#: have one sample.
+EXISTS_ONCE = ("s", "GiB", *COUNTED)
 
 
 class Invalidity(DataTable):
@@ -56,6 +59,11 @@ class Measurement(Record):
     def rounds(self) -> int:
         """How many answers say how the quantity moved."""
         return max(len(self.samples), len(self.track))
+
+    @property
+    def is_tail(self) -> bool:
+        """Whether its value is a quantile beyond the median."""
+        return self.quantile is not None and self.quantile > 0.5
 
     @property
     def valid(self) -> bool:

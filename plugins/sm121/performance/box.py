@@ -38,6 +38,8 @@ class RunBox:
     also: Sequence[str] = ()
     before: Reading | None = None
     after: Reading | None = None
+    #: Verdicts on what is timed that do not stand on the machine as it was read last.
+    refuted: frozenset[Verdict] = frozenset()
     #: CPU use when the measurements began, and the number of server starts before that.
     _began: tuple[CpuUse, int] | None = None
     _load_during: float | None = None
@@ -54,10 +56,12 @@ class RunBox:
                     f"the server is attached at {server.host}: this machine says nothing about its "
                     "numbers"
                 )
-        wanted, here = self.harness.profile.arch, architecture.detect().name
-        if wanted == here:
+        target, machine = self.harness.profile.arch, architecture.detect().name
+        if target == machine:
             return None
-        return f"the target is {wanted}, this machine is {here}: it says nothing about the numbers"
+        return (
+            f"the target is {target}, this machine is {machine}: it says nothing about the numbers"
+        )
 
     def read_before(self) -> None:
         """Read the box before anything is measured."""
@@ -78,7 +82,8 @@ class RunBox:
 
     def read_at_the_end(self) -> None:
         """Read the box again. If it has become DEGRADED, what was timed and is held against a gate
-        is INCONCLUSIVE. What has no gate has nothing to decide, on whatever machine."""
+        is INCONCLUSIVE, but for a PASS on a machine that only became faster. What has no gate has
+        nothing to decide: it was measured on a busy machine, and has no verdict."""
         file, ledger = self.harness.file, self.harness.ledger
         if self.before is None:
             return
@@ -87,17 +92,24 @@ class RunBox:
         if not healthy or file.box.state != BoxState.DEGRADED:
             return
         message = f"the box is DEGRADED: {file.box.reason}"
-        timed = {n: m for n, m in file.metrics.items() if m.gated and m.unit not in COUNTED}
-        if not timed:
+        timed = {name: m for name, m in file.metrics.items() if m.unit not in COUNTED}
+        gated = {name: metric for name, metric in timed.items() if metric.gated}
+        for name in timed.keys() - gated.keys():
+            if timed[name].verdict is Verdict.PASS:
+                timed[name].verdict = Verdict.NOT_RUN
+        refuted = self.refuted & {Verdict.PASS, Verdict.FAIL}
+        if not gated or (
+            Verdict.PASS not in refuted and all(m.verdict is Verdict.PASS for m in gated.values())
+        ):
             self.harness.remark(f"rates and times were measured although {message}", at_once=False)
             return
-        for metric in timed.values():
-            if metric.verdict in (Verdict.PASS, Verdict.FAIL):
+        for metric in gated.values():
+            if metric.verdict in refuted:
                 metric.verdict, metric.grade = Verdict.INCONCLUSIVE, None
         for test in ledger:  # each was decided while the machine may have been unfit
-            decided = test.verdict in (Verdict.PASS, Verdict.FAIL) and not test.excused
-            holds = not test.metrics or not timed.keys().isdisjoint(test.metrics)
-            if test.level == "performance" and decided and not test.skipped and holds:
+            decided = test.verdict in refuted and not test.excused and not test.skipped
+            holds = not test.metrics or not gated.keys().isdisjoint(test.metrics)
+            if test.level == "performance" and decided and holds:
                 ledger.overrule(test.id, Verdict.INCONCLUSIVE, message)
         ledger.decide(
             TestReport(
@@ -112,9 +124,9 @@ class RunBox:
         """GB/s at which that many bytes can be read repeatedly; None when it is not known."""
         if self.before is None or self.before.device is None:
             return None
-        known = self.before.device
-        best = known.bandwidth_best_gb_s
-        if known.device != "cpu" or needed_bytes >= known.buffer_mib * 2**20:
+        device = self.before.device
+        best = device.bandwidth_best_gb_s
+        if device.device != "cpu" or needed_bytes >= device.buffer_mib * 2**20:
             return best
         size = max(int(needed_bytes), 1 << 16)
         if size not in self._by_size:
@@ -137,8 +149,8 @@ class RunBox:
         """Bytes of a token: those of the server under test, None where its formats are not known
         (as of an attached one whose log shows nothing), and the least, whatever the engine
         quantised. None when the model is not known."""
-        own, path = self.harness.profile, self.harness.file.engine.path
-        started = self.harness.configurations.get(own.under_test)
+        profile, path = self.harness.profile, self.harness.file.engine.path
+        started = self.harness.configurations.get(profile.under_test)
         more = started.arguments if started is not None else ()
         if self.model is None:
             return None
@@ -146,7 +158,8 @@ class RunBox:
             least = roofline.traffic(self.model, depth=depth, formats=roofline.SMALLEST)
             if started is None and path.moe is None:
                 return None, least
-            return roofline.cost(own, own.under_test, depth, self.model, more, path), least
+            cost = roofline.cost(profile, profile.under_test, depth, self.model, more, path)
+            return cost, least
         except Sm121Error:
             return None
 
@@ -164,10 +177,11 @@ class RunBox:
         if (elsewhere := self.elsewhere) is not None:
             report.state, report.reason = BoxState.UNKNOWN.value, elsewhere
             return
-        state, reason = box.judge(
+        judgement = box.judge(
             self.harness.profile.box, self.before, self.after, load_during=self._load_during
         )
-        report.state, report.reason = state.value, self.harness.redact(reason)
+        self.refuted = judgement.refuted
+        report.state, report.reason = judgement.state.value, self.harness.redact(judgement.reason)
         report.before, report.after = self.before, self.after
         report.load_during = self._load_during
 
@@ -181,7 +195,7 @@ class RunBox:
             box.wait_until_idle(self._own, within_s=_SETTLED_WITHIN_S)
             reading = box.read(device, own=self._own, serving=self._serving)
             earlier = self.before if when == "after" else None
-            if box.judge(harness.profile.box, earlier, reading)[0] is not BoxState.DEGRADED:
+            if box.judge(harness.profile.box, earlier, reading).state is not BoxState.DEGRADED:
                 break
         self._say_what_is_not_known(reading)
         if reading.device is not None:

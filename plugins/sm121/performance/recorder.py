@@ -12,20 +12,12 @@ from sm121.core.profile import Gate
 from sm121.core.verdict import Inconclusive, Invalid, Verdict
 from sm121.evidence.kernel_path import KernelPath
 from sm121.measure import gate, machine, metrics, roofline, statistics
-from sm121.measure.box import BoxState
-from sm121.measure.gate import Decision
-from sm121.measure.measurement import COUNTED, Measurement
+from sm121.measure.gate import Decision, More
+from sm121.measure.measurement import Measurement
 from sm121.measure.statistics import Estimate
 from sm121.performance.box import RunBox
 from sm121.run.harness import Harness
 from sm121.run.verdict_file import MetricReport
-
-#: Measures until there are that many rounds (or requests) in all; returns the whole measurement.
-More = Callable[[int], Measurement]
-
-#: Units of values that exist once in a run (a start, a peak, what was accepted of all drafts). They
-#: have one sample.
-_ONCE = ("s", "GiB", "%", "tokens")
 
 
 @dataclass(frozen=True)
@@ -80,10 +72,21 @@ class Recorder:
         threshold = self.harness.profile.gate(measurement.name)
         decision = None
         if threshold is not None and measurement.valid and measurement.samples:
-            decision, measurement = _gathered(measurement, threshold, more, bound)
-        estimate = decision.estimate if decision else _estimate(measurement)
-        memory, above = self._against_roofline(measurement, estimate, threshold)
-        verdict, reason = self._judge(measurement, decision, estimate, above)
+            decision, measurement = gate.decide_measurement(measurement, threshold, more, bound)
+        estimate = decision.estimate if decision else gate.estimate_of(measurement)
+        memory, above_roofline = self._against_roofline(measurement, estimate, threshold)
+        against = [str(item) for item in measurement.invalid]
+        if above_roofline:
+            against.append(above_roofline)
+        if not against and estimate is None:
+            against.append("no_samples: nothing was measured")
+        verdict, reason = gate.conclude(
+            measurement,
+            decision,
+            against=against,
+            refuted=self.box.refuted if self.box is not None else (),
+            box=file.box.reason,
+        )
         if verdict is Verdict.FAIL and (why := memory.get("out_of_reach")):
             reason += f". It reads {why}"
         file.metrics[measurement.name] = _report(
@@ -94,18 +97,18 @@ class Recorder:
                 file.unproven.append(item)
         for line in measurement.remarks:
             self.harness.remark(line, at_once=False)
-        found = Recorded(measurement, estimate, verdict, reason)
-        store(found)
+        recorded = Recorded(measurement, estimate, verdict, reason)
+        store(recorded)
         # The last look decides again on what was decided before.
         self.recorded[:] = [r for r in self.recorded if r.measurement.name != measurement.name]
-        self.recorded.append(found)
+        self.recorded.append(recorded)
         self.harness.save()
         if verdict is Verdict.INVALID:
             raise Invalid(reason)
         if verdict is Verdict.INCONCLUSIVE:
             raise Inconclusive(reason)
-        assert verdict is Verdict.PASS, reason
-        return found
+        assert verdict is not Verdict.FAIL, reason
+        return recorded
 
     def described(self, recorded: Recorded, *, reason: str = "") -> dict[str, Any]:
         """What is stored with a measurement, so that it can be compared and understood later."""
@@ -157,33 +160,6 @@ class Recorder:
             return self.harness.attached.endpoint.served_name
         return self.model or self.harness.profile.model.id
 
-    def _judge(
-        self,
-        measurement: Measurement,
-        decision: Decision | None,
-        estimate: Estimate | None,
-        above_roofline: str | None,
-    ) -> tuple[Verdict, str]:
-        name, box = measurement.name, self.harness.file.box
-        against = [str(item) for item in measurement.invalid]
-        if above_roofline:
-            against.append(above_roofline)
-        if against:
-            return Verdict.INVALID, f"{name}: {'; '.join(against)}"
-        if estimate is None:
-            return Verdict.INVALID, f"{name}: no_samples: nothing was measured"
-        unfit = box.state == BoxState.DEGRADED and measurement.unit not in COUNTED
-        if unfit and decision is not None:
-            return Verdict.INCONCLUSIVE, f"{name}: the box is DEGRADED: {box.reason}"
-        if decision is None:
-            return Verdict.PASS, ""
-        if measurement.clock == "chunks" and measurement.unit == "tok/s":
-            return Verdict.INCONCLUSIVE, (
-                f"{name}: tokens were counted by chunks, since the server sends neither token ids "
-                f"nor usage; no gate decides on that alone ({decision.reason})"
-            )
-        return decision.verdict, decision.reason
-
     def _against_roofline(
         self, measurement: Measurement, estimate: Estimate | None, threshold: Gate | None
     ) -> tuple[dict[str, Any], str | None]:
@@ -193,8 +169,8 @@ class Recorder:
         costs = box.costs(depth) if box is not None and depth is not None else None
         if box is None or costs is None or box.model is None:
             return {}, None
-        own, highest = (box.ceiling(cost) for cost in costs)
-        profile, gb_s = self.harness.profile, own.gb_s if own is not None else None
+        ceiling, highest = (box.ceiling(cost) for cost in costs)
+        profile, gb_s = self.harness.profile, ceiling.gb_s if ceiling is not None else None
         memory: dict[str, Any] = {
             "bytes_per_token": costs[0] and round(costs[0].total),
             "out_of_reach": threshold
@@ -204,71 +180,16 @@ class Recorder:
             return memory, None
         speculates = self.harness.file.engine.path.speculative not in (None, "none")
         above = highest.broken_by(estimate.value) if highest and not speculates else None
-        if own is None:
+        if ceiling is None:
             return memory, above
-        if (higher := own.broken_by(estimate.value)) and not above:
+        if (higher := ceiling.broken_by(estimate.value)) and not above:
             self.harness.remark(
                 f"{measurement.name}: more than the bytes of this configuration allow, so the "
                 f"engine quantises what nothing shows it to quantise ({higher})",
                 at_once=False,
             )
-        share = round(own.share(estimate.value), 4)
-        return memory | {"bound": round(own.tok_s, 2), "roofline": share}, above
-
-
-def _gathered(
-    measurement: Measurement, threshold: Gate, more: More | None, bound: int
-) -> tuple[Decision, Measurement]:
-    while True:
-        decision, wanted = _look(measurement, threshold, more is not None, bound)
-        if decision is not None:
-            return decision, measurement
-        before = measurement.rounds
-        if more is None:
-            why = (
-                f"{threshold.metric}: {before} rounds decide nothing; a gate needs at least "
-                f"{gate.FIRST_LOOK} (--rounds)"
-            )
-            estimate = statistics.estimate(measurement.samples)
-            return Decision(Verdict.INCONCLUSIVE, None, estimate, why), measurement
-        measurement = more(wanted)
-        if not measurement.valid or measurement.rounds <= before:
-            more = None  # no more valid rounds will come
-            bound = measurement.rounds
-
-
-def _look(
-    measurement: Measurement, threshold: Gate, growing: bool, bound: int
-) -> tuple[Decision | None, int]:
-    """The decision on the rounds so far, and the number of rounds for the next decision."""
-    samples = measurement.samples
-    if measurement.quantile is not None and measurement.quantile > 0.5:
-        decision = gate.decide_tail(
-            samples,
-            threshold,
-            fraction=measurement.quantile,
-            maximum_requests=bound if growing else None,
-        )
-        needed = gate.requests_needed(measurement.quantile)
-        return decision, min(bound, needed if len(samples) < needed else bound)
-    if measurement.unit not in _ONCE:
-        bound = max(bound, gate.FIRST_LOOK)
-    decision = gate.decide(
-        samples,
-        threshold,
-        maximum_rounds=bound,
-        track=measurement.track,
-        left_out=measurement.left_out,
-    )
-    return decision, gate.next_look(measurement.rounds, bound)
-
-
-def _estimate(measurement: Measurement) -> Estimate | None:
-    if not measurement.samples or any(math.isnan(sample) for sample in measurement.samples):
-        return None
-    if measurement.quantile is None or measurement.quantile == 0.5:
-        return statistics.estimate(measurement.samples)
-    return statistics.estimate_quantile(measurement.samples, measurement.quantile)
+        share = round(ceiling.share(estimate.value), 4)
+        return memory | {"bound": round(ceiling.tok_s, 2), "roofline": share}, above
 
 
 def _report(

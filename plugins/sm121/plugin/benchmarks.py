@@ -19,9 +19,10 @@ from sm121.core.errors import Sm121Error
 from sm121.core.printable import printable
 from sm121.core.verdict import Verdict, worst
 from sm121.measure import machine
+from sm121.measure.gate import More
 from sm121.measure.measurement import Measurement
 from sm121.performance.box import RunBox
-from sm121.performance.recorder import More, Recorded, Recorder, host_of
+from sm121.performance.recorder import Recorded, Recorder, host_of
 from sm121.plugin.stash import LEVEL
 from sm121.regression.measured import MeasuredHistory
 from sm121.report import details

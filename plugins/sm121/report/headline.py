@@ -136,8 +136,10 @@ def judged(run: VerdictFile, name: str) -> tuple[Verdict, str]:
         return shown, f"{shown.value}: {_by(change)} {change.beside}"
     if (why := no_evidence(name, metric)) is not None:
         return Verdict.NOT_RUN, why
-    if shown is Verdict.PASS and not metric.gated:
+    if not metric.gated and shown is Verdict.PASS:
         return shown, "measured"
+    if not metric.gated and shown is Verdict.NOT_RUN and metric.value is not None:
+        return shown, "measured on a busy machine"
     return shown, shown.value + (f" ({metric.grade})" if metric.grade else "")
 
 

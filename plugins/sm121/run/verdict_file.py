@@ -223,6 +223,7 @@ class MetricReport(Record):
     #: Tokens of a step while it was measured, where drafts were accepted.
     accepted_length: float | None = None
     verdict: Verdict = Verdict.NOT_RUN
+    """NOT_RUN beside a value: no gate decides on it, and it was measured on a busy machine."""
 
     @property
     def gated(self) -> bool:

@@ -1,0 +1,276 @@
+"""The box of a run: whose processes are the server's, and what a change of the machine refutes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from test_box import reading
+
+from sm121.core import architecture, profile
+from sm121.core.server import Endpoint, Server
+from sm121.engines.attached import AttachedProcesses
+from sm121.measure import box
+from sm121.performance.box import RunBox
+from sm121.run.ledger import Ledger
+from sm121.run.verdict_file import EngineReport, MetricReport, TestReport, VerdictFile
+
+pytestmark = pytest.mark.alone
+
+
+#: What listens starts an engine core in a session of its own.
+SERVES = """
+import os, socket, subprocess, sys
+listener = socket.create_server(("127.0.0.1", 0))
+child = [sys.executable, "-c", "import time; time.sleep(600)"]
+core = subprocess.Popen(child, start_new_session=True, close_fds=True)
+print(listener.getsockname()[1], core.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@dataclass
+class Serving:
+    """A server that somebody else started, as the kernel sees it."""
+
+    port: int
+    listener: int
+    core: int
+
+
+@pytest.fixture
+def serving() -> Iterator[Serving]:
+    """One that is not of the run."""
+    command = [sys.executable, "-c", SERVES]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        port, core = map(int, process.stdout.readline().split())
+        yield Serving(port, process.pid, core)
+        psutil.Process(core).kill()
+        process.stdin.close()
+
+
+def driver(*gpus: set[int]) -> SimpleNamespace:
+    """An NVML of as many GPUs, each with the pids that compute on it."""
+    return SimpleNamespace(
+        NVMLError=OSError,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: len(gpus),
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetComputeRunningProcesses=lambda index: [
+            SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in gpus[index]
+        ],
+    )
+
+
+@pytest.fixture
+def run_box(monkeypatch):
+    """The box of a run on a GPU: attached to a URL, or with a pool of its own servers."""
+    monkeypatch.setattr(box, "_measure_apart", lambda _device: reading().device)
+    monkeypatch.setattr(architecture, "detect", lambda: architecture.Detection("sm121", ""))
+    monkeypatch.setattr(box, "_WATCHED_S", 0.1)
+    # Whatever this test starts descends from it; what somebody else started does not.
+    monkeypatch.setattr(box, "_ours", lambda own: [psutil.Process(), *own()])
+
+    def make(*urls: str, pool=None) -> tuple[RunBox, VerdictFile, list[str]]:
+        file = VerdictFile(
+            arch="sm121", profile="x", started="now",
+            engine=EngineReport(name="vllm", managed=not urls, model="x"),
+        )  # fmt: skip
+        remarks: list[str] = []
+        attached = [Server(Endpoint(url, "", "x"), False, "vllm", "0", None, None, None)
+                    for url in urls[:1]]  # fmt: skip
+        mine = profile.load("sm121-gpt-oss-120b")
+        calm = mine.box.model_copy(update={"max_other_load": 1.0, "memory_available_gib": None})
+        harness = SimpleNamespace(
+            file=file,
+            arch="sm121",
+            profile=mine.model_copy(update={"box": calm}),
+            attached=attached[0] if attached else None,
+            pool=pool,
+            say=lambda *_line: None,
+            remark=remarks.append,
+            redact=str,
+        )
+        return RunBox(harness, also=urls), file, remarks
+
+    return make
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
+def test_the_processes_of_an_attached_server_are_found_by_its_port(serving, host):
+    found = {
+        process.pid for process in AttachedProcesses(f"http://{host}:{serving.port}/v1").find()
+    }
+    assert found == {serving.listener, serving.core}
+
+
+def test_a_port_without_a_listener_and_another_machine_have_no_processes():
+    assert AttachedProcesses("http://127.0.0.1:1").find() == []
+    there = AttachedProcesses("http://192.0.2.1:8000")
+    assert not there.here and there.find() == []
+
+
+def test_all_who_hold_the_listening_socket_are_the_server():
+    """As vLLM's API servers, which its launcher forks."""
+    code = (
+        "import os, socket, sys\n"
+        "s = socket.create_server(('127.0.0.1', 0))\n"
+        "child = os.fork()\n"
+        "if child == 0:\n    os.read(0, 1)\n    os._exit(0)\n"
+        "print(s.getsockname()[1], child, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        port, child = map(int, process.stdout.readline().split())
+        found = AttachedProcesses(f"http://127.0.0.1:{port}").find()
+        assert {each.pid for each in found} == {process.pid, child}
+        process.stdin.close()
+
+
+def test_what_an_attached_server_computes_is_no_load_of_others(serving, run_box):
+    assert run_box  # whatever descends from this test is not the run's
+    known = AttachedProcesses(f"http://127.0.0.1:{serving.port}").find
+    assert {serving.listener, serving.core} <= set(box.CpuUse.take(known).ours)
+    assert not {serving.listener, serving.core} & set(box.CpuUse.take(list).ours)
+
+
+def test_the_engine_of_an_attached_server_is_no_stranger(serving, run_box, monkeypatch):
+    url = f"http://127.0.0.1:{serving.port}"
+    monkeypatch.setitem(sys.modules, "pynvml", driver({serving.core}))
+    mine, file, _ = run_box(url)
+    mine.read_before()
+    mine.read_after()
+    assert file.box.state == "QUALIFIED" and not file.unproven, file.box
+    assert file.box.after.gpu_others == [] and file.box.after.gpu_unattributed is None
+
+
+def test_somebody_else_beside_an_attached_server_is_one(serving, run_box, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", driver({serving.core, 4711}))
+    mine, file, _ = run_box(f"http://127.0.0.1:{serving.port}")
+    mine.read_before()
+    assert file.box.state == "DEGRADED", file.box
+    assert "others are on the GPU: processes [4711]" in file.box.reason
+
+
+def test_who_works_on_another_gpu_than_the_server_does_not_count(serving, run_box, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", driver({4711}, {serving.core}))
+    mine, file, _ = run_box(f"http://127.0.0.1:{serving.port}")
+    mine.read_before()
+    assert file.box.state == "QUALIFIED", file.box
+
+
+def test_both_sides_of_a_comparison_are_the_runs_own(serving, run_box, monkeypatch):
+    """A and B are attached at the same time, on one GPU."""
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        port, core = map(int, other.stdout.readline().split())
+        monkeypatch.setitem(sys.modules, "pynvml", driver({serving.core, core}))
+        urls = [f"http://127.0.0.1:{serving.port}", f"http://127.0.0.1:{port}"]
+        both, file, _ = run_box(*urls)
+        both.read_before()
+        assert file.box.state == "QUALIFIED", file.box
+        one, file, _ = run_box(urls[0])
+        one.read_before()
+        assert file.box.state == "DEGRADED" and str(core) in file.box.reason
+        psutil.Process(core).kill()
+        other.stdin.close()
+
+
+@pytest.mark.parametrize(
+    ("on_the_gpu", "said"),
+    [({4711}, "seen processes [4711]"), (set(), "seen nobody")],
+    ids=["behind a proxy or in a container", "elsewhere behind a tunnel"],
+)
+def test_whose_the_gpu_is_may_be_unknown_and_is_said_once(
+    serving, run_box, monkeypatch, on_the_gpu, said
+):
+    monkeypatch.setitem(sys.modules, "pynvml", driver(on_the_gpu))
+    mine, file, _ = run_box(f"http://127.0.0.1:{serving.port}")
+    mine.read_before()
+    mine.read_after()
+    assert file.box.state == "QUALIFIED" and said in file.box.reason, file.box
+    (line,) = file.unproven
+    assert "cannot tell whose the GPU is" in line and "attach to its own port" in line
+
+
+def test_a_server_of_another_user_is_said_and_its_load_is_not_held_against_the_machine(
+    run_box, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "pynvml", driver(set()))
+    mine, file, _ = run_box("http://127.0.0.1:1")
+    mine.read_before()
+    mine.read_after()
+    assert file.box.state == "QUALIFIED" and file.box.load_during is None
+    assert sum("127.0.0.1:1 is seen from here" in line for line in file.unproven) == 1
+
+
+@pytest.mark.parametrize(
+    ("device", "verdicts", "message"),
+    [
+        ({}, ["PASS", "FAIL", "PASS"], None),
+        ({"bandwidth_gb_s": 280.0}, ["PASS", "INCONCLUSIVE", "NOT_RUN"], "it became faster"),
+        ({"bandwidth_gb_s": 201.0}, ["INCONCLUSIVE", "INCONCLUSIVE", "NOT_RUN"], "to 201"),
+    ],
+    ids=["the same", "faster", "slower"],
+)
+def test_what_a_change_of_the_machine_does_to_what_was_decided(
+    run_box, monkeypatch, device, verdicts, message
+):
+    """A PASS, a FAIL, and a metric without a gate, decided before the machine is read again."""
+    monkeypatch.setitem(sys.modules, "pynvml", driver(set()))
+    mine, file, remarks = run_box(pool=pool_of())
+    ledger = mine.harness.ledger = Ledger(file)
+    mine.read_before()
+    for name, verdict, minimum in (("a", "PASS", 1.0), ("b", "FAIL", 9.0), ("c", "PASS", None)):
+        file.metrics[name] = MetricReport(value=5.0, unit="tok/s", minimum=minimum, verdict=verdict)
+        ledger.decide(TestReport(id=name, level="performance", verdict=verdict, metrics=[name]))
+    monkeypatch.setattr(box, "_measure_apart", lambda _device: reading(**device).device)
+    mine.read_at_the_end()
+    assert [file.metrics[name].verdict for name in "abc"] == verdicts
+    decided = {test.id: test.verdict for test in ledger}
+    assert [decided[name] for name in "ab"] == verdicts[:2] and decided["c"] == "PASS"
+    assert [test.message for test in ledger if message and message in test.message] or not message
+    assert not any("although" in line for line in remarks)
+
+
+def test_a_faster_machine_and_nothing_that_failed_is_a_remark(run_box, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", driver(set()))
+    mine, file, remarks = run_box(pool=pool_of())
+    mine.harness.ledger = Ledger(file)
+    mine.harness.remark = lambda line, **_: remarks.append(line)
+    mine.read_before()
+    file.metrics["a"] = MetricReport(value=5.0, unit="tok/s", minimum=1.0, verdict="PASS")
+    monkeypatch.setattr(box, "_measure_apart", lambda _device: reading(bandwidth_gb_s=280.0).device)
+    mine.read_at_the_end()
+    assert file.metrics["a"].verdict == "PASS" and not list(mine.harness.ledger)
+    assert file.box.state == "DEGRADED" and "changed from 226 to 280" in remarks[-1]
+
+
+def pool_of(*pids: int) -> SimpleNamespace:
+    return SimpleNamespace(starts=[], processes=lambda: [psutil.Process(pid) for pid in pids])
+
+
+def test_a_started_server_in_a_container_is_said_and_a_stranger_before_it_is_seen(
+    serving, run_box, monkeypatch
+):
+    """NVML may show the pids of the host, which are nobody's here."""
+    monkeypatch.setitem(sys.modules, "pynvml", driver({4711}))
+    mine, file, remarks = run_box(pool=pool_of(serving.core))
+    mine.read_before()
+    mine.read_after()
+    assert file.box.state == "QUALIFIED" and not file.unproven
+    assert len(remarks) == 1 and "cannot tell whose" in remarks[0]
+    mine, file, remarks = run_box(pool=pool_of())
+    mine.read_before()
+    assert file.box.state == "DEGRADED" and "processes [4711]" in file.box.reason
