@@ -6,16 +6,13 @@ import csv
 import io
 import json
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
 from sm121.cli import main
 from sm121.core.errors import UsageError
 from sm121.measure import comparison
-from sm121.report import picture
 
-SVG = "{http://www.w3.org/2000/svg}"
 #: The documents' figures of llama.cpp, as llama-bench -o json writes them.
 LLAMA_BENCH = [
     {
@@ -165,10 +162,9 @@ def test_what_failed_and_on_which_kernels(files, tmp_path, capsys):
     }
     other["engine"]["path"] = {"attention": "FLASH_ATTN", "kv_cache_dtype": "f16"}
     (tmp_path / "other.json").write_text(json.dumps(other))
-    drawing = tmp_path / "picture.svg"
     assert main(
         ["compare", str(files / "vllm"), str(tmp_path / "other.json"),
-         str(files / "llama-cpp.json"), "--picture", str(drawing)]
+         str(files / "llama-cpp.json")]
     ) == 0  # fmt: skip
     out = capsys.readouterr().out
     assert "| other | 1 | 0 | 1 | smoke FAIL |" in out
@@ -177,30 +173,6 @@ def test_what_failed_and_on_which_kernels(files, tmp_path, capsys):
     assert "test_c" not in out and "test_d" not in out and "test_e" not in out
     assert "| attention | FLASHINFER | FLASH_ATTN |" in out
     assert "| kv_cache_dtype | - | f16 |" in out and "| memory_peak_gib | other | 3.00 |" in out
-    drawn = ElementTree.fromstring(drawing.read_text())
-    said = ["".join(item.itertext()) for item in drawn.iter(SVG + "text")]
-    assert "tg32, tok/s" in said and "memory_peak_gib, GiB" in said
-    assert "9000 (INVALID)" in said  # hollow, as what does not count
-    hollow = [c for c in drawn.iter(SVG + "circle") if c.get("fill") == "#fff"]
-    assert len(hollow) == 1
-
-
-def test_a_picture_is_to_scale(tmp_path):
-    def row(value, low, high):
-        return comparison.ComparedRow("tg32@d0", "tok/s", value, low, high)
-
-    def source(name, *rows):
-        return comparison.Source(name, "e", "m", "sm121", rows)
-
-    drawn = ElementTree.fromstring(
-        picture.svg([source("<a>", row(50.0, 25.0, 100.0)), source("b", row(100.0, None, None))])
-    )
-    circles = [float(c.get("cx")) for c in drawn.iter(SVG + "circle")]
-    assert circles == [325.0, 500.0]
-    ends = [
-        p.get("d") for p in drawn.iter("{http://www.w3.org/2000/svg}path") if "v8" in p.get("d")
-    ]
-    assert ends[0].startswith("M237.5 ") and "H500.0M" in ends[0]
 
 
 @pytest.mark.parametrize(
@@ -220,13 +192,10 @@ def test_what_is_no_result_is_refused_in_one_line(tmp_path, text, capsys):
 
 
 def test_the_published_figures_stand_beside_others(tmp_path, capsys):
-    """What the effort's documents have of GB10, with its scatter, in one table and picture."""
-    file, drawn = tmp_path / "mine.json", tmp_path / "all.svg"
+    """What the effort's documents have of GB10, with its scatter, in one table."""
+    file = tmp_path / "mine.json"
     file.write_text(json.dumps(LLAMA_BENCH))
-    assert main(["compare", "published", str(file), "--picture", str(drawn)]) == 0
+    assert main(["compare", "published", str(file)]) == 0
     table = capsys.readouterr().out
     assert "| tg32 | llama.cpp | 57.85 ± 0.44 | tok/s |" in table
     assert "| tg32 | mine | 57.85 ± 0.44 | tok/s | 5 | in-process |" in table
-    width = float(ElementTree.parse(drawn).getroot().get("viewBox").split()[2])
-    names = [text for text in drawn.read_text().split("\n") if "CUTLASS FP8 x FP4 @ d0" in text]
-    assert names and width > 640, "long names have their room"

@@ -167,7 +167,7 @@ def test_one_command_writes_one_file(pair, tmp_path, capsys, monkeypatch):
         (["pass"], "expected two runs, A and B, got 1"),
         (["pass", "fail", "pass"], "got 3"),
         (["pass", "nowhere"], "expected a report directory"),
-        (["pass", "fail", "--picture", "x.svg"], "neither --picture nor --format"),
+        (["pass", "fail", "--format", "csv"], "expected no --format"),
     ],
 )
 def test_what_is_no_pair_is_refused(pair, tmp_path, capsys, monkeypatch, arguments, said):

@@ -62,7 +62,6 @@ def add(commands: Any) -> None:
         help="default: side-by-side-report",
     )
     side.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
-    side.add_argument("--picture", type=Path, metavar="FILE", help="also a picture (SVG)")
     side.add_argument(
         "--pytest-arg",
         metavar="ARG",
@@ -156,7 +155,6 @@ def _canary(build: Command, options: argparse.Namespace) -> int:
 
 def _side_by_side(options: argparse.Namespace) -> int:
     from sm121.measure import comparison
-    from sm121.report import picture
     from tools import side_by_side
 
     arch = options.arch or architecture.detect().name
@@ -171,8 +169,6 @@ def _side_by_side(options: argparse.Namespace) -> int:
         levels=options.levels or ["performance"],
         progress=lambda line: print(f"[{time.strftime('%H:%M:%S')}] {line}", file=sys.stderr),
     )
-    if options.picture is not None:
-        options.picture.write_text(picture.svg(sources), "utf-8")
     table = comparison.markdown(sources)
     if options.output is None:
         print(table, end="")

@@ -36,8 +36,6 @@ core to its server. llama-server serves its BF16 weights on one thread. The cana
 and a hidden size of 256: the numbers say nothing about gpt-oss-120b. [Engines](../engines.md) has
 what was run. A hollow point does not count.
 
-![Rates by depth, times to the first token, memory and start-up, with intervals](side-by-side.svg)
-
 """
 
 
@@ -99,14 +97,14 @@ def judge(program: Path) -> int:
 
 
 def compare(program: Path) -> int:
-    """vLLM and llama-server beside each other: docs/tables/side-by-side.md and its picture."""
+    """vLLM and llama-server beside each other: docs/tables/side-by-side.md."""
     output = ROOT / "docs" / "tables" / "side-by-side.md"
     status = sm121(
         [
             "side-by-side", "vllm", f"llama-cpp={program}", "--arch=cpu",
             "--level=smoke", "--level=correctness", "--level=performance",
             f"--report-dir={ROOT / 'conformance-report-side-by-side'}",
-            f"--output={output}", f"--picture={output.with_suffix('.svg')}",
+            f"--output={output}",
         ]
     )  # fmt: skip
     output.write_text(page(output.read_text("utf-8")), "utf-8")

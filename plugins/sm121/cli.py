@@ -330,10 +330,6 @@ def _compare(options: argparse.Namespace) -> int:
     chosen = comparison.distinct(sources)
     if not options.mixed:
         comparison.refuse_mixed(chosen)
-    if options.picture is not None:
-        from sm121.report import picture
-
-        options.picture.write_text(picture.svg(chosen), "utf-8")
     write = comparison.csv_text if options.format == "csv" else comparison.markdown
     if options.output is None:
         print(write(chosen), end="")
@@ -345,8 +341,8 @@ def _compare(options: argparse.Namespace) -> int:
 def _beside(options: argparse.Namespace) -> int:
     from sm121.report import compare_page
 
-    if options.picture is not None or options.format is not None:
-        raise UsageError("--html: expected neither --picture nor --format with it")
+    if options.format is not None:
+        raise UsageError("--html: expected no --format with it")
     runs = [(name or str(path), path) for name, path in map(_named, options.runs)]
     print(compare_page.write(runs, options.output or compare_page.NAME))
     return 0

@@ -447,8 +447,6 @@ def pytest_terminal_summary(
     result = yield
     if session is not None:
         matrix.show_account(terminalreporter, config)
-        if (report := config.stash.get(REPORT, None)) is not None:
-            terminal.for_github(terminalreporter, report, config.rootpath)
         terminal.closing(terminalreporter, session)
     elif config.option.collectonly:
         terminal.would_run(terminalreporter, config)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from io import StringIO
-from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -21,7 +19,7 @@ from sm121.core.verdict import Verdict
 from sm121.plugin import planning
 from sm121.plugin.selection import DESELECTED
 from sm121.plugin.stash import LEVEL, PROGRESS, REPORT, SETTINGS
-from sm121.report import findings, github, headline
+from sm121.report import findings, headline
 from sm121.report.stored import StoredReport
 from sm121.run.fingerprint import profile_label
 from sm121.run.verdict_file import counts_shown
@@ -122,14 +120,6 @@ def leave_out_tracebacks(terminal: pytest.TerminalReporter) -> None:
             terminal.reportchars = terminal.reportchars.translate(
                 dict.fromkeys(map(ord, _REPORTED))
             )
-
-
-def for_github(terminal: pytest.TerminalReporter, report: StoredReport, root: Path) -> None:
-    """Print annotations in a job of GitHub Actions."""
-    if github.active(os.environ):
-        workspace = os.environ.get("GITHUB_WORKSPACE")
-        for line in github.commands(report, root, Path(workspace) if workspace else None):
-            terminal.write_line(line)
 
 
 def would_run(terminal: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -6,10 +6,13 @@ import os
 from pathlib import Path
 
 from sm121.core.files import write_text
-from sm121.report import details, github, junit, page, stored, summary
+from sm121.report import details, junit, page, stored, summary
 from sm121.report.details import Details
 from sm121.report.stored import StoredReport
 from sm121.session.session import Session
+
+#: Bytes of a step's summary: GitHub refuses all of a longer one.
+_LONGEST_SUMMARY = 1 << 20
 
 
 def write_report(session: Session, known: Details) -> StoredReport:
@@ -28,7 +31,15 @@ def write_report(session: Session, known: Details) -> StoredReport:
     file = os.environ.get("GITHUB_STEP_SUMMARY")
     if file:
         try:
-            github.append_summary(text, Path(file))
+            _append_summary(text, Path(file))
         except OSError as error:
             session.say("note", f"GITHUB_STEP_SUMMARY {file}: {error}")
     return report
+
+
+def _append_summary(text: str, file: Path) -> None:
+    data = text.encode("utf-8", "backslashreplace")
+    size = file.stat().st_size if file.is_file() else 0
+    if size + len(data) <= _LONGEST_SUMMARY:
+        with file.open("ab") as stream:
+            stream.write(data + b"\n")
