@@ -4,6 +4,7 @@ preflight and the signatures (``fixtures/choices``, made by ``python -m tools.ch
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,6 +26,20 @@ from tools.choices import page
 
 FLASHINFER = ["--attention-backend", "FLASHINFER"]
 IN_ENGINE = Path(choices.__file__).parent / "in_engine"
+
+
+def never_asked(release: Release, arguments: Sequence[str]) -> list[str]:
+    """What of a start the release was not asked for when the data were made."""
+    given = choices.as_pairs(arguments)
+    asked = [(answer.kind, choices.as_pairs(answer.arguments)) for answer in release.answers]
+    kept = {name for names in choices.DECIDING.values() for name in names}
+    options = {name for kind, pairs in asked if kind == "option" for name in pairs}
+    unknown = [name for name in given if name not in options | kept]
+    for kind in choices.DECIDING:
+        own = choices.deciding(kind, given)
+        if own and own not in [pairs for other, pairs in asked if other == kind]:
+            unknown.append(" ".join(own))
+    return unknown
 
 
 def known() -> Choices:
@@ -57,7 +72,7 @@ def asked_for_in_vain(profile: Profile) -> list[str]:
             found += [
                 f"{name}: vLLM {item.version} was never asked for {option}: "
                 "run `python -m tools.choices`"
-                for option in choices.never_asked(item, arguments)
+                for option in never_asked(item, arguments)
             ]
     return found
 

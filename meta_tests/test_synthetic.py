@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from sm121 import cli
-from sm121.checkpoint import canary, synthetic
-from sm121.checkpoint.synthetic import Synthetic
+from sm121.checkpoint import canary
 from sm121.oracles import mxfp4
+from tools import synthetic
+from tools.synthetic import Synthetic
 
 LAYER = {  # openai/gpt-oss-120b, model.safetensors.index.json and the headers of its files
     "input_layernorm.weight": ("BF16", (2880,)),

@@ -70,6 +70,7 @@ def add(commands: Any) -> None:
         help="for each run; repeatable; write --pytest-arg=--rounds=5",
     )
 
+    _add_synthetic(commands)
     train = command(
         commands, "canary-train", _canary_train, "train the canary's weights anew (CPU, minutes)"
     )
@@ -126,6 +127,40 @@ def add(commands: Any) -> None:
     )
 
 
+def _add_synthetic(commands: Any) -> None:
+    made = command(
+        commands,
+        "synthetic",
+        _synthetic,
+        "write a checkpoint of gpt-oss's real shape that answers as the canary does, without the "
+        "real weights",
+    )
+    made.add_argument("directory", type=Path, metavar="DIR", help="where it goes")
+    made.add_argument(
+        "--shape",
+        choices=["gpt-oss-120b", "gpt-oss-20b"],
+        required=True,
+        help="36 layers of 128 experts (61 GiB), or 24 of 32 (13 GiB)",
+    )
+    made.add_argument(
+        "--layers",
+        type=int,
+        metavar="N",
+        help="as many of its layers; below 4 there is no canary in it, and its texts are noise "
+        "(default: all)",
+    )
+    made.add_argument(
+        "--seed", type=int, metavar="S", default=0, help="of the random weights (default: 0)"
+    )
+    made.add_argument(
+        "--twin",
+        choices=["mxfp4", "bf16"],
+        default="mxfp4",
+        help="bf16: the same values without quantisation, four times the size, for engines "
+        "without MXFP4 (default: mxfp4)",
+    )
+
+
 def _output(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument(
         "--output", type=Path, default=Path(default), metavar="FILE", help=f"default: {default}"
@@ -175,6 +210,22 @@ def _side_by_side(options: argparse.Namespace) -> int:
     else:
         options.output.write_text(table, "utf-8")
     return status
+
+
+def _synthetic(options: argparse.Namespace) -> int:
+    from tools import synthetic
+
+    begun = time.monotonic()
+    synthetic.write(
+        options.directory,
+        options.shape,
+        layers=options.layers,
+        seed=options.seed,
+        twin=options.twin,
+        progress=progress,
+    )
+    progress(f"{time.monotonic() - begun:.0f} s")
+    return 0
 
 
 def _canary_train(options: argparse.Namespace) -> int:

@@ -136,22 +136,6 @@ def _vocabulary(options: argparse.Namespace) -> int:
     return 0
 
 
-def _synthetic(options: argparse.Namespace) -> int:
-    from sm121.checkpoint import synthetic
-
-    begun = time.monotonic()
-    synthetic.write(
-        options.directory,
-        options.shape,
-        layers=options.layers,
-        seed=options.seed,
-        twin=options.twin,
-        progress=progress,
-    )
-    progress(f"{time.monotonic() - begun:.0f} s")
-    return 0
-
-
 def _golden(options: argparse.Namespace) -> int:
     from sm121.answers import oracle_file
 
@@ -470,7 +454,6 @@ _COMMANDS: dict[str, Command] = {
     "run": _run,
     "canary": _canary,
     "vocabulary": _vocabulary,
-    "synthetic": _synthetic,
     "golden": _golden,
     "path": _path,
     "box": _box,

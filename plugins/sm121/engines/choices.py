@@ -169,20 +169,6 @@ def chosen(
     return found
 
 
-def never_asked(release: Release, arguments: Sequence[str]) -> list[str]:
-    """What of a start the release was not asked for when the data were made."""
-    given = as_pairs(arguments)
-    asked = [(answer.kind, as_pairs(answer.arguments)) for answer in release.answers]
-    kept = {name for names in DECIDING.values() for name in names}
-    options = {name for kind, pairs in asked if kind == "option" for name in pairs}
-    unknown = [name for name in given if name not in options | kept]
-    for kind in DECIDING:
-        own = deciding(kind, given)
-        if own and own not in [pairs for other, pairs in asked if other == kind]:
-            unknown.append(" ".join(own))
-    return unknown
-
-
 def _refusal(release: Release, answer: Answer, words: str) -> Refusal:
     instead = [
         " ".join(other.arguments)
