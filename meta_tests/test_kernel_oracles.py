@@ -222,7 +222,7 @@ def test_a_scale_error_of_one_percent_and_a_wrong_block_scale_are_seen():
 
 def test_the_tolerance_of_mxfp8_has_room_for_every_right_kernel():
     """Half as much again as what its roundings make. Without them in the oracle there is none."""
-    limit = comparison.tolerance("fused_moe", torch.bfloat16, activations="mxfp8")
+    limit = comparison.tolerance("fused_moe", torch.bfloat16, Declaration(activations="mxfp8"))
     names = {"tokens-1", "tokens-33", "tokens-321", "one-expert-129", "near-zero"}
     groups = ("moe_token_counts", "moe_routing", "moe_activation")
     chosen = [case for group in groups for case in cases.GROUPS[group] if case.name in names]

@@ -125,7 +125,7 @@ def test_what_a_path_has_no_kernel_for_is_inapplicable(of_log):
     kernels = Kernels({"mxfp8_quantize": choice}, lambda _name: pytest.fail("must not be started"))
     with pytest.raises(Inapplicable, match="BF16 activations"):
         kernels.wrong(cases.GROUPS["mxfp8_quantisation"][0])
-    assert kernels.asked is None
+    assert kernels.judged is None
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def test_a_case_is_judged_once():
         kernels.begin(chosen[:2], worker)
     assert [kernels.wrong(case) for case in chosen] == [f"line of {case}" for case in chosen]
     assert len(child.asked) == 3
-    assert kernels.asked == ("route", "any"), "the report names what judged the test"
+    assert kernels.judged == ("route", "any"), "the report names what judged the test"
 
 
 def test_a_probe_is_compiled_once(tmp_path):

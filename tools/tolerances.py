@@ -158,7 +158,7 @@ def honest(chosen: Iterable[Case]) -> Iterator[Honest]:
         "atomics and fast exponentials": FastExponentialProvider,
     }
     worst: dict[tuple[str, str], dict[str, float]] = {}
-    limit = comparison.tolerance("fused_moe", torch.bfloat16, activations="mxfp8")
+    limit = comparison.tolerance("fused_moe", torch.bfloat16, _MXFP8)
     assert limit is not None
     for case in chosen:
         problem = problems.build(case)
@@ -201,7 +201,7 @@ def _of_case(
     limit = comparison.tolerance(
         problem.operation,
         output.dtype,
-        activations=clean.activations,
+        declaration(clean),
         readout=isinstance(case, MoeCase) and case.readout,
     )
     assert limit is not None
@@ -519,7 +519,7 @@ def _report(found: dict[str, list[Finding]], scales: list[BlockScales], right: l
 
 
 def _honest_rows(right: list[Honest]) -> list[str]:
-    limit = comparison.tolerance("fused_moe", torch.bfloat16, activations="mxfp8")
+    limit = comparison.tolerance("fused_moe", torch.bfloat16, _MXFP8)
     assert limit is not None
     last = list(DEFINITIONS)[-1]
     seen = {m: max(h.errors[m] for h in right if h.definition == last) for m in MEASURES}

@@ -86,14 +86,14 @@ def build(
         outcome = BuildOutcome.REFUSED if match else BuildOutcome.BROKEN
         reason = match[0] if match else _first_error(ended)
         return Built(architecture, outcome, reason, None)
-    made = device_code.read(output)
-    if made != (device_code.Image("sass", architecture),):
-        seen = ", ".join(map(str, made)) or "no device code"
-        raise Sm121Error(f"{source.name}: required of nvcc: {architecture}; seen: {seen}")
+    images = device_code.read(output)
+    if images != (device_code.Image("sass", architecture),):
+        observed = ", ".join(map(str, images)) or "no device code"
+        raise Sm121Error(f"{source.name}: required of nvcc: {architecture}; seen: {observed}")
     finding = examine(rule, sass.disassemble(output, tools.disassembler))
     if finding.holds:
         outcome = BuildOutcome.HARDWARE
-    elif finding.only_trapping or any("BPT.TRAP" in found for found in finding.forbidden):
+    elif finding.only_trapping or any("BPT.TRAP" in text for text in finding.forbidden):
         outcome = BuildOutcome.TRAP
     else:
         outcome = BuildOutcome.SOFTWARE
@@ -102,14 +102,14 @@ def build(
 
 def without_architectures(arguments: Sequence[str]) -> list[str]:
     """Arguments of nvcc without those that choose architectures."""
-    kept: list[str] = []
+    remaining: list[str] = []
     words = iter(arguments)
     for word in words:
         if word in ("-gencode", "--generate-code", "-arch", "--gpu-architecture"):
             next(words, None)
         elif not re.match(r"-gencode=|--generate-code=|-arch=|--gpu-architecture=", word):
-            kept.append(word)
-    return kept
+            remaining.append(word)
+    return remaining
 
 
 def _first_error(ended: child.Ended) -> str:

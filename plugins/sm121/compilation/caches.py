@@ -26,11 +26,11 @@ class Building:
     """A module of FlashInfer that is being compiled."""
 
     module: str
-    left: int
+    remaining: int
     total: int
 
     def __str__(self) -> str:
-        return f"{self.module}, {self.left} of {self.total} files left"
+        return f"{self.module}, {self.remaining} of {self.total} files left"
 
 
 @dataclass(frozen=True)
@@ -83,16 +83,16 @@ class CompileCaches:
     def building(self, since: float) -> Building | None:
         """The module that FlashInfer compiles now: of those without a library, the one to which a
         file was added last, since then."""
-        found: list[tuple[float, Building]] = []
+        modules: list[tuple[float, Building]] = []
         for rules in self.flashinfer.glob("*/*/cached_ops/*/build.ninja"):
             folder = rules.parent
             written = max(_written(file) for file in folder.iterdir())
             if written < since or any(folder.glob("*.so")):
                 continue
             outputs = [Path(name) for name in _OUTPUT.findall(rules.read_text("utf-8", "replace"))]
-            left = sum(1 for output in outputs if not output.exists())
-            found.append((written, Building(folder.name, left, len(outputs))))
-        return max(found, key=lambda item: item[0])[1] if found else None
+            remaining = sum(1 for output in outputs if not output.exists())
+            modules.append((written, Building(folder.name, remaining, len(outputs))))
+        return max(modules, key=lambda item: item[0])[1] if modules else None
 
 
 def _new(folder: Path, since: float) -> Iterator[Path]:

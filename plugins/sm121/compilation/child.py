@@ -55,7 +55,7 @@ def run(
     assert process.stdout is not None
     with process.stdout as stream:
         try:
-            kept = _drain(stream, deadline)
+            output = _drain(stream, deadline)
             status = process.wait(max(0.1, deadline - time.monotonic()))
         except (TimeoutError, subprocess.TimeoutExpired) as error:
             name = Path(str(command[0])).name
@@ -64,11 +64,11 @@ def run(
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-    return Ended(status, kept.decode("utf-8", "replace"))
+    return Ended(status, output.decode("utf-8", "replace"))
 
 
 def _drain(stream: IO[bytes], deadline: float) -> bytes:
-    kept = bytearray()
+    output = bytearray()
     with selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)
         while True:
@@ -76,5 +76,5 @@ def _drain(stream: IO[bytes], deadline: float) -> bytes:
                 raise TimeoutError
             block = os.read(stream.fileno(), 1 << 16)
             if not block:
-                return bytes(kept)
-            kept += block[: max(0, OUTPUT_LIMIT - len(kept))]
+                return bytes(output)
+            output += block[: max(0, OUTPUT_LIMIT - len(output))]

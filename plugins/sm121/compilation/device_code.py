@@ -64,7 +64,7 @@ def read(path: Path) -> tuple[Image, ...]:
         UnreadableCode: the file, or a container of device code in it, is damaged or cut off.
         OSError: the file cannot be read.
     """
-    found: tuple[Image, ...] = ()
+    images: tuple[Image, ...] = ()
     if path.stat().st_size >= _FATBIN_HEADER_BYTES:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             if data[:4] == ELF_MAGIC:
@@ -72,10 +72,10 @@ def read(path: Path) -> tuple[Image, ...]:
                 (machine,) = struct.unpack_from("<H", data, 18)
                 if machine == _EM_CUDA:
                     return (_cubin(data, path),)
-            found = tuple(sorted(set(_fatbins(data, path))))
-    if not found and path.suffix in _NOTHING_ELSE:
+            images = tuple(sorted(set(_fatbins(data, path))))
+    if not images and path.suffix in _NOTHING_ELSE:
         raise UnreadableCode(f"{path}: expected device code, the file has none")
-    return found
+    return images
 
 
 def _check_whole(data: mmap.mmap, path: Path) -> None:
@@ -103,7 +103,7 @@ def _cubin(data: mmap.mmap, path: Path) -> Image:
 
 
 def _fatbins(data: mmap.mmap, path: Path) -> list[Image]:
-    found: list[Image] = []
+    images: list[Image] = []
     at = data.find(FATBIN_MAGIC)
     while at >= 0:
         end = at + 4
@@ -114,13 +114,13 @@ def _fatbins(data: mmap.mmap, path: Path) -> list[Image]:
                 end = at + header + size
                 if end > len(data):
                     raise UnreadableCode(f"{path}: device code at byte {at} is cut off")
-                found.extend(_entries(data, at + header, end, path))
+                images.extend(_entries(data, at + header, end, path))
         at = data.find(FATBIN_MAGIC, end)
-    return found
+    return images
 
 
 def _entries(data: mmap.mmap, at: int, end: int, path: Path) -> list[Image]:
-    found: list[Image] = []
+    images: list[Image] = []
     while at + _ENTRY_BYTES <= end:
         kind, _, header, size = _ENTRY_START.unpack_from(data, at)
         (number,) = struct.unpack_from("<I", data, at + 28)
@@ -131,6 +131,6 @@ def _entries(data: mmap.mmap, at: int, end: int, path: Path) -> list[Image]:
             full = bool(flags & _ARCHITECTURE_SPECIFIC)
             family = bool(flags & _FAMILY_SPECIFIC)
             suffix = "a" if full else "f" if family else ""
-            found.append(Image(_KINDS[kind], CodeArchitecture(number, suffix)))
+            images.append(Image(_KINDS[kind], CodeArchitecture(number, suffix)))
         at += header + size
-    return found
+    return images

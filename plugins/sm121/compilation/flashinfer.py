@@ -125,9 +125,9 @@ class FlashInfer:
             command = [self.python, str(script), json.dumps(request)]
             ended = child.run(command, timeout_s=_QUESTION_S, environment=variables)
         if ended.status != 0:
-            said = ended.output.strip().splitlines()[-1:] or ["no message"]
+            last = ended.output.strip().splitlines()[-1:] or ["no message"]
             raise NotRun(
-                f"required: a FlashInfer that answers what it compiles; seen: {said[0][:300]} "
+                f"required: a FlashInfer that answers what it compiles; seen: {last[0][:300]} "
                 f"({self.python}); remedy: {REMEDY}"
             )
         return json.loads(ended.output.strip().splitlines()[-1])
@@ -146,25 +146,25 @@ def find(python: str | None = None) -> FlashInfer:
             f"required: flashinfer-python, for its sources; seen: none in {interpreter}; "
             f"remedy: {REMEDY}"
         )
-    found = FlashInfer(interpreter, Path(origin).parent)
-    if not (found.data / "csrc").is_dir():
+    flashinfer = FlashInfer(interpreter, Path(origin).parent)
+    if not (flashinfer.data / "csrc").is_dir():
         raise NotRun(
-            f"required: FlashInfer's sources in {found.data}; seen: none; remedy: {REMEDY}"
+            f"required: FlashInfer's sources in {flashinfer.data}; seen: none; remedy: {REMEDY}"
         )
-    return found
+    return flashinfer
 
 
 def contradictions(flashinfer: FlashInfer, compiler: Compiler) -> list[str]:
     """Where FlashInfer compiles for other architectures than required, a line each."""
     required = load_resolutions()
-    seen = flashinfer.targets([entry.arch_list for entry in required], compiler)
-    found = []
+    targets = flashinfer.targets([entry.arch_list for entry in required], compiler)
+    lines = []
     for entry in required:
-        value = seen[entry.arch_list]
+        value = targets[entry.arch_list]
         if entry.error is not None:
             if not (isinstance(value, str) and entry.error in value):
-                found.append(f"{entry.arch_list!r}: required {entry.error}, seen {value}")
+                lines.append(f"{entry.arch_list!r}: required {entry.error}, seen {value}")
         elif not (isinstance(value, list) and sorted(value) == sorted(entry.compiled_for)):
-            wanted = ", ".join(entry.compiled_for)
-            found.append(f"{entry.arch_list!r}: required {wanted}, seen {value}")
-    return found
+            expected = ", ".join(entry.compiled_for)
+            lines.append(f"{entry.arch_list!r}: required {expected}, seen {value}")
+    return lines

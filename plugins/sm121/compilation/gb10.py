@@ -40,8 +40,8 @@ class Compilation:
 
     def _judge(self, probe: str) -> list[str]:
         chosen = probes.probe(probe)
-        places = {"flashinfer": self.flashinfer.data} if chosen.tier == "headers" else {}
-        return probes.contradictions(chosen, self.tools, places)
+        headers = {"flashinfer": self.flashinfer.data} if chosen.tier == "headers" else {}
+        return probes.contradictions(chosen, self.tools, headers)
 
     def wrong_in_module(self, module: str) -> list[str]:
         """What of a FlashInfer module's device code is not as required."""

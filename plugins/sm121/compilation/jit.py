@@ -119,7 +119,7 @@ class FlashInferModules:
         """
         answer = interpreter.ask(python, _INSTALLED, environment)
         folder = CompileCaches.of(environment).flashinfer
-        ahead = tuple(Path(place) for place in answer["ahead"])
+        ahead = tuple(Path(folder_name) for folder_name in answer["ahead"])
         return cls(answer["version"], folder, ahead, answer["installed"])
 
     def missing(
@@ -132,7 +132,7 @@ class FlashInferModules:
             codes: names of its machine code in the cache, such as ``121a``.
             gpu: its compute capability, such as 121.
         """
-        places = [
+        cached = [
             folder / "cached_ops"
             for folder in self.folder.glob(f"{self.version or '*'}/*")
             if set(folder.name.split("_")) & set(codes)
@@ -140,20 +140,20 @@ class FlashInferModules:
         return [
             module
             for module in modules
-            if not any(_built(place, module) for place in places)
+            if not any(_built(parent, module) for parent in cached)
             and not any(
                 libraries.judge(file, gpu).state in libraries.RUNS
-                for place in self.ahead
-                for file in place.rglob("*.so")
+                for parent in self.ahead
+                for file in parent.rglob("*.so")
                 if fnmatch.fnmatchcase(file.stem, module.module)
             )
         ]
 
 
-def _built(place: Path, module: JitModule) -> bool:
+def _built(parent: Path, module: JitModule) -> bool:
     return any(
         fnmatch.fnmatchcase(folder.name, module.module) and any(folder.glob("*.so"))
-        for folder in place.glob("*")
+        for folder in parent.glob("*")
     )
 
 

@@ -71,7 +71,7 @@ class LibraryReport:
 
     def as_json(self) -> dict[str, object]:
         """Plain data, in the words of `sm121 path --libraries`."""
-        shown: dict[str, object] = {
+        plain: dict[str, object] = {
             "path": str(self.path),
             "state": self.state.value,
             "sass": list(self.sass),
@@ -79,10 +79,10 @@ class LibraryReport:
             "reason": self.reason,
         }
         if self.only_trapping is not None:
-            shown["kernels"] = self.kernels
-            shown["only_trapping"] = len(self.only_trapping)
-            shown["only_trapping_names"] = list(self.only_trapping[:_TRAPPING_SHOWN])
-        return shown
+            plain["kernels"] = self.kernels
+            plain["only_trapping"] = len(self.only_trapping)
+            plain["only_trapping_names"] = list(self.only_trapping[:_TRAPPING_SHOWN])
+        return plain
 
 
 def judge(path: Path, gpu: int = GB10, disassembler: Disassembler | None = None) -> LibraryReport:
@@ -137,13 +137,13 @@ def _state(images: Sequence[Image], gpu: int) -> tuple[CodeState, str]:
             CodeState.PLAIN,
             f"{', '.join(map(str, machine))} runs on sm_{gpu}, without its FP4 instructions",
         )
-    seen = ", ".join(map(str, images))
+    observed = ", ".join(map(str, images))
     if any(image.kind == "ptx" and image.architecture.ptx_runs_on(gpu) for image in images):
         return (
             CodeState.PTX_ONLY,
-            f"no machine code for sm_{gpu}, only PTX that runs there; has {seen}",
+            f"no machine code for sm_{gpu}, only PTX that runs there; has {observed}",
         )
-    return CodeState.OTHER, f"required: code that runs on sm_{gpu}; seen: {seen}"
+    return CodeState.OTHER, f"required: code that runs on sm_{gpu}; seen: {observed}"
 
 
 def _disassembled(images: Sequence[Image], gpu: int) -> list[CodeArchitecture]:
@@ -185,7 +185,7 @@ def without_code(engine: str, origins: Mapping[str, str | None], gpu: int) -> li
     Raises:
         DataFileError: ``fixtures/compilation/libraries.toml`` is wrong.
     """
-    found = []
+    lines = []
     for entry in data_file.load("compilation/libraries.toml", _RequiredData).library:
         if entry.engine != engine:
             continue
@@ -195,14 +195,14 @@ def without_code(engine: str, origins: Mapping[str, str | None], gpu: int) -> li
             for path in (sorted(Path(origin).parent.glob(entry.files)) if origin else [])
         ]
         if not reports:
-            found.append(f"required: {entry.package}/{entry.files} ({entry.why}); seen: none")
-        found.extend(
+            lines.append(f"required: {entry.package}/{entry.files} ({entry.why}); seen: none")
+        lines.extend(
             f"{report.path.name} ({entry.why}): required: machine code that runs on sm_{gpu}; "
             f"seen: {', '.join((*report.sass, *report.ptx)) or report.reason}"
             for report in reports
             if report.state not in RUNS
         )
-    return found
+    return lines
 
 
 def engine_places(python: str, environment: Mapping[str, str] | None = None) -> list[Path]:
@@ -212,26 +212,27 @@ def engine_places(python: str, environment: Mapping[str, str] | None = None) -> 
         sm121.core.errors.Sm121Error: the interpreter does not answer.
     """
     variables = os.environ if environment is None else environment
-    places = []
+    folders = []
     for origin in imports(python, PACKAGES, variables).origins.values():
         if origin is not None:
-            found = Path(origin)
-            places.append(found.parent if found.suffix else found)
-    own = CompileCaches.of(variables)
-    return [place for place in (*places, own.flashinfer, own.triton, own.vllm) if place.is_dir()]
+            path = Path(origin)
+            folders.append(path.parent if path.suffix else path)
+    caches = CompileCaches.of(variables)
+    folders += [caches.flashinfer, caches.triton, caches.vllm]
+    return [folder for folder in folders if folder.is_dir()]
 
 
-def files_of(places: Iterable[Path]) -> Iterator[Path]:
+def files_of(paths: Iterable[Path]) -> Iterator[Path]:
     """Files that may hold device code, each once: those named, and libraries, objects, fat
     binaries and cubins under folders.
     """
-    seen: set[tuple[int, int]] = set()
-    for place in places:
-        for path in [place] if place.is_file() else _walk(place):
+    identities: set[tuple[int, int]] = set()
+    for root in paths:
+        for path in [root] if root.is_file() else _walk(root):
             status = path.stat()
             identity = (status.st_dev, status.st_ino)
-            if identity not in seen:
-                seen.add(identity)
+            if identity not in identities:
+                identities.add(identity)
                 yield path
 
 
@@ -245,7 +246,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def write_report(
-    places: Sequence[Path],
+    paths: Sequence[Path],
     stream: IO[str],
     *,
     gpu: int = GB10,
@@ -259,13 +260,13 @@ def write_report(
     Raises:
         UsageError: a place does not exist.
     """
-    for place in places:
-        if not place.exists():
-            raise UsageError(f"{place}: expected a file or a folder")
+    for root in paths:
+        if not root.exists():
+            raise UsageError(f"{root}: expected a file or a folder")
     counts: Counter[CodeState] = Counter()
     trapping = 0
     stream.write(f'{{"gpu": "sm_{gpu}", "libraries": [')
-    for number, path in enumerate(files_of(places)):
+    for number, path in enumerate(files_of(paths)):
         report = judge(path, gpu, disassembler)
         counts[report.state] += 1
         trapping += len(report.only_trapping or ())

@@ -81,9 +81,9 @@ def contradictions(chosen: Module, flashinfer: FlashInfer, tools: Tools) -> list
     findings: list[RuleFinding] = []
     required = [CodeArchitecture.parse(text) for text in chosen.architectures]
     for number, unit in enumerate(units):
-        seen = sorted(CodeArchitecture.parse(text) for text in unit.compiled_for)
-        if seen != sorted(required):
-            wrong.append(f"{unit.source.name}: required {_list(required)}, seen {_list(seen)}")
+        observed = sorted(CodeArchitecture.parse(text) for text in unit.compiled_for)
+        if observed != sorted(required):
+            wrong.append(f"{unit.source.name}: required {_list(required)}, seen {_list(observed)}")
             continue
         for architecture in required:
             output = tools.folder / f"{chosen.name}.{number}.{architecture}.fatbin"

@@ -68,7 +68,7 @@ def probe(name: str) -> Probe:
 
 
 def compile_probe(
-    chosen: Probe, architecture: CodeArchitecture, tools: Tools, places: Mapping[str, Path]
+    chosen: Probe, architecture: CodeArchitecture, tools: Tools, headers: Mapping[str, Path]
 ) -> Built:
     """Compile a probe for one architecture and judge what came out.
 
@@ -76,16 +76,16 @@ def compile_probe(
         chosen: of `load_probes`.
         architecture: what it is compiled for; its outcome there need not be known.
         tools: the compiler, what reads what it made, and where that is written.
-        places: folders by the name that stands for them in ``arguments``.
+        headers: folders by the name that stands for them in ``arguments``.
 
     Raises:
         sm121.compilation.child.TookTooLong: nvcc does not end.
-        UsageError: the arguments name a place that is not among ``places``.
+        UsageError: the arguments name a place that is not among ``headers``.
     """
     with as_file(files("sm121.fixtures") / "compilation") as data:
-        known = {"headers": data / "headers", **places}
+        folders = {"headers": data / "headers", **headers}
         try:
-            arguments = [argument.format_map(known) for argument in chosen.arguments]
+            arguments = [argument.format_map(folders) for argument in chosen.arguments]
         except KeyError as error:
             raise UsageError(f"probe {chosen.name}: the place of {error} is not known") from error
         return build(
@@ -99,17 +99,17 @@ def compile_probe(
         )
 
 
-def contradictions(chosen: Probe, tools: Tools, places: Mapping[str, Path]) -> list[str]:
+def contradictions(chosen: Probe, tools: Tools, headers: Mapping[str, Path]) -> list[str]:
     """Compile a probe for each architecture that it speaks of; where it came out otherwise.
 
     A line each. Arguments and errors as for `compile_probe`.
     """
-    found = []
+    lines = []
     for text, required in chosen.outcomes.items():
-        built = compile_probe(chosen, CodeArchitecture.parse(text), tools, places)
+        built = compile_probe(chosen, CodeArchitecture.parse(text), tools, headers)
         if built.outcome is not required:
-            found.append(
+            lines.append(
                 f"{chosen.name} for {built.architecture}: required {required}, "
                 f"seen {built.outcome} ({built.reason})"
             )
-    return found
+    return lines

@@ -136,5 +136,5 @@ def disassemble(
             raise UnreadableSass(f"{path}: required: disassembled in {timeout_s:.0f} s; seen: not")
         if process.returncode != 0:
             errors.seek(0)
-            said = errors.read(_ERROR_BYTES).decode("utf-8", "replace").strip()
-            raise UnreadableSass(f"{path}: cuobjdump ended with {process.returncode}: {said}")
+            message = errors.read(_ERROR_BYTES).decode("utf-8", "replace").strip()
+            raise UnreadableSass(f"{path}: cuobjdump ended with {process.returncode}: {message}")

@@ -70,10 +70,10 @@ class Tools:
 
 def site_packages(python: str | None = None) -> list[Path]:
     """Where wheels are: this interpreter's import path, and the folders beside ``python``."""
-    found = [Path(entry) for entry in sys.path if entry]
+    folders = [Path(entry) for entry in sys.path if entry]
     if python is not None:
-        found += sorted(Path(python).absolute().parent.parent.glob("lib/python3*/*-packages"))
-    return [folder for folder in dict.fromkeys(found) if folder.is_dir()]
+        folders += sorted(Path(python).absolute().parent.parent.glob("lib/python3*/*-packages"))
+    return [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
 
 
 def find_compiler(
@@ -112,7 +112,7 @@ def find_disassembler(
         NotRun: one of them is missing or does not start.
     """
     variables = os.environ if environment is None else environment
-    found = {}
+    paths = {}
     for tool in ("cuobjdump", "nvdisasm"):
         path = _first(tool, variables, packages)
         if path is None:
@@ -120,8 +120,8 @@ def find_disassembler(
                 f"required: {tool}, to read SASS; seen: none in CUDA_HOME, PATH, /usr/local/cuda, "
                 f"pip wheels or Triton; remedy: pip install --no-deps {READER_WHEELS}"
             )
-        found[tool] = path
-    return Disassembler(found["cuobjdump"], found["nvdisasm"], _version(found["cuobjdump"]))
+        paths[tool] = path
+    return Disassembler(paths["cuobjdump"], paths["nvdisasm"], _version(paths["cuobjdump"]))
 
 
 def _first(tool: str, variables: Mapping[str, str], packages: Sequence[Path]) -> Path | None:
@@ -146,12 +146,12 @@ def _candidates(
 
 
 def _version(tool: Path) -> str:
-    done = _ask(tool, "--version")
-    match = _RELEASE.search(done)
+    answer = _ask(tool, "--version")
+    match = _RELEASE.search(answer)
     if match is None:
         raise NotRun(
             f"required: a working {tool.name}; seen: {tool} does not tell its version "
-            f"({done.strip()[:200] or 'no output'}); remedy: set CUDA_HOME to another toolkit"
+            f"({answer.strip()[:200] or 'no output'}); remedy: set CUDA_HOME to another toolkit"
         )
     return match[1]
 

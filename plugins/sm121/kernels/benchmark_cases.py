@@ -73,9 +73,9 @@ def of_target(
     return select(depths, full=at_full_size(full_shapes))
 
 
-def at_full_size(asked: bool) -> bool:
+def at_full_size(requested: bool) -> bool:
     """Whether cases of full size are run: when asked for, and on any GPU."""
-    return asked or _detected() not in ("cpu", None)
+    return requested or _detected() not in ("cpu", None)
 
 
 @functools.cache

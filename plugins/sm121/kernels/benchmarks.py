@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sm121.core.verdict import Invalid, NotRun
-from sm121.kernels import comparison, problems
+from sm121.kernels import comparison, expert_layers, problems
 from sm121.kernels.benchmark_cases import BenchmarkCase
 from sm121.kernels.protocol import Declaration, declaration, prepared
 from sm121.measure import stream_bandwidth
@@ -123,21 +123,14 @@ def _by_rows(
     declared: Declaration,
 ) -> Callable[[Any], list[str]]:
     def judge(output: Any) -> list[str]:
-        limit = (
-            comparison.tolerance(
-                operation,
-                output.dtype,
-                activations=declared.activations,
-                each_expert_rounded=declared.rounds_each_expert,
-            )
-            if isinstance(output, Tensor)
-            else None
-        )
-        if limit is None:
+        if not isinstance(output, Tensor) or not (
+            limit := comparison.tolerance(operation, output.dtype, declared)
+        ):
             return ["required: a bfloat16 or float32 tensor"]
         reference = expected()
-        seen = rows(output).reshape(reference.shape).cpu()
-        return comparison.measure(seen, reference, limit.floor).beyond(limit) + _unwritten(output)
+        observed = rows(output).reshape(reference.shape).cpu()
+        errors = comparison.measure(observed, reference, limit.floor)
+        return errors.beyond(limit) + _unwritten(output)
 
     return judge
 
@@ -156,9 +149,9 @@ def _unwritten(output: Tensor) -> list[str]:
 
 def _some(generator: torch.Generator, size: int, count: int) -> Tensor:
     """The first, the last and others at random, of so many."""
-    others = torch.randperm(size, generator=generator, device=generator.device)
+    permutation = torch.randperm(size, generator=generator, device=generator.device)
     ends = torch.tensor([0, size - 1], device=generator.device)
-    return torch.cat([ends, others])[: min(count, size)].unique()
+    return torch.cat([ends, permutation])[: min(count, size)].unique()
 
 
 def _experts(
@@ -172,7 +165,7 @@ def _experts(
     shares = _normal(generator, case.tokens, case.top_k).float().softmax(-1)
     order = torch.rand(case.tokens, e, generator=generator, device=generator.device).argsort(-1)
     ids = order[:, : case.top_k].int().contiguous()
-    constants: dict[str, Any] = {"alpha": problems.ALPHA, "limit": problems.LIMIT}
+    constants: dict[str, Any] = {"alpha": expert_layers.ALPHA, "limit": expert_layers.LIMIT}
     call = prepared(provider, "fused_moe", x, shares, ids, w1, b1, w2, b2, **constants)
     at = _some(generator, case.tokens, _ROWS)
 
@@ -214,11 +207,11 @@ def _decode(
 
     def expected() -> Tensor:
         arguments = [t.cpu() for t in (q, cache, table, lengths)]
-        there = keywords | {"sinks": keywords["sinks"].cpu()}
-        return attention.decode(*arguments, **there).flatten(0, 1)
+        on_cpu = keywords | {"sinks": keywords["sinks"].cpu()}
+        return attention.decode(*arguments, **on_cpu).flatten(0, 1)
 
-    seen = length if case.window is None else min(length, case.window)
-    moved = seen * 2 * case.kv_heads * case.head_dim * 2 + 2 * _size(q)
+    visible = length if case.window is None else min(length, case.window)
+    moved = visible * 2 * case.kv_heads * case.head_dim * 2 + 2 * _size(q)
     judge = _by_rows("decode_attention", expected, lambda o: o.flatten(0, 1), declared)
     return Timed(call, moved, judge, q)
 

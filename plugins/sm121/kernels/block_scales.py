@@ -59,15 +59,15 @@ the error."""
 
 def worst(matrix: str, shares: Shares) -> Projection:
     """The block whose part the error has most of; NaN before any other."""
-    found = Projection(matrix)
+    largest = Projection(matrix)
     for expert, each in shares:
         at = int(each.abs().nan_to_num(nan=math.inf).argmax())
         share = float(each.flatten()[at])
-        if math.isnan(share) or abs(share) > abs(found.share):
-            found = Projection(matrix, share, expert, *divmod(at, each.shape[1]))
+        if math.isnan(share) or abs(share) > abs(largest.share):
+            largest = Projection(matrix, share, expert, *divmod(at, each.shape[1]))
         if math.isnan(share):
             break
-    return found
+    return largest
 
 
 def of_second_matrix(
@@ -84,16 +84,16 @@ def of_second_matrix(
     `oracles.moe.fused_moe`. Blocks that give nothing to any token have none.
     """
     x, weights, ids, w1, b1, w2, _ = arguments
-    for e, tokens, place in _tokens(ids, weights):
+    for e, tokens, rank in _tokens(ids, weights):
         hidden = moe.hidden(
             x[tokens].double(), w1, b1, e, alpha=alpha, limit=limit, roundings=roundings
         )
-        hidden = hidden * weights[tokens, place, None].double()
+        hidden = hidden * weights[tokens, rank, None].double()
         down = moe.expert_matrix(w2, e)
         along = _by_block(down * (error[tokens].T @ hidden)).sum(-1)
-        blocks, own = _by_block(down), _by_block(hidden)
+        blocks, activations = _by_block(down), _by_block(hidden)
         # The square of a block's part, summed over the tokens: w' (sum of h h') w.
-        gram = torch.einsum("tbi,tbj->bij", own, own)
+        gram = torch.einsum("tbi,tbj->bij", activations, activations)
         size = (torch.einsum("rbi,bij->rbj", blocks, gram) * blocks).sum(-1)
         yield e, torch.where(size > 0, along / size.clamp(min=1e-300), 0.0)
 
@@ -111,12 +111,12 @@ def of_first_matrix(
     an activation cannot always be told apart.
     """
     _, weights, ids, *_ = arguments
-    for e, tokens, place in _tokens(ids, weights):
+    for e, tokens, rank in _tokens(ids, weights):
         moved = Moved.of(arguments, e, tokens, alpha=alpha, limit=limit, roundings=roundings)
         # Where w2 has its one: the output that an activation is read out in.
         read_in = moe.expert_matrix(arguments[5], e).argmax(0)
-        seen = error[tokens][:, read_in] / weights[tokens, place, None].double()
-        sides = torch.stack([moved.shares(seen, factor) for factor in WRONG])
+        observed = error[tokens][:, read_in] / weights[tokens, rank, None].double()
+        sides = torch.stack([moved.shares(observed, factor) for factor in WRONG])
         sides = sides.nan_to_num(nan=math.inf)
         yield e, sides.gather(0, sides.abs().argmax(0, keepdim=True))[0]
 
@@ -173,11 +173,11 @@ class Moved:
         t[:, part::2] += factor * self.inside[:, part::2]
         return moe.swiglu(t[:, 0::2], t[:, 1::2], alpha=self.alpha, limit=self.limit)
 
-    def shares(self, seen: Tensor, factor: float) -> Tensor:
-        """How much of what `factor` does is in the error `seen` [n, I]: [2I, blocks]."""
-        return torch.stack([self.share(seen, factor, part) for part in (0, 1)], 1).flatten(0, 1)
+    def shares(self, error: Tensor, factor: float) -> Tensor:
+        """How much of what `factor` does is in `error` [n, I]: [2I, blocks]."""
+        return torch.stack([self.share(error, factor, part) for part in (0, 1)], 1).flatten(0, 1)
 
-    def share(self, seen: Tensor, factor: float, part: int) -> Tensor:
+    def share(self, error: Tensor, factor: float, part: int) -> Tensor:
         """The same of the gate rows or of the up rows: [I, blocks]."""
         right = self.right
         effect = self.hidden(factor, part) - right
@@ -185,7 +185,7 @@ class Moved:
             torch.zeros(self.blocks, right.shape[1], dtype=right.dtype).index_add_(
                 0, self.block, each
             )
-            for each in (seen * effect, effect.square(), (right * _LEAST).square())
+            for each in (error * effect, effect.square(), (right * _LEAST).square())
         )
         return torch.where(size > least, along / size.clamp(min=1e-300), 0.0).T
 
@@ -193,9 +193,9 @@ class Moved:
 def _tokens(ids: Tensor, weights: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Each expert that has tokens with a share: its number, the tokens, its place in each."""
     for e in ids.unique().tolist():
-        tokens, place = ((ids == e) & (weights > 0)).nonzero(as_tuple=True)
+        tokens, rank = ((ids == e) & (weights > 0)).nonzero(as_tuple=True)
         if len(tokens):
-            yield e, tokens, place
+            yield e, tokens, rank
 
 
 def _by_block(matrix: Tensor) -> Tensor:

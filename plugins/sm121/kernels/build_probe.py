@@ -15,26 +15,26 @@ import sys
 
 def look(names: list[str]) -> dict[str, list[str | None]]:
     """Folder and version of each package; null where there is none, or no version is known."""
-    found: dict[str, list[str | None]] = {}
+    answer: dict[str, list[str | None]] = {}
     for name in names:
         try:
             spec = importlib.util.find_spec(name)
         except ValueError:  # a module of that name was made by hand
             spec = None
-        places = list(spec.submodule_search_locations or []) if spec is not None else []
-        folder = os.path.realpath(places[0]) if places else None
-        found[name] = [folder, _version(name, folder)]
-    return found
+        folders = list(spec.submodule_search_locations or []) if spec is not None else []
+        folder = os.path.realpath(folders[0]) if folders else None
+        answer[name] = [folder, _version(name, folder)]
+    return answer
 
 
 def _version(name: str, folder: str | None) -> str | None:
     for distribution in (name, f"{name}-python", f"{name}-cpu"):
         try:
-            found = importlib.metadata.distribution(distribution)
+            metadata = importlib.metadata.distribution(distribution)
         except importlib.metadata.PackageNotFoundError:
             continue
-        if folder == os.path.realpath(str(found.locate_file(name))):
-            return found.version
+        if folder == os.path.realpath(str(metadata.locate_file(name))):
+            return metadata.version
     return None
 
 

@@ -44,25 +44,25 @@ def differences(names: Sequence[str], python: str, environment: Mapping[str, str
     """
     if not names:
         return None
-    own = build_probe.look(list(names))
+    imported = build_probe.look(list(names))
     source = files("sm121.kernels").joinpath("build_probe.py").read_text("utf-8")
     try:
-        theirs = interpreter.ask(python, source, environment, list(names))
+        engines = interpreter.ask(python, source, environment, list(names))
     except interpreter.NoAnswer as error:
         return f"{error}, so that it is not known which build the engine serves with"
-    other = [name for name in names if own[name][0] != theirs[name][0]]
+    other = [name for name in names if imported[name][0] != engines[name][0]]
     if not other:
         return None
     return (
-        f"the provider's kernels are those of {_shown(own, other)}; the engine serves with "
-        f"{_shown(theirs, other)} ({python})"
+        f"the provider's kernels are those of {_shown(imported, other)}; the engine serves with "
+        f"{_shown(engines, other)} ({python})"
     )
 
 
-def _shown(found: Mapping[str, Sequence[str | None]], names: Sequence[str]) -> str:
+def _shown(builds: Mapping[str, Sequence[str | None]], names: Sequence[str]) -> str:
     return ", ".join(
-        f"{name} {found[name][1] or '(version not known)'} at {found[name][0]}"
-        if found[name][0] is not None
+        f"{name} {builds[name][1] or '(version not known)'} at {builds[name][0]}"
+        if builds[name][0] is not None
         else f"no {name}"
         for name in names
     )

@@ -51,9 +51,9 @@ def check(provider: Any, problem: Problem) -> list[str]:
             if is_device_fault(error):
                 raise _fault(declared, problem, error) from error
             if problem.strided:
-                said = str(error).splitlines()[0]
+                reason = str(error).splitlines()[0]
                 raise Inapplicable(
-                    f"provider {declared.name} refuses strided inputs: {said}"
+                    f"provider {declared.name} refuses strided inputs: {reason}"
                 ) from error
             raise
         _probe(declared, problem)
@@ -120,8 +120,8 @@ def check_replay(provider: Any, problem: Problem, record: Recorder = record_grap
                 f"{problem.operation} replayed into {kind}: {line}"
                 for line in problem.judge(output, declared)
             ]
-        kept = _each(Tensor.clone, output)
-        same = problem.operation not in declared.deterministic or _same_bits(kept, call())
+        result = _each(Tensor.clone, output)
+        same = problem.operation not in declared.deterministic or _same_bits(result, call())
     except RuntimeError as error:
         if is_device_fault(error):
             raise _fault(declared, problem, error) from error
@@ -163,26 +163,26 @@ def _on(value: Any, declared: Declaration) -> Any:
 
     def copied(tensor: Tensor) -> Tensor:
         storage = _whole(tensor).to(declared.device, copy=True).untyped_storage()
-        there = torch.empty(0, dtype=tensor.dtype, device=declared.device)
-        return there.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+        copy = torch.empty(0, dtype=tensor.dtype, device=declared.device)
+        return copy.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
     return _each(copied, value)
 
 
 def _whole(tensor: Tensor) -> Tensor:
     """All bytes of a tensor's storage."""
-    there = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    return there.set_(tensor.untyped_storage())
+    view = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return view.set_(tensor.untyped_storage())
 
 
 def _same_bits(a: Any, b: Any) -> bool:
     """Equal bit for bit, tensors with all of their storage (so also what lies between strides)."""
     if isinstance(a, Tensor):
-        left, right = (
+        first, second = (
             (t.reshape(-1).view(torch.uint8) if t.is_contiguous() else _whole(t)).cpu()
             for t in (a, b)
         )
-        return bool(torch.equal(left, right))
+        return bool(torch.equal(first, second))
     if isinstance(a, tuple | list):
         return len(a) == len(b) and all(map(_same_bits, a, b))
     if isinstance(a, dict):

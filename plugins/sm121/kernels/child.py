@@ -78,7 +78,7 @@ class Child:
     workers: int = 1
     """So many processes share this machine."""
     _process: subprocess.Popen[bytes] | None = None
-    _said: IO[bytes] | None = None
+    _errors: IO[bytes] | None = None
 
     def ask(self, question: str, *arguments: Any, within_s: float | None = None) -> Any:
         """The answer to a question of `sm121.kernels.judge`.
@@ -117,7 +117,7 @@ class Child:
         self._process = None
         process.kill()
         process.wait()
-        for stream in (process.stdin, process.stdout, self._said):
+        for stream in (process.stdin, process.stdout, self._errors):
             assert stream is not None
             with contextlib.suppress(OSError):  # what was not sent is lost with the process
                 stream.close()
@@ -126,20 +126,20 @@ class Child:
         if self._process is not None and self._process.poll() is None:
             return self._process
         self.close()
-        said = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+        errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         try:
             process = subprocess.Popen(
                 [self.python, "-c", _BOOT, str(files("sm121"))],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=said,
+                stderr=errors,
                 env=dict(self.environment),
                 start_new_session=True,  # Ctrl-C is the parent's to handle
             )
         except OSError as error:
-            said.close()
+            errors.close()
             raise NotRun(f"{self.python} cannot be started: {error.strerror}") from error
-        self._process, self._said = process, said
+        self._process, self._errors = process, errors
         path = None if self.path is None else list(self.path)
         _write(process, {"path": path, "workers": self.workers})
         return process
@@ -149,8 +149,8 @@ class Child:
         ends = None if within_s is None else time.monotonic() + within_s
         line = b""
         while not line.endswith(b"\n"):
-            left = None if ends is None else max(0.0, ends - time.monotonic())
-            if not select.select([process.stdout], [], [], left)[0]:
+            remaining = None if ends is None else max(0.0, ends - time.monotonic())
+            if not select.select([process.stdout], [], [], remaining)[0]:
                 raise Ended(f"required: an end within {within_s:g} s, seen: none")
             block = process.stdout.read1(1 << 16)  # type: ignore[attr-defined]
             if not block:
@@ -160,11 +160,11 @@ class Child:
 
     def _how_it_ended(self, process: subprocess.Popen[bytes]) -> Exception:
         status = process.wait()
-        assert self._said is not None
-        self._said.seek(0, 2)
-        self._said.seek(max(0, self._said.tell() - 4096))
-        said = self._said.read().decode("utf-8", "replace").strip().splitlines()
-        last = said[-1][:300] if said else "it said nothing"
+        assert self._errors is not None
+        self._errors.seek(0, 2)
+        self._errors.seek(max(0, self._errors.tell() - 4096))
+        lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
+        last = lines[-1][:300] if lines else "it said nothing"
         if last.startswith("cannot judge: "):
             why = last.removeprefix("cannot judge: ")
             return NotRun(f"the kernels cannot be judged with {self.python}: {why}; {_LEAST}")

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sm121.core import data_file
 from sm121.core.data_file import DataTable
+from sm121.kernels.protocol import Declaration
 
 Measure = Literal["max", "rms", "slope", "bias"]
 MEASURES: tuple[Measure, ...] = ("max", "rms", "slope", "bias")
@@ -66,21 +67,20 @@ def tolerances() -> tuple[KernelTolerance, ...]:
 def tolerance(
     operation: str,
     dtype: torch.dtype,
+    declared: Declaration = Declaration(),  # noqa: B008 - frozen
     *,
-    activations: str = "bfloat16",
-    each_expert_rounded: bool = False,
     below_limit: bool = False,
     readout: bool = False,
 ) -> KernelTolerance | None:
     """The tolerance of an operation with outputs of a dtype: the one that is for the least else;
     None where there is none."""
-    wanted = (operation, str(dtype).removeprefix("torch."), below_limit)
+    key = (operation, str(dtype).removeprefix("torch."), below_limit)
     fitting = [
         t
         for t in tolerances()
-        if (t.operation, t.dtype, t.below_limit) == wanted
-        and t.activations in (None, activations)
-        and t.each_expert_rounded <= each_expert_rounded
+        if (t.operation, t.dtype, t.below_limit) == key
+        and t.activations in (None, declared.activations)
+        and t.each_expert_rounded <= declared.rounds_each_expert
         and t.readout <= readout
     ]
     return max(

@@ -77,7 +77,7 @@ class FlashInferProvider(PlanningProvider):
     )
     graphs = frozenset({"fused_moe", "prefill_attention", "decode_attention"})
 
-    def __init__(self, *, gated: bool = True) -> None:
+    def __init__(self) -> None:
         try:
             self._flashinfer: Any = importlib.import_module("flashinfer")
         except ImportError as error:
@@ -90,7 +90,6 @@ class FlashInferProvider(PlanningProvider):
         major, minor = torch.cuda.get_device_capability()
         self._capability = 10 * major + minor
         self.activations = "bfloat16" if major == 9 else "mxfp8"
-        self._gated = gated
         self._spaces: dict[str, Tensor] = {}
         self._tactic: list[int] | None = None
 
@@ -121,20 +120,20 @@ class FlashInferProvider(PlanningProvider):
             NotRun: this release does not have it.
         """
         try:
-            found = getattr(importlib.import_module(module), name, None)
+            function = getattr(importlib.import_module(module), name, None)
         except ModuleNotFoundError as error:
             if error.name is None or not module.startswith(error.name):
                 raise  # FlashInfer has it, and what it imports is missing
-            found = None
-        if found is None:
+            function = None
+        if function is None:
             raise self._too_old(name, None, f"no {module}.{name}")
-        known = inspect.signature(found).parameters
-        if any(known[name].kind is inspect.Parameter.VAR_KEYWORD for name in known):
-            return found
+        parameters = inspect.signature(function).parameters
+        if any(parameters[name].kind is inspect.Parameter.VAR_KEYWORD for name in parameters):
+            return function
         for argument in arguments:
-            if argument not in known:
+            if argument not in parameters:
                 raise self._too_old(name, argument, f"no {argument}= of {name}")
-        return found
+        return function
 
     def _needs_sinks(self) -> None:
         name = "attention sinks on SM12x"
@@ -146,10 +145,10 @@ class FlashInferProvider(PlanningProvider):
     def _too_old(self, name: str, argument: str | None, lacks: str) -> NotRun:
         first = since().get((name, argument))
         needed = f"{first} or newer has it" if first else "another release may have it"
-        wanted = f"'flashinfer-python>={first}'" if first else "another flashinfer-python"
+        requirement = f"'flashinfer-python>={first}'" if first else "another flashinfer-python"
         return NotRun(
             f"FlashInfer {self._version or '(version not known)'} has {lacks}: {needed}; "
-            f"pip install {wanted}, of which vLLM must be a release that takes it"
+            f"pip install {requirement}, of which vLLM must be a release that takes it"
         )
 
     @property
@@ -159,7 +158,7 @@ class FlashInferProvider(PlanningProvider):
         return None if not text or text.startswith("0.0.0") else text
 
     def _needs_sm100(self, operation: str) -> None:
-        if self._gated and self._capability < 100:
+        if self._capability < 100:
             raise NotRun(
                 f"FlashInfer's {operation} has no code before sm100: on this sm{self._capability} "
                 "it launches an empty kernel and returns what was in memory, without an error"
@@ -167,36 +166,36 @@ class FlashInferProvider(PlanningProvider):
 
     # Experts
 
-    def plan_experts(self, given: FusedMoe) -> Call | None:
+    def plan_experts(self, inputs: FusedMoe) -> Call | None:
         """By `cutlass_fused_moe`, in the form that the device's architecture has."""
         if self._capability == 90:
-            return self._plan_w4a16(given) if len(given.x) else None
+            return self._plan_w4a16(inputs) if len(inputs.x) else None
         if self._capability // 10 in (10, 12):
-            return self._plan_w4a8(given) if len(given.x) else None
+            return self._plan_w4a8(inputs) if len(inputs.x) else None
         raise NotRun(
             "cutlass_fused_moe has MXFP4 weights with bfloat16 activations on sm90 and with MXFP8 "
             f"activations on SM10x and SM12x, this is sm{self._capability}; vLLM's Marlin has "
             "bfloat16 activations here (--kernel-provider vllm)"
         )
 
-    def _plan_w4a16(self, given: FusedMoe) -> Call:
+    def _plan_w4a16(self, inputs: FusedMoe) -> Call:
         """bfloat16 activations, the weights in the layout of sm90."""
         interleave_weights, interleave_scales = (
-            self._api("flashinfer.fused_moe", f"interleave_moe_{what}_for_sm90_mixed_gemm")
-            for what in ("weights", "scales")
+            self._api("flashinfer.fused_moe", f"interleave_moe_{part}_for_sm90_mixed_gemm")
+            for part in ("weights", "scales")
         )
-        layer = _Layer.of(given)
+        layer = _Layer.of(inputs)
         fused_moe = self._fused_moe("use_fused_finalize")
         weights = [interleave_weights(codes, "fp4") for codes, _ in (layer.w1, layer.w2)]
         scales = [interleave_scales(scale, _BLOCK) for _, scale in (layer.w1, layer.w2)]
 
         def call() -> Tensor:
-            wide = layer.widened(given.x)
+            wide = layer.widened(inputs.x)
             out = torch.empty_like(wide)
             fused_moe(
                 wide,
-                given.ids,
-                given.weights,
+                inputs.ids,
+                inputs.weights,
                 *weights,
                 torch.bfloat16,
                 scales,
@@ -211,28 +210,28 @@ class FlashInferProvider(PlanningProvider):
 
         return call
 
-    def _plan_w4a8(self, given: FusedMoe) -> Call:
+    def _plan_w4a8(self, inputs: FusedMoe) -> Call:
         """MXFP8 activations, as vLLM's `FLASHINFER_CUTLASS_MXFP4_MXFP8`: the scales in tiles of 128
         rows by 4 blocks, weights and scales seen as wider integers."""
         interleave = self._api("flashinfer", "block_scale_interleave")
         quantize = self._mxfp8_quantizer()
         fused_moe = self._fused_moe("use_mxfp8_act_scaling", "input_sf")
-        layer = _Layer.of(given)
+        layer = _Layer.of(inputs)
         weights = [codes.view(torch.long) for codes, _ in (layer.w1, layer.w2)]
         blocks = [
             interleave(scale).reshape(scale.shape).view(torch.int32)
             for _, scale in (layer.w1, layer.w2)
         ]
-        ones = torch.ones(len(weights[0]), dtype=torch.float32, device=given.x.device)
+        ones = torch.ones(len(weights[0]), dtype=torch.float32, device=inputs.x.device)
 
         def call() -> Tensor:
-            wide = layer.widened(given.x)
+            wide = layer.widened(inputs.x)
             q, scales = quantize(wide, is_sf_swizzled_layout=True)
             out = torch.empty_like(wide)
             fused_moe(
                 q,
-                given.ids,
-                given.weights,
+                inputs.ids,
+                inputs.weights,
                 *weights,
                 torch.bfloat16,
                 [blocks[0], ones, blocks[1], ones],
@@ -248,8 +247,8 @@ class FlashInferProvider(PlanningProvider):
 
     def _fused_moe(self, *arguments: str) -> Any:
         fixed = {} if self._tactic is None else {"profile_ids": self._tactic}
-        found = self._api("flashinfer.fused_moe", "cutlass_fused_moe", *arguments, *fixed)
-        return functools.partial(found, **fixed)
+        function = self._api("flashinfer.fused_moe", "cutlass_fused_moe", *arguments, *fixed)
+        return functools.partial(function, **fixed)
 
     def tactics(self, operation: Operation) -> tuple[str, ...]:
         """The pairs of autotune tactics worth a test of their own: each of the first product with
@@ -257,12 +256,12 @@ class FlashInferProvider(PlanningProvider):
         if operation != "fused_moe":
             return ()
         tuner = importlib.import_module("flashinfer.autotuner").AutoTuner
-        found: dict[int, list[int]] = {}
+        valid: dict[int, list[int]] = {}
         choose = tuner.choose_one
 
         def listing(*arguments: Any, gemm_idx: int) -> tuple[Any, int]:
             _tuner, _name, (runner, *_), _config, inputs = arguments
-            found[gemm_idx] = sorted(runner.get_valid_tactics(inputs, None))
+            valid[gemm_idx] = sorted(runner.get_valid_tactics(inputs, None))
             return runner, -1
 
         tuner.choose_one = listing
@@ -270,7 +269,7 @@ class FlashInferProvider(PlanningProvider):
             self.fused_moe(*_small_experts(self.device), alpha=1.702, limit=7.0)
         finally:
             tuner.choose_one = choose
-        first, second = found[1], found[2]
+        first, second = valid[1], valid[2]
         return tuple(
             [f"{one},{second[0]}" for one in first] + [f"{first[0]},{two}" for two in second[1:]]
         )
@@ -286,15 +285,15 @@ class FlashInferProvider(PlanningProvider):
 
     # Attention
 
-    def plan_prefill(self, given: PrefillAttention) -> Call | None:
+    def plan_prefill(self, inputs: PrefillAttention) -> Call | None:
         """By the attention-sink wrapper, on a paged cache that each call writes."""
-        q, k, v, cu_seqlens, sinks, window, scale = given
+        q, k, v, cu_seqlens, sinks, window, scale = inputs
         if sinks is None:
             raise NotRun("FlashInfer's sink wrapper has sinks; without them it is another kernel")
         if not len(q):
             return None
         paging = Paging.of(cu_seqlens, _PAGE)
-        left = -1 if window is None else window - 1
+        window_left = -1 if window is None else window - 1
         self._needs_sinks()
         wrapper = self._api("flashinfer", "BatchAttentionWithAttentionSinkWrapper", "head_dim_qk")(
             self._workspace("prefill"),
@@ -304,7 +303,7 @@ class FlashInferProvider(PlanningProvider):
             kv_data_type=k.dtype,
             head_dim_qk=q.shape[2],
             head_dim_vo=q.shape[2],
-            window_left=left,
+            window_left=window_left,
         )
         counts = torch.tensor([0, *paging.counts], dtype=torch.int32).cumsum(0).int()
         wrapper.plan(
@@ -317,7 +316,7 @@ class FlashInferProvider(PlanningProvider):
             q.shape[2],
             _PAGE,
             causal=True,
-            window_left=left,
+            window_left=window_left,
             q_data_type=q.dtype,
             kv_data_type=k.dtype,
         )
@@ -325,39 +324,39 @@ class FlashInferProvider(PlanningProvider):
             paging.pages, 2, _PAGE, k.shape[1], k.shape[2], dtype=k.dtype, device=q.device
         )
         slots = paging.slots().to(q.device)
-        page, place = slots // _PAGE, slots % _PAGE
+        page, offset = slots // _PAGE, slots % _PAGE
 
         def call() -> Tensor:
-            cache[page, 0, place] = k
-            cache[page, 1, place] = v
+            cache[page, 0, offset] = k
+            cache[page, 1, offset] = v
             out: Tensor = wrapper.run(q, cache, sinks, scale)
             return out
 
         return call
 
-    def plan_decode(self, given: DecodeAttention) -> Call | None:
+    def plan_decode(self, inputs: DecodeAttention) -> Call | None:
         """By XQA."""
-        if not len(given.q):
+        if not len(inputs.q):
             return None
-        if given.sinks is not None:
+        if inputs.sinks is not None:
             self._needs_sinks()
         decode = self._api("flashinfer.decode", "xqa_batch_decode_with_kv_cache", "sinks")
-        table = given.block_table.contiguous()
-        longest = table.shape[1] * given.kv_cache.shape[3]
+        table = inputs.block_table.contiguous()
+        longest = table.shape[1] * inputs.kv_cache.shape[3]
         workspace = self._workspace("decode")
 
         def call() -> Tensor:
             out: Tensor = decode(
-                given.q,
-                given.kv_cache,
+                inputs.q,
+                inputs.kv_cache,
                 workspace,
                 table,
-                given.seq_lens,
+                inputs.seq_lens,
                 longest,
-                bmm1_scale=given.scale,
+                bmm1_scale=inputs.scale,
                 bmm2_scale=1.0,
-                window_left=-1 if given.window is None else given.window - 1,
-                sinks=given.sinks,
+                window_left=-1 if inputs.window is None else inputs.window - 1,
+                sinks=inputs.sinks,
                 kv_layout="HND",
             )
             return out
@@ -386,11 +385,11 @@ class _Layer:
     """Columns that are added to it."""
 
     @classmethod
-    def of(cls, given: FusedMoe) -> _Layer:
+    def of(cls, inputs: FusedMoe) -> _Layer:
         """From what a checkpoint has, where gate and up rows take turns."""
-        experts, hidden = len(given.w1[0]), given.x.shape[1]
+        experts, hidden = len(inputs.w1[0]), inputs.x.shape[1]
         to_hidden = -hidden % _ALIGNED
-        to_intermediate = -(given.w2[0].shape[2] * 2) % _ALIGNED
+        to_intermediate = -(inputs.w2[0].shape[2] * 2) % _ALIGNED
 
         def up_then_gate(part: Tensor, columns: int) -> Tensor:
             gate, up = (
@@ -399,22 +398,22 @@ class _Layer:
             return torch.cat((up, gate), 1).contiguous()
 
         biases = {}
-        if given.w1_bias is not None and given.w2_bias is not None:
+        if inputs.w1_bias is not None and inputs.w2_bias is not None:
             biases = {
-                "fc1_expert_biases": up_then_gate(given.w1_bias[..., None], 0)[..., 0],
-                "fc2_expert_biases": functional.pad(given.w2_bias, (0, to_hidden)),
+                "fc1_expert_biases": up_then_gate(inputs.w1_bias[..., None], 0)[..., 0],
+                "fc2_expert_biases": functional.pad(inputs.w2_bias, (0, to_hidden)),
             }
-        constants = {"alpha": given.alpha, "beta": 1.0, "limit": given.limit}
+        constants = {"alpha": inputs.alpha, "beta": 1.0, "limit": inputs.limit}
         return cls(
             w1=(
-                up_then_gate(given.w1[0], to_hidden // 2),
-                up_then_gate(given.w1[1], to_hidden // _BLOCK),
+                up_then_gate(inputs.w1[0], to_hidden // 2),
+                up_then_gate(inputs.w1[1], to_hidden // _BLOCK),
             ),
-            w2=padded(given.w2, to_hidden, to_intermediate),
+            w2=padded(inputs.w2, to_hidden, to_intermediate),
             biases=biases,
             constants={
                 f"swiglu_{name}": torch.full(
-                    (experts,), value, dtype=torch.float32, device=given.x.device
+                    (experts,), value, dtype=torch.float32, device=inputs.x.device
                 )
                 for name, value in constants.items()
             },

@@ -52,11 +52,11 @@ def _replay(name: str, case: Any) -> list[str]:
 def _tactics(name: str, operation: Any) -> list[str]:
     provider = _provider(name)
     listed = getattr(provider, "tactics", None)
-    found = list(listed(operation)) if listed is not None else []
-    if not found:
+    names = list(listed(operation)) if listed is not None else []
+    if not names:
         declared = declaration(provider)
         raise NotRun(f"provider {declared.name} lists no autotune tactics of {operation}")
-    return found
+    return names
 
 
 def _time(name: str, case: Any, rounds: tuple[int, int]) -> dict[str, Any]:
@@ -68,9 +68,9 @@ def _time(name: str, case: Any, rounds: tuple[int, int]) -> dict[str, Any]:
     device = declaration(provider).device
     clock, peak = clocks.clock_of(device), benchmarks.bandwidth(device)
     timed = benchmarks.build(provider, case)
-    wanted = rounds[0] if device == "cpu" else rounds[1]
+    count = rounds[0] if device == "cpu" else rounds[1]
     seconds, output = [], None
-    for _ in range(1 + wanted):
+    for _ in range(1 + count):
         timed.renew()
         clock.before()
         began = clock.now()
@@ -85,7 +85,7 @@ def _time(name: str, case: Any, rounds: tuple[int, int]) -> dict[str, Any]:
         "bandwidth_gb_s": round(peak.best_gb_s, 1),
         "bandwidth_method": peak.method,
     }
-    if not wanted:
+    if not count:
         benchmarks.check_output(case, timed, output)
         return {"seconds": [], "extra": extra}
     seconds = seconds[1:]  # the first warms up
@@ -127,12 +127,12 @@ def main() -> None:
     # What kernels and engines print is for people: it must not be taken for an answer.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    given = _read(sys.stdin.buffer)
-    if given["path"] is not None:
-        sys.path[:] = given["path"]
-    if given["workers"] > 1:
+    settings = _read(sys.stdin.buffer)
+    if settings["path"] is not None:
+        sys.path[:] = settings["path"]
+    if settings["workers"] > 1:
         # Threads of several workers on one core wait for each other more than they compute.
-        torch.set_num_threads(max(1, torch.get_num_threads() // given["workers"]))
-    while (asked := _read(sys.stdin.buffer)) is not None:
-        answers.write(json.dumps(_answer(asked[0], asked[1:])) + "\n")
+        torch.set_num_threads(max(1, torch.get_num_threads() // settings["workers"]))
+    while (question := _read(sys.stdin.buffer)) is not None:
+        answers.write(json.dumps(_answer(question[0], question[1:])) + "\n")
         answers.flush()

@@ -25,15 +25,15 @@ class PlanningProvider(ABC):
     block_sizes = (16, 32, 64, 128)
 
     @abstractmethod
-    def plan_experts(self, given: FusedMoe) -> Call | None:
+    def plan_experts(self, inputs: FusedMoe) -> Call | None:
         """A call that computes y [T, H]."""
 
     @abstractmethod
-    def plan_prefill(self, given: PrefillAttention) -> Call | None:
+    def plan_prefill(self, inputs: PrefillAttention) -> Call | None:
         """A call that computes o [T, Hq, D]."""
 
     @abstractmethod
-    def plan_decode(self, given: DecodeAttention) -> Call | None:
+    def plan_decode(self, inputs: DecodeAttention) -> Call | None:
         """A call that computes o [B, Hq, D]."""
 
     def prepare(self, operation: Operation, *arguments: Any, **keywords: Any) -> Call | None:

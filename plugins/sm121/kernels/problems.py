@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sm121.kernels import block_scales, comparison
+from sm121.kernels import block_scales, comparison, expert_layers
 from sm121.kernels.cases import (
     BytesCase,
     Case,
@@ -31,9 +31,6 @@ from sm121.kernels.cases import (
 )
 from sm121.kernels.protocol import Declaration, Operation
 from sm121.oracles import attention, moe, mxfp4, mxfp8
-
-ALPHA, LIMIT = 1.702, 7.0
-"""gpt-oss's SwiGLU constants."""
 
 Judge = Callable[[Any, Declaration], list[str]]
 
@@ -77,12 +74,7 @@ def _by_tolerance(
         if not isinstance(output, Tensor) or tuple(output.shape) != shape:
             return [f"required: a tensor of shape {shape}, seen: {_describe(output)}"]
         limit = comparison.tolerance(
-            operation,
-            output.dtype,
-            activations=declared.activations,
-            each_expert_rounded=declared.rounds_each_expert,
-            below_limit=below_limit,
-            readout=readout,
+            operation, output.dtype, declared, below_limit=below_limit, readout=readout
         )
         if limit is None:
             return [f"required: bfloat16 or float32, seen: {_describe(output)}"]
@@ -142,19 +134,19 @@ def mxfp4_dequantisation(packed: NDArray[np.uint8], scales: NDArray[np.uint8]) -
             return [f"required: a tensor of shape {expected.shape}, seen: {_describe(output)}"]
         if output.dtype is not torch.float32:
             return [f"required: float32, seen: {_describe(output)}"]
-        seen = output.cpu().double().numpy()
+        observed = output.cpu().double().numpy()
         largest = float(np.finfo(np.float32).max)
-        same = (seen == expected) | (np.isnan(seen) & np.isnan(expected))
-        flushed = (np.abs(expected) < 2.0**-126) & (seen == 0)
-        overflow = (np.abs(expected) > largest) & (np.abs(seen) >= largest)
-        beyond = overflow & (np.signbit(seen) == np.signbit(expected))
+        same = (observed == expected) | (np.isnan(observed) & np.isnan(expected))
+        flushed = (np.abs(expected) < 2.0**-126) & (observed == 0)
+        overflow = (np.abs(expected) > largest) & (np.abs(observed) >= largest)
+        beyond = overflow & (np.signbit(observed) == np.signbit(expected))
         wrong = ~(same | flushed | beyond)
         if not wrong.any():
             return []
         row, column = (int(axis[0]) for axis in np.nonzero(wrong))
         return [
             f"required: every value exact, seen: {int(wrong.sum())} of {wrong.size} wrong, first "
-            f"at row {row}, column {column}: {seen[row, column]} for {expected[row, column]} "
+            f"at row {row}, column {column}: {observed[row, column]} for {expected[row, column]} "
             f"(scale byte {scales[row, column // mxfp4.BLOCK]})"
         ]
 
@@ -259,8 +251,8 @@ def _wrong_shapes(output: Any, shape: torch.Size, form: str) -> list[str]:
 
 
 def _codes(elements: Tensor, form: str) -> NDArray[np.uint8]:
-    held: NDArray[np.uint8] = elements.cpu().contiguous().view(torch.uint8).numpy()
-    return mxfp4.unpack(held) if form == "mxfp4" else held
+    raw: NDArray[np.uint8] = elements.cpu().contiguous().view(torch.uint8).numpy()
+    return mxfp4.unpack(raw) if form == "mxfp4" else raw
 
 
 def _judge_blocks(
@@ -365,59 +357,29 @@ def _route(case: RouteCase) -> Problem:
     return Problem("route", arguments, judge, strided=case.strided, reference=best.softmax(-1))
 
 
-@dataclass(frozen=True)
-class _Experts:
-    w1: moe.Packed
-    w1_bias: Tensor
-    w2: moe.Packed
-    w2_bias: Tensor
-
-
-@functools.lru_cache(maxsize=4)
-def _experts(hidden: int, intermediate: int, experts: int, seed: int) -> _Experts:
-    """Random bytes with scales that give the hidden layer values around the SwiGLU limit."""
-    generator = torch.Generator().manual_seed(seed)
-    # Root mean square of a random E2M1 code times a scale of 1/2, 1 or 2.
-    spread = 3.87
-    first = round(math.log2(3.5 / (spread * math.sqrt(hidden))))
-    second = round(math.log2(0.5 / (spread * math.sqrt(intermediate))))
-
-    def packed(rows: int, k: int, exponent: int) -> moe.Packed:
-        codes = torch.randint(0, 256, (experts, rows, k // 2), generator=generator)
-        jitter = torch.randint(-1, 2, (experts, rows, k // mxfp4.BLOCK), generator=generator)
-        return codes.to(torch.uint8), (mxfp4.E8M0_BIAS + exponent + jitter).to(torch.uint8)
-
-    return _Experts(
-        packed(2 * intermediate, hidden, first),
-        _normal(generator, experts, 2 * intermediate).bfloat16(),
-        packed(hidden, intermediate, second),
-        _normal(generator, experts, hidden).bfloat16(),
-    )
-
-
 @build.register
 def _moe(case: MoeCase) -> Problem:
     generator = torch.Generator().manual_seed(case.seed)
-    layer = _experts(case.hidden, case.intermediate, case.experts, case.seed // 1000)
+    layer = expert_layers.layer_of(case.hidden, case.intermediate, case.experts, case.seed // 1000)
     x = _normal(generator, case.tokens, case.hidden) * case.gain
     shares = _normal(generator, case.tokens, case.top_k).softmax(-1)
-    ids = _chosen(case, generator)
+    ids = expert_layers.routing_of(case, generator)
     if case.routing == "blocks":
         block = torch.arange(case.tokens) % (case.hidden // mxfp4.BLOCK)
-        here = torch.arange(case.hidden)[None, :] // mxfp4.BLOCK == block[:, None]
-        x = x * here * math.sqrt(case.hidden / mxfp4.BLOCK)
+        inside = torch.arange(case.hidden)[None, :] // mxfp4.BLOCK == block[:, None]
+        x = x * inside * math.sqrt(case.hidden / mxfp4.BLOCK)
         shares = torch.zeros_like(shares)
         shares[:, 0] = 1
     x = x.bfloat16()
     if case.nan_experts:
         idle = set(range(case.experts)) - set(ids.flatten().tolist())
-        layer = _with_nan(layer, torch.tensor(sorted(idle)))
+        layer = expert_layers.with_nan(layer, torch.tensor(sorted(idle)))
     if case.readout:
-        layer = _reading_out(layer)
+        layer = expert_layers.reading_out(layer)
     if case.below_limit:
-        layer = _below_the_limit(layer)
+        layer = expert_layers.below_the_limit(layer)
     biases = (layer.w1_bias, layer.w2_bias) if case.biases else (None, None)
-    keywords: dict[str, Any] = {"alpha": ALPHA, "limit": LIMIT}
+    keywords: dict[str, Any] = {"alpha": expert_layers.ALPHA, "limit": expert_layers.LIMIT}
     arguments = (x, shares, ids, layer.w1, biases[0], layer.w2, biases[1])
     exact = moe.fused_moe(*arguments, **keywords)
 
@@ -447,57 +409,9 @@ def _moe(case: MoeCase) -> Problem:
         readout=case.readout,
         below_limit=case.below_limit,
     )
-    given = (_widened(x, case.strided), *arguments[1:])
+    passed = (_widened(x, case.strided), *arguments[1:])
     rows = None if case.below_limit else exact  # it is judged by its size alone
-    return Problem("fused_moe", given, judge, keywords, case.strided, reference=rows)
-
-
-def _chosen(case: MoeCase, generator: torch.Generator) -> Tensor:
-    """[T, k] int32, different within a token."""
-    if case.routing == "random":
-        order = torch.rand(case.tokens, case.experts, generator=generator).argsort(-1)
-        return order[:, : case.top_k].int()
-    if case.routing == "skewed":
-        order = torch.rand(case.tokens, case.experts // 2, generator=generator).argsort(-1)
-        return order[:, : case.top_k].int()
-    if case.routing == "one":
-        first = torch.ones(case.tokens, dtype=torch.int64)
-    else:
-        first = torch.arange(case.tokens) // (case.hidden // mxfp4.BLOCK)
-    return ((first[:, None] + torch.arange(case.top_k)) % case.experts).int()
-
-
-def _reading_out(layer: _Experts) -> _Experts:
-    """The layer with a second matrix of ones at j mod H, and biases at which SwiGLU is steep in the
-    gate and in the up part."""
-    experts, hidden, _ = layer.w2[0].shape
-    intermediate = layer.w1_bias.shape[1] // 2
-    codes = torch.zeros(experts, hidden, intermediate, dtype=torch.uint8)
-    at = torch.arange(intermediate)
-    codes[:, at % hidden, at] = 2  # E2M1 of 1
-    packed = torch.from_numpy(mxfp4.pack(codes.numpy()))
-    bias = layer.w1_bias * 0.25
-    bias[:, 0::2] += 1.5
-    bias[:, 1::2] += 1.0
-    ones = torch.full_like(layer.w2[1], mxfp4.E8M0_BIAS)
-    return _Experts(layer.w1, bias, (packed, ones), torch.zeros_like(layer.w2_bias))
-
-
-def _below_the_limit(layer: _Experts) -> _Experts:
-    """The layer with every gate a little below -LIMIT, for small activations. A gate of -8 gives
-    -1.0e-5, clamped to -7 it gives -4.7e-5. Further below, a sigmoid by tanh in float32 has nothing
-    left of it, which is no fault."""
-    bias = layer.w1_bias.clone()
-    bias[:, 0::2] = -(LIMIT + 1.0)
-    return _Experts(layer.w1, bias, layer.w2, torch.zeros_like(layer.w2_bias))
-
-
-def _with_nan(layer: _Experts, idle: Tensor) -> _Experts:
-    """The experts `idle` made NaN, in every scale and bias."""
-    parts = [part.clone() for part in (layer.w1[1], layer.w1_bias, layer.w2[1], layer.w2_bias)]
-    for part in parts:
-        part[idle] = mxfp4.E8M0_NAN if part.dtype == torch.uint8 else torch.nan
-    return _Experts((layer.w1[0], parts[0]), parts[1], (layer.w2[0], parts[2]), parts[3])
+    return Problem("fused_moe", passed, judge, keywords, case.strided, reference=rows)
 
 
 # Attention
@@ -565,9 +479,9 @@ def _decode(case: DecodeCase) -> Problem:
     start = 0
     unread = torch.ones(total, case.block, dtype=torch.bool)
     for b, (count, length) in enumerate(zip(pages, case.lengths, strict=True)):
-        own = order[start : start + count]
-        table[b, :count] = own.int()
-        unread[own] = (torch.arange(count * case.block) >= length).view(count, case.block)
+        in_use = order[start : start + count]
+        table[b, :count] = in_use.int()
+        unread[in_use] = (torch.arange(count * case.block) >= length).view(count, case.block)
         start += count
     cache = torch.where(unread[:, None, None, :, None], cache * 100, cache).bfloat16()
     lengths = torch.tensor(case.lengths, dtype=torch.int32)

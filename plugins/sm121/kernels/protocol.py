@@ -161,9 +161,9 @@ class Declaration:
 
 def declaration(provider: Any) -> Declaration:
     """What a provider declares. Raises TypeError where an attribute is of the wrong kind."""
-    found: dict[str, Any] = {"name": type(provider).__name__}
+    attributes: dict[str, Any] = {"name": type(provider).__name__}
     for name, default in dataclasses.asdict(Declaration()).items():
         if hasattr(provider, name):
             value = getattr(provider, name)
-            found[name] = value if default is None else type(default)(value)
-    return Declaration(**found)
+            attributes[name] = value if default is None else type(default)(value)
+    return Declaration(**attributes)

@@ -40,12 +40,12 @@ def check_name(name: str) -> None:
             f"--kernel-provider {name}: expected one of {', '.join(NAMES)}, or MODULE:ATTR"
         )
     try:
-        found = importlib.util.find_spec(module)
+        spec = importlib.util.find_spec(module)
     except ImportError as error:
         raise UsageError(
             f"--kernel-provider {name}: {module} cannot be imported: {error}"
         ) from error
-    if found is None:
+    if spec is None:
         raise UsageError(
             f"--kernel-provider {name}: expected an importable module, there is no {module}"
         )
@@ -75,18 +75,3 @@ def load(name: str) -> Any:
     if not hasattr(loaded, attribute):
         raise UsageError(f"--kernel-provider {name}: expected {attribute} in {module}, not there")
     return getattr(loaded, attribute)
-
-
-def obstacle(name: str | None, *, attached: bool) -> str | None:
-    """Why no kernels can be tested, as far as that is known before any are loaded.
-
-    Args:
-        name: the provider that was asked for, if one was.
-        attached: the server was not started here.
-    """
-    if name is None and attached:
-        return (
-            "kernels are tested where the engine is installed, this run is attached by URL; "
-            "give --kernel-provider to test some here"
-        )
-    return None

@@ -40,12 +40,12 @@ class Rule(DataTable):
 
     @model_validator(mode="after")
     def _check(self) -> Rule:
-        said = [self.provider, self.nothing, self.unjudged]
-        if sum(each is not None for each in said) != 1:
+        verdicts = [self.provider, self.nothing, self.unjudged]
+        if sum(each is not None for each in verdicts) != 1:
             raise ValueError("expected one of provider, nothing, unjudged")
         if self.provider is not None and self.provider not in registry.NAMES:
-            known = ", ".join(registry.NAMES)
-            raise ValueError(f"provider: expected one of {known}; got {self.provider!r}")
+            names = ", ".join(registry.NAMES)
+            raise ValueError(f"provider: expected one of {names}; got {self.provider!r}")
         return self
 
     def decides(self, arch: str, facts: Mapping[Fact, str | None]) -> bool:
@@ -121,25 +121,25 @@ def _choice(
 
 def expected(
     accepted: Mapping[Fact, Sequence[str] | None],
-    asked: Mapping[str, Collection[re.Pattern[str]]],
+    patterns: Mapping[str, Collection[re.Pattern[str]]],
 ) -> KernelPath:
     """The path that a configuration will have, as far as that is known before it serves.
 
     Args:
         accepted: what the profile accepts of each value, the likeliest first.
-        asked: by value, patterns that it matches after what arguments and variables ask for.
+        patterns: by value, patterns that it matches after what arguments and variables ask for.
     """
     rules = [rule for rules in _data().engine.values() for rule in rules]
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for name in get_args(Fact):
         likely = accepted.get(name)
-        if likely is None and name in asked:
+        if likely is None and name in patterns:
             likely = [value for rule in rules for value in getattr(rule, name)]
         fits = [
             value
             for value in likely or ()
-            if all(pattern.fullmatch(value) for pattern in asked.get(name, ()))
+            if all(pattern.fullmatch(value) for pattern in patterns.get(name, ()))
         ]
         if fits:
-            found[name] = fits[0]
-    return KernelPath.model_validate(found)
+            values[name] = fits[0]
+    return KernelPath.model_validate(values)

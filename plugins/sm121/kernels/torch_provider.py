@@ -165,8 +165,8 @@ class TorchProvider:
         """Keys and values [length, Hkv, D] of one sequence."""
         at = torch.arange(length, device=kv_cache.device)
         block = kv_cache.shape[3]
-        page, place = pages.long()[at // block], at % block
-        return kv_cache[page, 0, :, place], kv_cache[page, 1, :, place]
+        page, offset = pages.long()[at // block], at % block
+        return kv_cache[page, 0, :, offset], kv_cache[page, 1, :, offset]
 
     def attend(
         self,
@@ -189,14 +189,14 @@ class TorchProvider:
             at = torch.arange(span.start, span.stop, device=q.device)
             scores = (query @ key.transpose(1, 2)) * self.score_scale(scale)
             scores = scores.masked_fill(~self.visible(positions, at, window), -math.inf)
-            seen = torch.maximum(highest, scores.amax(-1, keepdim=True))
+            maximum = torch.maximum(highest, scores.amax(-1, keepdim=True))
             # No key of a tile may be visible: exp(-inf - -inf) would be NaN.
-            safe = torch.where(seen.isinf(), 0.0, seen)
+            safe = torch.where(maximum.isinf(), 0.0, maximum)
             shares = (scores - safe).exp()
-            kept = (highest - safe).exp()
-            total = total * kept + shares.sum(-1, keepdim=True) + self.tile_sink(sinks, safe)
-            o = o * kept + shares.to(q.dtype).float() @ value
-            highest = seen
+            decay = (highest - safe).exp()
+            total = total * decay + shares.sum(-1, keepdim=True) + self.tile_sink(sinks, safe)
+            o = o * decay + shares.to(q.dtype).float() @ value
+            highest = maximum
         return (o / total).transpose(0, 1).to(q.dtype)
 
     def start(self, query: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -217,8 +217,8 @@ class TorchProvider:
     def visible(self, queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
         """[queries, keys] bool."""
         distance = queries[:, None] - keys[None, :]
-        seen = distance >= 0
-        return seen if window is None else seen & (distance < window)
+        mask = distance >= 0
+        return mask if window is None else mask & (distance < window)
 
     def kv_heads(self, query_heads: int, kv_heads: int, device: torch.device) -> Tensor:
         """The KV head of each query head."""

@@ -29,7 +29,7 @@ class Kernels:
     choices: Mapping[Operation, Choice]
     child_of: Callable[[str], Child]
     """Where the provider of a name runs. Raises NotRun: it would be another build's kernels."""
-    asked: tuple[Operation, str] | None = None
+    judged: tuple[Operation, str] | None = None
     """What the running test judges, and by which provider."""
     _begun: dict[Case, Future[str | None]] = field(default_factory=dict, repr=False)
 
@@ -92,8 +92,8 @@ class Kernels:
             Invalid: the number is of a call that did not do its work.
         """
         name, child = self._provider(case.operation)
-        found = child.ask("time", name, case, (0, 0) if benchmark.disabled else _ROUNDS)
-        rounds = found["seconds"] or [0.0]  # not timed: called once, and judged
+        answer = child.ask("time", name, case, (0, 0) if benchmark.disabled else _ROUNDS)
+        rounds = answer["seconds"] or [0.0]  # not timed: called once, and judged
         clock, coming = [0.0], iter(rounds)
 
         def stand() -> None:
@@ -104,7 +104,7 @@ class Kernels:
 
         benchmark._timer = lambda: clock[0]
         benchmark.group = case.operation
-        benchmark.extra_info |= found["extra"]
+        benchmark.extra_info |= answer["extra"]
         benchmark.pedantic(advance, setup=stand, rounds=len(rounds))
 
     def _provider(self, operation: Operation) -> tuple[str, Child]:
@@ -120,7 +120,7 @@ class Kernels:
             raise Inapplicable(choice.nothing)
         if choice.provider is None:
             raise NotRun(choice.why)
-        self.asked = (operation, choice.provider)
+        self.judged = (operation, choice.provider)
         return choice.provider
 
 

@@ -106,17 +106,17 @@ class VllmCpuProvider:
         self._dispatch(layer, remove_weight=False)
         return lambda: layer.cpu_linear(x.to(self._dtype), layer.weight, None)
 
-    def _experts(self, given: FusedMoe) -> Callable[[], Tensor]:
-        if (given.alpha, given.limit) != (_ALPHA, _LIMIT):
+    def _experts(self, inputs: FusedMoe) -> Callable[[], Tensor]:
+        if (inputs.alpha, inputs.limit) != (_ALPHA, _LIMIT):
             raise NotRun(f"provider {self.name} has alpha {_ALPHA} and limit {_LIMIT} built in")
-        first, second = self._prepacked(given.w1), self._prepacked(given.w2)
+        first, second = self._prepacked(inputs.w1), self._prepacked(inputs.w2)
         biases = [
             None if bias is None else bias.to(self._dtype)
-            for bias in (given.w1_bias, given.w2_bias)
+            for bias in (inputs.w1_bias, inputs.w2_bias)
         ]
 
         def call() -> Tensor:
-            x = given.x.to(self._dtype)
+            x = inputs.x.to(self._dtype)
             out = torch.empty_like(x, memory_format=torch.contiguous_format)
             self._ops.cpu_fused_moe(
                 out,
@@ -124,8 +124,8 @@ class VllmCpuProvider:
                 first,
                 second,
                 *biases,
-                given.weights,
-                given.ids,
+                inputs.weights,
+                inputs.ids,
                 "swigluoai",
                 self._moe_isa,
             )
@@ -149,28 +149,28 @@ class VllmCpuProvider:
     def prefill_attention(self, *arguments: Any, **keywords: Any) -> Tensor:
         """o [T, Hq, D]; see `PrefillAttention`. The kernel reads a paged cache, which is written
         first by the kernel that the engine writes it with."""
-        given = PrefillAttention(*arguments, **keywords)
-        paging = Paging.of(given.cu_seqlens, _BLOCK)
-        cache = self._empty_cache(paging.pages, given.k.shape[1], _BLOCK, given.k.shape[2])
-        k, v = given.k.to(self._dtype), given.v.to(self._dtype)
+        inputs = PrefillAttention(*arguments, **keywords)
+        paging = Paging.of(inputs.cu_seqlens, _BLOCK)
+        cache = self._empty_cache(paging.pages, inputs.k.shape[1], _BLOCK, inputs.k.shape[2])
+        k, v = inputs.k.to(self._dtype), inputs.v.to(self._dtype)
         self._write(cache, k, v, paging.slots())
-        lengths = given.cu_seqlens[1:] - given.cu_seqlens[:-1]
-        return self._attend(given, cache, paging.table(), given.cu_seqlens, lengths)
+        lengths = inputs.cu_seqlens[1:] - inputs.cu_seqlens[:-1]
+        return self._attend(inputs, cache, paging.table(), inputs.cu_seqlens, lengths)
 
     def decode_attention(self, *arguments: Any, **keywords: Any) -> Tensor:
         """o [B, Hq, D]; see `DecodeAttention`. The engine's own cache has keys in the kernel's
         order: the contract's is copied into it, with whatever lies after a sequence's last
         token."""
-        given = DecodeAttention(*arguments, **keywords)
-        blocks, _, heads, block, size = given.kv_cache.shape
+        inputs = DecodeAttention(*arguments, **keywords)
+        blocks, _, heads, block, size = inputs.kv_cache.shape
         cache = self._empty_cache(blocks, heads, block, size)
         keys, values = (
-            given.kv_cache[:, i].transpose(1, 2).reshape(-1, heads, size).to(self._dtype)
+            inputs.kv_cache[:, i].transpose(1, 2).reshape(-1, heads, size).to(self._dtype)
             for i in (0, 1)
         )
         self._write(cache, keys, values, torch.arange(blocks * block))
-        starts = torch.arange(len(given.q) + 1, dtype=torch.int32)
-        return self._attend(given, cache, given.block_table, starts, given.seq_lens)
+        starts = torch.arange(len(inputs.q) + 1, dtype=torch.int32)
+        return self._attend(inputs, cache, inputs.block_table, starts, inputs.seq_lens)
 
     def _empty_cache(self, blocks: int, heads: int, block: int, size: int) -> tuple[Tensor, Tensor]:
         cache = torch.zeros(blocks, heads, 2 * block, size, dtype=self._dtype)
@@ -183,14 +183,14 @@ class VllmCpuProvider:
 
     def _attend(
         self,
-        given: PrefillAttention | DecodeAttention,
+        inputs: PrefillAttention | DecodeAttention,
         cache: tuple[Tensor, Tensor],
         table: Tensor,
         starts: Tensor,
         lengths: Tensor,
     ) -> Tensor:
-        q = given.q.to(self._dtype)
-        sliding = -1 if given.window is None else given.window
+        q = inputs.q.to(self._dtype)
+        sliding = -1 if inputs.window is None else inputs.window
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         metadata = self._ops.cpu_attn_get_scheduler_metadata(
             num_reqs=len(lengths),
@@ -212,14 +212,14 @@ class VllmCpuProvider:
             output=out,
             query_start_loc=starts,
             seq_lens=lengths,
-            scale=given.scale,
+            scale=inputs.scale,
             causal=True,
             alibi_slopes=None,
             sliding_window=sliding,
             block_table=table,
             softcap=0.0,
             scheduler_metadata=metadata,
-            s_aux=given.sinks,
+            s_aux=inputs.sinks,
         )
         return out
 

@@ -84,18 +84,18 @@ class VllmProvider(PlanningProvider):
                 0, k, dtype=torch.int32
             )
         fused = _module(f"{_LAYERS}.fused_moe.router.fused_topk_router").fused_topk
-        found = fused(logits, logits, k, renormalize=True)
-        return found[0], found[1]
+        routed = fused(logits, logits, k, renormalize=True)
+        return routed[0], routed[1]
 
     # Experts
 
-    def plan_experts(self, given: FusedMoe) -> Call | None:
+    def plan_experts(self, inputs: FusedMoe) -> Call | None:
         """NotRun for other constants than gpt-oss's, which the kernels have built in."""
-        if (given.alpha, given.limit) != (_ALPHA, _LIMIT):
+        if (inputs.alpha, inputs.limit) != (_ALPHA, _LIMIT):
             raise NotRun(f"provider {self.name} has alpha {_ALPHA} and limit {_LIMIT} built in")
-        return self._in_layout(given) if len(given.x) else None
+        return self._in_layout(inputs) if len(inputs.x) else None
 
-    def _in_layout(self, given: FusedMoe) -> Call:
+    def _in_layout(self, inputs: FusedMoe) -> Call:
         """Marlin: hidden in multiples of 256, intermediate of 128, as vLLM pads them."""
         marlin = _module(f"{_LAYERS}.quantization.utils.marlin_utils_fp4")
         try:
@@ -104,11 +104,11 @@ class VllmProvider(PlanningProvider):
             fused = _module(f"{_LAYERS}.fused_moe.fused_marlin_moe").fused_marlin_moe
         activation = _module(f"{_LAYERS}.fused_moe.activation").MoEActivation.SWIGLUOAI
         number = _module("vllm.scalar_type").scalar_types.float4_e2m1f.id
-        hidden = given.x.shape[1]
-        to_hidden, to_intermediate = -hidden % 256, -(given.w2[0].shape[2] * 2) % 128
-        first = padded(given.w1, 2 * to_intermediate, to_hidden)
-        second = padded(given.w2, to_hidden, to_intermediate)
-        w1_bias, w2_bias = given.w1_bias, given.w2_bias
+        hidden = inputs.x.shape[1]
+        to_hidden, to_intermediate = -hidden % 256, -(inputs.w2[0].shape[2] * 2) % 128
+        first = padded(inputs.w1, 2 * to_intermediate, to_hidden)
+        second = padded(inputs.w2, to_hidden, to_intermediate)
+        w1_bias, w2_bias = inputs.w1_bias, inputs.w2_bias
         biases = (
             None if w1_bias is None else functional.pad(w1_bias, (0, 2 * to_intermediate)),
             None if w2_bias is None else functional.pad(w2_bias, (0, to_hidden)),
@@ -119,7 +119,7 @@ class VllmProvider(PlanningProvider):
         )
 
         def call() -> Tensor:
-            wide = functional.pad(given.x, (0, to_hidden)).contiguous()
+            wide = functional.pad(inputs.x, (0, to_hidden)).contiguous()
             y: Tensor = fused(
                 wide,
                 p1,
@@ -128,8 +128,8 @@ class VllmProvider(PlanningProvider):
                 b2,
                 s1,
                 s2,
-                given.weights,
-                given.ids,
+                inputs.weights,
+                inputs.ids,
                 quant_type_id=number,
                 global_num_experts=len(p1),
                 activation=activation,
@@ -140,12 +140,12 @@ class VllmProvider(PlanningProvider):
 
     # Attention
 
-    def plan_prefill(self, given: PrefillAttention) -> Call | None:
+    def plan_prefill(self, inputs: PrefillAttention) -> Call | None:
         """By Triton's unified attention, on a paged cache that each call writes."""
-        q, k, v = given.q, given.k, given.v
+        q, k, v = inputs.q, inputs.k, inputs.v
         if not len(q):
             return None
-        paging = Paging.of(given.cu_seqlens, _PAGE)
+        paging = Paging.of(inputs.cu_seqlens, _PAGE)
         shape = (2, paging.pages, _PAGE, *k.shape[1:])
         cache = torch.zeros(shape, dtype=k.dtype, device=q.device)
         slots = paging.slots().to(q.device)
@@ -157,10 +157,10 @@ class VllmProvider(PlanningProvider):
             cache[0].view(-1, *k.shape[1:])[slots] = k
             cache[1].view(-1, *v.shape[1:])[slots] = v
             return _attend(
-                given,
+                inputs,
                 cache[0],
                 cache[1],
-                cu_seqlens_q=given.cu_seqlens,
+                cu_seqlens_q=inputs.cu_seqlens,
                 max_seqlen_q=longest,
                 seqused_k=lengths,
                 max_seqlen_k=longest,
@@ -169,14 +169,14 @@ class VllmProvider(PlanningProvider):
 
         return call
 
-    def plan_decode(self, given: DecodeAttention) -> Call | None:
+    def plan_decode(self, inputs: DecodeAttention) -> Call | None:
         """By the same kernel, which splits few long sequences into segments."""
-        q, kv_cache = given.q, given.kv_cache
+        q, kv_cache = inputs.q, inputs.kv_cache
         if not len(q):
             return None
         keys, values = (kv_cache[:, i].transpose(1, 2) for i in (0, 1))
         starts = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device)
-        longest = int(given.seq_lens.max())
+        longest = int(inputs.seq_lens.max())
         size = 1 << (q.shape[2] - 1).bit_length()
         shape = (_GRID // kv_cache.shape[2], q.shape[1], _SEGMENTS)
         output, most, total = (
@@ -186,14 +186,14 @@ class VllmProvider(PlanningProvider):
 
         def call() -> Tensor:
             return _attend(
-                given,
+                inputs,
                 keys,
                 values,
                 cu_seqlens_q=starts,
                 max_seqlen_q=1,
-                seqused_k=given.seq_lens,
+                seqused_k=inputs.seq_lens,
                 max_seqlen_k=longest,
-                block_table=given.block_table,
+                block_table=inputs.block_table,
                 seq_threshold_3D=len(output),
                 num_par_softmax_segments=_SEGMENTS,
                 softmax_segm_output=output,
@@ -209,7 +209,7 @@ class VllmTritonProvider(VllmProvider):
 
     name = "vllm-triton"
 
-    def _in_layout(self, given: FusedMoe) -> Call:
+    def _in_layout(self, inputs: FusedMoe) -> Call:
         # Widths in multiples of 128, padded with zeros as vLLM pads them: the Hopper layout of the
         # weights is wrong for others, without a word.
         _triton_kernels()
@@ -217,12 +217,12 @@ class VllmTritonProvider(VllmProvider):
         swizzle = _module(f"{_LAYERS}.quantization.utils.mxfp4_utils")._swizzle_mxfp4
         config = _module(f"{_LAYERS}.fused_moe.config").mxfp4_w4a16_moe_quant_config
         ogs = _module("triton_kernels.matmul_ogs")
-        hidden = given.x.shape[1]
-        to_hidden, to_intermediate = -hidden % 128, -(given.w2[0].shape[2] * 2) % 128
+        hidden = inputs.x.shape[1]
+        to_hidden, to_intermediate = -hidden % 128, -(inputs.w2[0].shape[2] * 2) % 128
         layouts = []
         for packed, scales in (
-            padded(given.w1, 2 * to_intermediate, to_hidden),
-            padded(given.w2, to_hidden, to_intermediate),
+            padded(inputs.w1, 2 * to_intermediate, to_hidden),
+            padded(inputs.w2, to_hidden, to_intermediate),
         ):
             values, flex, in_order = swizzle(packed, scales)
             precision = ogs.PrecisionConfig(
@@ -232,15 +232,15 @@ class VllmTritonProvider(VllmProvider):
         (first, of_first), (second, of_second) = layouts
         biases = [
             None if b is None else functional.pad(b.float(), (0, rows))
-            for b, rows in ((given.w1_bias, 2 * to_intermediate), (given.w2_bias, to_hidden))
+            for b, rows in ((inputs.w1_bias, 2 * to_intermediate), (inputs.w2_bias, to_hidden))
         ]
         quantised = config(of_first, of_second, biases[0], biases[1])
 
         def call() -> Tensor:
             routing, gather, scatter = experts.make_routing_data(
-                given.ids, given.weights, len(given.w1[0])
+                inputs.ids, inputs.weights, len(inputs.w1[0])
             )
-            wide = functional.pad(given.x, (0, to_hidden)).contiguous()
+            wide = functional.pad(inputs.x, (0, to_hidden)).contiguous()
             out = torch.empty_like(wide)
             y: Tensor = experts.triton_kernel_fused_experts(
                 out,
@@ -250,7 +250,7 @@ class VllmTritonProvider(VllmProvider):
                 routing,
                 gather,
                 scatter,
-                topk=given.ids.shape[1],
+                topk=inputs.ids.shape[1],
                 quant_config=quantised,
             )
             return y[:, :hidden].contiguous()
@@ -259,23 +259,23 @@ class VllmTritonProvider(VllmProvider):
 
 
 def _attend(
-    given: PrefillAttention | DecodeAttention, keys: Tensor, values: Tensor, **planned: Any
+    inputs: PrefillAttention | DecodeAttention, keys: Tensor, values: Tensor, **planned: Any
 ) -> Tensor:
     """Unified attention with the arguments that are the same for prefill and decode."""
-    out = new_like(given.q)
+    out = new_like(inputs.q)
     _module("vllm.v1.attention.ops.triton_unified_attention").unified_attention(
-        q=given.q,
+        q=inputs.q,
         k=keys,
         v=values,
         out=out,
-        softmax_scale=given.scale,
+        softmax_scale=inputs.scale,
         causal=True,
-        window_size=(-1, -1) if given.window is None else (given.window - 1, 0),
+        window_size=(-1, -1) if inputs.window is None else (inputs.window - 1, 0),
         softcap=0.0,
         q_descale=None,
         k_descale=None,
         v_descale=None,
-        sinks=given.sinks,
+        sinks=inputs.sinks,
         **planned,
     )
     return out

@@ -174,9 +174,9 @@ def _severity(item: pytest.Item) -> Severity:
 def _asked(item: pytest.Item) -> JudgedKernel | None:
     """What a test of the numerics has judged; None where it did not come to it."""
     used: Kernels | None = getattr(item, "funcargs", {}).get("kernels")
-    if used is None or used.asked is None:
+    if used is None or used.judged is None:
         return None
-    (operation, provider), used.asked = used.asked, None
+    (operation, provider), used.judged = used.judged, None
     return JudgedKernel(operation=operation, provider=provider)
 
 

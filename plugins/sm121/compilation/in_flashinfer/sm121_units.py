@@ -32,9 +32,9 @@ def _sink(window: bool) -> Any:
     from flashinfer.jit.attention.variants import attention_sink_decl
 
     # Newer releases tell two layouts apart, and the wrapper asks for these.
-    wanted = {"paged_kv_stride_mode": "independent", "module_surface": "full"}
-    known = inspect.signature(gen_customize_batch_prefill_module).parameters
-    newer: dict[str, Any] = {name: value for name, value in wanted.items() if name in known}
+    options = {"paged_kv_stride_mode": "independent", "module_surface": "full"}
+    parameters = inspect.signature(gen_customize_batch_prefill_module).parameters
+    newer: dict[str, Any] = {name: value for name, value in options.items() if name in parameters}
     return gen_customize_batch_prefill_module(
         "fa2",
         f"batch_prefill_attention_sink_bf16_swa_{window}_fa2",
@@ -118,9 +118,9 @@ def _build(module: str) -> str:
     """The library of a module, compiled as at an engine's start; several may ask at a time."""
     spec = MODULES[module]()
     # `verbose` has no default before 0.7.
-    wanted = {"verbose": False, "need_lock": True}
-    known = inspect.signature(spec.build).parameters
-    spec.build(**{name: value for name, value in wanted.items() if name in known})
+    options = {"verbose": False, "need_lock": True}
+    parameters = inspect.signature(spec.build).parameters
+    spec.build(**{name: value for name, value in options.items() if name in parameters})
     return str(spec.jit_library_path)
 
 
@@ -129,8 +129,8 @@ def _targets(value: str) -> list[str]:
 
     os.environ["FLASHINFER_CUDA_ARCH_LIST"] = value
     flags = CompilationContext().get_nvcc_flags_list()
-    found = [re.search(r"code=sm_(\w+)", flag) for flag in flags]
-    return [match[1] for match in found if match]
+    matches = [re.search(r"code=sm_(\w+)", flag) for flag in flags]
+    return [match[1] for match in matches if match]
 
 
 def main() -> None:
