@@ -466,7 +466,7 @@ def test_without_a_decision_values_are_not_known_to_work(step, works):
     sets = isolation.smallest(
         space, [*records, record(space, failing, CellOutcome.FAIL)], lambda _cell: None
     )
-    others = {sets[0].choice, *sets[0].others}
+    others = {sets[0].choice, *sets[0].alternatives}
     assert ((("seqs", "1"),) in others) is not works
     assert "of which all but the rate was judged" in feature_matrix.markdown(space, file)
 

@@ -56,7 +56,7 @@ def test_a_text_may_be_another_models(canary_mxfp4):
 def test_it_goes_on_where_it_was_stopped(canary_mxfp4, tmp_path):
     kept, seen = tmp_path / "states", []
     text = dataclasses.replace(TEXTS[0], more=2)
-    whole = scores.score(canary_mxfp4, [text], kept=kept, say=lambda n, of: seen.append((n, of)))
+    whole = scores.score(canary_mxfp4, [text], cache=kept, say=lambda n, of: seen.append((n, of)))
     layers = seen[-1][1] // 3
     assert [n for n, _ in seen][:layers] == list(range(1, layers + 1)) and not kept.exists()
 
@@ -65,9 +65,9 @@ def test_it_goes_on_where_it_was_stopped(canary_mxfp4, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        scores.score(canary_mxfp4, [text], kept=kept, say=stop)
+        scores.score(canary_mxfp4, [text], cache=kept, say=stop)
     again: list[int] = []
-    found = scores.score(canary_mxfp4, [text], kept=kept, say=lambda n, _: again.append(n))
+    found = scores.score(canary_mxfp4, [text], cache=kept, say=lambda n, _: again.append(n))
     assert again[0] == 3
     assert torch.equal(found[0].following, whole[0].following)
     assert torch.equal(found[0].generated_top, whole[0].generated_top)
@@ -81,7 +81,7 @@ def test_states_of_something_else_are_not_taken(canary_mxfp4, tmp_path, what):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        scores.score(canary_mxfp4, TEXTS[:1], kept=kept, say=stop)
+        scores.score(canary_mxfp4, TEXTS[:1], cache=kept, say=stop)
     texts, dtype = TEXTS[:1], torch.float64
     if what == "texts":
         texts = TEXTS[1:2]
@@ -97,7 +97,7 @@ def test_states_of_something_else_are_not_taken(canary_mxfp4, tmp_path, what):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        scores.score(canary_mxfp4, texts, dtype=dtype, kept=kept, say=stop_again)
+        scores.score(canary_mxfp4, texts, dtype=dtype, cache=kept, say=stop_again)
     assert first == [1]
 
 

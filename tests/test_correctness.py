@@ -37,10 +37,10 @@ def test_known_answers(sdk, profile):
     sdk.knows(profile.correctness)
 
 
-@pytest.mark.parametrize("asked", [1, 7, 32])
-def test_token_counts_are_exact(sdk, asked):
+@pytest.mark.parametrize("tokens", [1, 7, 32])
+def test_token_counts_are_exact(sdk, tokens):
     """The answer has as many tokens as were asked for, and usage gives that number."""
-    endings.counts_are_exact(sdk, asked)
+    endings.counts_are_exact(sdk, tokens)
 
 
 def test_log_probabilities_are_finite(sdk):
@@ -91,8 +91,8 @@ def test_no_known_small_mistake_is_in_the_log_probabilities(asker, reference, mi
 def test_generated_log_probabilities_agree_with_the_oracle(asker, reference, conformance):
     """Decoding chooses the best token, and all log-probabilities reported at its place are
     right."""
-    seen = log_probabilities.generations_agree(asker, reference, oracle_file.prompts())
-    conformance.remark(f"oracle: {seen}")
+    line = log_probabilities.generations_agree(asker, reference, oracle_file.prompts())
+    conformance.remark(f"oracle: {line}")
 
 
 @pytest.mark.ability("oracle")
@@ -211,11 +211,13 @@ def test_golden_file_is_recorded(recorder, conformance):
 def test_answers_agree_with_the_golden_file(asker, golden_file, golden_bound, conformance):
     """KL divergence, top-1 agreement and the worst token agree with a trusted run."""
     environment = conformance.file.environment
-    found = golden.compare(golden_file, asker, prompts.continuations(), golden_bound, environment)
-    conformance.remark(f"golden: {found.summary()}")
-    for difference in found.differences:
+    comparison = golden.compare(
+        golden_file, asker, prompts.continuations(), golden_bound, environment
+    )
+    conformance.remark(f"golden: {comparison.summary()}")
+    for difference in comparison.differences:
         conformance.remark(f"golden: another environment: {difference}")
-    found.hold(golden_bound)
+    comparison.hold(golden_bound)
 
 
 @pytest.mark.slow("starts a server for each of the profile's correctness.same_answers")
@@ -226,17 +228,17 @@ def test_other_configurations_give_the_same_answers(recorder, servers, profile, 
     for name in profile.correctness.same_answers:
         if name != profile.under_test:
             asker = Asker(servers(name))
-            found = golden.compare(trusted, asker, prompts.continuations(), golden_bound, {})
-            found.hold(golden_bound, f"{name}: ")
+            comparison = golden.compare(trusted, asker, prompts.continuations(), golden_bound, {})
+            comparison.hold(golden_bound, f"{name}: ")
 
 
 @pytest.mark.asked_for("--questions")
 def test_accuracy(sdk, profile, conformance):
     """Enough of the user's questions are answered correctly, by the 95 % interval of the share. All
     outputs are kept."""
-    settings, kept = conformance.settings, conformance.directory / "accuracy.jsonl"
+    settings, file = conformance.settings, conformance.directory / "accuracy.jsonl"
     baseline = settings.questions_baseline
-    accuracy.judge(settings.questions, baseline, sdk.answer_to, profile, kept, conformance.remark)
+    accuracy.judge(settings.questions, baseline, sdk.answer_to, profile, file, conformance.remark)
 
 
 # The protocol: parameters are obeyed, and answers say what they are.
@@ -261,8 +263,8 @@ def test_usage_of_a_stream_equals_the_ids(api):
 def test_sixteen_tokens_by_default(api):
     """max_tokens of /v1/completions is 16 by default."""
     api.capabilities.require("default_length")
-    seen = api.complete(PROMPT, ignore_eos=True)["usage"]["completion_tokens"]
-    assert seen == 16, f"required: 16 tokens, seen: {seen}"
+    counted = api.complete(PROMPT, ignore_eos=True)["usage"]["completion_tokens"]
+    assert counted == 16, f"required: 16 tokens, seen: {counted}"
 
 
 @contract
@@ -296,8 +298,8 @@ def test_a_chat_obeys_stop(api, profile, conformance):
 def test_max_completion_tokens_limits_a_chat(api, profile):
     """The limit counts reasoning too, and finish_reason says that it was reached."""
     answer = api.chat(profile.correctness.chats[0].question, max_completion_tokens=5)
-    seen = (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"])
-    assert seen == (5, "length"), f"required: 5 tokens and length, seen: {seen}"
+    ending = (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"])
+    assert ending == (5, "length"), f"required: 5 tokens and length, seen: {ending}"
 
 
 @contract
@@ -306,8 +308,8 @@ def test_min_tokens_is_kept(api, profile):
     api.capabilities.require("min_tokens")
     least = endings.natural_length(api, profile.correctness) + 6
     answer = api.complete(harmony.PROMPT, min_tokens=least, max_tokens=least + 6)
-    seen = answer["usage"]["completion_tokens"]
-    assert seen >= least, f"required: at least {least} tokens, seen: {seen}"
+    counted = answer["usage"]["completion_tokens"]
+    assert counted >= least, f"required: at least {least} tokens, seen: {counted}"
 
 
 @contract
@@ -316,8 +318,8 @@ def test_ignore_eos_goes_on(api, profile):
     api.capabilities.require("ignore_eos")
     limit = endings.natural_length(api, profile.correctness) + 6
     answer = api.complete(harmony.PROMPT, ignore_eos=True, max_tokens=limit)
-    seen = (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"])
-    assert seen == (limit, "length"), f"required: {limit} and length, seen: {seen}"
+    ending = (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"])
+    assert ending == (limit, "length"), f"required: {limit} and length, seen: {ending}"
 
 
 @contract
@@ -366,9 +368,9 @@ def test_echo_gives_the_prompt_back(api):
 
 def test_each_choice_is_its_own(api):
     """n choices have n indices and are sampled separately, streamed or not."""
-    asked = {"max_tokens": 12, "n": 4, "temperature": 2.0, "seed": 5}
-    answer = api.complete(PROMPT, **asked)["choices"]
-    streamed = stream.completion_of(api.stream_completion(PROMPT, **asked))
+    options = {"max_tokens": 12, "n": 4, "temperature": 2.0, "seed": 5}
+    answer = api.complete(PROMPT, **options)["choices"]
+    streamed = stream.completion_of(api.stream_completion(PROMPT, **options))
     for choices in (answer, streamed):
         texts = {choice["text"] for choice in choices}
         assert len(choices) == 4 and len(texts) > 1, f"required: 4 that differ, seen: {choices}"
@@ -615,17 +617,17 @@ def test_answers_have_ids_and_times(api):
     answers = [api.complete(PROMPT, max_tokens=1) for _ in range(3)]
     ids = {answer["id"] for answer in answers}
     assert len(ids) == len(answers), f"required: {len(answers)} ids, seen: {sorted(ids)}"
-    made = [answer["created"] for answer in answers]
-    assert all(1_500_000_000 < time < 10_000_000_000 for time in made), (
-        f"required: seconds since 1970, seen: {made}"
+    times = [answer["created"] for answer in answers]
+    assert all(1_500_000_000 < time < 10_000_000_000 for time in times), (
+        f"required: seconds since 1970, seen: {times}"
     )
 
 
 @contract
 def test_a_stream_without_usage_has_none(api):
     """A stream has usage only when the request asked for it."""
-    seen = api.stream_completion(PROMPT, usage=False, max_tokens=3)
-    having = [chunk for chunk in seen.chunks if chunk.get("usage")]
+    chunks = api.stream_completion(PROMPT, usage=False, max_tokens=3)
+    having = [chunk for chunk in chunks.chunks if chunk.get("usage")]
     assert not having, f"required: no usage, seen: {having}"
 
 
@@ -648,5 +650,5 @@ def test_no_harmony_error_in_the_log(server):
     level."""
     if server.log is None:
         raise NotRun(server.why_no_log)
-    seen = harmony.errors_in(server.log)
-    assert not seen, f"required: no HarmonyError, seen {len(seen)}: {seen[0]} in {server.log}"
+    lines = harmony.errors_in(server.log)
+    assert not lines, f"required: no HarmonyError, seen {len(lines)}: {lines[0]} in {server.log}"

@@ -55,8 +55,8 @@ def test_what_was_asked_of_the_baseline_is_what_ran(conformance, profile):
     server = conformance.last_server(profile.baseline)
     if server is None:
         pytest.skip("NOT_RUN: the smoke level starts the baseline, and it was not started")
-    asked = conformance.managed_configuration(profile.baseline)
-    requested.require_as_asked(asked, conformance.kernel_path(server), server.log)
+    configuration = conformance.managed_configuration(profile.baseline)
+    requested.require_as_asked(configuration, conformance.kernel_path(server), server.log)
 
 
 @pytest.mark.never_waived("the kernel path")
@@ -259,11 +259,11 @@ def test_flashinfer_module(compilation, module):
 def test_engine_has_code_for_this_gpu(conformance, profile):
     """The engine's libraries have machine code for this GPU."""
     configuration = conformance.managed_configuration(profile.under_test)
-    found = interpreter.imports(
+    imported = interpreter.imports(
         conformance.engine_interpreter,
         libraries.PACKAGES,
         conformance.engine_environment(configuration),
     )
     gpu = CodeArchitecture.parse(profile.arch).number
-    wrong = libraries.without_code(configuration.engine, found.origins, gpu)
+    wrong = libraries.without_code(configuration.engine, imported.origins, gpu)
     assert not wrong, "; ".join(wrong)

@@ -31,13 +31,13 @@ def test_imports_come_from_where_they_should(conformance, profile):
     """The engine's interpreter imports its own engine, or the checkout that the profile expects."""
     engine = conformance.settings.engine
     configuration = conformance.managed_configuration(profile.under_test)
-    found = interpreter.imports(
+    imported = interpreter.imports(
         conformance.engine_interpreter,
         (engine, "flashinfer"),
         conformance.engine_environment(configuration),
     )
-    assert found.origins[engine], f"required: {configuration.python} can import {engine}"
-    wrong = interpreter.misplaced(found, profile.engine.checkouts)
+    assert imported.origins[engine], f"required: {configuration.python} can import {engine}"
+    wrong = interpreter.misplaced(imported, profile.engine.checkouts)
     assert not wrong, "; ".join(wrong)
 
 
@@ -57,8 +57,8 @@ def test_stop_leaves_nothing_behind(servers, profile):
     """After a stop no process of the run is left, the port is free, and the memory is back."""
     servers(profile.baseline)
     report = servers.stop()
-    left = [str(survivor) for survivor in report.survivors]
-    assert not left, f"required: no process, seen: {left}"
+    survivors = [str(survivor) for survivor in report.survivors]
+    assert not survivors, f"required: no process, seen: {survivors}"
     assert report.port_free, "required: the port is free, seen: something listens on it"
     assert report.memory_missing_bytes == 0, (
         "required: all memory that no living process holds is free again, seen: "

@@ -185,7 +185,7 @@ def make(
         for change, names in SMALL_MISTAKES.values()
         for name in names
     ]
-    found = iter(scores.score(checkpoint, texts, dtype=dtype, device=device, kept=kept, say=say))
+    found = iter(scores.score(checkpoint, texts, dtype=dtype, device=device, cache=kept, say=say))
     scored, *rounding = (
         {name: _scored(next(found), len(ids)) for name, ids in fixed.items()}
         for _ in (None, *PATHS)

@@ -144,21 +144,22 @@ def judge(api: Api, case: Case, healthy: str) -> tuple[str, CaseProblem | None]:
         timeout_s=shipped().answer_within_s,
     )
     problem = _judge_answer(case, exchange)
-    seen = exchange.failure or f"{exchange.status} {exchange.text}"
+    reply = exchange.failure or f"{exchange.status} {exchange.text}"
     well, after = _sentinel(api)
     if not well or after != healthy:
         after = after if well else f"no answer: {after}"
         text = f"required: after this request the answer is still {healthy!r}, seen: {after!r}"
-        return seen, CaseProblem("serves_wrongly_afterwards", text, True, exchange.status)
+        return reply, CaseProblem("serves_wrongly_afterwards", text, True, exchange.status)
     if problem is None:
-        return seen, None
+        return reply, None
     kind, text = problem
-    known = api.capabilities.deviation(case.id, kind)
-    if known is not None and kind not in _NEVER:
-        text = f"known of {api.capabilities.file.title} {known.versions}: {text} ({known.source})"
-        return seen, CaseProblem(kind, text, False, exchange.status)
+    deviation = api.capabilities.deviation(case.id, kind)
+    if deviation is not None and kind not in _NEVER:
+        release = f"{api.capabilities.file.title} {deviation.versions}"
+        text = f"known of {release}: {text} ({deviation.source})"
+        return reply, CaseProblem(kind, text, False, exchange.status)
     fails = kind in _NEVER or case.tier != "unspecified"
-    return seen, CaseProblem(kind, text, fails, exchange.status)
+    return reply, CaseProblem(kind, text, fails, exchange.status)
 
 
 @dataclass(frozen=True)
@@ -182,10 +183,10 @@ class Judge:
         address = self.api.endpoint.base_url
         if address not in self.well:
             self.well[address] = healthy(self.api)
-        seen, problem = judge(self.api, case, self.well[address])
-        for own in self.api.capabilities.deviations(case.id):
-            if problem is None or problem.kind != own.kind:
-                self.known_or_mended(own, "")
+        reply, problem = judge(self.api, case, self.well[address])
+        for deviation in self.api.capabilities.deviations(case.id):
+            if problem is None or problem.kind != deviation.kind:
+                self.known_or_mended(deviation, "")
         if problem is not None and problem.fails:
             text = f"{case.id} ({case.tier}: {case.why}): {problem.text}"
             raise Graded(text, problem.severity)
@@ -194,7 +195,7 @@ class Judge:
             if self.api.capabilities.deviation(case.id, problem.kind) is not None:
                 self.excused.append(f"{case.id}: {problem.kind}")
         elif case.tier == "unspecified":
-            self.remark(f"{case.id}: unspecified ({case.why}); seen: {seen[:100]}")
+            self.remark(f"{case.id}: unspecified ({case.why}); seen: {reply[:100]}")
 
     def known(self, case: str, kind: str, text: str) -> bool:
         """Whether a failure is a known deviation of this engine's version; it is remarked on."""
@@ -203,46 +204,46 @@ class Judge:
             self.known_or_mended(deviation, text)
         return deviation is not None
 
-    def known_or_mended(self, own: Deviation, seen: str) -> None:
+    def known_or_mended(self, deviation: Deviation, symptom: str) -> None:
         """Remark on a deviation that is known of this version.
 
         Args:
-            seen: how it showed; empty where it did not, and its range should be closed.
+            symptom: how it showed; empty where it did not, and its range should be closed.
         """
-        known = self.api.capabilities
-        if seen:
-            self.excused.append(f"{own.case}: {own.kind}")
-            self.remark(f"{own.case}: known of {known.file.title} {own.versions}: {seen}")
+        engine = self.api.capabilities
+        release = f"{engine.file.title} {deviation.versions}"
+        if symptom:
+            self.excused.append(f"{deviation.case}: {deviation.kind}")
+            self.remark(f"{deviation.case}: known of {release}: {symptom}")
         else:
             self.remark(
-                f"{own.case}: {own.kind} is known of {known.file.title} {own.versions}, and "
-                f"{known.version} does not show it: close the range in fixtures/engines/"
-                f"{known.file.name}.toml"
+                f"{deviation.case}: {deviation.kind} is known of {release}, and {engine.version} "
+                f"does not show it: close the range in fixtures/engines/{engine.file.name}.toml"
             )
 
 
 def _judge_answer(case: Case, exchange: Exchange) -> tuple[ProblemKind, str] | None:
-    seen = f"{exchange.status} {exchange.text}"
+    reply = f"{exchange.status} {exchange.text}"
     if exchange.status is None:
         return "hang", f"required: an answer, seen: {exchange.failure}"
     if exchange.status >= 500:
-        return "server_error", f"required: no 5xx, seen: {seen}"
+        return "server_error", f"required: no 5xx, seen: {reply}"
     if exchange.status == 200:
         if case.expect == "refused":
             # The key was given: whoever started the server knows whether it asks for one.
             hint = "; leave out --api-key where the server asks for none" if case.key else ""
-            return "served", f"required: a 4xx with an error object, seen: {seen}{hint}"
+            return "served", f"required: a 4xx with an error object, seen: {reply}{hint}"
         if schema.violations("error", exchange.parsed()) == []:
-            return "wrong_status", f"required: no error object with 200, seen: {seen}"
+            return "wrong_status", f"required: no error object with 200, seen: {reply}"
         return None
     if case.expect == "served":
-        return "refused", f"required: 200, seen: {seen}"
+        return "refused", f"required: 200, seen: {reply}"
     if not 400 <= exchange.status < 500 or (case.status and exchange.status not in case.status):
         required = " or ".join(map(str, case.status)) or "a 4xx"
-        return "wrong_status", f"required: {required}, seen: {seen}"
+        return "wrong_status", f"required: {required}, seen: {reply}"
     wrong = schema.violations("error", exchange.parsed())
     if wrong:
-        return "no_error_object", f"required: an error object ({wrong[0]}), seen: {seen}"
+        return "no_error_object", f"required: an error object ({wrong[0]}), seen: {reply}"
     return None
 
 

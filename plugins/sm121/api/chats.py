@@ -8,30 +8,30 @@ from sm121.core.profile import Correctness
 from sm121.core.verdict import require
 
 
-def end_in_a_final_message(api: Api, known: Correctness) -> None:
+def end_in_a_final_message(api: Api, correctness: Correctness) -> None:
     """Each chat, asked again and again: what is known is in the content, the reasoning is not."""
     field = api.capabilities.file.reasoning_field
-    asked = [chat for chat in known.chats for _ in range(known.repeats)]
-    limit = known.max_answer_tokens
-    answers = together(lambda chat: api.chat(chat.question, max_tokens=limit), asked)
-    for chat, answer in zip(asked, answers, strict=True):
+    repeated = [chat for chat in correctness.chats for _ in range(correctness.repeats)]
+    limit = correctness.max_answer_tokens
+    answers = together(lambda chat: api.chat(chat.question, max_tokens=limit), repeated)
+    for chat, answer in zip(repeated, answers, strict=True):
         choice, of = answer["choices"][0], f"{chat.question!r}: "
         message, content = choice["message"], choice["message"]["content"]
-        wanted = f"content, with usage {answer['usage']}"
-        require(content is not None, wanted, message, of)
+        expected = f"content, with usage {answer['usage']}"
+        require(content is not None, expected, message, of)
         require(chat.contains in content, f"content with {chat.contains!r}", message, of)
         require(choice["finish_reason"] == "stop", "stop", choice, of)
         if field:
             reasoning = message.get(field)
-            apart = reasoning and reasoning not in content
-            require(apart, "reasoning apart", message, of)
+            separate = reasoning and reasoning not in content
+            require(separate, "reasoning apart", message, of)
 
 
-def are_harmony(api: Api, known: Correctness, effort: str) -> None:
+def are_harmony(api: Api, correctness: Correctness, effort: str) -> None:
     """The token ids of a chat, at one effort of reasoning, are in harmony's form and counted."""
     answer = api.chat(
-        known.chats[0].question,
-        max_tokens=known.max_answer_tokens,
+        correctness.chats[0].question,
+        max_tokens=correctness.max_answer_tokens,
         reasoning_effort=effort,
         return_token_ids=True,
     )
@@ -39,6 +39,6 @@ def are_harmony(api: Api, known: Correctness, effort: str) -> None:
     ids = choice["token_ids"]
     wrong = harmony.violations(ids, finished=choice["finish_reason"] == "stop")
     require(not wrong, "harmony", f"{'; '.join(wrong)} in {ids[:12]}...")
-    said = choice["message"]["content"] or ids[-1] != harmony.RETURN
-    require(said, "content where <|return|> was reached", choice["message"])
+    finished = choice["message"]["content"] or ids[-1] != harmony.RETURN
+    require(finished, "content where <|return|> was reached", choice["message"])
     require(counted == len(ids), f"usage of {len(ids)} tokens", counted)

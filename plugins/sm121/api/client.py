@@ -39,9 +39,9 @@ class Refused(Wrong):
     """The server answered with another status than 200. ``said`` is what it wrote."""
 
     def __init__(self, path: str, exchange: Exchange) -> None:
-        self.status, self.said = exchange.status, exchange.text
-        seen = exchange.failure or f"{exchange.status} {exchange.text}"
-        super().__init__(f"{path}: required: 200, seen: {seen}")
+        self.status, self.text = exchange.status, exchange.text
+        observed = exchange.failure or f"{exchange.status} {exchange.text}"
+        super().__init__(f"{path}: required: 200, seen: {observed}")
 
 
 @dataclass(frozen=True)
@@ -110,10 +110,13 @@ class Api:
         """The events of a response."""
         body = self._body("input", content, options)
         self.capabilities.require(*needed(RESPONSES, body))
-        found = self._stream(RESPONSES, {**body, "stream": True})
-        own = self.capabilities.deviation("response-events", "unpublished_event")
-        _hold(RESPONSES, stream.response_violations(found, own.events if own is not None else ()))
-        return found
+        events = self._stream(RESPONSES, {**body, "stream": True})
+        deviation = self.capabilities.deviation("response-events", "unpublished_event")
+        _hold(
+            RESPONSES,
+            stream.response_violations(events, deviation.events if deviation is not None else ()),
+        )
+        return events
 
     def models(self) -> Json:
         """The list of models."""
@@ -147,8 +150,8 @@ class Api:
         timeout_s = timeout_s or self.timeout_s
         return send(self.endpoint, method, path, content, key=key, timeout_s=timeout_s)
 
-    def _body(self, name: str, asked: Any, options: Json) -> Json:
-        return {"model": self.model, name: asked, "temperature": 0.0, **options}
+    def _body(self, name: str, value: Any, options: Json) -> Json:
+        return {"model": self.model, name: value, "temperature": 0.0, **options}
 
     def _answer(self, path: str, body: Json, check: Callable[[Json, Json], list[str]]) -> Json:
         self.capabilities.require(*needed(path, body))
@@ -162,9 +165,9 @@ class Api:
         if usage:
             body = {**body, "stream_options": {"include_usage": True}}
         self.capabilities.require(*needed(path, body))
-        found = self._stream(path, {**body, "stream": True})
-        _hold(path, stream.violations(found, kind, usage=usage))
-        return found
+        chunks = self._stream(path, {**body, "stream": True})
+        _hold(path, stream.violations(chunks, kind, usage=usage))
+        return chunks
 
     def _stream(self, path: str, body: Json) -> Stream:
         exchange = self.send("POST", path, json.dumps(body).encode())
@@ -195,6 +198,6 @@ def _json_of(exchange: Exchange, path: str, kind: schema.Kind) -> Json:
     return dict(answer)
 
 
-def _hold(path: str, found: list[str]) -> None:
-    if found:
-        raise Wrong(f"{path}: required: an answer as specified, seen: {'; '.join(found[:3])}")
+def _hold(path: str, errors: list[str]) -> None:
+    if errors:
+        raise Wrong(f"{path}: required: an answer as specified, seen: {'; '.join(errors[:3])}")

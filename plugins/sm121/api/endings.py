@@ -11,49 +11,49 @@ from sm121.core.profile import Correctness
 from sm121.core.verdict import require
 
 
-def natural_length(api: Api, known: Correctness) -> int:
+def natural_length(api: Api, correctness: Correctness) -> int:
     """How many tokens an answer in harmony has, which ends by itself with a special token."""
-    limit = known.max_answer_tokens
+    limit = correctness.max_answer_tokens
     answer = api.complete(harmony.PROMPT, max_tokens=limit)
     finish = answer["choices"][0]["finish_reason"]
     require(finish == "stop", f"an end within {limit} tokens", finish)
     return int(answer["usage"]["completion_tokens"])
 
 
-def chat_obeys_stop(api: Api, known: Correctness, remark: Callable[[str], object]) -> None:
+def chat_obeys_stop(api: Api, correctness: Correctness, remark: Callable[[str], object]) -> None:
     """Nothing follows the stop string of a chat, and finish_reason is stop."""
-    chat = known.chats[0]
-    asked = {"max_tokens": known.max_answer_tokens, "stop": [chat.contains]}
-    choice = api.chat(chat.question, **asked)["choices"][0]
-    _, found, rest = sampling.said(choice["message"]).partition(chat.contains)
+    chat = correctness.chats[0]
+    options = {"max_tokens": correctness.max_answer_tokens, "stop": [chat.contains]}
+    choice = api.chat(chat.question, **options)["choices"][0]
+    _, match, rest = sampling.said(choice["message"]).partition(chat.contains)
     require(not rest, "nothing after it", choice, f"stop {chat.contains!r}: ")
     require(choice["finish_reason"] == "stop", "stop", choice["finish_reason"])
-    if found:  # vLLM reads harmony from the tokens, of which the last one holds the stop string
+    if match:  # vLLM reads harmony from the tokens, of which the last one holds the stop string
         remark("a chat's text includes the stop string; OpenAI's API leaves it out")
 
 
 def stop_string_ends_the_text(api: Api) -> None:
     """The text stops before a string of its own, streamed or not."""
     whole = api.complete(PROMPT, max_tokens=24)["choices"][0]["text"]
-    place = next(i for i in range(3, len(whole)) if whole.index(whole[i : i + 4]) == i)
-    stop, before = whole[place : place + 4], whole[:place]
-    asked: Json = {"max_tokens": 24, "stop": [stop, "no such text"]}
-    at_once = api.complete(PROMPT, **asked)["choices"][0]
-    streamed = stream.completion_of(api.stream_completion(PROMPT, **asked))[0]
-    for seen in (at_once, streamed):
-        right = (seen["text"], seen["finish_reason"]) == (before, "stop")
-        require(right, f"{before!r} and stop", seen, f"stop {stop!r}: ")
+    start = next(i for i in range(3, len(whole)) if whole.index(whole[i : i + 4]) == i)
+    stop, before = whole[start : start + 4], whole[:start]
+    options: Json = {"max_tokens": 24, "stop": [stop, "no such text"]}
+    at_once = api.complete(PROMPT, **options)["choices"][0]
+    streamed = stream.completion_of(api.stream_completion(PROMPT, **options))[0]
+    for answer in (at_once, streamed):
+        right = (answer["text"], answer["finish_reason"]) == (before, "stop")
+        require(right, f"{before!r} and stop", answer, f"stop {stop!r}: ")
 
 
 def stop_token_ends_the_answer(api: Api) -> None:
     """Generation ends with a stop token of its own."""
     ids = api.complete(PROMPT, max_tokens=12, return_token_ids=True)["choices"][0]["token_ids"]
-    place = next(i for i in range(2, len(ids)) if ids[i] not in ids[:i])
-    answer = api.complete(PROMPT, max_tokens=12, return_token_ids=True, stop_token_ids=[ids[place]])
+    index = next(i for i in range(2, len(ids)) if ids[i] not in ids[:i])
+    answer = api.complete(PROMPT, max_tokens=12, return_token_ids=True, stop_token_ids=[ids[index]])
     choice = answer["choices"][0]
-    seen, reason = choice["token_ids"], choice["finish_reason"]
-    right = seen[:place] == ids[:place] and len(seen) <= place + 1
-    require(right, ids[: place + 1], seen)
+    generated, reason = choice["token_ids"], choice["finish_reason"]
+    right = generated[:index] == ids[:index] and len(generated) <= index + 1
+    require(right, ids[: index + 1], generated)
     require(reason == "stop", "stop", reason)
 
 
@@ -63,17 +63,17 @@ def special_tokens_are_hidden(api: Api) -> None:
     choices = api.complete(harmony.PROMPT, max_tokens=60)["choices"][:1]
     choices += stream.completion_of(api.stream_completion(harmony.PROMPT, max_tokens=60))
     texts = [choice["text"] for choice in choices]
-    leaks = [found for text in texts for found in harmony.leaked(text)]
+    leaks = [token for text in texts for token in harmony.leaked(text)]
     require(not leaks, "no special token", f"{leaks} in {texts}")
 
 
-def counts_are_exact(sdk: Sdk, asked: int) -> None:
+def counts_are_exact(sdk: Sdk, tokens: int) -> None:
     """A completion has the number of tokens that was asked for; usage and finish_reason agree."""
-    answer = sdk.exactly(asked)
+    answer = sdk.exactly(tokens)
     choice, usage = answer.choices[0], answer.usage
     ids, counted = len(choice.token_ids), usage.completion_tokens
-    require(ids == asked, f"{asked} token ids", ids)
-    require(counted == asked, f"usage of {asked} tokens", counted)
+    require(ids == tokens, f"{tokens} token ids", ids)
+    require(counted == tokens, f"usage of {tokens} tokens", counted)
     prompt, counted = len(choice.prompt_token_ids), usage.prompt_tokens
     require(counted == prompt, f"usage of {prompt} prompt tokens", counted)
     reason = choice.finish_reason
@@ -93,16 +93,18 @@ def usage_equals_the_ids(api: Api) -> None:
         counted = sum(len(choice["token_ids"]) for choice in choices)
         firsts = [choice for choice in choices if choice["index"] % options.get("n", 1) == 0]
         required = (sum(len(choice["prompt_token_ids"]) for choice in firsts), counted)
-        seen = (usage["prompt_tokens"], usage["completion_tokens"])
-        require(seen == required, f"usage of {required} tokens", usage, f"{prompt!r} {options}: ")
+        observed = (usage["prompt_tokens"], usage["completion_tokens"])
+        require(
+            observed == required, f"usage of {required} tokens", usage, f"{prompt!r} {options}: "
+        )
 
 
 def usage_of_a_stream_equals_the_ids(api: Api) -> None:
     """The last chunk counts the ids of all chunks."""
-    seen = api.stream_completion(PROMPT, max_tokens=9, return_token_ids=True)
-    whole = stream.completion_of(seen)[0]
+    chunks = api.stream_completion(PROMPT, max_tokens=9, return_token_ids=True)
+    whole = stream.completion_of(chunks)[0]
     counted = len(whole["token_ids"])
-    usage = seen.chunks[-1].get("usage") or {}
+    usage = chunks.chunks[-1].get("usage") or {}
     required = 9 if whole["finish_reason"] == "length" else counted  # it may end by itself before
     require(
         usage.get("completion_tokens") == counted == required,

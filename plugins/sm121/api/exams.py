@@ -46,20 +46,22 @@ class Candidate:
             NotRun: the server cannot do what some question needs, and the others are right.
         """
         section = self.exam.section(name)
-        found = together(lambda question: self._outcome(section, question), section.questions)
-        pairs = list(zip(section.questions, found, strict=True))
+        outcomes = together(lambda question: self._outcome(section, question), section.questions)
+        pairs = list(zip(section.questions, outcomes, strict=True))
         broken, missed, unasked = (
-            [f"{q.id}: {getattr(seen, kind)}" for q, seen in pairs if getattr(seen, kind)]
+            [f"{q.id}: {getattr(outcome, kind)}" for q, outcome in pairs if getattr(outcome, kind)]
             for kind in Outcome._fields
         )
         require(not broken, f"{name}: whole answers", "; ".join(broken))
-        total = len(found) - len(unasked)
+        total = len(outcomes) - len(unasked)
         right = f"{total - len(missed)} of {total} right"
         least = f"{name}: at least {total - section.misses} of {total} right"
         require(len(missed) <= section.misses, least, f"{right}: {'; '.join(missed)}")
         self.remark("; ".join([f"exam {self.exam.name}: {name}: {right}", *missed]))
         if unasked:
-            raise NotRun(f"{len(unasked)} of {len(found)} cannot be asked ({right}): {unasked[0]}")
+            raise NotRun(
+                f"{len(unasked)} of {len(outcomes)} cannot be asked ({right}): {unasked[0]}"
+            )
 
     def recalls(self, tokens: int) -> None:
         """Every needle of a document of so many tokens is found: all in one answer, and one that
@@ -96,8 +98,8 @@ class Candidate:
 
         lost = [f"{n.id} (depth {n.depth:g}): {why}" for n in missing if (why := alone(n))]
         require(not lost, f"all {len(document.needles)} needles", "; ".join(lost))
-        said = f"exam {self.exam.name}: a document of {tokens} tokens: all needles found"
-        self.remark("; ".join([said, *(f"{needle.id} only alone" for needle in missing)]))
+        line = f"exam {self.exam.name}: a document of {tokens} tokens: all needles found"
+        self.remark("; ".join([line, *(f"{needle.id} only alone" for needle in missing)]))
 
     def _fits(self, tokens: int) -> None:
         self.api.capabilities.require("context_length")
@@ -120,9 +122,9 @@ class Candidate:
                 if turn.given is not None:
                     messages.append({"role": "assistant", "content": turn.given})
                     continue
-                found = self._turn(section, question, turn, messages)
-                if found != Outcome():
-                    return found
+                outcome = self._turn(section, question, turn, messages)
+                if outcome != Outcome():
+                    return outcome
         except Wrong as error:
             return Outcome(broken=str(error))
         except NotRun as error:
@@ -141,12 +143,12 @@ class Candidate:
             calls = message.get("tool_calls") or []
             for call in calls:
                 function, functions = call["function"], list(section.functions)
-                wanted = exam.met(waiting, function["name"], json.loads(function["arguments"]))
-                if wanted is None or tools.misfit(function, functions) is not None:
-                    seen = f"{function['name']}({function['arguments']})"
-                    return Outcome(missed=f"required: {_required(waiting)}, seen: {seen}")
-                waiting.remove(wanted)
-                result = {"tool_call_id": call["id"], "content": wanted.result}
+                expected = exam.met(waiting, function["name"], json.loads(function["arguments"]))
+                if expected is None or tools.misfit(function, functions) is not None:
+                    observed = f"{function['name']}({function['arguments']})"
+                    return Outcome(missed=f"required: {_required(waiting)}, seen: {observed}")
+                waiting.remove(expected)
+                result = {"tool_call_id": call["id"], "content": expected.result}
                 messages.append({"role": "tool", **result})
             if not calls:
                 break
@@ -155,21 +157,21 @@ class Candidate:
         if why is not None:
             return Outcome(broken=f"{why}; {tools.no_call(self.api, choice)}" if waiting else why)
         if waiting:
-            seen = tools.no_call(self.api, choice)
-            return Outcome(missed=f"required: {_required(waiting)}, seen: {seen}")
+            observed = tools.no_call(self.api, choice)
+            return Outcome(missed=f"required: {_required(waiting)}, seen: {observed}")
         return Outcome(missed=exam.miss(turn, str(content), section.unsure))
 
     def _as_said(self, message: Json) -> Json:
         """A message of the assistant, as it is sent back. Reasoning goes with a call alone."""
-        said = {"role": "assistant", "content": message["content"]}
+        reply = {"role": "assistant", "content": message["content"]}
         if calls := message.get("tool_calls"):
-            said["tool_calls"] = [
+            reply["tool_calls"] = [
                 {key: call[key] for key in ("id", "type", "function")} for call in calls
             ]
             field = self.api.capabilities.file.reasoning_field
             if field and message.get(field):
-                said[field] = message[field]
-        return said
+                reply[field] = message[field]
+        return reply
 
     def _choice(self, section: Section, question: Question, messages: list[Json]) -> Json:
         if section.functions:
@@ -184,12 +186,12 @@ class Candidate:
             return self.api.chat(messages, **options)
         if form.json_schema is not None:
             schema = {"name": question.id, "schema": form.json_schema}
-            asked: Any = {"response_format": {"type": "json_schema", "json_schema": schema}}
+            form_options: Any = {"response_format": {"type": "json_schema", "json_schema": schema}}
         elif form.regex is not None:
-            asked = self.api.capabilities.structured("regex", form.regex)
+            form_options = self.api.capabilities.structured("regex", form.regex)
         else:
-            asked = self.api.capabilities.structured("choice", list(form.choice or ()))
-        return self.api.send_chat(messages, **options, **asked)
+            form_options = self.api.capabilities.structured("choice", list(form.choice or ()))
+        return self.api.send_chat(messages, **options, **form_options)
 
     def _without_known(self, content: str | None, form: Form | None) -> str | None:
         """An answer in a form, without special tokens that this engine is known to leave in it."""
@@ -213,14 +215,14 @@ def _misformed(form: Form | None, content: str | None) -> str | None:
         return f"required: no special token, seen: {leaks[0]} in {content!r:.200}"
     if form is None:
         return None
-    shown = f"{content!r:.200}"
+    observed = f"{content!r:.200}"
     if form.json_schema is not None:
         try:
             jsonschema.validate(json.loads(content), form.json_schema)
         except (ValueError, jsonschema.ValidationError) as error:
-            return f"required: JSON by the schema, seen: {shown} ({error!s:.200})"
+            return f"required: JSON by the schema, seen: {observed} ({error!s:.200})"
     elif form.regex is not None and not re.fullmatch(form.regex, content):
-        return f"required: a match of {form.regex}, seen: {shown}"
+        return f"required: a match of {form.regex}, seen: {observed}"
     elif form.choice is not None and content not in form.choice:
-        return f"required: one of {form.choice}, seen: {shown}"
+        return f"required: one of {form.choice}, seen: {observed}"
     return None

@@ -42,8 +42,8 @@ _ERROR = re.compile(r"\bHarmonyError\b")
 def leaked(text: str | None) -> list[str]:
     """The special tokens that stand in a text for users."""
     text = text or ""
-    known = [special for special in SPECIAL_TEXTS if special in text]
-    return known + _OTHER_SPECIAL.findall(text)
+    named = [special for special in SPECIAL_TEXTS if special in text]
+    return named + _OTHER_SPECIAL.findall(text)
 
 
 def headers(text: str | None) -> list[str]:
@@ -59,35 +59,35 @@ def violations(ids: Sequence[int], *, finished: bool) -> list[str]:
     """
     if not ids:
         return ["no token was generated"]
-    found = []
+    errors = []
     if ids[0] != CHANNEL:
-        found.append(f"the first token is {ids[0]}, required: <|channel|> ({CHANNEL})")
+        errors.append(f"the first token is {ids[0]}, required: <|channel|> ({CHANNEL})")
     header = 0  # tokens since a message was opened, None inside its content
     inside = False
     messages = 0
-    for place, token in enumerate(ids):
+    for index, token in enumerate(ids):
         if token == MESSAGE:
             if inside:
-                found.append(f"<|message|> at {place} inside a message")
+                errors.append(f"<|message|> at {index} inside a message")
             inside, messages = True, messages + 1
         elif token in ENDS:
             if not inside:
-                found.append(f"token {token} at {place} ends a message that was not begun")
+                errors.append(f"token {token} at {index} ends a message that was not begun")
             inside, header = False, 0
-            if token in (RETURN, CALL) and place != len(ids) - 1:
-                found.append(f"{len(ids) - 1 - place} tokens after the end at {place}")
+            if token in (RETURN, CALL) and index != len(ids) - 1:
+                errors.append(f"{len(ids) - 1 - index} tokens after the end at {index}")
         elif token in (START, CHANNEL, CONSTRAIN) and inside:
-            found.append(f"token {token} at {place} inside a message")
+            errors.append(f"token {token} at {index} inside a message")
         elif not inside:
             header += 1
             if header > _LONGEST_HEADER:
-                found.append(f"no <|message|> within {_LONGEST_HEADER} tokens before {place}")
+                errors.append(f"no <|message|> within {_LONGEST_HEADER} tokens before {index}")
                 break
     if finished and inside:
-        found.append("it ended inside a message")
+        errors.append("it ended inside a message")
     if not messages:
-        found.append("no message was begun")
-    return found[:4]
+        errors.append("no message was begun")
+    return errors[:4]
 
 
 def errors_in(log: Path) -> list[str]:

@@ -19,62 +19,62 @@ def of_completion(answer: Json, request: Json, *, hidden: bool) -> list[str]:
     prompts = request.get("prompt")
     several = isinstance(prompts, list) and prompts and not isinstance(prompts[0], int)
     count = (len(prompts) if several and prompts else 1) * (request.get("n") or 1)
-    found = [*_identity(answer, request), *_choices(answer, count), *_usage(answer)]
+    errors = [*_identity(answer, request), *_choices(answer, count), *_usage(answer)]
     if hidden and not request.get("echo"):
         for choice in answer["choices"]:
-            found += _no_special(choice["text"], "text")
-    return found
+            errors += _no_special(choice["text"], "text")
+    return errors
 
 
 def of_chat(answer: Json, request: Json, reasoning_field: str | None = None) -> list[str]:
     """What does not hold in an answer of /v1/chat/completions."""
-    found = [*_identity(answer, request), *_usage(answer)]
-    found += _choices(answer, request.get("n") or 1)
+    errors = [*_identity(answer, request), *_usage(answer)]
+    errors += _choices(answer, request.get("n") or 1)
     for choice in answer["choices"]:
-        found += of_message(choice["message"], choice["finish_reason"], request, reasoning_field)
-    return found
+        errors += of_message(choice["message"], choice["finish_reason"], request, reasoning_field)
+    return errors
 
 
 def of_message(
     message: Json, finish_reason: str, request: Json, reasoning_field: str | None = None
 ) -> list[str]:
     """What does not hold in an assistant's message."""
-    found = []
+    errors = []
     if message.get("role") != "assistant":
-        found.append(f"role {message.get('role')!r}, required: 'assistant'")
+        errors.append(f"role {message.get('role')!r}, required: 'assistant'")
     content = message.get("content")
-    found += _no_special(content, "content")
+    errors += _no_special(content, "content")
     if header := harmony.headers(content if isinstance(content, str) else None):
-        found.append(f"harmony's header {header[0]!r} in content: {content!r}")
+        errors.append(f"harmony's header {header[0]!r} in content: {content!r}")
     if reasoning_field:
-        found += _no_special(message.get(reasoning_field), reasoning_field)
+        errors += _no_special(message.get(reasoning_field), reasoning_field)
     calls = message.get("tool_calls") or []
-    found += of_tool_calls(calls, request)
+    errors += of_tool_calls(calls, request)
     if calls and finish_reason not in ("tool_calls", "stop", "length"):
-        found.append(f"finish_reason {finish_reason!r} with tool calls")
+        errors.append(f"finish_reason {finish_reason!r} with tool calls")
     if finish_reason == "tool_calls" and not calls:
-        found.append("finish_reason 'tool_calls' without a tool call")
-    return found
+        errors.append("finish_reason 'tool_calls' without a tool call")
+    return errors
 
 
 def of_tool_calls(calls: list[Json], request: Json) -> list[str]:
     """What does not hold in the tool calls of a message."""
     offered = {tool.get("function", tool).get("name") for tool in request.get("tools") or []}
-    found = []
+    errors = []
     if calls and not offered:
-        found.append("a tool call where no tool was offered")
+        errors.append("a tool call where no tool was offered")
     ids = [call.get("id") for call in calls]
     if not all(ids) or len(set(ids)) != len(ids):
-        found.append(f"tool call ids {ids}, required: one of its own for each")
+        errors.append(f"tool call ids {ids}, required: one of its own for each")
     for call in calls:
         function = call.get("function") or {}
         if offered and function.get("name") not in offered:
-            found.append(
+            errors.append(
                 f"a call of {function.get('name')!r}, offered: {sorted(map(str, offered))}"
             )
-        found += arguments(function.get("arguments"))
-        found += _no_special(function.get("arguments"), "arguments")
-    return found
+        errors += arguments(function.get("arguments"))
+        errors += _no_special(function.get("arguments"), "arguments")
+    return errors
 
 
 def arguments(text: Any) -> list[str]:
@@ -88,30 +88,30 @@ def arguments(text: Any) -> list[str]:
 
 def of_response(answer: Json, request: Json) -> list[str]:
     """What does not hold in an answer of /v1/responses."""
-    found = _identity(answer, request)
+    errors = _identity(answer, request)
     usage = answer.get("usage")
     if usage is None:
-        found.append("no usage")
+        errors.append("no usage")
     elif usage["total_tokens"] != usage["input_tokens"] + usage["output_tokens"]:
-        found.append(f"usage does not add up: {usage}")
+        errors.append(f"usage does not add up: {usage}")
     for item in answer["output"]:
         if item["type"] == "message":
             for part in item["content"]:
-                found += _no_special(part.get("text"), "output_text")
+                errors += _no_special(part.get("text"), "output_text")
         if item["type"] == "function_call":
-            found += arguments(item["arguments"])
+            errors += arguments(item["arguments"])
             if not item.get("call_id"):
-                found.append("a function_call without call_id")
-    return found
+                errors.append("a function_call without call_id")
+    return errors
 
 
 def _identity(answer: Json, request: Json) -> list[str]:
-    found = []
+    errors = []
     if not answer["id"]:
-        found.append("id is empty")
+        errors.append("id is empty")
     if answer["model"] != request["model"]:
-        found.append(f"model {answer['model']!r}, required: {request['model']!r}")
-    return found
+        errors.append(f"model {answer['model']!r}, required: {request['model']!r}")
+    return errors
 
 
 def _choices(answer: Json, count: int) -> list[str]:
@@ -131,5 +131,5 @@ def _usage(answer: Json) -> list[str]:
 
 
 def _no_special(text: Any, where: str) -> list[str]:
-    found = harmony.leaked(text if isinstance(text, str) else None)
-    return [f"special token {found[0]} in {where}: {text!r}"] if found else []
+    leaks = harmony.leaked(text if isinstance(text, str) else None)
+    return [f"special token {leaks[0]} in {where}: {text!r}"] if leaks else []

@@ -16,54 +16,54 @@ ROUNDING = 1e-5
 
 def are_finite(sdk: Sdk) -> None:
     """Each of 32 tokens has finite values, none above 0, and probabilities sum to 1 at most."""
-    found = sdk.exactly(32, logprobs=5).choices[0].logprobs
-    count = len(found.token_logprobs)
+    entries = sdk.exactly(32, logprobs=5).choices[0].logprobs
+    count = len(entries.token_logprobs)
     require(count == 32, "32 log-probabilities", count)
-    every = [*found.token_logprobs, *(v for top in found.top_logprobs for v in top.values())]
+    every = [*entries.token_logprobs, *(v for top in entries.top_logprobs for v in top.values())]
     bad = [v for v in every if v is None or not math.isfinite(v) or v > ROUNDING]
     require(not bad, "finite and at most 0", bad[:5])
-    for position, top in enumerate(found.top_logprobs):
+    for position, top in enumerate(entries.top_logprobs):
         total = math.fsum(math.exp(value) for value in top.values())
-        wanted = f"probabilities of position {position} sum to at most 1"
-        require(total <= 1.0 + ROUNDING, wanted, total)
+        expected = f"probabilities of position {position} sum to at most 1"
+        require(total <= 1.0 + ROUNDING, expected, total)
 
 
 def name_the_chosen_token(api: Api) -> None:
     """A completion has one entry a token; the chosen one is the likeliest of those listed."""
     answer = api.complete(PROMPT, max_tokens=8, logprobs=2)
-    text, found = answer["choices"][0]["text"], answer["choices"][0]["logprobs"]
+    text, entries = answer["choices"][0]["text"], answer["choices"][0]["logprobs"]
     count = answer["usage"]["completion_tokens"]
-    parts = [found.get(key) or [] for key in ("tokens", "token_logprobs", "top_logprobs")]
+    parts = [entries.get(key) or [] for key in ("tokens", "token_logprobs", "top_logprobs")]
     lengths = {len(part) for part in parts}
     require(lengths == {count}, f"{count} of each", lengths)
-    require("".join(found["tokens"]) == text, f"the tokens of {text!r}", found["tokens"])
+    require("".join(entries["tokens"]) == text, f"the tokens of {text!r}", entries["tokens"])
     for token, value, top in zip(*parts, strict=True):
         right = top.get(token) == value == max(top.values())
         require(right, f"{token!r} with {value} on top", top)
 
 
-def of_a_chat_are_whole(api: Api, known: Correctness) -> None:
+def of_a_chat_are_whole(api: Api, correctness: Correctness) -> None:
     """An entry for each generated token: the chosen one is listed, and its bytes are its text."""
-    question = known.chats[0].question
+    question = correctness.chats[0].question
     answer = api.chat(question, max_tokens=12, logprobs=True, top_logprobs=2)
     entries = answer["choices"][0]["logprobs"]["content"]
     count = answer["usage"]["completion_tokens"]
     require(len(entries) == count, f"{count} entries", len(entries))
     for entry in entries:
-        token, own = entry["token"], entry["logprob"]
+        token, value = entry["token"], entry["logprob"]
         listed = [(top["token"], top["logprob"]) for top in entry["top_logprobs"]]
-        require((token, own) in listed, "the chosen token among those listed", entry)
-        bad = [v for _, v in listed if not math.isfinite(v) or v > min(ROUNDING, own)]
-        wanted = "finite, at most 0, none likelier than the chosen"
-        require(not bad, wanted, f"{bad} in {entry}")
+        require((token, value) in listed, "the chosen token among those listed", entry)
+        bad = [v for _, v in listed if not math.isfinite(v) or v > min(ROUNDING, value)]
+        expected = "finite, at most 0, none likelier than the chosen"
+        require(not bad, expected, f"{bad} in {entry}")
         if entry["bytes"] is not None and "\ufffd" not in token:
             text = bytes(entry["bytes"]).decode("utf-8", "replace")
             require(text == token, f"the bytes of {token!r}", text)
 
 
-def of_a_stream_are_whole(found: stream.Stream) -> None:
+def of_a_stream_are_whole(chunks: stream.Stream) -> None:
     """A streamed completion has as many finite values as its usage counts tokens."""
-    values = stream.log_probabilities(found)
-    count = found.chunks[-1]["usage"]["completion_tokens"]
+    values = stream.log_probabilities(chunks)
+    count = chunks.chunks[-1]["usage"]["completion_tokens"]
     whole = len(values) == count and all(v is not None and math.isfinite(v) for v in values)
     require(whole, f"{count} log-probabilities in the stream", values)

@@ -115,15 +115,15 @@ class Part(NamedTuple):
 
 def read(ids: Sequence[int]) -> list[Part]:
     """The messages that the ids of a prompt are."""
-    starts = [place for place, token in enumerate(ids) if token == harmony.START]
-    found = [] if starts[:1] == [0] else [Part("(no <|start|>)", "", "", "", tuple(ids[:16]), None)]
+    starts = [index for index, token in enumerate(ids) if token == harmony.START]
+    parts = [] if starts[:1] == [0] else [Part("(no <|start|>)", "", "", "", tuple(ids[:16]), None)]
     for start, stop in itertools.pairwise([*starts, len(ids)]):
         piece = list(ids[start + 1 : stop])
         cut = piece.index(harmony.MESSAGE) if harmony.MESSAGE in piece else len(piece)
         body = piece[cut + 1 :]
         end = body.pop() if body and body[-1] in harmony.ENDS else None
-        found.append(_part(encoding().decode(piece[:cut]), tuple(body), end))
-    return found
+        parts.append(_part(encoding().decode(piece[:cut]), tuple(body), end))
+    return parts
 
 
 def _part(header: str, content: tuple[int, ...], end: int | None) -> Part:
@@ -187,13 +187,13 @@ def rendered(case: ChatCase, date: str, *, in_system: bool = False) -> list[int]
 def lengths(case: ChatCase) -> set[int]:
     """How many tokens a chat may be: the recipient of a call has two places in a header."""
     whole = len(rendered(case, "2026-01-31"))
-    apart = 0
+    difference = 0
     for call in (call for message in case.messages for call in message.calls):
         to = f" to=functions.{call.name}"
-        here = f"assistant<|channel|>commentary{to} <|constrain|>json"
-        there = f"assistant{to}<|channel|>commentary json"
-        apart += count(there, special=True) - count(here, special=True)
-    return {whole, whole + apart}
+        harmony_header = f"assistant<|channel|>commentary{to} <|constrain|>json"
+        vllm_header = f"assistant{to}<|channel|>commentary json"
+        difference += count(vllm_header, special=True) - count(harmony_header, special=True)
+    return {whole, whole + difference}
 
 
 def count(text: str, *, special: bool = False) -> int:
@@ -223,7 +223,7 @@ def _harmony(case: ChatCase, date: str, *, in_system: bool) -> Iterator[Message]
     names = {call.id: call.name for message in messages for call in message.calls}
     # Reasoning is for the turn that is under way: what led to a final message is left out.
     finals = [n for n, m in enumerate(messages) if m.role == "assistant" and m.content]
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if message.role in ("system", "developer"):
             yield _developer(message.text, None)
         elif message.role == "user":
@@ -233,16 +233,16 @@ def _harmony(case: ChatCase, date: str, *, in_system: bool) -> Iterator[Message]
             result = Message.from_author_and_content(author, message.text)
             yield result.with_channel("commentary").with_recipient("assistant")
         else:
-            if message.reasoning and not any(final >= place for final in finals):
-                said = Message.from_role_and_content(Role.ASSISTANT, message.reasoning)
-                yield said.with_channel("analysis")
+            if message.reasoning and not any(final >= index for final in finals):
+                reply = Message.from_role_and_content(Role.ASSISTANT, message.reasoning)
+                yield reply.with_channel("analysis")
             for call in message.calls:
-                said = Message.from_role_and_content(Role.ASSISTANT, call.arguments)
-                said = said.with_channel("commentary").with_recipient(f"functions.{call.name}")
-                yield said.with_content_type("json")
+                reply = Message.from_role_and_content(Role.ASSISTANT, call.arguments)
+                reply = reply.with_channel("commentary").with_recipient(f"functions.{call.name}")
+                yield reply.with_content_type("json")
             if message.content:
-                said = Message.from_role_and_content(Role.ASSISTANT, message.text)
-                yield said.with_channel("final")
+                reply = Message.from_role_and_content(Role.ASSISTANT, message.text)
+                yield reply.with_channel("final")
 
 
 def _developer(instructions: str | None, case: ChatCase | None) -> Message:
@@ -278,13 +278,13 @@ def request(case: ChatCase, reasoning_field: str | None) -> Json:
 
 def _message(message: ChatMessage, reasoning_field: str | None) -> Json:
     content = list(message.content) if isinstance(message.content, tuple) else message.content
-    said: Json = {"role": message.role, "content": content}
+    body: Json = {"role": message.role, "content": content}
     if message.reasoning is not None and reasoning_field is not None:
-        said[reasoning_field] = message.reasoning
+        body[reasoning_field] = message.reasoning
     if message.tool_call_id is not None:
-        said["tool_call_id"] = message.tool_call_id
+        body["tool_call_id"] = message.tool_call_id
     if message.calls:
-        said["tool_calls"] = [
+        body["tool_calls"] = [
             {
                 "id": call.id,
                 "type": "function",
@@ -292,7 +292,7 @@ def _message(message: ChatMessage, reasoning_field: str | None) -> Json:
             }
             for call in message.calls
         ]
-    return said
+    return body
 
 
 def becomes_its_harmony(api: Api, case: ChatCase, environment: Mapping[str, str]) -> None:
@@ -327,19 +327,19 @@ def _ask(api: Api, case: ChatCase, **options: Any) -> Json:
 
 
 def _hold(case: ChatCase, ids: Sequence[int], environment: Mapping[str, str]) -> None:
-    seen = read(ids)
-    system = encoding().decode(list(seen[0].content)) if seen else ""
-    found = _DATE.search(system)
-    date = found[1] if found else "none"
+    parts = read(ids)
+    system = encoding().decode(list(parts[0].content)) if parts else ""
+    match = _DATE.search(system)
+    date = match[1] if match else "none"
     dates = _dates(environment)
     hint = f"; a date that it was given belongs in the profile's engine.environment: {START_DATE}"
-    wanted = f"the date {' or '.join(dates)} in the system message"
-    require(date in dates, wanted, f"{date}{hint}", f"{case}: ")
+    requirement = f"the date {' or '.join(dates)} in the system message"
+    require(date in dates, requirement, f"{date}{hint}", f"{case}: ")
     ways = [expected(case, date), expected(case, date, in_system=True)]
     if case.response_format:
-        seen = [_without_formats(part) for part in seen]
-    if seen not in ways:
-        raise AssertionError(f"{case}: {_difference(ways[0], seen)}")
+        parts = [_without_formats(part) for part in parts]
+    if parts not in ways:
+        raise AssertionError(f"{case}: {_difference(ways[0], parts)}")
 
 
 def _dates(environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -358,11 +358,13 @@ def _without_formats(part: Part) -> Part:
     return part._replace(content=tuple(encoding().encode(text))) if formats else part
 
 
-def _difference(required: Sequence[Part], seen: Sequence[Part]) -> str:
-    pairs = enumerate(zip(required, seen, strict=False))
-    place = next((n for n, (a, b) in pairs if a != b), min(len(required), len(seen)))
-    mine, other = (_shown(x[place], x) if place < len(x) else "the end" for x in (required, seen))
-    return f"message {place}: required: {mine}, seen: {other}"
+def _difference(required: Sequence[Part], observed: Sequence[Part]) -> str:
+    pairs = enumerate(zip(required, observed, strict=False))
+    index = next((n for n, (a, b) in pairs if a != b), min(len(required), len(observed)))
+    mine, other = (
+        _shown(x[index], x) if index < len(x) else "the end" for x in (required, observed)
+    )
+    return f"message {index}: required: {mine}, seen: {other}"
 
 
 def _shown(part: Part, beside: Sequence[Part]) -> str:
@@ -390,37 +392,43 @@ _JOINED = 2
 
 def _counts_what_it_is_told(api: Api, case: ChatCase) -> None:
     """Usage grows with every text and with the tools, and not with reasoning that is left out."""
-    seen = _prompt_tokens(api, case)
+    total = _prompt_tokens(api, case)
     more = count(_MORE) - _JOINED
-    for place, message in enumerate(case.messages):
-        of = f"{case}, message {place} ({message.role}): "
+    for index, message in enumerate(case.messages):
+        of = f"{case}, message {index} ({message.role}): "
         if message.text:
-            longer = _with(case, place, content=message.text + _MORE)
-            grown = _prompt_tokens(api, longer) - seen
+            longer = _with(case, index, content=message.text + _MORE)
+            grown = _prompt_tokens(api, longer) - total
             require(grown >= more, f"usage of {more} more, for as many in the text", grown, of)
         if message.text and "<|" in message.text:
             neutral = message.text.replace("<|", "<!").replace("|>", "!>")
             least = count(message.text) - count(neutral) - _JOINED
-            grown = seen - _prompt_tokens(api, _with(case, place, content=neutral))
-            wanted = f"usage as of a text: at least {least:+} against {neutral!r}"
-            require(grown >= least, wanted, f"{grown:+}", of)
+            grown = total - _prompt_tokens(api, _with(case, index, content=neutral))
+            requirement = f"usage as of a text: at least {least:+} against {neutral!r}"
+            require(grown >= least, requirement, f"{grown:+}", of)
         if message.reasoning is not None and api.capabilities.file.reasoning_field is not None:
-            longer = _with(case, place, reasoning=message.reasoning + _MORE)
-            grown = _prompt_tokens(api, longer) - seen
+            longer = _with(case, index, reasoning=message.reasoning + _MORE)
+            grown = _prompt_tokens(api, longer) - total
             parts = (part for part in expected(case, "2026-01-31") if part.channel == "analysis")
-            kept = any(encoding().decode(list(p.content)) == message.reasoning for p in parts)
-            wanted = f"reasoning that is {'kept' if kept else 'left out'}, in usage too"
-            require(grown >= more if kept else grown == 0, wanted, f"{grown:+} tokens", of)
+            rendered_too = any(
+                encoding().decode(list(p.content)) == message.reasoning for p in parts
+            )
+            requirement = (
+                f"reasoning that is {'kept' if rendered_too else 'left out'}, in usage too"
+            )
+            require(
+                grown >= more if rendered_too else grown == 0, requirement, f"{grown:+} tokens", of
+            )
     if case.tools:
         functions = [tool["function"] for tool in tools()]
         least = sum(count(f["name"]) + count(f["description"]) for f in functions)
-        grown = seen - _prompt_tokens(api, case.model_copy(update={"tools": False}))
+        grown = total - _prompt_tokens(api, case.model_copy(update={"tools": False}))
         require(grown >= least, f"usage of {least} more with the tools", grown, f"{case}: ")
 
 
-def _with(case: ChatCase, place: int, **change: str) -> ChatCase:
+def _with(case: ChatCase, index: int, **change: str) -> ChatCase:
     messages = list(case.messages)
-    messages[place] = messages[place].model_copy(update=change)
+    messages[index] = messages[index].model_copy(update=change)
     return case.model_copy(update={"messages": tuple(messages)})
 
 
@@ -453,8 +461,8 @@ TELLING = tuple(_TELLING)
 
 
 def _reworded(case: ChatCase, role: str, text: str) -> ChatCase:
-    place = next(n for n, message in enumerate(case.messages) if message.role == role)
-    return _with(case, place, content=text)
+    index = next(n for n, message in enumerate(case.messages) if message.role == role)
+    return _with(case, index, content=text)
 
 
 def answer_is_to_the_chat(
@@ -483,36 +491,36 @@ def _equals_a_completion(
 ) -> None:
     ids, _ = _rendered(api, case)
     _hold(case, ids, environment)
-    said = _positions(api, case, **_NAMES)
+    of_chat = _positions(api, case, **_NAMES)
 
-    def ask(taken: tuple[int, ...]) -> tuple[Position, ...] | None:
-        tokens = len(said) - len(taken)
-        answer = api.complete([*ids, *taken], max_tokens=tokens, logprobs=5, **_NAMES)
+    def ask(prefix: tuple[int, ...]) -> tuple[Position, ...] | None:
+        tokens = len(of_chat) - len(prefix)
+        answer = api.complete([*ids, *prefix], max_tokens=tokens, logprobs=5, **_NAMES)
         return parse(answer).positions
 
-    own = ask(())
-    require(own, "log-probabilities", "none", f"{case}: ")
-    wrong = agreement.judge(said, own or (), bound, ask).disagreement
+    alone = ask(())
+    require(alone, "log-probabilities", "none", f"{case}: ")
+    wrong = agreement.judge(of_chat, alone or (), bound, ask).disagreement
     of = f"{case}: a chat against /v1/completions of its prompt_token_ids: "
     require(wrong is None, "the same answer", wrong, of)
 
 
 def _positions(api: Api, case: ChatCase, **options: Any) -> tuple[Position, ...]:
     api.capabilities.require("chat_logprobs")
-    asked = {"max_tokens": _ANSWER_TOKENS, "logprobs": True, "top_logprobs": 5, **options}
-    found = parse(_ask(api, case, **asked)).positions
-    require(found, "log-probabilities of a chat", "none", f"{case}: ")
-    return found or ()
+    body = {"max_tokens": _ANSWER_TOKENS, "logprobs": True, "top_logprobs": 5, **options}
+    positions = parse(_ask(api, case, **body)).positions
+    require(positions, "log-probabilities of a chat", "none", f"{case}: ")
+    return positions or ()
 
 
 def _depends_on_the_chat(api: Api, case: ChatCase) -> None:
     other = _TELLING[case.id](case)
     first, again, changed = (_positions(api, each) for each in (case, case, other))
-    noise, seen = _apart(first, again), _apart(first, changed)
-    if 0 < seen <= noise:
+    noise, difference = _apart(first, again), _apart(first, changed)
+    if 0 < difference <= noise:
         raise NotRun(f"{case}: one chat asked twice differs by {noise:.3g} nats, as another does")
-    wanted = "another answer, or other log-probabilities, to another chat"
-    require(seen > noise, wanted, "the same ones", f"{case}: ")
+    requirement = "another answer, or other log-probabilities, to another chat"
+    require(difference > noise, requirement, "the same ones", f"{case}: ")
 
 
 def _apart(mine: Sequence[Position], other: Sequence[Position]) -> float:

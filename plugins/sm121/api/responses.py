@@ -19,10 +19,10 @@ _AND = "What is the capital of Germany?"
 _STORE = "VLLM_ENABLE_RESPONSES_API_STORE"
 
 
-def has_reasoning_and_message(api: Api, known: Correctness) -> None:
+def has_reasoning_and_message(api: Api, correctness: Correctness) -> None:
     """A completed response has one item of reasoning and one message, which has the answer."""
-    chat = known.chats[0]
-    answer = api.respond(chat.question, max_output_tokens=known.max_answer_tokens)
+    chat = correctness.chats[0]
+    answer = api.respond(chat.question, max_output_tokens=correctness.max_answer_tokens)
     require(answer["status"] == "completed", "completed", answer["status"])
     types = [item["type"] for item in answer["output"]]
     require(types == ["reasoning", "message"], "reasoning and message", types)
@@ -30,15 +30,15 @@ def has_reasoning_and_message(api: Api, known: Correctness) -> None:
     require(chat.contains in text, repr(chat.contains), repr(text))
 
 
-def calls_and_reads_the_result(api: Api, known: Correctness) -> None:
+def calls_and_reads_the_result(api: Api, correctness: Correctness) -> None:
     """A response calls the right tool, and after its output says what that says."""
-    case, limit = known.tool_calls[0], known.max_answer_tokens
+    case, limit = correctness.tool_calls[0], correctness.max_answer_tokens
     offered = [{"type": "function", **tool["function"]} for tool in tools()]
     output = api.respond(case.question, tools=offered, max_output_tokens=limit)["output"]
     calls = [item for item in output if item["type"] == "function_call"]
     require(calls, f"a call of {case.tool}", no_call(api, {"output": output}))
-    seen = [(call["name"], json.loads(call["arguments"])) for call in calls]
-    require(seen == [(case.tool, case.arguments)], f"{case.tool}({case.arguments})", output)
+    observed = [(call["name"], json.loads(call["arguments"])) for call in calls]
+    require(observed == [(case.tool, case.arguments)], f"{case.tool}({case.arguments})", output)
     number = calls[0]["call_id"]
     messages = [
         {"role": "user", "content": case.question},
@@ -49,22 +49,22 @@ def calls_and_reads_the_result(api: Api, known: Correctness) -> None:
     require(case.answer_contains in _text([after]), repr(case.answer_contains), after)
 
 
-def events_add_up(api: Api, judge: Judge, known: Correctness) -> None:
+def events_add_up(api: Api, judge: Judge, correctness: Correctness) -> None:
     """The deltas of text and of reasoning are those of the response at the end."""
-    chat = known.chats[0]
-    seen = api.stream_response(chat.question, max_output_tokens=known.max_answer_tokens)
-    own = api.capabilities.deviation("response-events", "unpublished_event")
-    if own is not None:
-        types = {event.get("type") for event in seen.chunks}.intersection(own.events)
-        judge.known_or_mended(own, ", ".join(sorted(map(str, types))))
-    whole = seen.chunks[-1]["response"]
-    text, deltas = _text(whole["output"][-1:]), stream.response_text(seen)
+    chat = correctness.chats[0]
+    events = api.stream_response(chat.question, max_output_tokens=correctness.max_answer_tokens)
+    deviation = api.capabilities.deviation("response-events", "unpublished_event")
+    if deviation is not None:
+        types = {event.get("type") for event in events.chunks}.intersection(deviation.events)
+        judge.known_or_mended(deviation, ", ".join(sorted(map(str, types))))
+    whole = events.chunks[-1]["response"]
+    text, deltas = _text(whole["output"][-1:]), stream.response_text(events)
     require(deltas == text and chat.contains in text, f"deltas of {text!r}", repr(deltas))
     wrong = invariants.of_response(whole, {"model": api.model})
     require(not wrong, "a response as specified at the end", "; ".join(wrong))
     reasoning = _text(item for item in whole["output"] if item["type"] == "reasoning")
-    told = stream.response_reasoning(seen)
-    require(told in (None, reasoning), f"deltas of {reasoning!r}", repr(told))
+    streamed = stream.response_reasoning(events)
+    require(streamed in (None, reasoning), f"deltas of {reasoning!r}", repr(streamed))
 
 
 def _text(items: Iterable[Json]) -> str:
@@ -80,25 +80,25 @@ def becomes_its_harmony(api: Api, case: ChatCase) -> None:
         NotRun: harmony is not at hand.
     """
     answer = _cut(api, case)
-    seen, effort = answer["usage"]["input_tokens"], _effort(answer)
+    counted, effort = answer["usage"]["input_tokens"], _effort(answer)
     silent = effort is None and api.capabilities.engine != "vllm"
     if case.reasoning_effort is not None and not silent:
         require(effort == case.reasoning_effort, case.reasoning_effort, effort, f"{case}: effort: ")
     if api.capabilities.can("chat_token_ids"):
         right = rendering.lengths(case)
-        wanted = " or ".join(map(str, sorted(right)))
-        require(seen in right, f"usage of {wanted} input tokens", seen, f"{case}: ")
+        expected = " or ".join(map(str, sorted(right)))
+        require(counted in right, f"usage of {expected} input tokens", counted, f"{case}: ")
     else:
         plain = rendering.named("question")
         least = rendering.texts_are(case) - rendering.texts_are(plain)
         before = _cut(api, plain)["usage"]["input_tokens"]
-        wanted = f"usage of at least {least} input tokens more than the {before} of {plain.id!r}"
-        require(seen - before >= least, wanted, seen, f"{case}: ")
+        expected = f"usage of at least {least} input tokens more than the {before} of {plain.id!r}"
+        require(counted - before >= least, expected, counted, f"{case}: ")
 
 
 def goes_on_from_another(
     api: Api,
-    known: Correctness,
+    correctness: Correctness,
     remark: Callable[[str], object],
     configuration: ServerConfiguration | None,
 ) -> None:
@@ -111,15 +111,15 @@ def goes_on_from_another(
     Raises:
         NotRun: the server keeps no responses, as vLLM does by default; or harmony is not at hand.
     """
-    plain, limit = rendering.named("question"), known.max_answer_tokens
+    plain, limit = rendering.named("question"), correctness.max_answer_tokens
     question = plain.messages[0].text
     first = api.respond(question, max_output_tokens=limit, store=True)
-    said = _text(item for item in first["output"] if item["type"] == "message")
-    turn = [ChatMessage(role="assistant", content=said), ChatMessage(role="user", content=_AND)]
+    reply = _text(item for item in first["output"] if item["type"] == "message")
+    turn = [ChatMessage(role="assistant", content=reply), ChatMessage(role="user", content=_AND)]
     whole = plain.model_copy(update={"messages": (*plain.messages, *turn), "id": "two-turns"})
-    asked = {"previous_response_id": first["id"], "max_output_tokens": limit}
+    options = {"previous_response_id": first["id"], "max_output_tokens": limit}
     try:
-        second = api.respond(_AND, **asked)
+        second = api.respond(_AND, **options)
     except Refused as refusal:
         keeps = configuration is not None and (_STORE, "1") in configuration.environment
         if keeps or refusal.status is None or not 400 <= refusal.status < 500:
@@ -128,19 +128,19 @@ def goes_on_from_another(
             f"the server keeps no responses ({refusal.status}: {refusal.said[:80]}); start vLLM "
             f"with {_STORE}=1 in its environment"
         ) from refusal
-    told = second.get("previous_response_id")
-    require(told in (None, first["id"]), f"previous_response_id {first['id']}", told)
-    seen = second["usage"]["input_tokens"]
+    previous = second.get("previous_response_id")
+    require(previous in (None, first["id"]), f"previous_response_id {first['id']}", previous)
+    counted = second["usage"]["input_tokens"]
     least = min(rendering.lengths(plain)) + rendering.texts_are(whole) - rendering.texts_are(plain)
     if api.capabilities.can("chat_token_ids"):
         right = rendering.lengths(whole)
-        wanted = f"usage of {' or '.join(map(str, right))} input tokens"
-        require(seen in right, wanted, seen, "the second turn: ")
+        expected = f"usage of {' or '.join(map(str, right))} input tokens"
+        require(counted in right, expected, counted, "the second turn: ")
     else:
-        require(seen >= least, f"usage of at least {least} input tokens", seen)
-    asked["max_output_tokens"] = 16
-    third = api.send_response(_AND, instructions="Answer with one word only.", **asked)
-    if third["usage"]["input_tokens"] <= seen:
+        require(counted >= least, f"usage of at least {least} input tokens", counted)
+    options["max_output_tokens"] = 16
+    third = api.send_response(_AND, instructions="Answer with one word only.", **options)
+    if third["usage"]["input_tokens"] <= counted:
         # OpenAI's reference: they take the place of the earlier response's.
         remark("instructions beside previous_response_id do not reach the model")
 

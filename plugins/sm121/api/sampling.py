@@ -24,11 +24,11 @@ def seed_repeats_itself(sdk: Sdk, attempts: int) -> None:
     _hold_repeated(sampled, attempts, "tokens")
 
 
-def chat_obeys_temperature_and_seed(sdk: Sdk, known: Correctness, attempts: int) -> None:
+def chat_obeys_temperature_and_seed(sdk: Sdk, correctness: Correctness, attempts: int) -> None:
     """At temperature 2 seeds differ, and one seed repeats itself."""
 
     def sampled(seed: int) -> str:
-        answer = sdk.chat(known.chats[0].question, 12, temperature=2.0, seed=seed)
+        answer = sdk.chat(correctness.chats[0].question, 12, temperature=2.0, seed=seed)
         return said(answer.choices[0].message.model_dump())
 
     texts = {sampled(seed) for seed in range(6)}
@@ -43,10 +43,10 @@ def said(message: Json) -> str:
     return f"{reasoning}{message.get('content') or ''}"
 
 
-def top_p_is_kept(api: Api, known: Correctness) -> None:
+def top_p_is_kept(api: Api, correctness: Correctness) -> None:
     """With hardly any share left, only the likeliest token can be sampled."""
     for seed in range(3):
-        for fact in known.known_answers:
+        for fact in correctness.known_answers:
             options = {"max_tokens": 8, "temperature": 2.0, "top_p": 1e-4, "seed": seed}
             text = api.complete(fact.prompt, **options)["choices"][0]["text"]
             of = f"{fact.prompt!r} {options}: "
@@ -58,27 +58,27 @@ def logit_bias_is_obeyed(api: Api) -> None:
     first = api.ids(PROMPT + api.complete(PROMPT, max_tokens=1)["choices"][0]["text"])[-1]
     other = api.ids(PROMPT + " London")[-1]
     for bias in ({str(first): -100}, {str(other): 100}):
-        seen = api.complete(PROMPT, max_tokens=1, logit_bias=bias, return_token_ids=True)
-        token = seen["choices"][0]["token_ids"][0]
+        answer = api.complete(PROMPT, max_tokens=1, logit_bias=bias, return_token_ids=True)
+        token = answer["choices"][0]["token_ids"][0]
         right = token != first and (token == other or str(other) not in bias)
         require(right, f"another token than {first}", token, f"logit_bias {bias}: ")
 
 
-def answers_belong_to_their_prompts(api: Api, known: Correctness) -> None:
+def answers_belong_to_their_prompts(api: Api, correctness: Correctness) -> None:
     """Each prompt has its own answer: asked one after the other, twice, and in one request."""
-    facts = known.known_answers
-    found = []
+    facts = correctness.known_answers
+    pairs = []
     for _ in range(2):
-        found += [(f, api.complete(f.prompt, max_tokens=8)["choices"][0]) for f in facts]
+        pairs += [(f, api.complete(f.prompt, max_tokens=8)["choices"][0]) for f in facts]
     answer = api.complete([fact.prompt for fact in facts], max_tokens=8)
-    found += [(facts[choice["index"]], choice) for choice in answer["choices"]]
-    for fact, choice in found:
+    pairs += [(facts[choice["index"]], choice) for choice in answer["choices"]]
+    for fact, choice in pairs:
         right = choice["text"].startswith(fact.begins)
         require(right, repr(fact.begins), repr(choice["text"]), f"{fact.prompt!r}: ")
 
 
-def _hold_repeated(sampled: Callable[[], object], attempts: int, what: str) -> None:
+def _hold_repeated(sampled: Callable[[], object], attempts: int, quantity: str) -> None:
     first = sampled()
     second = first_that((sampled() for _ in range(attempts)), lambda answer: answer == first)
     # Without them: they differ in each run, and a known failure must be known again (--against).
-    require(first == second, f"the same {what} with the same seed", f"others, {attempts} times")
+    require(first == second, f"the same {quantity} with the same seed", f"others, {attempts} times")

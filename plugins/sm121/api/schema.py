@@ -78,10 +78,10 @@ def violations(kind: Kind, content: Any) -> list[str]:
     adapter = _adapter(kind)
     if kind == "response event" and isinstance(content, dict):
         # Of the forty kinds of events only the errors of its own say anything.
-        own = str(content.get("type"))
-        if own not in _event_adapters():
-            return [f"no published kind of event is {own[:60]!r}"]
-        adapter = _event_adapters()[own]
+        kind_of_event = str(content.get("type"))
+        if kind_of_event not in _event_adapters():
+            return [f"no published kind of event is {kind_of_event[:60]!r}"]
+        adapter = _event_adapters()[kind_of_event]
     try:
         # By way of JSON: only there does strict mean what it means for an answer.
         adapter.validate_json(json.dumps(content), strict=True)
@@ -111,8 +111,8 @@ def _event_adapters() -> dict[str, TypeAdapter[Any]]:
 
 
 def _line(item: Any) -> str:
-    place = ".".join(str(part) for part in item["loc"]) or "the whole"
-    return f"{place}: {item['msg']}, got {str(item['input'])[:60]!r}"
+    path = ".".join(str(part) for part in item["loc"]) or "the whole"
+    return f"{path}: {item['msg']}, got {str(item['input'])[:60]!r}"
 
 
 def _with_finish_reason(content: Json, value: str) -> Json:

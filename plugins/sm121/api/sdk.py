@@ -48,26 +48,26 @@ class Sdk:
             **{"temperature": 0.0, **options},
         )
 
-    def knows(self, known: Correctness) -> None:
+    def knows(self, correctness: Correctness) -> None:
         """Completions begin as the profile's known answers do."""
         wrong = []
-        for fact in known.known_answers:
+        for fact in correctness.known_answers:
             text = self.complete(fact.prompt, ids=False, max_tokens=8).choices[0].text
             if not text.startswith(fact.begins):
                 wrong.append(f"{fact.prompt!r}: required {fact.begins!r}, seen {text!r}")
         if wrong:
             raise AssertionError("; ".join(wrong))
 
-    def finds_text_and_usage(self, known: Correctness) -> None:
+    def finds_text_and_usage(self, correctness: Correctness) -> None:
         """A chat and a completion have text and usage where the package looks for them."""
-        chat = self.chat(known.chats[0].question, known.max_answer_tokens)
-        said = chat.choices[0].message.content and chat.usage.total_tokens > 0
-        require(said, "content and usage", chat)
+        chat = self.chat(correctness.chats[0].question, correctness.max_answer_tokens)
+        complete = chat.choices[0].message.content and chat.usage.total_tokens > 0
+        require(complete, "content and usage", chat)
         text = self.client.completions.create(
             model=self.model, prompt=PROMPT, max_tokens=4, temperature=0.0
         )
-        said = text.choices[0].text and text.usage and text.usage.completion_tokens <= 4
-        require(said, "text", text)
+        complete = text.choices[0].text and text.usage and text.usage.completion_tokens <= 4
+        require(complete, "text", text)
 
     def answer_lengths_fit(self, profile: Profile, remark: Callable[[str], object]) -> None:
         """The answers to fixtures/answers/questions.toml are whole, and fit the band."""
@@ -83,8 +83,8 @@ class Sdk:
             lengths.append(answer.usage.completion_tokens)
         mean = statistics.fmean(lengths)
         remark(f"answers have {mean:.1f} tokens on average")
-        wanted = f"a mean of {band.low:g} to {band.high:g} tokens"
-        require(band.low <= mean <= band.high, wanted, f"{mean:.1f} ({lengths})")
+        expected = f"a mean of {band.low:g} to {band.high:g} tokens"
+        require(band.low <= mean <= band.high, expected, f"{mean:.1f} ({lengths})")
 
     def answer_to(self, question: Question, limit: int) -> tuple[str, int | None]:
         """The answer to a question of ``--questions``, and how many tokens it has."""

@@ -84,12 +84,12 @@ class Speculation:
         """
         fork = max(self.bound.fork, _ROUNDING)
         tokens = 0
-        for name, places in self._places():
-            tokens += len(places)
-            for number, place in enumerate(places):
-                assert place.best - place.prefilled <= fork, (
-                    f"{name!r}: token {number} ({place.token}): required: the likeliest token of "
-                    f"the target, seen: one of {place.prefilled:.4g} where {place.best:.4g} was to "
+        for name, entries in self._places():
+            tokens += len(entries)
+            for number, entry in enumerate(entries):
+                assert entry.best - entry.prefilled <= fork, (
+                    f"{name!r}: token {number} ({entry.token}): required: the likeliest token of "
+                    f"the target, seen: one of {entry.prefilled:.4g} where {entry.best:.4g} was to "
                     f"be had, by a prefill of the same text (within {fork:g})"
                 )
         return f"{tokens} tokens are those of the target"
@@ -101,14 +101,14 @@ class Speculation:
             AssertionError: it is not.
         """
         worst = 0.0
-        for name, places in self._places():
-            for number, place in enumerate(places):
-                apart = abs(place.reported - place.prefilled)
-                worst = max(worst, apart)
-                assert apart <= self.bound.max_abs, (
-                    f"{name!r}: token {number} ({place.token}): required: the target's "
-                    f"log-probability {place.prefilled:.4g}, as a prefill of the text has it "
-                    f"(within {self.bound.max_abs:g}), seen: {place.reported:.4g}"
+        for name, entries in self._places():
+            for number, entry in enumerate(entries):
+                difference = abs(entry.reported - entry.prefilled)
+                worst = max(worst, difference)
+                assert difference <= self.bound.max_abs, (
+                    f"{name!r}: token {number} ({entry.token}): required: the target's "
+                    f"log-probability {entry.prefilled:.4g}, as a prefill of the text has it "
+                    f"(within {self.bound.max_abs:g}), seen: {entry.reported:.4g}"
                 )
         return f"log-probabilities differ from the prefill's by {worst:.2g} at most"
 
@@ -126,10 +126,10 @@ class Speculation:
         """
         self.capabilities.require("logprobs")
         tally: dict[tuple[str, str], _Tally] = {}
-        places = 0
+        samples = 0
         for text in _OPEN:
             for sample in self._samples(text):
-                said = text
+                prefix = text
                 for number, position in enumerate(sample):
                     best = sorted(position.top.items(), key=lambda item: -item[1])[:SLICE]
                     for rank, (token, value) in enumerate(best):
@@ -138,19 +138,19 @@ class Speculation:
                         hit, share = token == position.token, math.exp(value)
                         _add(tally, (_ALL, f"rank {rank + 1}"), hit, share)
                         if number <= _SHARED:
-                            _add(tally, (f"after {said!r}", token), hit, share)
-                    places += number > 0
-                    said += f" {position.token}"
-        for (where, what), seen in tally.items():
+                            _add(tally, (f"after {prefix!r}", token), hit, share)
+                    samples += number > 0
+                    prefix += f" {position.token}"
+        for (where, label), count in tally.items():
             # Half of the error rate is for what is counted over all places.
             alike = SLICE if where == _ALL else len(tally) - SLICE
-            allowed = seen.allowed(ERROR_RATE / 2 / max(alike, 1))
-            assert abs(seen.hits - seen.expected) <= allowed, (
-                f"{where}, {what}: required: {seen.expected:.1f} of {seen.places} samples by the "
-                f"reported probabilities, within {allowed:.1f} (chance of a false alarm "
-                f"{ERROR_RATE:g}), seen: {seen.hits}"
+            allowed = count.allowed(ERROR_RATE / 2 / max(alike, 1))
+            assert abs(count.hits - count.expected) <= allowed, (
+                f"{where}, {label}: required: {count.expected:.1f} of {count.samples} samples by "
+                f"the reported probabilities, within {allowed:.1f} (chance of a false alarm "
+                f"{ERROR_RATE:g}), seen: {count.hits}"
             )
-        return f"{places} sampled tokens in {len(tally)} comparisons follow the target"
+        return f"{samples} sampled tokens in {len(tally)} comparisons follow the target"
 
     def ends_anywhere(self) -> None:
         """An answer ends where it is told to, also between two tokens that were accepted together:
@@ -167,17 +167,17 @@ class Speculation:
             require(cut.ids == ids[:count], f"the first {count} tokens {ids[:count]}", cut.ids,
                     f"max_tokens {count}: ")  # fmt: skip
             require(cut.completion_tokens == count, f"usage of {count}", cut.completion_tokens)
-        for place, token in enumerate(ids):
-            if token in ids[:place]:
+        for index, token in enumerate(ids):
+            if token in ids[:index]:
                 continue
             stopped = self._post(prompt.text, max_tokens=len(ids), stop_token_ids=[token])
-            wanted = ids[: place + 1]
+            expected = ids[: index + 1]
             require(
-                stopped.ids == wanted and stopped.finish_reason == "stop",
-                f"an end with the stop token {token}: {wanted}, stop",
+                stopped.ids == expected and stopped.finish_reason == "stop",
+                f"an end with the stop token {token}: {expected}, stop",
                 f"{stopped.ids}, {stopped.finish_reason}",
             )
-            require(stopped.completion_tokens == len(wanted), f"usage of {len(wanted)}",
+            require(stopped.completion_tokens == len(expected), f"usage of {len(expected)}",
                     stopped.completion_tokens)  # fmt: skip
         text = whole.text
         for begin in range(1, 9):
@@ -199,8 +199,8 @@ class Speculation:
         whole = self.asker.ask(Request(prompt.text, _FORMED, top=0)).text
         for cut in range(1, min(len(whole), 3 * _FORMED)):
             form = whole[:cut] + _ELSEWHERE
-            asked = self.capabilities.structured("regex", re.escape(form))
-            answer = self._post(prompt.text, max_tokens=8 * _FORMED, ignore_eos=False, **asked)
+            options = self.capabilities.structured("regex", re.escape(form))
+            answer = self._post(prompt.text, max_tokens=8 * _FORMED, ignore_eos=False, **options)
             require(answer.text == form, f"the text of the form {form!r}", repr(answer.text))
 
     def counts_add_up(self) -> Drafted:
@@ -211,29 +211,29 @@ class Speculation:
             NotRun: it has no such counters.
         """
         drafted, generated, requests = self._texts()
-        seen, places = f"seen: {drafted}", drafted.by_position
-        k = len(places) or math.ceil(drafted.tokens / drafted.drafts)
-        if places:
-            assert sum(places) == drafted.accepted, (
-                f"required: accepted tokens by position that make {drafted.accepted:.0f}, {seen}"
+        observed, by_position = f"seen: {drafted}", drafted.by_position
+        k = len(by_position) or math.ceil(drafted.tokens / drafted.drafts)
+        if by_position:
+            assert sum(by_position) == drafted.accepted, (
+                f"required: {drafted.accepted:.0f} accepted tokens in all positions, {observed}"
             )
-            assert all(a >= b for a, b in itertools.pairwise((drafted.drafts, *places))), (
+            assert all(a >= b for a, b in itertools.pairwise((drafted.drafts, *by_position))), (
                 "required: no position accepted more often than the one before it, and the first "
-                f"no more often than there were drafts, {seen}"
+                f"no more often than there were drafts, {observed}"
             )
         assert drafted.accepted <= drafted.tokens <= k * drafted.drafts, (
-            f"required: at most {k} tokens a draft, and no more accepted than drafted, {seen}"
+            f"required: at most {k} tokens a draft, and no more accepted than drafted, {observed}"
         )
         # A step gives one token and what it accepted; the first token of an answer is the
         # prefill's, and what a last step accepts beyond the limit is cut off.
         steps_make = drafted.accepted + drafted.drafts
-        wanted = generated - requests
+        expected = generated - requests
         spare = (k + 1) * requests
         lookup = any(word in (self.method or "") for word in _LOOKUPS)
-        least = 0 if lookup else wanted
-        assert least <= steps_make <= wanted + spare, (
-            f"required: accepted tokens and drafts that make the {wanted} tokens after the first "
-            f"of {requests} answers (at most {spare} more), {seen}, {steps_make:.0f} in all"
+        least = 0 if lookup else expected
+        assert least <= steps_make <= expected + spare, (
+            f"required: accepted tokens and drafts that make the {expected} tokens after the first "
+            f"of {requests} answers (at most {spare} more), {observed}, {steps_make:.0f} in all"
         )
         return drafted
 
@@ -276,8 +276,8 @@ class Speculation:
         answers go on for long: of 200 tokens a single one may be wrong."""
         self.capabilities.require("prompt_logprobs")
         if not self._judged:
-            asked = [Request(prompt.text, _JUDGED_TOKENS) for prompt in self.prompts.prompts]
-            answers = self.asker.ask_together(asked)
+            requests = [Request(prompt.text, _JUDGED_TOKENS) for prompt in self.prompts.prompts]
+            answers = self.asker.ask_together(requests)
             for prompt, answer in zip(self.prompts.prompts, answers, strict=True):
                 ids, before = self.asker.ids(answer), answer.prompt_ids
                 before = self.asker.need(before, "the prompt's token ids")
@@ -327,10 +327,10 @@ class Speculation:
         generated = sum(len(self.asker.ids(self.asker.ask(request))) for request in requests)
         after = counters.drafted(self.server.endpoint)
         assert after is not None, "required: /metrics with the counters of drafts, seen: none"
-        found = after.since(before)
-        if not found.drafts:
+        drafted = after.since(before)
+        if not drafted.drafts:
             raise NotRun("nothing was drafted for these prompts")
-        return found, generated, len(requests)
+        return drafted, generated, len(requests)
 
     def _post(self, prompt: str, **options: Any) -> Completion:
         return parse(self._send(self._body(prompt, **options)))
@@ -351,8 +351,8 @@ class Speculation:
             answer = http.post("/v1/completions", json=body)
         if answer.status_code != 200:
             raise Refused(answer.status_code, answer.text)
-        found: dict[str, Any] = answer.json()
-        return found
+        content: dict[str, Any] = answer.json()
+        return content
 
 
 @dataclass(frozen=True)
@@ -368,8 +368,10 @@ class _Place:
 
 def _place(token: int, position: Position, entry: Mapping[str, Any]) -> _Place:
     values = {int(name): float(one["logprob"]) for name, one in entry.items()}
-    own = values.get(token, -math.inf)
-    return _Place(token, position.log_probability, own, max(values.values(), default=math.inf))
+    prefilled = values.get(token, -math.inf)
+    return _Place(
+        token, position.log_probability, prefilled, max(values.values(), default=math.inf)
+    )
 
 
 @dataclass
@@ -379,7 +381,7 @@ class _Tally:
     hits: int = 0
     expected: float = 0.0
     variance: float = 0.0
-    places: int = 0
+    samples: int = 0
 
     def allowed(self, chance: float) -> float:
         """How far the hits may be from what is expected but for a chance (Freedman 1975: the
@@ -391,8 +393,8 @@ class _Tally:
 def _add(
     tally: dict[tuple[str, str], _Tally], key: tuple[str, str], hit: bool, share: float
 ) -> None:
-    seen = tally.setdefault(key, _Tally())
-    seen.hits += hit
-    seen.expected += share
-    seen.variance += share * (1.0 - share)
-    seen.places += 1
+    count = tally.setdefault(key, _Tally())
+    count.hits += hit
+    count.expected += share
+    count.variance += share * (1.0 - share)
+    count.samples += 1

@@ -30,8 +30,8 @@ def read(content_type: str, content: bytes) -> Stream:
     """A stream from the body of an answer."""
     parser = EventParser()
     # The end of the body ends its last event too: what a client would drop is judged all the same.
-    given = [*parser.feed(content), *parser.feed(b"\n\n")]
-    events = tuple(data.decode("utf-8", "replace") for data in given)
+    blocks = [*parser.feed(content), *parser.feed(b"\n\n")]
+    events = tuple(data.decode("utf-8", "replace") for data in blocks)
     malformed = [
         f"a line that is no event: {line.decode('utf-8', 'replace')[:80]!r}"
         for line in parser.malformed
@@ -58,66 +58,66 @@ def violations(stream: Stream, kind: schema.Kind, *, usage: bool) -> list[str]:
     Args:
         usage: it was asked for with ``include_usage``.
     """
-    found = _form(stream)
+    errors = _form(stream)
     if stream.events.count(_DONE) != 1 or stream.events[-1] != _DONE:
-        found.append("required: [DONE] once, at the end")
+        errors.append("required: [DONE] once, at the end")
     for chunk in stream.chunks:
         if chunk.get("error") is not None:
-            found.append(f"an error inside the stream: {chunk['error']}")
+            errors.append(f"an error inside the stream: {chunk['error']}")
         else:
             wrong = schema.violations(kind, chunk)
-            found += [f"chunk {json.dumps(chunk)[:120]}: {wrong[0]}"] if wrong else []
-        if len(found) > 3:
-            return found
-    return found or [*_sameness(stream), *_order(stream, kind), *_usage_chunk(stream, usage)]
+            errors += [f"chunk {json.dumps(chunk)[:120]}: {wrong[0]}"] if wrong else []
+        if len(errors) > 3:
+            return errors
+    return errors or [*_sameness(stream), *_order(stream, kind), *_usage_chunk(stream, usage)]
 
 
 def _form(stream: Stream) -> list[str]:
-    found = list(stream.malformed)
+    errors = list(stream.malformed)
     if not stream.content_type.startswith("text/event-stream"):
-        found.append(f"content type {stream.content_type!r}, required: text/event-stream")
+        errors.append(f"content type {stream.content_type!r}, required: text/event-stream")
     if not stream.chunks:
-        found.append("required: at least one chunk, seen: none")
-    return found
+        errors.append("required: at least one chunk, seen: none")
+    return errors
 
 
 def _sameness(stream: Stream) -> list[str]:
-    found = []
+    errors = []
     for key in ("id", "model", "object"):
         values = {str(chunk.get(key)) for chunk in stream.chunks}
         if len(values) != 1:
-            found.append(f"required: one {key} in every chunk, seen: {sorted(values)[:3]}")
-    return found
+            errors.append(f"required: one {key} in every chunk, seen: {sorted(values)[:3]}")
+    return errors
 
 
 def _order(stream: Stream, kind: schema.Kind) -> list[str]:
-    found = []
+    errors = []
     finished: dict[int, int] = {}
     begun: set[int] = set()
-    for place, chunk in enumerate(stream.chunks):
+    for number, chunk in enumerate(stream.chunks):
         for choice in chunk["choices"]:
             index = choice["index"]
             if index in finished and (choice.get("text") or choice.get("delta")):
-                found.append(f"chunk {place} goes on with choice {index}, which had finished")
+                errors.append(f"chunk {number} goes on with choice {index}, which had finished")
             first = kind == "chat completion chunk" and index not in begun
             if first and choice["delta"].get("role") != "assistant":
-                found.append(f"the first delta of choice {index} has no role 'assistant'")
+                errors.append(f"the first delta of choice {index} has no role 'assistant'")
             begun.add(index)
             if choice.get("finish_reason") is not None:
                 finished[index] = finished.get(index, 0) + 1
     for index in sorted(begun):
         if finished.get(index) != 1:
-            found.append(
+            errors.append(
                 f"choice {index}: required: one finish_reason, seen: {finished.get(index, 0)}"
             )
     if begun != set(range(len(begun))):
-        found.append(f"choices with index {sorted(begun)}, required: from 0 on")
-    return found
+        errors.append(f"choices with index {sorted(begun)}, required: from 0 on")
+    return errors
 
 
-def _usage_chunk(stream: Stream, asked: bool) -> list[str]:
-    having = [place for place, chunk in enumerate(stream.chunks) if chunk.get("usage")]
-    if not asked:
+def _usage_chunk(stream: Stream, required: bool) -> list[str]:
+    having = [index for index, chunk in enumerate(stream.chunks) if chunk.get("usage")]
+    if not required:
         return []
     if having != [len(stream.chunks) - 1]:
         return [f"required: usage in the last chunk alone, seen in chunks {having[:4]}"]
@@ -145,9 +145,9 @@ def log_probabilities(stream: Stream) -> list[float | None]:
     values: list[float | None] = []
     for chunk in stream.chunks:
         for choice in chunk["choices"]:
-            found = choice.get("logprobs") or {}
-            values += found.get("token_logprobs") or []
-            values += [entry.get("logprob") for entry in found.get("content") or []]
+            entries = choice.get("logprobs") or {}
+            values += entries.get("token_logprobs") or []
+            values += [entry.get("logprob") for entry in entries.get("content") or []]
     return values
 
 
@@ -173,31 +173,31 @@ def message_of(stream: Stream, reasoning_field: str | None) -> Json:
     return whole
 
 
-def response_violations(stream: Stream, known: Collection[str] = ()) -> list[str]:
+def response_violations(stream: Stream, unpublished: Collection[str] = ()) -> list[str]:
     """What is not as published in the events of a response.
 
     Args:
-        known: types of events that are not published, and are known of this engine.
+        unpublished: types of events that are not published, and are known of this engine.
     """
-    found = _form(stream)
+    errors = _form(stream)
     for event in stream.chunks:
-        if event.get("type") in known:
+        if event.get("type") in unpublished:
             continue
         wrong = schema.violations("response event", event)
         if wrong:
-            found.append(f"event {event.get('type')}: {wrong[0]}")
-        if len(found) > 3:
-            return found
-    if found:
-        return found
+            errors.append(f"event {event.get('type')}: {wrong[0]}")
+        if len(errors) > 3:
+            return errors
+    if errors:
+        return errors
     types = [event["type"] for event in stream.chunks]
     numbers = [event["sequence_number"] for event in stream.chunks]
     if numbers != sorted(set(numbers)):
-        found.append(f"sequence numbers do not rise: {numbers[:12]}")
+        errors.append(f"sequence numbers do not rise: {numbers[:12]}")
     if types[0] != "response.created":
-        found.append(f"the first event is {types[0]}, required: response.created")
+        errors.append(f"the first event is {types[0]}, required: response.created")
     if types[-1] not in ("response.completed", "response.incomplete", "response.failed"):
-        found.append(f"the last event is {types[-1]}, required: response.completed")
+        errors.append(f"the last event is {types[-1]}, required: response.completed")
     open_items: set[int] = set()
     for event in stream.chunks:
         if event["type"] == "response.output_item.added":
@@ -205,11 +205,11 @@ def response_violations(stream: Stream, known: Collection[str] = ()) -> list[str
         elif event["type"] == "response.output_item.done":
             open_items.discard(event["output_index"])
         elif "output_index" in event and event["output_index"] not in open_items:
-            found.append(f"{event['type']} outside its item {event['output_index']}")
+            errors.append(f"{event['type']} outside its item {event['output_index']}")
             break
     if open_items:
-        found.append(f"items {sorted(open_items)} were begun and not done")
-    return found
+        errors.append(f"items {sorted(open_items)} were begun and not done")
+    return errors
 
 
 def response_text(stream: Stream) -> str:

@@ -34,13 +34,13 @@ def equals_not_streaming(sdk: Sdk, attempts: int) -> None:
     require(counted, f"usage of {len(ids)} tokens in the last chunk", usage)
 
 
-def deltas_add_up(api: Api, known: Correctness, *, with_tools: bool) -> None:
+def deltas_add_up(api: Api, correctness: Correctness, *, with_tools: bool) -> None:
     """The deltas of a chat add up to the message that comes at once, with the same usage."""
     field = api.capabilities.file.reasoning_field
-    options: Json = {"max_tokens": known.max_answer_tokens}
+    options: Json = {"max_tokens": correctness.max_answer_tokens}
     if with_tools:
         options["tools"] = tools()
-    question = known.tool_calls[0].question if with_tools else known.chats[0].question
+    question = correctness.tool_calls[0].question if with_tools else correctness.chats[0].question
     whole = api.chat(question, **options)
     streamed = api.stream_chat(question, **options)
     message = stream.message_of(streamed, field)
@@ -61,9 +61,9 @@ def deltas_add_up(api: Api, known: Correctness, *, with_tools: bool) -> None:
 def is_as_published(api: Api, listed: int | None) -> None:
     """A completion and a chat, streamed, the log-probabilities of `listed` tokens at each place."""
     with_logprobs: Json = {"logprobs": listed} if listed else {}
-    seen = api.stream_completion(PROMPT, max_tokens=6, **with_logprobs)
+    chunks = api.stream_completion(PROMPT, max_tokens=6, **with_logprobs)
     if listed and api.capabilities.can("stream_usage"):
-        logprobs.of_a_stream_are_whole(seen)
+        logprobs.of_a_stream_are_whole(chunks)
     with_logprobs = {"logprobs": True, "top_logprobs": listed} if listed else {}
     api.stream_chat("What is the capital of France?", max_tokens=6, **with_logprobs)
 
@@ -72,9 +72,11 @@ def refuses_with_a_status(api: Api) -> None:
     """A stream that is refused is a 4xx with an error object."""
     api.capabilities.require("default_length")
     body = {"model": api.model, "prompt": PROMPT, "max_tokens": -1, "stream": True}
-    seen = api.send("POST", "/v1/completions", json.dumps(body).encode())
-    refused = seen.status in range(400, 500) and not schema.violations("error", seen.parsed())
-    came = f"{seen.status} {seen.text} {seen.failure}"
+    exchange = api.send("POST", "/v1/completions", json.dumps(body).encode())
+    refused = exchange.status in range(400, 500) and not schema.violations(
+        "error", exchange.parsed()
+    )
+    came = f"{exchange.status} {exchange.text} {exchange.failure}"
     require(refused, "a 4xx with an error object", came)
 
 

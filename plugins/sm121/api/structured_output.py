@@ -26,12 +26,12 @@ _SAMPLES = 4
 _CALM = 0.3
 
 
-def keeps_json_schema(api: Api, known: Correctness) -> None:
+def keeps_json_schema(api: Api, correctness: Correctness) -> None:
     """Samples of a chat each have a final message, which is JSON by a schema."""
     schema = {"type": "json_schema", "json_schema": {"name": "city", "schema": _CITY}}
-    options = {"max_tokens": known.max_answer_tokens, "temperature": _CALM}
+    options = {"max_tokens": correctness.max_answer_tokens, "temperature": _CALM}
     api.capabilities.require("json_schema")
-    question = known.chats[0].question
+    question = correctness.chats[0].question
     answers = together(
         lambda seed: api.chat(question, response_format=schema, seed=seed, **options),
         range(_SAMPLES),
@@ -45,11 +45,13 @@ def keeps_json_schema(api: Api, known: Correctness) -> None:
             require(False, "JSON by the schema", f"{content!r} ({error})")
 
 
-def keeps_choice_in_a_chat(api: Api, judge: Judge, known: Correctness) -> None:
+def keeps_choice_in_a_chat(api: Api, judge: Judge, correctness: Correctness) -> None:
     """The final message of a chat is one of two choices."""
     choices = ["Paris", "Rome"]
     body = api.capabilities.structured("choice", choices)
-    exchange = api.send_chat(known.chats[0].question, max_tokens=known.max_answer_tokens, **body)
+    exchange = api.send_chat(
+        correctness.chats[0].question, max_tokens=correctness.max_answer_tokens, **body
+    )
     content = exchange["choices"][0]["message"]["content"]
     leaks = harmony.leaked(content)
     excused = leaks and judge.known("choice-in-a-chat", "special_token", repr(content))

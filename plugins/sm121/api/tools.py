@@ -26,60 +26,65 @@ def tools() -> list[Json]:
     return list(json.loads(text))
 
 
-def called_every_time(api: Api, known: Correctness) -> None:
+def called_every_time(api: Api, correctness: Correctness) -> None:
     """Each question, asked again and again: one right call, and none of it in the content."""
-    asked = [case for case in known.tool_calls for _ in range(known.repeats)]
+    repeated = [case for case in correctness.tool_calls for _ in range(correctness.repeats)]
     api.capabilities.require("tools")
-    answers = together(lambda case: _ask(api, known, case.question), asked)
-    for case, choice in zip(asked, answers, strict=True):
+    answers = together(lambda case: _ask(api, correctness, case.question), repeated)
+    for case, choice in zip(repeated, answers, strict=True):
         of = f"{case.question!r}: "
         calls = [call["function"] for call in _calls(choice)]
         require(calls, f"a call of {case.tool}", no_call(api, choice), of)
-        seen = [(call["name"], json.loads(call["arguments"])) for call in calls]
-        require(seen == [(case.tool, case.arguments)], f"{case.tool}({case.arguments})", seen, of)
+        observed = [(call["name"], json.loads(call["arguments"])) for call in calls]
+        require(
+            observed == [(case.tool, case.arguments)],
+            f"{case.tool}({case.arguments})",
+            observed,
+            of,
+        )
         right = choice["finish_reason"] == "tool_calls" and not spilled(choice["message"])
         require(right, "tool_calls, and nothing of the call in the content", choice, of)
 
 
-def named(api: Api, known: Correctness) -> None:
+def named(api: Api, correctness: Correctness) -> None:
     """``tool_choice`` with a name calls that tool, with arguments by its schema."""
     name = tools()[0]["function"]["name"]
     tool_choice = {"type": "function", "function": {"name": name}}
-    answer = _ask(api, known, known.chats[0].question, tool_choice=tool_choice)
+    answer = _ask(api, correctness, correctness.chats[0].question, tool_choice=tool_choice)
     names = [call["function"]["name"] for call in _calls(answer)]
     require(names, f"a call of {name}", no_call(api, answer))
     require(names == [name], f"a call of {name}", answer["message"])
     _hold_fitting(_calls(answer)[:1])
 
 
-def required(api: Api, known: Correctness) -> None:
+def required(api: Api, correctness: Correctness) -> None:
     """``tool_choice: required`` calls a tool, with arguments by its schema."""
-    answer = _ask(api, known, known.chats[0].question, tool_choice="required")
+    answer = _ask(api, correctness, correctness.chats[0].question, tool_choice="required")
     require(_calls(answer), "a call", no_call(api, answer))
     require(answer["finish_reason"] == "tool_calls", "finish_reason tool_calls", answer)
     _hold_fitting(_calls(answer))
 
 
-def forbidden(api: Api, known: Correctness) -> None:
+def forbidden(api: Api, correctness: Correctness) -> None:
     """``tool_choice: none`` calls none."""
-    answer = _ask(api, known, known.tool_calls[0].question, tool_choice="none")
+    answer = _ask(api, correctness, correctness.tool_calls[0].question, tool_choice="none")
     require(not _calls(answer), "no tool call", answer["message"])
 
 
-def called_in_parallel(api: Api, known: Correctness) -> None:
+def called_in_parallel(api: Api, correctness: Correctness) -> None:
     """A question about several things is answered by a call for each."""
-    answer = _ask(api, known, known.parallel_question)
-    count = known.parallel_calls
+    answer = _ask(api, correctness, correctness.parallel_question)
+    count = correctness.parallel_calls
     require(len(_calls(answer)) == count, f"{count} calls", answer["message"])
 
 
-def results_are_answered(api: Api, known: Correctness) -> None:
+def results_are_answered(api: Api, correctness: Correctness) -> None:
     """After the result of a call the answer says what the result says."""
-    for case in known.tool_calls:
+    for case in correctness.tool_calls:
         of = f"{case.question!r}: "
-        asked = _ask(api, known, case.question)
-        require(_calls(asked), "a call", no_call(api, asked), of)
-        choice = _ask(api, known, _with_the_result(case, asked["message"]))
+        call = _ask(api, correctness, case.question)
+        require(_calls(call), "a call", no_call(api, call), of)
+        choice = _ask(api, correctness, _with_the_result(case, call["message"]))
         right = case.answer_contains in (choice["message"]["content"] or "")
         require(right, repr(case.answer_contains), choice, of)
 
@@ -117,16 +122,18 @@ def ask(
     return dict(answer["choices"][0])
 
 
-def _ask(api: Api, known: Correctness, messages: str | list[Json], **options: Any) -> Json:
-    return ask(api, messages, tools(), known.max_answer_tokens, **options)
+def _ask(api: Api, correctness: Correctness, messages: str | list[Json], **options: Any) -> Json:
+    return ask(api, messages, tools(), correctness.max_answer_tokens, **options)
 
 
 def no_call(api: Api, choice: Json) -> str:
     """What was seen where a call was required: the model's own doing, or the server's."""
     called = (choice.get("token_ids") or [None])[-1] == harmony.CALL
     who = "the model called a tool (its last token is <|call|>), and the server did not read it"
-    said = {key: value for key, value in choice.items() if key not in ("token_ids", "logprobs")}
-    return f"no tool_calls: {who if called else 'no call at all'} in {said}; {_start(api)}"
+    shortened = {
+        key: value for key, value in choice.items() if key not in ("token_ids", "logprobs")
+    }
+    return f"no tool_calls: {who if called else 'no call at all'} in {shortened}; {_start(api)}"
 
 
 def _start(api: Api) -> str:
@@ -140,15 +147,15 @@ def _calls(choice: Json) -> list[Json]:
     return choice["message"].get("tool_calls") or []
 
 
-def _with_the_result(asked: ToolCall, message: Json) -> list[Json]:
+def _with_the_result(case: ToolCall, message: Json) -> list[Json]:
     """The messages after a call: question, call, result."""
     calls = [
         {key: call[key] for key in ("id", "type", "function")} for call in message["tool_calls"]
     ]
     return [
-        {"role": "user", "content": asked.question},
+        {"role": "user", "content": case.question},
         {"role": "assistant", "content": None, "tool_calls": calls},
-        {"role": "tool", "tool_call_id": calls[0]["id"], "content": asked.result},
+        {"role": "tool", "tool_call_id": calls[0]["id"], "content": case.result},
     ]
 
 

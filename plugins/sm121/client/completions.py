@@ -150,7 +150,7 @@ class Asker:
         with closing(self._chunks(request)) as chunks:
             next(chunks, None)
 
-    def need(self, value: _Result | None, what: str) -> _Result:
+    def need(self, value: _Result | None, name: str) -> _Result:
         """What a check cannot do without.
 
         Raises:
@@ -160,8 +160,8 @@ class Asker:
         if value is not None:
             return value
         if self._documented:
-            raise AssertionError(f"required: {what} with every answer, seen: none")
-        raise NotRun(f"this check needs {what}, and the engine sends none with its completions")
+            raise AssertionError(f"required: {name} with every answer, seen: none")
+        raise NotRun(f"this check needs {name}, and the engine sends none with its completions")
 
     def ids(self, answer: Completion) -> tuple[int, ...]:
         """The generated token ids (see `need`)."""
@@ -187,8 +187,8 @@ class Asker:
         # Another engine may not know ignore_eos, and then the answer may end by itself.
         may_end = self._plain or not self._documented
         wrong = malformed(answer, request.tokens, request.prompt, may_end=may_end)
-        if wrong is None and answer.ids is not None and (known := self.vocabulary) is not None:
-            differs = known.differs(answer.ids, answer.text)
+        if wrong is None and answer.ids is not None and (vocabulary := self.vocabulary) is not None:
+            differs = vocabulary.differs(answer.ids, answer.text)
             wrong = differs and f"required: the text of the ids, seen: {differs}"
         if wrong is not None:
             raise AssertionError(f"{_shown(request.prompt)}, {request.tokens} tokens: {wrong}")
@@ -238,7 +238,7 @@ def parse(*parts: Mapping[str, Any]) -> Completion:
     ids = [choice["token_ids"] for choice in choices if choice.get("token_ids") is not None]
     positions = [p for choice in choices for p in _positions(choice.get("logprobs"))]
     prompt_ids = next((c["prompt_token_ids"] for c in choices if c.get("prompt_token_ids")), None)
-    given = tuple(token for group in ids for token in group) if ids else None
+    generated = tuple(token for group in ids for token in group) if ids else None
     reasons = [choice["finish_reason"] for choice in choices if choice.get("finish_reason")]
     usage: dict[str, Any] = next(
         (part["usage"] for part in reversed(parts) if part.get("usage")), {}
@@ -247,7 +247,7 @@ def parse(*parts: Mapping[str, Any]) -> Completion:
         text="".join(choice.get("text") or "" for choice in choices),
         finish_reason=reasons[-1] if reasons else None,
         # llama-server gives them with the log-probabilities alone.
-        ids=given or (ids_of(positions) if positions else None),
+        ids=generated or (ids_of(positions) if positions else None),
         prompt_ids=None if prompt_ids is None else tuple(prompt_ids),
         positions=tuple(positions) or None,
         prompt_log_probabilities=_of_prompt(choices[0].get("prompt_logprobs"), prompt_ids),
@@ -272,18 +272,20 @@ def malformed(
         "log-probabilities": _length(answer.positions),
         "usage": answer.completion_tokens,
     }
-    told = {what: count for what, count in counts.items() if count is not None}
-    ended = may_end and answer.finish_reason == "stop" and all(n <= tokens for n in told.values())
-    if len({*told.values()} | (set() if ended else {tokens})) > 1:
-        seen = ", ".join(f"{count} {what}" for what, count in told.items())
-        return f"required: {tokens} tokens, seen: {seen} (finish_reason {answer.finish_reason})"
+    lengths = {name: count for name, count in counts.items() if count is not None}
+    ended = (
+        may_end and answer.finish_reason == "stop" and all(n <= tokens for n in lengths.values())
+    )
+    if len({*lengths.values()} | (set() if ended else {tokens})) > 1:
+        observed = ", ".join(f"{count} {name}" for name, count in lengths.items())
+        return f"required: {tokens} tokens, seen: {observed} (finish_reason {answer.finish_reason})"
     if answer.finish_reason != "length" and not may_end:
         return f"required: finish_reason length, seen: {answer.finish_reason}"
-    own = answer.prompt_ids
-    if own is not None and not isinstance(prompt, str) and own != prompt:
-        return f"required: the ids of the prompt, seen: {_different(prompt, own)}"
-    if own is not None and answer.prompt_tokens not in (None, len(own)):
-        return f"required: usage of {len(own)} prompt tokens, seen: {answer.prompt_tokens}"
+    prompt_ids = answer.prompt_ids
+    if prompt_ids is not None and not isinstance(prompt, str) and prompt_ids != prompt:
+        return f"required: the ids of the prompt, seen: {_different(prompt, prompt_ids)}"
+    if prompt_ids is not None and answer.prompt_tokens not in (None, len(prompt_ids)):
+        return f"required: usage of {len(prompt_ids)} prompt tokens, seen: {answer.prompt_tokens}"
     return wrong_positions(answer)
 
 
@@ -304,27 +306,27 @@ def wrong_positions(answer: Completion) -> str | None:
         alike = {_SPECIAL.sub("", text) for text in (texts, answer.text)}
         if len(alike) > 1 and "\ufffd" not in texts + answer.text:
             return f"required: log-probabilities of the text {answer.text!r}, seen: {texts!r}"
-    for place, position in enumerate(positions):
+    for index, position in enumerate(positions):
         value, best = position.log_probability, max(position.top.values(), default=-math.inf)
         if not value <= _ROUNDING or math.isinf(value):
-            return f"token {place}: required: a log-probability, seen: {value}"
+            return f"token {index}: required: a log-probability, seen: {value}"
         if best > value + _ROUNDING:
             return (
-                f"token {place}: required: the likeliest token, seen: {position.token} with "
+                f"token {index}: required: the likeliest token, seen: {position.token} with "
                 f"{value:.6g} beside one with {best:.6g}"
             )
     return None
 
 
-def _length(found: Sequence[object] | None) -> int | None:
-    return None if found is None else len(found)
+def _length(values: Sequence[object] | None) -> int | None:
+    return None if values is None else len(values)
 
 
-def _different(required: Sequence[int], seen: Sequence[int]) -> str:
-    pairs = enumerate(zip(required, seen, strict=False))
-    place = next((n for n, (a, b) in pairs if a != b), min(len(required), len(seen)))
-    mine, other = (str(x[place]) if place < len(x) else "the end" for x in (required, seen))
-    return f"{other} in place of {mine} at {place}"
+def _different(required: Sequence[int], observed: Sequence[int]) -> str:
+    pairs = enumerate(zip(required, observed, strict=False))
+    index = next((n for n, (a, b) in pairs if a != b), min(len(required), len(observed)))
+    mine, other = (str(x[index]) if index < len(x) else "the end" for x in (required, observed))
+    return f"{other} in place of {mine} at {index}"
 
 
 def _shown(prompt: Prompt) -> str:
@@ -346,15 +348,17 @@ def name_of(token_id: int) -> str:
     return f"{_ID}{token_id}"
 
 
-def _positions(found: Mapping[str, Any] | None) -> list[Position]:
-    if found and found.get("content"):
-        return [_position(item) for item in found["content"]]
-    if not found or not found.get("tokens") or found.get("token_logprobs") is None:
+def _positions(entries: Mapping[str, Any] | None) -> list[Position]:
+    if entries and entries.get("content"):
+        return [_position(item) for item in entries["content"]]
+    if not entries or not entries.get("tokens") or entries.get("token_logprobs") is None:
         return []
-    tops = found.get("top_logprobs") or [None] * len(found["tokens"])
+    tops = entries.get("top_logprobs") or [None] * len(entries["tokens"])
     return [
         Position(str(token), _number(value), {str(k): _number(v) for k, v in (top or {}).items()})
-        for token, value, top in zip(found["tokens"], found["token_logprobs"], tops, strict=True)
+        for token, value, top in zip(
+            entries["tokens"], entries["token_logprobs"], tops, strict=True
+        )
     ]
 
 
@@ -372,15 +376,15 @@ def _position(item: Mapping[str, Any]) -> Position:
 
 
 def _of_prompt(
-    found: Sequence[Mapping[str, Any] | None] | None, ids: Sequence[int] | None
+    entries: Sequence[Mapping[str, Any] | None] | None, ids: Sequence[int] | None
 ) -> tuple[float, ...] | None:
     """vLLM's ``prompt_logprobs``; a token without its own log-probability has NaN."""
-    if found is None or ids is None or len(found) != len(ids):
+    if entries is None or ids is None or len(entries) != len(ids):
         return None
     values = []
-    for token, entry in zip(ids[1:], found[1:], strict=True):
-        own = (entry or {}).get(str(token))
-        values.append(_number(own["logprob"]) if own else math.nan)
+    for token, entry in zip(ids[1:], entries[1:], strict=True):
+        value = (entry or {}).get(str(token))
+        values.append(_number(value["logprob"]) if value else math.nan)
     return tuple(values)
 
 

@@ -34,10 +34,12 @@ def open_session(api_key: str, *, reuse: bool = True, **options: Any) -> aiohttp
         reuse: a connection serves one request after the other.
         options: further ones of `aiohttp.ClientSession`.
     """
-    kept: dict[str, Any] = {"keepalive_timeout": _KEEP_ALIVE_S} if reuse else {"force_close": True}
+    reuse_options: dict[str, Any] = (
+        {"keepalive_timeout": _KEEP_ALIVE_S} if reuse else {"force_close": True}
+    )
     return aiohttp.ClientSession(
         auto_decompress=False,
-        connector=aiohttp.TCPConnector(limit=0, ssl=tls(), **kept),
+        connector=aiohttp.TCPConnector(limit=0, ssl=tls(), **reuse_options),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=30.0),
         headers={
             "Authorization": f"Bearer {api_key}",

@@ -190,20 +190,20 @@ class LoadClient:
         # a request that is sent on it just then is lost, and nobody's fault.
         async with open_session(self.endpoint.api_key, reuse=False) as session:
             try:
-                while (given := source([*tasks.values()])) is not None or tasks:
-                    if isinstance(given, Job):
-                        outcomes.append(outcome := self._begin(given))
+                while (job := source([*tasks.values()])) is not None or tasks:
+                    if isinstance(job, Job):
+                        outcomes.append(outcome := self._begin(job))
                         tasks[asyncio.create_task(self._send(session, outcome))] = outcome
                         continue
-                    wait_s = _LOOK_EVERY_S if given is None else min(_LOOK_EVERY_S, given)
+                    wait_s = _LOOK_EVERY_S if job is None else min(_LOOK_EVERY_S, job)
                     if tasks:
-                        done, _ = await asyncio.wait(
+                        ended, _ = await asyncio.wait(
                             tasks, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED
                         )
                     else:
                         await asyncio.sleep(wait_s)
-                        done = set()
-                    for task in done:
+                        ended = set()
+                    for task in ended:
                         self._finish(tasks.pop(task))
                         task.result()
                     if (reason := self._trouble(list(tasks.values()))) is not None:

@@ -67,16 +67,16 @@ class LagWatch:
 
     def start(self) -> None:
         """Look every few milliseconds from now on, until `stop`."""
-        due = time.perf_counter_ns() + int(_TICK_S * 1e9)
-        self._timer = asyncio.get_running_loop().call_later(_TICK_S, self._look, due)
+        due_ns = time.perf_counter_ns() + int(_TICK_S * 1e9)
+        self._timer = asyncio.get_running_loop().call_later(_TICK_S, self._look, due_ns)
 
     def stop(self) -> None:
         """Look no more."""
         self._timer.cancel()
 
-    def _look(self, due: int) -> None:
+    def _look(self, due_ns: int) -> None:
         now = time.perf_counter_ns()
-        lag = now - due
+        lag = now - due_ns
         self.worst_ns = max(self.worst_ns, lag)
         if lag > _LAG_OF_NOTE_NS:
             self.late.append((now, lag))
@@ -203,9 +203,9 @@ class TimedClient:
                 if closed and unread and at_once and sending.reused and attempt == 1:
                     answer.retries += 1
                     continue
-                held_s = (now() - answer.sent_ns) / 1e9
+                open_s = (now() - answer.sent_ns) / 1e9
                 answer.error = (
-                    f"connection: {type(error).__name__} after {held_s:.3f} s: {error}"
+                    f"connection: {type(error).__name__} after {open_s:.3f} s: {error}"
                 )[:_ERROR_LENGTH]
             return
 

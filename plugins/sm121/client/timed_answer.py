@@ -89,7 +89,7 @@ class TimedAnswer:
 
     def arrivals(self, clock: Clock) -> list[Arrival]:
         """The chunks that carry a generated token."""
-        found: list[Arrival] = []
+        arrivals: list[Arrival] = []
         total = size = 0
         for chunk in self.chunks:
             if clock == "token_ids":
@@ -101,14 +101,14 @@ class TimedAnswer:
             size += chunk.size
             if fresh > 0:
                 total += fresh
-                found.append(Arrival(chunk.at_ns, total, size))
+                arrivals.append(Arrival(chunk.at_ns, total, size))
                 size = 0
-        return found
+        return arrivals
 
     def tokens(self, clock: Clock) -> int:
         """Tokens that arrived, by that clock."""
-        found = self.arrivals(clock)
-        return found[-1].tokens if found else 0
+        arrivals = self.arrivals(clock)
+        return arrivals[-1].tokens if arrivals else 0
 
 
 def read_answer(answer: TimedAnswer, reads: Iterable[tuple[int, bytes]]) -> None:
@@ -146,13 +146,13 @@ def read_event(answer: TimedAnswer, at_ns: int, data: bytes) -> None:
         if details.get("cached_tokens") is not None:
             answer.cached_tokens = details["cached_tokens"]
     for choice in event.get("choices") or ():
-        said = choice.get("delta") or choice.get("message") or {}
+        message = choice.get("delta") or choice.get("message") or {}
         ids = choice.get("token_ids")
         prompt_ids = choice.get("prompt_token_ids") or event.get("prompt_token_ids")
         if prompt_ids:
             answer.prompt_ids = len(prompt_ids)
-        visible = bool(choice.get("text") or said.get("content"))
-        hidden = any(said.get(k) for k in ("reasoning", "reasoning_content", "tool_calls"))
+        visible = bool(choice.get("text") or message.get("content"))
+        hidden = any(message.get(k) for k in ("reasoning", "reasoning_content", "tool_calls"))
         answer.chunks.append(
             Chunk(
                 at_ns=at_ns,

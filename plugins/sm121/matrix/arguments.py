@@ -27,20 +27,20 @@ def refuse_arguments(plan: CellPlan, under_test: ServerConfiguration, cache: Pat
     engine = registry.engine(space.engine)
     if not isinstance(engine, ChecksArguments):
         return
-    asked = {"the baseline": plan.arguments(space.baseline)}
+    lines = {"the baseline": plan.arguments(space.baseline)}
     for axis in space.axes:
         for value in space.values(axis):
-            own = space.settings[axis][value].arguments
-            if own and value != space.baseline[axis]:
-                name = f"{axis}={value} ({' '.join(own)})"
-                asked[name] = plan.arguments({**space.baseline, axis: value})
+            arguments = space.settings[axis][value].arguments
+            if arguments and value != space.baseline[axis]:
+                name = f"{axis}={value} ({' '.join(arguments)})"
+                lines[name] = plan.arguments({**space.baseline, axis: value})
     accepted = cache / "matrix-arguments.txt"
-    line = digest.of([engine.name, under_test.python, space.version, list(asked.values())])
+    line = digest.of([engine.name, under_test.python, space.version, list(lines.values())])
     if space.version is not None and accepted.is_file() and line in accepted.read_text("utf-8"):
         return
     environment = dict(engine.environment(under_test, api_key=""))
-    answers = engine.check_arguments(under_test.python, list(asked.values()), environment)
-    for name, message in zip(asked, answers, strict=True):
+    answers = engine.check_arguments(under_test.python, list(lines.values()), environment)
+    for name, message in zip(lines, answers, strict=True):
         if message is not None:
             raise UsageError(
                 f"matrix {space.file.name}: {name}: {engine.name} "

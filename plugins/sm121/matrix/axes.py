@@ -46,8 +46,8 @@ class Expected(DataTable):
     def _known(self) -> Expected:
         for name in self.path:
             if name not in KernelPath.model_fields:
-                known = ", ".join(sorted(KernelPath.model_fields))
-                raise ValueError(f"path: expected one of {known}; got {name!r}")
+                fields = ", ".join(sorted(KernelPath.model_fields))
+                raise ValueError(f"path: expected one of {fields}; got {name!r}")
         return self
 
     @property
@@ -99,8 +99,8 @@ class Axis(DataTable):
     @model_validator(mode="after")
     def _has_baseline(self) -> Axis:
         if self.baseline not in self.values:
-            known = ", ".join(self.values)
-            raise ValueError(f"baseline: expected one of {known}; got {self.baseline!r}")
+            values = ", ".join(self.values)
+            raise ValueError(f"baseline: expected one of {values}; got {self.baseline!r}")
         return self
 
     @model_validator(mode="after")
@@ -167,15 +167,15 @@ class AxesFile(DataTable):
             *((f"features.{n}", one) for n, one in enumerate(self.features)),
             *((f"incompatible.{n}", one.when) for n, one in enumerate(self.incompatible)),
         ]
-        for place, values in used:
+        for key, values in used:
             for axis, listed in values.items():
                 if axis not in self.axes:
-                    known = ", ".join(self.axes)
-                    raise ValueError(f"{place}: expected an axis ({known}); got {axis!r}")
-                known = ", ".join(self.axes[axis].values)
+                    names = ", ".join(self.axes)
+                    raise ValueError(f"{key}: expected an axis ({names}); got {axis!r}")
+                names = ", ".join(self.axes[axis].values)
                 for value in _listed(listed):
                     if value not in self.axes[axis].values:
-                        raise ValueError(f"{place}: {axis}: expected one of {known}; got {value!r}")
+                        raise ValueError(f"{key}: {axis}: expected one of {names}; got {value!r}")
         baseline = {name: axis_.baseline for name, axis_ in self.axes.items()}
         broken = next(
             (r for r in self.incompatible if r.engine is None and r.covers(baseline)), None
@@ -216,24 +216,24 @@ class Space:
     absent: Mapping[tuple[str, str], str] = field(init=False)
 
     def __post_init__(self) -> None:
-        found: dict[str, dict[str, Setting]] = {}
+        settings: dict[str, dict[str, Setting]] = {}
         absent: dict[tuple[str, str], str] = {}
         for name, axis in self.file.axes.items():
-            found[name] = {}
+            settings[name] = {}
             for value_name, value in axis.values.items():
                 setting = self._setting(value)
                 if setting is not None:
-                    found[name][value_name] = setting
+                    settings[name][value_name] = setting
                 else:
                     absent[name, value_name] = value.not_applicable or (
                         f"{self.engine} {self.version or '(version unknown)'} has no setting for it"
                     )
-            if axis.baseline not in found[name]:
+            if axis.baseline not in settings[name]:
                 why = absent[name, axis.baseline]
                 # Without its baseline an axis has nothing to be compared with.
-                for value_name in found.pop(name):
+                for value_name in settings.pop(name):
                     absent[name, value_name] = f"its baseline {axis.baseline} is absent: {why}"
-        object.__setattr__(self, "settings", found)
+        object.__setattr__(self, "settings", settings)
         object.__setattr__(self, "absent", absent)
         self._refuse_contradictions()
 
@@ -303,13 +303,13 @@ class Space:
 
     def unproven(self) -> dict[str, str]:
         """Values of this engine that may silently fall back: ``axis=value`` -> why."""
-        found: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         for ((axis, name),) in self.choices(1):
             value = self.value(axis, name)
             proven = value.expected.proves or self.settings[axis][name].expected.proves
             if value.unproven is not None and name != self.baseline[axis] and not proven:
-                found[f"{axis}={name}"] = value.unproven
-        return found
+                reasons[f"{axis}={name}"] = value.unproven
+        return reasons
 
     def values(self, axis: str) -> tuple[str, ...]:
         """The values of an axis."""
@@ -356,8 +356,8 @@ class Space:
 
     def environment(self, cell: Cell) -> dict[str, str]:
         """The variables of a cell."""
-        given = [self.settings[axis][cell[axis]].environment for axis in self.axes]
-        return {name: value for own in given for name, value in own.items()}
+        variables = [self.settings[axis][cell[axis]].environment for axis in self.axes]
+        return {name: value for part in variables for name, value in part.items()}
 
     def differences(self, cell: Cell) -> Choice:
         """The values of a cell that are not the baseline's."""

@@ -39,20 +39,20 @@ class Durations:
     def __init__(self, file: Path) -> None:
         self._file = file
         try:
-            known = json.loads(file.read_text("utf-8"))
+            content = json.loads(file.read_text("utf-8"))
         except (OSError, ValueError):
-            known = {}
-        self._known: dict[str, dict[str, float]] = known if isinstance(known, dict) else {}
+            content = {}
+        self._earlier: dict[str, dict[str, float]] = content if isinstance(content, dict) else {}
 
     def of(self, key: str) -> Mapping[str, float]:
         """``boot_s``, the last boot of that configuration, and ``cell_s``, its last cell without
         the boot; what was not timed is left out."""
-        return self._known.get(key, {})
+        return self._earlier.get(key, {})
 
     def typical(self) -> tuple[float, float] | None:
         """The medians of all that is known."""
-        boots = [d["boot_s"] for d in self._known.values() if "boot_s" in d]
-        cells = [d["cell_s"] for d in self._known.values() if "cell_s" in d]
+        boots = [d["boot_s"] for d in self._earlier.values() if "boot_s" in d]
+        cells = [d["cell_s"] for d in self._earlier.values() if "cell_s" in d]
         return (median(boots), median(cells)) if boots and cells else None
 
     def learn(self, records: Iterable[CellRecord]) -> None:
@@ -60,17 +60,17 @@ class Durations:
         for record in records:
             if record.resumed or not record.steps:
                 continue
-            own = self._known.pop(record.configuration, {})
+            durations = self._earlier.pop(record.configuration, {})
             if record.boot_s is not None:
-                own["boot_s"] = record.boot_s
+                durations["boot_s"] = record.boot_s
             if not record.outcome.broken:
-                own["cell_s"] = round(record.took_s - (record.boot_s or 0.0), 2)
-            if own:
-                self._known[record.configuration] = own
-        self._known = dict(list(self._known.items())[-_KEPT:])
+                durations["cell_s"] = round(record.took_s - (record.boot_s or 0.0), 2)
+            if durations:
+                self._earlier[record.configuration] = durations
+        self._earlier = dict(list(self._earlier.items())[-_KEPT:])
         with contextlib.suppress(OSError):  # a folder that cannot be written costs a prediction
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            write_text(json.dumps(self._known, indent=1) + "\n", self._file)
+            write_text(json.dumps(self._earlier, indent=1) + "\n", self._file)
 
 
 def predict(
@@ -89,18 +89,18 @@ def predict(
     """
     typical = durations.typical() if durations is not None else None
     boot_default, cell_default = typical or (plan.boot_s.value, plan.cell_s.value)
-    total, boots, known, before = 0.0, 0, 0, running
+    total, boots, timed, before = 0.0, 0, 0, running
     for cell, key in zip(cells, keys, strict=True):
-        own = durations.of(key) if durations is not None else {}
+        earlier = durations.of(key) if durations is not None else {}
         if key != before:
             boots += 1
-            known += "boot_s" in own
+            timed += "boot_s" in earlier
             extra = sum(space.value(axis, cell[axis]).boot_s for axis in space.axes)
-            total += own.get("boot_s", boot_default + extra)
-        total += own.get("cell_s", cell_default)
+            total += earlier.get("boot_s", boot_default + extra)
+        total += earlier.get("cell_s", cell_default)
         before = key
-    if known:
-        basis = f"{known} of {boots} boots were timed before on this machine"
+    if timed:
+        basis = f"{timed} of {boots} boots were timed before on this machine"
     elif typical:
         basis = "from other configurations that were started on this machine"
     else:
@@ -123,10 +123,10 @@ def spent(
     Args:
         references: the baseline where it was started to compare with and is no cell of the run.
     """
-    own = [record for record in records if not record.resumed]
-    both = [*own, *references]
+    new = [record for record in records if not record.resumed]
+    both = [*new, *references]
     return {
-        "cells": len(own),
+        "cells": len(new),
         "boots": sum(record.boot_s is not None for record in both),
         "boot_s": round(sum(record.boot_s or 0.0 for record in both), 1),
         "seconds": round(sum(record.took_s for record in both), 1),

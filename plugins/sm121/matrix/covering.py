@@ -33,12 +33,12 @@ class Coverage:
     excluded: int
 
     def __str__(self) -> str:
-        what = {1: "values", 2: "pairs", 3: "triples"}.get(
+        unit = {1: "values", 2: "pairs", 3: "triples"}.get(
             self.strength, f"combinations of {self.strength} values"
         )
         share = self.covered / self.allowed if self.allowed else 1.0
         ruled_out = f"; {self.excluded} are incompatible" if self.excluded else ""
-        return f"{self.covered} of {self.allowed} allowed {what} ({share:.0%}){ruled_out}"
+        return f"{self.covered} of {self.allowed} allowed {unit} ({share:.0%}){ruled_out}"
 
 
 @dataclass(frozen=True)
@@ -95,23 +95,23 @@ def build(space: Space, strength: Strength = 2) -> Array:
 
     add(space.baseline, "baseline")
     if strength != "none":
-        for name, wanted, feature in _always(space):
-            own = {axis: value for axis, value in wanted.items() if axis in space.axes}
-            missing = [choice for choice in own.items() if choice in space.absent]
+        for name, values, feature in _always(space):
+            applicable = {axis: value for axis, value in values.items() if axis in space.axes}
+            missing = [choice for choice in applicable.items() if choice in space.absent]
             if missing:
                 axis, value = missing[0]
                 absent[name] = f"{axis}={value}: not applicable: {space.absent[axis, value]}"
                 continue
             ignored = [
                 f"{axis}={value}"
-                for axis, value in wanted.items()
-                if axis not in own and value != space.file.axes[axis].baseline
+                for axis, value in values.items()
+                if axis not in applicable and value != space.file.axes[axis].baseline
             ]
             if ignored:
                 absent[name] = f"tried without {', '.join(ignored)}, which is not applicable here"
-            cell = {**space.baseline, **own}
+            cell = {**space.baseline, **applicable}
             if feature:  # with whatever else the two features need
-                cell = space.completion(own) or cell
+                cell = space.completion(applicable) or cell
             if (rule := space.excluded(cell)) is not None:
                 incompatible[name] = rule
             elif strength != 1 or not feature:
@@ -137,13 +137,13 @@ def _always(space: Space) -> Iterable[tuple[str, dict[str, str], bool]]:
 
 def coverage(space: Space, cells: Iterable[Cell], strength: int) -> Coverage:
     """How many combinations of so many values occur in the cells."""
-    seen: set[Choice] = set()
+    choices: set[Choice] = set()
     for cell in cells:
         for names in itertools.combinations(space.axes, strength):
-            seen.add(tuple((axis, cell[axis]) for axis in names))
+            choices.add(tuple((axis, cell[axis]) for axis in names))
     allowed, missing, excluded = 0, [], 0
     for choice in space.choices(strength):
-        if choice in seen:
+        if choice in choices:
             allowed += 1
         elif space.allowed(choice):
             allowed += 1

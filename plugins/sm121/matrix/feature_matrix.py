@@ -109,7 +109,7 @@ def build(
         references: starts of the baseline that are no cells; what they took is counted.
         interrupted: the run was, so that no more will come.
     """
-    done = {record.id for record in records if record.outcome is not CellOutcome.NOT_RUN}
+    ended = {record.id for record in records if record.outcome is not CellOutcome.NOT_RUN}
     return MatrixFile(
         axes=space.file.name,
         engine=space.engine,
@@ -129,7 +129,7 @@ def build(
         },
         product=space.product,
         cells=list(records),
-        not_run=[i for p in array.cells if (i := identity(space, p.cell)) not in done],
+        not_run=[i for p in array.cells if (i := identity(space, p.cell)) not in ended],
         coverage=_coverage(space, array, records),
         failing_sets=[
             FailingSetReport(
@@ -153,12 +153,12 @@ def _coverage(space: Space, array: Array, records: Sequence[CellRecord]) -> list
     return [
         CoverageReport(
             strength=strength,
-            allowed=found.allowed,
-            covered=found.covered,
+            allowed=planned_coverage.allowed,
+            covered=planned_coverage.covered,
             ran=coverage(space, ended, strength).covered,
-            incompatible=found.excluded,
+            incompatible=planned_coverage.excluded,
         )
-        for strength, found in ((n, coverage(space, planned, n)) for n in strengths)
+        for strength, planned_coverage in ((n, coverage(space, planned, n)) for n in strengths)
     ]
 
 
@@ -175,10 +175,12 @@ def incomplete(file: MatrixFile) -> str | None:
     if not file.interrupted and not file.not_run:
         return None
     planned = len({*file.not_run, *(r.id for r in file.cells if not r.isolating)})
-    left = f"{len(file.not_run)} of {planned} cells have no outcome"
+    counts = f"{len(file.not_run)} of {planned} cells have no outcome"
     if file.interrupted:
-        return f"Interrupted: {left}."
-    return f"Not whole: {left} yet; the run goes on, was ended from outside, or is one of several."
+        return f"Interrupted: {counts}."
+    return (
+        f"Not whole: {counts} yet; the run goes on, was ended from outside, or is one of several."
+    )
 
 
 def pairs(space: Space, file: MatrixFile) -> dict[Choice, PairState]:
@@ -259,18 +261,18 @@ def merged(parts: Sequence[MatrixFile]) -> tuple[Space, MatrixFile]:
         key = (record.id, record.isolating)
         if key not in records or (record.outcome.broken and not records[key].outcome.broken):
             records[key] = record
-    places = {identity(space, p.cell): place for place, p in enumerate(array.cells)}
-    kept = sorted(records.values(), key=lambda r: (r.isolating, places.get(r.id, len(places))))
-    sets = smallest(space, kept, lambda _cell: None)
-    whole = build(space, array, kept, sets, profile=first.profile)
+    order = {identity(space, p.cell): index for index, p in enumerate(array.cells)}
+    cells = sorted(records.values(), key=lambda r: (r.isolating, order.get(r.id, len(order))))
+    sets = smallest(space, cells, lambda _cell: None)
+    whole = build(space, array, cells, sets, profile=first.profile)
     totals = {key: sum(part.spent.get(key, 0.0) for part in parts) for key in first.spent}
     return space, whole.model_copy(update={"spent": totals})
 
 
 def as_json(space: Space, file: MatrixFile) -> dict[str, Any]:
     """matrix.json: the file, and beside the cells the state of each pair."""
-    known = {label(choice): state for choice, state in pairs(space, file).items()}
-    return {**file.model_dump(mode="json"), "pairs": known}
+    states = {label(choice): state for choice, state in pairs(space, file).items()}
+    return {**file.model_dump(mode="json"), "pairs": states}
 
 
 def write(

@@ -32,7 +32,7 @@ class FailingSet:
     #: outcomes leave.
     confirmed: bool
     #: Other sets that the outcomes leave as well, where it is not confirmed.
-    others: tuple[Choice, ...] = ()
+    alternatives: tuple[Choice, ...] = ()
     #: Parts of it that are not known to pass alone, each with what is known: ``a=b alone: FAIL``.
     parts: tuple[str, ...] = ()
 
@@ -40,11 +40,11 @@ class FailingSet:
         alone = ""
         if len(self.choice) > 1 and self.confirmed:
             more = f" and {len(self.parts) - 3} parts more" if len(self.parts) > 3 else ""
-            known = f"{', '.join(self.parts[:3])}{more}"
-            alone = f"; {known}" if self.parts else "; each alone passes"
+            parts = f"{', '.join(self.parts[:3])}{more}"
+            alone = f"; {parts}" if self.parts else "; each alone passes"
         text = f"{label(self.choice)}: {self.outcome}{alone} ({self.reason})"
         if not self.confirmed and self.choice:
-            also = "".join(f", or {label(other)}" for other in self.others[:3])
+            also = "".join(f", or {label(other)}" for other in self.alternatives[:3])
             text = f"{label(self.choice)}{also}: {self.outcome}, not isolated ({self.reason})"
         return text
 
@@ -78,24 +78,24 @@ class _Search:
     space: Space
     records: list[CellRecord]
     try_cell: Try
-    found: list[FailingSet] = field(default_factory=list)
+    failing: list[FailingSet] = field(default_factory=list)
 
     def sets(self) -> list[FailingSet]:
         """What was found, each with all cells that show it."""
-        shown = [
+        cells_of = [
             tuple(r.id for r in self.records if r.outcome is one.outcome and r.has(one.choice))
-            for one in self.found
+            for one in self.failing
         ]
         return [
             dataclasses.replace(one, cells=cells or one.cells)
-            for one, cells in zip(self.found, shown, strict=True)
+            for one, cells in zip(self.failing, cells_of, strict=True)
         ]
 
     def explains(self, record: CellRecord) -> bool:
         """Whether a set that was found is why the cell fails."""
         return any(
             one.confirmed and one.outcome is record.outcome and record.has(one.choice)
-            for one in self.found
+            for one in self.failing
         )
 
     def innocent(self, choice: Choice, outcome: CellOutcome) -> bool:
@@ -120,8 +120,8 @@ class _Search:
         differences = self.space.differences(record.values)
         # Nothing is looked for that does not happen a second time: another start of the same cell,
         # one that does not fail where there is one.
-        others = [r for r in self.records if r is not record and r.values == record.values]
-        again = min(others, key=lambda r: r.outcome.broken, default=None)
+        starts = [r for r in self.records if r is not record and r.values == record.values]
+        again = min(starts, key=lambda r: r.outcome.broken, default=None)
         for size in range(1, len(differences) + 1):
             for choice in self.suspects(record, size):
                 if self.innocent(choice, record.outcome):
@@ -142,8 +142,8 @@ class _Search:
                         return self._add_suspects(record, choice)
                 if alone.outcome.broken and not self.explains(alone):
                     parts, tried = self._parts(choice, alone.outcome)
-                    shown = (alone.outcome, alone.reason, (record.id,), tried)
-                    self.found.append(FailingSet(choice, *shown, parts=parts))
+                    facts = (alone.outcome, alone.reason, (record.id,), tried)
+                    self.failing.append(FailingSet(choice, *facts, parts=parts))
                 if alone.outcome is record.outcome:
                     return None
         return self._add_flake(record, again)
@@ -160,18 +160,18 @@ class _Search:
         if again is not None and not again.outcome.broken and not _clears(again, record.outcome):
             reason = f"once; started again, it came to {again.outcome}: {record.reason}"
         differences = self.space.differences(record.values)
-        self.found.append(FailingSet(differences, record.outcome, reason, (record.id,), False))
+        self.failing.append(FailingSet(differences, record.outcome, reason, (record.id,), False))
 
     def _add_suspects(self, record: CellRecord, choice: Choice) -> None:
         """What the outcomes leave when nothing more may be started; ``choice`` was to be next."""
-        first, *others = self.suspects(record, len(choice)) or [choice]
-        shown = (record.outcome, record.reason, (record.id,), False)
-        self.found.append(FailingSet(first, *shown, tuple(others)))
+        first, *alternatives = self.suspects(record, len(choice)) or [choice]
+        facts = (record.outcome, record.reason, (record.id,), False)
+        self.failing.append(FailingSet(first, *facts, tuple(alternatives)))
 
     def _parts(self, choice: Choice, outcome: CellOutcome) -> tuple[tuple[str, ...], bool]:
         """The smaller parts of a set that are not known to pass, and whether all that can be tried
         alone were."""
-        found: list[str] = []
+        lines: list[str] = []
         tried = True
         for size in range(1, len(choice)):
             for part in itertools.combinations(choice, size):
@@ -180,13 +180,13 @@ class _Search:
                 cell = {**self.space.baseline, **dict(part)}
                 alone = self.record_of(cell)
                 if self.space.excluded(cell) is not None:
-                    found.append(f"{label(part)} cannot be tried alone")
+                    lines.append(f"{label(part)} cannot be tried alone")
                 elif alone is not None:
-                    found.append(f"{label(part)} alone: {alone.outcome}")
+                    lines.append(f"{label(part)} alone: {alone.outcome}")
                 else:
-                    found.append(f"{label(part)} was not tried alone")
+                    lines.append(f"{label(part)} was not tried alone")
                     tried = False
-        return tuple(found), tried
+        return tuple(lines), tried
 
 
 def _clears(record: CellRecord, outcome: CellOutcome) -> bool:

@@ -62,17 +62,17 @@ class MatrixLevel:
         self.predicted: cost.Prediction | None = None
         self.resumed_from: str | None = None
         self._is_part = is_part
-        kept = f"matrix-costs-{plan.profile.name}.json"
-        self._durations = cost.Durations((cache or self.directory) / kept)
+        file = f"matrix-costs-{plan.profile.name}.json"
+        self._durations = cost.Durations((cache or self.directory) / file)
         fingerprint = self._made_of()
         self._state = state.StateFile(self.directory, fingerprint)
         self._examiner = Examiner(harness, plan.space, plan.settings, self.directory, baseline)
         if resume is not None:
-            self.records, said = state.take_over(resume, fingerprint, self.directory)
+            self.records, source = state.take_over(resume, fingerprint, self.directory)
             if not self.records:
-                harness.remark(f"--resume: {said}")
+                harness.remark(f"--resume: {source}")
                 return
-            self.resumed_from = said
+            self.resumed_from = source
             for record in self.records:
                 self._state.add(record)
             self.write()
@@ -116,10 +116,10 @@ class MatrixLevel:
         if not isinstance(strength, int):
             return
         cells = [planned.cell for planned in self.plan.cells]
-        found = covering.coverage(self.space, cells, strength)
-        assert not found.missing, (
+        covered = covering.coverage(self.space, cells, strength)
+        assert not covered.missing, (
             f"required: all allowed combinations of {strength} values, missing: "
-            f"{', '.join(label(choice) for choice in found.missing[:5])}"
+            f"{', '.join(label(choice) for choice in covered.missing[:5])}"
         )
 
     def isolate(self) -> None:
@@ -133,16 +133,16 @@ class MatrixLevel:
             raise NotRun("the cells of all workers are judged together, when the run ends")
         if not self.records:
             raise NotRun("no cell came to an outcome")
-        left = self.plan.settings.isolation_boots
+        boots = self.plan.settings.isolation_boots
         limit = float(self.plan.profile.test_timeout_s.get("matrix", float("inf")))
         ends = time.monotonic() + limit - _SPARE_S
 
         def try_cell(cell: dict[str, str]) -> CellRecord | None:
-            nonlocal left
+            nonlocal boots
             longest = max(record.took_s for record in self.records)
-            if left == 0 or self.harness.obstacle() or time.monotonic() + longest > ends:
+            if boots == 0 or self.harness.obstacle() or time.monotonic() + longest > ends:
                 return None
-            left -= 1
+            boots -= 1
             self.harness.say("matrix", f"isolating: {identity(self.space, cell)}")
             return self.examine(Planned(cell, ("isolating",)), isolating=True)
 
@@ -160,14 +160,17 @@ class MatrixLevel:
         lines = outlook.of_run(self.plan)
         waiting = [p.cell for p in self.plan.cells if self._record_of(p) is None]
         if self.resumed_from:
-            taken = len(self.plan.cells) - len(waiting)
-            lines.append(f"{taken} cells are taken over: {self.resumed_from}")
+            resumed = len(self.plan.cells) - len(waiting)
+            lines.append(f"{resumed} cells are taken over: {self.resumed_from}")
         to_run = list(waiting)
         if to_run and self.space.baseline not in to_run:
             to_run.insert(0, self.space.baseline)  # to compare with
         pool = self.harness.pool
         running = pool.current.configuration.key if pool and pool.current else ""
-        keys = [made.key if (made := self.configuration(cell)) else "" for cell in to_run]
+        keys = [
+            configuration.key if (configuration := self.configuration(cell)) else ""
+            for cell in to_run
+        ]
         predicted = cost.predict(
             self.space, to_run, keys, self.plan.settings, self._durations, running
         )
@@ -196,14 +199,19 @@ class MatrixLevel:
         if self.harness.attached is not None:
             return None
         arguments, environment = self.plan.arguments(cell), self.plan.environment(cell)
-        for known in self.harness.configurations.values():
-            if known.arguments == arguments and known.environment == environment:
-                return known
-        own = self.harness.managed_configuration(self.harness.profile.under_test)
-        made = dataclasses.replace(
-            own, name="matrix", arguments=arguments, environment=environment, traces=None, nsys=None
+        for shipped in self.harness.configurations.values():
+            if shipped.arguments == arguments and shipped.environment == environment:
+                return shipped
+        under_test = self.harness.managed_configuration(self.harness.profile.under_test)
+        configuration = dataclasses.replace(
+            under_test,
+            name="matrix",
+            arguments=arguments,
+            environment=environment,
+            traces=None,
+            nsys=None,
         )
-        return dataclasses.replace(made, name=f"matrix-{made.key[:8]}")
+        return dataclasses.replace(configuration, name=f"matrix-{configuration.key[:8]}")
 
     def end(self, *, interrupted: bool) -> None:
         """No more cells will come.
@@ -283,16 +291,16 @@ class MatrixLevel:
 
     def _made_of(self) -> Mapping[str, object]:
         """What decides an outcome: cells of another of these are not this run's."""
-        own = self.harness.configurations.get(self.harness.profile.under_test)
-        asked = self.harness.file.fingerprint
+        under_test = self.harness.configurations.get(self.harness.profile.under_test)
+        fingerprint = self.harness.file.fingerprint
         return {
-            **(asked.values() if asked is not None else {}),
+            **(fingerprint.values() if fingerprint is not None else {}),
             "profile": digest.of(self.plan.profile.model_dump(mode="json")),
             "axes": digest.of(self.space.file.model_dump(mode="json")),
             "engine": self.space.engine,
             "version": self.space.version,
-            "model": own.model if own is not None else None,
-            "python": own.python if own is not None else None,
+            "model": under_test.model if under_test is not None else None,
+            "python": under_test.python if under_test is not None else None,
             "arguments": list(self.plan.engine_arguments),
             "environment": digest.of(self.plan.engine_environment),
         }

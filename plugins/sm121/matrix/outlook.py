@@ -77,6 +77,6 @@ def _coverage(space: Space, array: Array) -> Coverage:
 
 
 def _hours(space: Space, array: Array, settings: MatrixPlan) -> float:
-    found = [planned.cell for planned in array.cells]
-    keys = [str((space.arguments(cell), space.environment(cell))) for cell in found]
-    return cost.predict(space, found, keys, settings).seconds / 3600
+    cells = [planned.cell for planned in array.cells]
+    keys = [str((space.arguments(cell), space.environment(cell))) for cell in cells]
+    return cost.predict(space, cells, keys, settings).seconds / 3600

@@ -43,15 +43,15 @@ class CellPlan:
     def under_test(self, configuration: str | None = None) -> tuple[tuple[str, ...], Environment]:
         """Arguments and variables of a configuration of the profile (default: the one under
         test)."""
-        own = self.profile.configurations[configuration or self.profile.under_test]
-        return self._arguments(own.arguments), self._environment(own.environment)
+        chosen = self.profile.configurations[configuration or self.profile.under_test]
+        return self._arguments(chosen.arguments), self._environment(chosen.environment)
 
-    def _arguments(self, own: tuple[str, ...]) -> tuple[str, ...]:
-        return (*self.profile.engine.arguments, *own, *self.engine_arguments)
+    def _arguments(self, arguments: tuple[str, ...]) -> tuple[str, ...]:
+        return (*self.profile.engine.arguments, *arguments, *self.engine_arguments)
 
-    def _environment(self, own: dict[str, str]) -> Environment:
+    def _environment(self, variables: dict[str, str]) -> Environment:
         return environment_items(
-            self.profile.engine.environment, own, dict(self.engine_environment)
+            self.profile.engine.environment, variables, dict(self.engine_environment)
         )
 
     @property
@@ -92,8 +92,8 @@ def space_of(
     """
     settings = settings_of(profile)
     file = axes.load(axes_file or settings.axes)
-    known = builds.identity(version, options) or version
-    return Space(file, engine or profile.engine.name, known, options)
+    identity = builds.identity(version, options) or version
+    return Space(file, engine or profile.engine.name, identity, options)
 
 
 def make_plan(
@@ -115,16 +115,16 @@ def make_plan(
     """
     settings = settings_of(profile)
     space = space or space_of(profile)
-    asked = covering.parse_strength(
+    parsed = covering.parse_strength(
         strength or str(min(settings.strength, max(1, len(space.axes))))
     )
-    array = covering.build(space, asked)
+    array = covering.build(space, parsed)
     cells = ordered(
         space,
         array.cells,
         lambda planned: (space.arguments(planned.cell), *space.environment(planned.cell).items()),
     )
-    if asked == "none":
+    if parsed == "none":
         cells = []
     return CellPlan(
         profile, settings, space, array, tuple(cells), engine_arguments, engine_environment

@@ -47,10 +47,10 @@ def read(directory: Path, fingerprint: Mapping[str, object]) -> tuple[list[CellR
         return [], "there is no earlier state"
     lines = file.read_text("utf-8", "replace").splitlines()
     try:
-        said = json.loads(lines[0])["run"] if lines else {}
+        run = json.loads(lines[0])["run"] if lines else {}
     except (ValueError, KeyError, TypeError):
         return [], f"{file}: its first line is not that of a state"
-    different = sorted(k for k in {*said, *fingerprint} if said.get(k) != fingerprint.get(k))
+    different = sorted(k for k in {*run, *fingerprint} if run.get(k) != fingerprint.get(k))
     if different:
         return [], f"the earlier run was another one: {', '.join(different)} differ"
     records: list[CellRecord] = []
@@ -81,13 +81,13 @@ def take_over(
         for part in (earlier / FOLDER, *sorted((earlier / WORKERS).glob(f"*/{FOLDER}"))):
             if not part.is_dir():
                 continue
-            found, why = read(part, fingerprint)
+            cells, why = read(part, fingerprint)
             if why is not None:
                 reasons.append(why)
                 continue
-            for record in found:
-                known = any(own.values == record.values for own in records)
-                if not (record.outcome is CellOutcome.NOT_RUN or record.isolating or known):
+            for record in cells:
+                repeated = any(other.values == record.values for other in records)
+                if not (record.outcome is CellOutcome.NOT_RUN or record.isolating or repeated):
                     records.append(record)
             if (part / "bundles").is_dir():
                 shutil.copytree(part / "bundles", directory / "bundles", dirs_exist_ok=True)

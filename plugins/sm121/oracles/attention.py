@@ -39,8 +39,8 @@ def visible_keys(positions: Tensor, keys: int, window: int | None) -> Tensor:
     """[T, keys] bool: which keys a query at each position sees; the window counts the query
     itself."""
     distance = positions[:, None] - torch.arange(keys, device=positions.device)[None, :]
-    seen = distance >= 0
-    return seen if window is None else seen & (distance < window)
+    visible = distance >= 0
+    return visible if window is None else visible & (distance < window)
 
 
 def prefill(
@@ -61,17 +61,17 @@ def prefill(
     for start, end in itertools.pairwise(cu_seqlens.tolist()):
         span, length = slice(start, end), end - start
         if length:
-            seen = visible_keys(torch.arange(length), length, window)
-            out[span] = attend(q[span], k[span], v[span], seen, sinks=sinks, scale=scale)
+            visible = visible_keys(torch.arange(length), length, window)
+            out[span] = attend(q[span], k[span], v[span], visible, sinks=sinks, scale=scale)
     return out
 
 
 def gather_pages(kv_cache: Tensor, pages: Tensor, length: int) -> tuple[Tensor, Tensor]:
     """Keys and values [length, Hkv, D] of one sequence from a paged cache [blocks, 2, Hkv, block,
     D]; pages: its row of the block table."""
-    held = kv_cache[pages[: -(-length // kv_cache.shape[3])].long()]
+    blocks = kv_cache[pages[: -(-length // kv_cache.shape[3])].long()]
     # [pages, 2, Hkv, block, D] -> [2, positions, Hkv, D]
-    keys, values = held.transpose(2, 3).transpose(0, 1).flatten(1, 2)[:, :length]
+    keys, values = blocks.transpose(2, 3).transpose(0, 1).flatten(1, 2)[:, :length]
     return keys, values
 
 
@@ -91,7 +91,7 @@ def decode(
     out = torch.zeros(q.shape, dtype=torch.float64)
     for b, length in enumerate(seq_lens.tolist()):
         k, v = gather_pages(kv_cache.cpu(), block_table[b].cpu(), length)
-        seen = visible_keys(torch.tensor([length - 1]), length, window)
+        visible = visible_keys(torch.tensor([length - 1]), length, window)
         query = q[b : b + 1].cpu().double()
-        out[b] = attend(query, k.double(), v.double(), seen, sinks=sinks, scale=scale)[0]
+        out[b] = attend(query, k.double(), v.double(), visible, sinks=sinks, scale=scale)[0]
     return out

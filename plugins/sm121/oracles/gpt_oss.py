@@ -210,13 +210,13 @@ class Stored:
 
     def tensor(self, name: str) -> Tensor:
         """The whole tensor."""
-        found: Tensor = self._of(name).get_tensor(name)
-        return found.to(self._device)
+        tensor: Tensor = self._of(name).get_tensor(name)
+        return tensor.to(self._device)
 
     def rows(self, name: str, start: int, end: int) -> Tensor:
         """Of a tensor what has these indices in its first dimension."""
-        found: Tensor = self._of(name).get_slice(name)[start:end]
-        return found.to(self._device)
+        rows: Tensor = self._of(name).get_slice(name)[start:end]
+        return rows.to(self._device)
 
 
 class _Experts:
@@ -224,13 +224,13 @@ class _Experts:
 
     def __init__(self, stored: Stored, name: str, dtype: torch.dtype) -> None:
         self._stored, self._name, self._dtype = stored, name, dtype
-        self._kept: tuple[int, Tensor] | None = None
+        self._last: tuple[int, Tensor] | None = None
 
     def __getitem__(self, expert: int) -> Tensor:
-        if self._kept is None or self._kept[0] != expert:
-            self._kept = None  # before the next one is read
-            self._kept = expert, self._read(expert)
-        return self._kept[1]
+        if self._last is None or self._last[0] != expert:
+            self._last = None  # before the next one is read
+            self._last = expert, self._read(expert)
+        return self._last[1]
 
     def _read(self, expert: int) -> Tensor:
         def part(name: str) -> Tensor:
@@ -266,9 +266,9 @@ class _StoredRows:
     def __getitem__(self, rows: slice | Tensor) -> Tensor:
         if isinstance(rows, slice):
             return self._stored.rows(self._name, rows.start, rows.stop)
-        wanted, place = rows.unique(return_inverse=True)
-        found = [self._stored.rows(self._name, row, row + 1) for row in wanted.tolist()]
-        return torch.cat(found)[place]
+        numbers, inverse = rows.unique(return_inverse=True)
+        parts = [self._stored.rows(self._name, row, row + 1) for row in numbers.tolist()]
+        return torch.cat(parts)[inverse]
 
 
 class _StoredLayers(Sequence[Layer]):
@@ -276,7 +276,7 @@ class _StoredLayers(Sequence[Layer]):
 
     def __init__(self, stored: Stored, dtype: torch.dtype) -> None:
         self._stored, self._dtype = stored, dtype
-        self._kept: tuple[int, Layer] | None = None
+        self._last: tuple[int, Layer] | None = None
 
     def __len__(self) -> int:
         return self._stored.config.layers
@@ -284,13 +284,13 @@ class _StoredLayers(Sequence[Layer]):
     def __getitem__(self, n: Any) -> Any:
         if not 0 <= n < len(self):
             raise IndexError(n)
-        if self._kept is None or self._kept[0] != n:
-            self._kept = None  # before the next one is read
-            made = _layer(
+        if self._last is None or self._last[0] != n:
+            self._last = None  # before the next one is read
+            layer = _layer(
                 self._stored, n, self._dtype, lambda name: _Experts(self._stored, name, self._dtype)
             )
-            self._kept = (n, made)
-        return self._kept[1]
+            self._last = (n, layer)
+        return self._last[1]
 
 
 def _layer(
@@ -427,17 +427,17 @@ def after_layer(
 ) -> tuple[list[Tensor], list[Past]]:
     """What layer n makes of several texts, each [T, H] and each by its model; and their keys and
     values. Their experts are the same, and each is read once: the models may differ in all else."""
-    held: list[Past] = []
+    pasts: list[Past] = []
     after, normed, routes = [], [], []
     for i, (model, each) in enumerate(zip(models, x, strict=True)):
         layer, eps, near = model.layers[n], model.config.eps, model.rounding.activations
-        added, kept = attention(
+        added, keys_values = attention(
             model,
             n,
             near(rms_norm(each, layer.attention_norm, eps)),
             None if past is None else past[i],
         )
-        held.append(kept)
+        pasts.append(keys_values)
         after.append(near(each + added))
         normed.append(near(rms_norm(after[-1], layer.mlp_norm, eps)))
         routes.append(routing.route(near(_linear(normed[-1], *layer.router)), model.config.top_k))
@@ -446,20 +446,20 @@ def after_layer(
         # Texts that round alike go through the expert together.
         alike: dict[str, list[tuple[int, Tensor, Tensor]]] = {}
         for i, (model, (_, chosen)) in enumerate(zip(models, routes, strict=True)):
-            tokens, place = (chosen == e).nonzero(as_tuple=True)
+            tokens, rank = (chosen == e).nonzero(as_tuple=True)
             if len(tokens):
-                alike.setdefault(model.rounding.name, []).append((i, tokens, place))
+                alike.setdefault(model.rounding.name, []).append((i, tokens, rank))
         for parts in alike.values():
             rows = torch.cat([normed[i][tokens] for i, tokens, _ in parts])
-            given = _expert(models[parts[0][0]], n, e, rows)
-            for (i, tokens, place), part in zip(
-                parts, given.split([len(tokens) for _, tokens, _ in parts]), strict=True
+            outputs = _expert(models[parts[0][0]], n, e, rows)
+            for (i, tokens, rank), part in zip(
+                parts, outputs.split([len(tokens) for _, tokens, _ in parts]), strict=True
             ):
-                mixed[i].index_add_(0, tokens, part * routes[i][0][tokens, place, None])
+                mixed[i].index_add_(0, tokens, part * routes[i][0][tokens, rank, None])
     return [
         model.rounding.activations(each + model.rounding.activations(out))
         for model, each, out in zip(models, after, mixed, strict=True)
-    ], held
+    ], pasts
 
 
 def _expert(weights: Weights, n: int, e: int, rows: Tensor) -> Tensor:

@@ -75,8 +75,8 @@ def mixture(
     """
     out = torch.zeros_like(x)
     for e in chosen.unique().tolist():
-        tokens, place = (chosen == e).nonzero(as_tuple=True)
-        out.index_add_(0, tokens, expert(e, x[tokens]) * shares[tokens, place, None])
+        tokens, rank = (chosen == e).nonzero(as_tuple=True)
+        out.index_add_(0, tokens, expert(e, x[tokens]) * shares[tokens, rank, None])
     return out
 
 

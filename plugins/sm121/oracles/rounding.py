@@ -47,8 +47,8 @@ def to_mxfp8(x: Tensor, rule: ScaleRule = ScaleRule.CEIL) -> Tensor:
     else:
         exponent = torch.frexp(amax)[1] - 1 - _EMAX_E4M3
     scale = torch.ldexp(torch.ones_like(amax), exponent)
-    kept = (blocks / scale).clamp(-_LARGEST_E4M3, _LARGEST_E4M3)
-    near = kept.float().to(torch.float8_e4m3fn).to(x.dtype)
+    clamped = (blocks / scale).clamp(-_LARGEST_E4M3, _LARGEST_E4M3)
+    near = clamped.float().to(torch.float8_e4m3fn).to(x.dtype)
     return (near * scale).flatten(-2)
 
 

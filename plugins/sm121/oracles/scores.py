@@ -69,7 +69,7 @@ def score(
     dtype: torch.dtype = torch.float64,
     device: str = "cpu",
     top: int = 20,
-    kept: Path | None = None,
+    cache: Path | None = None,
     say: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> list[Scores]:
     """The scores of each text.
@@ -78,7 +78,7 @@ def score(
         checkpoint: a folder in the Hugging Face format.
         dtype: everything is computed in it.
         device: where, as PyTorch names it.
-        kept: a folder for the states after each layer. What it has of the same checkpoint, texts
+        cache: a folder for the states after each layer. What it has of the same checkpoint, texts
             and dtype is not computed again; it is removed at the end.
         say: called after each layer, with the layers done and the layers in all; each token that
             texts go on with passes all layers once more.
@@ -90,16 +90,16 @@ def score(
     intact = gpt_oss.stream(checkpoint, dtype, device)
     layers, longest = len(intact.layers), max((text.more for text in texts), default=0)
     models = [_model(intact, text) for text in texts]
-    state = _Kept(kept, _digest(checkpoint, texts, dtype, device), device)
-    done, states, past = state.resumed([text.more > 0 for text in texts], layers)
-    if not done:
+    state = _Kept(cache, _digest(checkpoint, texts, dtype, device), device)
+    first, states, past = state.resumed([text.more > 0 for text in texts], layers)
+    if not first:
         states = [gpt_oss.embedded(m, t.ids) for m, t in zip(models, texts, strict=True)]
-    for n in range(done, layers):
-        states, held = gpt_oss.after_layer(models, n, states)
-        past.append([pair for pair, text in zip(held, texts, strict=True) if text.more])
+    for n in range(first, layers):
+        states, pasts = gpt_oss.after_layer(models, n, states)
+        past.append([pair for pair, text in zip(pasts, texts, strict=True) if text.more])
         state.keep(n + 1, states, past[-1])
         say(n + 1, layers * (1 + longest))
-    found = _of_states(
+    results = _of_states(
         models,
         [state if text.whole else state[-1:] for state, text in zip(states, texts, strict=True)],
         [text.ids if text.whole else () for text in texts],
@@ -112,16 +112,16 @@ def score(
         on = _go_on(
             [models[i] for i in going],
             [n if leader is None else going.index(leader) for n, leader in enumerate(follows)],
-            [found[i] for i in going],
+            [results[i] for i in going],
             past,
             longest,
             top,
             say,
         )
         for i, scores in zip(going, on, strict=True):
-            found[i] = scores
+            results[i] = scores
     state.remove()
-    return found
+    return results
 
 
 def _model(intact: Weights, text: Text) -> Weights:
@@ -132,7 +132,7 @@ def _model(intact: Weights, text: Text) -> Weights:
 def _go_on(
     models: Sequence[Weights],
     leaders: Sequence[int],
-    found: Sequence[Scores],
+    starts: Sequence[Scores],
     past: list[list[Past]],
     more: int,
     top: int,
@@ -141,8 +141,8 @@ def _go_on(
     """The scores with `more` tokens after the last one; each token is the most likely one of the
     text's leader."""
     layers = len(past)
-    last = [(scores.top_ids[-1:], scores.top[-1:]) for scores in found]
-    places = [[pair] for pair in last]
+    last = [(scores.top_ids[-1:], scores.top[-1:]) for scores in starts]
+    steps = [[pair] for pair in last]
     for step in range(1, more):
         states = [
             gpt_oss.embedded(model, [int(last[leader][0][0, 0])])
@@ -153,17 +153,17 @@ def _go_on(
             say(layers * (step + 1) - layers + n + 1, layers * (1 + more))
         new = _of_states(models, states, [()] * len(models), top)
         last = [(scores.top_ids, scores.top) for scores in new]
-        for place, pair in zip(places, last, strict=True):
-            place.append(pair)
+        for chain, pair in zip(steps, last, strict=True):
+            chain.append(pair)
     say(layers * (1 + more), layers * (1 + more))
     return [
         dataclasses.replace(
             scores,
-            generated=tuple(int(ids[0, 0]) for ids, _ in places[leader]),
-            generated_top_ids=torch.cat([ids for ids, _ in place]),
-            generated_top=torch.cat([values for _, values in place]),
+            generated=tuple(int(ids[0, 0]) for ids, _ in steps[leader]),
+            generated_top_ids=torch.cat([ids for ids, _ in chain]),
+            generated_top=torch.cat([values for _, values in chain]),
         )
-        for scores, place, leader in zip(found, places, leaders, strict=True)
+        for scores, chain, leader in zip(starts, steps, leaders, strict=True)
     ]
 
 
@@ -201,8 +201,8 @@ class _Part:
         """The logits [S, n] of n tokens from `start` on."""
         self._total = torch.logaddexp(self._total, logits.double().logsumexp(-1))
         count, targets = logits.shape[1], self._targets
-        here = ((targets >= start) & (targets < start + count)).nonzero()[:, 0]
-        self._following[here] = logits[here, targets[here] - start]
+        rows = ((targets >= start) & (targets < start + count)).nonzero()[:, 0]
+        self._following[rows] = logits[rows, targets[rows] - start]
         most = logits.topk(min(top, count), -1)
         candidates = torch.cat((self._best, most.values), -1)
         order = candidates.topk(min(top, candidates.shape[1]), -1)
@@ -225,9 +225,9 @@ def _digest(checkpoint: Path, texts: Sequence[Text], dtype: torch.dtype, device:
         for file in sorted(checkpoint.glob("*.safetensors"))
     ]
     config = (checkpoint / "config.json").read_text("utf-8")
-    asked = [(t.ids, str(t.change), t.rounding.name, t.whole, t.more, t.follows) for t in texts]
-    told = json.dumps([config, files, asked, str(dtype), device])
-    return hashlib.sha256(told.encode()).hexdigest()
+    described = [(t.ids, str(t.change), t.rounding.name, t.whole, t.more, t.follows) for t in texts]
+    content = json.dumps([config, files, described, str(dtype), device])
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 class _Kept:
@@ -249,16 +249,16 @@ class _Kept:
         self, going: Sequence[bool], layers: int
     ) -> tuple[int, list[Tensor], list[list[Past]]]:
         """What was kept: the layers done, the states, and the keys and values."""
-        if (found := self._read("states")) is None:
+        if (stored := self._read("states")) is None:
             return 0, [], []
-        done, states = found
+        layers_done, states = stored
         past = []
-        for n in range(1, min(done, layers) + 1):
+        for n in range(1, min(layers_done, layers) + 1):
             if (pairs := self._read(f"layer-{n}")) is None:
                 return 0, [], []
-            held = pairs[1]
-            past.append([(held[f"k{i}"], held[f"v{i}"]) for i in range(sum(going))])
-        return done, [states[str(n)] for n in range(len(going))], past
+            tensors = pairs[1]
+            past.append([(tensors[f"k{i}"], tensors[f"v{i}"]) for i in range(sum(going))])
+        return layers_done, [states[str(n)] for n in range(len(going))], past
 
     def remove(self) -> None:
         if self._folder is not None:

@@ -30,10 +30,10 @@ def not_idle(endpoint: Endpoint) -> Fault | None:
         if not busy:
             return None
         if time.monotonic() > deadline:
-            seen = ", ".join(f"{name} {value:g}" for name, value in busy.items())
+            observed = ", ".join(f"{name} {value:g}" for name, value in busy.items())
             return Fault(
                 "not_idle",
-                f"required 0 within {_IDLE_WITHIN_S:.0f} s of the last answer, seen {seen}",
+                f"required 0 within {_IDLE_WITHIN_S:.0f} s of the last answer, seen {observed}",
             )
         time.sleep(0.2)
 
@@ -48,18 +48,18 @@ def zombies(processes: Callable[[], Iterable[psutil.Process]]) -> Fault | None:
     still = [entry for entry in _dead_children(processes()) if entry in first]
     if not still:
         return None
-    shown = ", ".join(f"pid {pid}, a child of {parent}" for pid, parent in still[:5])
-    return Fault("zombie", f"required none, seen {len(still)}: {shown}")
+    listed = ", ".join(f"pid {pid}, a child of {parent}" for pid, parent in still[:5])
+    return Fault("zombie", f"required none, seen {len(still)}: {listed}")
 
 
 def _dead_children(processes: Iterable[psutil.Process]) -> list[tuple[int, str]]:
-    found = {}
+    parents = {}
     for process in processes:
         try:
             parent = f"{process.name()} ({process.pid})"
             for child in process.children():
                 if child.status() == psutil.STATUS_ZOMBIE:
-                    found[child.pid] = parent
+                    parents[child.pid] = parent
         except psutil.NoSuchProcess:
             continue
-    return sorted(found.items())
+    return sorted(parents.items())

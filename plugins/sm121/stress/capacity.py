@@ -28,9 +28,9 @@ def context_tokens(endpoint: Endpoint) -> int:
     with endpoint.http() as http:
         models = http.get("/v1/models").json()["data"]
     for entry in models:
-        own = entry.get("max_model_len") or (entry.get("meta") or {}).get("n_ctx")
-        if entry.get("id") == endpoint.served_name and own:
-            return int(own)
+        length = entry.get("max_model_len") or (entry.get("meta") or {}).get("n_ctx")
+        if entry.get("id") == endpoint.served_name and length:
+            return int(length)
     raise NotRun("the length of the context is not known: /v1/models has no max_model_len")
 
 
@@ -100,7 +100,7 @@ def chunk_tokens(server: Server) -> int:
             return int(value)
     if server.log is not None:
         with server.log.open("rb") as log:
-            found = _LOGGED_CHUNK.search(log.read(_LOG_BEGINS).decode("utf-8", "replace"))
-        if found is not None:
-            return int(found[1])
+            match = _LOGGED_CHUNK.search(log.read(_LOG_BEGINS).decode("utf-8", "replace"))
+        if match is not None:
+            return int(match[1])
     return _CHUNK_TOKENS

@@ -26,10 +26,10 @@ def faults(
             what is under way with the finish_reason ``abort``, as vLLM does where it has the time
             (v1/engine/core.py).
     """
-    found = [
+    candidates = [
         fault(outcome, bound, aborted=is_aborted(outcome, stopped_at)) for outcome in load.outcomes
     ]
-    return [item for item in found if item is not None]
+    return [item for item in candidates if item is not None]
 
 
 def is_aborted(outcome: JobOutcome, stopped_at: float | None) -> bool:
@@ -82,15 +82,15 @@ def _wrong(
     if not aborted and (lacking := _lacking(where, answer, alone)) is not None:
         return lacking
     if aborted and answer.ids is None:  # how much of it came is not known
-        known = alone is not None and alone.ids is not None
-        return _lacking(where, answer, alone) if known else None
+        comparable = alone is not None and alone.ids is not None
+        return _lacking(where, answer, alone) if comparable else None
     if answer.ids is not None:
-        seen = len(answer.ids)
-        if seen > tokens or (seen < tokens and not aborted):
-            kind = "token_lost" if seen < tokens else "token_doubled"
+        count = len(answer.ids)
+        if count > tokens or (count < tokens and not aborted):
+            kind = "token_lost" if count < tokens else "token_doubled"
             required = f"at most {tokens}" if aborted else str(tokens)
-            return Fault(kind, f"{where}: required {required} token ids, seen {seen}")
-        tokens = seen
+            return Fault(kind, f"{where}: required {required} token ids, seen {count}")
+        tokens = count
     if answer.completion_tokens not in (None, tokens):
         return Fault(
             "wrong_usage",
@@ -127,9 +127,9 @@ def _lacking(where: str, answer: Completion, alone: Completion | None) -> Fault 
         return None
     if alone.ids is not None and answer.ids is None:
         return Fault("bad_stream", f"{where}: required token ids, as asked alone, seen none")
-    for what in ("completion_tokens", "prompt_tokens"):
-        if getattr(alone, what) is not None and getattr(answer, what) is None:
-            return Fault("wrong_usage", f"{where}: required usage with {what}, seen none")
+    for field in ("completion_tokens", "prompt_tokens"):
+        if getattr(alone, field) is not None and getattr(answer, field) is None:
+            return Fault("wrong_usage", f"{where}: required usage with {field}, seen none")
     return None
 
 
@@ -143,10 +143,10 @@ def _against_alone(
     if different is None:
         return None
     if bound.fork > 0 and answer.positions is not None and alone.positions is not None:
-        found = agreement.judge(answer.positions, alone.positions, bound)
-        if found.disagreement is None:
+        judgement = agreement.judge(answer.positions, alone.positions, bound)
+        if judgement.disagreement is None:
             return None
-        different = found.disagreement
+        different = judgement.disagreement
     kind = "corrupted_answer"
     if answer.ids is not None and alone.ids is not None:
         kind = _lost_or_doubled(answer.ids, alone.ids) or kind
@@ -160,15 +160,15 @@ def _begun(answer: Completion, tokens: int) -> Completion:
     return replace(answer, ids=ids, positions=positions)
 
 
-def _lost_or_doubled(seen: Sequence[int], alone: Sequence[int]) -> str | None:
+def _lost_or_doubled(observed: Sequence[int], alone: Sequence[int]) -> str | None:
     """Whether the answer is the right one with a token left out, or one twice."""
-    for place in range(len(alone)):
-        if tuple(seen[:-1]) == (*alone[:place], *alone[place + 1 :]) and seen[:place] == tuple(
-            alone[:place]
-        ):
+    for index in range(len(alone)):
+        if tuple(observed[:-1]) == (*alone[:index], *alone[index + 1 :]) and observed[
+            :index
+        ] == tuple(alone[:index]):
             return "token_lost"
-        doubled = (*alone[: place + 1], alone[place], *alone[place + 1 :])[: len(seen)]
-        if tuple(seen) == doubled:
+        doubled = (*alone[: index + 1], alone[index], *alone[index + 1 :])[: len(observed)]
+        if tuple(observed) == doubled:
             return "token_doubled"
     return None
 

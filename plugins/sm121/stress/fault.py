@@ -45,16 +45,15 @@ class UnderLoad(Sm121Error, AssertionError):
     ``faults`` are sorted: the gravest kinds first, else in the order in which they were seen.
     """
 
-    def __init__(self, what: str, faults: list[Fault], count: int) -> None:
-        self.what = what
+    def __init__(self, load: str, faults: list[Fault], count: int) -> None:
         gravest = _KINDS.gravest
         self.faults = faults = sorted(
             faults, key=lambda f: gravest.index(f.kind) if f.kind in gravest else len(gravest)
         )
-        shown = "; ".join(str(fault) for fault in faults[:3])
+        listed = "; ".join(str(fault) for fault in faults[:3])
         more = f" (and {len(faults) - 3} more)" if len(faults) > 3 else ""
         of = f" of {count} requests" if count else ""
-        super().__init__(f"{what}: required no fault, seen {len(faults)}{of}: {shown}{more}")
+        super().__init__(f"{load}: required no fault, seen {len(faults)}{of}: {listed}{more}")
 
     @property
     def kind(self) -> str:

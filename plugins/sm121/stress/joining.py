@@ -33,25 +33,25 @@ class Joining:
     decodes, then two, up to all places; then these end, and are joined meanwhile.
 
     Args:
-        places: requests that the server runs at the same time.
+        most: requests that the server runs at the same time.
         lasts_s: for how long prompts join.
         context: most tokens of a prompt and its answer.
     """
 
     shapes: Shapes
     endpoint: Endpoint
-    places: int
+    most: int
     lasts_s: float
     context: int
     #: How often a prompt joined so many that decode.
     joined: Counter[int] = field(default_factory=Counter)
     #: Numbers of running requests that the server's counters showed while one of them joined.
-    shown: set[int] = field(default_factory=set)
+    observed: set[int] = field(default_factory=set)
     #: Whether it has such a counter, as far as it was asked.
     counts: bool = True
     _began: float = field(default_factory=time.monotonic)
     _sweep: int = 0
-    _wanted: int = 0
+    _target: int = 0
     _rises: bool = False
     _tokens: int = SHORTEST
     _random: random.Random = field(default_factory=lambda: random.Random(121))
@@ -68,16 +68,16 @@ class Joining:
         if not decoding and not self._rises:
             self._next_sweep()
         self.joined[decoding] += 1
-        if self._rises and decoding < self._wanted:
+        if self._rises and decoding < self._target:
             return self._stays(decoding)
-        self._wanted += 1
-        self._rises = self._rises and self._wanted < self.places
+        self._target += 1
+        self._rises = self._rises and self._target < self.most
         return self._job(self._tokens, _JOINS_TOKENS, self._sweep, decoding)
 
     def missing(self) -> list[int]:
         """Numbers of running requests, one of them joining, that did not come about."""
-        reached = self.shown if self.counts else {n + 1 for n in self.joined}
-        return [n for n in range(1, self.places + 1) if n not in reached]
+        reached = self.observed if self.counts else {n + 1 for n in self.joined}
+        return [n for n in range(1, self.most + 1) if n not in reached]
 
     def require_all(self) -> None:
         """Go on only if each number came about, by the server's own counters.
@@ -90,7 +90,7 @@ class Joining:
             raise NotRun("how many requests ran is not known: /metrics has no counter of them")
         if missing := self.missing():
             raise Inconclusive(
-                f"required: 1 to {self.places} requests running, one of them joining; the server's "
+                f"required: 1 to {self.most} requests running, one of them joining; the server's "
                 f"counters never showed {', '.join(map(str, missing))}: it runs fewer at once than "
                 "it was asked to (--max-num-seqs, or a KV cache that is too small), or too shortly"
             )
@@ -101,18 +101,18 @@ class Joining:
         return load.outcomes[-1].job.name if broken else "short prompts join those that decode"
 
     def _count(self, under_way: int) -> None:
-        if self.counts and under_way not in self.shown:
+        if self.counts and under_way not in self.observed:
             now = counters.fetch(self.endpoint)
             running = now.values.get("running") if now is not None else None
             self.counts = running is not None
             if running == under_way:
-                self.shown.add(under_way)
+                self.observed.add(under_way)
 
     def _next_sweep(self) -> None:
         """The next prompts have another length. Nothing runs now: what all of them are answered
         alone is asked for."""
         self._sweep += 1
-        self._wanted, self._rises = 0, self.places > 1
+        self._target, self._rises = 0, self.most > 1
         self._tokens = self._random.randint(SHORTEST, LONGEST)
         self._job(self._tokens, _JOINS_TOKENS, self._sweep, 0)
         for decoding in (0, 1):
@@ -120,7 +120,7 @@ class Joining:
 
     def _stays(self, decoding: int) -> Job:
         """One that decodes on, so long that others join meanwhile in all numbers."""
-        tokens = min(max(_DECODES_TOKENS, 10 * self.places), self.context - SHORTEST)
+        tokens = min(max(_DECODES_TOKENS, 10 * self.most), self.context - SHORTEST)
         return self._job(SHORTEST, tokens, decoding, decoding, " and decodes on")
 
     def _job(self, prompt: int, tokens: int, turn: int, decoding: int, then: str = "") -> Job:

@@ -179,10 +179,10 @@ class Stress:
             raise NotRun(f"prompts of {LONGEST} tokens do not fit well into a context of {longest}")
         source = Joining(self.shapes, self._server.endpoint, most, lasts_s, longest)
         load = self.client.follow(source)
-        if found := self._faults(load, tails=False):
-            raise UnderLoad(source.at_the_end(load), found, len(load.outcomes))
-        shown = shown_places(self._harness, self._server)
-        if shown is None and source.counts and source.missing():
+        if faults := self._faults(load, tails=False):
+            raise UnderLoad(source.at_the_end(load), faults, len(load.outcomes))
+        limit = shown_places(self._harness, self._server)
+        if limit is None and source.counts and source.missing():
             raise NotRun("how many requests this server runs at once is not known (--server-log)")
         source.require_all()
         by = ", ".join(f"{n}: {times}" for n, times in sorted(source.joined.items()))
@@ -256,17 +256,17 @@ class Stress:
             kind = shapes.ARRIVALS[number % len(shapes.ARRIVALS)]
             when = shapes.moments(kind, count, self._sizes.arrivals_per_s.value, seed=number)
             load = self.client.run(jobs, concurrency=self._streams, arrivals=when)
-            found = self._faults(load, tails=False)
-            if found:
-                failed.append(error := UnderLoad(f"soak, round {number}", found, len(jobs)))
-                found = error.faults
+            faults = self._faults(load, tails=False)
+            if faults:
+                failed.append(error := UnderLoad(f"soak, round {number}", faults, len(jobs)))
+                faults = error.faults
             return soak.Round(
                 number,
                 round(load.started - self.timeline.began, 1),
                 len(jobs),
                 load.tokens,
                 round(load.seconds, 3),
-                [str(fault) for fault in found],
+                [str(fault) for fault in faults],
             )
 
         def write(record: dict[str, Any]) -> None:
@@ -318,11 +318,11 @@ class Stress:
 
     def nothing_kept(self) -> None:
         """No request, no KV block, no zombie."""
-        found = [
+        checked = [
             aftermath.not_idle(self._server.endpoint),
             aftermath.zombies(self._processes),
         ]
-        faults = [fault for fault in found if fault is not None]
+        faults = [fault for fault in checked if fault is not None]
         if faults:
             raise UnderLoad("after the load", faults, 0)
 
@@ -362,13 +362,13 @@ class Stress:
         if undecided:
             raise Inconclusive("; ".join(undecided))
 
-    def _play_sustained(self, what: str) -> LoadResult:
+    def _play_sustained(self, name: str) -> LoadResult:
         jobs = self._take(self.shapes.short, int(self._sizes.load_requests.value))
-        return self._play(what, jobs, concurrency=self._streams)
+        return self._play(name, jobs, concurrency=self._streams)
 
     def _play(
         self,
-        what: str,
+        name: str,
         jobs: Sequence[Job],
         *,
         concurrency: int,
@@ -376,21 +376,21 @@ class Stress:
         tails: bool = True,
     ) -> LoadResult:
         load = self.client.run(jobs, concurrency=concurrency, arrivals=arrivals)
-        if found := self._faults(load, tails=tails):
-            raise UnderLoad(what, found, len(jobs))
+        if faults := self._faults(load, tails=tails):
+            raise UnderLoad(name, faults, len(jobs))
         return load
 
     def _faults(self, load: LoadResult, *, tails: bool) -> list[Fault]:
-        found = checks.faults(load, self._bound)
+        faults = checks.faults(load, self._bound)
         if tails:
             tail = checks.slow_tail(
                 load, self._sizes.tail_factor.value, self._sizes.tail_floor_s.value
             )
-            found += [tail] if tail is not None else []
-        if not found:
+            faults += [tail] if tail is not None else []
+        if not faults:
             busy = aftermath.not_idle(self._server.endpoint)
-            found += [busy] if busy is not None else []
-        return found
+            faults += [busy] if busy is not None else []
+        return faults
 
     def _take(self, source: Callable[[int], Iterator[Job]], count: int) -> list[Job]:
         return list(itertools.islice(source(int(self._sizes.answer_tokens.value)), count))

@@ -48,18 +48,20 @@ def judged(
             nothing says what the device holds: on GB10 device memory is the system's, and in no
             process. None on a CPU, where the processes hold all of it and the rest is others'.
     """
-    done = [sample.completed for sample in samples]
-    found: list[Growth] = []
+    completed = [sample.completed for sample in samples]
+    growths: list[Growth] = []
 
     def judge(
         name: str, values: Sequence[float | None], least: float, most: float, per_request: float
     ) -> None:
-        known = [value for value in values if value is not None]
-        if known:
-            share = limits.memory_growth_fraction.value * statistics.median(known)
+        numbers = [value for value in values if value is not None]
+        if numbers:
+            share = limits.memory_growth_fraction.value * statistics.median(numbers)
             total = min(max(share, least), most)
-            found.append(
-                growth.judge(name, done, values, limit_total=total, limit_per_request=per_request)
+            growths.append(
+                growth.judge(
+                    name, completed, values, limit_total=total, limit_per_request=per_request
+                )
             )
 
     series: dict[str, list[float | None]] = {
@@ -75,7 +77,7 @@ def judged(
     handles_per_request = limits.handles_growth_per_request.value
     handles = [sample.handles for sample in samples]
     judge(HANDLES, handles, _LEAST_GROWTH_HANDLES, float("inf"), handles_per_request)
-    return found
+    return growths
 
 
 def keep(harness: Harness, timeline: Timeline, growths: list[Growth]) -> None:

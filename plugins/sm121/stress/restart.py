@@ -50,7 +50,7 @@ def under_load(
         UnderLoad: an answer is wrong, before the stop or after the start.
         Inconclusive: no request was under way when the server was stopped, or all were.
     """
-    known = {outcome.number for outcome in client.under_way()}
+    earlier = {outcome.number for outcome in client.under_way()}
     ended_before = client.completed
     loads: list[LoadResult] = []
     loading = threading.Thread(
@@ -58,7 +58,7 @@ def under_load(
     )
     loading.start()
     while loading.is_alive():
-        under_way = {outcome.number for outcome in client.under_way()} - known
+        under_way = {outcome.number for outcome in client.under_way()} - earlier
         if client.completed - ended_before >= concurrency and under_way:
             break
         time.sleep(0.005)
@@ -85,14 +85,14 @@ def under_load(
     late = [number for number, seconds in waited.items() if seconds > learned_within_s]
     log = report.log or "the server's log"
     if late:
-        said = (
+        silence = (
             f"required: within {learned_within_s:g} s of the stop each client has an answer, an "
             f"error or a closed connection; seen: {len(late)} of {len(waited)} requests waited in "
             f"silence, {longest:.1f} s at most (numbers {', '.join(map(str, late[:8]))}). "
             f"Evidence: {log}"
         )
-        assert excuse is not None and len(late) <= concurrency, said
-        harness.remark(f"restart under load: known of {excuse.versions}: {said}")
+        assert excuse is not None and len(late) <= concurrency, silence
+        harness.remark(f"restart under load: known of {excuse.versions}: {silence}")
     broken_off = sum(
         outcome.problem is not None or checks.is_aborted(outcome, stopped_at)
         for outcome in loads[0].outcomes

@@ -63,8 +63,8 @@ class Shapes:
         """The answer to a prompt when nothing else is asked."""
         key = (prompt, tokens)
         if key not in self._alone:
-            asked = Request(prompt, tokens, top=self._top, salt=self._fresh_salt())
-            self._alone[key] = self._ask(asked)
+            request = Request(prompt, tokens, top=self._top, salt=self._fresh_salt())
+            self._alone[key] = self._ask(request)
         return self._alone[key]
 
     def short(self, tokens: int) -> Iterator[Job]:
@@ -77,8 +77,8 @@ class Shapes:
         """Prompts of all lengths with answers of all lengths, as users send them."""
         for number in itertools.count():
             prompt = self._prompts[self._random.randrange(len(self._prompts))]
-            asked = self._random.choice((1, 2, max(tokens // 2, 1), tokens, 2 * tokens))
-            yield self.job(prompt.text, asked, name=prompt.name, stream=number % 4 != 3)
+            length = self._random.choice((1, 2, max(tokens // 2, 1), tokens, 2 * tokens))
+            yield self.job(prompt.text, length, name=prompt.name, stream=number % 4 != 3)
 
     def unruly(self, tokens: int) -> Iterator[Job]:
         """Between requests like any other: clients that cancel, disconnect, read slowly, and
@@ -131,8 +131,8 @@ class Shapes:
         change: dict[str, Any] | None = None,
     ) -> Job:
         """One job; the answer that the prompt has alone is asked for first, where it counts."""
-        asked = Request(prompt, tokens, top=self._top, salt=self._fresh_salt())
-        body = asked.body(self._model)
+        request = Request(prompt, tokens, top=self._top, salt=self._fresh_salt())
+        body = request.body(self._model)
         if stream:
             body["stream"] = True
             body["stream_options"] = {"include_usage": True}
@@ -152,8 +152,8 @@ def moments(kind: Arrival, count: int, per_s: float, seed: int = 7) -> list[floa
         return None
     if kind == "burst":
         return [(number // _BURST) * (_BURST / per_s) for number in range(count)]
-    at, found = 0.0, []
+    at, times = 0.0, []
     for _ in range(count):
-        found.append(at)
+        times.append(at)
         at += source.expovariate(per_s)
-    return found
+    return times

@@ -75,7 +75,7 @@ def run(
         )
 
     started = time.monotonic()
-    said = -_SAY_EVERY_S
+    told_at = -_SAY_EVERY_S
     ended_by = "a fault"
     try:
         while (elapsed := time.monotonic() - started) < duration_s and not faults:
@@ -83,8 +83,8 @@ def run(
             rounds.append(played)
             requests += played.requests
             faults += played.faults
-            if elapsed - said >= _SAY_EVERY_S:
-                said = elapsed
+            if elapsed - told_at >= _SAY_EVERY_S:
+                told_at = elapsed
                 say(
                     f"{elapsed:.0f} of {duration_s:.0f} s, {requests} requests, "
                     f"{played.tokens / max(played.seconds, 1e-9):.1f} tok/s, {len(faults)} faults"

@@ -41,7 +41,7 @@ class ThroughputReading:
     #: Seconds for which threads of the server were ready to run and others had the processor.
     waited_s: float
     #: Share of the CPU that others took.
-    others: float
+    other_load: float
 
 
 def read(
@@ -70,14 +70,14 @@ def read(
     if not rates:
         raise NotRun("no rate: the answers came in one piece")
     server = ended.server - began.server
-    others = (ended.all - began.all) - server - (ended.suite - began.suite)
+    other_s = (ended.all - began.all) - server - (ended.suite - began.suite)
     available = (ended.at - began.at) * (psutil.cpu_count() or 1)
     return ThroughputReading(
         rate=statistics.median(rates),
         tokens=load.tokens,
         per_cpu_s=load.tokens / max(server, 1e-9),
         waited_s=ended.waited - began.waited,
-        others=max(0.0, others / max(available, 1e-9)),
+        other_load=max(0.0, other_s / max(available, 1e-9)),
     )
 
 
@@ -108,22 +108,22 @@ def compare(
         if attempt:
             time.sleep(_WAIT_BETWEEN_READINGS_S)
         after = take()
-        taken = f"while others took {after.others:.0%} of the CPU"
-        said = f"throughput {before.rate:.1f} tok/s before, {after.rate:.1f} after the load"
+        beside = f"while others took {after.other_load:.0%} of the CPU"
+        rates = f"throughput {before.rate:.1f} tok/s before, {after.rate:.1f} after the load"
         if after.rate >= (1.0 - allowed) * before.rate:
-            return said
+            return rates
         # Time is lost to others only where the server was ready to run and had to wait.
         lost_s = after.tokens / after.rate - after.tokens / before.rate
         waited = after.waited_s >= 0.5 * lost_s
         as_much = after.per_cpu_s >= (1.0 - allowed) * before.per_cpu_s
-        if on_cpu and after.others > _OTHERS_OF_NOTE and waited and as_much:
-            return f"{said}; as much work for each CPU second, {taken}"
+        if on_cpu and after.other_load > _OTHERS_OF_NOTE and waited and as_much:
+            return f"{rates}; as much work for each CPU second, {beside}"
     text = (
         f"required at least {(1.0 - allowed) * before.rate:.1f} tok/s "
         f"({allowed:.0%} below the {before.rate:.1f} before the load), seen {after.rate:.1f}"
     )
-    if after.others > max_other_load and (waited or not on_cpu):
-        raise Inconclusive(f"{text}, {taken}")
+    if after.other_load > max_other_load and (waited or not on_cpu):
+        raise Inconclusive(f"{text}, {beside}")
     raise UnderLoad("after the load", [Fault("slower_after_load", text)], 0)
 
 
@@ -149,11 +149,11 @@ class _CpuTimes:
                 with contextlib.suppress(OSError, IndexError, ValueError):
                     waited += int(file.read_text("ascii").split()[1]) / 1e9
         busy = psutil.cpu_times()
-        own = psutil.Process().cpu_times()
+        suite = psutil.Process().cpu_times()
         return cls(
             time.monotonic(),
             float(sum(busy) - busy.idle - busy.iowait),
             server,
-            own.user + own.system,
+            suite.user + suite.system,
             waited,
         )

@@ -52,32 +52,31 @@ class ServerDeviceMemory:
     def used(self, pids: set[int]) -> int | None:
         """Bytes that these processes hold; None where nothing says so. GB10's NVML answers N/A: its
         memory is the system's, and MemAvailable covers it."""
-        seen = device_memory.read()
-        if seen is None:
+        reading = device_memory.read()
+        if reading is None:
             self.source = "no NVIDIA driver: the memory of the processes is all there is"
             return None
-        own = seen.held(pids)
-        if own is not None:
+        by_process = reading.held(pids)
+        if by_process is not None:
             self.source = "NVML, by process"
-            return own
+            return by_process
         by_tool = self._from_tool(pids)
         if by_tool is not None:
             self.source = "nvidia-smi --query-compute-apps"
             return by_tool
-        if seen.used is None:
+        if reading.used is None:
             self.source = (
                 "MemAvailable: NVML has no answer, so device memory is the system's "
-                f"({seen.refused})"
+                f"({reading.refused})"
             )
             return None
-        if len(seen.used) > 1:
-            self.source = (
-                f"NVML shows {len(seen.used)} GPUs, and not which of their memory is the server's"
-            )
+        if len(reading.used) > 1:
+            count = len(reading.used)
+            self.source = f"NVML shows {count} GPUs, and not which of their memory is the server's"
             return None
         # In a container the pids are other ones. Others may hold some of it.
         self.source = "NVML, of the whole GPU"
-        return seen.used[0]
+        return reading.used[0]
 
     @staticmethod
     def _from_tool(pids: set[int]) -> int | None:
@@ -91,12 +90,12 @@ class ServerDeviceMemory:
             )
         except (OSError, subprocess.TimeoutExpired):
             return None
-        found = None
+        total = None
         for line in answer.stdout.splitlines():
             pid, _, used = line.partition(",")
             if pid.strip().isdecimal() and int(pid) in pids and used.strip().isdecimal():
-                found = (found or 0) + int(used) * 2**20
-        return found
+                total = (total or 0) + int(used) * 2**20
+        return total
 
 
 class Timeline(threading.Thread):
@@ -155,7 +154,7 @@ class Timeline(threading.Thread):
             except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
                 continue
             pids.add(process.pid)
-        seen = self._read_metrics(http)
+        metrics = self._read_metrics(http)
         self.samples.append(
             Sample(
                 at_s=round(time.monotonic() - self.began, 2),
@@ -166,9 +165,9 @@ class Timeline(threading.Thread):
                 handles=handles or None,
                 device_bytes=self.device.used(pids),
                 available_bytes=available,
-                cache_usage=seen.get("cache_usage"),
-                running=seen.get("running"),
-                waiting=seen.get("waiting"),
+                cache_usage=metrics.get("cache_usage"),
+                running=metrics.get("running"),
+                waiting=metrics.get("waiting"),
             )
         )
         if len(self.samples) > _MOST_SAMPLES:
