@@ -36,7 +36,7 @@ class Wrong(Sm121Error, AssertionError):
 
 
 class Refused(Wrong):
-    """The server answered with another status than 200. ``said`` is what it wrote."""
+    """The server answered with another status than 200. ``text`` is what it wrote."""
 
     def __init__(self, path: str, exchange: Exchange) -> None:
         self.status, self.text = exchange.status, exchange.text

@@ -125,7 +125,7 @@ def goes_on_from_another(
         if keeps or refusal.status is None or not 400 <= refusal.status < 500:
             raise
         raise NotRun(
-            f"the server keeps no responses ({refusal.status}: {refusal.said[:80]}); start vLLM "
+            f"the server keeps no responses ({refusal.status}: {refusal.text[:80]}); start vLLM "
             f"with {_STORE}=1 in its environment"
         ) from refusal
     previous = second.get("previous_response_id")

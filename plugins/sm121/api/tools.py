@@ -100,9 +100,9 @@ def spilled(message: Json) -> bool:
 
 def refused(api: Api, refusal: Refused) -> NotRun | Refused:
     """What to raise for a refusal of tools: NotRun where the server says that it has no parser."""
-    if not _NO_PARSER.search(refusal.said):
+    if not _NO_PARSER.search(refusal.text):
         return refusal
-    return NotRun(f"the server reads no tool calls ({refusal.said}); {_start(api)}")
+    return NotRun(f"the server reads no tool calls ({refusal.text}); {_start(api)}")
 
 
 def ask(

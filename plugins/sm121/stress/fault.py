@@ -46,6 +46,7 @@ class UnderLoad(Sm121Error, AssertionError):
     """
 
     def __init__(self, load: str, faults: list[Fault], count: int) -> None:
+        self.what = load
         gravest = _KINDS.gravest
         self.faults = faults = sorted(
             faults, key=lambda f: gravest.index(f.kind) if f.kind in gravest else len(gravest)
