@@ -29,8 +29,10 @@ from sm121.client.timed_process import TimedProcess
 from sm121.core.profile import Gate, Measuring
 from sm121.core.server import Endpoint
 from sm121.core.verdict import Verdict
-from sm121.measure import gate, metrics, validity
+from sm121.measure import gate, metrics, timing, validity
 from sm121.measure.cells import MeasuredCell, MeasuredServer
+from sm121.measure.metrics.pp import PrefillRate
+from sm121.measure.metrics.tg import DecodeRate
 from sm121.measure.plan import Plan
 from sm121.measure.prompts import Prompts
 
@@ -141,8 +143,8 @@ def measure_ours() -> list[dict[str, Any]]:
             if validity.disturbed(answer, "usage", Measuring()):
                 left_out += 1  # as in a measurement, where another round takes its place
                 continue
-            errors.append(metrics.decode_rate(answer, "usage") / true_rate(record) - 1)
-            late.append(metrics.ttft_ms(answer, "usage") - true_ttft_ms(record))
+            errors.append(timing.decode_rate(answer, "usage") / true_rate(record) - 1)
+            late.append(timing.ttft_ms(answer, "usage") - true_ttft_ms(record))
         rows.append(
             {
                 "rate": rate,
@@ -179,8 +181,12 @@ def measure_clean() -> dict[str, Any]:
         options = ("--rate", str(rate), "--jitter", str(jitter), "--interval-jitter", "0.02")
         with timed_server(*options) as server:
             cell = our_cell(server.url, plan, 5)
-        found = cell.decode(32)
-        everything = [*found.invalid, *cell.prefill().invalid, *cell.times("ttft", 0.99).invalid]
+        found = DecodeRate(32).of(cell)
+        everything = [
+            *found.invalid,
+            *PrefillRate().of(cell).invalid,
+            *metrics.find("ttft", quantile=0.99).of(cell).invalid,
+        ]
         wrong += [f"run {number}, {rate:g} tok/s, jitter {jitter}: {item}" for item in everything]
         if jitter == 0.0:
             worst = max(worst, abs(median(found.samples) / rate - 1))
@@ -276,7 +282,7 @@ class Said:
 def sm121(url: str, _folder: Path) -> Said:
     measuring = Measuring(short_rounds=2, silent_within_s=2.0)
     cell = our_cell(url, Plan(512, (16, TOKENS), (0,), measuring), 8)
-    found, first = cell.decode(TOKENS), cell.times("ttft", 0.5)
+    found, first = DecodeRate(TOKENS).of(cell), metrics.find("ttft", quantile=0.5).of(cell)
     refused = ", ".join(sorted({item.reason for item in found.invalid})) or None
     return Said(_middle(found.samples), _middle(first.samples), refused)
 

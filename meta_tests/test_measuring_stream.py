@@ -15,8 +15,9 @@ import pytest
 from sm121.client.timed import LagWatch, TimedBatch, completion, steps
 from sm121.client.timed_answer import Arrival, Chunk, TimedAnswer, read_answer
 from sm121.core.profile import Measuring
-from sm121.measure import counters, decoding, metrics, validity
+from sm121.measure import counters, decoding, timing, validity
 from sm121.measure.cells import is_flat
+from sm121.measure.metrics import pp, tg
 from sm121.measure.validity import Findings
 
 MEASURING = Measuring()
@@ -65,17 +66,17 @@ def test_clocks_in_their_order():
 
 def test_final_usage_confirms_that_a_chunk_is_a_token():
     confirmed = answer(event(), event(), event("", counted=2))
-    assert metrics.clock_of([confirmed]) == "usage"
-    assert metrics.decode_rate(confirmed, "usage") == pytest.approx(100)
+    assert timing.clock_of([confirmed]) == "usage"
+    assert timing.decode_rate(confirmed, "usage") == pytest.approx(100)
     bundled = answer(event("a b c"), event(), event("", counted=4))
-    assert metrics.clock_of([bundled]) == "chunks"
+    assert timing.clock_of([bundled]) == "chunks"
 
 
 def test_first_chunk_is_not_in_the_rate():
     bundled = answer(event(ids=[*range(8)]), *(event(ids=[1]) for _ in range(10)), asked=18)
-    assert metrics.decode_rate(bundled, "token_ids") == pytest.approx(100)
-    assert metrics.textbook_rate(bundled, "token_ids") == pytest.approx(170)
-    assert metrics.first_chunk_tokens(bundled, "token_ids") == 8
+    assert timing.decode_rate(bundled, "token_ids") == pytest.approx(100)
+    assert tg.textbook_rate(bundled, "token_ids") == pytest.approx(170)
+    assert tg.first_chunk_tokens(bundled, "token_ids") == 8
 
 
 def stream_of(chunks: list[tuple[float, int]], *, payload: int = 0) -> list[Arrival]:
@@ -165,10 +166,10 @@ def test_streams_decode_together_from_the_last_start_to_the_first_end():
 def test_a_failed_request_is_an_infinite_time_and_no_rate():
     failed = of_ids(4)
     failed.error = "stalled"
-    assert metrics.ttft_ms(failed, "token_ids") == metrics.NEVER
-    assert metrics.decode_rate(failed, "token_ids") == 0
-    assert metrics.prefill_rate(failed, "token_ids") == 0
-    assert metrics.gaps_ms(failed, "token_ids") == [metrics.NEVER]
+    assert timing.ttft_ms(failed, "token_ids") == timing.NEVER
+    assert timing.decode_rate(failed, "token_ids") == 0
+    assert pp.prefill_rate(failed, "token_ids") == 0
+    assert timing.gaps_ms(failed, "token_ids") == [timing.NEVER]
 
 
 def test_an_error_event_fails_the_request():
@@ -189,7 +190,7 @@ def test_an_error_event_fails_the_request():
 )
 def test_account_of_tokens(made, reason):
     findings = Findings()
-    validity.check_answers([made], metrics.clock_of([made]), findings)
+    validity.check_answers([made], timing.clock_of([made]), findings)
     assert [item.reason for item in findings.invalid] == ([reason] if reason else [])
 
 
@@ -243,7 +244,7 @@ def test_the_first_tokens_may_not_be_faster_than_those_after_them():
         findings = Findings()
         validity.check_beginning([made(first_ms)] * 5, "token_ids", 32, 0.02, findings)
         assert [item.reason for item in findings.invalid] == ([reason] if reason else [])
-    assert metrics.decode_rate(made(9.5, 0.0), "token_ids", 32) == pytest.approx(100, rel=0.001)
+    assert timing.decode_rate(made(9.5, 0.0), "token_ids", 32) == pytest.approx(100, rel=0.001)
 
 
 def test_the_untimed_twin_holds_usage_against_ids():
@@ -319,7 +320,7 @@ def test_second_clock_finds_a_stream_that_is_not_the_generation():
     burst = of_ids(64, every_ms=0.55)
     burst.ended_ns = int(1.3e9)
     short = TimedAnswer(0, asked_tokens=16, ended_ns=int(0.5e9))
-    second = metrics.second_clock([burst] * 3, [short] * 3, "token_ids", 64)
+    second = tg.second_clock([burst] * 3, [short] * 3, "token_ids", 64)
     assert second[0] == pytest.approx((1818, 60), rel=1e-3)
     findings = Findings()
     validity.check_second_clock(second, 0.02, findings)
@@ -364,7 +365,7 @@ def test_second_clock_bears_a_rate_that_changes_from_answer_to_answer():
         made.sent_ns = int((100 - first_ms) * 1e6)
         long.append(made)
     short = [TimedAnswer(0, asked_tokens=8, ended_ns=int(ms * 1e6)) for ms in H100_SHORT]
-    second = metrics.second_clock(long, short, "token_ids", 32)
+    second = tg.second_clock(long, short, "token_ids", 32)
     findings = Findings()
     validity.check_second_clock(second, 0.02, findings)
     assert not findings.invalid, findings.invalid

@@ -17,6 +17,9 @@ from sm121.core.server import Endpoint
 from sm121.core.verdict import Inapplicable, NotRun
 from sm121.measure import metrics
 from sm121.measure.cells import MeasuredCell, MeasuredServer
+from sm121.measure.metrics.pp import PrefillRate
+from sm121.measure.metrics.streams import StreamsRate, dips
+from sm121.measure.metrics.tg import DecodeRate
 from sm121.measure.plan import Plan
 
 pytestmark = pytest.mark.alone
@@ -124,7 +127,7 @@ def measure_streams(
 ) -> MeasuredCell:
     endpoint = Endpoint(url, "none", "gpt-oss-120b")
     with MeasuredServer.open(endpoint, PLAN, directory) as server:
-        server.places = places
+        server.slots = places
         return MeasuredCell(server, 0, concurrency=streams).gather(4)
 
 
@@ -144,7 +147,7 @@ def test_trap(timed_server, tmp_path, name):
     options = ["--drift-after-s", "3"] if name == "drift" else []
     server = timed_server("--rate", "100", "--trap", name, *options)
     cell = measure(server.base_url, tmp_path, rounds=expected.rounds)
-    found = cell.decode(PLAN.longest)
+    found = DecodeRate(PLAN.longest).of(cell)
     reasons = {item.reason for item in found.invalid} - {expected.perhaps}
     assert reasons == {*expected.invalid}, [str(item) for item in found.invalid]
     assert found.clock == expected.clock
@@ -160,7 +163,7 @@ def test_the_first_token_is_what_ttft_waits_for(timed_server, tmp_path):
     """An early event without a token is not the first token."""
     server = timed_server("--rate", "100", "--trap", "early-role", "--fixed-ms", "150")
     cell = measure(server.base_url, tmp_path)
-    (first, *_) = cell.times("ttft", 0.5).samples
+    (first, *_) = metrics.find("ttft", quantile=0.5).of(cell).samples
     assert 201 <= first <= 210, "150 ms and 512 tokens at 10,000 a second are 201.2 ms"
 
 
@@ -168,14 +171,14 @@ def test_failed_requests_are_infinite_times(timed_server, tmp_path):
     """One of five fails: it is in the tail, and no rate of the others is believed."""
     server = timed_server("--rate", "200", "--fail-every", "5")
     cell = measure(server.base_url, tmp_path)
-    times = cell.times("e2e", 0.99)
+    times = metrics.find("e2e", quantile=0.99).of(cell)
     assert times.valid
     assert float("inf") in times.samples
 
 
 def test_speculation_is_read_from_the_counters(timed_server, tmp_path):
     server = timed_server("--rate", "100", "--trap", "speculative")
-    extra = measure(server.base_url, tmp_path).decode(64).extra
+    extra = DecodeRate(64).of(measure(server.base_url, tmp_path)).extra
     assert extra["mean_accepted_length"] == pytest.approx(3.0, rel=0.05)
     assert extra["acceptance_rate"] == pytest.approx(0.5, rel=0.05)
 
@@ -190,12 +193,12 @@ def test_streams_are_measured_while_all_of_them_decode(timed_server, tmp_path, p
     options = ("--prompts", prompts, "--prefill-rate", "4000", "--fixed-ms", "50", "--seed", "1")
     server = timed_server("--rate", str(PER_STREAM), *options)
     cell = measure_streams(server.base_url, tmp_path, STREAMS)
-    found = cell.decode_together()
+    found = StreamsRate().of(cell)
     assert found.valid, found.invalid
     assert found.name == "tg16_c4@d0" and len(found.samples) == 4
     for rate in found.samples:
         assert rate == pytest.approx(STREAMS * PER_STREAM, rel=0.01), found.samples
-    prefill = cell.prefill()
+    prefill = PrefillRate().of(cell)
     assert prefill.name == "pp512_c4@d0"
     for rate in prefill.samples:  # 4 x 512 tokens in 50 ms and 4 x 128 ms
         assert rate == pytest.approx(4 * 512 / 0.562, rel=0.03), prefill.samples
@@ -206,14 +209,14 @@ def test_streams_that_never_decode_together_have_no_rate(timed_server, tmp_path)
     server = timed_server("--rate", "400", "--slots", "1")
     cell = measure_streams(server.base_url, tmp_path, 2)
     with pytest.raises(NotRun, match=r"tg16_c2@d0: in 4 of 4 rounds .*--max-num-seqs"):
-        cell.decode_together()
+        StreamsRate().of(cell)
 
 
 def test_streams_that_wait_for_a_place_are_measured_as_what_they_are(timed_server, tmp_path):
     """Six at two places: neither INVALID nor missing, and by another name."""
     server = timed_server("--rate", "100", "--slots", "2")
     cell = measure_streams(server.base_url, tmp_path, 6, places=2)
-    found, waited = cell.decode_together(), cell.times("ttft", 0.5)
+    found, waited = StreamsRate().of(cell), metrics.find("ttft", quantile=0.5).of(cell)
     assert (
         found.valid and found.name == "tg16_q6@d0" and "6 requests, 2 at once" in found.remarks[0]
     )
@@ -221,7 +224,7 @@ def test_streams_that_wait_for_a_place_are_measured_as_what_they_are(timed_serve
         assert 100 < rate <= 205, found.samples
     assert waited.valid and waited.name == "ttft_q6_p50"
     with pytest.raises(Inapplicable, match="run 2 at once"):
-        cell.prefill()
+        PrefillRate().of(cell)
 
 
 def test_a_dip_between_captured_sizes_is_told_and_a_slope_is_none():
@@ -231,16 +234,16 @@ def test_a_dip_between_captured_sizes_is_told_and_a_slope_is_none():
         return streams / (0.020 + 0.001 * as_of)
 
     sound = {n: rate(n, n) for n in (2, 5, 8)}
-    assert metrics.dips(sound) == [] and metrics.dips({5: 1.0, 8: 2.0}) == []
-    (line,) = metrics.dips({**sound, 5: rate(5, 8)})
+    assert dips(sound) == [] and dips({5: 1.0, 8: 2.0}) == []
+    (line,) = dips({**sound, 5: rate(5, 8)})
     assert "5 streams decode 35.7 tok/s each, 40.0 by their neighbours" in line and "11 %" in line
-    assert metrics.dips({**sound, 5: 0.97 * sound[5]}) == [], "noise is no dip"
+    assert dips({**sound, 5: 0.97 * sound[5]}) == [], "noise is no dip"
 
 
 def test_a_pause_after_the_first_token_stays_in_the_rate(timed_server, tmp_path):
     """An early first token is no way to a fast decode rate."""
     server = timed_server("--rate", "100", "--pause-ms", "200")
-    found = measure(server.base_url, tmp_path, rounds=3).decode(16)
+    found = DecodeRate(16).of(measure(server.base_url, tmp_path, rounds=3))
     for rate in found.samples:
         assert rate == pytest.approx(15 / 0.35, rel=0.03), found.samples
 
@@ -249,7 +252,7 @@ def test_a_connection_that_was_ended_costs_its_time_and_shows(timed_server, tmp_
     """The idle connection was closed 30 ms after the request: they are in the time."""
     server = timed_server("--rate", "200", "--drop-every", "5", "--drop-after-ms", "30")
     cell = measure(server.base_url, tmp_path)
-    found = cell.times("ttft", 0.5)
+    found = metrics.find("ttft", quantile=0.5).of(cell)
     again = [answer.retries for answer in [*cell.answers, *cell.short]].count(1)
     assert again and found.extra["retries"] >= again
     assert any("sent twice" in line for line in found.remarks)
@@ -264,7 +267,7 @@ def test_records_of_one_shape_have_files_of_their_own(timed_server, tmp_path):
         first = MeasuredCell(opened, 0).gather(2)
         again = MeasuredCell(opened, 0, short_rounds=0, warm=True).gather(1)
         first.gather(3)
-    names = [cell.decode(16).records.name for cell in (first, again)]
+    names = [DecodeRate(16).of(cell).records.name for cell in (first, again)]
     assert names == ["d0-c1.jsonl", "d0-c1-2.jsonl"]
     lines = [len((tmp_path / name).read_text("utf-8").splitlines()) for name in names]
     # A start that looks bunched on a busy machine gets its witnesses, a disturbed answer another.
@@ -286,7 +289,7 @@ def test_a_payload_in_proportion_to_the_prompt(timed_server, tmp_path, rate, ech
         for depth in (0, 4096, 8192, 16384, 32768):
             cell = MeasuredCell(opened, depth).gather(7)
             for tokens in plan.generated_tokens:
-                found = cell.decode(tokens)
+                found = DecodeRate(tokens).of(cell)
                 reasons = {item.reason for item in found.invalid}
                 assert reasons <= {"bunched_start", "rates_contradict", "server_clock"}, reasons
                 if not reasons:
@@ -303,7 +306,7 @@ def test_a_bunch_as_long_as_a_short_answer_has_a_witness(timed_server, tmp_path)
     endpoint = Endpoint(server.base_url, "none", "gpt-oss-120b")
     with MeasuredServer.open(endpoint, plan, tmp_path) as opened:
         cell = MeasuredCell(opened, 0).gather(5)
-        found = cell.decode(32)
+        found = DecodeRate(32).of(cell)
     assert not found.invalid and not [line for line in found.unproven if "second" in line]
     assert found.extra["second_clock_tok_s"] == pytest.approx(200, rel=0.02)
     assert sorted({answer.asked_tokens for answer in cell.short})[0] == 8

@@ -14,18 +14,18 @@ pytestmark = [pytest.mark.performance, pytest.mark.applies_to("cpu", "gpu")]
 
 def test_prefill_rate(performance, depth):
     """pp2048 at every depth, cold: no token of the prompt comes from a cache."""
-    performance.prefill_rate(depth)
+    performance.measure("pp", depth)
 
 
 def test_decode_rate(performance, tokens, depth):
     """tg32 and tg128 at every depth. This is the number that the project is about."""
-    performance.decode_rate(tokens, depth)
+    performance.measure("tg", depth, tokens=tokens)
 
 
 @pytest.mark.parametrize("quantile", [0.5, 0.99], ids=["p50", "p99"])
 def test_time_to_first_token(performance, quantile):
     """The time from the request to the first chunk that carries a generated token."""
-    performance.time("ttft", quantile)
+    performance.measure("ttft", quantile=quantile)
 
 
 def test_time_to_first_visible_text(performance, profile):
@@ -37,34 +37,34 @@ def test_time_to_first_visible_text(performance, profile):
 @pytest.mark.parametrize("quantile", [0.5, 0.99], ids=["p50", "p99"])
 def test_time_per_token(performance, quantile):
     """The time of each token after the first chunk, by request."""
-    performance.time("tpot", quantile)
+    performance.measure("tpot", quantile=quantile)
 
 
 def test_gap_between_chunks(performance):
     """The longest waits within an answer, over all gaps and not over means of requests."""
-    performance.time("itl", 0.99)
+    performance.measure("itl", quantile=0.99)
 
 
 def test_time_to_the_end(performance):
     """The time from the request to the end of its answer."""
-    performance.time("e2e", 0.99)
+    performance.measure("e2e", quantile=0.99)
 
 
 def test_concurrent_rate(performance, streams):
     """The rate of all tokens of several streams together, while all of them decode."""
-    performance.concurrent_rate(streams)
+    performance.measure("streams", streams=streams)
 
 
 def test_prefill_of_several(performance, streams):
     """The prompts of several requests at once: all their tokens, over the time until each has its
     first token."""
-    performance.concurrent_prefill_rate(streams)
+    performance.measure("pp", streams=streams)
 
 
 def test_time_to_first_token_of_several(performance, streams):
     """The time to the first token of several requests at once, which wait for each other's
     prefill."""
-    performance.time("ttft", 0.5, streams=streams)
+    performance.measure("ttft", streams=streams)
 
 
 def test_acceptance(speculation, performance, position):

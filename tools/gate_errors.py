@@ -18,7 +18,8 @@ from numpy.random import Generator
 
 from sm121.core.profile import Gate, Measuring
 from sm121.core.verdict import Verdict
-from sm121.measure import gate, metrics
+from sm121.measure import gate
+from sm121.measure.metrics.tg import rate_bounds
 from sm121.measure.statistics import Floats
 
 PAGE = Path(__file__).parent.parent / "docs" / "tables" / "gate-errors.md"
@@ -194,7 +195,7 @@ def left_out(
                 seen = _GAPS / (window - lag if first else window + lag) if lag < window else 1.0
                 if lag > Measuring().client_lag_bound * window:
                     lags = (0, int(lag * 1e9), 0) if first else (0, 0, int(lag * 1e9))
-                    late.append(metrics.possible(seen, _GAPS, lags))
+                    late.append(rate_bounds(seen, _GAPS, lags))
                 else:
                     kept.append(seen)
             used = late if count_them else []

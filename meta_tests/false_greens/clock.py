@@ -7,8 +7,10 @@ from statistics import median
 
 from sm121.core.profile import Measuring
 from sm121.core.server import Endpoint
+from sm121.measure import metrics
 from sm121.measure.cells import MeasuredCell, MeasuredServer
 from sm121.measure.measurement import Measurement
+from sm121.measure.metrics.tg import DecodeRate
 from sm121.measure.plan import Plan
 
 from . import Case, Outcome, Place
@@ -34,7 +36,9 @@ def rated(*options: str, rate: float, tokens: int = 32) -> Callable[[Place], Out
     """The rate over the first tokens against what is required of it."""
 
     def ask(place: Place) -> Outcome:
-        found = measured(place, ("--rate", str(rate), *options), lambda cell: cell.decode(tokens))
+        found = measured(
+            place, ("--rate", str(rate), *options), lambda cell: DecodeRate(tokens).of(cell)
+        )
         if found.invalid:
             return Outcome("INVALID", "; ".join(map(str, found.invalid)))
         value = median(found.samples)
@@ -49,7 +53,7 @@ def waited(*options: str) -> Callable[[Place], Outcome]:
 
     def ask(place: Place) -> Outcome:
         def read(cell: MeasuredCell) -> Measurement:
-            found = cell.times("ttft", 0.99)
+            found = metrics.find("ttft", quantile=0.99).of(cell)
             errors = [answer.error for answer in [*cell.answers, *cell.short] if answer.error]
             return found.model_copy(update={"remarks": [*errors, *found.remarks]})
 
@@ -86,7 +90,7 @@ def first_token(*options: str) -> Callable[[Place], Outcome]:
 
     def ask(place: Place) -> Outcome:
         served = ("--rate", "200", "--prefill-rate", "500", *options)
-        found = measured(place, served, lambda cell: cell.times("ttft", 0.5))
+        found = measured(place, served, lambda cell: metrics.find("ttft", quantile=0.5).of(cell))
         if found.invalid:
             return Outcome("INVALID", "; ".join(map(str, found.invalid)))
         seen = median(found.samples)

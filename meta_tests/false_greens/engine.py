@@ -26,7 +26,7 @@ from sm121.core.verdict import Verdict
 from sm121.evidence import requirement
 from sm121.evidence.kernel_path import read_log
 from sm121.measure.measurement import Invalidity, Measurement
-from sm121.performance.bench import PerformanceChecks
+from sm121.performance.bench import Bench, PerformanceChecks
 from sm121.run.verdict_file import TestReport, VerdictFile
 from sm121.session import target
 from sm121.session.opening import open_session
@@ -235,14 +235,13 @@ def measured(*, leaves_the_path: bool) -> Callable[[Place], Outcome]:
         found: list[Invalidity] = []
         left = [Invalidity(reason="kernel_path", evidence=FALLBACK)] if leaves_the_path else []
         rate = Measurement(name="tg32@d0", unit="tok/s", samples=[50.0], higher_is_better=True)
-        cell = SimpleNamespace(decode=lambda _tokens: rate)
-        bench = SimpleNamespace(
-            cell=lambda *_, **__: cell, off_path=lambda: left, ended=lambda: None,
-            judged=lambda *_: None,
+        metric = SimpleNamespace(
+            of=lambda _cell: rate, unit="tok/s", first_visit=False, is_tail=False,
         )  # fmt: skip
-        checks = PerformanceChecks(bench, lambda item, *_, **__: found.extend(item.invalid))
-        bench.plan = SimpleNamespace(measuring=SimpleNamespace(maximum_rounds=2))
-        checks.decode_rate(32, 0)
+        plan = SimpleNamespace(depths=(0,), measuring=SimpleNamespace(maximum_rounds=2))
+        bench = Bench(SimpleNamespace(), plan, off_path=lambda: left)
+        bench.cell = lambda *_, **__: None
+        PerformanceChecks(bench, lambda item, *_, **__: found.extend(item.invalid)).judge(metric)
         return Outcome("INVALID" if found else "PASS", "; ".join(str(item) for item in found))
 
     return run

@@ -49,6 +49,7 @@ from sm121.matrix.outcome import (
 from sm121.measure import counters, statistics
 from sm121.measure.cells import MeasuredCell, MeasuredServer
 from sm121.measure.measurement import Invalidity
+from sm121.measure.metrics.tg import DecodeRate
 from sm121.measure.plan import Plan
 from sm121.run.harness import Harness
 
@@ -429,7 +430,7 @@ class Examiner:
         records = self.directory / "records" / record.id
         with MeasuredServer.open(server.endpoint, plan, records) as measured_server:
             cell = MeasuredCell(measured_server, 0).gather(own.rounds)
-        measured = cell.decode(own.generated_tokens)
+        measured = DecodeRate(own.generated_tokens).of(cell)
         good = [s for s in measured.samples if math.isfinite(s) and s > 0]
         return name, good, measured.invalid
 

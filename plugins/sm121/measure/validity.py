@@ -16,8 +16,9 @@ from sm121.client.timed import TimedBatch
 from sm121.client.timed_answer import Clock, TimedAnswer
 from sm121.core.profile import Measuring
 from sm121.measure.counters import Counters
+from sm121.measure.decoding import Window
 from sm121.measure.measurement import Invalidity
-from sm121.measure.metrics import arrivals, beginning_to_rest, ttft_ms, window
+from sm121.measure.timing import arrivals, ttft_ms, window
 
 #: Between clocks that do not step, in seconds; NTP slews by 500 ppm at most.
 _CLOCK_STEP_S = 0.005
@@ -75,8 +76,7 @@ def check_answers(answers: Sequence[TimedAnswer], clock: Clock | None, findings:
 
 
 def _check_count(answer: TimedAnswer, clock: Clock, findings: Findings) -> None:
-    counted = arrivals(answer, clock)
-    tokens = counted[-1][1] if counted else 0
+    tokens = tokens_of(answer, clock)
     said, asked = answer.completion_tokens, answer.asked_tokens
     if clock == "chunks":
         if said is not None and said != tokens:
@@ -110,6 +110,12 @@ def _check_prompt(answer: TimedAnswer, findings: Findings) -> None:
             "prefix_cache_hit",
             f"usage says that {answer.cached_tokens} tokens of a fresh prompt were cached",
         )
+
+
+def tokens_of(answer: TimedAnswer, clock: Clock) -> int:
+    """Tokens that arrived, by the clock or what it stands for."""
+    counted = arrivals(answer, clock)
+    return counted[-1].tokens if counted else 0
 
 
 def check_warm_up(answers: Sequence[TimedAnswer], findings: Findings) -> None:
@@ -172,7 +178,7 @@ def check_counters(
         for what in ("other clients", "prefix-cache hits", "preemptions", "tokens by counters"):
             findings.not_checked(f"{what}: the server has no /metrics that can be read")
         return
-    ours = sum(found[-1][1] for answer in answers if (found := arrivals(answer, clock)))
+    ours = sum(tokens_of(answer, clock) for answer in answers)
     prompted = sum(answer.asked_prompt for answer in answers)
     whole = all(answer.ok for answer in answers)
     if missing := [name for name in ("running", "waiting") if name not in delta]:
@@ -306,6 +312,16 @@ def check_beginning(
             f"same answers ({len(ratios)} rounds; {bound + noise:.1%} is tolerated): they were "
             "held back with the first chunk",
         )
+
+
+def beginning_to_rest(answer: TimedAnswer, clock: Clock, tokens: int) -> float | None:
+    """The rate over the first so many tokens by the rate over those after them; None where either
+    has too few."""
+    beginning, whole = window(answer, clock, tokens), window(answer, clock)
+    if beginning is None or whole is None or not beginning.rate:
+        return None
+    rest = Window(beginning.end, whole.end, answer.asked_tokens - tokens)
+    return beginning.rate / rest.rate if rest.enough and rest.rate else None
 
 
 def cut_step(spoken: Mapping[str, float], tokens: int, short: Iterable[int]) -> float:

@@ -21,7 +21,7 @@ from sm121.engines import requested
 from sm121.engines.device_memory import ServerMemoryReader
 from sm121.engines.managed import ServerError
 from sm121.engines.pool import ServerPool
-from sm121.measure import statistics
+from sm121.measure import metrics, statistics
 from sm121.measure.box import BoxState
 from sm121.measure.cells import MeasuredCell, MeasuredServer
 from sm121.measure.plan import Plan
@@ -335,10 +335,13 @@ class AbRun:
             cell = MeasuredCell(measured_server, self.plan.depths[0])
             cell.gather(self.plan.measuring.rounds)
         measured = [
-            cell.prefill(),
-            *(cell.decode(tokens) for tokens in self.plan.generated_tokens),
-            cell.times("ttft", 0.5),
-            cell.times("tpot", 0.5),
+            metric.of(cell)
+            for metric in (
+                metrics.find("pp"),
+                *(metrics.find("tg", tokens=tokens) for tokens in self.plan.generated_tokens),
+                metrics.find("ttft"),
+                metrics.find("tpot"),
+            )
         ]
         values: dict[str, MetricOfStart] = {}
         for measurement in measured:

@@ -14,7 +14,7 @@ from typing import Any
 
 from sm121.client.timed_answer import Chunk, TimedAnswer
 from sm121.core.numbers import number
-from sm121.measure import metrics
+from sm121.measure import timing
 
 #: Records that a page is made from, in bytes of all cells together; a soak's can be gigabytes.
 _MOST_BYTES = 48 * 2**20
@@ -151,7 +151,7 @@ def _cell(file: Path) -> CellPaths | None:
         name += f", {streams} streams"
     if match["again"]:
         name += f" ({file.stem})"
-    ordered = sorted(answers, key=metrics.e2e_ms)
+    ordered = sorted(answers, key=timing.e2e_ms)
     chosen = [("median", ordered[(len(ordered) - 1) // 2]), ("slowest", ordered[-1])]
     if len(ordered) == 1:
         chosen = [("only", ordered[0])]
@@ -172,7 +172,7 @@ def _answer(record: dict[str, Any]) -> TimedAnswer:
 
 
 def _path(which: str, answer: TimedAnswer) -> RequestPath:
-    came = metrics.arrivals(answer, answer.clock() or "chunks")
+    came = timing.arrivals(answer, answer.clock() or "chunks")
     times = [(arrival.at_ns - answer.sent_ns) / 1e6 for arrival in came]
     gaps = [
         Gap(before, after - before, arrival.tokens)
