@@ -18,10 +18,10 @@ import pytest
 from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration
 from sm121.engines import managed, ports, registry
+from sm121.engines.life import Alive, Dead, ManagedLife
 from sm121.engines.managed import (
     ManagedServer,
     PortTaken,
-    ServerDied,
     ServerExited,
     ServerStalled,
     ServerTimedOut,
@@ -101,7 +101,7 @@ def test_serves_and_stops_clean(make):
     server = make("none")
     running = server.start()
     assert running.managed and running.startup_s is not None
-    server.check()
+    assert isinstance(ManagedLife(server).state(), Alive)
     tree = server.processes()
     assert len(tree) == 2, f"supervisor and server, seen: {tree}"
     assert os.getsid(tree[0].pid) != os.getsid(0), "the server has a session of its own"
@@ -343,11 +343,8 @@ def test_death_while_serving_is_typed_and_cleaned(make):
     running = server.start()  # the first completion is the readiness check
     with running.endpoint.http() as http, pytest.raises(httpx.TransportError):
         http.post("/v1/completions", json={})
-    with pytest.raises(ServerDied) as caught:
-        for _ in range(20):
-            server.check()
-            time.sleep(0.1)
-    assert "-9" in str(caught.value), caught.value
+    state = ManagedLife(server).after_failure()
+    assert isinstance(state, Dead) and "-9" in state.what and state.evidence == server.log
     server.stop()
     assert nothing_left(server)
 

@@ -23,7 +23,8 @@ from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import NotRun
 from sm121.engines import pool
 from sm121.engines.attached import attach
-from sm121.engines.managed import ServerDied, StartError, StartLimits
+from sm121.engines.life import ServerDied
+from sm121.engines.managed import StartError, StartLimits
 from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_path import KernelPath, read_log
 from sm121.matrix import (
@@ -679,10 +680,10 @@ def examiner(tmp_path: Path, alive) -> examine.Examiner:
         Endpoint("http://127.0.0.1:1", "", "canary"), True, "vllm", None, None, None, 1.0
     )
     harness = SimpleNamespace(
-        profile=own, start=lambda _configuration: server, pool=SimpleNamespace(check=alive),
+        profile=own, start=lambda _configuration: server, check_alive=alive,
         redact=lambda text: text, ledger=(), crashed=lambda error, _test: error.cause,
     )  # fmt: skip
-    made = examine.Examiner(harness, SPACES[0], own.matrix, tmp_path / "matrix", dying_s=0.0)
+    made = examine.Examiner(harness, SPACES[0], own.matrix, tmp_path / "matrix")
     for check in ("_path", "_known_answers", "_equivalence", "_stress"):
         setattr(made, check, lambda _record, _server: None)
     return made
@@ -704,7 +705,7 @@ def test_what_a_performance_sample_shows(tmp_path, measure, dies):
     cause = Cause(kind="oom", summary="out of memory", owner="the engine")
     asked: list[int] = []
 
-    def alive() -> None:
+    def alive(**_when: bool) -> None:
         asked.append(1)
         if dies and len(asked) > 1:  # before the sample it still lives
             raise ServerDied("it ended", cause, log)
@@ -727,7 +728,7 @@ def test_what_a_performance_sample_shows(tmp_path, measure, dies):
 class AttachedHarness:
     """Has a server, and can start none."""
 
-    aborted, pool, ledger = None, None, ()
+    aborted, pool, life, ledger = None, None, None, ()
     file = SimpleNamespace(fingerprint=None)
 
     def __init__(self, directory: Path, own: profile.Profile, attached: Server) -> None:
@@ -740,6 +741,9 @@ class AttachedHarness:
 
     def obstacle(self):
         return None
+
+    def check_alive(self, *, after_failure: bool = False):
+        """It is nobody's here to watch."""
 
     def kernel_path(self, server):
         return read_log(server.log, "vllm")
@@ -820,7 +824,7 @@ def test_a_start_that_failed_can_be_made_again(tmp_path, monkeypatch):
     class Once:
         """Does not start the first time."""
 
-        stopped, accounted = None, False
+        stopped, pids_when_ready = None, frozenset()
 
         def __init__(self, configuration, *_more) -> None:
             self.configuration, self.secrets, self.running = configuration, (), True
@@ -832,9 +836,6 @@ def test_a_start_that_failed_can_be_made_again(tmp_path, monkeypatch):
             if len(starts) == 1:
                 raise StartError("no", Cause(kind="oom", summary="s", owner="o"), self.log)
             return SimpleNamespace(startup_s=1.0)
-
-        def death(self, **_when):
-            return None
 
         def stop(self):
             starts.append("stop")
@@ -850,7 +851,7 @@ def test_a_start_that_failed_can_be_made_again(tmp_path, monkeypatch):
     assert starts == ["start"]
     servers.forget(own)
     assert servers.get(own) is servers.get(own)
-    servers.forget(own)  # what runs is stopped, so that the next one is a start of its own
+    servers.stop()
     servers.get(own)
     assert starts == ["start", "start", "stop", "start"]
 

@@ -18,14 +18,13 @@ import pytest
 from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration
 from sm121.engines import pool, registry
+from sm121.engines.life import ManagedLife
 from sm121.engines.managed import ManagedServer
 from sm121.evidence import death
 from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_messages import KernelMessages
 from sm121.evidence.resources import ResourceSampler
 from sm121.run import directory
-from sm121.session import crashes
-from sm121.stress.fault import Fault, UnderLoad
 
 MORE_THAN_THERE_IS = 1e18
 CONFIGURATION = ServerConfiguration(
@@ -106,7 +105,7 @@ def test_a_server_that_is_starting_is_watched(monkeypatch, tmp_path):
 
     class Starting:
         configuration, secrets, log = CONFIGURATION, (), tmp_path / "server.log"
-        stopped = None
+        stopped, pids_when_ready = None, frozenset()
 
         def __init__(self, *_arguments):
             pass
@@ -233,11 +232,8 @@ def test_each_start_has_a_status_of_its_own(tmp_path):
     assert first.exit_status == -9 and second.exit_status is None
 
 
-LOST = UnderLoad("a load", [Fault("token_lost", "x")], 1)
-
-
 @pytest.mark.parametrize(
-    ("status", "at", "answers", "dying"),
+    ("status", "at", "answers", "ended"),
     [
         (-9, 20.0, False, True),
         (-9, 20.0, True, False),
@@ -246,14 +242,13 @@ LOST = UnderLoad("a load", [Fault("token_lost", "x")], 1)
         (1, 20.0, False, False),
     ],
 )
-def test_a_helper_that_was_sent_home_is_no_death(status, at, answers, dying):
+def test_a_helper_that_was_sent_home_is_no_death(monkeypatch, status, at, answers, ended):
+    exits = [{"pid": 7, "name": "helper", "status": status, "monotonic_s": at}]
     managed = SimpleNamespace(
-        was_stopped=False,
-        exit_status=None,
-        exits=lambda: [{"pid": 7, "name": "helper", "status": status, "monotonic_s": at}],
-        answers=lambda: answers,
+        was_stopped=False, exit_status=None, exits=lambda: exits, pids_when_ready=frozenset()
     )
-    assert crashes._is_dying(managed, LOST, 10.0) is dying
+    monkeypatch.setattr(ManagedLife, "answers", lambda _life: answers)
+    assert ManagedLife(managed).ended_since(10.0) is ended
 
 
 def test_the_next_run_waits_until_the_killed_ones_server_is_ended(tmp_path):

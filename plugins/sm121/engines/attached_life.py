@@ -10,7 +10,9 @@ import httpx
 
 from sm121.core.server import Server
 from sm121.engines.attached import json_in, json_of
+from sm121.engines.life import Alive, Dead
 from sm121.evidence import metrics
+from sm121.evidence.failure import Cause
 
 #: A process' start is read from clocks that may be set in between.
 _CLOCK_SLACK_S = 2.0
@@ -31,14 +33,16 @@ class _Sign:
 
 
 class AttachedLife:
-    """Remembers by which signs a server can be told from another that took its place.
+    """The life of a server that somebody else has started: `sm121.engines.life.Life`.
 
-    They are the start of its process and its counters (``/metrics``), its version, and the time at
-    which its model was created where that stands still.
+    It has died where it is gone, and where another process has taken its place; then that one's
+    life is looked at. Two processes differ in their start and their counters (``/metrics``), in
+    their version, and in the time at which their model was created, where that stands still.
     """
 
     def __init__(self, server: Server) -> None:
-        self._endpoint = server.endpoint
+        self.accounted = False
+        self._endpoint, self._log = server.endpoint, server.log
         self._created_stands = False
         with self._endpoint.http(timeout_s=10.0) as http:
             self._named = self._own(json_of(http, "/v1/models")) is not None
@@ -46,22 +50,45 @@ class AttachedLife:
         if self._first.started is None and self._first.created is not None:
             time.sleep(_TWO_QUESTIONS_S)
             self._created_stands = self._read().created == self._first.created
-        self._last, self._looked_at = self._first, time.monotonic()
+        self._last, self._asked_at = self._first, time.monotonic()
         self._silent = False
+        self._dead: Dead | None = None
 
-    def changed(self, *, looked_within_s: float = 0.0) -> str | None:
-        """What shows that another process answers than before, or none; None while all is well,
-        and when it was said before.
+    def state(self, *, asked_within_s: float = 0.0) -> Alive | Dead:
+        """A death stands until it is accounted for; after that, whether the next one lives."""
+        reported = self._dead is None or self.accounted
+        if reported and time.monotonic() - self._asked_at >= asked_within_s:
+            silence, was_silent = self._silence(), self._silent
+            self._silent, self._asked_at = silence is not None, time.monotonic()
+            if silence is None or not was_silent:
+                what = silence or self._change()
+                self._dead, self.accounted = self._died(what) if what else None, False
+        return self._dead or Alive()
 
-        Args:
-            looked_within_s: the server is not asked again so soon.
-        """
-        if time.monotonic() - self._looked_at < looked_within_s:
-            return None
-        silence, was_silent = self._silence(), self._silent
-        self._silent, self._looked_at = silence is not None, time.monotonic()
-        if silence is not None:
-            return None if was_silent else silence
+    def account(self) -> None:
+        """Its end is in the report."""
+        self.accounted = True
+
+    def answers(self) -> bool:
+        """Whether it gives the list of its models within 10 s."""
+        with self._endpoint.http(timeout_s=10.0) as http:
+            try:
+                return http.get("/v1/models").status_code == 200
+            except httpx.HTTPError:
+                return False
+
+    def _died(self, what: str) -> Dead:
+        cause = Cause(
+            kind="engine_dead",
+            summary=what,
+            owner="whoever keeps the attached server: its own log says why it ended",
+            remedy="attach to one process, and let it live until the run has ended",
+        )
+        ended = f"the attached server ended, and was perhaps started again: {what}"
+        return Dead(ended, cause, time.monotonic(), self._log)
+
+    def _change(self) -> str | None:
+        """What shows that another process answers than before; None where nothing does."""
         now, before = self._read(), self._last
         self._last = replace(
             now,

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-import httpx
 import psutil
 
 from sm121.compilation.caches import COMPILERS, CompileCaches
@@ -39,7 +38,7 @@ from sm121.engines.process_tree import (
     tree,
 )
 from sm121.engines.protocol import Engine
-from sm121.engines.starting import Activity, ReadinessProbe, StartPhase, ask_for_a_token
+from sm121.engines.starting import Activity, ReadinessProbe, StartPhase
 from sm121.evidence.failure import Cause, classify, relevant_lines
 from sm121.evidence.process_snapshot import snapshot
 from sm121.evidence.progress import startup_progress
@@ -51,7 +50,7 @@ _PORT_ATTEMPTS = 3
 #: 107 bytes of a socket's path, less "/sm121-xxxxxxxx/" and the UUID that vLLM appends.
 _LONGEST_SCRATCH_BASE = 107 - 16 - 36
 #: A process that one of these ended did not end in order.
-_FATAL = frozenset(
+FATAL = frozenset(
     -number
     for number in (
         signal.SIGSEGV,
@@ -64,8 +63,6 @@ _FATAL = frozenset(
         signal.SIGTRAP,
     )
 )
-#: Within which a server serves a token after one of its processes has ended.
-_ANSWERS_WITHIN_S = 30.0
 #: The page cache and other processes change what is available. Less than this is not missed.
 _MEMORY_SLACK_BYTES = 1 << 30
 
@@ -147,10 +144,6 @@ class PortTaken(StartError):
     """Somebody else took the port before the server could bind it."""
 
 
-class ServerDied(ServerError):
-    """It ended, or its engine did, after it had been ready."""
-
-
 @dataclass
 class ManagedServer:
     """One server process tree.
@@ -188,7 +181,8 @@ class ManagedServer:
     _server_id: str = field(init=False)
     _supervisor: subprocess.Popen[bytes] | None = field(init=False, default=None)
     _output: IO[str] | None = field(init=False, default=None)
-    _endpoint: Endpoint | None = field(init=False, default=None)
+    #: While it runs and has been ready.
+    endpoint: Endpoint | None = field(init=False, default=None)
     _port: int = field(init=False, default=0)
     _scratch: Path | None = field(init=False, default=None)
     _seen: dict[int, psutil.Process] = field(init=False, default_factory=dict)
@@ -199,13 +193,8 @@ class ManagedServer:
     _memory_before: Memory | None = field(init=False, default=None)
     #: When `kill` was called (``time.monotonic``); None before.
     _killed_at: float | None = field(init=False, default=None)
-    #: Whether the report has the reason of its end, or the suite itself ended it.
-    accounted: bool = field(init=False, default=False)
-    #: Processes of the tree when it was ready, and those of them whose end was looked at.
-    _serving: frozenset[int] = field(init=False, default=frozenset())
-    _ends_seen: set[int] = field(init=False, default_factory=set)
-    #: When /health last said that all is well (``time.monotonic``).
-    _healthy_at: float = field(init=False, default=0.0)
+    #: Of the processes of its tree when it was ready.
+    pids_when_ready: frozenset[int] = field(init=False, default=frozenset())
 
     def __post_init__(self) -> None:
         self._api_key = secrets.token_urlsafe(24)
@@ -247,87 +236,12 @@ class ManagedServer:
     @property
     def running(self) -> bool:
         """Whether its main process lives."""
-        return self._endpoint is not None and self.exit_status is None
-
-    def check(self) -> None:
-        """Look whether the server still serves.
-
-        Raises:
-            ServerDied: it ended, or answers that its engine is dead.
-        """
-        if (exit_status := self.exit_status) is not None:
-            raise self._died(f"the server ended with status {exit_status} while serving")
-        if self._endpoint is None:
-            raise self._died("the server is not running")
-        with self._endpoint.http(timeout_s=10.0) as http:
-            try:
-                status = http.get("/health").status_code
-            except httpx.HTTPError as error:
-                status_text = type(error).__name__
-            else:
-                if status == 200:
-                    self._healthy_at = time.monotonic()
-                    return
-                status_text = str(status)
-        # A dying server answers 503 or nothing shortly before it exits: its status says more.
-        time.sleep(1.0)
-        exit_status = self.exit_status
-        ended = "" if exit_status is None else f" and has ended with status {exit_status}"
-        raise self._died(f"the server answers /health with {status_text}{ended}")
-
-    def death(self, *, healthy_within_s: float = 0.0) -> ServerDied | None:
-        """Why it is no longer the server that was started; None while it is.
-
-        It ended, its engine did, or a process that it had when it was ready. One that crashed
-        counts also where another has taken its place.
-
-        Args:
-            healthy_within_s: /health is not asked when it answered so lately.
-        """
-        try:
-            if (
-                self.exit_status is not None
-                or time.monotonic() - self._healthy_at >= healthy_within_s
-            ):
-                self.check()
-            self._check_processes()
-        except ServerDied as error:
-            return error
-        return None
-
-    def _check_processes(self) -> None:
-        """Raises ServerDied when a process that it had when it was ready has crashed, or has ended
-        and nothing is served without it."""
-        ended = {entry["pid"]: entry for entry in self.exits() if entry["pid"] in self._serving}
-        for pid, entry in ended.items():
-            if entry["status"] in _FATAL:
-                name = signal.Signals(-entry["status"]).name
-                raise self._died(f"process {entry['name']} ({pid}) of the server ended by {name}")
-        gone = {pid for pid in self._serving if pid in ended or not psutil.pid_exists(pid)}
-        if new := gone - self._ends_seen:
-            self._ends_seen |= gone
-            if not self.answers(_ANSWERS_WITHIN_S):
-                shown = ", ".join(str(pid) for pid in sorted(new))
-                raise self._died(f"of the server's processes {shown} ended, and it serves nothing")
-
-    def _died(self, what: str) -> ServerDied:
-        return ServerDied(what, classify(self.log, self.exit_status), self.log)
-
-    def answers(self, within_s: float = 5.0) -> bool:
-        """Whether it serves a token; /health may be answered by a web server without an engine."""
-        if self._endpoint is None:
-            return False
-        with self._endpoint.http() as http:
-            try:
-                return ask_for_a_token(http, self._endpoint.served_name, within_s=within_s) == 200
-            except httpx.HTTPError:
-                return False
+        return self.endpoint is not None and self.exit_status is None
 
     def kill(self) -> None:
         """SIGKILL to the engine's processes at once: for a machine that is about to wedge. The
         supervisor stays, and cleans up; `stop` is still to be called."""
         self._killed_at = time.monotonic()
-        self.accounted = True
         found = self.processes()
         send((each for each in found if each.pid != self._supervisor_pid), signal.SIGKILL)
 
@@ -347,7 +261,7 @@ class ManagedServer:
         if self._output is not None:
             self._output.close()
             self._output = None
-        self._endpoint = None
+        self.endpoint = None
 
         def remaining() -> list[psutil.Process]:
             return tree(SERVER_ID, self._server_id, session=session)
@@ -363,7 +277,7 @@ class ManagedServer:
         self.progress = "stopped"
         # It is killed when it does not end in time, and by our own end.
         last = self.exit_status if already is None else None
-        crashed = last in _FATAL - {-signal.SIGKILL}
+        crashed = last in FATAL - {-signal.SIGKILL}
         return StopReport(
             exit_status=exit_status,
             survivors=tuple(survivors),
@@ -418,9 +332,9 @@ class ManagedServer:
             f"http://{ports.LOOPBACK}:{self._port}", self._api_key, self.configuration.served_name
         )
         self._wait_until_ready(endpoint, started)
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         self._remember_tree()
-        self._serving, self._healthy_at = frozenset(self._seen), time.monotonic()
+        self.pids_when_ready = frozenset(self._seen)
         startup_s = time.monotonic() - started
         self.progress = "ready"
         self.notify(StartPhase(f"ready after {startup_s:.1f} s on port {self._port}", ready=True))

@@ -11,13 +11,8 @@ import psutil
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.server import Server
 from sm121.engines.devices import DeviceLock
-from sm121.engines.managed import (
-    ManagedServer,
-    ServerDied,
-    StartError,
-    StartLimits,
-    StopReport,
-)
+from sm121.engines.life import ManagedLife
+from sm121.engines.managed import ManagedServer, StartError, StartLimits, StopReport
 from sm121.engines.registry import engine
 from sm121.engines.starting import StartPhase
 
@@ -37,14 +32,14 @@ class Start:
 class ServerPool:
     """Servers by configuration. GB10 holds gpt-oss-120b once, so only one lives at a time.
 
+    It starts and stops. Whether a server still lives is for its owner to ask, by `life`.
+
     Args:
         limits: of every server.
         directory: for logs.
         run_id: marks every process.
         notify: called with a configuration's name and what its server does, on each change.
         on_stop: called with the report of every stop.
-        on_death: called when a server is found that ended, or whose engine did, though nobody
-            asked it to; it is stopped afterwards.
         hidden: what no log may show.
         on_cold: called with the seconds that a start gets beyond the limit, because it compiles.
         added: what a start's environment gets beside the configuration's.
@@ -59,7 +54,6 @@ class ServerPool:
         run_id: str,
         notify: Callable[[str, StartPhase], None],
         on_stop: Callable[[str, StopReport], None] = lambda _name, _report: None,
-        on_death: Callable[[ServerDied], None] = lambda _error: None,
         hidden: Callable[[], Collection[str]] = tuple,
         on_cold: Callable[[float], None] = lambda _seconds: None,
         added: Callable[[ServerConfiguration], Mapping[str, str]] = lambda _configuration: {},
@@ -74,9 +68,6 @@ class ServerPool:
         self._run_id = run_id
         self._notify = notify
         self._on_stop = on_stop
-        self._on_death = on_death
-        self._looking = False
-        self._last_stop: StopReport | None = None
         self._current: tuple[ManagedServer, Server] | None = None
         self._starting: ManagedServer | None = None
         self._failures: dict[str, StartError] = {}
@@ -84,23 +75,21 @@ class ServerPool:
         #: The server that was started last. It may run, be stopped, or never have been ready.
         self.latest: ManagedServer | None = None
         self.secrets: set[str] = set()
+        #: Of the server that runs now, ready; None where none does.
+        self.life: ManagedLife | None = None
 
     def get(self, configuration: ServerConfiguration) -> Server:
-        """The running server of that configuration; starts it where none runs, or a dead one.
-
-        A server that died is reported before another takes its place.
+        """The running server of that configuration; starts it where none runs.
 
         Raises:
             StartError: it does not start. A second request gets the same error, at once, until
                 `forget`.
         """
         if self._current is not None:
-            self.look()
-        if self._current is not None:
             managed, server = self._current
             if managed.configuration.key == configuration.key:
                 return server
-            self._stop()
+            self.stop()
         if configuration.key in self._failures:
             raise self._failures[configuration.key].with_traceback(None)
         managed = ManagedServer(
@@ -134,7 +123,7 @@ class ServerPool:
             self._starting = None
         if managed.stopped is not None and not managed.stopped.clean:  # of an attempt before it
             self._on_stop(configuration.name, managed.stopped)
-        self._current = (managed, server)
+        self._current, self.life = (managed, server), ManagedLife(managed)
         self._note_start(managed, server)
         return server
 
@@ -148,11 +137,8 @@ class ServerPool:
         self.starts.append(Start(own.name, own.key, startup_s, managed.log.name, server))
 
     def forget(self, configuration: ServerConfiguration) -> None:
-        """Start it anew when it is next asked for: a start that failed is tried again, and a server
-        of it that runs is stopped."""
+        """A start that failed is tried again when it is next asked for."""
         self._failures.pop(configuration.key, None)
-        if self._current is not None and self._current[0].configuration.key == configuration.key:
-            self.stop()
 
     @property
     def current(self) -> ManagedServer | None:
@@ -164,44 +150,20 @@ class ServerPool:
         current = self._starting or self.current
         return current.processes() if current is not None else []
 
-    def check(self) -> None:
-        """Look whether the current server still serves.
-
-        Raises:
-            ServerDied: it does not.
-        """
-        if self._current is not None:
-            self._current[0].check()
-
-    def look(self, *, healthy_within_s: float = 0.0) -> bool:
-        """Whether the current server had ended without our stop; it is then reported and stopped.
-
-        Args:
-            healthy_within_s: /health is not asked when it answered so lately.
-        """
-        if self._current is None or self._looking or self._current[0].accounted:
-            return False
-        self._looking = True  # who is told may stop it
-        try:
-            error = self._current[0].death(healthy_within_s=healthy_within_s)
-            if error is None:
-                return False
-            self._on_death(error)
-        finally:
-            self._looking = False
-        self._stop()
-        return True
+    def kill(self) -> None:
+        """SIGKILL to the engine's processes at once, as `ManagedServer.kill`. It is no death."""
+        if self.life is not None:
+            self.life.account()
+        if self.latest is not None:
+            self.latest.kill()
 
     def stop(self) -> StopReport | None:
-        """Stop the current server, if there is one. One that had ended before is reported."""
-        return self._last_stop if self.look() else self._stop()
-
-    def _stop(self) -> StopReport | None:
+        """Stop the current server; None where none runs."""
         if self._current is None:
             return None
         managed, _ = self._current
         report = managed.stop()  # if this is interrupted, a second call stops the server
-        self._current, self._last_stop = None, report
+        self._current, self.life = None, None
         if self._device is not None:
             self._device.release()
         self._on_stop(managed.configuration.name, report)

@@ -60,7 +60,6 @@ _SHOWN = ("attention", "moe", "cuda_graphs", "kv_layout", "speculative", "dtype"
 Check = Callable[[CellRecord, Server], str | None]
 #: The reason (`sm121.measure.validity`) that is no disturbance: the server did not answer.
 _FAILED = "request_failed"
-_LOOK_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -98,9 +97,6 @@ class Examiner:
     directory: Path
     #: None until the baseline has answered.
     baseline: Baseline | None = None
-    #: Seconds in which a server that failed a request may turn out to be dying: its engine ends
-    #: first, the server that answers for it some seconds later.
-    dying_s: float = 6.0
     _steps: list[Step] = field(default_factory=list)
     #: The check that is under way.
     _step: StepName = "start"
@@ -194,7 +190,7 @@ class Examiner:
             try:
                 wrong = check(record, server)
             except (Refused, httpx.HTTPError, AssertionError, ValueError) as error:
-                self._alive_after_failure()
+                self.harness.check_alive(after_failure=True)
                 wrong = f"{type(error).__name__}: {error}"
             except Undecided as error:
                 kind = CellOutcome.INVALID if isinstance(error, Invalid) else CellOutcome.NOT_RUN
@@ -205,7 +201,7 @@ class Examiner:
                 continue
             # The rest of the checks says nothing of a cell with this wrong in it.
             self._done(name, began, outcome, wrong, record.log)
-            self._check_alive()
+            self.harness.check_alive()
             return
         began, self._step = time.monotonic(), "performance"
         outcome, message = self._judge_rate(record, server)
@@ -214,33 +210,14 @@ class Examiner:
         evidence = record.log if outcome in (CellOutcome.FAIL, CellOutcome.FALLBACK) else None
         self._done("performance", began, outcome, message, evidence)
 
-    def _check_alive(self) -> None:
-        """Raises ServerDied when a server of the suite has died."""
-        if self.harness.pool is not None:
-            self.harness.pool.check()
-
-    def _alive_after_failure(self) -> None:
-        """Raises when the server is dead, or dies of it: that is a crash, whatever it answered
-        last."""
-        self._check_alive()
-        deadline = time.monotonic() + (self.dying_s if self.harness.pool is not None else 0.0)
-        while time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
-            self._check_alive()
-
     # ------------------------------------------------------------------------------------- checks
 
     def _alive(self, _record: CellRecord, server: Server) -> str | None:
         """The server outlived the checks; an attached one still says which model it serves."""
-        self._check_alive()
-        if server.managed:
+        self.harness.check_alive()
+        if server.managed or self.harness.life is None or self.harness.life.answers():
             return None
-        try:
-            with server.endpoint.http(timeout_s=10.0) as http:
-                http.get("/v1/models").raise_for_status()
-        except httpx.HTTPError as error:
-            return f"the attached server answers no more: {error}"
-        return None
+        return "the attached server answers no more"
 
     def _path(self, record: CellRecord, server: Server) -> str | None:
         """What the evidence shows against what the values, and the profile, ask for."""
@@ -391,13 +368,13 @@ class Examiner:
         try:
             metric, samples, against = self._measure(record, server)
         except Sm121Error:
-            self._alive_after_failure()
+            self.harness.check_alive(after_failure=True)
             raise
         failed = any(item.reason == _FAILED for item in against)
         if failed:
-            self._alive_after_failure()
+            self.harness.check_alive(after_failure=True)
         else:
-            self._check_alive()
+            self.harness.check_alive()
         invalid = "; ".join(str(item) for item in against)
         if not against and len(samples) < 2:
             invalid = f"{len(samples)} rounds of {self.settings.rounds} have a rate"

@@ -263,8 +263,8 @@ class MatrixLevel:
         harness.say("matrix", f"{name} ({len(self.records) + 1})")
         configuration = self.configuration(planned.cell)
         again = isolating and self._record_of(planned) is not None
-        if again and harness.pool is not None and configuration is not None:
-            harness.pool.forget(configuration)  # to see it a second time it must start anew
+        if again and configuration is not None:
+            harness.start_anew(configuration)
         record = self._examiner.examine(planned, configuration, isolating=isolating)
         harness.say("matrix", f"{name}: {record.outcome} {record.reason[:160]}")
         if not is_baseline or isolating or planned in self.plan.cells:

@@ -70,8 +70,7 @@ def servers(conformance: Session) -> Servers:
 def server(conformance: Session) -> Iterator[Server]:
     """The server under test, alive before and after the test."""
     yield conformance.server()
-    if conformance.pool is not None:
-        conformance.pool.check()
+    conformance.check_alive()
 
 
 @pytest.fixture

@@ -204,8 +204,7 @@ class AbRun:
             try:
                 visit.metrics = self._measure(name, server)
             finally:  # of a server that has died, its death is what is said
-                if self.harness.pool is not None:
-                    self.harness.pool.check()
+                self.harness.check_alive()
             if server.why_cold:
                 self.harness.remark(f"A/B: startup_s is not compared: {name}: {server.why_cold}")
             elif server.startup_s is not None:
@@ -314,10 +313,9 @@ class AbRun:
         """A fresh start of a side, and what reads its memory; of a URL, the server there."""
         if side.url is not None:
             return self.attach(side), None
-        pool = self.harness.pool
-        if pool is None:
+        if self.harness.pool is None:
             raise NotRun(self.obstacle or "no server can be started here")
-        pool.stop()
+        self.harness.stop()
         memory = ServerMemoryReader(gpu=self.harness.arch != architecture.CPU)
         own = self.harness.managed_configuration(self.harness.profile.under_test)
         configuration = dataclasses.replace(

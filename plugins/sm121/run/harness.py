@@ -11,6 +11,7 @@ from sm121.core.configuration import ServerConfiguration
 from sm121.core.profile import Profile
 from sm121.core.server import Server
 from sm121.engines import requested
+from sm121.engines.life import Dead, Life
 from sm121.engines.managed import ServerError, StopReport
 from sm121.engines.pool import ServerPool
 from sm121.evidence.failure import Cause
@@ -129,7 +130,25 @@ class Harness(Protocol):
     def obstacle(self) -> str | None:
         """Why no further server is started; None while all is well."""
 
-    def crashed(self, error: ServerError, test: str | None) -> Cause:
+    def start_anew(self, configuration: ServerConfiguration) -> None:
+        """Let the next `start` of a configuration be one: a server of it that runs is stopped, and
+        a start that failed is tried again."""
+
+    @property
+    def life(self) -> Life | None:
+        """Of the engine that serves now; None where none does."""
+
+    def check_alive(self, *, after_failure: bool = False) -> None:
+        """Look whether the suite's own server lives, within a test.
+
+        Args:
+            after_failure: a request has failed; a server that dies of it gets the time to.
+
+        Raises:
+            ServerDied: it does not. Whoever catches it reports it (`crashed`).
+        """
+
+    def crashed(self, end: ServerError | Dead, test: str | None) -> Cause:
         """After an abnormal end: write a bundle, print one line, and check what the server left."""
 
     def abort(self, reason: str) -> None:

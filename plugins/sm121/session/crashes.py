@@ -5,19 +5,17 @@ from __future__ import annotations
 
 import errno
 import shlex
-import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import httpx
 
 from sm121.core.architecture import CPU
 from sm121.core.printable import printable
 from sm121.core.redaction import redact_arguments, redact_environment
 from sm121.core.verdict import Verdict
 from sm121.engines.attached import AttachedProcesses
+from sm121.engines.life import DYING_S, Dead, ManagedLife
 from sm121.engines.managed import (
     ManagedServer,
     ServerError,
@@ -34,8 +32,8 @@ from sm121.stress.fault import OWNERS, UnderLoad
 
 #: After these the server no longer works, or may not.
 _REPLACE = ("hang", "stuck_request", "connection", "memory_floor", "not_idle", "zombie", "http_5xx")
-#: Seconds within which an API server ends after its engine did.
-_DYING_S = 6.0
+#: Faults under load after which a server may turn out to be dying.
+_MAY_BE_DYING = ("connection", "http_5xx", "bad_stream")
 #: At the boundaries of tests /health is not asked more often: they may come by the hundred.
 _LATELY_S = 1.0
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -56,7 +54,6 @@ class CrashDesk:
         self._session = session
         session.on_crash = self.after_crash
         session.on_unwritten = self.after_unwritten
-        session.on_changed = self.after_change
         #: Logs of servers already reported: all tests that want such a server have its error.
         self._told: set[Path] = set()
         #: When the running test began, by ``time.monotonic``.
@@ -118,24 +115,18 @@ class CrashDesk:
         if dead or not isinstance(error, UnderLoad) or evidence.cause.kind in _REPLACE:
             self._replace_server(evidence)
 
-    def after_crash(self, error: ServerError, test: str | None) -> Cause:
-        """A server died outside of a test's own requests, as in a cell of the matrix."""
-        evidence = self._gather(test, error, self._managed)
-        self._tell(evidence, _happened(error, ended=True))
-        self._replace_server(evidence)
+    def after_crash(self, end: ServerError | Dead, test: str | None) -> Cause:
+        """A server died outside of a test's own requests: between two tests, or in a cell of the
+        matrix."""
+        managed = self._managed
+        evidence = self._gather(test, end, managed)
+        if managed is None:
+            evidence.what = "the attached server"
+            self._tell(evidence)
+        else:
+            self._tell(evidence, _happened(end, ended=True))
+            self._replace_server(evidence)
         return evidence.cause
-
-    def after_change(self, what: str) -> None:
-        """Another process answers than the attached server, or none does."""
-        evidence = self._gather(None, None, None)
-        evidence.what = "the attached server"
-        evidence.cause = Cause(
-            kind="engine_dead",
-            summary=what,
-            owner="whoever keeps the attached server: its own log says why it ended",
-            remedy="attach to one process, and let it live until the run has ended",
-        )
-        self._tell(evidence)
 
     def after_unwritten(self, error: OSError, why: str) -> None:
         """The report cannot be written: the disk is full, or the directory is gone."""
@@ -160,18 +151,18 @@ class CrashDesk:
             self._tell(evidence)
 
     def _gather(
-        self, test: str | None, error: Exception | None, managed: ManagedServer | None
+        self, test: str | None, error: Exception | Dead | None, managed: ManagedServer | None
     ) -> Evidence:
         """Collect everything that is known at this moment. Nothing is stopped."""
         session = self._session
-        dying = managed is not None and _is_dying(managed, error, self._test_began)
+        dying = self._is_dying(error)
         since = managed.launched if managed is not None and managed.launched else session.started
         kernel = kernel_messages.since(since)
         after = cgroup.memory_events()
         exits = managed.exits() if managed is not None else []
         tree = managed.look_at_tree() if managed is not None else []
         cause = self._cause(error, managed if dying else None, tree)
-        if isinstance(error, ServerError) or dying:
+        if isinstance(error, ServerError) or dying or (managed and isinstance(error, Dead)):
             cause = death.cause_of(
                 cause,
                 exits=exits,
@@ -205,6 +196,17 @@ class CrashDesk:
             rerun=self._rerun(test),
             missing={} if managed is not None else self._missing(),
         )
+
+    def _is_dying(self, error: Exception | Dead | None) -> bool:
+        """Whether the server, or a process that it needs, has ended since the test began."""
+        managed, life = self._managed, self._session.life
+        if not isinstance(life, ManagedLife):
+            if managed is None or managed.was_stopped:
+                return False
+            return managed.exit_status is not None
+        lost = isinstance(error, UnderLoad) and error.kind in _MAY_BE_DYING
+        wait_s = DYING_S if lost or isinstance(error, ServerError | Dead) else 0.0
+        return life.ended_since(self._test_began, wait_s=wait_s)
 
     def _tell(self, evidence: Evidence, happened: str = "") -> None:
         """Write the bundle, note it in verdict.json, and print one line.
@@ -246,15 +248,16 @@ class CrashDesk:
     def _replace_server(self, evidence: Evidence) -> None:
         """Stop the server, so that the next test gets a new one, and check what it left."""
         session = self._session
-        if self._managed is not None:
-            self._managed.accounted = True
         if xids := evidence.kernel.xids:
             session.distrusted = (
                 f"the driver reported an error of the GPU ({xids[0].strip()[:120]}): nothing "
                 "measured or computed after it can be trusted; reset the GPU or reboot"
             )
         if session.pool is None:
-            self._look_at_attached()
+            if session.life is not None and not session.life.answers():
+                session.distrusted = (
+                    "the attached server answers no more, and is not the suite's to restart"
+                )
             return
         report = session.pool.stop()
         if report is not None and not report.clean:
@@ -266,22 +269,8 @@ class CrashDesk:
         if session.box is not None and session.aborted is None:
             session.box.read_after()  # DEGRADED makes every later measurement INCONCLUSIVE
 
-    def _look_at_attached(self) -> None:
-        session = self._session
-        if session.attached is None:
-            return
-        with session.attached.endpoint.http(timeout_s=10.0) as http:
-            try:
-                healthy = http.get("/v1/models").status_code == 200
-            except httpx.HTTPError:
-                healthy = False
-        if not healthy:
-            session.distrusted = (
-                "the attached server answers no more, and is not the suite's to restart"
-            )
-
     def _cause(
-        self, error: Exception | None, dead: ManagedServer | None, tree: list[dict[str, Any]]
+        self, error: Exception | Dead | None, dead: ManagedServer | None, tree: list[dict[str, Any]]
     ) -> Cause:
         if isinstance(error, ServerTimedOut | ServerStalled) and error.cause.kind in death.VAGUE:
             return Cause(
@@ -292,7 +281,7 @@ class CrashDesk:
                 "hangs",
                 lines=error.cause.lines,
             )
-        if isinstance(error, ServerError):
+        if isinstance(error, ServerError | Dead):
             return error.cause
         if dead is not None:
             return classify(dead.log, dead.exit_status)
@@ -366,45 +355,19 @@ class CrashDesk:
         return {"tree": why, "exits": why, **log}
 
 
-def _is_dying(managed: ManagedServer, error: Exception | None, began: float) -> bool:
-    """Whether the server, or a process that it needs, has ended since the test began.
-
-    Clients may see a reset connection or a 500 some seconds before the process ends, so this waits.
-    """
-    if managed.was_stopped:
-        return False
-    asked = isinstance(error, ServerError) or (
-        isinstance(error, UnderLoad) and error.kind in ("connection", "http_5xx", "bad_stream")
-    )
-    deadline = time.monotonic() + (_DYING_S if asked else 0.0)
-    while managed.exit_status is None and time.monotonic() < deadline:
-        time.sleep(0.2)
-    if managed.exit_status is not None:
-        return True
-    killed = [
-        entry
-        for entry in managed.exits()
-        if (entry.get("status") or 0) < 0
-        and not entry.get("by_us")
-        and entry["status"] != -signal.SIGTERM
-        and entry.get("monotonic_s", began) >= began
-    ]
-    return bool(killed) and not managed.answers()
-
-
-def _happened(error: Exception, *, ended: bool) -> str:
+def _happened(error: Exception | Dead, *, ended: bool) -> str:
     """What happened to the server, in words without the cause."""
     if isinstance(error, StartError):
         return "the server did not start"
-    if isinstance(error, ServerError) or ended:
+    if isinstance(error, ServerError | Dead) or ended:
         return "the server died"
     return "a test ran out of time" if isinstance(error, RanOutOfTime) else "the server failed"
 
 
-def _what(error: Exception | None) -> str:
+def _what(error: Exception | Dead | None) -> str:
     if isinstance(error, UnderLoad):
         return f"under load ({error.what})"
-    if isinstance(error, ServerError):
+    if isinstance(error, ServerError | Dead):
         return error.what
     return "a test ran out of time"
 

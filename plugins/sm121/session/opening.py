@@ -152,7 +152,7 @@ def _prepare_engine(session: Session, profile: Profile) -> None:
         arguments = under_test.arguments
         variables.update(under_test.environment)
     else:
-        session.life = AttachedLife(session.attached)
+        session.attached_life = AttachedLife(session.attached)
         if session.attached.log is None:
             session.file.unproven.append(f"kernel path: {session.attached.why_no_log}")
         else:
@@ -204,7 +204,6 @@ def _make_pool(session: Session, profile: Profile) -> None:
         on_cold=give_time,
         added=session.bound_compilers,
         on_stop=session.server_stopped,
-        on_death=session.note_death,
         hidden=lambda: session.secrets,
         device=None
         if worker is None

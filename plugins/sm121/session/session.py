@@ -23,7 +23,8 @@ from sm121.core.verdict import NotRun, Severity, Verdict
 from sm121.engines import preflight, registry, requested
 from sm121.engines.attached_life import AttachedLife
 from sm121.engines.kept_log import KeptLog
-from sm121.engines.managed import ServerDied, ServerError, StopReport
+from sm121.engines.life import Alive, Dead, Life, ManagedLife, ServerDied
+from sm121.engines.managed import ServerError, StopReport
 from sm121.engines.pool import ServerPool
 from sm121.engines.preflight import PreflightFinding
 from sm121.engines.protocol import Program
@@ -63,8 +64,8 @@ class Session:
     started: float = field(default_factory=time.monotonic)
     configurations: Mapping[str, ServerConfiguration] = field(default_factory=dict)
     attached: Server | None = None
-    #: By which the attached server is known again.
-    life: AttachedLife | None = None
+    #: Of the attached server.
+    attached_life: AttachedLife | None = None
     #: Its log, as long as the run goes on.
     kept_log: KeptLog | None = None
     pool: ServerPool | None = None
@@ -90,10 +91,8 @@ class Session:
     #: The control group's memory events when the run began.
     cgroup_before: Mapping[str, int] | str = field(default_factory=cgroup.memory_events)
     #: Called after an abnormal end, and when the report cannot be written (see `crashes`).
-    on_crash: Callable[[ServerError, str | None], Cause] | None = None
+    on_crash: Callable[[ServerError | Dead, str | None], Cause] | None = None
     on_unwritten: Callable[[OSError, str], None] | None = None
-    #: Called with what shows that another process answers than the attached one.
-    on_changed: Callable[[str], None] | None = None
     #: The command that runs a test again with ``--engine-debug``, in the same way; without a test,
     #: all of the run. None where no command line began it.
     again: Callable[[str | None], str] | None = None
@@ -255,15 +254,27 @@ class Session:
         own = self.profile
         if configuration.name != own.baseline or own.baseline == own.under_test:
             self.nothing_beside()  # its start is timed
+        self.look_at_the_server()
         return self.pool.get(configuration)
 
-    def stop(self) -> StopReport | None:
-        """Stop the running server; None when none runs, or when it is attached."""
-        return self.pool.stop() if self.pool is not None else None
+    def start_anew(self, configuration: ServerConfiguration) -> None:
+        """Let the next `start` of a configuration be one: a server of it that runs is stopped, and
+        a start that failed is tried again."""
+        if self.pool is None:
+            return
+        self.pool.forget(configuration)
+        current = self.pool.current
+        if current is not None and current.configuration.key == configuration.key:
+            self.stop()
 
-    def crashed(self, error: ServerError, test: str | None) -> Cause:
+    def stop(self) -> StopReport | None:
+        """Stop the running server; None when none runs, or when it is attached. One that had ended
+        before is reported."""
+        return self.look_at_the_server() or (self.pool.stop() if self.pool is not None else None)
+
+    def crashed(self, end: ServerError | Dead, test: str | None) -> Cause:
         """After an abnormal end: write a bundle, print one line, and check what the server left."""
-        return self.on_crash(error, test) if self.on_crash is not None else error.cause
+        return self.on_crash(end, test) if self.on_crash is not None else end.cause
 
     def managed_configuration(self, name: str) -> ServerConfiguration:
         """A configuration that the suite starts itself.
@@ -479,33 +490,51 @@ class Session:
                 "holds a GPU's memory is seen with docker run --pid=host"
             )
 
-    def note_death(self, error: ServerDied) -> None:
-        """A server had ended and nobody had asked it to: a crash, and never a pass, whichever test
-        it was that did not notice."""
-        if self.aborted is not None:
-            return  # the suite killed it
-        cause = self.crashed(error, None)
-        self.ledger.decide(_unasked(error.log.stem, f"{error.what} ({cause.kind})", self.place))
-        self.save()
+    @property
+    def life(self) -> Life | None:
+        """Of the engine that serves now; None where none does."""
+        return self.pool.life if self.pool is not None else self.attached_life
 
-    def look_at_the_server(self, *, lately_s: float = 0.0) -> None:
-        """Look whether the server is still the one that was started, or attached to. What is found
-        is reported.
+    def check_alive(self, *, after_failure: bool = False) -> None:
+        """Look whether the suite's own server lives, within a test.
+
+        Args:
+            after_failure: a request has failed; a server that dies of it gets the time to.
+
+        Raises:
+            ServerDied: it does not. Whoever catches it reports it (`crashed`).
+        """
+        life = self.life
+        if isinstance(life, ManagedLife):
+            state = life.after_failure() if after_failure else life.state()
+            if isinstance(state, Dead):
+                raise ServerDied(state.what, state.cause, life.managed.log)
+
+    def look_at_the_server(self, *, lately_s: float = 0.0) -> StopReport | None:
+        """Look, outside of a test, whether the server is still the one that was started, or
+        attached to. A death is a crash, and never a pass, whichever test it was that did not notice
+        it: it is reported, and a server of the suite is stopped.
 
         Args:
             lately_s: what was asked so lately is not asked again.
+
+        Returns:
+            how the server was stopped; None where it lives, or is attached.
         """
         self._follow_log()
-        if self.pool is not None:
-            self.pool.look(healthy_within_s=lately_s)
-        if self.life is not None and self.aborted is None:
-            changed = self.life.changed(looked_within_s=5 * lately_s)
-            if changed is not None:
-                if self.on_changed is not None:
-                    self.on_changed(changed)
-                what = f"the attached server ended, and was perhaps started again: {changed}"
-                self.ledger.decide(_unasked("the attached server", what, self.place))
-                self.save()
+        life = self.life
+        if life is None or self.aborted is not None:  # the suite killed it
+            return None
+        managed = isinstance(life, ManagedLife)
+        state = life.state(asked_within_s=lately_s if managed else 5 * lately_s)
+        if isinstance(state, Alive) or life.accounted:
+            return None
+        name = state.evidence.stem if managed and state.evidence else "the attached server"
+        life.account()
+        cause = self.crashed(state, None)
+        self.ledger.decide(_unasked(name, state, cause, self.place))
+        self.save()
+        return self.stops.get(f"{name}.log")
 
     # What is written.
 
@@ -574,8 +603,8 @@ class Session:
         first = self.aborted is None
         if first:
             self.aborted = (verdict_file.MEMORY_FLOOR, reason)
-        if self.pool is not None and self.pool.latest is not None:
-            self.pool.latest.kill()
+        if self.pool is not None:
+            self.pool.kill()
         if first:
             self.remark(reason)
 
@@ -586,9 +615,7 @@ class Session:
         """
         if self.sampler is not None:
             self.sampler.stop()
-        self.look_at_the_server()
-        if self.pool is not None and self.pool.current is not None:
-            self.pool.stop()
+        self.stop()
         if self.settings.certify:
             self._judge_the_path()
         self.judge_paths_again()
@@ -648,7 +675,7 @@ class Session:
             self.release()
 
 
-def _unasked(name: str, what: str, place: tuple[str, str]) -> TestReport:
+def _unasked(name: str, dead: Dead, cause: Cause, place: tuple[str, str]) -> TestReport:
     level, where = place
     return TestReport(
         id=f"{BESIDE}life of {name}",
@@ -656,7 +683,7 @@ def _unasked(name: str, what: str, place: tuple[str, str]) -> TestReport:
         verdict=Verdict.FAIL,
         message=(
             "required: the server lives until it is stopped; "
-            f"seen, {where}: {what}. What it left is under crashes"
+            f"seen, {where}: {dead.what} ({cause.kind}). What it left is under crashes"
         ),
     )
 

@@ -1,0 +1,191 @@
+"""Whether an engine lives. One object knows it of each engine, the suite's own or an attached one.
+
+A run asks it in one place (`sm121.session.session.Session.look_at_the_server` and `alive`): between
+tests, at a test's end, at the run's end, and after each failure.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import httpx
+import psutil
+
+from sm121.engines.managed import FATAL, ManagedServer, ServerError
+from sm121.engines.starting import ask_for_a_token
+from sm121.evidence.failure import Cause, classify
+
+#: Seconds within which an API server ends after its engine did.
+DYING_S = 6.0
+#: Seconds within which a server serves a token after one of its processes has ended.
+_ANSWERS_WITHIN_S = 30.0
+
+
+@dataclass(frozen=True)
+class Alive:
+    """It is the engine that was started, or attached to, and it answers."""
+
+
+@dataclass(frozen=True)
+class Dead:
+    """It ended, or another process took its place, though nobody asked for that."""
+
+    #: What happened, in one sentence without the cause.
+    what: str
+    cause: Cause
+    #: When it was noticed (``time.monotonic``).
+    when: float
+    #: Its log; None where that is not known.
+    evidence: Path | None
+
+
+class ServerDied(ServerError):
+    """A managed server ended, or its engine did, after it had been ready."""
+
+
+class Life(Protocol):
+    """Knows whether one engine lives."""
+
+    #: The report has the reason of its end, or the suite itself ended it.
+    accounted: bool
+
+    def state(self, *, asked_within_s: float = 0.0) -> Alive | Dead:
+        """Whether it lives.
+
+        Args:
+            asked_within_s: a server that answered so lately is not asked again.
+        """
+
+    def account(self) -> None:
+        """Its end is in the report: it is not reported again."""
+
+    def answers(self) -> bool:
+        """Whether it answers now, however long it has lived."""
+
+
+class ManagedLife:
+    """The life of a server that the suite has started. One that has died stays dead.
+
+    Args:
+        managed: ready. The processes that it has now are those that it needs.
+    """
+
+    def __init__(self, managed: ManagedServer) -> None:
+        self.managed = managed
+        self.accounted = False
+        self._needed = managed.pids_when_ready
+        self._ends_judged: set[int] = set()
+        self._healthy_at = time.monotonic()
+        self._dead: Dead | None = None
+        #: Whether it was waited for the exit status of the dead one.
+        self._settled = False
+
+    def state(self, *, asked_within_s: float = 0.0) -> Alive | Dead:
+        """It is dead where its main process ended, where /health says so, or where a process ended
+        that it had when it was ready; one that crashed counts also where another has taken its
+        place."""
+        if self._dead is None and not self.accounted:
+            what = self._end(asked_within_s)
+            self._dead = self._died(what) if what is not None else None
+        return self._dead or Alive()
+
+    def after_failure(self) -> Alive | Dead:
+        """As `state`, after a request has failed: an engine ends first, and the server that answers
+        for it some seconds later. This waits for that."""
+        self._wait_for_exit(DYING_S)
+        state = self.state()
+        self._settled = isinstance(state, Dead)
+        return state
+
+    def ended_since(self, began: float, *, wait_s: float = 0.0) -> bool:
+        """Whether it ended since then, by its processes alone: one that hangs has not ended.
+
+        Args:
+            began: ``time.monotonic``.
+            wait_s: how long to wait for that; clients may see a reset connection or a status 500
+                some seconds before the process ends.
+        """
+        if self.managed.was_stopped:
+            return False
+        self._wait_for_exit(0.0 if self._settled else wait_s)
+        if self.managed.exit_status is not None:
+            return True
+        killed = any(
+            (entry.get("status") or 0) < 0
+            and not entry.get("by_us")
+            and entry["status"] != -signal.SIGTERM
+            and entry.get("monotonic_s", began) >= began
+            for entry in self.managed.exits()
+        )
+        return killed and not self.answers()
+
+    def account(self) -> None:
+        """Its end is in the report."""
+        self.accounted = True
+
+    def answers(self, within_s: float = 5.0) -> bool:
+        """Whether it serves a token; /health may be answered by a web server without an engine."""
+        endpoint = self.managed.endpoint
+        if endpoint is None:
+            return False
+        with endpoint.http() as http:
+            try:
+                return ask_for_a_token(http, endpoint.served_name, within_s=within_s) == 200
+            except httpx.HTTPError:
+                return False
+
+    def _wait_for_exit(self, wait_s: float) -> None:
+        deadline = time.monotonic() + wait_s
+        while self.managed.exit_status is None and time.monotonic() < deadline:
+            time.sleep(0.2)
+
+    def _died(self, what: str) -> Dead:
+        log = self.managed.log
+        return Dead(what, classify(log, self.managed.exit_status), time.monotonic(), log)
+
+    def _end(self, asked_within_s: float) -> str | None:
+        if (status := self.managed.exit_status) is not None:
+            return f"the server ended with status {status} while serving"
+        if time.monotonic() - self._healthy_at >= asked_within_s:
+            wrong = self._unhealthy()
+            if wrong is not None:
+                return wrong
+            self._healthy_at = time.monotonic()
+        return self._lost_process()
+
+    def _unhealthy(self) -> str | None:
+        if self.managed.endpoint is None:
+            return "the server is not running"
+        with self.managed.endpoint.http(timeout_s=10.0) as http:
+            try:
+                status = http.get("/health").status_code
+            except httpx.HTTPError as error:
+                answer = type(error).__name__
+            else:
+                if status == 200:
+                    return None
+                answer = str(status)
+        # A dying server answers 503 or nothing shortly before it exits: its status says more.
+        self._wait_for_exit(1.0)
+        exit_status = self.managed.exit_status
+        ended = "" if exit_status is None else f" and has ended with status {exit_status}"
+        return f"the server answers /health with {answer}{ended}"
+
+    def _lost_process(self) -> str | None:
+        """Which process that it needs has crashed, or has ended so that nothing is served."""
+        ended = {entry["pid"]: entry for entry in self.managed.exits()}
+        for pid in self._needed & ended.keys():
+            if (status := ended[pid]["status"]) in FATAL:
+                name = signal.Signals(-status).name
+                return f"process {ended[pid]['name']} ({pid}) of the server ended by {name}"
+        gone = {pid for pid in self._needed if pid in ended or not psutil.pid_exists(pid)}
+        new = gone - self._ends_judged
+        self._ends_judged |= gone
+        if new and not self.answers(_ANSWERS_WITHIN_S):
+            shown = ", ".join(str(pid) for pid in sorted(new))
+            return f"of the server's processes {shown} ended, and it serves nothing"
+        return None
