@@ -63,7 +63,7 @@ canary: $(VENV)/.installed ## the canary checkpoint, both twins
 catalogues: canary ## what takes longer than `make test` allows: every table in docs, made anew
 	$(PY) -m sm121 ablation $(CANARY)/bf16 --output docs/tables/ablation.md
 	$(PY) -m pytest meta_tests -m slow --slow
-	$(PY) meta_tests/accuracy.py --fresh --output docs/accuracy.md
+	$(PY) meta_tests/accuracy.py --fresh --output docs/tables/accuracy.md
 	$(PY) -m tools.gate_errors
 	$(PY) meta_tests/model_faults.py --state .cache/model-faults-$$(date +%s)
 	$(PY) meta_tests/protocol_faults.py --output docs/tables/protocol-faults.md

@@ -1,4 +1,4 @@
-"""How far the suite and the clients that people use are from the truth: writes docs/accuracy.md.
+"""How far the suite and other clients are from the truth: writes docs/tables/accuracy.md.
 
 ``python meta_tests/accuracy.py --parts ours,clean,gate,speed,peers``. A part that is not named is
 taken from its last run (``.cache/accuracy``). Peers live in environments of their own under
@@ -610,7 +610,7 @@ def main() -> None:
     parser.add_argument("--clients", default=";".join(CLIENTS), help="names, separated by ';'")
     parser.add_argument("--traps", default=",".join(TRAPS), help="names, separated by ','")
     parser.add_argument("--fresh", action="store_true", help="peers that were measured too")
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "accuracy.md")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "tables" / "accuracy.md")
     options = parser.parse_args()
     parts = options.parts.split(",")
     if "ours" in parts:

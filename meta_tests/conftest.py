@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,16 +19,21 @@ import pytest
 
 from sm121.engines.process_tree import marked, reap
 
+ROOT = Path(__file__).parent.parent
+HERE = Path(__file__).parent
 #: A project of its own: `test_downstream.py` runs it.
 collect_ignore = ["downstream"]
+#: Leaves out what needs torch or an engine, where neither can be installed.
+LIGHT = "SM121_META_LIGHT" in os.environ
+if LIGHT:
+    _TORCH = re.compile(r"^(import|from) (torch|kernel_mutants|oss_harmony)\b", re.M)
+    collect_ignore += [f.name for f in HERE.glob("test_*.py") if _TORCH.search(f.read_text())]
 
 # OpenMP's threads spin while they wait for each other: two processes with two threads each take ten
 # times as long on two cores as with one each.
 if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
 
-ROOT = Path(__file__).parent.parent
-HERE = Path(__file__).parent
 MARK = "SM121_META_TEST"
 #: Files that take minutes, the longest first: begun last, each would keep one of `make test`'s two
 #: workers busy while the other one has nothing left to do.
@@ -66,7 +72,12 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if LIGHT and (
+        heavy := [i for i in items if {"canary_bf16", "canary_mxfp4"} & {*i.fixturenames}]
+    ):
+        config.hook.pytest_deselected(items=heavy)
+        items[:] = [item for item in items if item not in heavy]
     rank = {name: number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: rank.get(item.path.name, len(LONG)))
 

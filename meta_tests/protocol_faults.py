@@ -112,6 +112,7 @@ def run(proxy: FaultProxy, fault: Fault, tests: Sequence[str], key: str, report:
             [
                 "-p", "no:cacheprovider", "--assert=plain", "-q", "--tb=short",
                 "--rootdir", str(ROOT), "--arch", "cpu", "--report-dir", str(report),
+                "--share-machine",
                 "--base-url", proxy.base_url, "--api-key", key,
                 *(f"{ROOT}/{node_id(test)}" for test in tests),
             ]

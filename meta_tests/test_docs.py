@@ -26,16 +26,16 @@ from tools.reference import commands, options, pages, requirements
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 TABLES = sorted((DOCS / "tables").glob("*.md"))
-PAGES = sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md"), *TABLES])
+PAGES = sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md"), ROOT / "changelog.d/README.md", *TABLES])
 #: More pages than these nobody reads.
 AT_MOST = 25
-#: What a block may say that it needs; everything else is run.
+#: What a block may say that it needs. test_new_check.py adds what is to be added; the rest is run.
 NEEDS = {
     *("engine", "sm121", "server", "llama.cpp", "network", "a quiet machine"),
     *("a module of yours", "files of yours"),
 }
 _BLOCK = re.compile(
-    r"(?:<!-- (?P<mark>run|needs)(?:: (?P<what>[^>]*?))? -->\n)?"
+    r"(?:<!-- (?P<mark>run|needs|add)(?:: (?P<what>[^>]*?))? -->\n)?"
     r"```(?P<language>\w*)\n(?P<code>.*?)```",
     re.S,
 )
@@ -361,7 +361,7 @@ def test_issue_forms_and_hooks_are_sound():
 
 
 def test_the_traps_of_the_readme_are_those_that_were_measured():
-    measured = (DOCS / "accuracy.md").read_text()
+    measured = (DOCS / "tables" / "accuracy.md").read_text()
     part = (ROOT / "README.md").read_text().partition("## How it compares")[2].partition("\n## ")[0]
     numbers = re.findall(r"[\d.]+\*{0,2} (?:tok/s|ms)", part.partition("| trap |")[2])
     assert len(numbers) > 12
@@ -375,3 +375,20 @@ def test_versions_agree():
     assert "## Unreleased" in (ROOT / "CHANGELOG.md").read_text()
     contracts = (DOCS / "contracts.md").read_text()
     assert f"`schema_version` is {verdict_file.SCHEMA_VERSION}." in contracts
+
+
+def test_every_decision_is_listed_and_has_its_four_parts():
+    records = sorted((DOCS / "decisions").glob("*.md"))
+    listed = re.findall(r"\(docs/(decisions/[\w-]+\.md)\)", (ROOT / "ARCHITECTURE.md").read_text())
+    assert listed == [record.relative_to(DOCS).as_posix() for record in records]
+    for record in records:
+        parts = re.findall(r"^\*\*(.+?)\.\*\*", record.read_text("utf-8"), re.M)
+        assert parts == ["Question", "Decision", "Reason", "What would change it"], record.name
+
+
+def test_every_fragment_of_the_changelog_has_a_known_kind():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["towncrier"]
+    kinds = {kind["directory"] for kind in settings["type"]}
+    for fragment in (ROOT / settings["directory"]).glob("*.md"):
+        assert fragment.name == "README.md" or fragment.name.split(".")[-2] in kinds, fragment.name
+    assert f"\n{settings['start_string']}" in (ROOT / settings["filename"]).read_text()

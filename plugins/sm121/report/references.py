@@ -27,7 +27,7 @@ class ReferenceEngine(DataTable):
     name: str
     engine: str
     tool: str
-    """What measured it: a clock of its own (docs/accuracy.md)."""
+    """What measured it: a clock of its own (docs/tables/accuracy.md)."""
     source: str = Field(min_length=3)
     configurations: tuple[str, ...] = ()
     """Of the profile: those that it measured."""
