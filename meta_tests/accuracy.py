@@ -26,7 +26,8 @@ from typing import Any
 from sm121.client.connection import Patience
 from sm121.client.timed import completion
 from sm121.client.timed_process import TimedProcess
-from sm121.core.profile import Gate, Measuring
+from sm121.core.level_settings import Measuring
+from sm121.core.profile_fields import Gate
 from sm121.core.server import Endpoint
 from sm121.core.verdict import Verdict
 from sm121.measure import gate, metrics, timing, validity

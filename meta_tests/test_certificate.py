@@ -17,7 +17,7 @@ from false_greens import engine
 from sm121.checkpoint.identity import contradiction, identity, is_of_shape
 from sm121.core import profile
 from sm121.core.errors import UsageError
-from sm121.core.profile import Gate
+from sm121.core.profile_fields import LEVELS, Gate
 from sm121.core.verdict import Verdict
 from sm121.evidence.kernel_path import KernelPath
 from sm121.measure import comparison
@@ -289,11 +289,11 @@ def test_tests_of_levels_that_are_not_asked_for_are_left_out():
     """The matrix takes hours, and the certificate of a profile need not cover it."""
     for certify in (True, False):
         config = a_run(asking("smoke", "performance"), certify=certify)
-        items = [Item(name, name) for name in profile.LEVELS]
+        items = [Item(name, name) for name in LEVELS]
         selection.note_deselected(config, [Item("by -m", "kernel")])
         selection.leave_out(config, items)
         left = [item.stash[ID] for item in items]
-        assert left == (["smoke", "performance"] if certify else [*profile.LEVELS])
+        assert left == (["smoke", "performance"] if certify else [*LEVELS])
         assert len(config.gone) == (5 if certify else 0)
         said = selection.left_out(config)
         assert len(said) == len(config.gone)

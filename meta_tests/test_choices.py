@@ -14,7 +14,8 @@ from sm121.core import builds
 from sm121.core import profile as profiles
 from sm121.core.builds import Build
 from sm121.core.configuration import ServerConfiguration
-from sm121.core.profile import Needs, Profile
+from sm121.core.engine_settings import Needs
+from sm121.core.profile import Profile
 from sm121.core.versions import within
 from sm121.engines import choices
 from sm121.engines.choices import Choices, Release

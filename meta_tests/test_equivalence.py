@@ -12,7 +12,7 @@ from scripted_answers import write_tokenizer
 from sm121.answers import agreement
 from sm121.client.completions import Asker, Completion, Position, Request, malformed, parse
 from sm121.core import vocabulary
-from sm121.core.profile import AgreementBound
+from sm121.core.level_settings import AgreementBound
 from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import NotRun
 from sm121.evidence import metrics

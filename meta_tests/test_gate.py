@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from sm121.core.profile import Gate
+from sm121.core.profile_fields import Gate
 from sm121.core.verdict import Verdict
 from sm121.measure import gate, statistics
 from tools import gate_errors

@@ -13,7 +13,7 @@ from sm121.answers import golden
 from sm121.answers.prompts import Prompt, PromptSet
 from sm121.client.completions import Completion, Position, Request, ids_of
 from sm121.core.errors import UsageError
-from sm121.core.profile import GoldenBound
+from sm121.core.level_settings import GoldenBound
 
 PROMPTS = PromptSet(
     schema_version=1,

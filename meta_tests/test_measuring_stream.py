@@ -14,7 +14,7 @@ import pytest
 
 from sm121.client.timed import LagWatch, TimedBatch, completion, steps
 from sm121.client.timed_answer import Arrival, Chunk, TimedAnswer, read_answer
-from sm121.core.profile import Measuring
+from sm121.core.level_settings import Measuring
 from sm121.measure import counters, decoding, timing, validity
 from sm121.measure.cells import is_flat
 from sm121.measure.metrics import pp, tg

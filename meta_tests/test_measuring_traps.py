@@ -12,7 +12,7 @@ from statistics import median
 import pytest
 from timed_server import TRAPS
 
-from sm121.core.profile import Measuring
+from sm121.core.level_settings import Measuring
 from sm121.core.server import Endpoint
 from sm121.core.verdict import Inapplicable, NotRun
 from sm121.measure import metrics

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from sm121.client.timed_answer import Chunk, TimedAnswer
-from sm121.core.profile import Measuring
+from sm121.core.level_settings import Measuring
 from sm121.measure import metrics
 from sm121.measure.cells import MeasuredCell
 from sm121.measure.plan import Plan

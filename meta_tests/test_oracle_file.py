@@ -14,7 +14,7 @@ from sm121.answers.log_probabilities import OracleReference, computed_tolerance,
 from sm121.answers.oracle_file import OracleFile, Place, Scored
 from sm121.client.completions import Completion, Position, Request
 from sm121.core.errors import UsageError
-from sm121.core.profile import LogProbabilityTolerance
+from sm121.core.level_settings import LogProbabilityTolerance
 from sm121.core.verdict import NotRun
 
 

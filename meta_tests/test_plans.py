@@ -15,8 +15,10 @@ from sm121.compilation import jit
 from sm121.compilation.jit import FlashInferModules
 from sm121.core import profile
 from sm121.core.data_file import DataFileError, parse
+from sm121.core.engine_settings import Needs
 from sm121.core.errors import UsageError
-from sm121.core.profile import FULL, Costs, Gate, Needs, Profile
+from sm121.core.profile import FULL, Costs, Profile
+from sm121.core.profile_fields import LEVELS, Gate
 from sm121.core.verdict import Verdict
 from sm121.engines import choices
 from sm121.measure import comparison, gate, machine
@@ -45,7 +47,7 @@ def level_module(level: str):
 
 @pytest.fixture(scope="module")
 def level_modules():
-    return {level: level_module(level) for level in profile.LEVELS}
+    return {level: level_module(level) for level in LEVELS}
 
 
 def test_every_shipped_profile_has_the_plans():

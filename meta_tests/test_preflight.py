@@ -10,7 +10,7 @@ import pytest
 from sm121.compilation.jit import FlashInferModules, bounding_variables
 from sm121.core import profile
 from sm121.core.data_file import DataFileError, parse
-from sm121.core.profile import Needs
+from sm121.core.engine_settings import Needs
 from sm121.engines.preflight import PreflightData, PreflightFinding, inspect, load_preflight
 
 GOOD_ARGUMENTS = ["--model", "m", "--attention-backend", "TRITON_ATTN", "--moe-backend", "marlin"]

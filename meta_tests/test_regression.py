@@ -10,7 +10,7 @@ import pytest
 
 from sm121.core import profile
 from sm121.core.errors import UsageError
-from sm121.core.profile import Regression
+from sm121.core.level_settings import Regression
 from sm121.core.verdict import Verdict
 from sm121.regression import history
 from sm121.regression import trend as regression

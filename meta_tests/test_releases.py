@@ -11,8 +11,8 @@ import pytest
 
 from sm121.core import builds, profile
 from sm121.core.configuration import ServerConfiguration
+from sm121.core.engine_settings import Needs
 from sm121.core.errors import UsageError
-from sm121.core.profile import Needs
 from sm121.core.server import Endpoint, Server
 from sm121.engines import capabilities, preflight
 from sm121.engines.requested import load_requests

@@ -11,7 +11,7 @@ import speculation_faults
 from speculation_faults import CLEAN, COUNTS, FAULTS, TOKENS
 
 from sm121.api import speculation
-from sm121.core.profile import Regression
+from sm121.core.level_settings import Regression
 from sm121.measure.counters import Drafted
 from sm121.regression import trend
 from sm121.regression.history import StoredMetric, StoredRun

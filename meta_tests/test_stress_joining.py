@@ -16,7 +16,8 @@ import pytest
 from sm121.core import profile
 from sm121.core.arguments import at_once
 from sm121.core.configuration import ServerConfiguration
-from sm121.core.profile import AgreementBound, Sourced
+from sm121.core.level_settings import AgreementBound
+from sm121.core.profile_fields import Sourced
 from sm121.core.server import Endpoint
 from sm121.core.verdict import Inconclusive, NotRun
 from sm121.engines import capabilities

@@ -13,7 +13,7 @@ from sm121.client.completions import Completion, Position
 from sm121.client.load import Job, JobOutcome, LoadResult
 from sm121.core import profile
 from sm121.core.errors import UsageError
-from sm121.core.profile import AgreementBound
+from sm121.core.level_settings import AgreementBound
 from sm121.core.redaction import redact
 from sm121.core.verdict import Verdict
 from sm121.evidence import crash_bundle, death, kernel_messages

@@ -21,7 +21,7 @@ import pytest
 from sm121.client.connection import Patience
 from sm121.client.load import Job, JobOutcome, LoadClient, LoadResult
 from sm121.core import profile
-from sm121.core.profile import AgreementBound
+from sm121.core.level_settings import AgreementBound
 from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import Inconclusive, NotRun
 from sm121.engines import capabilities

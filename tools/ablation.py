@@ -27,7 +27,7 @@ from torch import Tensor
 from sm121.answers import oracle_file
 from sm121.answers.log_probabilities import Pattern, computed_tolerance
 from sm121.answers.oracle_file import SMALL_MISTAKES, OracleFile
-from sm121.core.profile import LogProbabilityTolerance
+from sm121.core.level_settings import LogProbabilityTolerance
 from sm121.oracles import gpt_oss, moe, mxfp4, routing
 from sm121.oracles.gpt_oss import Layer, Weights
 from sm121.oracles.scores import Change

@@ -12,7 +12,7 @@ from typing import Any
 from sm121.cli import Command, command, progress
 from sm121.core import architecture
 from sm121.core.errors import UsageError
-from sm121.core.profile import LEVELS
+from sm121.core.profile_fields import LEVELS
 
 
 def add(commands: Any) -> None:

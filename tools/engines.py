@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sm121.cli import main as sm121
 from sm121.cli import progress
-from sm121.core.profile import LEVELS
+from sm121.core.profile_fields import LEVELS
 from tools import gguf
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.random import Generator
 
-from sm121.core.profile import Gate, Measuring
+from sm121.core.level_settings import Measuring
+from sm121.core.profile_fields import Gate
 from sm121.core.verdict import Verdict
 from sm121.measure import gate
 from sm121.measure.metrics.tg import rate_bounds

@@ -17,7 +17,7 @@ from loopback import serving
 
 from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration
-from sm121.core.profile import KernelPathRequirement
+from sm121.core.engine_settings import KernelPathRequirement
 from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import Undecided
 from sm121.engines import requested

@@ -11,7 +11,7 @@ from sm121.answers import golden
 from sm121.answers.equivalence import Continuations
 from sm121.answers.prompts import continuations
 from sm121.client.completions import Asker
-from sm121.core.profile import AgreementBound, GoldenBound
+from sm121.core.level_settings import AgreementBound, GoldenBound
 from sm121.core.server import Server
 from sm121.core.verdict import NotRun
 

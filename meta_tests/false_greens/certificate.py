@@ -18,7 +18,7 @@ from certificate_tricks import HONEST, ROOT, TRICKS, Tried, tried
 from sm121.checkpoint.identity import identity
 from sm121.core import profile, waivers
 from sm121.core.errors import UsageError
-from sm121.core.profile import Gate
+from sm121.core.profile_fields import Gate
 from sm121.evidence import environment
 from sm121.evidence.kernel_path import KernelPath
 from sm121.measure import comparison

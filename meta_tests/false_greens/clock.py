@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import median
 
-from sm121.core.profile import Measuring
+from sm121.core.level_settings import Measuring
 from sm121.core.server import Endpoint
 from sm121.measure import metrics
 from sm121.measure.cells import MeasuredCell, MeasuredServer

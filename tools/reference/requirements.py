@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm121.core.errors import UsageError
-from sm121.core.profile import LEVELS
+from sm121.core.profile_fields import LEVELS
 from tools.reference.markdown import MADE_BY, cell
 
 _SHOWN_MARKS = ("slow", "ab_run")

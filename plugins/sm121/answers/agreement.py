@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sm121.client.completions import Completion, Position, ids_of
-from sm121.core.profile import AgreementBound
+from sm121.core.level_settings import AgreementBound
 
 #: More forks than this in one answer are no accident of rounding.
 MOST_FORKS = 6

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from sm121.answers import agreement, sanity
 from sm121.answers.prompts import Prompt, PromptSet
 from sm121.client.completions import Asker, Completion, Request
-from sm121.core.profile import AgreementBound
+from sm121.core.level_settings import AgreementBound
 from sm121.core.verdict import NotRun, require
 
 #: Longer than a step's budget of tokens, and than the blocks of the prefix cache.

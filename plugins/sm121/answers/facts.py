@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sm121.core.profile import KnownAnswer
+from sm121.core.level_settings import KnownAnswer
 from sm121.core.server import Endpoint
 
 

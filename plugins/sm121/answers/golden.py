@@ -25,7 +25,7 @@ from sm121.client.completions import Asker, Completion, Position, Refused, Reque
 from sm121.core.data_file import DataTable
 from sm121.core.errors import UsageError
 from sm121.core.files import write_text
-from sm121.core.profile import GoldenBound
+from sm121.core.level_settings import GoldenBound
 from sm121.core.verdict import NotRun
 
 TOP = 20

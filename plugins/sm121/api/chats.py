@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sm121.api import harmony
 from sm121.api.client import Api, together
-from sm121.core.profile import Correctness
+from sm121.core.level_settings import Correctness
 from sm121.core.verdict import require
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from sm121.api import harmony, sampling, stream
 from sm121.api.client import Api, Json
 from sm121.api.sdk import PROMPT, Sdk
-from sm121.core.profile import Correctness
+from sm121.core.level_settings import Correctness
 from sm121.core.verdict import require
 
 

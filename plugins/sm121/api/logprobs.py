@@ -7,7 +7,7 @@ import math
 from sm121.api import stream
 from sm121.api.client import Api
 from sm121.api.sdk import PROMPT, Sdk
-from sm121.core.profile import Correctness
+from sm121.core.level_settings import Correctness
 from sm121.core.verdict import require
 
 #: Of a logarithm of a softmax in float32 over 200,000 tokens: one that is 0 may come out above it.

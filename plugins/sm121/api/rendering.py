@@ -27,7 +27,7 @@ from sm121.api.tools import tools
 from sm121.client.completions import Position, parse
 from sm121.core import data_file
 from sm121.core.data_file import DataTable
-from sm121.core.profile import AgreementBound
+from sm121.core.level_settings import AgreementBound
 from sm121.core.verdict import NotRun, require
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from sm121.api.client import Api, Json, Refused
 from sm121.api.rendering import ChatCase, ChatMessage
 from sm121.api.tools import no_call, tools
 from sm121.core.configuration import ServerConfiguration
-from sm121.core.profile import Correctness
+from sm121.core.level_settings import Correctness
 from sm121.core.verdict import NotRun, require
 
 _AND = "What is the capital of Germany?"

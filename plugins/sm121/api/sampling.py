@@ -7,7 +7,7 @@ from typing import Any
 
 from sm121.api.client import Api, Json
 from sm121.api.sdk import PROMPT, Sdk, first_that
-from sm121.core.profile import Correctness
+from sm121.core.level_settings import Correctness
 from sm121.core.verdict import require
 
 

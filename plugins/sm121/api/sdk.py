@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sm121.answers import prompts
 from sm121.answers.accuracy import Question
-from sm121.core.profile import Correctness, Profile
+from sm121.core.level_settings import Correctness
+from sm121.core.profile import Profile
 from sm121.core.verdict import NotRun, require
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import Any
 
 from sm121.answers.prompts import PromptSet
 from sm121.client.completions import Asker, Completion, Position, Refused, Request, parse
-from sm121.core.profile import AgreementBound
+from sm121.core.level_settings import AgreementBound
 from sm121.core.server import Server
 from sm121.core.verdict import NotRun, require
 from sm121.engines.capabilities import Capabilities

@@ -8,7 +8,7 @@ from sm121.api import invariants, logprobs, schema, stream
 from sm121.api.client import Api, Json
 from sm121.api.sdk import PROMPT, Sdk, first_that
 from sm121.api.tools import tools
-from sm121.core.profile import Correctness
+from sm121.core.level_settings import Correctness
 from sm121.core.verdict import require
 
 

@@ -11,7 +11,7 @@ from sm121.api import harmony
 from sm121.api.cases import Judge
 from sm121.api.client import Api, together
 from sm121.api.sdk import PROMPT
-from sm121.core.profile import Correctness
+from sm121.core.level_settings import Correctness
 from sm121.core.verdict import require
 
 _CITY = {

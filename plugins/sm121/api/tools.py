@@ -12,7 +12,7 @@ import jsonschema
 
 from sm121.api import harmony
 from sm121.api.client import Api, Json, Refused, together
-from sm121.core.profile import Correctness, ToolCall
+from sm121.core.level_settings import Correctness, ToolCall
 from sm121.core.verdict import NotRun, require
 
 #: How servers say that they were started without a parser of tool calls.

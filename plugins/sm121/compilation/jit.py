@@ -21,7 +21,8 @@ from sm121.compilation.caches import CompileCaches
 from sm121.core import data_file, interpreter
 from sm121.core.arguments import one_line
 from sm121.core.data_file import DataTable, Entries, Regex
-from sm121.core.profile import Needs, Sourced
+from sm121.core.engine_settings import Needs
+from sm121.core.profile_fields import Sourced
 
 _GIB = 1 << 30
 _JOBS, _THREADS = "MAX_JOBS", "FLASHINFER_NVCC_THREADS"

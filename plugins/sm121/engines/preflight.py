@@ -25,8 +25,8 @@ from sm121.compilation.jit import FlashInferModules, JitModule
 from sm121.core import builds, data_file
 from sm121.core.arguments import one_line
 from sm121.core.data_file import DataTable, Entries, Regex
+from sm121.core.engine_settings import Needs
 from sm121.core.printable import some_of
-from sm121.core.profile import Needs
 from sm121.core.versions import Versions, release, within
 from sm121.engines import choices
 

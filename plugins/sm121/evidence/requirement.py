@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from sm121.core.profile import KernelPathRequirement, PathRule, PathValues
+from sm121.core.engine_settings import KernelPathRequirement, PathRule, PathValues
 from sm121.evidence.kernel_path import KernelPath, mistaken_environment, search_last_start
 from sm121.evidence.kernel_profile import KernelProfile, entry_of, load_names
 from sm121.evidence.kernel_proof import with_kernels

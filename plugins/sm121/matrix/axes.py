@@ -18,8 +18,9 @@ from pydantic import Field, model_validator
 
 from sm121.core import data_file
 from sm121.core.data_file import DataTable, Pattern
+from sm121.core.engine_settings import ReleaseSetting
 from sm121.core.errors import UsageError
-from sm121.core.profile import GoldenBound, ReleaseSetting
+from sm121.core.level_settings import GoldenBound
 from sm121.core.versions import Versions, release, within
 from sm121.evidence.kernel_path import KernelPath
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from sm121.core.files import write_text
-from sm121.core.profile import MatrixPlan
+from sm121.core.level_settings import MatrixPlan
 from sm121.matrix.axes import Cell, Space
 from sm121.matrix.outcome import CellRecord
 

@@ -27,8 +27,8 @@ from sm121.client.completions import Asker, Refused, Request
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import Sm121Error
 from sm121.core.files import write_text
+from sm121.core.level_settings import GoldenBound, MatrixPlan
 from sm121.core.numbers import number
-from sm121.core.profile import GoldenBound, MatrixPlan
 from sm121.core.server import Server
 from sm121.core.verdict import Invalid, NotRun, Undecided
 from sm121.engines import requested

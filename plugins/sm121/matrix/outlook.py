@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sm121.core.profile import MatrixPlan, Profile
+from sm121.core.level_settings import MatrixPlan
+from sm121.core.profile import Profile
 from sm121.matrix import cost, covering
 from sm121.matrix.axes import Space, identity
 from sm121.matrix.covering import Array, Coverage

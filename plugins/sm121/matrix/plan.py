@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from sm121.core import builds
 from sm121.core.configuration import environment_items
 from sm121.core.errors import UsageError
-from sm121.core.profile import MatrixPlan, Profile
+from sm121.core.level_settings import MatrixPlan
+from sm121.core.profile import Profile
 from sm121.matrix import axes, covering
 from sm121.matrix.axes import Cell, Space
 from sm121.matrix.covering import Array, Planned

@@ -23,7 +23,7 @@ from pydantic import Field, ValidationError
 
 from sm121.core.data_file import Record
 from sm121.core.errors import Sm121Error
-from sm121.core.profile import Box
+from sm121.core.level_settings import Box
 from sm121.core.verdict import Verdict
 from sm121.engines import device_memory
 from sm121.measure.stream_bandwidth import (

@@ -24,7 +24,7 @@ from typing import Literal
 import numpy as np
 from scipy import special
 
-from sm121.core.profile import Gate
+from sm121.core.profile_fields import Gate
 from sm121.core.verdict import Verdict
 from sm121.measure import statistics
 from sm121.measure.measurement import COUNTED, EXISTS_ONCE, Measurement

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sm121.core.profile import FULL, Measuring, Profile
+from sm121.core.level_settings import Measuring
+from sm121.core.profile import FULL, Profile
 
 
 @dataclass(frozen=True)

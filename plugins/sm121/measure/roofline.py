@@ -18,8 +18,10 @@ from typing import Any
 
 from sm121.core import data_file
 from sm121.core.data_file import DataTable
+from sm121.core.engine_settings import PathValues
 from sm121.core.errors import Sm121Error
-from sm121.core.profile import Gate, PathValues, Profile
+from sm121.core.profile import Profile
+from sm121.core.profile_fields import Gate
 from sm121.engines.requested import read_arguments
 from sm121.evidence.kernel_path import KernelPath
 

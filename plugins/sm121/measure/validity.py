@@ -14,7 +14,7 @@ from scipy import special
 
 from sm121.client.timed import TimedBatch
 from sm121.client.timed_answer import Clock, TimedAnswer
-from sm121.core.profile import Measuring
+from sm121.core.level_settings import Measuring
 from sm121.measure.counters import Counters
 from sm121.measure.decoding import Window
 from sm121.measure.measurement import Invalidity

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from sm121.core.profile import Gate
+from sm121.core.profile_fields import Gate
 from sm121.core.verdict import Inconclusive, Invalid, Verdict
 from sm121.evidence.kernel_path import KernelPath
 from sm121.measure import gate, machine, metrics, roofline, statistics

@@ -18,7 +18,8 @@ from sm121.api.speculation import Speculation
 from sm121.checkpoint.identity import folder_of
 from sm121.client.completions import Asker
 from sm121.core.errors import UsageError
-from sm121.core.profile import AgreementBound, GoldenBound, Profile
+from sm121.core.level_settings import AgreementBound, GoldenBound
+from sm121.core.profile import Profile
 from sm121.core.server import Server
 from sm121.core.verdict import Inapplicable
 from sm121.engines.capabilities import Capabilities

@@ -18,7 +18,7 @@ import pytest
 
 from sm121.compilation import gb10
 from sm121.core import architecture
-from sm121.core.profile import LEVELS
+from sm121.core.profile_fields import LEVELS
 from sm121.core.verdict import NotRun, Verdict
 from sm121.plugin import kernels, selection
 from sm121.session.session import Session

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sm121.core import architecture, own_options, own_tests, profile
+from sm121.core import architecture, own_options, own_tests
 from sm121.core.arguments import Argument
 from sm121.core.errors import UsageError
+from sm121.core.profile_fields import LEVELS
 from sm121.engines import capabilities
 from sm121.kernels import registry as kernel_providers
 from sm121.matrix import covering
@@ -69,7 +70,7 @@ def name_own_tests(config: pytest.Config, arguments: list[str]) -> None:
 def markers() -> list[str]:
     """All markers, as pytest shows them: for levels, for architectures, and the others."""
     return [
-        *(f"{name}: tests of the {name} level" for name in profile.LEVELS),
+        *(f"{name}: tests of the {name} level" for name in LEVELS),
         *(
             f"{name}: tests that apply to {name} (set by applies_to, not by hand)"
             for name in architecture.NAMES

@@ -9,7 +9,7 @@ import unittest
 import pytest
 
 from sm121.core.printable import printable
-from sm121.core.profile import LEVELS
+from sm121.core.profile_fields import LEVELS
 from sm121.core.verdict import (
     Graded,
     Inapplicable,

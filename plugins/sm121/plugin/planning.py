@@ -15,7 +15,8 @@ import pytest
 from sm121.compilation.jit import FlashInferModules
 from sm121.core import architecture, interpreter
 from sm121.core.configuration import environment_items
-from sm121.core.profile import FULL, LEVELS, Profile
+from sm121.core.profile import FULL, Profile
+from sm121.core.profile_fields import LEVELS
 from sm121.engines import choices, preflight
 from sm121.matrix import outlook
 from sm121.matrix.cost import duration

@@ -15,7 +15,9 @@ from _pytest.mark.expression import Expression
 from sm121.core import profile
 from sm121.core.architecture import CPU, GPUS, NAMES
 from sm121.core.errors import UsageError
-from sm121.core.profile import LEVELS, Ability, PlanRow, Profile
+from sm121.core.level_settings import Ability
+from sm121.core.profile import PlanRow, Profile
+from sm121.core.profile_fields import LEVELS
 from sm121.measure.plan import Plan
 from sm121.plugin import others
 from sm121.plugin.stash import APPLIES_TO, ID, LEVEL, SETTINGS

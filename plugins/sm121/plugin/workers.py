@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from sm121.core.files import write_text
-from sm121.core.profile import LEVELS
+from sm121.core.profile_fields import LEVELS
 from sm121.plugin.stash import LEVEL, SETTINGS
 from sm121.session.session import Session
 

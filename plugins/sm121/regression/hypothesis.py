@@ -19,7 +19,7 @@ from sm121.core import data_file
 from sm121.core.data_file import DataTable, Pattern
 from sm121.core.errors import UsageError
 from sm121.core.numbers import number
-from sm121.core.profile import Level
+from sm121.core.profile_fields import Level
 from sm121.core.verdict import Verdict, worst
 from sm121.regression.ab import Comparison, Visit, difference_of_pairs, verdict_of
 

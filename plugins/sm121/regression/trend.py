@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from scipy import special
 
+from sm121.core.level_settings import Regression
 from sm121.core.numbers import number
-from sm121.core.profile import Regression
 from sm121.core.verdict import Verdict
 from sm121.measure import statistics
 from sm121.measure.statistics import Floats

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sm121.core.configuration import ServerConfiguration
-from sm121.core.profile import KernelPathRequirement
+from sm121.core.engine_settings import KernelPathRequirement
 from sm121.core.server import Server
 from sm121.engines import process_tree, requested
 from sm121.engines.attached import AttachedProcesses

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sm121.core.numbers import number
-from sm121.core.profile import LEVELS
+from sm121.core.profile_fields import LEVELS
 from sm121.core.verdict import Verdict, worst
 from sm121.measure import gate, statistics
 from sm121.measure.box import BoxState

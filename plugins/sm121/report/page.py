@@ -24,7 +24,7 @@ from sm121 import __version__
 from sm121.core.files import write_text
 from sm121.core.numbers import number
 from sm121.core.printable import printable
-from sm121.core.profile import LEVELS
+from sm121.core.profile_fields import LEVELS
 from sm121.core.verdict import Verdict
 from sm121.matrix import feature_matrix
 from sm121.report import (

@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Any
 
 from sm121.core import profile
+from sm121.core.level_settings import Regression
 from sm121.core.numbers import number
-from sm121.core.profile import Regression
 from sm121.core.verdict import Severity, Verdict
 from sm121.measure import comparison
 from sm121.measure.box import BoxState

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import get_args
 
 from sm121.core.configuration import ServerConfiguration
-from sm121.core.profile import KernelPathRequirement
+from sm121.core.engine_settings import KernelPathRequirement
 from sm121.core.verdict import Verdict
 from sm121.engines import requested
 from sm121.evidence.kernel_path import KernelPath

@@ -13,7 +13,8 @@ from pydantic import Field
 from sm121.core import lenient
 from sm121.core.data_file import Record
 from sm121.core.files import write_text
-from sm121.core.profile import FULL, LEVELS
+from sm121.core.profile import FULL
+from sm121.core.profile_fields import LEVELS
 from sm121.core.verdict import Severity, Verdict, worst
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.kernel_profile import KernelProfile

@@ -18,7 +18,8 @@ from pathlib import Path
 from sm121.core import digest
 from sm121.core.errors import UsageError
 from sm121.core.printable import printable
-from sm121.core.profile import FULL, LEVELS, Profile
+from sm121.core.profile import FULL, Profile
+from sm121.core.profile_fields import LEVELS
 from sm121.core.verdict import Verdict
 from sm121.measure import machine
 from sm121.measure.box import BoxState

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from sm121.core import architecture, data_file, digest
 from sm121.core.data_file import DataTable
-from sm121.core.profile import Level, Profile
+from sm121.core.profile import Profile
+from sm121.core.profile_fields import Level
 from sm121.core.verdict import Verdict, worst
 from sm121.run.verdict_file import VerdictFile
 

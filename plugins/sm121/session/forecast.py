@@ -18,7 +18,8 @@ from sm121.answers import exam
 from sm121.answers.exam import SectionName
 from sm121.core import data_file
 from sm121.core.data_file import DataTable
-from sm121.core.profile import LEVELS, Costs, Profile
+from sm121.core.profile import Costs, Profile
+from sm121.core.profile_fields import LEVELS
 from sm121.measure import gate, machine
 from sm121.measure.box import BoxState
 from sm121.measure.plan import Plan

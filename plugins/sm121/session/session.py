@@ -16,7 +16,8 @@ from sm121.compilation.jit import FlashInferModules
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.files import write_text
 from sm121.core.printable import printable
-from sm121.core.profile import LEVELS, Profile
+from sm121.core.profile import Profile
+from sm121.core.profile_fields import LEVELS
 from sm121.core.redaction import redact, secrets_of
 from sm121.core.server import Server
 from sm121.core.verdict import NotRun, Severity, Verdict

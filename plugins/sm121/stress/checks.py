@@ -9,7 +9,7 @@ from dataclasses import replace
 from sm121.answers import agreement
 from sm121.client.completions import Completion, wrong_positions
 from sm121.client.load import Job, JobOutcome, LoadResult
-from sm121.core.profile import AgreementBound
+from sm121.core.level_settings import AgreementBound
 from sm121.stress.fault import Fault
 
 #: Fewer requests than this have no tail to speak of.

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from sm121.core.data_file import Record
 from sm121.core.files import write_text
-from sm121.core.profile import StressSizes
+from sm121.core.level_settings import StressSizes
 from sm121.core.verdict import worst
 from sm121.measure import growth
 from sm121.measure.growth import Growth

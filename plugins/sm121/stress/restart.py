@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from sm121.client.load import Job, JobOutcome, LoadClient, LoadResult
-from sm121.core.profile import AgreementBound
+from sm121.core.level_settings import AgreementBound
 from sm121.core.verdict import Inconclusive
 from sm121.engines.capabilities import Deviation
 from sm121.run.harness import Harness

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from sm121.client.load import LoadClient
-from sm121.core.profile import AgreementBound
+from sm121.core.level_settings import AgreementBound
 from sm121.core.verdict import Inconclusive, NotRun
 from sm121.stress import checks
 from sm121.stress.fault import Fault, UnderLoad

@@ -1,0 +1,333 @@
+"""What a profile requires at each level: gates, answers, loads, the box, the certificate."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from sm121.core.data_file import DataTable
+from sm121.core.extending import Statement
+from sm121.core.profile_fields import (
+    LEVELS,
+    ConfigurationName,
+    Count,
+    Dtype,
+    Fraction,
+    Gate,
+    Level,
+    Positive,
+    Sourced,
+)
+from sm121.core.verdict import Severity
+
+
+class Measuring(DataTable):
+    """The part of a profile's ``[performance]`` that says how it is measured."""
+
+    #: Rounds of each cell, before a gate asks for more, and the most that it may ask for.
+    rounds: Count = 5
+    maximum_rounds: Count = 80
+    #: Requests of the shortest length beside the long ones: the second clock needs both.
+    short_rounds: Count = 3
+    #: Streams at the same time, measured at the first depth; one stream is what all else is of. On
+    #: both sides of a graph that is captured (1, 2, 4, 8), and more than are served at once.
+    concurrency: tuple[Count, ...] = (2, 5, 8, 10)
+    concurrency_rounds: Count = 3
+    #: Places of a draft whose acceptance is measured, where the engine speculates.
+    draft_positions: tuple[Count, ...] = (1, 2, 3)
+    #: Requests that ``--percentiles`` gathers at most for a percentile.
+    tail_requests: Count = 473
+    #: Ids below this one are plain tokens: o200k_harmony has its special tokens from there on.
+    vocabulary: Count = 199_998
+    #: How far the second clock may be from the first.
+    second_clock_bound: Fraction = 0.02
+    #: How much of a measured time may be delays of the client itself.
+    client_lag_bound: Fraction = 0.01
+    #: How far the rate may move while it is measured.
+    drift_bound: Fraction = 0.05
+    #: How far the last warm-up requests may be apart.
+    warm_bound: Fraction = 0.10
+    warm_up_requests: Count = 6
+    request_within_s: Positive = 600.0
+    silent_within_s: Positive = 60.0
+
+
+class KnownAnswer(DataTable):
+    """A prompt and the text with which its greedy continuation must begin (case-sensitive)."""
+
+    prompt: str = Field(min_length=1)
+    begins: str = Field(min_length=1)
+
+
+class Chat(DataTable):
+    """A chat question and what the final answer must contain."""
+
+    question: str = Field(min_length=1)
+    contains: str = Field(min_length=1)
+
+
+class ToolCall(DataTable):
+    """A chat question that must be answered by a call of one of the tools in
+    ``fixtures/api/tools.json``, and what the answer says when it is told the result."""
+
+    question: str = Field(min_length=1)
+    tool: str = Field(min_length=1)
+    arguments: dict[str, str]
+    result: str = Field(min_length=1)
+    answer_contains: str = Field(min_length=1)
+
+
+#: What a target may not allow. A profile says so, with a reason; such tests are NOT_RUN. Without
+#: the oracle a certificate asks for a golden file (``--golden``).
+Ability = Literal["parallel_tool_calls", "oracle", "answer_length", "exam", "long_document"]
+
+
+class LogProbabilityTolerance(Statement):
+    """Bounds on |log-probability of the server - of the oracle|, in nats, over prompt tokens."""
+
+    max_abs: Positive
+    mean_abs: Positive
+    #: The same over the tokens that the oracle holds for more likely than not. Rounding moves those
+    #: least, so that coarse dtypes have a sharp bound too.
+    likely_max_abs: Positive | None = None
+    likely_mean_abs: Positive | None = None
+
+
+class AgreementBound(Statement):
+    """Bounds on what two greedy runs of one prompt may differ by, in nats."""
+
+    #: Of the log-probability of any token that both tell, at one place.
+    max_abs: Positive
+    #: The same on average over the places of a run.
+    mean_abs: Positive
+    #: Up to this two tokens are equally likely: either may be chosen. 0: the tokens are equal.
+    fork: Annotated[float, Field(ge=0)]
+
+
+class GoldenBound(AgreementBound):
+    """The same against a golden file, which another build or configuration may have made."""
+
+    #: Mean KL divergence of the most likely tokens, in nats.
+    mean_divergence: Positive
+    #: Share of the tokens that the run under test chooses too.
+    top1_at_least: Annotated[float, Field(gt=0, le=1)]
+
+
+class RequiredShare(Statement):
+    """A share of answers that must be right."""
+
+    at_least: Annotated[float, Field(gt=0, lt=1)]
+
+
+class Band(Statement):
+    """Where a mean must lie."""
+
+    low: Positive
+    high: Positive
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Band:
+        if self.low > self.high:
+            raise ValueError(f"expected low <= high, got {self.low:g} and {self.high:g}")
+        return self
+
+
+class Correctness(DataTable):
+    """What the correctness level asks and accepts."""
+
+    known_answers: tuple[KnownAnswer, ...] = Field(min_length=1)
+    chats: tuple[Chat, ...] = Field(min_length=1)
+    max_answer_tokens: Count = 512
+    tool_calls: tuple[ToolCall, ...] = ()
+    #: Two calls in one turn: a question and the cities that are asked for.
+    parallel_question: str = "What is the weather in Paris and in Tokyo?"
+    parallel_calls: Annotated[int, Field(ge=2)] = 2
+    #: Name of a file of ``fixtures/exams``, or a path: what the model must know.
+    exam: str | None = Field(default=None, min_length=1)
+    #: pass^k: each chat and tool call is asked so often, and every answer must hold.
+    repeats: Count = 3
+    #: What the target of this profile does not allow, each with the reason.
+    cannot: dict[Ability, str] = Field(default={})
+    #: By dtype of the engine; a dtype that is absent is not compared with the oracle.
+    log_probability_tolerance: dict[Dtype, LogProbabilityTolerance] = Field(default={})
+    #: By dtype: one server, asked the same in another way.
+    agreement: dict[Dtype, AgreementBound] = Field(default={})
+    #: By dtype: against a golden file.
+    golden: dict[Dtype, GoldenBound] = Field(default={})
+    #: Configurations that must answer as the one under test does (``--slow``: a start for each).
+    same_answers: tuple[ConfigurationName, ...] = ()
+    #: Of the questions of ``--questions``.
+    accuracy: RequiredShare | None = None
+    #: Mean number of tokens of the answers to fixtures/answers/questions.toml.
+    mean_answer_tokens: Band | None = None
+
+    @model_validator(mode="after")
+    def _one_or_the_other(self) -> Correctness:
+        for ability, key in (
+            ("oracle", "log_probability_tolerance"),
+            ("answer_length", "mean_answer_tokens"),
+            ("exam", "exam"),
+        ):
+            if ability in self.cannot and getattr(self, key):
+                raise ValueError(f"expected cannot.{ability} or {key}, not both")
+        return self
+
+
+def _chosen(value: float, why: str) -> Sourced:
+    return Sourced(value=value, source=f"chosen: {why}")
+
+
+class StressSizes(DataTable):
+    """Sizes of the stress level, and what is allowed under load."""
+
+    sequential_requests: Sourced
+    concurrent_requests: Sourced
+    load_requests: Sourced
+    load_concurrency: Sourced
+    long_generation_tokens: Sourced
+    #: Of the whole, and in GB (10**9 bytes): the smaller of the two is the limit.
+    memory_growth_fraction: Sourced
+    memory_growth_gb: Sourced
+    #: Tokens of each answer of the loads.
+    answer_tokens: Sourced = _chosen(32, "short answers, so that requests come and go")
+    #: Requests of each process of arrival, and how many come in a second.
+    mixed_requests: Sourced = _chosen(40, "enough to have some of each kind")
+    arrivals_per_s: Sourced = _chosen(4, "more than are served at once, fewer than wait for ever")
+    #: For how long one short prompt at a time joins those that decode.
+    joining_s: Sourced = _chosen(10, "each number that decodes is joined some times")
+    #: A server whose running requests get no token for so long hangs.
+    stalled_after_s: Sourced = _chosen(60, "longer than the prefill of a batch")
+    request_within_s: Sourced = _chosen(600, "no answer of a load takes ten minutes")
+    #: How long a client may wait in silence after the server was told to stop, until it has an
+    #: answer, an error, or its connection is closed.
+    stop_learned_within_s: Sourced = _chosen(
+        10, "longer than a step and a close take; a proxy's patience with a silent server is 30 s"
+    )
+    #: The slowest request of a load over its median.
+    tail_factor: Sourced = _chosen(10, "a queue makes some slower, not ten times")
+    #: A request that took no longer than so many seconds is no slow one.
+    tail_floor_s: Sourced = _chosen(2, "what a garbage collection or another process takes away")
+    #: How much of the throughput may be lost after the load.
+    throughput_drop: Sourced = _chosen(0.1, "twice the noise of a quiet machine")
+    memory_growth_kib_per_request: Sourced = _chosen(
+        512, "half of a leak of 1 MiB for each request, which must be noticed"
+    )
+    handles_growth_per_request: Sourced = _chosen(0.1, "a tenth of one leaked for each request")
+    #: Less than this available ends the run.
+    memory_floor_gib: Sourced = _chosen(2, "with less, a machine of unified memory wedges")
+
+
+class Performance(DataTable):
+    """The measuring plan and its gates."""
+
+    prompt_tokens: Count
+    generated_tokens: tuple[Count, ...] = Field(min_length=1)
+    depths: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
+    measuring: Measuring = Measuring()
+    gates: tuple[Gate, ...] = ()
+
+
+class Regression(DataTable):
+    """How much worse than the history a metric may be, as a fraction of it."""
+
+    threshold: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    #: By name of the metric, where it is not ``threshold``.
+    metrics: dict[str, Annotated[float, Field(gt=0, lt=1)]] = Field(default={})
+    #: Rates and times of one build differ by so much from run to run on this machine. It is allowed
+    #: between runs, of what ``metrics`` does not name. ``--ab``, whose starts take turns, does
+    #: without.
+    runs_differ_by: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    source: str = Field(min_length=3, default="MXFP4 v2 benchmark plan, level 5: 5 %")
+
+    def allowed(self, metric: str) -> float:
+        """How much worse this metric may be than in an earlier run."""
+        return self.metrics.get(metric, max(self.threshold, self.runs_differ_by))
+
+
+class Box(DataTable):
+    """What a healthy machine of this architecture shows. None: nothing is known to compare with,
+    and the machine is judged by how steady it is."""
+
+    bandwidth_gb_s: Sourced | None = None
+    matrix_tflop_s: Sourced | None = None
+    #: Between which healthy ones lie: what a gate may ask of the memory before one was measured.
+    healthy_gb_s: Band | None = None
+    #: Of the SM clock under load.
+    sm_clock_mhz: Sourced | None = None
+    memory_available_gib: Sourced | None = None
+    #: Whether a healthy one reaches its power limit under load, as GPUs of data centres do. Where
+    #: it does not, a cap is a defect.
+    runs_at_its_power_limit: bool = True
+    #: (third quartile - first quartile) / median of repeated readings.
+    max_spread: Annotated[float, Field(gt=0)] = 0.25
+    #: Between the readings before and after the measurements.
+    max_drift: Annotated[float, Field(gt=0)] = 0.25
+    #: Share of the CPU that other processes take.
+    max_other_load: Annotated[float, Field(gt=0, le=1)] = 0.25
+    #: How far above bandwidth / bytes per token a rate may be before it is called impossible.
+    roofline_tolerance: Annotated[float, Field(ge=1)] = 1.15
+
+
+class MatrixPlan(DataTable):
+    """How the matrix level goes about it; the axes themselves are a file of ``fixtures/matrix``."""
+
+    #: Name of a shipped file, or a path.
+    axes: str = Field(min_length=1)
+    #: Values of how many axes are combined in every way.
+    strength: Count = 2
+    #: Of fixtures/answers/prompts.toml, by name; empty: all of them. And how much of each answer.
+    prompts: tuple[str, ...] = ()
+    answer_tokens: Count = 24
+    stress_requests: Count = 8
+    #: The performance sample of a cell: one stream, so many rounds.
+    prompt_tokens: Count = 128
+    generated_tokens: Count = 32
+    rounds: Annotated[int, Field(ge=2)] = 6
+    short_rounds: Annotated[int, Field(ge=0)] = 3
+    warm_up_requests: Count = 4
+    drift_bound: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    second_clock_bound: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    #: How much less than the baseline's a rate may be, where the axes say nothing else.
+    may_be_slower: Sourced
+    #: A start and the checks after it, before any was timed on this machine.
+    boot_s: Sourced
+    cell_s: Sourced
+    #: Starts that may be spent on finding the smallest failing sets.
+    isolation_boots: Annotated[int, Field(ge=0)] = 8
+
+
+class Certify(DataTable):
+    """What ``--certify`` insists on: levels of which no test may be skipped or deselected. Tests of
+    the other levels are left out."""
+
+    levels: tuple[Level, ...]
+    box: Literal["QUALIFIED", "any"] = "QUALIFIED"
+    path: tuple[Literal["attention", "moe", "kv_layout"], ...] = ("attention", "moe")
+
+    @field_validator("levels")
+    @classmethod
+    def _prove_something(cls, levels: tuple[Level, ...]) -> tuple[Level, ...]:
+        if "smoke" not in levels or len({*levels}) < 2:
+            others = ", ".join(level for level in LEVELS if level != "smoke")
+            raise ValueError(
+                "expected smoke, which proves that a server runs, and at least one level that "
+                f"measures or compares ({others}); got {', '.join(levels) or 'none'}"
+            )
+        return levels
+
+
+class Severities(DataTable):
+    """The severities whose failures count: for the verdict of a run, for one that is held against a
+    trusted run (``--against``), and for a certificate. Failures of others are listed."""
+
+    verdict: tuple[Severity, ...] = (Severity.BLOCKER, Severity.CONTRACT)
+    against: tuple[Severity, ...] = (Severity.BLOCKER, Severity.CONTRACT)
+    certificate: tuple[Severity, ...] = (Severity.BLOCKER, Severity.CONTRACT)
+
+    @field_validator("*")
+    @classmethod
+    def _blockers(cls, needed: tuple[Severity, ...]) -> tuple[Severity, ...]:
+        if Severity.BLOCKER not in needed:
+            raise ValueError(f"expected blocker among them; got {', '.join(needed) or 'none'}")
+        return needed
