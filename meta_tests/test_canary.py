@@ -231,7 +231,7 @@ def _greedy(
     """Up to `count` tokens of greatest probability, ended by (and with) a stop token."""
     ids = list(token_ids)
     for _ in range(count):
-        ids.append(int(gpt_oss.log_probabilities(weights, ids, [len(ids) - 1]).argmax()))
+        ids.append(int(gpt_oss.log_probabilities(weights, ids)[-1].argmax()))
         if ids[-1] in stop:
             break
     return ids[len(token_ids) :]

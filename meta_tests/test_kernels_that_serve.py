@@ -110,10 +110,7 @@ def test_what_no_provider_has_is_not_run_and_named(arch, engine, path, operation
     assert said in choice.why
     kernels = Kernels({operation: choice}, lambda _name: pytest.fail("must not be started"))
     case = next(
-        case
-        for group in cases.GROUPS.values()
-        for case in group
-        if cases.operation_of(case) == operation
+        case for group in cases.GROUPS.values() for case in group if case.operation == operation
     )
     with pytest.raises(NotRun, match=said) as raised:
         kernels.wrong(case)

@@ -52,7 +52,7 @@ def test_it_says_what_gpt_oss_says(made, canary_mxfp4):
         right = every[:-1].gather(1, torch.tensor(ids)[1:, None])[:, 0]
         assert scored.following == pytest.approx(right.tolist(), abs=1e-6)
         assert len(scored.places) == len(ids) and len(scored.places[0].ids) == 20
-        every = gpt_oss.log_probabilities(weights, [*ids, *scored.generated], [len(ids)])
+        every = gpt_oss.log_probabilities(weights, [*ids, *scored.generated])[[len(ids)]]
         assert scored.generated_places[1].values[0] == pytest.approx(float(every.max()), abs=1e-6)
     assert made.dtype == "float64" and len(made.prompts["long"].generated) == 3
 

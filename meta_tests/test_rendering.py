@@ -64,7 +64,7 @@ def test_harmonys_own_rendering_is_right(case):
     if "special" not in case.id:
         written = as_vllm_writes_calls(ids)
         hold(case.id, written)
-        assert {len(ids), len(written)} == rendering.lengths(case)
+        assert {len(ids), len(written)} == responses.lengths(case)
 
 
 @pytest.mark.parametrize(

@@ -211,13 +211,11 @@ def test_golden_file_is_recorded(recorder, conformance):
 def test_answers_agree_with_the_golden_file(asker, golden_file, golden_bound, conformance):
     """KL divergence, top-1 agreement and the worst token agree with a trusted run."""
     environment = conformance.file.environment
-    comparison = golden.compare(
-        golden_file, asker, prompts.continuations(), golden_bound, environment
-    )
-    conformance.remark(f"golden: {comparison.summary()}")
-    for difference in comparison.differences:
+    result = golden.compare(golden_file, asker, prompts.continuations(), golden_bound, environment)
+    conformance.remark(f"golden: {result.summary()}")
+    for difference in result.differences:
         conformance.remark(f"golden: another environment: {difference}")
-    comparison.hold(golden_bound)
+    result.hold(golden_bound)
 
 
 @pytest.mark.slow("starts a server for each of the profile's correctness.same_answers")
@@ -228,8 +226,8 @@ def test_other_configurations_give_the_same_answers(recorder, servers, profile, 
     for name in profile.correctness.same_answers:
         if name != profile.under_test:
             asker = Asker(servers(name))
-            comparison = golden.compare(trusted, asker, prompts.continuations(), golden_bound, {})
-            comparison.hold(golden_bound, f"{name}: ")
+            result = golden.compare(trusted, asker, prompts.continuations(), golden_bound, {})
+            result.hold(golden_bound, f"{name}: ")
 
 
 @pytest.mark.asked_for("--questions")
@@ -419,7 +417,7 @@ def test_an_answer_is_to_its_chat(api, agreement_bound, server_environment, chat
     rendering.answer_is_to_the_chat(api, chat, agreement_bound, server_environment)
 
 
-@pytest.mark.parametrize("chat", rendering.IN_RESPONSES)
+@pytest.mark.parametrize("chat", responses.IN_RESPONSES)
 def test_a_response_is_to_its_harmony(api, chat):
     """Instructions, turns, calls and results of a response reach the model, as usage counts."""
     responses.becomes_its_harmony(api, rendering.named(chat))

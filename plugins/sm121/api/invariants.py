@@ -88,12 +88,7 @@ def arguments(text: Any) -> list[str]:
 
 def of_response(answer: Json, request: Json) -> list[str]:
     """What does not hold in an answer of /v1/responses."""
-    errors = _identity(answer, request)
-    usage = answer.get("usage")
-    if usage is None:
-        errors.append("no usage")
-    elif usage["total_tokens"] != usage["input_tokens"] + usage["output_tokens"]:
-        errors.append(f"usage does not add up: {usage}")
+    errors = [*_identity(answer, request), *_usage(answer, "input_tokens", "output_tokens")]
     for item in answer["output"]:
         if item["type"] == "message":
             for part in item["content"]:
@@ -121,11 +116,13 @@ def _choices(answer: Json, count: int) -> list[str]:
     return []
 
 
-def _usage(answer: Json) -> list[str]:
+def _usage(
+    answer: Json, prompt: str = "prompt_tokens", generated: str = "completion_tokens"
+) -> list[str]:
     usage = answer.get("usage")
     if usage is None:
         return ["no usage"]
-    if usage["total_tokens"] != usage["prompt_tokens"] + usage["completion_tokens"]:
+    if usage["total_tokens"] != usage[prompt] + usage[generated]:
         return [f"usage does not add up: {usage}"]
     return []
 

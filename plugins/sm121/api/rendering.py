@@ -162,19 +162,14 @@ def encoding() -> HarmonyEncoding:
         ) from error
 
 
-def expected(case: ChatCase, date: str, *, in_system: bool = False) -> list[Part]:
-    """What a chat means in harmony.
+def rendered(case: ChatCase, date: str, *, in_system: bool = False) -> list[int]:
+    """The ids of what a chat means in harmony, as oss-harmony writes them.
 
     Args:
         date: of the system message, as "2026-01-31".
         in_system: the first instructions are part of the system message
             (``VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS``).
     """
-    return read(rendered(case, date, in_system=in_system))
-
-
-def rendered(case: ChatCase, date: str, *, in_system: bool = False) -> list[int]:
-    """The ids of the same, as oss-harmony writes them."""
     from openai_harmony import Conversation, RenderConversationConfig, Role
 
     conversation = Conversation.from_messages(list(_harmony(case, date, in_system=in_system)))
@@ -184,24 +179,8 @@ def rendered(case: ChatCase, date: str, *, in_system: bool = False) -> list[int]
     )
 
 
-def lengths(case: ChatCase) -> set[int]:
-    """How many tokens a chat may be: the recipient of a call has two places in a header."""
-    whole = len(rendered(case, "2026-01-31"))
-    difference = 0
-    for call in (call for message in case.messages for call in message.calls):
-        to = f" to=functions.{call.name}"
-        harmony_header = f"assistant<|channel|>commentary{to} <|constrain|>json"
-        vllm_header = f"assistant{to}<|channel|>commentary json"
-        difference += count(vllm_header, special=True) - count(harmony_header, special=True)
-    return {whole, whole + difference}
-
-
 def count(text: str, *, special: bool = False) -> int:
-    """How many tokens a text is.
-
-    Raises:
-        NotRun: as `encoding`.
-    """
+    """How many tokens a text is. Raises NotRun as `encoding` does."""
     allowed: Any = "all" if special else set()
     return len(encoding().encode(text, allowed_special=allowed, disallowed_special=()))
 
@@ -335,7 +314,7 @@ def _hold(case: ChatCase, ids: Sequence[int], environment: Mapping[str, str]) ->
     hint = f"; a date that it was given belongs in the profile's engine.environment: {START_DATE}"
     requirement = f"the date {' or '.join(dates)} in the system message"
     require(date in dates, requirement, f"{date}{hint}", f"{case}: ")
-    ways = [expected(case, date), expected(case, date, in_system=True)]
+    ways = [read(rendered(case, date, in_system=each)) for each in (False, True)]
     if case.response_format:
         parts = [_without_formats(part) for part in parts]
     if parts not in ways:
@@ -378,13 +357,6 @@ def _shown(part: Part, beside: Sequence[Part]) -> str:
 
 # Where a server tells no ids.
 
-#: Chats that /v1/responses is asked too.
-IN_RESPONSES = (
-    *("system", "turns", "earlier-reasoning-left-out", "tools-and-system", "effort-high"),
-    *("tool-result-and-its-reasoning", "unicode", "special-tokens-as-text"),
-)
-
-
 #: Added to a text, so that usage must grow; where it joins the text, a token or two may be saved.
 _MORE = " and again, and once more, and again, and once more"
 _JOINED = 2
@@ -409,7 +381,8 @@ def _counts_what_it_is_told(api: Api, case: ChatCase) -> None:
         if message.reasoning is not None and api.capabilities.file.reasoning_field is not None:
             longer = _with(case, index, reasoning=message.reasoning + _MORE)
             grown = _prompt_tokens(api, longer) - total
-            parts = (part for part in expected(case, "2026-01-31") if part.channel == "analysis")
+            whole = read(rendered(case, "2026-01-31"))
+            parts = (part for part in whole if part.channel == "analysis")
             rendered_too = any(
                 encoding().decode(list(p.content)) == message.reasoning for p in parts
             )
@@ -432,15 +405,6 @@ def _with(case: ChatCase, index: int, **change: str) -> ChatCase:
     return case.model_copy(update={"messages": tuple(messages)})
 
 
-def texts_are(case: ChatCase) -> int:
-    """How many tokens the texts of a chat are at least, whatever stands between them."""
-    return sum(
-        count(text)
-        for message in case.messages
-        for text in (message.text, *(c.name + c.arguments for c in message.calls))
-    )
-
-
 def _prompt_tokens(api: Api, case: ChatCase) -> int:
     usage = _ask(api, case).get("usage")
     if not usage:
@@ -449,7 +413,7 @@ def _prompt_tokens(api: Api, case: ChatCase) -> int:
 
 
 #: Chats of which the answer shows whether they were read, and a change that must change it.
-_TELLING: dict[str, Callable[[ChatCase], ChatCase]] = {
+TELLING: dict[str, Callable[[ChatCase], ChatCase]] = {
     "system": lambda case: _reworded(case, "system", "rude"),
     "developer": lambda case: _reworded(case, "developer", "long"),
     "turns": lambda case: _reworded(case, "assistant", "Rome."),
@@ -457,7 +421,6 @@ _TELLING: dict[str, Callable[[ChatCase], ChatCase]] = {
     "effort-high": lambda case: case.model_copy(update={"reasoning_effort": "low"}),
     "tools": lambda case: case.model_copy(update={"tools": False}),
 }
-TELLING = tuple(_TELLING)
 
 
 def _reworded(case: ChatCase, role: str, text: str) -> ChatCase:
@@ -514,7 +477,7 @@ def _positions(api: Api, case: ChatCase, **options: Any) -> tuple[Position, ...]
 
 
 def _depends_on_the_chat(api: Api, case: ChatCase) -> None:
-    other = _TELLING[case.id](case)
+    other = TELLING[case.id](case)
     first, again, changed = (_positions(api, each) for each in (case, case, other))
     noise, difference = _apart(first, again), _apart(first, changed)
     if 0 < difference <= noise:

@@ -17,6 +17,11 @@ from sm121.core.verdict import NotRun, require
 _AND = "What is the capital of Germany?"
 #: Without it vLLM keeps no response.
 _STORE = "VLLM_ENABLE_RESPONSES_API_STORE"
+#: Chats that /v1/responses is asked too.
+IN_RESPONSES = (
+    *("system", "turns", "earlier-reasoning-left-out", "tools-and-system", "effort-high"),
+    *("tool-result-and-its-reasoning", "unicode", "special-tokens-as-text"),
+)
 
 
 def has_reasoning_and_message(api: Api, correctness: Correctness) -> None:
@@ -85,12 +90,12 @@ def becomes_its_harmony(api: Api, case: ChatCase) -> None:
     if case.reasoning_effort is not None and not silent:
         require(effort == case.reasoning_effort, case.reasoning_effort, effort, f"{case}: effort: ")
     if api.capabilities.can("chat_token_ids"):
-        right = rendering.lengths(case)
+        right = lengths(case)
         expected = " or ".join(map(str, sorted(right)))
         require(counted in right, f"usage of {expected} input tokens", counted, f"{case}: ")
     else:
         plain = rendering.named("question")
-        least = rendering.texts_are(case) - rendering.texts_are(plain)
+        least = texts_are(case) - texts_are(plain)
         before = _cut(api, plain)["usage"]["input_tokens"]
         expected = f"usage of at least {least} input tokens more than the {before} of {plain.id!r}"
         require(counted - before >= least, expected, counted, f"{case}: ")
@@ -131,9 +136,9 @@ def goes_on_from_another(
     previous = second.get("previous_response_id")
     require(previous in (None, first["id"]), f"previous_response_id {first['id']}", previous)
     counted = second["usage"]["input_tokens"]
-    least = min(rendering.lengths(plain)) + rendering.texts_are(whole) - rendering.texts_are(plain)
+    least = min(lengths(plain)) + texts_are(whole) - texts_are(plain)
     if api.capabilities.can("chat_token_ids"):
-        right = rendering.lengths(whole)
+        right = lengths(whole)
         expected = f"usage of {' or '.join(map(str, right))} input tokens"
         require(counted in right, expected, counted, "the second turn: ")
     else:
@@ -143,6 +148,28 @@ def goes_on_from_another(
     if third["usage"]["input_tokens"] <= counted:
         # OpenAI's reference: they take the place of the earlier response's.
         remark("instructions beside previous_response_id do not reach the model")
+
+
+def lengths(case: ChatCase) -> set[int]:
+    """How many tokens a chat may be: the recipient of a call has two places in a header."""
+    whole = len(rendering.rendered(case, "2026-01-31"))
+    difference = 0
+    for call in (call for message in case.messages for call in message.calls):
+        to = f" to=functions.{call.name}"
+        harmony_header = f"assistant<|channel|>commentary{to} <|constrain|>json"
+        vllm_header = f"assistant{to}<|channel|>commentary json"
+        difference += rendering.count(vllm_header, special=True)
+        difference -= rendering.count(harmony_header, special=True)
+    return {whole, whole + difference}
+
+
+def texts_are(case: ChatCase) -> int:
+    """How many tokens the texts of a chat are at least, whatever stands between them."""
+    return sum(
+        rendering.count(text)
+        for message in case.messages
+        for text in (message.text, *(c.name + c.arguments for c in message.calls))
+    )
 
 
 def _effort(answer: Json) -> str | None:

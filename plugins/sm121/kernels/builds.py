@@ -13,22 +13,6 @@ from importlib.resources import files
 from sm121.core import interpreter
 from sm121.kernels import build_probe
 
-#: What kernels come from: the provider's package, and what that calls in turn.
-_OF_PROVIDER = {
-    "vllm-cpu": ("vllm", "torch"),
-    "vllm-cpu-float32": ("vllm", "torch"),
-    "vllm": ("vllm", "flashinfer", "torch"),
-    "vllm-triton": ("vllm", "flashinfer", "torch"),
-    "flashinfer": ("flashinfer", "torch"),
-    "torch": (),
-    "torch-cuda": (),
-}
-
-
-def packages(provider: str) -> tuple[str, ...]:
-    """Whose kernels a provider of the suite calls. Raises KeyError: the table has to name it."""
-    return _OF_PROVIDER[provider]
-
 
 def here(names: Sequence[str]) -> str:
     """The builds that this process imports, for people."""

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from sm121.kernels.protocol import Operation
 
@@ -33,6 +33,7 @@ class _Case:
 class DequantiseCase(_Case):
     """Every byte with every scale (256 rows of 16 blocks), or rows of random bytes."""
 
+    operation: ClassVar[Operation] = "mxfp4_dequantize"
     rows: int = 256
     blocks: int = 16
     kind: Literal["all", "random", "nan"] = "all"
@@ -49,6 +50,11 @@ class QuantiseCase(_Case):
     kind: Literal["normal", "midpoints", "magnitudes", "zeros"] = "normal"
     strided: bool = False
 
+    @property
+    def operation(self) -> Operation:
+        """The quantisation into its format."""
+        return "mxfp4_quantize" if self.format == "mxfp4" else "mxfp8_quantize"
+
 
 @dataclass(frozen=True)
 class BytesCase(_Case):
@@ -60,11 +66,19 @@ class BytesCase(_Case):
     blocks: int = 1
     data: bytes = b""
 
+    @property
+    def operation(self) -> Operation:
+        """That of its codec."""
+        if self.codec == "mxfp4-decode":
+            return "mxfp4_dequantize"
+        return "mxfp4_quantize" if self.codec == "mxfp4" else "mxfp8_quantize"
+
 
 @dataclass(frozen=True)
 class RouteCase(_Case):
     """Logits [tokens, experts]: normal, far from zero, all equal, or one expert ahead of all."""
 
+    operation: ClassVar[Operation] = "route"
     tokens: int = 1
     experts: int = 128
     top_k: int = 4
@@ -82,6 +96,7 @@ class MoeCase(_Case):
     has no token.
     """
 
+    operation: ClassVar[Operation] = "fused_moe"
     tokens: int = 1
     hidden: int = 288
     intermediate: int = 352
@@ -106,6 +121,7 @@ class MoeCase(_Case):
 class PrefillCase(_Case):
     """Sequences of these lengths, one after the other."""
 
+    operation: ClassVar[Operation] = "prefill_attention"
     lengths: tuple[int, ...] = (1,)
     window: int | None = None
     sinks: Sinks = "usual"
@@ -119,6 +135,7 @@ class PrefillCase(_Case):
 class DecodeCase(_Case):
     """One new token for each sequence of these lengths, pages in random order."""
 
+    operation: ClassVar[Operation] = "decode_attention"
     lengths: tuple[int, ...] = (1,)
     window: int | None = None
     sinks: Sinks = "usual"
@@ -133,28 +150,6 @@ Case: TypeAlias = (
     DequantiseCase | QuantiseCase | BytesCase | RouteCase | MoeCase | PrefillCase | DecodeCase
 )
 
-
-def operation_of(case: Case) -> Operation:
-    """The operation that a case is for."""
-    if isinstance(case, QuantiseCase):
-        return "mxfp4_quantize" if case.format == "mxfp4" else "mxfp8_quantize"
-    if isinstance(case, BytesCase):
-        return _OF_CODEC[case.codec]
-    return _OF_KIND[type(case)]
-
-
-_OF_CODEC: dict[str, Operation] = {
-    "mxfp4-decode": "mxfp4_dequantize",
-    "mxfp4": "mxfp4_quantize",
-    "mxfp8": "mxfp8_quantize",
-}
-_OF_KIND: dict[type, Operation] = {
-    DequantiseCase: "mxfp4_dequantize",
-    RouteCase: "route",
-    MoeCase: "fused_moe",
-    PrefillCase: "prefill_attention",
-    DecodeCase: "decode_attention",
-}
 
 _KINDS: dict[str, Callable[..., Case]] = {
     "dequantise": DequantiseCase,

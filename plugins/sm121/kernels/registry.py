@@ -7,21 +7,34 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from typing import Any
+from typing import Any, NamedTuple
 
 from sm121.core.errors import UsageError
 from sm121.core.verdict import NotRun
 
-_MODULES = {
-    "torch": ("sm121.kernels.torch_provider", "TorchProvider"),
-    "torch-cuda": ("sm121.kernels.torch_provider", "cuda_provider"),
-    "vllm-cpu": ("sm121.kernels.vllm_cpu", "VllmCpuProvider"),
-    "vllm-cpu-float32": ("sm121.kernels.vllm_cpu", "float32_provider"),
-    "vllm": ("sm121.kernels.vllm_cuda", "VllmProvider"),
-    "vllm-triton": ("sm121.kernels.vllm_cuda", "VllmTritonProvider"),
-    "flashinfer": ("sm121.kernels.flashinfer_provider", "FlashInferProvider"),
+
+class _Provider(NamedTuple):
+    module: str
+    maker: str
+    packages: tuple[str, ...] = ()
+    """What its kernels come from: the provider's package, and what that calls in turn."""
+
+
+_PROVIDERS = {
+    "torch": _Provider("torch_provider", "TorchProvider"),
+    "torch-cuda": _Provider("torch_provider", "cuda_provider"),
+    "vllm-cpu": _Provider("vllm_cpu", "VllmCpuProvider", ("vllm", "torch")),
+    "vllm-cpu-float32": _Provider("vllm_cpu", "float32_provider", ("vllm", "torch")),
+    "vllm": _Provider("vllm_cuda", "VllmProvider", ("vllm", "flashinfer", "torch")),
+    "vllm-triton": _Provider("vllm_cuda", "VllmTritonProvider", ("vllm", "flashinfer", "torch")),
+    "flashinfer": _Provider("flashinfer_provider", "FlashInferProvider", ("flashinfer", "torch")),
 }
-NAMES: tuple[str, ...] = tuple(_MODULES)
+NAMES: tuple[str, ...] = tuple(_PROVIDERS)
+
+
+def packages(name: str) -> tuple[str, ...]:
+    """Whose kernels a provider of the suite calls. Raises KeyError for another provider."""
+    return _PROVIDERS[name].packages
 
 
 def check_name(name: str) -> None:
@@ -30,7 +43,7 @@ def check_name(name: str) -> None:
     Raises:
         UsageError: neither a known name nor MODULE:ATTR of a module that is there.
     """
-    if name in _MODULES:
+    if name in _PROVIDERS:
         return
     module, separator, attribute = name.partition(":")
     if not (
@@ -59,10 +72,10 @@ def load(name: str) -> Any:
         NotRun: what it is made of is not installed here.
     """
     check_name(name)
-    if name in _MODULES:
+    if name in _PROVIDERS:
         try:
-            module, made_by = _MODULES[name]
-            return getattr(importlib.import_module(module), made_by)()
+            module, maker, _ = _PROVIDERS[name]
+            return getattr(importlib.import_module(f"sm121.kernels.{module}"), maker)()
         except ModuleNotFoundError as error:
             raise NotRun(f"provider {name} needs {error.name}, which is not installed") from error
     module, _, attribute = name.partition(":")

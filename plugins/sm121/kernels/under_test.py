@@ -10,7 +10,7 @@ from typing import Any
 
 from sm121.core.verdict import Inapplicable, NotRun
 from sm121.kernels.benchmark_cases import BenchmarkCase
-from sm121.kernels.cases import Case, operation_of
+from sm121.kernels.cases import Case
 from sm121.kernels.child import Child, DeviceFault, Ended
 from sm121.kernels.protocol import Operation
 from sm121.kernels.serving import Choice
@@ -48,7 +48,7 @@ class Kernels:
                 return None
 
         for case in cases:
-            name = self.choices[operation_of(case)].provider
+            name = self.choices[case.operation].provider
             if name is not None:
                 with contextlib.suppress(NotRun):  # `wrong` says so
                     child = self.child_of(name)
@@ -58,20 +58,20 @@ class Kernels:
         """What is wrong with an operation on a case; empty when it holds."""
         begun = self._begun.get(case)
         if begun is not None and not begun.cancelled() and begun.result() is not None:
-            self._choose(operation_of(case))
+            self._choose(case.operation)
             return begun.result() or ""
-        name, child = self._provider(operation_of(case))
+        name, child = self._provider(case.operation)
         return _ask(child, "check", name, case)
 
     def wrong_replayed(self, case: Case) -> str:
         """What is wrong with a CUDA graph of an operation; empty when it holds."""
-        name, child = self._provider(operation_of(case))
+        name, child = self._provider(case.operation)
         return _ask(child, "replay", name, case)
 
     def wrong_with_a_tactic(self, case: Case, limit_s: float = _TACTIC_S) -> str:
         """What is wrong with any autotune tactic; empty when all of them hold. Each has a process
         of its own, so that one that crashes or hangs takes nothing else along."""
-        operation = operation_of(case)
+        operation = case.operation
         name, child = self._provider(operation)
         wrong = []
         for tactic in child.ask("tactics", name, operation):

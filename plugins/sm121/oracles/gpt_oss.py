@@ -61,15 +61,11 @@ class GptOssConfig:
     def from_json(cls, data: dict[str, Any]) -> GptOssConfig:
         """Read the Hugging Face keys. Raises ValueError for another model, a missing key or another
         rope."""
-        if data.get("model_type") != "gpt_oss":
-            raise ValueError(
-                f"config.json is of a {data.get('model_type')!r} model, not of gpt_oss"
-            )
+        if (model := data.get("model_type")) != "gpt_oss":
+            raise ValueError(f"config.json is of a {model!r} model, not of gpt_oss")
         rope = data.get("rope_parameters") or data.get("rope_scaling") or {}
-        if rope.get("rope_type") != "yarn":
-            raise ValueError(
-                f"config.json has rope type {rope.get('rope_type')!r}; gpt-oss has 'yarn'"
-            )
+        if (kind := rope.get("rope_type")) != "yarn":
+            raise ValueError(f"config.json has rope type {kind!r}; gpt-oss has 'yarn'")
         try:
             return cls(
                 layers=data["num_hidden_layers"],
@@ -84,9 +80,7 @@ class GptOssConfig:
                 eps=data["rms_norm_eps"],
                 window=data["sliding_window"],
                 sliding_layers=tuple(kind == "sliding_attention" for kind in data["layer_types"]),
-                rope_theta=float(
-                    rope["rope_theta"] if "rope_theta" in rope else data["rope_theta"]
-                ),
+                rope_theta=float((rope if "rope_theta" in rope else data)["rope_theta"]),
                 rope_factor=rope["factor"],
                 rope_original_positions=rope["original_max_position_embeddings"],
                 rope_beta_fast=rope["beta_fast"],
@@ -286,10 +280,8 @@ class _StoredLayers(Sequence[Layer]):
             raise IndexError(n)
         if self._last is None or self._last[0] != n:
             self._last = None  # before the next one is read
-            layer = _layer(
-                self._stored, n, self._dtype, lambda name: _Experts(self._stored, name, self._dtype)
-            )
-            self._last = (n, layer)
+            stored, dtype = self._stored, self._dtype
+            self._last = n, _layer(stored, n, dtype, lambda name: _Experts(stored, name, dtype))
         return self._last[1]
 
 
@@ -388,6 +380,7 @@ def attention(weights: Weights, n: int, x: Tensor, past: Past | None = None) -> 
         k, v = torch.cat((past[0], k)), torch.cat((past[1], v))
     window = config.window if config.sliding_layers[n] else None
     scale = 1 / math.sqrt(config.head_dim)
+    attend = functools.partial(attention_oracle.attend, sinks=layer.sinks, scale=scale)
     parts = []
     for start in range(0, length, _QUERY_CHUNK):  # keys that none of the queries sees are left out
         end = min(start + _QUERY_CHUNK, length)
@@ -396,11 +389,7 @@ def attention(weights: Weights, n: int, x: Tensor, past: Past | None = None) -> 
         visible = attention_oracle.visible_keys(
             positions[start:end] - first, before + end - first, window
         )
-        parts.append(
-            attention_oracle.attend(
-                q[start:end], k[keys], v[keys], visible, sinks=layer.sinks, scale=scale
-            )
-        )
+        parts.append(attend(q[start:end], k[keys], v[keys], visible))
     return near(_linear(near(torch.cat(parts).flatten(1)), *layer.o)), (k, v)
 
 
@@ -431,12 +420,8 @@ def after_layer(
     after, normed, routes = [], [], []
     for i, (model, each) in enumerate(zip(models, x, strict=True)):
         layer, eps, near = model.layers[n], model.config.eps, model.rounding.activations
-        added, keys_values = attention(
-            model,
-            n,
-            near(rms_norm(each, layer.attention_norm, eps)),
-            None if past is None else past[i],
-        )
+        rows = near(rms_norm(each, layer.attention_norm, eps))
+        added, keys_values = attention(model, n, rows, None if past is None else past[i])
         pasts.append(keys_values)
         after.append(near(each + added))
         normed.append(near(rms_norm(after[-1], layer.mlp_norm, eps)))
@@ -477,17 +462,9 @@ def _logit_chunks(weights: Weights, states: Tensor) -> Iterator[tuple[int, Tenso
         yield start, states @ rows.T
 
 
-def log_probabilities(
-    weights: Weights, token_ids: Sequence[int], positions: Sequence[int] | None = None
-) -> Tensor:
-    """log p(token | everything up to each position), [positions, V]; all T positions unless some
-    are named.
-
-    A full row is V numbers (1.6 MB in float64 for gpt-oss): name the positions that are wanted.
-    """
+def log_probabilities(weights: Weights, token_ids: Sequence[int]) -> Tensor:
+    """log p(token | everything up to each position), [T, V]: 1.6 MB a row in float64."""
     states = hidden_states(weights, token_ids)
-    if positions is not None:
-        states = states[list(positions)]
     logits = torch.cat([chunk for _, chunk in _logit_chunks(weights, states)], -1)
     most = logits.max(-1, keepdim=True).values
     # In float32 a sum over so many tokens loses 1e-4: how much depends on the CPU's vectors.

@@ -26,6 +26,8 @@ from sm121.oracles.rounding import EXACT, Rounding
 
 #: Of the vocabulary, at a time.
 _CHUNK = 8192
+#: Likeliest tokens of each place.
+_TOP = 20
 
 #: Makes the weights of another gpt-oss, as one with a mistake, of those of the intact one.
 Change: TypeAlias = "Callable[[Weights], Weights]"
@@ -68,7 +70,6 @@ def score(
     *,
     dtype: torch.dtype = torch.float64,
     device: str = "cpu",
-    top: int = 20,
     cache: Path | None = None,
     say: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> list[Scores]:
@@ -103,7 +104,6 @@ def score(
         models,
         [state if text.whole else state[-1:] for state, text in zip(states, texts, strict=True)],
         [text.ids if text.whole else () for text in texts],
-        top,
     )
     del states
     going = [i for i, text in enumerate(texts) if text.more]
@@ -115,7 +115,6 @@ def score(
             [results[i] for i in going],
             past,
             longest,
-            top,
             say,
         )
         for i, scores in zip(going, on, strict=True):
@@ -135,7 +134,6 @@ def _go_on(
     starts: Sequence[Scores],
     past: list[list[Past]],
     more: int,
-    top: int,
     say: Callable[[int, int], None],
 ) -> list[Scores]:
     """The scores with `more` tokens after the last one; each token is the most likely one of the
@@ -151,7 +149,7 @@ def _go_on(
         for n in range(layers):
             states, past[n] = gpt_oss.after_layer(models, n, states, past[n])
             say(layers * (step + 1) - layers + n + 1, layers * (1 + more))
-        new = _of_states(models, states, [()] * len(models), top)
+        new = _of_states(models, states, [()] * len(models))
         last = [(scores.top_ids, scores.top) for scores in new]
         for chain, pair in zip(steps, last, strict=True):
             chain.append(pair)
@@ -168,7 +166,7 @@ def _go_on(
 
 
 def _of_states(
-    models: Sequence[Weights], states: Sequence[Tensor], texts: Sequence[Sequence[int]], top: int
+    models: Sequence[Weights], states: Sequence[Tensor], texts: Sequence[Sequence[int]]
 ) -> list[Scores]:
     """Scores by the states [S, H] after the last layer; of a text's own tokens where it is given.
     All models have one output matrix."""
@@ -183,7 +181,7 @@ def _of_states(
     for start in range(0, vocabulary, _CHUNK):
         rows = head[start : min(start + _CHUNK, vocabulary)].to(parts[0].states.dtype)
         for model, part in zip(models, parts, strict=True):
-            part.add(start, model.rounding.activations(part.states @ rows.T), top)
+            part.add(start, model.rounding.activations(part.states @ rows.T))
     return [part.scores() for part in parts]
 
 
@@ -197,15 +195,15 @@ class _Part:
         self._best = states.new_empty(len(states), 0)
         self._ids = targets.new_empty(len(states), 0)
 
-    def add(self, start: int, logits: Tensor, top: int) -> None:
+    def add(self, start: int, logits: Tensor) -> None:
         """The logits [S, n] of n tokens from `start` on."""
         self._total = torch.logaddexp(self._total, logits.double().logsumexp(-1))
         count, targets = logits.shape[1], self._targets
         rows = ((targets >= start) & (targets < start + count)).nonzero()[:, 0]
         self._following[rows] = logits[rows, targets[rows] - start]
-        most = logits.topk(min(top, count), -1)
+        most = logits.topk(min(_TOP, count), -1)
         candidates = torch.cat((self._best, most.values), -1)
-        order = candidates.topk(min(top, candidates.shape[1]), -1)
+        order = candidates.topk(min(_TOP, candidates.shape[1]), -1)
         self._ids = torch.cat((self._ids, most.indices + start), -1).gather(1, order.indices)
         self._best = order.values
 

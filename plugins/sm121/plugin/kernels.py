@@ -136,7 +136,7 @@ class _Places:
             NotRun: its kernels are another build's than those that serve.
         """
         own = provider not in registry.NAMES  # it imports what pytest's process imports
-        names = self.here.ask("packages", provider) if own else builds.packages(provider)
+        names = self.here.ask("packages", provider) if own else registry.packages(provider)
         if not names:
             return self.here
         if self._serves is not None:

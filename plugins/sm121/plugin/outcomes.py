@@ -23,8 +23,6 @@ from sm121.engines import capabilities
 from sm121.engines.capabilities import Bug
 from sm121.engines.managed import ServerError
 from sm121.evidence import failure
-from sm121.kernels.benchmark_cases import BenchmarkCase
-from sm121.kernels.cases import operation_of
 from sm121.kernels.under_test import Kernels
 from sm121.plugin.stash import DEVIATIONS, FINDING, ID, LEVEL, MEASURED
 from sm121.run.alike import mark
@@ -183,10 +181,7 @@ def _asked(item: pytest.Item) -> JudgedKernel | None:
 def _of_case(item: pytest.Item) -> JudgedKernel | None:
     """What a test of the numerics would have judged, where its case says it."""
     case = item.callspec.params.get("case") if hasattr(item, "callspec") else None
-    if case is None:
-        return None
-    benchmark = isinstance(case, BenchmarkCase)
-    return JudgedKernel(operation=case.operation if benchmark else operation_of(case))
+    return None if case is None else JudgedKernel(operation=case.operation)
 
 
 def _text(call: pytest.CallInfo[None], report: pytest.TestReport) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import NotRun
@@ -48,14 +48,9 @@ def cache_blocks(endpoint: Endpoint) -> tuple[int, int]:
     return int(blocks[1]), int(size[1])
 
 
-@dataclass(frozen=True)
-class Pressure:
+class Pressure(NamedTuple):
     """A load that fills a KV cache: all requests are let in, and grow by more than is free then.
-
-    Attributes:
-        prompt: tokens of each prompt.
-        answer: tokens of each answer.
-    """
+    Tokens of each prompt, and of each answer."""
 
     prompt: int
     answer: int

@@ -34,9 +34,7 @@ def under_load(
 
     Args:
         harness: starts its own server, which runs.
-        client: of that server.
         jobs: more than can have ended when the stop arrives.
-        concurrency: requests at a time.
         bound: how far an answer may be from the one that its prompt has alone.
         before_stop: called right before the stop.
         learned_within_s: how long a client may wait in silence after the stop.
@@ -50,6 +48,46 @@ def under_load(
         UnderLoad: an answer is wrong, before the stop or after the start.
         Inconclusive: no request was under way when the server was stopped, or all were.
     """
+    load, stopped_at, log = _stopped(harness, client, jobs, concurrency, before_stop)
+    faults = checks.faults(load, bound, stopped_at=stopped_at)
+    if faults := [fault for fault in faults if fault.kind not in _BROKEN_OFF]:
+        raise UnderLoad("stopped under load", faults, len(jobs))
+    waited = {o.number: silent_after(o, stopped_at) for o in load.outcomes}
+    longest = max(waited.values(), default=0.0)
+    late = [number for number, seconds in waited.items() if seconds > learned_within_s]
+    if late:
+        silence = (
+            f"required: within {learned_within_s:g} s of the stop each client has an answer, an "
+            f"error or a closed connection; seen: {len(late)} of {len(waited)} requests waited in "
+            f"silence, {longest:.1f} s at most (numbers {', '.join(map(str, late[:8]))}). "
+            f"Evidence: {log}"
+        )
+        assert excuse is not None and len(late) <= concurrency, silence
+        harness.remark(f"restart under load: known of {excuse.versions}: {silence}")
+    broken_off = sum(
+        outcome.problem is not None or checks.is_aborted(outcome, stopped_at)
+        for outcome in load.outcomes
+    )
+    again = LoadClient(harness.server().endpoint, client.patience, stop=client.stop)
+    once = list({job.name: job for job in jobs}.values())
+    if faults := checks.faults(again.run(once, concurrency=concurrency), bound):
+        raise UnderLoad("after the restart", faults, len(once))
+    if not 0 < broken_off < len(jobs):
+        raise Inconclusive(
+            "required a server that was stopped while requests were under way, seen: "
+            f"{broken_off} of {len(jobs)} broken off"
+        )
+    return f"{broken_off} requests were broken off; the last to learn of it waited {longest:.1f} s"
+
+
+def _stopped(
+    harness: Harness,
+    client: LoadClient,
+    jobs: Sequence[Job],
+    concurrency: int,
+    before_stop: Callable[[], None],
+) -> tuple[LoadResult, float, str]:
+    """The load in whose middle the server was stopped, when that was, and the server's log."""
     earlier = {outcome.number for outcome in client.under_way()}
     ended_before = client.completed
     loads: list[LoadResult] = []
@@ -73,40 +111,7 @@ def under_load(
     assert report is not None and report.clean, (
         f"required: nothing left of a server stopped under load, seen: {report}"
     )
-    faults = [
-        fault
-        for fault in checks.faults(loads[0], bound, stopped_at=stopped_at)
-        if fault.kind not in _BROKEN_OFF
-    ]
-    if faults:
-        raise UnderLoad("stopped under load", faults, len(jobs))
-    waited = {o.number: silent_after(o, stopped_at) for o in loads[0].outcomes}
-    longest = max(waited.values(), default=0.0)
-    late = [number for number, seconds in waited.items() if seconds > learned_within_s]
-    log = report.log or "the server's log"
-    if late:
-        silence = (
-            f"required: within {learned_within_s:g} s of the stop each client has an answer, an "
-            f"error or a closed connection; seen: {len(late)} of {len(waited)} requests waited in "
-            f"silence, {longest:.1f} s at most (numbers {', '.join(map(str, late[:8]))}). "
-            f"Evidence: {log}"
-        )
-        assert excuse is not None and len(late) <= concurrency, silence
-        harness.remark(f"restart under load: known of {excuse.versions}: {silence}")
-    broken_off = sum(
-        outcome.problem is not None or checks.is_aborted(outcome, stopped_at)
-        for outcome in loads[0].outcomes
-    )
-    again = LoadClient(harness.server().endpoint, client.patience, stop=client.stop)
-    once = list({job.name: job for job in jobs}.values())
-    if faults := checks.faults(again.run(once, concurrency=concurrency), bound):
-        raise UnderLoad("after the restart", faults, len(once))
-    if not 0 < broken_off < len(jobs):
-        raise Inconclusive(
-            "required a server that was stopped while requests were under way, seen: "
-            f"{broken_off} of {len(jobs)} broken off"
-        )
-    return f"{broken_off} requests were broken off; the last to learn of it waited {longest:.1f} s"
+    return loads[0], stopped_at, str(report.log or "the server's log")
 
 
 def silent_after(outcome: JobOutcome, stopped_at: float) -> float:
