@@ -111,7 +111,7 @@ def vllm_on_the_cpu(checkpoint: Path, log: Path) -> Iterator[Behind]:
 
 
 def _wait_for(url: str, process: subprocess.Popen, log: Path) -> None:
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 900
     while True:
         assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-3000:]
         with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5):
