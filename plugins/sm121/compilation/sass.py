@@ -46,11 +46,6 @@ class Kernel:
     kernel whose body was compiled out because the architecture lacks its instructions."""
     _straight: bool = field(default=True, repr=False)
 
-    @property
-    def instructions(self) -> int:
-        """Number of instructions, padding included."""
-        return self.opcodes.total()
-
 
 def parse(lines: Iterable[str], origin: str) -> Iterator[Kernel]:
     """Kernels from the lines of ``cuobjdump -sass``, one at a time.
