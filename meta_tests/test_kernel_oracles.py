@@ -11,7 +11,7 @@ import torch
 from sm121.kernels import block_scales, cases, comparison, problems
 from sm121.kernels.cases import MoeCase
 from sm121.kernels.protocol import Declaration, declaration
-from sm121.oracles import attention, moe, mxfp4, mxfp8, rounding, routing
+from sm121.oracles import attention, moe, mxfp4, mxfp8, rounding
 from tools import tolerances
 
 
@@ -132,7 +132,7 @@ def test_activations_that_there_are_not_are_refused():
 
 
 def test_routing_of_four_logits_by_hand():
-    shares, experts = routing.route(torch.tensor([[0.0, math.log(3), -5.0, 0.0]]).double(), 2)
+    shares, experts = moe.route(torch.tensor([[0.0, math.log(3), -5.0, 0.0]]).double(), 2)
     assert experts[0, 0] == 1
     assert shares[0].tolist() == pytest.approx([0.75, 0.25])
 

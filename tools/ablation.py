@@ -28,7 +28,7 @@ from sm121.answers import oracle_file
 from sm121.answers.log_probabilities import Pattern, computed_tolerance
 from sm121.answers.oracle_file import SMALL_MISTAKES, OracleFile
 from sm121.core.level_settings import LogProbabilityTolerance
-from sm121.oracles import gpt_oss, moe, mxfp4, routing
+from sm121.oracles import gpt_oss, moe, mxfp4
 from sm121.oracles.gpt_oss import Layer, Weights
 from sm121.oracles.scores import Change
 
@@ -193,7 +193,7 @@ def _swiglu_without_one(gate: Tensor, up: Tensor, *, alpha: float, limit: float)
 
 
 def _route_softmax_first(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Softmax over all E, then the k largest, not made to sum to one. Shapes as `routing.route`."""
+    """Softmax over all E, then the k largest, not made to sum to one. Shapes as `moe.route`."""
     experts = logits.topk(k, -1).indices
     return logits.softmax(-1).gather(-1, experts), experts
 
@@ -216,7 +216,7 @@ ABLATIONS: dict[str, Defect] = {
     "router bias dropped": _without_biases("router"),
     "top-3 for top-4": _config(top_k=3),
     "softmax before top-k, not renormalised": Defect(
-        module=routing, function="route", instead=_route_softmax_first
+        module=moe, function="route", instead=_route_softmax_first
     ),
     "expert biases dropped": _without_biases("gate_up", "down"),
     "SwiGLU alpha 1 for 1.702": _config(alpha=1.0),

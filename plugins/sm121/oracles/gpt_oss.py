@@ -25,7 +25,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from sm121.oracles import attention as attention_oracle
-from sm121.oracles import moe, mxfp4, routing
+from sm121.oracles import moe, mxfp4
 from sm121.oracles.rounding import EXACT, Rounding
 
 _VOCABULARY_CHUNK = 16_384
@@ -425,7 +425,7 @@ def after_layer(
         pasts.append(keys_values)
         after.append(near(each + added))
         normed.append(near(rms_norm(after[-1], layer.mlp_norm, eps)))
-        routes.append(routing.route(near(_linear(normed[-1], *layer.router)), model.config.top_k))
+        routes.append(moe.route(near(_linear(normed[-1], *layer.router)), model.config.top_k))
     mixed = [torch.zeros_like(each) for each in normed]
     for e in torch.cat([chosen.flatten() for _, chosen in routes]).unique().tolist():
         # Texts that round alike go through the expert together.

@@ -56,6 +56,16 @@ def mxfp8_activations(rule: mxfp8.ScaleRule) -> Roundings:
     return Roundings(to_mxfp8, rounding.to_bf16, lambda values: to_mxfp8(rounding.to_bf16(values)))
 
 
+def route(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest logits of each token and the softmax over those k alone.
+
+    logits [T, E] -> shares [T, k] in the dtype of the logits (float64 in the oracle) that sum to
+    one, experts [T, k] int64, largest first. Raises RuntimeError for k > E.
+    """
+    top, experts = logits.topk(k, -1)
+    return top.softmax(-1), experts
+
+
 def swiglu(gate: Tensor, up: Tensor, *, alpha: float, limit: float) -> Tensor:
     """min(gate, limit) * sigmoid(alpha * that) * (clamp(up, -limit, limit) + 1).
 
