@@ -11,6 +11,7 @@ from pathlib import Path
 
 import report_runs
 
+from sm121.core.unmet import Fact
 from sm121.core.verdict import Verdict
 from sm121.regression import ab_file
 from sm121.regression.ab import Comparison, Visit
@@ -47,13 +48,14 @@ def pair(folder: Path) -> tuple[Path, Path]:
     """A held; B is slower, on another MoE kernel; one test is mended, one failed before."""
     one, two = (report_runs.write(kind, folder / kind) for kind in ("pass", "fail"))
     a, b = (verdict_file.read(path / "verdict.json") for path in (one, two))
-    for run, name, seen in (
-        (a, "test_tool_call", "a call of a function that is not there"),
-        (a, "test_known_answers", "' Lyon' after 812.5 ms"),
-        (b, "test_known_answers", "' Lyon' after 790.1 ms"),
+    for run, name, fact in (
+        (a, "test_tool_call", Fact("what is asked", "a call of a function that is not there")),
+        (a, "test_known_answers", Fact("what is asked", "' Lyon'", evidence="after 812.5 ms")),
+        (b, "test_known_answers", Fact("what is asked", "' Lyon'", evidence="after 790.1 ms")),
     ):
         test = next(test for test in run.tests if test.id == f"{_NAME}{name}")
-        test.verdict, test.message = Verdict.FAIL, f"required: what is asked, seen: {seen}"
+        test.verdict, test.unmet = Verdict.FAIL, [fact]
+        test.message = str(fact)
     b.tests = [test for test in b.tests if not test.id.endswith("test_cell[cutlass]")]
     b.engine.path.moe = "MARLIN"
     b.engine.path.native_fp4 = None

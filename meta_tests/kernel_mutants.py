@@ -844,7 +844,7 @@ def first_kill(provider: Any, group: str) -> Kill | None:
     """The first case of a group that notices; None when the mutant survives it."""
     for case in small(group):
         if wrong := checks.check(provider, problem(group, case)):
-            return Kill(group, case.name, wrong[0])
+            return Kill(group, case.name, str(wrong[0]))
     return None
 
 

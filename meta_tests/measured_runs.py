@@ -15,6 +15,7 @@ from pathlib import Path
 import report_runs
 
 from sm121.core import profile
+from sm121.core.unmet import Fact
 from sm121.core.verdict import Verdict
 from sm121.regression import ab_file
 from sm121.regression.ab import Comparison, Visit
@@ -119,7 +120,7 @@ def _slower(run: VerdictFile, before: dict[str, MetricReport]) -> None:
     share = 1 - here / there
     for test in run.tests:
         if test.id.endswith("test_decode_rate[tg32-d0]"):
-            test.message = f"required: tg32@d0 >= 52 tok/s; seen: {here:.2f} tok/s"
+            _below(test, here, 52.0)
         elif test.id.endswith("test_no_metric_is_worse"):
             test.message = (
                 f"tg32@d0: {here:.2f} tok/s against {there:.2f} (1 stored runs), "
@@ -173,7 +174,12 @@ def pair(folder: Path) -> list[tuple[str, Path]]:
 def _hold(test: TestReport, rate: MetricReport) -> None:
     if test.id.endswith("test_decode_rate[tg32-d0]"):
         test.verdict, test.metrics = Verdict.FAIL, ["tg32@d0"]
-        test.message = f"required: tg32@d0 >= {rate.minimum} tok/s; seen: {rate.value:.2f} tok/s"
+        _below(test, rate.value, rate.minimum)
+
+
+def _below(test: TestReport, value: float, limit: float) -> None:
+    fact = Fact("at least", about="tg32@d0", value=value, limit=limit, unit="tok/s")
+    test.message, test.unmet = str(fact), [fact]
 
 
 def ab(folder: Path) -> Path:

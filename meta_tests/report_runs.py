@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from sm121.client.timed_answer import Chunk, TimedAnswer
+from sm121.core.unmet import Fact
 from sm121.core.verdict import Verdict
 from sm121.evidence.crash_bundle import BundleIndex
 from sm121.evidence.kernel_path import KernelPath, RequestReport
@@ -255,16 +256,16 @@ def _settle(run: VerdictFile, reason: str) -> None:
 
 
 def _bad(
-    run: VerdictFile, name: str, verdict: Verdict, message: str, known: Details, text: str = ""
+    run: VerdictFile, name: str, verdict: Verdict, fact: Fact, known: Details, text: str = ""
 ) -> None:
     for test in run.tests:
         if test.id.endswith(name):
-            test.verdict, test.message = verdict, message
-            test.metrics = [name for name in run.metrics if name in message]
+            test.verdict, test.message, test.unmet = verdict, str(fact), [fact]
+            test.metrics = [name for name in run.metrics if name == fact.about]
             known.failures.append(
                 FailureDetail(
                     id=test.id,
-                    text=text or f"E   AssertionError: {message}",
+                    text=text or f"E   Unmet: {fact}",
                     location=f"{test.id.partition('::')[0]}:41",
                     reproduce=f"python -m pytest '{test.id}' -m sm121",
                 )
@@ -283,25 +284,25 @@ def write(kind: str, directory: Path) -> Path:
     if kind == "pass":
         _settle(run, "17 checks ran and held")
     elif kind == "fail":
-        _bad(run, "test_decode_rate[tg32-d0]", verdict,
-             "required: tg32@d0 >= 52 tok/s; seen: 47.3 tok/s [46.6, 47.8] (95.0%, 12 rounds)",
-             known)  # fmt: skip
-        _bad(run, "test_no_metric_is_worse", verdict,
-             "tg32@d0: 47.3 tok/s against 53.6 (5 stored runs), 11.8% worse; 5% allowed; "
-             "Mann-Whitney p = 4.1e-06, chance among the stored runs 0.0021", known)  # fmt: skip
+        rate = Fact("at least", "", "tg32@d0", value=47.3, limit=52.0, unit="tok/s",
+                    evidence="46.6 to 47.8 with 95.0%, 12 rounds")  # fmt: skip
+        _bad(run, "test_decode_rate[tg32-d0]", verdict, rate, known)
+        worse = Fact("", "47.3 tok/s against 53.6 (5 stored runs), 11.8% worse; 5% allowed; "
+                     "Mann-Whitney p = 4.1e-06, chance among the stored runs 0.0021",
+                     "tg32@d0")  # fmt: skip
+        _bad(run, "test_no_metric_is_worse", verdict, worse, known)
         run.changes = [
             ChangeReport(metric="tg32@d0", unit="tok/s", here=47.3, before=53.6, worse=0.1175,
                          allowed=0.05, beside="5 stored runs", verdict=verdict)
         ]  # fmt: skip
-        _settle(run, "required: tg32@d0 >= 52 tok/s; seen: 47.3 tok/s [46.6, 47.8] "
-                "(and 1 more)")  # fmt: skip
+        _settle(run, f"{rate} (and 1 more)")
     elif kind == "invalid":
         why = "kernel_path: asked for flashinfer_cutlass, the log shows MARLIN"
         _bad(run, "test_moe_backend", Verdict.FAIL,
-             "required: FLASHINFER_CUTLASS_MXFP4_MXFP8, seen: MARLIN", known)  # fmt: skip
+             Fact("FLASHINFER_CUTLASS_MXFP4_MXFP8", "MARLIN"), known)  # fmt: skip
         run.tests = [test for test in run.tests if test.level != "kernel"]
         for name in ("test_decode_rate[tg32-d0]", "test_prefill_rate[d0]", "test_gap"):
-            _bad(run, name, verdict, f"tg32@d0: {why}", known)
+            _bad(run, name, verdict, Fact("", why, "tg32@d0"), known)
         _settle(run, f"tg32@d0: {why} (and 2 more)")
     elif kind == "inconclusive":
         why = (
@@ -310,14 +311,14 @@ def write(kind: str, directory: Path) -> Path:
         )
         run.box = BoxReport(state="DEGRADED", reason=why.removeprefix("the box is DEGRADED: "))
         for name in ("test_decode_rate[tg32-d0]", "test_prefill_rate[d0]", "test_gap"):
-            _bad(run, name, verdict, f"tg32@d0: {why}", known)
+            _bad(run, name, verdict, Fact("", why, "tg32@d0"), known)
         _settle(run, f"tg32@d0: {why} (and 2 more)")
     elif kind == "crash":
         run.engine.path.failure = "illegal_memory_access"
         run.engine.path.evidence["failure"] = "CUDA error: an illegal memory access was encountered"
-        _bad(run, "test_many_sequential_requests", verdict,
-             "required: every request is answered, seen: the server died after 61 of 100 "
-             "(illegal_memory_access)", known)  # fmt: skip
+        lost = Fact("every request is answered", "the server died after 61 of 100",
+                    evidence="illegal_memory_access")  # fmt: skip
+        _bad(run, "test_many_sequential_requests", verdict, lost, known)
         run.tests = [
             test if test.level not in ("performance", "regression", "matrix")
             else test.model_copy(update={"verdict": Verdict.NOT_RUN, "skipped": True,
@@ -372,7 +373,7 @@ def write(kind: str, directory: Path) -> Path:
         known.history = {HOSTILE: known.history["tg32@d0"]}
         known.history[HOSTILE].points[2].run = HOSTILE
         _bad(run, "test_known_answers", verdict,
-             f"required: ' Paris', seen: {HOSTILE}", known, text=HOSTILE)  # fmt: skip
+             Fact("' Paris'", HOSTILE), known, text=HOSTILE)  # fmt: skip
         known.failures[0].sections = {"Captured stdout": HOSTILE}
         crashes = [{"kind": HOSTILE, "summary": HOSTILE, "owner": HOSTILE, "bundle": HOSTILE}]
         _settle(run, HOSTILE)

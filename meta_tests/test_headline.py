@@ -13,6 +13,7 @@ import report_runs
 import terminal_samples
 
 from sm121.core.redaction import redact
+from sm121.core.unmet import Fact
 from sm121.core.verdict import Verdict
 from sm121.plugin import reporting
 from sm121.report import badge, details, headline, junit, page, stored, summary
@@ -145,8 +146,8 @@ CRASH = CrashReport(
         ),
         (
             run_of(
-                ended("test_decode", Verdict.INVALID, "tg32@d0: second_clock: 40 against 47",
-                      metrics=["tg32@d0"]),
+                ended("test_decode", Verdict.INVALID, metrics=["tg32@d0"],
+                      unmet=[Fact("", "second_clock: 40 against 47", "tg32@d0")]),
                 metrics={"tg32@d0": rate(47.3, Verdict.INVALID)},
             ),
             "INVALID: decode tg32@d0 counts neither way: second_clock: 40 against 47",

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sm121.compilation import gb10, probes
+from sm121.core.unmet import Fact, text
 from sm121.core.verdict import NotRun
 from sm121.kernels import cases
 from sm121.kernels.child import Ended
@@ -86,7 +87,7 @@ def test_what_is_wrong_is_found_there_too(engine, run_pytest):
     )
     assert status == 1, run.output
     failed = [t for t in run.verdict["tests"] if t["verdict"] == "FAIL"]
-    assert failed and all("required at most" in t["message"] for t in failed), failed
+    assert failed and all("of the error at most" in t["message"] for t in failed), failed
 
 
 def test_an_interrupted_run_ends_at_once_and_leaves_nothing(engine, start_pytest):
@@ -118,6 +119,10 @@ def test_another_path_than_expected_is_judged_anew(run_pytest, engine):
         assert judged and {t["verdict"] for t in judged} == {wanted}, run.output
 
 
+def fact_of(case) -> Fact:
+    return Fact(f"line of {case}")
+
+
 class Counting:
     """Answers as `sm121.kernels.child.Child`, and counts."""
 
@@ -126,7 +131,7 @@ class Counting:
 
     def ask(self, question, name, case, within_s=None):
         self.asked.append((question, name, case))
-        return [f"line of {case}"]
+        return [{"required": f"line of {case}"}]
 
 
 def test_a_case_is_judged_once():
@@ -134,7 +139,7 @@ def test_a_case_is_judged_once():
     kernels = Kernels({"route": Choice(None, provider="any")}, lambda _name: child)
     with ThreadPoolExecutor(1) as worker:
         kernels.begin(chosen[:2], worker)
-    assert [kernels.wrong(case) for case in chosen] == [f"line of {case}" for case in chosen]
+    assert [kernels.wrong(case) for case in chosen] == [[fact_of(case)] for case in chosen]
     assert len(child.asked) == 3
     assert kernels.judged == ("route", "any"), "the report names what judged the test"
 
@@ -171,8 +176,8 @@ def test_a_process_is_asked_one_thing_at_a_time():
     kernels = Kernels({"route": Choice(None, provider="any")}, lambda _name: child)
     with ThreadPoolExecutor(1) as worker:
         kernels.begin(chosen[:4], worker)
-        assert kernels.wrong(chosen[4]) == f"line of {chosen[4]}"
-        assert kernels.wrong_replayed(chosen[0]) == f"line of {chosen[0]}"
+        assert kernels.wrong(chosen[4]) == [fact_of(chosen[4])]
+        assert kernels.wrong_replayed(chosen[0]) == [fact_of(chosen[0])]
     assert len(child.asked) == 6
 
 
@@ -184,7 +189,7 @@ def test_what_was_left_out_is_asked_by_its_own_test():
     worker = ThreadPoolExecutor(1)
     kernels.begin(chosen, worker)
     worker.shutdown(cancel_futures=True)
-    assert [kernels.wrong(case) for case in chosen] == [f"line of {case}" for case in chosen]
+    assert [kernels.wrong(case) for case in chosen] == [[fact_of(case)] for case in chosen]
     assert len(child.asked) == 4
 
 
@@ -194,7 +199,7 @@ class Ending(Counting):
     def ask(self, question, name, case, within_s=None):
         super().ask(question, name, case)
         if len(self.asked) > 1:
-            raise Ended("required: a result, seen: the process ended with SIGABRT")
+            raise Ended(Fact("a result", "the process ended with SIGABRT"))
         return []
 
 
@@ -205,5 +210,5 @@ def test_a_kernel_that_ends_its_process_is_asked_again_by_its_own_test():
         kernels.begin(chosen, worker)
     assert len(child.asked) == 2, "in the background it is not tried again and again"
     assert not kernels.wrong(chosen[0])
-    assert all("SIGABRT" in kernels.wrong(case) for case in chosen[1:])
+    assert all("SIGABRT" in text(kernels.wrong(case)) for case in chosen[1:])
     assert len(child.asked) == 5

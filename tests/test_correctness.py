@@ -25,6 +25,7 @@ from sm121.api import (
 )
 from sm121.api.sdk import PROMPT
 from sm121.client.completions import Asker
+from sm121.core.unmet import require
 from sm121.core.verdict import NotRun
 
 pytestmark = [pytest.mark.correctness, pytest.mark.applies_to("cpu", "gpu")]
@@ -65,9 +66,7 @@ def test_seed_is_used(sdk):
     options = {"max_tokens": 8, "temperature": 2.0, "extra_body": {"ignore_eos": True}}
     answers = (sdk.complete(seed=seed, **options).choices[0].token_ids for seed in range(8))
     different = set(map(tuple, answers))
-    assert len(different) > 1, (
-        f"required: different seeds can differ, seen: {different} eight times"
-    )
+    require(len(different) > 1, "different seeds can differ", f"{different} eight times")
 
 
 # Against the reference model, in float64 or float32 (`sm121 golden`). docs/tables/ablation.md says
@@ -227,7 +226,7 @@ def test_other_configurations_give_the_same_answers(recorder, servers, profile, 
         if name != profile.under_test:
             asker = Asker(servers(name))
             result = golden.compare(trusted, asker, prompts.continuations(), golden_bound, {})
-            result.hold(golden_bound, f"{name}: ")
+            result.hold(golden_bound, name)
 
 
 @pytest.mark.asked_for("--questions")
@@ -262,7 +261,7 @@ def test_sixteen_tokens_by_default(api):
     """max_tokens of /v1/completions is 16 by default."""
     api.capabilities.require("default_length")
     counted = api.complete(PROMPT, ignore_eos=True)["usage"]["completion_tokens"]
-    assert counted == 16, f"required: 16 tokens, seen: {counted}"
+    require(counted == 16, "16 tokens", counted)
 
 
 @contract
@@ -277,7 +276,7 @@ def test_nothing_is_cut_off(api, profile):
     for chat in profile.correctness.chats:
         choice = api.chat(chat.question)["choices"][0]
         whole = choice["finish_reason"] == "stop" and choice["message"]["content"]
-        assert whole, f"{chat.question!r}: required: a whole answer, seen: {choice}"
+        require(whole, "a whole answer", choice, f"{chat.question!r}")
 
 
 @contract
@@ -297,7 +296,7 @@ def test_max_completion_tokens_limits_a_chat(api, profile):
     """The limit counts reasoning too, and finish_reason says that it was reached."""
     answer = api.chat(profile.correctness.chats[0].question, max_completion_tokens=5)
     ending = (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"])
-    assert ending == (5, "length"), f"required: 5 tokens and length, seen: {ending}"
+    require(ending == (5, "length"), "5 tokens and length", ending)
 
 
 @contract
@@ -307,7 +306,7 @@ def test_min_tokens_is_kept(api, profile):
     least = endings.natural_length(api, profile.correctness) + 6
     answer = api.complete(harmony.PROMPT, min_tokens=least, max_tokens=least + 6)
     counted = answer["usage"]["completion_tokens"]
-    assert counted >= least, f"required: at least {least} tokens, seen: {counted}"
+    require(counted >= least, f"at least {least} tokens", counted)
 
 
 @contract
@@ -317,7 +316,7 @@ def test_ignore_eos_goes_on(api, profile):
     limit = endings.natural_length(api, profile.correctness) + 6
     answer = api.complete(harmony.PROMPT, ignore_eos=True, max_tokens=limit)
     ending = (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"])
-    assert ending == (limit, "length"), f"required: {limit} and length, seen: {ending}"
+    require(ending == (limit, "length"), f"{limit} and length", ending)
 
 
 @contract
@@ -359,9 +358,8 @@ def test_log_probabilities_of_a_chat_are_whole(api, profile):
 def test_echo_gives_the_prompt_back(api):
     """With echo the text begins with the prompt."""
     text = api.complete(PROMPT, max_tokens=2, echo=True)["choices"][0]["text"]
-    assert text.startswith(PROMPT) and len(text) > len(PROMPT), (
-        f"required: the prompt and more, seen: {text!r}"
-    )
+    whole = text.startswith(PROMPT) and len(text) > len(PROMPT)
+    require(whole, "the prompt and more", repr(text))
 
 
 def test_each_choice_is_its_own(api):
@@ -371,7 +369,7 @@ def test_each_choice_is_its_own(api):
     streamed = stream.completion_of(api.stream_completion(PROMPT, **options))
     for choices in (answer, streamed):
         texts = {choice["text"] for choice in choices}
-        assert len(choices) == 4 and len(texts) > 1, f"required: 4 that differ, seen: {choices}"
+        require(len(choices) == 4 and len(texts) > 1, "4 that differ", choices)
 
 
 def test_answers_belong_to_their_prompts(api, profile):
@@ -397,7 +395,7 @@ def test_first_token_is_the_channel_token(api, profile):
     """A chat begins with the channel token. Log-probabilities show it where there are no ids."""
     answer = api.chat(profile.correctness.chats[0].question, max_tokens=3, logprobs=True)
     first = answer["choices"][0]["logprobs"]["content"][0]["token"]
-    assert first == "<|channel|>", f"required: <|channel|>, seen: {first!r}"
+    require(first == "<|channel|>", "<|channel|>", repr(first))
 
 
 # What a chat becomes: fixtures/api/chats.toml against oss-harmony's own rendering.
@@ -486,9 +484,9 @@ def test_a_response_that_was_cut_off_says_so(api, profile):
     """A response that was cut off has the status incomplete, with the reason."""
     answer = api.respond(profile.correctness.chats[0].question, max_output_tokens=8)
     reason = (answer.get("incomplete_details") or {}).get("reason")
-    assert (answer["status"], reason) == ("incomplete", "max_output_tokens"), (
-        f"required: incomplete for max_output_tokens, seen: {answer['status']}, {reason}"
-    )
+    observed = f"{answer['status']} for {reason}"
+    wanted = "incomplete for max_output_tokens"
+    require(observed == wanted, wanted, observed)
 
 
 @contract
@@ -518,7 +516,7 @@ def test_regex_is_kept(api):
     pattern = "[A-Z]{3}-[0-9]{2,4}"
     texts = structured_output.samples(api, "regex", pattern)
     wrong = [text for text in texts if not re.fullmatch(pattern, text)]
-    assert not wrong, f"required: a match of {pattern}, seen: {wrong}"
+    require(not wrong, f"a match of {pattern}", wrong)
 
 
 @contract
@@ -527,7 +525,7 @@ def test_choice_is_kept(api):
     choices = ["London", "Rome"]
     texts = structured_output.samples(api, "choice", choices)
     wrong = [text for text in texts if text not in choices]
-    assert not wrong, f"required: one of {choices}, seen: {wrong}"
+    require(not wrong, f"one of {choices}", wrong)
 
 
 @contract
@@ -580,7 +578,7 @@ def test_long_documents_are_read(candidate, length):
 def test_models_are_as_published(api):
     """The list of models follows its schema and has the served model."""
     listed = [entry["id"] for entry in api.models()["data"]]
-    assert api.model in listed, f"required: {api.model}, seen: {listed}"
+    require(api.model in listed, api.model, listed)
 
 
 @contract
@@ -614,11 +612,10 @@ def test_answers_have_ids_and_times(api):
     """No two answers have the same id. Their times are Unix times in seconds."""
     answers = [api.complete(PROMPT, max_tokens=1) for _ in range(3)]
     ids = {answer["id"] for answer in answers}
-    assert len(ids) == len(answers), f"required: {len(answers)} ids, seen: {sorted(ids)}"
+    require(len(ids) == len(answers), f"{len(answers)} ids", len(ids), evidence=sorted(ids))
     times = [answer["created"] for answer in answers]
-    assert all(1_500_000_000 < time < 10_000_000_000 for time in times), (
-        f"required: seconds since 1970, seen: {times}"
-    )
+    right = all(1_500_000_000 < time < 10_000_000_000 for time in times)
+    require(right, "seconds since 1970", "another time", evidence=times)
 
 
 @contract
@@ -626,7 +623,7 @@ def test_a_stream_without_usage_has_none(api):
     """A stream has usage only when the request asked for it."""
     chunks = api.stream_completion(PROMPT, usage=False, max_tokens=3)
     having = [chunk for chunk in chunks.chunks if chunk.get("usage")]
-    assert not having, f"required: no usage, seen: {having}"
+    require(not having, "no usage", having)
 
 
 @contract
@@ -649,4 +646,5 @@ def test_no_harmony_error_in_the_log(server):
     if server.log is None:
         raise NotRun(server.why_no_log)
     lines = harmony.errors_in(server.log)
-    assert not lines, f"required: no HarmonyError, seen {len(lines)}: {lines[0]} in {server.log}"
+    evidence = [*lines[:1], server.log]
+    require(not lines, "no HarmonyError", len(lines), evidence=evidence)

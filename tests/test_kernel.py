@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sm121.compilation import libraries, modules, probes
 from sm121.compilation.architecture import CodeArchitecture
 from sm121.core import interpreter
+from sm121.core.unmet import require, require_none
 from sm121.engines import requested
 from sm121.evidence import requirement
 from sm121.kernels.cases import BytesCase
@@ -27,7 +28,7 @@ def test_kernel_path_is_the_required_one(conformance, server):
     if server.log is None:
         pytest.skip(f"NOT_RUN: {server.why_no_log}")
     wrong = conformance.contradictions(server)
-    assert not wrong, "; ".join(wrong) + f". Evidence: {server.log}"
+    require(not wrong, "the path of the profile", "; ".join(wrong), evidence=server.log)
 
 
 @pytest.mark.never_waived("the kernel path")
@@ -37,7 +38,7 @@ def test_kernel_path_of_the_baseline_is_the_required_one(conformance, profile):
     if server is None:
         pytest.skip("NOT_RUN: the smoke level starts the baseline, and it was not started")
     wrong = conformance.contradictions(server)
-    assert not wrong, "; ".join(wrong) + f". Evidence: {server.log}"
+    require(not wrong, "the path of the profile", "; ".join(wrong), evidence=server.log)
 
 
 @pytest.mark.never_waived("the kernel path")
@@ -68,7 +69,7 @@ def test_decode_runs_the_kernels_of_its_path(
     required = profile.path_of(server.configuration.name)
     judged = (required, kernel_path, decode_profile, conformance.layers)
     wrong = requirement.kernel_contradictions(*judged)
-    assert not wrong, "; ".join(wrong) + f". Evidence: {decode_profile.source}"
+    require(not wrong, "the path of the profile", "; ".join(wrong), evidence=decode_profile.source)
     if untold := requirement.untold_of_kernels(*judged):
         pytest.skip(f"NOT_RUN: {'; '.join(untold)}")
 
@@ -97,7 +98,7 @@ def blocks(bytes_per_block: int) -> st.SearchStrategy[tuple[int, int, bytes]]:
 @pytest.mark.kernel_cases("mxfp4_dequantisation")
 def test_mxfp4_decodes_exactly(kernels, case):
     """Every byte with every scale decodes to its one value. Scale 0xFF makes a block NaN."""
-    assert not (wrong := kernels.wrong(case)), wrong
+    require_none(kernels.wrong(case))
 
 
 @PROPERTY
@@ -106,19 +107,19 @@ def test_mxfp4_decodes_any_bytes_exactly(kernels, drawn):
     """Random bytes in random shapes decode exactly."""
     rows, count, data = drawn
     case = BytesCase("bytes", codec="mxfp4-decode", rows=rows, blocks=count, data=data)
-    assert not (wrong := kernels.wrong(case)), wrong
+    require_none(kernels.wrong(case))
 
 
 @pytest.mark.kernel_cases("mxfp4_quantisation")
 def test_mxfp4_encodes_by_its_rule(kernels, case):
     """Scales follow the declared rule, or one rule throughout. Each element is the nearest."""
-    assert not (wrong := kernels.wrong(case)), wrong
+    require_none(kernels.wrong(case))
 
 
 @pytest.mark.kernel_cases("mxfp8_quantisation")
 def test_mxfp8_encodes_by_its_rule(kernels, case):
     """Scales and elements follow the same rules as in MXFP4, with E4M3 elements."""
-    assert not (wrong := kernels.wrong(case)), wrong
+    require_none(kernels.wrong(case))
 
 
 @pytest.mark.parametrize("codec", ["mxfp4", "mxfp8"])
@@ -128,67 +129,67 @@ def test_any_finite_values_are_encoded_by_the_rule(kernels, codec, drawn):
     """Random bfloat16 values are encoded by the rule, with subnormal beside huge ones."""
     rows, count, data = drawn
     case = BytesCase("values", codec=codec, rows=rows, blocks=count, data=data)
-    assert not (wrong := kernels.wrong(case)), wrong
+    require_none(kernels.wrong(case))
 
 
 @pytest.mark.kernel_cases("routing")
 def test_routing_takes_top_k_then_softmax(kernels, case):
     """Routing takes the k largest of 128 logits, then the softmax over those. Ties may go either
     way."""
-    assert not (wrong := kernels.wrong(case)), wrong
+    require_none(kernels.wrong(case))
 
 
 @pytest.mark.kernel_cases("moe_token_counts")
 def test_moe_at_every_token_count(kernels, case):
     """The MoE is right for 0 and 1 to 16 tokens, and around the tile edges 32, 128 and 320."""
-    assert not (wrong := kernels.wrong(case)), wrong
+    require_none(kernels.wrong(case))
 
 
 @pytest.mark.kernel_cases("moe_routing")
 def test_moe_under_every_routing(kernels, case):
     """The MoE is right when all tokens go to one expert. Experts without tokens hold NaN and are
     not read."""
-    assert not (wrong := kernels.wrong(case)), wrong
+    require_none(kernels.wrong(case))
 
 
 @pytest.mark.kernel_cases("moe_block_scales")
 def test_moe_reads_every_block_scale(kernels, case):
     """Every block scale is read. Each token uses one block of 32 of one expert, so no sum hides a
     scale."""
-    assert not (wrong := kernels.wrong(case)), wrong
+    require_none(kernels.wrong(case))
 
 
 @pytest.mark.kernel_cases("moe_activation")
 def test_moe_activation_is_the_clamped_swiglu(kernels, case):
     """The activation is right beyond the limit, near zero, with and without biases, on strided
     inputs."""
-    assert not (wrong := kernels.wrong(case)), wrong
+    require_none(kernels.wrong(case))
 
 
 @pytest.mark.kernel_cases("prefill")
 def test_prefill_attention(kernels, case):
     """Ragged batches are right with and without the window of 128, also with an empty sequence."""
-    assert not (wrong := kernels.wrong(case)), wrong
+    require_none(kernels.wrong(case))
 
 
 @pytest.mark.kernel_cases("prefill_sinks")
 def test_prefill_attention_sinks(kernels, case):
     """Prefill is right without sinks, with sinks that take everything or nothing, and with both
     together."""
-    assert not (wrong := kernels.wrong(case)), wrong
+    require_none(kernels.wrong(case))
 
 
 @pytest.mark.kernel_cases("decode")
 def test_decode_attention(kernels, case):
     """Lengths at the edges of pages and of the window are right. Values after the last token are
     ignored."""
-    assert not (wrong := kernels.wrong(case)), wrong
+    require_none(kernels.wrong(case))
 
 
 @pytest.mark.kernel_cases("decode_sinks")
 def test_decode_attention_sinks(kernels, case):
     """Decode is right with the same sinks as prefill."""
-    assert not (wrong := kernels.wrong(case)), wrong
+    require_none(kernels.wrong(case))
 
 
 @pytest.mark.applies_to("gpu")
@@ -196,7 +197,7 @@ def test_decode_attention_sinks(kernels, case):
 def test_cuda_graph_replay_equals_eager(kernels, case):
     """A graph captured on other values follows its inputs when replayed, and writes the whole
     output."""
-    assert not (wrong := kernels.wrong_replayed(case)), wrong
+    require_none(kernels.wrong_replayed(case))
 
 
 @pytest.mark.applies_to("gpu")
@@ -206,7 +207,7 @@ def test_cuda_graph_replay_equals_eager(kernels, case):
 def test_every_autotune_tactic(kernels, case):
     """Every tactic is right. Each runs in its own process, so one that crashes or hangs is
     named."""
-    assert not (wrong := kernels.wrong_with_a_tactic(case)), wrong
+    require_none(kernels.wrong_with_a_tactic(case))
 
 
 # ------------------------------------------------------------------------------------- Benchmarks
@@ -227,23 +228,20 @@ def test_kernel_speed(kernels, case, benchmark):
 
 def test_flashinfer_compiles_for_gb10(compilation):
     """FLASHINFER_CUDA_ARCH_LIST resolves to architectures that have FP4 instructions."""
-    wrong = compilation.wrong_architectures()
-    assert not wrong, "; ".join(wrong)
+    require_none(compilation.wrong_architectures())
 
 
 @pytest.mark.parametrize("probe", probes.names("probes"))
 def test_fp4_instruction(compilation, probe):
     """FP4 is hardware on 120a, 121a, 120f and 121f. Plain 120 and 121 refuse it or show
     software."""
-    wrong = compilation.wrong_outcomes(probe)
-    assert not wrong, "; ".join(wrong)
+    require_none(compilation.wrong_outcomes(probe))
 
 
 @pytest.mark.parametrize("probe", probes.names("headers"))
 def test_flashinfer_header(compilation, probe):
     """FlashInfer's own conversion and multiplication compile to the hardware's instructions."""
-    wrong = compilation.wrong_outcomes(probe)
-    assert not wrong, "; ".join(wrong)
+    require_none(compilation.wrong_outcomes(probe))
 
 
 @pytest.mark.slow("FlashInfer's modules take up to minutes each to compile")
@@ -251,8 +249,7 @@ def test_flashinfer_header(compilation, probe):
 @pytest.mark.parametrize("module", modules.names())
 def test_flashinfer_module(compilation, module):
     """The SASS of gpt-oss's attention, quantisation and MoE has what it must have, and no trap."""
-    wrong = compilation.wrong_in_module(module)
-    assert not wrong, "; ".join(wrong)
+    require_none(compilation.wrong_in_module(module))
 
 
 @pytest.mark.applies_to("gpu")
@@ -265,5 +262,4 @@ def test_engine_has_code_for_this_gpu(conformance, profile):
         conformance.engine_environment(configuration),
     )
     gpu = CodeArchitecture.parse(profile.arch).number
-    wrong = libraries.without_code(configuration.engine, imported.origins, gpu)
-    assert not wrong, "; ".join(wrong)
+    require_none(libraries.without_code(configuration.engine, imported.origins, gpu))

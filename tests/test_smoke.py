@@ -10,6 +10,7 @@ import dataclasses
 import pytest
 
 from sm121.core import interpreter
+from sm121.core.unmet import require
 from sm121.core.verdict import Inconclusive
 from sm121.evidence.kernel_path import mistaken_environment
 
@@ -36,7 +37,7 @@ def test_imports_come_from_where_they_should(conformance, profile):
         (engine, "flashinfer"),
         conformance.engine_environment(configuration),
     )
-    assert imported.origins[engine], f"required: {configuration.python} can import {engine}"
+    require(imported.origins[engine], f"{configuration.python} can import {engine}", "it cannot")
     wrong = interpreter.misplaced(imported, profile.engine.checkouts)
     assert not wrong, "; ".join(wrong)
 
@@ -48,9 +49,8 @@ def test_baseline_starts_and_answers(servers, profile):
         answer = client.completions.create(
             model=baseline.endpoint.served_name, prompt="Hello", max_tokens=1
         )
-    assert answer.usage is not None and answer.usage.completion_tokens == 1, (
-        f"required: one token, seen: usage {answer.usage}"
-    )
+    one = answer.usage is not None and answer.usage.completion_tokens == 1
+    require(one, "one token", f"usage {answer.usage}")
 
 
 def test_stop_leaves_nothing_behind(servers, profile):
@@ -58,11 +58,15 @@ def test_stop_leaves_nothing_behind(servers, profile):
     servers(profile.baseline)
     report = servers.stop()
     survivors = [str(survivor) for survivor in report.survivors]
-    assert not survivors, f"required: no process, seen: {survivors}"
-    assert report.port_free, "required: the port is free, seen: something listens on it"
-    assert report.memory_missing_bytes == 0, (
-        "required: all memory that no living process holds is free again, seen: "
-        f"{report.memory_missing_bytes / 2**30:.1f} GiB missing; server's log: {report.log}"
+    require(not survivors, "no process", survivors)
+    require(report.port_free, "the port is free", "something listens on it")
+    require(
+        report.memory_missing_bytes == 0,
+        "all memory that no living process holds is free again",
+        "missing",
+        value=report.memory_missing_bytes / 2**30,
+        unit="GiB",
+        evidence=report.log,
     )
 
 
@@ -73,9 +77,8 @@ def test_server_is_ready_in_time(server, profile):
     limit = profile.engine.ready_within_s.value
     if server.startup_s > limit and server.why_cold:
         raise Inconclusive(server.why_cold)
-    assert server.startup_s <= limit, (
-        f"required: ready in {limit} s, seen: {server.startup_s:.1f} s"
-    )
+    startup_s = server.startup_s
+    require(startup_s <= limit, "ready in", value=startup_s, limit=limit, unit="s")
 
 
 def test_version_is_known(conformance, server):
@@ -83,7 +86,7 @@ def test_version_is_known(conformance, server):
     version = conformance.file.engine.version
     if not server.managed and not version:
         pytest.skip("NOT_RUN: the attached server has no /version; give its log: --server-log PATH")
-    assert version, f"required: a version, seen: none at {server.endpoint.base_url}/version"
+    require(version, "a version at /version")
 
 
 def test_start_up_log_shows_no_failure(kernel_path, server):
@@ -91,10 +94,8 @@ def test_start_up_log_shows_no_failure(kernel_path, server):
     engine."""
     if server.log is None:
         pytest.skip(f"NOT_RUN: {server.why_no_log}")
-    assert kernel_path.failure is None, (
-        f"required: no failure in {server.log}, seen: {kernel_path.failure} "
-        f"({kernel_path.evidence.get('failure')})"
-    )
+    where = f"{kernel_path.evidence.get('failure')} in {server.log}"
+    require(kernel_path.failure is None, "no failure", kernel_path.failure, evidence=where)
 
 
 def test_every_variable_is_known_to_the_engine(kernel_path, server):
@@ -102,7 +103,7 @@ def test_every_variable_is_known_to_the_engine(kernel_path, server):
     if server.log is None:
         pytest.skip(f"NOT_RUN: {server.why_no_log}")
     unknown = mistaken_environment(kernel_path)
-    assert not unknown, f"required: no unknown VLLM_* variable, seen: {', '.join(unknown)}"
+    require(not unknown, "no unknown VLLM_* variable", ", ".join(unknown))
 
 
 def test_health(http, server):
@@ -110,7 +111,7 @@ def test_health(http, server):
     status = http.get("/health").status_code
     if not server.managed and status == 404:
         pytest.skip("NOT_RUN: the attached server has no /health; other engines may not need one")
-    assert status == 200, f"required: 200, seen: {status}"
+    require(status == 200, 200, status)
 
 
 def test_requests_without_the_key_are_refused(server):
@@ -120,23 +121,22 @@ def test_requests_without_the_key_are_refused(server):
     stranger = dataclasses.replace(server.endpoint, api_key="none")
     with stranger.http() as http:
         status = http.get("/v1/models").status_code
-    assert status in (401, 403), f"required: 401 or 403, seen: {status}"
+    require(status in (401, 403), "401 or 403", status)
 
 
 def test_models_lists_the_model(client, model):
     """GET /v1/models names the model that is served."""
     names = [entry.id for entry in client.models.list()]
-    assert model in names, f"required: {model}, seen: {names}"
+    require(model in names, model, names)
 
 
 def test_one_completion(client, model):
     """A completion has text and exact usage."""
     answer = client.completions.create(model=model, prompt="The capital of France is", max_tokens=4)
     choice = answer.choices[0]
-    assert choice.text, "required: some text, seen: none"
-    assert answer.usage is not None and 1 <= answer.usage.completion_tokens <= 4, (
-        f"required: 1 to 4 tokens, seen: usage {answer.usage}"
-    )
+    require(choice.text, "some text")
+    exact = answer.usage is not None and 1 <= answer.usage.completion_tokens <= 4
+    require(exact, "1 to 4 tokens", f"usage {answer.usage}")
 
 
 def test_one_chat(client, model, profile):
@@ -148,5 +148,5 @@ def test_one_chat(client, model, profile):
         temperature=0.0,
     )
     choice = answer.choices[0]
-    assert choice.finish_reason == "stop", f"required: stop, seen: {choice.finish_reason}"
-    assert choice.message.content, f"required: content, seen: {choice.message}"
+    require(choice.finish_reason == "stop", "stop", choice.finish_reason)
+    require(choice.message.content, "content", choice.message)

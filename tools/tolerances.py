@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sm121.core.unmet import Fact
 from sm121.kernels import block_scales, cases, comparison, problems
 from sm121.kernels.cases import Case, DecodeCase, MoeCase, PrefillCase
 from sm121.kernels.comparison import MEASURES, Errors, KernelTolerance
@@ -403,17 +404,20 @@ def write_report(output: Path, progress: Callable[[str], None]) -> list[str]:
 def broken_promises(found: list[Finding], scales: list[BlockScales]) -> list[str]:
     """One line for each case in which a scale error of 1 % or a wrong block scale passes."""
     loose = [
-        f"{f.group} ({f.case}): required: a scale error of 1 % is detected, seen: from {f.size:.2%}"
+        Fact("a scale error of 1 % is detected", f"from {f.size:.2%}", f"{f.group} ({f.case})")
         for f in found
         if f.kind == "scale" and not f.size <= 0.01
     ]
     missed = [
-        f"{s.case}, activations of {s.activations}: required: every block scale of {s.matrix}, "
-        f"seen: {s.detected} of {s.total}"
+        Fact(
+            f"every block scale of {s.matrix}",
+            f"{s.detected} of {s.total}",
+            f"{s.case}, activations of {s.activations}",
+        )
         for s in scales
         if s.detected < s.total * _LEAST_DETECTED[s.activations]
     ]
-    return loose + missed
+    return [str(fact) for fact in loose + missed]
 
 
 _PREFACE = """# What the tolerances of the numerics detect

@@ -10,7 +10,7 @@ import pytest
 from sm121.measure.gate import decide
 from sm121.measure.measurement import Measurement
 from sm121.profile import Gate
-from sm121.verdict import Invalid, Verdict
+from sm121.verdict import Invalid, Verdict, require
 
 pytestmark = [pytest.mark.applies_to("cpu", "gpu")]
 
@@ -25,7 +25,8 @@ def test_the_server_answers(http):
 def test_our_endpoint_gives_text(client, model):
     """A completion has the tokens that were asked for."""
     answer = client.completions.create(model=model, prompt="Hello", max_tokens=1)
-    assert answer.usage.completion_tokens == 1, f"required: 1 token, seen: {answer.usage}"
+    tokens = answer.usage.completion_tokens
+    require(tokens == 1, "1 token", f"{tokens} tokens")
 
 
 @pytest.mark.correctness

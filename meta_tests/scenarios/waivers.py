@@ -2,7 +2,8 @@
 
 import pytest
 
-from sm121.core.verdict import Inconclusive, Invalid, NeverWaived
+from sm121.core.unmet import Fact, Unmet
+from sm121.core.verdict import Inconclusive, Invalid
 from sm121.measure.measurement import Measurement
 from sm121.stress.fault import Fault, UnderLoad
 
@@ -27,7 +28,7 @@ def test_path():
 
 
 def test_cell():
-    raise NeverWaived("CRASH: it died", "a crash")
+    raise Unmet(Fact("it lives", "CRASH: it died"), never_waived="a crash")
 
 
 def test_nothing_measured(record_metric):

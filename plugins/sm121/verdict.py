@@ -1,5 +1,6 @@
-"""The published name of `sm121.core.verdict` (docs/python-api.md)."""
+"""The published names of `sm121.core.verdict` and `sm121.core.unmet` (docs/python-api.md)."""
 
+from sm121.core.unmet import Fact, Unmet, require
 from sm121.core.verdict import Inconclusive, Invalid, NotRun, Verdict
 
-__all__ = ["Inconclusive", "Invalid", "NotRun", "Verdict"]
+__all__ = ["Fact", "Inconclusive", "Invalid", "NotRun", "Unmet", "Verdict", "require"]

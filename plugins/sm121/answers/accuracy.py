@@ -15,7 +15,8 @@ from pydantic import Field, ValidationError, model_validator
 from sm121.core.data_file import DataTable
 from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
-from sm121.core.verdict import Inconclusive, NotRun, Verdict, require
+from sm121.core.unmet import Fact, require
+from sm121.core.verdict import Inconclusive, NotRun, Verdict
 
 Kind = Literal["begins", "exact", "contains", "number", "letter"]
 SIGNIFICANT = 0.05
@@ -242,14 +243,14 @@ def judge(
     if baseline is not None:
         change = paired(load_outputs(baseline), outputs)
         remark(f"accuracy against the baseline: {change}")
-        require(not change.worse, "no worse than the baseline", f"{change} ({kept})")
+        require(not change.worse, "no worse than the baseline", change, evidence=kept)
     share = profile.correctness.accuracy
     if share is None:
         raise NotRun(f"profile {profile.name} has no correctness.accuracy; seen: {seen}")
     verdict, wanted = seen.against(share.at_least), f"at least {share.at_least:.1%}"
     if verdict is Verdict.INCONCLUSIVE:
-        raise Inconclusive(f"required: {wanted}, seen: {seen} ({kept})")
-    require(verdict is Verdict.PASS, wanted, f"{seen}; outputs: {kept}")
+        raise Inconclusive(Fact(wanted, f"{seen}", evidence=f"{kept}"))
+    require(verdict is Verdict.PASS, wanted, seen, evidence=kept)
 
 
 def _plain(text: str) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from sm121.client.completions import Completion, Position, ids_of
 from sm121.core.level_settings import AgreementBound
+from sm121.core.unmet import Fact
 
 #: More forks than this in one answer are no accident of rounding.
 MOST_FORKS = 6
@@ -36,7 +37,7 @@ class TokenAgreement:
     """KL divergence of the most likely tokens at each place (`divergence`)."""
     forks: int
     """Places where the runs chose differently, both rightly."""
-    disagreement: str | None
+    disagreement: Fact | None
     """What is wrong, None when the runs agree."""
     unjudged: int = 0
     """Tokens after a fork that could not be asked for again (the engine takes no token ids)."""
@@ -72,11 +73,11 @@ def judge(
     errors: list[float] = []
     top1: list[bool] = []
     divergences: list[float] = []
-    wrong: str | None = None
+    wrong: Fact | None = None
     unjudged = forks = place = offset = 0
     while place < len(judged):
         if place - offset >= len(other):
-            wrong = f"token {place}: required {judged[place].token}, seen the end of the answer"
+            wrong = Fact(judged[place].token, "the end of the answer", f"token {place}")
             break
         mine, theirs = judged[place], other[place - offset]
         error = _under(mine, theirs)
@@ -86,14 +87,13 @@ def judge(
         if mine.token != theirs.token:
             gap = _gap(mine, theirs)
             if gap > bound.fork:
-                wrong = (
-                    f"token {place}: required {mine.token}, seen {theirs.token}; they differ by "
-                    f"{gap:.3g} nats (equally likely would be up to {bound.fork:g})"
-                )
+                apart = f"they differ by {gap:.3g} nats, equally likely is up to {bound.fork:g}"
+                wrong = Fact(mine.token, theirs.token, f"token {place}", evidence=apart)
                 break
             forks += 1
             if forks > MOST_FORKS:
-                wrong = f"token {place}: the {forks}th place where the runs choose differently"
+                wanted = f"{MOST_FORKS} places where the runs choose differently, at most"
+                wrong = Fact(wanted, f"{forks}", f"token {place}")
                 break
             if place + 1 < len(judged):
                 ids = ids_of(judged[: place + 1])
@@ -103,38 +103,45 @@ def judge(
                     break
                 other, offset = again, place + 1
         if not error <= bound.max_abs:  # NaN is no agreement either
-            wrong = (
-                f"token {place} ({mine.token}): required log-probabilities within "
-                f"{bound.max_abs:g}, seen {mine.log_probability:.6g} and "
-                f"{theirs.top.get(mine.token, theirs.log_probability):.6g} "
-                f"(largest difference among the likeliest tokens {error:.3g})"
+            told = theirs.top.get(mine.token, theirs.log_probability)
+            wrong = Fact(
+                "log-probabilities of the likeliest tokens that differ by at most",
+                about=f"token {place} ({mine.token})",
+                value=error,
+                limit=bound.max_abs,
+                unit="nats",
+                evidence=f"{mine.log_probability:.6g} and {told:.6g}",
             )
             break
         place += 1
     if wrong is None and not unjudged and len(other) > len(judged) - offset:
         more = other[len(judged) - offset]
-        wrong = f"token {len(judged)}: required the end of the answer, seen {more.token}"
+        wrong = Fact("the end of the answer", more.token, f"token {len(judged)}")
     found = TokenAgreement(tuple(errors), tuple(top1), tuple(divergences), forks, wrong, unjudged)
     if wrong is None and found.mean_abs > bound.mean_abs:
-        wrong = (
-            f"{len(errors)} tokens: required a mean difference of at most {bound.mean_abs:g}, "
-            f"seen {found.mean_abs:.3g} (worst at token {found.worst})"
+        wrong = Fact(
+            "a mean difference of at most",
+            about=f"{len(errors)} tokens",
+            value=found.mean_abs,
+            limit=bound.mean_abs,
+            unit="nats",
+            evidence=f"worst at token {found.worst}",
         )
         found = replace(found, disagreement=wrong)
     return found
 
 
-def same_tokens(judged: Completion, other: Completion) -> str | None:
+def same_tokens(judged: Completion, other: Completion) -> Fact | None:
     """What differs between the tokens of two answers (ids where there are any, else the text)."""
     if judged.ids is not None and other.ids is not None:
         if judged.ids == other.ids:
             return None
         pairs = zip(judged.ids, other.ids, strict=False)
         place = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-        return f"token {place}: required {_at(judged.ids, place)}, seen {_at(other.ids, place)}"
+        return Fact(_at(judged.ids, place), _at(other.ids, place), f"token {place}")
     if judged.text == other.text:
         return None
-    return f"required the text {judged.text!r}, seen {other.text!r}"
+    return Fact(f"the text {judged.text!r}", f"{other.text!r}")
 
 
 def divergence(p: Mapping[str, float], q: Mapping[str, float]) -> float:

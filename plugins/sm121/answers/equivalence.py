@@ -15,7 +15,8 @@ from sm121.answers import agreement, sanity
 from sm121.answers.prompts import Prompt, PromptSet
 from sm121.client.completions import Asker, Completion, Request
 from sm121.core.level_settings import AgreementBound
-from sm121.core.verdict import NotRun, require
+from sm121.core.unmet import Fact, Unmet, of, require
+from sm121.core.verdict import NotRun
 
 #: Longer than a step's budget of tokens, and than the blocks of the prefix cache.
 _LONG = "count past two windows"
@@ -82,7 +83,7 @@ class Continuations:
             alone = self.alone(prompt)
             streamed = self.asker.stream(self._request(prompt))
             self._hold([(prompt, streamed)], "streamed")
-            counted, of = streamed.completion_tokens, f"{prompt.name!r}: "
+            counted, of = streamed.completion_tokens, f"{prompt.name!r}"
             if counted is not None and streamed.ids is not None:
                 count = len(streamed.ids)
                 require(counted == count, f"usage of {count} tokens", counted, of)
@@ -121,9 +122,9 @@ class Continuations:
                 positions = alone.positions
                 own = None if positions is None else [p.log_probability for p in positions]
                 seen = sanity.signs(alone.text, alone.ids, own)
-                require(not seen, "a text that goes on", seen, f"{prompt.name!r}: ")
+                require(not seen, "a text that goes on", seen, f"{prompt.name!r}")
 
-    def wrong(self, prompt: Prompt, answer: Completion, how: str) -> str | None:
+    def wrong(self, prompt: Prompt, answer: Completion, how: str) -> Fact | None:
         """Why an answer to a prompt, asked in another way, is not the one that it has alone.
 
         Before any noise is allowed for, it must have what the answer alone has, to the same prompt.
@@ -133,24 +134,22 @@ class Continuations:
         Raises:
             NotRun: tokens after a fork could not be judged.
         """
-        alone = self.alone(prompt)
+        alone, about = self.alone(prompt), f"{prompt.name!r} {how}"
         lacking = [
             what
             for what in _TOLD
             if getattr(answer, what) is None and getattr(alone, what) is not None
         ]
         if lacking:
-            return f"{prompt.name!r} {how}: required {lacking[0]}, as asked alone, seen none"
+            return Fact(f"{lacking[0]}, as asked alone", about=about)
         if answer.prompt_ids != alone.prompt_ids:
-            return f"{prompt.name!r} {how}: required the prompt's ids as asked alone, seen others"
+            return Fact("the prompt's ids as asked alone", "others", about)
         if answer.ids is not None and answer.ids == alone.ids and answer.text != alone.text:
-            return (
-                f"{prompt.name!r} {how}: the same tokens, required the text {alone.text!r}, "
-                f"seen {answer.text!r}"
-            )
+            wanted = f"the text {alone.text!r} for the same tokens"
+            return Fact(wanted, f"{answer.text!r}", about)
         different = agreement.same_tokens(alone, answer)
         if different is not None and self.bound.fork == 0:
-            return f"{prompt.name!r} {how}: {different}"
+            return of(about, [different])[0]
         if answer.positions is None or alone.positions is None:
             if different is not None:
                 wanted = "log-probabilities, to tell two right choices from a wrong one,"
@@ -158,10 +157,10 @@ class Continuations:
             return None
         found = agreement.judge(answer.positions, alone.positions, self.bound, self._again(prompt))
         if found.disagreement is not None:
-            return f"{prompt.name!r} {how}, against the same alone: {found.disagreement}"
+            return of(f"{about}, against the same alone", [found.disagreement])[0]
         if found.unjudged:
             raise NotRun(
-                f"{prompt.name!r} {how}: {found.unjudged} tokens after a fork within the noise "
+                f"{about}: {found.unjudged} tokens after a fork within the noise "
                 "were not judged: the engine gives no token ids to ask from (return_token_ids)"
             )
         return None
@@ -169,7 +168,7 @@ class Continuations:
     def _hold(self, answers: Iterable[tuple[Prompt, Completion]], how: str) -> None:
         for prompt, answer in answers:
             if (wrong := self.wrong(prompt, answer, how)) is not None:
-                raise AssertionError(wrong)
+                raise Unmet(wrong)
 
     def _named(self, name: str) -> Prompt:
         return next(prompt for prompt in self.prompts.prompts if prompt.name == name)

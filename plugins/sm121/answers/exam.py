@@ -21,6 +21,7 @@ from sm121.answers import sanity
 from sm121.core import data_file
 from sm121.core.data_file import DataTable, Entries, Pattern, Regex
 from sm121.core.profile import Profile
+from sm121.core.unmet import Fact
 from sm121.core.verdict import NotRun
 
 Json = dict[str, Any]
@@ -268,11 +269,11 @@ def agrees(expected: Any, seen: Any) -> bool:
 def broken(content: str | None, finish_reason: str) -> str | None:
     """Why an answer is none that a capable model gives."""
     if finish_reason != "stop":
-        return f"required: finish_reason stop, seen: {finish_reason} after {content!r:.200}"
+        return str(Fact("finish_reason stop", f"{finish_reason} after {content!r:.200}"))
     if not (content or "").strip():
-        return "required: a final message, seen: none"
+        return str(Fact("a final message"))
     if signs := sanity.signs(str(content)):
-        return f"required: an answer, seen: {'; '.join(signs)} in {content!r:.200}"
+        return str(Fact("an answer", f"{'; '.join(signs)} in {content!r:.200}"))
     return None
 
 
@@ -280,12 +281,12 @@ def miss(turn: Turn, content: str, unsure: re.Pattern[str] | None) -> str | None
     """Why a whole answer is not right."""
     seen, shown = plain(content), f"{content!r:.300}"
     if turn.right and not turn.right.search(seen):
-        return f"required: {turn.right.pattern}, seen: {shown}"
+        return str(Fact(turn.right.pattern, shown))
     for pattern in filter(None, (turn.wrong, unsure if turn.is_judged else None)):
         if pattern.search(seen):
-            return f"required: nothing of {pattern.pattern}, seen: {shown}"
+            return str(Fact(f"nothing of {pattern.pattern}", shown))
     if turn.content is not None and not agrees(turn.content, parsed(content)):
-        return f"required: {turn.content}, seen: {shown}"
+        return str(Fact(f"{turn.content}", shown))
     return None
 
 

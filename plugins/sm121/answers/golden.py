@@ -26,6 +26,7 @@ from sm121.core.data_file import DataTable
 from sm121.core.errors import UsageError
 from sm121.core.files import write_text
 from sm121.core.level_settings import GoldenBound
+from sm121.core.unmet import Fact, Unmet, noted, of
 from sm121.core.verdict import NotRun
 
 TOP = 20
@@ -76,7 +77,7 @@ class Judgement:
 
     name: str
     agreement: TokenAgreement
-    wrong: str | None
+    wrong: Fact | None
 
 
 @dataclass(frozen=True)
@@ -110,39 +111,45 @@ class GoldenComparison:
         found = max(self.judgements, key=lambda j: j.agreement.max_abs)
         return found.name, found.agreement.worst, found.agreement.max_abs
 
-    def beyond(self, bound: GoldenBound) -> list[str]:
-        """What is above the bound, in words; the first differing prompt comes first."""
-        found = []
-        if (first := self.first_wrong) is not None:
-            wrong = sum(j.wrong is not None for j in self.judgements)
-            found.append(
-                f"prompt {first.name!r} is the first of {wrong} that differ: {first.wrong}"
-            )
+    def beyond(self, bound: GoldenBound) -> list[Fact]:
+        """What is above the bound; the first differing prompt comes first."""
+        found: list[Fact] = []
+        wrong = [(j.name, j.wrong) for j in self.judgements if j.wrong is not None]
+        if wrong:
+            name, first = wrong[0]
+            evidence = f"the first of {len(wrong)} that differ"
+            found += noted(of(f"prompt {name!r}", [first]), evidence)
         if not self.mean_divergence <= bound.mean_divergence:  # NaN is no agreement
             found.append(
-                f"required a mean KL divergence of at most {bound.mean_divergence:g} nats, seen "
-                f"{self.mean_divergence:.3g}"
+                Fact(
+                    "a mean KL divergence of at most",
+                    value=self.mean_divergence,
+                    limit=bound.mean_divergence,
+                    unit="nats",
+                )
             )
         if self.top1 < bound.top1_at_least:
-            found.append(
-                f"required at least {bound.top1_at_least:.1%} of the golden tokens, seen "
-                f"{self.top1:.1%}"
-            )
+            share, least = 100 * self.top1, 100 * bound.top1_at_least
+            found.append(Fact("of the golden tokens at least", value=share, limit=least, unit="%"))
         return found
 
-    def hold(self, bound: GoldenBound, of: str = "") -> None:
+    def hold(self, bound: GoldenBound, about: str = "") -> None:
         """Go on only if nothing is above the bound.
 
         Raises:
-            AssertionError: something is; the message says what.
+            Unmet: something is.
             NotRun: tokens after an accepted fork could not be judged.
         """
         if beyond := self.beyond(bound):
-            raise AssertionError(f"{of}{'; '.join(beyond)} ({self.summary()})")
+            raise Unmet(*noted(of(about, beyond), self.summary()))
         if unjudged := sum(j.agreement.unjudged for j in self.judgements):
             raise NotRun(
-                f"{of}{unjudged} tokens after a fork within the noise were not judged: the engine "
-                f"gives no token ids to ask the rest from (return_token_ids) ({self.summary()})"
+                Fact(
+                    "token ids to ask the rest from (return_token_ids)",
+                    f"{unjudged} tokens after a fork within the noise were not judged",
+                    about,
+                    evidence=self.summary(),
+                )
             )
 
     def summary(self) -> str:
@@ -189,10 +196,8 @@ def save_repeated(first: GoldenFile, second: GoldenFile, path: Path) -> None:
     for one, other in zip(first.answers, second.answers, strict=True):
         tokens, again = ([p.token for p in answer.positions] for answer in (one, other))
         if (one.text, tokens) != (other.text, again):
-            raise AssertionError(
-                f"prompt {one.name!r}: required the same answer twice, seen {one.text!r} and "
-                f"{other.text!r}, tokens {tokens} and {again}: this run is not fit to be trusted"
-            )
+            observed = f"{one.text!r} and {other.text!r}, tokens {tokens} and {again}"
+            raise Unmet(_untrusted(one.name, "the same answer twice", observed))
     save(first, path)
 
 
@@ -336,23 +341,24 @@ def _hold_fit(prompt: Prompt, text: str, positions: Sequence[Position]) -> None:
     seen = [value for p in positions for value in (p.log_probability, *p.top.values())]
     bad = [value for value in seen if not math.isfinite(value)]
     if bad:
-        raise AssertionError(
-            f"prompt {prompt.name!r}: required finite log-probabilities, seen {bad[0]} and "
-            f"{len(bad) - 1} more: this run is not fit to be trusted"
-        )
+        observed = f"{bad[0]} and {len(bad) - 1} more"
+        raise Unmet(_untrusted(prompt.name, "finite log-probabilities", observed))
     if text.encode("utf-8", "replace").decode() != text:
-        raise AssertionError(
-            f"prompt {prompt.name!r}: required text, seen half of a surrogate pair in {text!r}: "
-            "this run is not fit to be trusted"
-        )
+        observed = f"half of a surrogate pair in {text!r}"
+        raise Unmet(_untrusted(prompt.name, "text", observed))
 
 
-def _other_text(expected: GoldenAnswer, answer: Completion, found: TokenAgreement) -> str | None:
+def _untrusted(prompt: str, required: str, observed: str) -> Fact:
+    evidence = "this run is not fit to be trusted"
+    return Fact(required, observed, f"prompt {prompt!r}", evidence=evidence)
+
+
+def _other_text(expected: GoldenAnswer, answer: Completion, found: TokenAgreement) -> Fact | None:
     """The same token ids are the same text; names that are texts themselves say nothing of it."""
     ids = ids_of(expected.positions)
     if ids is None or answer.ids != ids or found.forks or answer.text == expected.text:
         return None
-    return f"the same tokens: required the text {expected.text!r}, seen {answer.text!r}"
+    return Fact(f"the text {expected.text!r}", f"{answer.text!r}", "the same tokens")
 
 
 def ask(asker: Asker, prompt: str | tuple[int, ...], tokens: int) -> Completion:

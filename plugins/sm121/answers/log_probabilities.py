@@ -18,7 +18,8 @@ from sm121.client.completions import Asker, Position, Request, ids_of, name_of
 from sm121.core.level_settings import LogProbabilityTolerance
 from sm121.core.profile import Profile
 from sm121.core.server import Server
-from sm121.core.verdict import NotRun, require
+from sm121.core.unmet import Fact, Unmet, of, require
+from sm121.core.verdict import NotRun
 
 _Bound = TypeVar("_Bound")
 
@@ -56,8 +57,8 @@ class Difference:
     likely_max_abs: float
     likely_mean_abs: float
 
-    def beyond(self, tolerance: LogProbabilityTolerance, *, means: bool = True) -> list[str]:
-        """What is above the tolerance, in words; without the means if they are not to be held."""
+    def beyond(self, tolerance: LogProbabilityTolerance, *, means: bool = True) -> list[Fact]:
+        """What is above the tolerance; without the means if they are not to be held."""
         mean, likely_mean = tolerance.mean_abs, tolerance.likely_mean_abs
         pairs = [
             ("largest difference", self.max_abs, tolerance.max_abs),
@@ -66,7 +67,7 @@ class Difference:
             ("mean of likely tokens", self.likely_mean_abs, likely_mean if means else None),
         ]
         return [
-            f"{what}: required at most {bound:g}, seen {seen:.3g}"
+            Fact(f"{what} at most", value=seen, limit=bound, unit="nats")
             for what, seen, bound in pairs
             if bound is not None and not seen <= bound
         ]
@@ -210,9 +211,9 @@ def generation_beyond(
     right: Scored,
     generated: Sequence[int],
     positions: Sequence[Position],
-) -> tuple[str | None, int]:
-    """What is wrong with greedy tokens and their log-probabilities, None for nothing; and how many
-    places were judged.
+) -> tuple[list[Fact], int]:
+    """What is wrong with greedy tokens and their log-probabilities; how many places were judged.
+
 
     The chosen token may be less likely than the best by what two log-probabilities may be off. The
     oracle has gone on with its own choice, so that nothing is judged behind another one.
@@ -228,27 +229,25 @@ def generation_beyond(
         behind = place.values[0] - row.get(token, place.values[-1])
         if behind > 2 * limit or (token not in row and token != own):
             at_least = "" if token in row else "at least "
-            return (
-                f"token {judged}: required the most likely token {own}, seen {token}, which is "
-                f"{at_least}{behind:.3g} nats less likely"
-            ), judged
+            less = f"{at_least}{behind:.3g} nats less likely"
+            wanted = f"the most likely token {own}"
+            return [Fact(wanted, f"{token}", f"token {judged}", evidence=less)], judged
         for other, value in _told(token, position):
             if other in row:
                 seen.append(value)
                 expected.append(row[other])
-            elif value > place.values[-1] + tolerance.max_abs:
-                return (
-                    f"token {judged}: required at most {place.values[-1]:.3g} nats of token "
-                    f"{other}, seen {value:.3g}"
-                ), judged
+            elif value > (most := place.values[-1] + tolerance.max_abs):
+                about = f"token {judged}"
+                wanted = f"of token {other} at most"
+                return [Fact(wanted, "", about, value=value, limit=most, unit="nats")], judged
         judged += 1
         if token != own:
             break
     if not seen:
-        return "required: log-probabilities, seen: none", judged
+        return [Fact("log-probabilities")], judged
     # The least likely of the told tokens are far down: the means of prompts are not theirs.
     beyond = compare(seen, expected).beyond(tolerance, means=False)
-    return (f"{len(seen)} log-probabilities: {'; '.join(beyond)}" if beyond else None), judged
+    return of(f"{len(seen)} log-probabilities", beyond), judged
 
 
 def _told(token: int, position: Position) -> Iterator[tuple[int, float]]:
@@ -275,15 +274,18 @@ def prompts_agree(asker: Asker, reference: OracleReference) -> str:
         error = compare(values, right)
         require(
             error.max_abs <= limit,
-            f"|difference| at most {limit:.3g}",
-            f"{error.max_abs:.2g} (at token {error.worst_position})",
-            f"prompt {name} ({len(ids)} tokens, {reference.dtype}): ",
+            "|difference| at most",
+            f"at token {error.worst_position}",
+            f"prompt {name} ({len(ids)} tokens, {reference.dtype})",
+            value=error.max_abs,
+            limit=limit,
+            unit="nats",
         )
         seen += values
         expected += right
     whole, tolerance = compare(seen, expected), reference.tolerance
     if beyond := whole.beyond(tolerance):
-        raise AssertionError(f"{len(seen)} tokens, {reference.dtype}: {'; '.join(beyond)}")
+        raise Unmet(*of(f"{len(seen)} tokens, {reference.dtype}", beyond))
     return (
         f"{len(seen)} tokens, {reference.dtype}: off by {whole.mean_abs:.2g} nats on average "
         f"({tolerance.mean_abs:.2g} allowed), {whole.max_abs:.2g} at most ({tolerance.max_abs:.2g})"
@@ -310,8 +312,8 @@ def mistake_is_absent(asker: Asker, reference: OracleReference, mistake: str) ->
         value for name in SMALL_MISTAKES[mistake][1] for value in _of_prompt(asker, fixed[name])
     ]
     share = pattern.share(seen)
-    wanted = "a share below 0.5 (0 is gpt-oss, 1 the mistake)"
-    require(abs(share) < 0.5, wanted, f"{share:.2f}", f"{mistake}: ")
+    wanted = "a share (0 is gpt-oss, 1 the mistake) below"
+    require(abs(share) < 0.5, wanted, "", mistake, value=share, limit=0.5)
 
 
 def generations_agree(
@@ -338,8 +340,8 @@ def generations_agree(
         tokens, positions = asker.ids(answer), asker.positions(answer)
         wrong, places = generation_beyond(reference.tolerance, right, tokens, positions)
         judged += places
-        if wrong is not None:
-            raise AssertionError(f"prompt {name} ({len(ids)} tokens) and {GENERATED} more: {wrong}")
+        if wrong:
+            raise Unmet(*of(f"prompt {name} ({len(ids)} tokens) and {GENERATED} more", wrong))
         of_places = zip(
             tokens[:places], positions, right.generated_places, by_rounding.get(name, ()),
             strict=False,
@@ -362,9 +364,12 @@ def generations_agree(
     how = f"off by {mean:.2g} nats on average"
     require(
         mean <= allowed,
-        f"at most {allowed:.2g} nats on average, {_MARGIN_OF_GENERATED:g} times what rounding does",
-        how,
-        f"{len(seen)} log-probabilities of {judged} generated tokens, {reference.dtype}: ",
+        f"on average, {_MARGIN_OF_GENERATED:g} times what rounding does, at most",
+        "",
+        f"{len(seen)} log-probabilities of {judged} generated tokens, {reference.dtype}",
+        value=mean,
+        limit=allowed,
+        unit="nats",
     )
     return f"{judged} generated tokens, {reference.dtype}: {how} ({allowed:.2g} allowed)"
 

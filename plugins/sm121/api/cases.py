@@ -10,17 +10,18 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from sm121.api import schema
-from sm121.api.client import CHAT, COMPLETIONS, RESPONSES, Api, Wrong
+from sm121.api.client import CHAT, COMPLETIONS, RESPONSES, Api
 from sm121.client.exchange import Exchange
 from sm121.core import data_file
 from sm121.core.data_file import DataTable
-from sm121.core.verdict import Graded, Inapplicable, NotRun, Severity
+from sm121.core.unmet import Fact, Unmet
+from sm121.core.verdict import Inapplicable, NotRun, Severity
 from sm121.engines.capabilities import Deviation, Name, needed
 
 Json = dict[str, Any]
@@ -93,7 +94,7 @@ class CaseProblem:
     """What a case showed. It fails unless the tier, or a known deviation, makes it a note."""
 
     kind: ProblemKind
-    text: str
+    fact: Fact
     fails: bool
     #: Of the answer.
     status: int | None
@@ -144,22 +145,22 @@ def judge(api: Api, case: Case, healthy: str) -> tuple[str, CaseProblem | None]:
         timeout_s=shipped().answer_within_s,
     )
     problem = _judge_answer(case, exchange)
-    reply = exchange.failure or f"{exchange.status} {exchange.text}"
+    reply = exchange.observed
     well, after = _sentinel(api)
     if not well or after != healthy:
         after = after if well else f"no answer: {after}"
-        text = f"required: after this request the answer is still {healthy!r}, seen: {after!r}"
-        return reply, CaseProblem("serves_wrongly_afterwards", text, True, exchange.status)
+        fact = Fact(f"after this request the answer is still {healthy!r}", f"{after!r}")
+        return reply, CaseProblem("serves_wrongly_afterwards", fact, True, exchange.status)
     if problem is None:
         return reply, None
-    kind, text = problem
+    kind, fact = problem
     deviation = api.capabilities.deviation(case.id, kind)
     if deviation is not None and kind not in _NEVER:
-        release = f"{api.capabilities.file.title} {deviation.versions}"
-        text = f"known of {release}: {text} ({deviation.source})"
-        return reply, CaseProblem(kind, text, False, exchange.status)
+        about = f"known of {api.capabilities.file.title} {deviation.versions}"
+        fact = replace(fact, about=about, evidence=deviation.source)
+        return reply, CaseProblem(kind, fact, False, exchange.status)
     fails = kind in _NEVER or case.tier != "unspecified"
-    return reply, CaseProblem(kind, text, fails, exchange.status)
+    return reply, CaseProblem(kind, fact, fails, exchange.status)
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,7 @@ class Judge:
         """Judge one case.
 
         Raises:
-            AssertionError: something is wrong that no tier excuses, and that is not known.
+            Unmet: something is wrong that no tier excuses, and that is not known.
             NotRun: the server cannot do what the case is about.
         """
         address = self.api.endpoint.base_url
@@ -188,10 +189,12 @@ class Judge:
             if problem is None or problem.kind != deviation.kind:
                 self.known_or_mended(deviation, "")
         if problem is not None and problem.fails:
-            text = f"{case.id} ({case.tier}: {case.why}): {problem.text}"
-            raise Graded(text, problem.severity)
+            fact = replace(
+                problem.fact, about=f"{case.id} ({case.tier}: {case.why})", kind=problem.kind
+            )
+            raise Unmet(fact, severity=problem.severity)
         if problem is not None:
-            self.remark(f"{case.id}: {problem.text}")
+            self.remark(f"{case.id}: {problem.fact}")
             if self.api.capabilities.deviation(case.id, problem.kind) is not None:
                 self.excused.append(f"{case.id}: {problem.kind}")
         elif case.tier == "unspecified":
@@ -222,28 +225,28 @@ class Judge:
             )
 
 
-def _judge_answer(case: Case, exchange: Exchange) -> tuple[ProblemKind, str] | None:
-    reply = f"{exchange.status} {exchange.text}"
+def _judge_answer(case: Case, exchange: Exchange) -> tuple[ProblemKind, Fact] | None:
+    reply = exchange.observed
     if exchange.status is None:
-        return "hang", f"required: an answer, seen: {exchange.failure}"
+        return "hang", Fact("an answer", reply)
     if exchange.status >= 500:
-        return "server_error", f"required: no 5xx, seen: {reply}"
+        return "server_error", Fact("no 5xx", reply)
     if exchange.status == 200:
         if case.expect == "refused":
             # The key was given: whoever started the server knows whether it asks for one.
             hint = "; leave out --api-key where the server asks for none" if case.key else ""
-            return "served", f"required: a 4xx with an error object, seen: {reply}{hint}"
+            return "served", Fact("a 4xx with an error object", f"{reply}{hint}")
         if schema.violations("error", exchange.parsed()) == []:
-            return "wrong_status", f"required: no error object with 200, seen: {reply}"
+            return "wrong_status", Fact("no error object with 200", reply)
         return None
     if case.expect == "served":
-        return "refused", f"required: 200, seen: {reply}"
+        return "refused", Fact("200", reply)
     if not 400 <= exchange.status < 500 or (case.status and exchange.status not in case.status):
         required = " or ".join(map(str, case.status)) or "a 4xx"
-        return "wrong_status", f"required: {required}, seen: {reply}"
+        return "wrong_status", Fact(required, reply)
     wrong = schema.violations("error", exchange.parsed())
     if wrong:
-        return "no_error_object", f"required: an error object ({wrong[0]}), seen: {reply}"
+        return "no_error_object", Fact(f"an error object ({wrong[0]})", reply)
     return None
 
 
@@ -267,11 +270,11 @@ def healthy(api: Api) -> str:
     """What the server answers when it is well.
 
     Raises:
-        Wrong: it does not answer at all, so that nothing can be said of it afterwards.
+        Unmet: it does not answer at all, so that nothing can be said of it afterwards.
     """
     well, text = _sentinel(api)
     if not well:
-        raise Wrong(f"required: an answer to a plain request, before any bad one, seen: {text}")
+        raise Unmet(Fact("an answer to a plain request, before any bad one", text))
     return text
 
 
@@ -283,6 +286,6 @@ def _sentinel(api: Api) -> tuple[bool, str]:
     exchange = api.send("POST", path, json.dumps(body).encode())
     answer = exchange.parsed()
     if exchange.status != 200 or schema.violations(kind, answer):
-        return False, exchange.failure or f"{exchange.status} {exchange.text}"
+        return False, exchange.observed
     choice = answer["choices"][0]
     return True, str(choice.get("text") or choice.get("message"))

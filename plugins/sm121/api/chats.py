@@ -5,7 +5,7 @@ from __future__ import annotations
 from sm121.api import harmony
 from sm121.api.client import Api, together
 from sm121.core.level_settings import Correctness
-from sm121.core.verdict import require
+from sm121.core.unmet import require
 
 
 def end_in_a_final_message(api: Api, correctness: Correctness) -> None:
@@ -15,7 +15,7 @@ def end_in_a_final_message(api: Api, correctness: Correctness) -> None:
     limit = correctness.max_answer_tokens
     answers = together(lambda chat: api.chat(chat.question, max_tokens=limit), repeated)
     for chat, answer in zip(repeated, answers, strict=True):
-        choice, of = answer["choices"][0], f"{chat.question!r}: "
+        choice, of = answer["choices"][0], f"{chat.question!r}"
         message, content = choice["message"], choice["message"]["content"]
         expected = f"content, with usage {answer['usage']}"
         require(content is not None, expected, message, of)

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from sm121.api import invariants, schema, stream
 from sm121.api.stream import Stream
 from sm121.client.exchange import Exchange, send
-from sm121.core.errors import Sm121Error
 from sm121.core.server import Endpoint
+from sm121.core.unmet import Fact, Unmet
 from sm121.engines.capabilities import Capabilities, needed
 
 Json = dict[str, Any]
@@ -31,17 +31,12 @@ _KINDS: dict[str, schema.Kind] = {
 _TOGETHER = 4
 
 
-class Wrong(Sm121Error, AssertionError):
-    """An answer is not what the specification requires. The message says what was seen."""
-
-
-class Refused(Wrong):
+class Refused(Unmet):
     """The server answered with another status than 200. ``text`` is what it wrote."""
 
     def __init__(self, path: str, exchange: Exchange) -> None:
         self.status, self.text = exchange.status, exchange.text
-        observed = exchange.failure or f"{exchange.status} {exchange.text}"
-        super().__init__(f"{path}: required: 200, seen: {observed}")
+        super().__init__(Fact("200", exchange.observed, path))
 
 
 @dataclass(frozen=True)
@@ -53,7 +48,7 @@ class Api:
 
     Raises:
         NotRun: the server cannot do what a request needs.
-        Wrong: the answer is not as published, or breaks what must hold in every answer.
+        Unmet: the answer is not as published, or breaks what must hold in every answer.
     """
 
     endpoint: Endpoint
@@ -194,10 +189,10 @@ def _json_of(exchange: Exchange, path: str, kind: schema.Kind) -> Json:
     answer = exchange.parsed()
     wrong = schema.violations(kind, answer)
     if wrong:
-        raise Wrong(f"{path}: required: a {kind} as published, seen: {'; '.join(wrong)}")
+        raise Unmet(Fact(f"a {kind} as published", "; ".join(wrong), path))
     return dict(answer)
 
 
 def _hold(path: str, errors: list[str]) -> None:
     if errors:
-        raise Wrong(f"{path}: required: an answer as specified, seen: {'; '.join(errors[:3])}")
+        raise Unmet(Fact("an answer as specified", "; ".join(errors[:3]), path))

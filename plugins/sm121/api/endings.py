@@ -8,7 +8,7 @@ from sm121.api import harmony, sampling, stream
 from sm121.api.client import Api, Json
 from sm121.api.sdk import PROMPT, Sdk
 from sm121.core.level_settings import Correctness
-from sm121.core.verdict import require
+from sm121.core.unmet import require
 
 
 def natural_length(api: Api, correctness: Correctness) -> int:
@@ -26,7 +26,7 @@ def chat_obeys_stop(api: Api, correctness: Correctness, remark: Callable[[str], 
     options = {"max_tokens": correctness.max_answer_tokens, "stop": [chat.contains]}
     choice = api.chat(chat.question, **options)["choices"][0]
     _, match, rest = sampling.said(choice["message"]).partition(chat.contains)
-    require(not rest, "nothing after it", choice, f"stop {chat.contains!r}: ")
+    require(not rest, "nothing after it", choice, f"stop {chat.contains!r}")
     require(choice["finish_reason"] == "stop", "stop", choice["finish_reason"])
     if match:  # vLLM reads harmony from the tokens, of which the last one holds the stop string
         remark("a chat's text includes the stop string; OpenAI's API leaves it out")
@@ -42,7 +42,7 @@ def stop_string_ends_the_text(api: Api) -> None:
     streamed = stream.completion_of(api.stream_completion(PROMPT, **options))[0]
     for answer in (at_once, streamed):
         right = (answer["text"], answer["finish_reason"]) == (before, "stop")
-        require(right, f"{before!r} and stop", answer, f"stop {stop!r}: ")
+        require(right, f"{before!r} and stop", answer, f"stop {stop!r}")
 
 
 def stop_token_ends_the_answer(api: Api) -> None:
@@ -94,9 +94,7 @@ def usage_equals_the_ids(api: Api) -> None:
         firsts = [choice for choice in choices if choice["index"] % options.get("n", 1) == 0]
         required = (sum(len(choice["prompt_token_ids"]) for choice in firsts), counted)
         observed = (usage["prompt_tokens"], usage["completion_tokens"])
-        require(
-            observed == required, f"usage of {required} tokens", usage, f"{prompt!r} {options}: "
-        )
+        require(observed == required, f"usage of {required} tokens", usage, f"{prompt!r} {options}")
 
 
 def usage_of_a_stream_equals_the_ids(api: Api) -> None:

@@ -14,8 +14,9 @@ from sm121.answers import exam
 from sm121.answers.exam import Call, Exam, Form, Needle, Question, Section, SectionName, Turn
 from sm121.api import harmony, rendering, tools
 from sm121.api.cases import Judge
-from sm121.api.client import Api, Json, Wrong, together
-from sm121.core.verdict import NotRun, require
+from sm121.api.client import Api, Json, together
+from sm121.core.unmet import Fact, Unmet, require
+from sm121.core.verdict import NotRun
 
 #: Of a prompt, beside the document: harmony's own messages, and the question.
 _BESIDE = 512
@@ -85,7 +86,7 @@ class Candidate:
             require(whole, f"the whole document, {tokens} tokens", f"usage of {counted}")
             content = choice["message"]["content"]
             why = exam.broken(content, choice["finish_reason"])
-            require(why is None, "a whole answer", why, f"{question!r}: ")
+            require(why is None, "a whole answer", why, f"{question!r}")
             return str(content)
 
         first = exam.parsed(ask(document.question))
@@ -125,7 +126,7 @@ class Candidate:
                 outcome = self._turn(section, question, turn, messages)
                 if outcome != Outcome():
                     return outcome
-        except Wrong as error:
+        except Unmet as error:
             return Outcome(broken=str(error))
         except NotRun as error:
             return Outcome(unasked=str(error))
@@ -146,7 +147,7 @@ class Candidate:
                 expected = exam.met(waiting, function["name"], json.loads(function["arguments"]))
                 if expected is None or tools.misfit(function, functions) is not None:
                     observed = f"{function['name']}({function['arguments']})"
-                    return Outcome(missed=f"required: {_required(waiting)}, seen: {observed}")
+                    return Outcome(missed=f"{Fact(_required(waiting), observed)}")
                 waiting.remove(expected)
                 result = {"tool_call_id": call["id"], "content": expected.result}
                 messages.append({"role": "tool", **result})
@@ -158,7 +159,7 @@ class Candidate:
             return Outcome(broken=f"{why}; {tools.no_call(self.api, choice)}" if waiting else why)
         if waiting:
             observed = tools.no_call(self.api, choice)
-            return Outcome(missed=f"required: {_required(waiting)}, seen: {observed}")
+            return Outcome(missed=f"{Fact(_required(waiting), observed)}")
         return Outcome(missed=exam.miss(turn, str(content), section.unsure))
 
     def _as_said(self, message: Json) -> Json:
@@ -212,7 +213,7 @@ def _misformed(form: Form | None, content: str | None) -> str | None:
     """Why a content has not the form that it must have."""
     content = content or ""
     if leaks := harmony.leaked(content):
-        return f"required: no special token, seen: {leaks[0]} in {content!r:.200}"
+        return str(Fact("no special token", f"{leaks[0]} in {content!r:.200}"))
     if form is None:
         return None
     observed = f"{content!r:.200}"
@@ -220,9 +221,9 @@ def _misformed(form: Form | None, content: str | None) -> str | None:
         try:
             jsonschema.validate(json.loads(content), form.json_schema)
         except (ValueError, jsonschema.ValidationError) as error:
-            return f"required: JSON by the schema, seen: {observed} ({error!s:.200})"
+            return str(Fact("JSON by the schema", observed, evidence=f"{error!s:.200}"))
     elif form.regex is not None and not re.fullmatch(form.regex, content):
-        return f"required: a match of {form.regex}, seen: {observed}"
+        return str(Fact(f"a match of {form.regex}", observed))
     elif form.choice is not None and content not in form.choice:
-        return f"required: one of {form.choice}, seen: {observed}"
+        return str(Fact(f"one of {form.choice}", observed))
     return None

@@ -61,7 +61,7 @@ def violations(ids: Sequence[int], *, finished: bool) -> list[str]:
         return ["no token was generated"]
     errors = []
     if ids[0] != CHANNEL:
-        errors.append(f"the first token is {ids[0]}, required: <|channel|> ({CHANNEL})")
+        errors.append(f"the first token is {ids[0]} in place of <|channel|> ({CHANNEL})")
     header = 0  # tokens since a message was opened, None inside its content
     inside = False
     messages = 0

@@ -41,7 +41,7 @@ def of_message(
     """What does not hold in an assistant's message."""
     errors = []
     if message.get("role") != "assistant":
-        errors.append(f"role {message.get('role')!r}, required: 'assistant'")
+        errors.append(f"role {message.get('role')!r} in place of 'assistant'")
     content = message.get("content")
     errors += _no_special(content, "content")
     if header := harmony.headers(content if isinstance(content, str) else None):
@@ -65,7 +65,7 @@ def of_tool_calls(calls: list[Json], request: Json) -> list[str]:
         errors.append("a tool call where no tool was offered")
     ids = [call.get("id") for call in calls]
     if not all(ids) or len(set(ids)) != len(ids):
-        errors.append(f"tool call ids {ids}, required: one of its own for each")
+        errors.append("tool call ids that are not one of its own for each")
     for call in calls:
         function = call.get("function") or {}
         if offered and function.get("name") not in offered:
@@ -83,7 +83,7 @@ def arguments(text: Any) -> list[str]:
         parsed = json.loads(text)
     except (ValueError, TypeError) as error:
         return [f"arguments {text!r} are not JSON ({error})"]
-    return [] if isinstance(parsed, dict) else [f"arguments {text!r}, required: an object"]
+    return [] if isinstance(parsed, dict) else [f"arguments {text!r} are no object"]
 
 
 def of_response(answer: Json, request: Json) -> list[str]:
@@ -105,14 +105,14 @@ def _identity(answer: Json, request: Json) -> list[str]:
     if not answer["id"]:
         errors.append("id is empty")
     if answer["model"] != request["model"]:
-        errors.append(f"model {answer['model']!r}, required: {request['model']!r}")
+        errors.append(f"model {answer['model']!r} in place of {request['model']!r}")
     return errors
 
 
 def _choices(answer: Json, count: int) -> list[str]:
     indices = [choice["index"] for choice in answer["choices"]]
     if sorted(indices) != list(range(count)):
-        return [f"choices with index {indices}, required: 0 to {count - 1}, each once"]
+        return [f"choices with index {indices} in place of 0 to {count - 1}, each once"]
     return []
 
 

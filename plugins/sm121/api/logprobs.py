@@ -8,7 +8,7 @@ from sm121.api import stream
 from sm121.api.client import Api
 from sm121.api.sdk import PROMPT, Sdk
 from sm121.core.level_settings import Correctness
-from sm121.core.verdict import require
+from sm121.core.unmet import require
 
 #: Of a logarithm of a softmax in float32 over 200,000 tokens: one that is 0 may come out above it.
 ROUNDING = 1e-5

@@ -28,7 +28,8 @@ from sm121.client.completions import Position, parse
 from sm121.core import data_file
 from sm121.core.data_file import DataTable
 from sm121.core.level_settings import AgreementBound
-from sm121.core.verdict import NotRun, require
+from sm121.core.unmet import Fact, Unmet, of, require
+from sm121.core.verdict import NotRun
 
 if TYPE_CHECKING:
     from openai_harmony import HarmonyEncoding, Message
@@ -286,7 +287,7 @@ def becomes_its_harmony(api: Api, case: ChatCase, environment: Mapping[str, str]
     encoding()
     if api.capabilities.can("chat_token_ids"):
         ids, counted = _rendered(api, case)
-        require(counted == len(ids), f"usage of {len(ids)} prompt tokens", counted, f"{case}: ")
+        require(counted == len(ids), f"usage of {len(ids)} prompt tokens", counted, f"{case}")
         _hold(case, ids, environment)
     else:
         _counts_what_it_is_told(api, case)
@@ -296,7 +297,7 @@ def _rendered(api: Api, case: ChatCase) -> tuple[list[int], int]:
     """The ids that the server made of a chat, and how many it says they are."""
     answer = _ask(api, case, return_token_ids=True)
     ids = list(answer.get("prompt_token_ids") or [])
-    require(ids, "prompt_token_ids with a chat (return_token_ids)", "none", f"{case}: ")
+    require(ids, "prompt_token_ids with a chat (return_token_ids)", "none", f"{case}")
     return ids, int(answer["usage"]["prompt_tokens"])
 
 
@@ -313,12 +314,12 @@ def _hold(case: ChatCase, ids: Sequence[int], environment: Mapping[str, str]) ->
     dates = _dates(environment)
     hint = f"; a date that it was given belongs in the profile's engine.environment: {START_DATE}"
     requirement = f"the date {' or '.join(dates)} in the system message"
-    require(date in dates, requirement, f"{date}{hint}", f"{case}: ")
+    require(date in dates, requirement, f"{date}{hint}", f"{case}")
     ways = [read(rendered(case, date, in_system=each)) for each in (False, True)]
     if case.response_format:
         parts = [_without_formats(part) for part in parts]
     if parts not in ways:
-        raise AssertionError(f"{case}: {_difference(ways[0], parts)}")
+        raise Unmet(_difference(case, ways[0], parts))
 
 
 def _dates(environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -337,13 +338,13 @@ def _without_formats(part: Part) -> Part:
     return part._replace(content=tuple(encoding().encode(text))) if formats else part
 
 
-def _difference(required: Sequence[Part], observed: Sequence[Part]) -> str:
+def _difference(case: ChatCase, required: Sequence[Part], observed: Sequence[Part]) -> Fact:
     pairs = enumerate(zip(required, observed, strict=False))
     index = next((n for n, (a, b) in pairs if a != b), min(len(required), len(observed)))
     mine, other = (
         _shown(x[index], x) if index < len(x) else "the end" for x in (required, observed)
     )
-    return f"message {index}: required: {mine}, seen: {other}"
+    return Fact(mine, other, f"{case}: message {index}")
 
 
 def _shown(part: Part, beside: Sequence[Part]) -> str:
@@ -367,7 +368,7 @@ def _counts_what_it_is_told(api: Api, case: ChatCase) -> None:
     total = _prompt_tokens(api, case)
     more = count(_MORE) - _JOINED
     for index, message in enumerate(case.messages):
-        of = f"{case}, message {index} ({message.role}): "
+        of = f"{case}, message {index} ({message.role})"
         if message.text:
             longer = _with(case, index, content=message.text + _MORE)
             grown = _prompt_tokens(api, longer) - total
@@ -396,7 +397,7 @@ def _counts_what_it_is_told(api: Api, case: ChatCase) -> None:
         functions = [tool["function"] for tool in tools()]
         least = sum(count(f["name"]) + count(f["description"]) for f in functions)
         grown = total - _prompt_tokens(api, case.model_copy(update={"tools": False}))
-        require(grown >= least, f"usage of {least} more with the tools", grown, f"{case}: ")
+        require(grown >= least, f"usage of {least} more with the tools", grown, f"{case}")
 
 
 def _with(case: ChatCase, index: int, **change: str) -> ChatCase:
@@ -462,17 +463,17 @@ def _equals_a_completion(
         return parse(answer).positions
 
     alone = ask(())
-    require(alone, "log-probabilities", "none", f"{case}: ")
+    require(alone, "log-probabilities", "none", f"{case}")
     wrong = agreement.judge(of_chat, alone or (), bound, ask).disagreement
-    of = f"{case}: a chat against /v1/completions of its prompt_token_ids: "
-    require(wrong is None, "the same answer", wrong, of)
+    if wrong is not None:
+        raise Unmet(*of(f"{case}: a chat against /v1/completions of its prompt_token_ids", [wrong]))
 
 
 def _positions(api: Api, case: ChatCase, **options: Any) -> tuple[Position, ...]:
     api.capabilities.require("chat_logprobs")
     body = {"max_tokens": _ANSWER_TOKENS, "logprobs": True, "top_logprobs": 5, **options}
     positions = parse(_ask(api, case, **body)).positions
-    require(positions, "log-probabilities of a chat", "none", f"{case}: ")
+    require(positions, "log-probabilities of a chat", "none", f"{case}")
     return positions or ()
 
 
@@ -483,7 +484,7 @@ def _depends_on_the_chat(api: Api, case: ChatCase) -> None:
     if 0 < difference <= noise:
         raise NotRun(f"{case}: one chat asked twice differs by {noise:.3g} nats, as another does")
     requirement = "another answer, or other log-probabilities, to another chat"
-    require(difference > noise, requirement, "the same ones", f"{case}: ")
+    require(difference > noise, requirement, "the same ones", f"{case}")
 
 
 def _apart(mine: Sequence[Position], other: Sequence[Position]) -> float:

@@ -12,7 +12,8 @@ from sm121.api.rendering import ChatCase, ChatMessage
 from sm121.api.tools import no_call, tools
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.level_settings import Correctness
-from sm121.core.verdict import NotRun, require
+from sm121.core.unmet import require
+from sm121.core.verdict import NotRun
 
 _AND = "What is the capital of Germany?"
 #: Without it vLLM keeps no response.
@@ -88,17 +89,17 @@ def becomes_its_harmony(api: Api, case: ChatCase) -> None:
     counted, effort = answer["usage"]["input_tokens"], _effort(answer)
     silent = effort is None and api.capabilities.engine != "vllm"
     if case.reasoning_effort is not None and not silent:
-        require(effort == case.reasoning_effort, case.reasoning_effort, effort, f"{case}: effort: ")
+        require(effort == case.reasoning_effort, case.reasoning_effort, effort, f"{case}: effort")
     if api.capabilities.can("chat_token_ids"):
         right = lengths(case)
         expected = " or ".join(map(str, sorted(right)))
-        require(counted in right, f"usage of {expected} input tokens", counted, f"{case}: ")
+        require(counted in right, f"usage of {expected} input tokens", counted, f"{case}")
     else:
         plain = rendering.named("question")
         least = texts_are(case) - texts_are(plain)
         before = _cut(api, plain)["usage"]["input_tokens"]
         expected = f"usage of at least {least} input tokens more than the {before} of {plain.id!r}"
-        require(counted - before >= least, expected, counted, f"{case}: ")
+        require(counted - before >= least, expected, counted, f"{case}")
 
 
 def goes_on_from_another(
@@ -140,7 +141,7 @@ def goes_on_from_another(
     if api.capabilities.can("chat_token_ids"):
         right = lengths(whole)
         expected = f"usage of {' or '.join(map(str, right))} input tokens"
-        require(counted in right, expected, counted, "the second turn: ")
+        require(counted in right, expected, counted, "the second turn")
     else:
         require(counted >= least, f"usage of at least {least} input tokens", counted)
     options["max_output_tokens"] = 16
@@ -198,7 +199,7 @@ def _cut(api: Api, case: ChatCase) -> Json:
     if case.reasoning_effort is not None:
         body["reasoning"] = {"effort": case.reasoning_effort}
     answer = api.send_response(items, **body)
-    require(answer.get("usage"), "usage", "none", f"{case}: ")
+    require(answer.get("usage"), "usage", "none", f"{case}")
     return answer
 
 

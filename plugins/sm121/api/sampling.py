@@ -8,7 +8,7 @@ from typing import Any
 from sm121.api.client import Api, Json
 from sm121.api.sdk import PROMPT, Sdk, first_that
 from sm121.core.level_settings import Correctness
-from sm121.core.verdict import require
+from sm121.core.unmet import require
 
 
 def seed_repeats_itself(sdk: Sdk, attempts: int) -> None:
@@ -49,7 +49,7 @@ def top_p_is_kept(api: Api, correctness: Correctness) -> None:
         for fact in correctness.known_answers:
             options = {"max_tokens": 8, "temperature": 2.0, "top_p": 1e-4, "seed": seed}
             text = api.complete(fact.prompt, **options)["choices"][0]["text"]
-            of = f"{fact.prompt!r} {options}: "
+            of = f"{fact.prompt!r} {options}"
             require(text.startswith(fact.begins), repr(fact.begins), repr(text), of)
 
 
@@ -61,7 +61,7 @@ def logit_bias_is_obeyed(api: Api) -> None:
         answer = api.complete(PROMPT, max_tokens=1, logit_bias=bias, return_token_ids=True)
         token = answer["choices"][0]["token_ids"][0]
         right = token != first and (token == other or str(other) not in bias)
-        require(right, f"another token than {first}", token, f"logit_bias {bias}: ")
+        require(right, f"another token than {first}", token, f"logit_bias {bias}")
 
 
 def answers_belong_to_their_prompts(api: Api, correctness: Correctness) -> None:
@@ -74,7 +74,7 @@ def answers_belong_to_their_prompts(api: Api, correctness: Correctness) -> None:
     pairs += [(facts[choice["index"]], choice) for choice in answer["choices"]]
     for fact, choice in pairs:
         right = choice["text"].startswith(fact.begins)
-        require(right, repr(fact.begins), repr(choice["text"]), f"{fact.prompt!r}: ")
+        require(right, repr(fact.begins), repr(choice["text"]), f"{fact.prompt!r}")
 
 
 def _hold_repeated(sampled: Callable[[], object], attempts: int, quantity: str) -> None:

@@ -11,7 +11,8 @@ from sm121.answers import prompts
 from sm121.answers.accuracy import Question
 from sm121.core.level_settings import Correctness
 from sm121.core.profile import Profile
-from sm121.core.verdict import NotRun, require
+from sm121.core.unmet import Fact, require, require_none
+from sm121.core.verdict import NotRun
 
 if TYPE_CHECKING:
     import openai
@@ -55,9 +56,8 @@ class Sdk:
         for fact in correctness.known_answers:
             text = self.complete(fact.prompt, ids=False, max_tokens=8).choices[0].text
             if not text.startswith(fact.begins):
-                wrong.append(f"{fact.prompt!r}: required {fact.begins!r}, seen {text!r}")
-        if wrong:
-            raise AssertionError("; ".join(wrong))
+                wrong.append(Fact(f"{fact.begins!r}", f"{text!r}", f"{fact.prompt!r}"))
+        require_none(wrong)
 
     def finds_text_and_usage(self, correctness: Correctness) -> None:
         """A chat and a completion have text and usage where the package looks for them."""
@@ -79,8 +79,8 @@ class Sdk:
         for question in prompts.questions().questions:
             answer = self.chat(question, profile.correctness.max_answer_tokens)
             reason = answer.choices[0].finish_reason
-            require(reason == "stop", "finish_reason stop", reason, f"{question!r}: ")
-            require(answer.usage is not None, "usage", "none", f"{question!r}: ")
+            require(reason == "stop", "finish_reason stop", reason, f"{question!r}")
+            require(answer.usage is not None, "usage", "none", f"{question!r}")
             lengths.append(answer.usage.completion_tokens)
         mean = statistics.fmean(lengths)
         remark(f"answers have {mean:.1f} tokens on average")

@@ -19,7 +19,8 @@ from sm121.answers.prompts import PromptSet
 from sm121.client.completions import Asker, Completion, Position, Refused, Request, parse
 from sm121.core.level_settings import AgreementBound
 from sm121.core.server import Server
-from sm121.core.verdict import NotRun, require
+from sm121.core.unmet import Fact, Unmet, require
+from sm121.core.verdict import NotRun
 from sm121.engines.capabilities import Capabilities
 from sm121.measure import counters
 from sm121.measure.counters import Drafted
@@ -87,11 +88,11 @@ class Speculation:
         for name, entries in self._places():
             tokens += len(entries)
             for number, entry in enumerate(entries):
-                assert entry.best - entry.prefilled <= fork, (
-                    f"{name!r}: token {number} ({entry.token}): required: the likeliest token of "
-                    f"the target, seen: one of {entry.prefilled:.4g} where {entry.best:.4g} was to "
-                    f"be had, by a prefill of the same text (within {fork:g})"
-                )
+                below = entry.best - entry.prefilled
+                require(below <= fork, "the likeliest token of the target, or one below it by at "
+                        "most", "by a prefill of the same text",
+                        f"{name!r}: token {number} ({entry.token})", value=below, limit=fork,
+                        unit="nats")  # fmt: skip
         return f"{tokens} tokens are those of the target"
 
     def log_probabilities_are_the_targets(self) -> str:
@@ -105,11 +106,11 @@ class Speculation:
             for number, entry in enumerate(entries):
                 difference = abs(entry.reported - entry.prefilled)
                 worst = max(worst, difference)
-                assert difference <= self.bound.max_abs, (
-                    f"{name!r}: token {number} ({entry.token}): required: the target's "
-                    f"log-probability {entry.prefilled:.4g}, as a prefill of the text has it "
-                    f"(within {self.bound.max_abs:g}), seen: {entry.reported:.4g}"
-                )
+                require(difference <= self.bound.max_abs,
+                        "a log-probability that differs from that of a prefill by at most", "",
+                        f"{name!r}: token {number} ({entry.token})", value=difference,
+                        limit=self.bound.max_abs, unit="nats",
+                        evidence=f"{entry.reported:.4g} for {entry.prefilled:.4g}")  # fmt: skip
         return f"log-probabilities differ from the prefill's by {worst:.2g} at most"
 
     def samples_follow_the_target(self) -> str:
@@ -145,11 +146,12 @@ class Speculation:
             # Half of the error rate is for what is counted over all places.
             alike = SLICE if where == _ALL else len(tally) - SLICE
             allowed = count.allowed(ERROR_RATE / 2 / max(alike, 1))
-            assert abs(count.hits - count.expected) <= allowed, (
-                f"{where}, {label}: required: {count.expected:.1f} of {count.samples} samples by "
-                f"the reported probabilities, within {allowed:.1f} (chance of a false alarm "
-                f"{ERROR_RATE:g}), seen: {count.hits}"
-            )
+            difference = abs(count.hits - count.expected)
+            require(difference <= allowed,
+                    "samples by the reported probabilities, off by at most", "",
+                    f"{where}, {label}", value=difference, limit=allowed,
+                    evidence=f"{count.hits} of {count.samples}, {count.expected:.1f} expected; "
+                    f"chance of a false alarm {ERROR_RATE:g}")  # fmt: skip
         return f"{samples} sampled tokens in {len(tally)} comparisons follow the target"
 
     def ends_anywhere(self) -> None:
@@ -165,7 +167,7 @@ class Speculation:
         for count in range(1, len(ids)):
             cut = self._post(prompt.text, max_tokens=count)
             require(cut.ids == ids[:count], f"the first {count} tokens {ids[:count]}", cut.ids,
-                    f"max_tokens {count}: ")  # fmt: skip
+                    f"max_tokens {count}")  # fmt: skip
             require(cut.completion_tokens == count, f"usage of {count}", cut.completion_tokens)
         for index, token in enumerate(ids):
             if token in ids[:index]:
@@ -211,19 +213,17 @@ class Speculation:
             NotRun: it has no such counters.
         """
         drafted, generated, requests = self._texts()
-        observed, by_position = f"seen: {drafted}", drafted.by_position
+        by_position = drafted.by_position
         k = len(by_position) or math.ceil(drafted.tokens / drafted.drafts)
         if by_position:
-            assert sum(by_position) == drafted.accepted, (
-                f"required: {drafted.accepted:.0f} accepted tokens in all positions, {observed}"
-            )
-            assert all(a >= b for a, b in itertools.pairwise((drafted.drafts, *by_position))), (
-                "required: no position accepted more often than the one before it, and the first "
-                f"no more often than there were drafts, {observed}"
-            )
-        assert drafted.accepted <= drafted.tokens <= k * drafted.drafts, (
-            f"required: at most {k} tokens a draft, and no more accepted than drafted, {observed}"
-        )
+            whole = sum(by_position) == drafted.accepted
+            require(whole, "accepted tokens by position that make all", "others", evidence=drafted)
+            falling = all(a >= b for a, b in itertools.pairwise((drafted.drafts, *by_position)))
+            require(falling, "no position accepted more often than the one before it or than there "
+                    "were drafts", "one", evidence=drafted)  # fmt: skip
+        within = drafted.accepted <= drafted.tokens <= k * drafted.drafts
+        require(within, f"at most {k} tokens a draft, and no more accepted than drafted", "more",
+                evidence=drafted)  # fmt: skip
         # A step gives one token and what it accepted; the first token of an answer is the
         # prefill's, and what a last step accepts beyond the limit is cut off.
         steps_make = drafted.accepted + drafted.drafts
@@ -231,10 +231,11 @@ class Speculation:
         spare = (k + 1) * requests
         lookup = any(word in (self.method or "") for word in _LOOKUPS)
         least = 0 if lookup else expected
-        assert least <= steps_make <= expected + spare, (
-            f"required: accepted tokens and drafts that make the {expected} tokens after the first "
-            f"of {requests} answers (at most {spare} more), {observed}, {steps_make:.0f} in all"
-        )
+        few = steps_make < least
+        require(not few and steps_make <= expected + spare, "accepted tokens and drafts that make "
+                f"the tokens after the first of {requests} answers, and at most {spare} more",
+                "fewer" if few else "more",
+                evidence=f"{steps_make:.0f} for {expected}; {drafted}")  # fmt: skip
         return drafted
 
     @property
@@ -257,19 +258,19 @@ class Speculation:
         whole, _, _ = self._drafted([Request(_EVEN, _LONG, top=0, salt="whole")])
         natural = self.drafted
         drafts = early.drafts + whole.drafts + natural.drafts
-        assert early.accepted + whole.accepted + natural.accepted > 0, (
-            f"required: an accepted token, seen: none of {drafts:.0f} drafts; the drafter's hidden "
-            "states, its weights or its vocabulary are not those of this model"
-        )
+        accepted = early.accepted + whole.accepted + natural.accepted
+        require(accepted > 0, "an accepted token", "none; the drafter's hidden states, its weights "
+                "or its vocabulary are not those of this model",
+                evidence=f"{drafts:.0f} drafts")  # fmt: skip
         late = whole.since(early)
         if early.tokens >= _FEW and late.tokens >= _FEW:
             before, after = early.accepted / early.tokens, late.accepted / late.tokens
             noise = 5 * math.sqrt(0.25 / early.tokens + 0.25 / late.tokens)
-            assert after >= min(before / 2, before - noise), (
-                f"required: drafts accepted in the last {_LONG - _SHORT} tokens of a count as in "
-                f"its first {_SHORT} ({before:.0%} of what was drafted), seen: {after:.0%}; "
-                "acceptance is lost as the answer grows"
-            )
+            least = min(before / 2, before - noise)
+            require(after >= least, f"of the drafts, accepted in the last {_LONG - _SHORT} tokens "
+                    f"of a count at least, by its first {_SHORT}",
+                    "acceptance is lost as the answer grows", value=100 * after,
+                    limit=100 * least, unit="%")  # fmt: skip
 
     def _places(self) -> Iterable[tuple[str, list[_Place]]]:
         """Each prompt's greedy answer, token by token, beside the prefill of the same text. The
@@ -295,10 +296,8 @@ class Speculation:
         body = self._body(list(ids), max_tokens=1, prompt_logprobs=1)
         choice = self._send(body)["choices"][0]
         entries = choice.get("prompt_logprobs")
-        assert entries is not None and len(entries) == len(ids), (
-            f"required: prompt_logprobs of {len(ids)} tokens, seen: "
-            f"{'none' if entries is None else len(entries)}"
-        )
+        count = "none" if entries is None else len(entries)
+        require(count == len(ids), f"prompt_logprobs of {len(ids)} tokens", count)
         return [entry or {} for entry in entries]
 
     def _samples(self, text: str) -> Iterable[tuple[Position, ...]]:
@@ -326,7 +325,8 @@ class Speculation:
             raise NotRun("the server's /metrics count no drafts, and nothing else shows them")
         generated = sum(len(self.asker.ids(self.asker.ask(request))) for request in requests)
         after = counters.drafted(self.server.endpoint)
-        assert after is not None, "required: /metrics with the counters of drafts, seen: none"
+        if after is None:
+            raise Unmet(Fact("/metrics with the counters of drafts"))
         drafted = after.since(before)
         if not drafted.drafts:
             raise NotRun("nothing was drafted for these prompts")

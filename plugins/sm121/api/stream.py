@@ -60,7 +60,7 @@ def violations(stream: Stream, kind: schema.Kind, *, usage: bool) -> list[str]:
     """
     errors = _form(stream)
     if stream.events.count(_DONE) != 1 or stream.events[-1] != _DONE:
-        errors.append("required: [DONE] once, at the end")
+        errors.append("[DONE] is not once, at the end")
     for chunk in stream.chunks:
         if chunk.get("error") is not None:
             errors.append(f"an error inside the stream: {chunk['error']}")
@@ -75,9 +75,9 @@ def violations(stream: Stream, kind: schema.Kind, *, usage: bool) -> list[str]:
 def _form(stream: Stream) -> list[str]:
     errors = list(stream.malformed)
     if not stream.content_type.startswith("text/event-stream"):
-        errors.append(f"content type {stream.content_type!r}, required: text/event-stream")
+        errors.append(f"content type {stream.content_type!r} in place of text/event-stream")
     if not stream.chunks:
-        errors.append("required: at least one chunk, seen: none")
+        errors.append("not one chunk")
     return errors
 
 
@@ -86,7 +86,8 @@ def _sameness(stream: Stream) -> list[str]:
     for key in ("id", "model", "object"):
         values = {str(chunk.get(key)) for chunk in stream.chunks}
         if len(values) != 1:
-            errors.append(f"required: one {key} in every chunk, seen: {sorted(values)[:3]}")
+            shown = "" if key == "id" else f": {sorted(values)[:3]}"
+            errors.append(f"not one {key} in every chunk{shown}")
     return errors
 
 
@@ -107,11 +108,9 @@ def _order(stream: Stream, kind: schema.Kind) -> list[str]:
                 finished[index] = finished.get(index, 0) + 1
     for index in sorted(begun):
         if finished.get(index) != 1:
-            errors.append(
-                f"choice {index}: required: one finish_reason, seen: {finished.get(index, 0)}"
-            )
+            errors.append(f"{finished.get(index, 0)} finish_reasons of choice {index}")
     if begun != set(range(len(begun))):
-        errors.append(f"choices with index {sorted(begun)}, required: from 0 on")
+        errors.append(f"choices with index {sorted(begun)}, not from 0 on")
     return errors
 
 
@@ -120,9 +119,9 @@ def _usage_chunk(stream: Stream, required: bool) -> list[str]:
     if not required:
         return []
     if having != [len(stream.chunks) - 1]:
-        return [f"required: usage in the last chunk alone, seen in chunks {having[:4]}"]
+        return [f"usage not in the last chunk alone, but in chunks {having[:4]}"]
     if stream.chunks[-1]["choices"]:
-        return ["required: no choices in the chunk with the usage"]
+        return ["choices in the chunk with the usage"]
     return []
 
 
@@ -195,9 +194,9 @@ def response_violations(stream: Stream, unpublished: Collection[str] = ()) -> li
     if numbers != sorted(set(numbers)):
         errors.append(f"sequence numbers do not rise: {numbers[:12]}")
     if types[0] != "response.created":
-        errors.append(f"the first event is {types[0]}, required: response.created")
+        errors.append(f"the first event is {types[0]} in place of response.created")
     if types[-1] not in ("response.completed", "response.incomplete", "response.failed"):
-        errors.append(f"the last event is {types[-1]}, required: response.completed")
+        errors.append(f"the last event is {types[-1]} in place of response.completed")
     open_items: set[int] = set()
     for event in stream.chunks:
         if event["type"] == "response.output_item.added":

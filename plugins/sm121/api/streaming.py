@@ -9,7 +9,7 @@ from sm121.api.client import Api, Json
 from sm121.api.sdk import PROMPT, Sdk, first_that
 from sm121.api.tools import tools
 from sm121.core.level_settings import Correctness
-from sm121.core.verdict import require
+from sm121.core.unmet import require
 
 
 def equals_not_streaming(sdk: Sdk, attempts: int) -> None:

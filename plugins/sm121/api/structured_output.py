@@ -12,7 +12,7 @@ from sm121.api.cases import Judge
 from sm121.api.client import Api, together
 from sm121.api.sdk import PROMPT
 from sm121.core.level_settings import Correctness
-from sm121.core.verdict import require
+from sm121.core.unmet import require
 
 _CITY = {
     "type": "object",

@@ -13,7 +13,8 @@ import jsonschema
 from sm121.api import harmony
 from sm121.api.client import Api, Json, Refused, together
 from sm121.core.level_settings import Correctness, ToolCall
-from sm121.core.verdict import NotRun, require
+from sm121.core.unmet import require
+from sm121.core.verdict import NotRun
 
 #: How servers say that they were started without a parser of tool calls.
 _NO_PARSER = re.compile(r"tool[-_ ](?:call[-_ ])?parser|auto-tool-choice|--jinja", re.IGNORECASE)
@@ -32,7 +33,7 @@ def called_every_time(api: Api, correctness: Correctness) -> None:
     api.capabilities.require("tools")
     answers = together(lambda case: _ask(api, correctness, case.question), repeated)
     for case, choice in zip(repeated, answers, strict=True):
-        of = f"{case.question!r}: "
+        of = f"{case.question!r}"
         calls = [call["function"] for call in _calls(choice)]
         require(calls, f"a call of {case.tool}", no_call(api, choice), of)
         observed = [(call["name"], json.loads(call["arguments"])) for call in calls]
@@ -81,7 +82,7 @@ def called_in_parallel(api: Api, correctness: Correctness) -> None:
 def results_are_answered(api: Api, correctness: Correctness) -> None:
     """After the result of a call the answer says what the result says."""
     for case in correctness.tool_calls:
-        of = f"{case.question!r}: "
+        of = f"{case.question!r}"
         call = _ask(api, correctness, case.question)
         require(_calls(call), "a call", no_call(api, call), of)
         choice = _ask(api, correctness, _with_the_result(case, call["message"]))
@@ -127,7 +128,7 @@ def _ask(api: Api, correctness: Correctness, messages: str | list[Json], **optio
 
 
 def no_call(api: Api, choice: Json) -> str:
-    """What was seen where a call was required: the model's own doing, or the server's."""
+    """What came in place of a call: the model's own doing, or the server's."""
     called = (choice.get("token_ids") or [None])[-1] == harmony.CALL
     who = "the model called a tool (its last token is <|call|>), and the server did not read it"
     shortened = {
@@ -163,7 +164,7 @@ def _hold_fitting(calls: list[Json]) -> None:
     """The arguments of calls fit the schemas of their tools."""
     for call in calls:
         why, name = misfit(call["function"], tools()), call["function"]["name"]
-        require(why is None, "arguments by its schema", why, f"{name}: ")
+        require(why is None, "arguments by its schema", why, f"{name}")
 
 
 def misfit(function: Json, functions: list[Json]) -> str | None:

@@ -17,6 +17,7 @@ import httpx
 from sm121.client.sse import DONE, EventParser
 from sm121.core.errors import Sm121Error
 from sm121.core.server import Endpoint, Server
+from sm121.core.unmet import Fact, Unmet, of
 from sm121.core.verdict import NotRun
 from sm121.core.vocabulary import Vocabulary, of_server
 
@@ -160,7 +161,7 @@ class Asker:
         if value is not None:
             return value
         if self._documented:
-            raise AssertionError(f"required: {name} with every answer, seen: none")
+            raise Unmet(Fact(f"{name} with every answer"))
         raise NotRun(f"this check needs {name}, and the engine sends none with its completions")
 
     def ids(self, answer: Completion) -> tuple[int, ...]:
@@ -189,9 +190,9 @@ class Asker:
         wrong = malformed(answer, request.tokens, request.prompt, may_end=may_end)
         if wrong is None and answer.ids is not None and (vocabulary := self.vocabulary) is not None:
             differs = vocabulary.differs(answer.ids, answer.text)
-            wrong = differs and f"required: the text of the ids, seen: {differs}"
+            wrong = Fact("the text of the ids", differs) if differs else None
         if wrong is not None:
-            raise AssertionError(f"{_shown(request.prompt)}, {request.tokens} tokens: {wrong}")
+            raise Unmet(*of(f"{_shown(request.prompt)}, {request.tokens} tokens", [wrong]))
         return answer
 
     def _chunks(self, request: Request) -> Generator[dict[str, Any], None, None]:
@@ -234,7 +235,7 @@ def parse(*parts: Mapping[str, Any]) -> Completion:
     """
     choices = [choice for part in parts for choice in part.get("choices") or ()]
     if not choices:
-        raise AssertionError("required: an answer with choices, seen: none")
+        raise Unmet(Fact("an answer with choices"))
     ids = [choice["token_ids"] for choice in choices if choice.get("token_ids") is not None]
     positions = [p for choice in choices for p in _positions(choice.get("logprobs"))]
     prompt_ids = next((c["prompt_token_ids"] for c in choices if c.get("prompt_token_ids")), None)
@@ -258,7 +259,7 @@ def parse(*parts: Mapping[str, Any]) -> Completion:
 
 def malformed(
     answer: Completion, tokens: int, prompt: Prompt = "", *, may_end: bool = False
-) -> str | None:
+) -> Fact | None:
     """What makes a greedy answer wrong in itself, whatever another run says; None for nothing.
 
     Held against each other: the tokens that were asked for, the ids, usage, the entries of the
@@ -278,18 +279,18 @@ def malformed(
     )
     if len({*lengths.values()} | (set() if ended else {tokens})) > 1:
         observed = ", ".join(f"{count} {name}" for name, count in lengths.items())
-        return f"required: {tokens} tokens, seen: {observed} (finish_reason {answer.finish_reason})"
+        return Fact(f"{tokens} tokens", f"{observed}, finish_reason {answer.finish_reason}")
     if answer.finish_reason != "length" and not may_end:
-        return f"required: finish_reason length, seen: {answer.finish_reason}"
+        return Fact("finish_reason length", f"{answer.finish_reason}")
     prompt_ids = answer.prompt_ids
     if prompt_ids is not None and not isinstance(prompt, str) and prompt_ids != prompt:
-        return f"required: the ids of the prompt, seen: {_different(prompt, prompt_ids)}"
+        return Fact("the ids of the prompt", _different(prompt, prompt_ids))
     if prompt_ids is not None and answer.prompt_tokens not in (None, len(prompt_ids)):
-        return f"required: usage of {len(prompt_ids)} prompt tokens, seen: {answer.prompt_tokens}"
+        return Fact(f"usage of {len(prompt_ids)} prompt tokens", f"{answer.prompt_tokens}")
     return wrong_positions(answer)
 
 
-def wrong_positions(answer: Completion) -> str | None:
+def wrong_positions(answer: Completion) -> Fact | None:
     """What is wrong with the log-probabilities of a greedy answer: they are of its tokens, and each
     is that of the likeliest one. None for nothing, or where there are none."""
     if answer.positions is None:
@@ -297,24 +298,20 @@ def wrong_positions(answer: Completion) -> str | None:
     positions = answer.positions
     named = ids_of(positions)
     if named is not None and answer.ids is not None and named != answer.ids:
-        return (
-            "required: log-probabilities of the tokens that were generated, seen: "
-            f"{_different(answer.ids, named)}"
-        )
+        different = _different(answer.ids, named)
+        return Fact("log-probabilities of the tokens that were generated", different)
     if named is None:
         texts = "".join(position.token for position in positions)
         alike = {_SPECIAL.sub("", text) for text in (texts, answer.text)}
         if len(alike) > 1 and "\ufffd" not in texts + answer.text:
-            return f"required: log-probabilities of the text {answer.text!r}, seen: {texts!r}"
+            return Fact(f"log-probabilities of the text {answer.text!r}", f"{texts!r}")
     for index, position in enumerate(positions):
         value, best = position.log_probability, max(position.top.values(), default=-math.inf)
         if not value <= _ROUNDING or math.isinf(value):
-            return f"token {index}: required: a log-probability, seen: {value}"
+            return Fact("a log-probability", f"{value}", f"token {index}")
         if best > value + _ROUNDING:
-            return (
-                f"token {index}: required: the likeliest token, seen: {position.token} with "
-                f"{value:.6g} beside one with {best:.6g}"
-            )
+            evidence = f"{value:.6g} beside one with {best:.6g}"
+            return Fact("the likeliest token", position.token, f"token {index}", evidence=evidence)
     return None
 
 

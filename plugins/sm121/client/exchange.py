@@ -9,6 +9,10 @@ from typing import Any
 import httpx
 
 from sm121.core.server import Endpoint
+from sm121.core.unmet import steady
+
+#: Characters of a content for people.
+_SHOWN = 300
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,16 @@ class Exchange:
     @property
     def text(self) -> str:
         """The content for people, shortened."""
-        return self.content[:300].decode("utf-8", "replace")
+        return self.content[:_SHOWN].decode("utf-8", "replace")
+
+    @property
+    def observed(self) -> str:
+        """What came, without the ids and times that differ from one answer to the next."""
+        if self.status is None:
+            return self.failure
+        parsed = self.parsed()
+        text = self.text if parsed is None else json.dumps(steady(parsed))[:_SHOWN]
+        return f"{self.status} {text}"
 
     def parsed(self) -> Any:
         """The content as JSON; None if it is none."""

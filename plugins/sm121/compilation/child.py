@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from sm121.core.errors import Sm121Error
+from sm121.core.unmet import Fact
 
 OUTPUT_LIMIT = 64_000
 """Bytes kept of what a child prints; ptxas can print a line for each of 18,000 instructions."""
@@ -59,7 +60,7 @@ def run(
             status = process.wait(max(0.1, deadline - time.monotonic()))
         except (TimeoutError, subprocess.TimeoutExpired) as error:
             name = Path(str(command[0])).name
-            raise TookTooLong(f"{name}: required: done in {timeout_s:.0f} s; seen: not") from error
+            raise TookTooLong(Fact(f"done in {timeout_s:.0f} s", "not", name)) from error
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)

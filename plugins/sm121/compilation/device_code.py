@@ -16,6 +16,7 @@ from typing import Literal
 
 from sm121.compilation.architecture import CodeArchitecture
 from sm121.core.errors import Sm121Error
+from sm121.core.unmet import Fact
 
 FATBIN_MAGIC = b"\x50\xed\x55\xba"
 ELF_MAGIC = b"\x7fELF"
@@ -86,7 +87,7 @@ def _check_whole(data: mmap.mmap, path: Path) -> None:
     size, count = struct.unpack_from("<HH", data, 58)
     if data[4] == _ELF_64 and sections + size * count > len(data):
         raise UnreadableCode(
-            f"{path}: required: {sections + size * count} bytes, seen: {len(data)}; it is cut off"
+            Fact(f"{sections + size * count} bytes", f"{len(data)}; it is cut off", f"{path}")
         )
 
 

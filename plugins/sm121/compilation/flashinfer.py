@@ -21,6 +21,7 @@ from sm121.compilation.toolchain import Compiler
 from sm121.core import data_file
 from sm121.core.data_file import DataTable
 from sm121.core.interpreter import imports
+from sm121.core.unmet import Fact
 from sm121.core.verdict import NotRun
 
 REMEDY = (
@@ -127,8 +128,11 @@ class FlashInfer:
         if ended.status != 0:
             last = ended.output.strip().splitlines()[-1:] or ["no message"]
             raise NotRun(
-                f"required: a FlashInfer that answers what it compiles; seen: {last[0][:300]} "
-                f"({self.python}); remedy: {REMEDY}"
+                Fact(
+                    "a FlashInfer that answers what it compiles",
+                    last[0][:300],
+                    evidence=f"{self.python}; remedy: {REMEDY}",
+                )
             )
         return json.loads(ended.output.strip().splitlines()[-1])
 
@@ -143,19 +147,22 @@ def find(python: str | None = None) -> FlashInfer:
     origin = imports(interpreter, ("flashinfer",), os.environ).origins["flashinfer"]
     if origin is None:
         raise NotRun(
-            f"required: flashinfer-python, for its sources; seen: none in {interpreter}; "
-            f"remedy: {REMEDY}"
+            Fact(
+                "flashinfer-python, for its sources",
+                f"none in {interpreter}",
+                evidence=f"remedy: {REMEDY}",
+            )
         )
     flashinfer = FlashInfer(interpreter, Path(origin).parent)
     if not (flashinfer.data / "csrc").is_dir():
         raise NotRun(
-            f"required: FlashInfer's sources in {flashinfer.data}; seen: none; remedy: {REMEDY}"
+            Fact(f"FlashInfer's sources in {flashinfer.data}", evidence=f"remedy: {REMEDY}")
         )
     return flashinfer
 
 
-def contradictions(flashinfer: FlashInfer, compiler: Compiler) -> list[str]:
-    """Where FlashInfer compiles for other architectures than required, a line each."""
+def contradictions(flashinfer: FlashInfer, compiler: Compiler) -> list[Fact]:
+    """Where FlashInfer compiles for other architectures than required."""
     required = load_resolutions()
     targets = flashinfer.targets([entry.arch_list for entry in required], compiler)
     lines = []
@@ -163,8 +170,8 @@ def contradictions(flashinfer: FlashInfer, compiler: Compiler) -> list[str]:
         value = targets[entry.arch_list]
         if entry.error is not None:
             if not (isinstance(value, str) and entry.error in value):
-                lines.append(f"{entry.arch_list!r}: required {entry.error}, seen {value}")
+                lines.append(Fact(f"{entry.error}", f"{value}", f"{entry.arch_list!r}"))
         elif not (isinstance(value, list) and sorted(value) == sorted(entry.compiled_for)):
             expected = ", ".join(entry.compiled_for)
-            lines.append(f"{entry.arch_list!r}: required {expected}, seen {value}")
+            lines.append(Fact(f"{expected}", f"{value}", f"{entry.arch_list!r}"))
     return lines

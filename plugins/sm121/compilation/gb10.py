@@ -10,6 +10,7 @@ from pathlib import Path
 from sm121.compilation import flashinfer, modules, probes, toolchain
 from sm121.compilation.flashinfer import FlashInfer
 from sm121.compilation.toolchain import Tools
+from sm121.core.unmet import Fact
 
 
 @dataclass(frozen=True)
@@ -18,14 +19,14 @@ class Compilation:
 
     tools: Tools
     _python: str
-    _begun: dict[str, Future[list[str]]] = field(default_factory=dict, repr=False)
+    _begun: dict[str, Future[list[Fact]]] = field(default_factory=dict, repr=False)
 
     @property
     def flashinfer(self) -> FlashInfer:
         """FlashInfer of the engine's environment. Raises NotRun when it has none."""
         return flashinfer.find(self._python)
 
-    def wrong_architectures(self) -> list[str]:
+    def wrong_architectures(self) -> list[Fact]:
         """Where FlashInfer compiles for other architectures than required."""
         return flashinfer.contradictions(self.flashinfer, self.tools.compiler)
 
@@ -33,17 +34,17 @@ class Compilation:
         """Have probes judged in the background; `wrong_outcomes` waits for its own."""
         self._begun.update((name, worker.submit(self._judge, name)) for name in names)
 
-    def wrong_outcomes(self, probe: str) -> list[str]:
+    def wrong_outcomes(self, probe: str) -> list[Fact]:
         """Where a probe comes out otherwise than required, over its architectures."""
         begun = self._begun.get(probe)
         return self._judge(probe) if begun is None or begun.cancelled() else begun.result()
 
-    def _judge(self, probe: str) -> list[str]:
+    def _judge(self, probe: str) -> list[Fact]:
         chosen = probes.probe(probe)
         headers = {"flashinfer": self.flashinfer.data} if chosen.tier == "headers" else {}
         return probes.contradictions(chosen, self.tools, headers)
 
-    def wrong_in_module(self, module: str) -> list[str]:
+    def wrong_in_module(self, module: str) -> list[Fact]:
         """What of a FlashInfer module's device code is not as required."""
         return modules.contradictions(modules.module(module), self.flashinfer, self.tools)
 

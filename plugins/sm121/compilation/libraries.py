@@ -23,6 +23,7 @@ from sm121.core import data_file
 from sm121.core.data_file import DataTable
 from sm121.core.errors import UsageError
 from sm121.core.interpreter import imports
+from sm121.core.unmet import Fact
 
 PACKAGES = ("vllm", "flashinfer", "flashinfer_jit_cache", "flashinfer_cubin", "sgl_kernel", "torch")
 """What of an engine's environment is looked through when no path is given."""
@@ -143,7 +144,7 @@ def _state(images: Sequence[Image], gpu: int) -> tuple[CodeState, str]:
             CodeState.PTX_ONLY,
             f"no machine code for sm_{gpu}, only PTX that runs there; has {observed}",
         )
-    return CodeState.OTHER, f"required: code that runs on sm_{gpu}; seen: {observed}"
+    return CodeState.OTHER, str(Fact(f"code that runs on sm_{gpu}", observed))
 
 
 def _disassembled(images: Sequence[Image], gpu: int) -> list[CodeArchitecture]:
@@ -171,7 +172,7 @@ class _RequiredData(DataTable):
     library: tuple[_Required, ...] = Field(min_length=1)
 
 
-def without_code(engine: str, origins: Mapping[str, str | None], gpu: int) -> list[str]:
+def without_code(engine: str, origins: Mapping[str, str | None], gpu: int) -> list[Fact]:
     """Libraries that the engine cannot do without and that have no machine code for a GPU.
 
     Args:
@@ -180,7 +181,7 @@ def without_code(engine: str, origins: Mapping[str, str | None], gpu: int) -> li
         gpu: compute capability, such as 121.
 
     Returns:
-        A line each; empty when all of them have it.
+        A fact each; empty when all of them have it.
 
     Raises:
         DataFileError: ``fixtures/compilation/libraries.toml`` is wrong.
@@ -195,10 +196,13 @@ def without_code(engine: str, origins: Mapping[str, str | None], gpu: int) -> li
             for path in (sorted(Path(origin).parent.glob(entry.files)) if origin else [])
         ]
         if not reports:
-            lines.append(f"required: {entry.package}/{entry.files} ({entry.why}); seen: none")
+            lines.append(Fact(f"{entry.package}/{entry.files} ({entry.why})"))
         lines.extend(
-            f"{report.path.name} ({entry.why}): required: machine code that runs on sm_{gpu}; "
-            f"seen: {', '.join((*report.sass, *report.ptx)) or report.reason}"
+            Fact(
+                f"machine code that runs on sm_{gpu}",
+                ", ".join((*report.sass, *report.ptx)) or report.reason,
+                f"{report.path.name} ({entry.why})",
+            )
             for report in reports
             if report.state not in RUNS
         )

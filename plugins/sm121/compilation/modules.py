@@ -19,6 +19,7 @@ from sm121.compilation.rules import RuleFinding, SassRule, unacceptable_images
 from sm121.compilation.toolchain import Tools
 from sm121.core import data_file
 from sm121.core.data_file import DataTable, Entries
+from sm121.core.unmet import Fact
 from sm121.core.verdict import NotRun
 
 
@@ -59,8 +60,8 @@ def module(name: str) -> Module:
     return data_file.named(load_modules(), name, "module")
 
 
-def contradictions(chosen: Module, flashinfer: FlashInfer, tools: Tools) -> list[str]:
-    """Compile a module's CUDA units one after the other; what is not as required, a line each.
+def contradictions(chosen: Module, flashinfer: FlashInfer, tools: Tools) -> list[Fact]:
+    """Compile a module's CUDA units one after the other; what is not as required.
 
     Args:
         chosen: of `load_modules`.
@@ -73,34 +74,39 @@ def contradictions(chosen: Module, flashinfer: FlashInfer, tools: Tools) -> list
     available = psutil.virtual_memory().available / 2**30
     if available < chosen.memory_gib:
         raise NotRun(
-            f"required: {chosen.memory_gib:.0f} GiB of memory for the compiler; seen: "
-            f"{available:.1f} GiB available; remedy: stop what holds memory"
+            Fact(
+                "memory for the compiler: at least",
+                value=available,
+                limit=chosen.memory_gib,
+                unit="GiB",
+                evidence="remedy: stop what holds memory",
+            )
         )
     units = flashinfer.units(chosen.name, chosen.arch_list, tools.compiler, tools.folder)
-    wrong: list[str] = []
+    wrong: list[Fact] = []
     findings: list[RuleFinding] = []
     required = [CodeArchitecture.parse(text) for text in chosen.architectures]
     for number, unit in enumerate(units):
         observed = sorted(CodeArchitecture.parse(text) for text in unit.compiled_for)
         if observed != sorted(required):
-            wrong.append(f"{unit.source.name}: required {_list(required)}, seen {_list(observed)}")
+            wrong.append(Fact(_list(required), _list(observed), unit.source.name))
             continue
         for architecture in required:
             output = tools.folder / f"{chosen.name}.{number}.{architecture}.fatbin"
             built = compile_unit(unit, architecture, chosen, tools, output)
             if built.finding is None:
-                wrong.append(f"{unit.source.name} for {architecture}: {built.reason}")
+                wrong.append(Fact("", built.reason, f"{unit.source.name} for {architecture}"))
             else:
                 findings.append(built.finding)
                 images = device_code.read(output)
                 unacceptable = unacceptable_images(images, GB10)
-                wrong.extend(f"{unit.source.name}: {line}" for line in unacceptable)
+                wrong.extend(Fact("", line, unit.source.name) for line in unacceptable)
     if not wrong and findings:
         whole = functools.reduce(RuleFinding.joined, findings)
         if not whole.holds:
-            wrong.append(f"{chosen.name}: {whole}")
+            wrong.append(Fact("", f"{whole}", chosen.name))
     elif not wrong:
-        wrong.append(f"{chosen.name}: required: CUDA units; seen: none")
+        wrong.append(Fact("CUDA units", about=chosen.name))
     return wrong
 
 

@@ -17,6 +17,7 @@ from sm121.compilation.toolchain import Tools
 from sm121.core import data_file
 from sm121.core.data_file import DataTable, Entries, Regex
 from sm121.core.errors import UsageError
+from sm121.core.unmet import Fact
 
 Tier = Literal["probes", "headers"]
 
@@ -99,17 +100,21 @@ def compile_probe(
         )
 
 
-def contradictions(chosen: Probe, tools: Tools, headers: Mapping[str, Path]) -> list[str]:
+def contradictions(chosen: Probe, tools: Tools, headers: Mapping[str, Path]) -> list[Fact]:
     """Compile a probe for each architecture that it speaks of; where it came out otherwise.
 
-    A line each. Arguments and errors as for `compile_probe`.
+    Arguments and errors as for `compile_probe`.
     """
     lines = []
     for text, required in chosen.outcomes.items():
         built = compile_probe(chosen, CodeArchitecture.parse(text), tools, headers)
         if built.outcome is not required:
             lines.append(
-                f"{chosen.name} for {built.architecture}: required {required}, "
-                f"seen {built.outcome} ({built.reason})"
+                Fact(
+                    f"{required}",
+                    f"{built.outcome}",
+                    f"{chosen.name} for {built.architecture}",
+                    evidence=built.reason,
+                )
             )
     return lines

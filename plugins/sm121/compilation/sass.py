@@ -14,6 +14,7 @@ from pathlib import Path
 from sm121.compilation.architecture import CodeArchitecture
 from sm121.compilation.toolchain import Disassembler
 from sm121.core.errors import Sm121Error
+from sm121.core.unmet import Fact
 
 _LINE_LIMIT = 4096
 _ERROR_BYTES = 4096
@@ -128,7 +129,7 @@ def disassemble(
                 process.kill()
                 process.wait()
         if expired.is_set():
-            raise UnreadableSass(f"{path}: required: disassembled in {timeout_s:.0f} s; seen: not")
+            raise UnreadableSass(Fact(f"disassembled in {timeout_s:.0f} s", "not", f"{path}"))
         if process.returncode != 0:
             errors.seek(0)
             message = errors.read(_ERROR_BYTES).decode("utf-8", "replace").strip()

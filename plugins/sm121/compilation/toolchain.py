@@ -12,6 +12,7 @@ from pathlib import Path
 
 from sm121.compilation import child
 from sm121.core.errors import Sm121Error
+from sm121.core.unmet import Fact
 from sm121.core.verdict import NotRun
 
 WHEELS = (
@@ -88,18 +89,24 @@ def find_compiler(
     nvcc = _first("nvcc", variables, packages)
     if nvcc is None:
         raise NotRun(
-            "required: nvcc 12.9 or newer; seen: none in CUDA_HOME, PATH, /usr/local/cuda or pip "
-            f"wheels; remedy: pip install --no-deps {WHEELS}"
+            Fact(
+                "nvcc 12.9 or newer",
+                "none in CUDA_HOME, PATH, /usr/local/cuda or pip wheels",
+                evidence=f"remedy: pip install --no-deps {WHEELS}",
+            )
         )
     version = _version(nvcc)
     release = tuple(int(part) for part in version.split(".")[:2])
     if release < _OLDEST:
         raise NotRun(
-            f"required: nvcc 12.9 or newer, which knows sm_121; seen: {version} at {nvcc}; "
-            f"remedy: set CUDA_HOME, or pip install --no-deps {WHEELS}"
+            Fact(
+                "nvcc 12.9 or newer, which knows sm_121",
+                f"{version} at {nvcc}",
+                evidence=f"remedy: set CUDA_HOME, or pip install --no-deps {WHEELS}",
+            )
         )
     if shutil.which("g++", path=variables.get("PATH")) is None:
-        raise NotRun("required: g++, which nvcc calls; seen: none in PATH; remedy: install g++")
+        raise NotRun(Fact("g++, which nvcc calls", "none in PATH", evidence="remedy: install g++"))
     return Compiler(nvcc, _root(nvcc), version)
 
 
@@ -117,8 +124,11 @@ def find_disassembler(
         path = _first(tool, variables, packages)
         if path is None:
             raise NotRun(
-                f"required: {tool}, to read SASS; seen: none in CUDA_HOME, PATH, /usr/local/cuda, "
-                f"pip wheels or Triton; remedy: pip install --no-deps {READER_WHEELS}"
+                Fact(
+                    f"{tool}, to read SASS",
+                    "none in CUDA_HOME, PATH, /usr/local/cuda, pip wheels or Triton",
+                    evidence=f"remedy: pip install --no-deps {READER_WHEELS}",
+                )
             )
         paths[tool] = path
     return Disassembler(paths["cuobjdump"], paths["nvdisasm"], _version(paths["cuobjdump"]))
@@ -150,8 +160,11 @@ def _version(tool: Path) -> str:
     match = _RELEASE.search(answer)
     if match is None:
         raise NotRun(
-            f"required: a working {tool.name}; seen: {tool} does not tell its version "
-            f"({answer.strip()[:200] or 'no output'}); remedy: set CUDA_HOME to another toolkit"
+            Fact(
+                f"a working {tool.name}",
+                f"{tool} does not tell its version: {answer.strip()[:200] or 'no output'}",
+                evidence="remedy: set CUDA_HOME to another toolkit",
+            )
         )
     return match[1]
 
@@ -160,7 +173,7 @@ def _root(nvcc: Path) -> Path:
     """The toolkit of an nvcc. Asked of it, because what is on PATH is often a wrapper."""
     match = re.search(r"(?m)^#\$ TOP=(.+)$", _ask(nvcc, "--dryrun", "-E", "-x", "cu", os.devnull))
     if match is None:
-        raise Sm121Error(f"required: nvcc --dryrun names its TOP folder; seen: none from {nvcc}")
+        raise Sm121Error(Fact("nvcc --dryrun names its TOP folder", f"none from {nvcc}"))
     return Path(match[1].strip()).resolve()
 
 
@@ -168,4 +181,4 @@ def _ask(tool: Path, *arguments: str) -> str:
     try:
         return child.run([tool, *arguments], timeout_s=60).output
     except (OSError, child.TookTooLong) as error:
-        raise NotRun(f"required: a working {tool.name}; seen: {tool}: {error}") from error
+        raise NotRun(Fact(f"a working {tool.name}", f"{tool}: {error}")) from error

@@ -2,7 +2,10 @@
 
 
 class Sm121Error(Exception):
-    """Base of every error that the suite raises on purpose."""
+    """Base of every error that the suite raises on purpose. Each argument is a text or a fact."""
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.args))
 
 
 class UsageError(Sm121Error):

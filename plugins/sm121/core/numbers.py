@@ -14,3 +14,14 @@ def number(value: float | None) -> str:
         return ""
     text = f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     return format(Decimal(text), "f") if "e" in text else text
+
+
+def apart(value: float, limit: float | None) -> str:
+    """A number with as many digits as tell it from its limit."""
+    if limit is None or value == limit or number(value) != number(limit):
+        return number(value)
+    return next(
+        text
+        for digits in range(1, 18)
+        if float(text := f"{value:.{digits}f}") != float(number(limit)) or digits == 17
+    )

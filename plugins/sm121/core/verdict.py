@@ -77,39 +77,3 @@ class Severity(StrEnum):
     """The published API, accounting, structured output."""
     COURTESY = "courtesy"
     """Texts and shapes of errors, optional fields."""
-
-
-class Graded(AssertionError):
-    """Something failed whose severity only the failure shows."""
-
-    def __init__(self, message: str, severity: Severity) -> None:
-        super().__init__(message)
-        self.severity = severity
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-
-class NeverWaived(AssertionError):
-    """Something failed that no waiver tolerates. The first argument is the message, ``what`` names
-    it: a crash, the kernel path."""
-
-    def __init__(self, message: str, what: str) -> None:
-        super().__init__(message)
-        self.what = what
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-
-def require(holds: object, required: object, seen: object, of: str = "") -> None:
-    """Go on only if something holds.
-
-    Args:
-        of: what it is about, as "'the prompt': ".
-
-    Raises:
-        AssertionError: it does not hold, "OF required: REQUIRED, seen: SEEN".
-    """
-    if not holds:
-        raise AssertionError(f"{of}required: {required}, seen: {seen}")

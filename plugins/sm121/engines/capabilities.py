@@ -124,7 +124,7 @@ class Bug(DataTable):
     #: Names of the tests that show it, with `*` for any text and `?` for a bracket; the first one
     #: always shows it, and `*` alone is for what only some configurations show.
     checks: tuple[str, ...] = Field(min_length=1)
-    #: A regular expression that such a failure's text, or the crash in it, has a match of.
+    #: A regular expression: what was required or observed, or the crash in it, has a match of it.
     says: str = Field(min_length=3)
     versions: Versions
     #: It is of this build alone (a row of ``fixtures/builds.toml``), whose release is in the range.

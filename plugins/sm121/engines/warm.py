@@ -18,6 +18,7 @@ from sm121.compilation.caches import CompileCaches
 from sm121.compilation.jit import FlashInferModules, JitModule
 from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
+from sm121.core.unmet import Fact
 from sm121.engines import installed, preflight, registry
 
 _LINE_EVERY_S = 10.0
@@ -166,5 +167,5 @@ class Warmth:
             return "\n    ".join([f"status {process.returncode}", *lines[-_LINES:]])
         library = Path(json.loads(lines[-1])["library"])
         if self.modules.missing([module], self.codes, self.number):
-            return f"required: {module.module} for {', '.join(self.codes)}; seen: {library}"
+            return str(Fact(f"{module.module} for {', '.join(self.codes)}", f"{library}"))
         return None

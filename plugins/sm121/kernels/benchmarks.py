@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sm121.core.unmet import Fact, text
 from sm121.core.verdict import Invalid, NotRun
 from sm121.kernels import comparison, expert_layers, problems
 from sm121.kernels.benchmark_cases import BenchmarkCase
@@ -44,7 +45,7 @@ class Timed:
     call: Callable[[], Any]
     bytes_moved: int
     """What must be read and written at the least, each byte once."""
-    judge: Callable[[Any], list[str]]
+    judge: Callable[[Any], list[Fact]]
     activation: Tensor
     """What a call reads anew."""
 
@@ -72,7 +73,7 @@ def check_output(case: BenchmarkCase, timed: Timed, output: Any) -> None:
     wrong = timed.judge(output)
     if wrong:
         raise Invalid(
-            f"{case.name}: what was timed does not compute {case.operation}: {'; '.join(wrong)}"
+            f"{case.name}: what was timed does not compute {case.operation}: {text(wrong)}"
         )
 
 
@@ -86,9 +87,15 @@ def check(case: BenchmarkCase, seconds: float, timed: Timed, output: Any, peak: 
     share = timed.bytes_moved / seconds / 1e9 / peak.best_gb_s
     if not 0 < share <= _MARGIN:
         raise Invalid(
-            f"{case.name}: {timed.bytes_moved} bytes in {seconds:.3g} s is {share:.2f} of the "
-            f"measured bandwidth, {peak.best_gb_s:.4g} GB/s ({peak.method}); required: at "
-            f"most {_MARGIN}. The kernel did not do its work, or its data came from a cache"
+            Fact(
+                "of the measured bandwidth at most",
+                "the kernel did not do its work, or its data came from a cache",
+                case.name,
+                value=share,
+                limit=_MARGIN,
+                evidence=f"{timed.bytes_moved} bytes in {seconds:.3g} s, "
+                f"{peak.best_gb_s:.4g} GB/s by {peak.method}",
+            )
         )
     return share
 
@@ -121,12 +128,12 @@ def _by_rows(
     expected: Callable[[], Tensor],
     rows: Callable[[Tensor], Tensor],
     declared: Declaration,
-) -> Callable[[Any], list[str]]:
-    def judge(output: Any) -> list[str]:
+) -> Callable[[Any], list[Fact]]:
+    def judge(output: Any) -> list[Fact]:
         if not isinstance(output, Tensor) or not (
             limit := comparison.tolerance(operation, output.dtype, declared)
         ):
-            return ["required: a bfloat16 or float32 tensor"]
+            return [Fact("a bfloat16 or float32 tensor", "another")]
         reference = expected()
         observed = rows(output).reshape(reference.shape).cpu()
         errors = comparison.measure(observed, reference, limit.floor)
@@ -135,15 +142,15 @@ def _by_rows(
     return judge
 
 
-def _unwritten(output: Tensor) -> list[str]:
+def _unwritten(output: Tensor) -> list[Fact]:
     """What of a whole output was left out, where the oracle does not look."""
     if not bool(output.isfinite().all()):
-        return ["required: finite values throughout, seen: others"]
+        return [Fact("finite values throughout", "others")]
     whole = output.shape[-1] // _EVERYWHERE * _EVERYWHERE
     blocks = output[..., :whole].unflatten(-1, (-1, _EVERYWHERE))
     zero = int((blocks == 0).all(-1).sum())
     if zero:
-        return [f"required: {_EVERYWHERE} neighbours are not all zero, seen: {zero} times"]
+        return [Fact(f"{_EVERYWHERE} neighbours are not all zero", f"{zero} times")]
     return []
 
 
@@ -225,7 +232,7 @@ def _quantise(
     elements = x.numel() // 2 if form == "mxfp4" else x.numel()
     moved = _size(x) + elements + x.numel() // 32
 
-    def judge(output: Any) -> list[str]:
+    def judge(output: Any) -> list[Fact]:
         return problems.quantisation(x.cpu(), form).judge(output, declared)
 
     return Timed(call, moved, judge, x)

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sm121.core.unmet import Fact
 from sm121.oracles import moe, mxfp4
 
 #: Half of what the least wrong scale of the second matrix shows.
@@ -41,14 +42,19 @@ class Projection:
     row: int = -1
     block: int = -1
 
-    def beyond(self) -> list[str]:
-        """One line where it is more than `LIMIT`; NaN always is."""
+    def beyond(self) -> list[Fact]:
+        """One fact where it is more than `LIMIT`; NaN always is."""
         if abs(self.share) <= LIMIT:
             return []
         return [
-            f"block scale: required at most {LIMIT} of a block's part in the error, seen "
-            f"{self.share:.3g} (expert {self.expert}, row {self.row}, block {self.block} of "
-            f"{self.matrix})"
+            Fact(
+                "of a block's part in the error at most",
+                about="block scale",
+                value=self.share,
+                limit=LIMIT,
+                evidence=f"expert {self.expert}, row {self.row}, block {self.block} of "
+                f"{self.matrix}",
+            )
         ]
 
 

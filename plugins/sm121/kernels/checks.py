@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sm121.core.unmet import Fact, of
 from sm121.core.verdict import Inapplicable, NotRun
 from sm121.kernels import poison
 from sm121.kernels.problems import Problem
@@ -26,7 +27,7 @@ class DeviceFault(RuntimeError):
     """The device reported an error; where its context is broken, whatever comes next fails too."""
 
 
-def check(provider: Any, problem: Problem) -> list[str]:
+def check(provider: Any, problem: Problem) -> list[Fact]:
     """Run an operation twice, on fresh inputs and into differently poisoned memory.
 
     Returns one line for each thing that is wrong: values, shapes, poison that was left, inputs that
@@ -39,7 +40,7 @@ def check(provider: Any, problem: Problem) -> list[str]:
         raise Inapplicable(
             f"provider {declared.name} has pages of {declared.block_sizes} tokens only"
         )
-    wrong: list[str] = []
+    wrong: list[Fact] = []
     outputs = []
     for kind in poison.KINDS:
         arguments, keywords = _on(problem.arguments, declared), _on(problem.keywords, declared)
@@ -57,19 +58,15 @@ def check(provider: Any, problem: Problem) -> list[str]:
                 ) from error
             raise
         _probe(declared, problem)
-        wrong += [
-            f"{problem.operation} into memory of {kind}: {line}"
-            for line in problem.judge(output, declared)
-        ]
+        about = f"{problem.operation} into memory of {kind}"
+        wrong += of(about, problem.judge(output, declared))
         if not _same_bits((arguments, keywords), (problem.arguments, problem.keywords)):
-            wrong.append(f"{problem.operation}: required: inputs as they were, seen: changed")
+            wrong.append(Fact("inputs as they were", "changed", problem.operation))
         outputs.append(_each(Tensor.clone, output))
     repeats = problem.operation in declared.deterministic
     if repeats and not wrong and not _same_bits(outputs[0], outputs[1]):
-        wrong.append(
-            f"{problem.operation}: declared deterministic, seen: two runs differ; take it out of "
-            "`deterministic` or make it so"
-        )
+        differ = "two runs differ; take it out of `deterministic` or make it so"
+        wrong.append(Fact("deterministic, as declared", differ, problem.operation))
     return wrong
 
 
@@ -87,7 +84,7 @@ def record_graph(call: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
     return graph.replay, output
 
 
-def check_replay(provider: Any, problem: Problem, record: Recorder = record_graph) -> list[str]:
+def check_replay(provider: Any, problem: Problem, record: Recorder = record_graph) -> list[Fact]:
     """Capture an operation on other values than the problem's, then replay it on the problem's.
 
     What was captured has to follow its inputs, write its whole output each time, and be bit for
@@ -116,10 +113,8 @@ def check_replay(provider: Any, problem: Problem, record: Recorder = record_grap
                 poison.fill(part, kind)
             replay()
             _probe(declared, problem)
-            wrong += [
-                f"{problem.operation} replayed into {kind}: {line}"
-                for line in problem.judge(output, declared)
-            ]
+            about = f"{problem.operation} replayed into {kind}"
+            wrong += of(about, problem.judge(output, declared))
         result = _each(Tensor.clone, output)
         same = problem.operation not in declared.deterministic or _same_bits(result, call())
     except RuntimeError as error:
@@ -127,7 +122,7 @@ def check_replay(provider: Any, problem: Problem, record: Recorder = record_grap
             raise _fault(declared, problem, error) from error
         raise
     if not wrong and not same:
-        wrong.append(f"{problem.operation}: required: replay as eager, seen: other bits")
+        wrong.append(Fact("replay as eager", "other bits", problem.operation))
     return wrong
 
 
@@ -211,6 +206,8 @@ def _probe(declared: Declaration, problem: Problem) -> None:
 
 def _fault(declared: Declaration, problem: Problem, error: Exception) -> DeviceFault:
     return DeviceFault(
-        f"required: {declared.device} computes on after {declared.name}'s {problem.operation}, "
-        f"seen: {str(error).splitlines()[0]}"
+        Fact(
+            f"{declared.device} computes on after {declared.name}'s {problem.operation}",
+            str(error).splitlines()[0],
+        )
     )

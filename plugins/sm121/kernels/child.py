@@ -21,6 +21,7 @@ from importlib.resources import files
 from typing import IO, Any
 
 from sm121.core.errors import Sm121Error, UsageError
+from sm121.core.unmet import Fact
 from sm121.core.verdict import Inapplicable, Invalid, NotRun
 
 _SIZE_BYTES = 8  # of a question; the same in `sm121.kernels.judge`, which is not imported here
@@ -151,7 +152,7 @@ class Child:
         while not line.endswith(b"\n"):
             remaining = None if ends is None else max(0.0, ends - time.monotonic())
             if not select.select([process.stdout], [], [], remaining)[0]:
-                raise Ended(f"required: an end within {within_s:g} s, seen: none")
+                raise Ended(Fact(f"an end within {within_s:g} s"))
             block = process.stdout.read1(1 << 16)  # type: ignore[attr-defined]
             if not block:
                 raise self._how_it_ended(process)
@@ -169,7 +170,7 @@ class Child:
             why = last.removeprefix("cannot judge: ")
             return NotRun(f"the kernels cannot be judged with {self.python}: {why}; {_LEAST}")
         by = signal.Signals(-status).name if status < 0 else status
-        return Ended(f"required: a result, seen: the process ended with {by}: {last}")
+        return Ended(Fact("a result", f"the process ended with {by}: {last}"))
 
 
 def _write(process: subprocess.Popen[bytes], message: Any) -> None:

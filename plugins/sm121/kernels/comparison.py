@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sm121.core import data_file
 from sm121.core.data_file import DataTable
+from sm121.core.unmet import Fact
 from sm121.kernels.protocol import Declaration
 
 Measure = Literal["max", "rms", "slope", "bias"]
@@ -100,12 +101,15 @@ class Errors:
     bias: float
     where: tuple[int, int]
 
-    def beyond(self, limit: KernelTolerance) -> list[str]:
-        """One line for each measure that is beyond its tolerance; NaN always is."""
+    def beyond(self, limit: KernelTolerance) -> list[Fact]:
+        """One fact for each measure that is beyond its tolerance; NaN always is."""
         return [
-            f"{measure}: required at most {getattr(limit, measure):.3g}, "
-            f"seen {getattr(self, measure):.3g} (worst at row {self.where[0]}, element "
-            f"{self.where[1]})"
+            Fact(
+                f"{measure} of the error at most",
+                value=getattr(self, measure),
+                limit=getattr(limit, measure),
+                evidence=f"worst at row {self.where[0]}, element {self.where[1]}",
+            )
             for measure in MEASURES
             if not getattr(self, measure) <= getattr(limit, measure)
         ]

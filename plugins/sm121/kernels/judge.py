@@ -14,6 +14,7 @@ import pickle
 import statistics
 import sys
 import traceback
+from dataclasses import asdict
 from typing import IO, Any
 
 import torch
@@ -38,15 +39,16 @@ def _packages(name: str) -> list[str]:
     return [package for package in _PACKAGES if package in sys.modules]
 
 
-def _check(name: str, case: Any, tactic: str | None = None) -> list[str]:
+def _check(name: str, case: Any, tactic: str | None = None) -> list[dict[str, Any]]:
     provider = _provider(name)
     if tactic is not None:
         provider = provider.with_tactic(tactic)
-    return checks.check(provider, problems.build(case))
+    return [asdict(fact) for fact in checks.check(provider, problems.build(case))]
 
 
-def _replay(name: str, case: Any) -> list[str]:
-    return checks.check_replay(_provider(name), problems.build(case))
+def _replay(name: str, case: Any) -> list[dict[str, Any]]:
+    facts = checks.check_replay(_provider(name), problems.build(case))
+    return [asdict(fact) for fact in facts]
 
 
 def _tactics(name: str, operation: Any) -> list[str]:

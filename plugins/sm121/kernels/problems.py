@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sm121.core.unmet import Fact
 from sm121.kernels import block_scales, comparison, expert_layers
 from sm121.kernels.cases import (
     BytesCase,
@@ -32,7 +33,7 @@ from sm121.kernels.cases import (
 from sm121.kernels.protocol import Declaration, Operation
 from sm121.oracles import attention, moe, mxfp4, mxfp8
 
-Judge = Callable[[Any, Declaration], list[str]]
+Judge = Callable[[Any, Declaration], list[Fact]]
 
 
 @dataclass(frozen=True)
@@ -63,21 +64,21 @@ def _by_tolerance(
     shape: tuple[int, ...],
     reference: Tensor | Callable[[Declaration], Tensor],
     *,
-    more: Callable[[Tensor, Declaration], list[str]] = lambda _error, _declared: [],
+    more: Callable[[Tensor, Declaration], list[Fact]] = lambda _error, _declared: [],
     readout: bool = False,
     below_limit: bool = False,
 ) -> Judge:
     """`more`: what else is wrong with an error [rows, n] float64. `readout`, `below_limit`: of the
     case; see `MoeCase`."""
 
-    def judge(output: Any, declared: Declaration) -> list[str]:
+    def judge(output: Any, declared: Declaration) -> list[Fact]:
         if not isinstance(output, Tensor) or tuple(output.shape) != shape:
-            return [f"required: a tensor of shape {shape}, seen: {_describe(output)}"]
+            return [Fact(f"a tensor of shape {shape}", _describe(output))]
         limit = comparison.tolerance(
             operation, output.dtype, declared, below_limit=below_limit, readout=readout
         )
         if limit is None:
-            return [f"required: bfloat16 or float32, seen: {_describe(output)}"]
+            return [Fact("bfloat16 or float32", _describe(output))]
         expected = reference(declared) if callable(reference) else reference
         rows = output.reshape(expected.shape)
         errors = comparison.measure(rows, expected, limit.floor)
@@ -129,11 +130,11 @@ def mxfp4_dequantisation(packed: NDArray[np.uint8], scales: NDArray[np.uint8]) -
     """
     expected = mxfp4.dequantise(packed, scales)
 
-    def judge(output: Any, _declared: Declaration) -> list[str]:
+    def judge(output: Any, _declared: Declaration) -> list[Fact]:
         if not isinstance(output, Tensor) or tuple(output.shape) != expected.shape:
-            return [f"required: a tensor of shape {expected.shape}, seen: {_describe(output)}"]
+            return [Fact(f"a tensor of shape {expected.shape}", _describe(output))]
         if output.dtype is not torch.float32:
-            return [f"required: float32, seen: {_describe(output)}"]
+            return [Fact("float32", _describe(output))]
         observed = output.cpu().double().numpy()
         largest = float(np.finfo(np.float32).max)
         same = (observed == expected) | (np.isnan(observed) & np.isnan(expected))
@@ -145,9 +146,12 @@ def mxfp4_dequantisation(packed: NDArray[np.uint8], scales: NDArray[np.uint8]) -
             return []
         row, column = (int(axis[0]) for axis in np.nonzero(wrong))
         return [
-            f"required: every value exact, seen: {int(wrong.sum())} of {wrong.size} wrong, first "
-            f"at row {row}, column {column}: {observed[row, column]} for {expected[row, column]} "
-            f"(scale byte {scales[row, column // mxfp4.BLOCK]})"
+            Fact(
+                "every value exact",
+                f"{int(wrong.sum())} of {wrong.size} wrong",
+                evidence=f"first at row {row}, column {column}: {observed[row, column]} for "
+                f"{expected[row, column]}, scale byte {scales[row, column // mxfp4.BLOCK]}",
+            )
         ]
 
     return Problem(
@@ -225,7 +229,7 @@ def quantisation(x: Tensor, form: str, *, strided: bool = False) -> Problem:
     rules = mxfp4.ScaleRule if form == "mxfp4" else mxfp8.ScaleRule
     operation: Operation = "mxfp4_quantize" if form == "mxfp4" else "mxfp8_quantize"
 
-    def judge(output: Any, declared: Declaration) -> list[str]:
+    def judge(output: Any, declared: Declaration) -> list[Fact]:
         wrong = _wrong_shapes(output, x.shape, form)
         if wrong:
             return wrong
@@ -237,14 +241,14 @@ def quantisation(x: Tensor, form: str, *, strided: bool = False) -> Problem:
     return Problem(operation, (_widened(x, strided),), judge, strided=strided)
 
 
-def _wrong_shapes(output: Any, shape: torch.Size, form: str) -> list[str]:
+def _wrong_shapes(output: Any, shape: torch.Size, form: str) -> list[Fact]:
     if not (isinstance(output, tuple) and len(output) == 2):
-        return [f"required: elements and scales, seen: {_describe(output)}"]
+        return [Fact("elements and scales", _describe(output))]
     rows, k = shape
     width, dtype = (k // 2, torch.uint8) if form == "mxfp4" else (k, torch.float8_e4m3fn)
     required = (((rows, width), dtype), ((rows, k // mxfp4.BLOCK), torch.uint8))
     return [
-        f"required: {dtype} {shape}, seen: {_describe(part)}"
+        Fact(f"{dtype} {shape}", _describe(part))
         for part, (shape, dtype) in zip(output, required, strict=True)
         if not isinstance(part, Tensor) or (tuple(part.shape), part.dtype) != (shape, dtype)
     ]
@@ -261,14 +265,14 @@ def _judge_blocks(
     scales: NDArray[np.uint8],
     candidates: list[Any],
     form: str,
-) -> list[str]:
+) -> list[Fact]:
     oracle: Any = mxfp4 if form == "mxfp4" else mxfp8
     table = np.array([*mxfp4.E2M1_VALUES, *(-v for v in mxfp4.E2M1_VALUES)])
     table = table if form == "mxfp4" else mxfp8.E4M3_VALUES
     blocks = values.reshape(*scales.shape, mxfp4.BLOCK)
     elements = table[codes].reshape(blocks.shape)
     if (scales == mxfp4.E8M0_NAN).any() or np.isnan(elements).any():
-        return ["required: no NaN for finite values, seen: a NaN scale or element"]
+        return [Fact("no NaN for finite values", "a NaN scale or element")]
     scale = mxfp4.decode_scale(scales)[..., None]
     amax = np.abs(blocks).max(-1) if blocks.size else np.zeros(scales.shape)
     wrong = []
@@ -276,7 +280,7 @@ def _judge_blocks(
     settled = (amax > 2.0**-100) & (amax < 2.0**120)
     off = np.abs(elements * scale - blocks).max(-1, initial=0.0)
     if (off > np.maximum(amax, 2.0**-120)).any():
-        wrong.append("required: a block's values near its own, seen: off by more than the largest")
+        wrong.append(Fact("a block's values near its own", "off by more than the largest"))
     mismatches = {
         rule.value: int(((oracle.choose_scale(amax, rule) != scales) & settled).sum())
         for rule in candidates
@@ -284,8 +288,10 @@ def _judge_blocks(
     rule, least = min(mismatches.items(), key=lambda item: item[1])
     if least:
         wrong.append(
-            f"required: every scale by the rule {rule}, seen: {least} of {scales.size} blocks have "
-            "another; declare the rule or follow one"
+            Fact(
+                f"every scale by the rule {rule}",
+                f"{least} of {scales.size} blocks have another; declare the rule or follow one",
+            )
         )
     nearest = table[oracle.encode_elements((blocks / scale).reshape(values.shape))]
     distance = np.abs(elements - blocks / scale)
@@ -293,10 +299,10 @@ def _judge_blocks(
     missed = (distance > least_distance) & settled[..., None]
     if missed.any():
         wrong.append(
-            f"required: the nearest element, seen: {int(missed.sum())} of {missed.size} are another"
+            Fact("the nearest element", f"{int(missed.sum())} of {missed.size} are another")
         )
     if elements[amax == 0].any():
-        wrong.append("required: zeros stay zeros, seen: other values in an all-zero block")
+        wrong.append(Fact("zeros stay zeros", "other values in an all-zero block"))
     return wrong
 
 
@@ -329,28 +335,28 @@ def _route(case: RouteCase) -> Problem:
     logits = logits.bfloat16().float()
     best = logits.double().topk(case.top_k, -1).values
 
-    def judge(output: Any, _declared: Declaration) -> list[str]:
+    def judge(output: Any, _declared: Declaration) -> list[Fact]:
         if not (isinstance(output, tuple) and len(output) == 2):
-            return [f"required: shares and experts, seen: {_describe(output)}"]
+            return [Fact("shares and experts", _describe(output))]
         shares, chosen = output
         shape = (case.tokens, case.top_k)
         if tuple(shares.shape) != shape or tuple(chosen.shape) != shape:
-            return [f"required: {shape} twice, seen: {_describe(shares)}, {_describe(chosen)}"]
+            return [Fact(f"{shape} twice", f"{_describe(shares)}, {_describe(chosen)}")]
         chosen = chosen.cpu().long()
         if not case.tokens:
             return []
         if int(chosen.min()) < 0 or int(chosen.max()) >= case.experts:
-            return [f"required: experts 0..{case.experts - 1}, seen: others"]
+            return [Fact(f"experts 0..{case.experts - 1}", "others")]
         ordered = chosen.sort(-1).values
         if (ordered[:, 1:] == ordered[:, :-1]).any():
-            return ["required: k different experts a token, seen: one twice"]
+            return [Fact("k different experts a token", "one twice")]
         # Of equal logits any may be chosen: the chosen logits count, not the experts' numbers.
         logit = logits.double().gather(-1, chosen)
         if not torch.equal(logit.sort(-1, descending=True).values, best):
-            return ["required: the k largest logits, seen: others"]
+            return [Fact("the k largest logits", "others")]
         limit = comparison.tolerance("route", shares.dtype)
         if limit is None:
-            return [f"required: float32 or bfloat16 shares, seen: {_describe(shares)}"]
+            return [Fact("float32 or bfloat16 shares", _describe(shares))]
         return comparison.measure(shares, logit.softmax(-1), limit.floor).beyond(limit)
 
     arguments = (_widened(logits, case.strided), case.top_k)
@@ -393,7 +399,7 @@ def _moe(case: MoeCase) -> Problem:
             return exact
         return of_mxfp8(str(declared.mxfp8_scale_rule))
 
-    def blocks(error: Tensor, declared: Declaration) -> list[str]:
+    def blocks(error: Tensor, declared: Declaration) -> list[Fact]:
         if case.routing != "blocks":
             return []
         path = roundings(declared)

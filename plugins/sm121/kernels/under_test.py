@@ -8,6 +8,7 @@ from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
+from sm121.core.unmet import Fact, facts_of, of
 from sm121.core.verdict import Inapplicable, NotRun
 from sm121.kernels.benchmark_cases import BenchmarkCase
 from sm121.kernels.cases import Case
@@ -31,18 +32,18 @@ class Kernels:
     """Where the provider of a name runs. Raises NotRun: it would be another build's kernels."""
     judged: tuple[Operation, str] | None = None
     """What the running test judges, and by which provider."""
-    _begun: dict[Case, Future[str | None]] = field(default_factory=dict, repr=False)
+    _begun: dict[Case, Future[list[Fact] | None]] = field(default_factory=dict, repr=False)
 
     def begin(self, cases: Iterable[Case], worker: Executor) -> None:
         """Have cases judged in the background, as `wrong` does, which waits for its own. After the
         first one that ends its process or takes long they are left to `wrong`, and its limits."""
         given_up: list[str] = []
 
-        def ask(child: Child, name: str, case: Case) -> str | None:
+        def ask(child: Child, name: str, case: Case) -> list[Fact] | None:
             if given_up:
                 return None
             try:
-                return "; ".join(child.ask("check", name, case, within_s=_MEANWHILE_S))
+                return _facts(child.ask("check", name, case, within_s=_MEANWHILE_S))
             except (Ended, DeviceFault) as error:
                 given_up.append(f"{case}: {error}")
                 return None
@@ -54,35 +55,35 @@ class Kernels:
                     child = self.child_of(name)
                     self._begun[case] = worker.submit(ask, child, name, case)
 
-    def wrong(self, case: Case) -> str:
+    def wrong(self, case: Case) -> list[Fact]:
         """What is wrong with an operation on a case; empty when it holds."""
         begun = self._begun.get(case)
         if begun is not None and not begun.cancelled() and begun.result() is not None:
             self._choose(case.operation)
-            return begun.result() or ""
+            return begun.result() or []
         name, child = self._provider(case.operation)
         return _ask(child, "check", name, case)
 
-    def wrong_replayed(self, case: Case) -> str:
+    def wrong_replayed(self, case: Case) -> list[Fact]:
         """What is wrong with a CUDA graph of an operation; empty when it holds."""
         name, child = self._provider(case.operation)
         return _ask(child, "replay", name, case)
 
-    def wrong_with_a_tactic(self, case: Case, limit_s: float = _TACTIC_S) -> str:
+    def wrong_with_a_tactic(self, case: Case, limit_s: float = _TACTIC_S) -> list[Fact]:
         """What is wrong with any autotune tactic; empty when all of them hold. Each has a process
         of its own, so that one that crashes or hangs takes nothing else along."""
         operation = case.operation
         name, child = self._provider(operation)
-        wrong = []
+        wrong: list[Fact] = []
         for tactic in child.ask("tactics", name, operation):
             child.close()
             try:
                 child.ask("packages", name)  # loads the provider, which the limit is not about
-                lines = child.ask("check", name, case, tactic, within_s=limit_s)
+                facts = _facts(child.ask("check", name, case, tactic, within_s=limit_s))
             except (Ended, DeviceFault) as error:
-                lines = [str(error)]
-            wrong += [f"tactic {tactic}: {line}" for line in lines]
-        return "; ".join(wrong)
+                facts = facts_of(error)
+            wrong += of(f"tactic {tactic}", facts)
+        return wrong
 
     def time(self, case: BenchmarkCase, benchmark: Any) -> None:
         """Time a case, and replay the rounds as pytest-benchmark's, what they were held against in
@@ -124,8 +125,12 @@ class Kernels:
         return choice.provider
 
 
-def _ask(child: Child, question: str, name: str, case: Case) -> str:
+def _ask(child: Child, question: str, name: str, case: Case) -> list[Fact]:
     try:
-        return "; ".join(child.ask(question, name, case))
+        return _facts(child.ask(question, name, case))
     except (Ended, DeviceFault) as error:
-        return f"{case}: {error}"
+        return of(f"{case}", facts_of(error))
+
+
+def _facts(answer: list[dict[str, Any]]) -> list[Fact]:
+    return [Fact(**fact) for fact in answer]

@@ -30,6 +30,7 @@ from sm121.core.files import write_text
 from sm121.core.level_settings import GoldenBound, MatrixPlan
 from sm121.core.numbers import number
 from sm121.core.server import Server
+from sm121.core.unmet import Fact, text
 from sm121.core.verdict import Invalid, NotRun, Undecided
 from sm121.engines import requested
 from sm121.engines.managed import ServerError
@@ -280,7 +281,7 @@ class Examiner:
             worst_nats=found.worst[2], mean_divergence=found.mean_divergence, top1=found.top1
         )
         beyond = found.beyond(bound)
-        return "; ".join(beyond) if beyond else None
+        return text(beyond) if beyond else None
 
     def _record_golden(self, asker: Asker, server: Server) -> GoldenFile:
         kept = golden.record(
@@ -328,9 +329,9 @@ class Examiner:
         if seen is None:
             return None
         if not seen.drafts:
-            return "required: drafts for prompts that repeat themselves, seen: none"
+            return str(Fact("drafts for prompts that repeat themselves"))
         record.path["accepted"] = f"{seen.accepted:.0f} of {seen.tokens:.0f} drafted tokens"
-        return None if seen.accepted else f"required: an accepted token, seen: {seen}"
+        return None if seen.accepted else str(Fact("an accepted token", f"{seen}"))
 
     def _judge_rate(self, record: CellRecord, server: Server) -> tuple[CellOutcome, str]:
         """The cell's rate against the baseline's, from a server that stands the sample."""

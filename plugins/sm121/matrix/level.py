@@ -9,7 +9,8 @@ from pathlib import Path
 
 from sm121.core import digest
 from sm121.core.configuration import ServerConfiguration
-from sm121.core.verdict import Invalid, NeverWaived, NotRun
+from sm121.core.unmet import Fact, Unmet, require, require_none
+from sm121.core.verdict import Invalid, NotRun
 from sm121.matrix import cost, covering, feature_matrix, isolation, outlook, state
 from sm121.matrix.axes import Cell, identity, label
 from sm121.matrix.covering import Planned
@@ -86,47 +87,46 @@ class MatrixLevel:
         """The cell works.
 
         Raises:
-            AssertionError: it does not; names the outcome, the reason and the evidence.
-            NeverWaived: the same, for a crash or another kernel path.
+            Unmet: it does not; names the outcome, the reason and the evidence. A crash and another
+                kernel path are never waived.
             Invalid, NotRun: that could not be told.
         """
         if planned is None:
             raise NotRun(f"profile {self.plan.profile.name} has no cells to try")
         record = self._record_of(planned) or self.examine(planned)
-        text = f"{record.outcome}: {record.reason}"
-        if record.bundle:
-            text += f" Bundle: {self.harness.directory / record.bundle}"
-        elif record.log:
-            text += f" Log: {self.harness.directory / record.log}"
+        place = record.bundle or record.log
+        fact = Fact(
+            "the cell works",
+            f"{record.outcome}: {record.reason}",
+            evidence=f"{self.harness.directory / place}" if place else "",
+        )
         if record.outcome is CellOutcome.INVALID:
-            raise Invalid(text)
+            raise Invalid(fact)
         if record.outcome is CellOutcome.NOT_RUN:
-            raise NotRun(text)
-        if record.outcome in _NEVER_WAIVED:
-            raise NeverWaived(text, _NEVER_WAIVED[record.outcome])
-        assert not record.outcome.broken, text
+            raise NotRun(fact)
+        if record.outcome.broken:
+            raise Unmet(fact, never_waived=_NEVER_WAIVED.get(record.outcome, ""))
 
     def covered(self) -> None:
         """The plan has every combination that was asked for.
 
         Raises:
-            AssertionError: it has not.
+            Unmet: it has not.
         """
         strength = self.plan.array.strength
         if not isinstance(strength, int):
             return
         cells = [planned.cell for planned in self.plan.cells]
         covered = covering.coverage(self.space, cells, strength)
-        assert not covered.missing, (
-            f"required: all allowed combinations of {strength} values, missing: "
-            f"{', '.join(label(choice) for choice in covered.missing[:5])}"
-        )
+        missing = ", ".join(label(choice) for choice in covered.missing[:5])
+        required = f"all allowed combinations of {strength} values"
+        require(not missing, required, f"all but {missing}")
 
     def isolate(self) -> None:
         """Nothing fails, or what fails is known down to the smallest set of values.
 
         Raises:
-            AssertionError: names the sets.
+            Unmet: names the sets.
             NotRun: this process has not all cells, or none came to an outcome.
         """
         if self._is_part:
@@ -148,7 +148,7 @@ class MatrixLevel:
 
         self._found(isolation.smallest(self.space, list(self.records), try_cell, self._found))
         file = self.directory / feature_matrix.MARKDOWN
-        assert not self.sets, f"{'; '.join(str(one) for one in self.sets)}. All of it: {file}"
+        require_none([Fact("no failing set", f"{one}") for one in self.sets], evidence=file)
 
     def _found(self, sets: Sequence[FailingSet]) -> None:
         """Keep what is known; a test that runs out of time has written it."""

@@ -25,6 +25,7 @@ import numpy as np
 from scipy import special
 
 from sm121.core.profile_fields import Gate
+from sm121.core.unmet import Fact
 from sm121.core.verdict import Verdict
 from sm121.measure import statistics
 from sm121.measure.measurement import COUNTED, EXISTS_ONCE, Measurement
@@ -71,7 +72,13 @@ class Decision:
     verdict: Verdict
     grade: Grade | None
     estimate: Estimate
-    reason: str
+    fact: Fact
+    """What is required and what was measured; of a PASS, too."""
+
+    @property
+    def reason(self) -> str:
+        """The fact for people."""
+        return str(self.fact)
 
 
 def looks(maximum_rounds: int) -> tuple[int, ...]:
@@ -115,18 +122,19 @@ def decide(
     """
     estimate = statistics.estimate(samples)
     threshold, higher_is_better = _threshold(gate)
-    reason = f"required: {_requirement(gate)}; seen: {_describe(estimate, gate)}"
+    described = _describe(estimate)
 
     def decided(above: bool, how: str) -> Decision:
+        fact = _fact(gate, estimate, described + how)
         if above != higher_is_better:
-            return Decision(Verdict.FAIL, None, estimate, reason + how)
-        return Decision(Verdict.PASS, _grade(estimate, gate), estimate, reason + how)
+            return Decision(Verdict.FAIL, None, estimate, fact)
+        return Decision(Verdict.PASS, _grade(estimate, gate), estimate, fact)
 
     if maximum_rounds == 1:
         at_threshold = estimate.value == threshold
         return decided(estimate.value > threshold or (at_threshold and higher_is_better), "")
     if higher_is_better:
-        reason += f", {over_time(samples):.4g} {gate.unit} over the time"
+        described += f", {over_time(samples):.4g} {gate.unit} over the time"
     planned = looks(maximum_rounds)
     count = max(len(samples), len(track))
     if len(samples) < planned[0]:
@@ -143,8 +151,9 @@ def decide(
         return decided(above, f"; decided at {count} rounds")
     if count < maximum_rounds:
         return None
-    reason += f": the bound of {maximum_rounds} rounds is reached and allows no decision: "
-    return Decision(Verdict.INCONCLUSIVE, None, estimate, reason + obstacle)
+    why = f": the bound of {maximum_rounds} rounds is reached and allows no decision: {obstacle}"
+    fact = _fact(gate, estimate, described + why)
+    return Decision(Verdict.INCONCLUSIVE, None, estimate, fact)
 
 
 def over_time(rates: Sequence[float]) -> float:
@@ -309,14 +318,11 @@ def decide_tail(
     # Not that of the interval: how surely the quantile is within the bound.
     estimate = replace(interval, confidence=1.0 - risk_of_pass)
     needed = requests_needed(fraction)
-    reason = (
-        f"required: {_requirement(gate)}; seen: {interval.value:.4g} {gate.unit}, {over} of "
-        f"{count} requests over the bound"
-    )
+    described = f"{over} of {count} requests over the bound"
 
     def decided(verdict: Verdict, how: str) -> Decision:
         grade: Grade | None = "minimum" if verdict is Verdict.PASS else None
-        return Decision(verdict, grade, estimate, reason + how)
+        return Decision(verdict, grade, estimate, _fact(gate, estimate, described + how))
 
     if risk_of_fail < ERROR:
         return decided(Verdict.FAIL, "")
@@ -353,12 +359,10 @@ def decide_measurement(
             return decision, measurement
         rounds = measurement.rounds
         if more is None:
-            reason = (
-                f"{gate.metric}: {rounds} rounds decide nothing; a gate needs at least "
-                f"{FIRST_LOOK} (--rounds)"
-            )
+            observed = f"{rounds} rounds decide nothing; a gate needs at least {FIRST_LOOK}"
+            fact = Fact("", observed, gate.metric, evidence="--rounds")
             estimate = statistics.estimate(measurement.samples)
-            return Decision(Verdict.INCONCLUSIVE, None, estimate, reason), measurement
+            return Decision(Verdict.INCONCLUSIVE, None, estimate, fact), measurement
         measurement = more(wanted)
         if not measurement.valid or measurement.rounds <= rounds:
             more = None  # no more valid rounds will come
@@ -408,8 +412,8 @@ def conclude(
     against: Sequence[str],
     refuted: Collection[Verdict],
     box: str | None,
-) -> tuple[Verdict, str]:
-    """The verdict on a measurement and the reason for it.
+) -> tuple[Verdict, Fact | None]:
+    """The verdict on a measurement and the reason for it; None where nothing is required.
 
     Args:
         decision: of its gate; None where it has none.
@@ -422,20 +426,21 @@ def conclude(
     """
     name = measurement.name
     if against:
-        return Verdict.INVALID, f"{name}: {'; '.join(against)}"
+        return Verdict.INVALID, Fact("", "; ".join(against), name)
     timed = measurement.unit not in COUNTED
     if decision is None:
         if timed and refuted:
-            return Verdict.NOT_RUN, f"{name}: measured on a busy machine: {box}"
-        return Verdict.PASS, ""
+            return Verdict.NOT_RUN, Fact("", f"measured on a busy machine: {box}", name)
+        return Verdict.PASS, None
     if timed and decision.verdict in refuted:
-        return Verdict.INCONCLUSIVE, f"{name}: the box is DEGRADED: {box}"
+        return Verdict.INCONCLUSIVE, Fact("", f"the box is DEGRADED: {box}", name)
     if measurement.clock == "chunks" and measurement.unit == "tok/s":
-        return Verdict.INCONCLUSIVE, (
-            f"{name}: tokens were counted by chunks, since the server sends neither token ids "
-            f"nor usage; no gate decides on that alone ({decision.reason})"
+        observed = (
+            "tokens were counted by chunks, since the server sends neither token ids nor usage; "
+            "no gate decides on that alone"
         )
-    return decision.verdict, decision.reason
+        return Verdict.INCONCLUSIVE, Fact("", observed, name, evidence=decision.reason)
+    return decision.verdict, decision.fact
 
 
 def _threshold(gate: Gate) -> tuple[float, bool]:
@@ -445,15 +450,22 @@ def _threshold(gate: Gate) -> tuple[float, bool]:
     return gate.at_most, False
 
 
-def _requirement(gate: Gate) -> str:
+def _fact(gate: Gate, estimate: Estimate, evidence: str) -> Fact:
     threshold, higher = _threshold(gate)
-    return f"{gate.metric} {'>=' if higher else '<='} {threshold:g} {gate.unit}"
+    return Fact(
+        "at least" if higher else "at most",
+        about=gate.metric,
+        value=estimate.value,
+        limit=threshold,
+        unit=gate.unit,
+        evidence=evidence,
+    )
 
 
-def _describe(estimate: Estimate, gate: Gate) -> str:
+def _describe(estimate: Estimate) -> str:
     if estimate.ci_low is None or estimate.confidence is None:
-        return f"{estimate.value:.4g} {gate.unit} (once)"
+        return "once"
     return (
-        f"{estimate.value:.4g} {gate.unit} [{estimate.ci_low:.4g}, {estimate.ci_high:.4g}] "
-        f"({estimate.confidence:.1%}, {estimate.rounds} rounds)"
+        f"{estimate.ci_low:.4g} to {estimate.ci_high:.4g} with {estimate.confidence:.1%}, "
+        f"{estimate.rounds} rounds"
     )

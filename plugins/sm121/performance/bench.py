@@ -9,6 +9,7 @@ from typing import Any
 
 from sm121.client.timed import chat
 from sm121.core.server import Server
+from sm121.core.unmet import Unmet, facts_of, of
 from sm121.core.verdict import Inapplicable, NotRun, Undecided, Verdict
 from sm121.measure import gate, metrics, timing
 from sm121.measure.cells import MeasuredCell, MeasuredServer, Show
@@ -113,7 +114,7 @@ class Bench:
         by_cell: dict[int, list[str]] = {}
         for name in (name for name in self.recorded if name in passed):
             by_cell.setdefault(id(self.recorded[name][1]), []).append(name)
-        failures: list[AssertionError | Undecided] = []
+        failures: list[Unmet | Undecided] = []
         for names in by_cell.values():
             cell = self.recorded[names[0]][1]
             if cell is not first and gated.isdisjoint(names):
@@ -130,10 +131,10 @@ class Bench:
                 self._decide_again(recorder, name, failures)
         if failures:
             worst = min(failures, key=lambda failure: isinstance(failure, Undecided))
-            raise type(worst)("; ".join(map(str, failures)))
+            raise type(worst)(*(fact for failure in failures for fact in facts_of(failure)))
 
     def _decide_again(
-        self, recorder: Recorder, name: str, failures: list[AssertionError | Undecided]
+        self, recorder: Recorder, name: str, failures: list[Unmet | Undecided]
     ) -> None:
         metric, cell = self.recorded[name]
 
@@ -145,9 +146,9 @@ class Bench:
             measurement = self.read(metric, cell)
             bound = gate.next_look(measurement.rounds + 1, 2 * measurement.rounds)
             recorder.record(measurement, more, maximum_rounds=bound)
-        except (AssertionError, Undecided) as failure:
-            text = f"the last look: {name} passed before, and does not now: {failure}"
-            failures.append(type(failure)(text))
+        except (Unmet, Undecided) as failure:
+            about = f"the last look: {name} passed before, and does not now"
+            failures.append(type(failure)(*of(about, facts_of(failure))))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sm121.core.profile_fields import Gate
+from sm121.core.unmet import Fact, Unmet, noted
 from sm121.core.verdict import Inconclusive, Invalid, Verdict
 from sm121.evidence.kernel_path import KernelPath
 from sm121.measure import gate, machine, metrics, roofline, statistics
@@ -27,7 +28,13 @@ class Recorded:
     measurement: Measurement
     estimate: Estimate | None
     verdict: Verdict
-    reason: str
+    fact: Fact | None
+    """What is required and was measured; None where nothing is required."""
+
+    @property
+    def reason(self) -> str:
+        """The fact for people; empty where there is none."""
+        return str(self.fact or "")
 
 
 @dataclass
@@ -65,7 +72,7 @@ class Recorder:
         Raises:
             Invalid: the samples cannot be trusted.
             Inconclusive: the machine or the noise allows no decision.
-            AssertionError: the gate failed.
+            Unmet: the gate failed.
         """
         file = self.harness.file
         bound = maximum_rounds or measurement.rounds if more else measurement.rounds
@@ -80,15 +87,15 @@ class Recorder:
             against.append(above_roofline)
         if not against and estimate is None:
             against.append("no_samples: nothing was measured")
-        verdict, reason = gate.conclude(
+        verdict, fact = gate.conclude(
             measurement,
             decision,
             against=against,
             refuted=self.box.refuted if self.box is not None else (),
             box=file.box.reason,
         )
-        if verdict is Verdict.FAIL and (why := memory.get("out_of_reach")):
-            reason += f". It reads {why}"
+        if fact and verdict is Verdict.FAIL and (why := memory.get("out_of_reach")):
+            (fact,) = noted([fact], f"it reads {why}")
         file.metrics[measurement.name] = _report(
             measurement, threshold, estimate, decision, verdict, memory
         )
@@ -97,17 +104,18 @@ class Recorder:
                 file.unproven.append(item)
         for line in measurement.remarks:
             self.harness.remark(line, at_once=False)
-        recorded = Recorded(measurement, estimate, verdict, reason)
+        recorded = Recorded(measurement, estimate, verdict, fact)
         store(recorded)
         # The last look decides again on what was decided before.
         self.recorded[:] = [r for r in self.recorded if r.measurement.name != measurement.name]
         self.recorded.append(recorded)
         self.harness.save()
         if verdict is Verdict.INVALID:
-            raise Invalid(reason)
+            raise Invalid(fact)
         if verdict is Verdict.INCONCLUSIVE:
-            raise Inconclusive(reason)
-        assert verdict is not Verdict.FAIL, reason
+            raise Inconclusive(fact)
+        if fact and verdict is Verdict.FAIL:
+            raise Unmet(fact)
         return recorded
 
     def described(self, recorded: Recorded, *, reason: str = "") -> dict[str, Any]:

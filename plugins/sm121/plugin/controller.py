@@ -12,6 +12,7 @@ import pytest
 
 from sm121.core.errors import UsageError
 from sm121.core.printable import printable
+from sm121.core.unmet import Fact
 from sm121.core.verdict import Verdict
 from sm121.plugin import terminal, workers
 from sm121.plugin.selection import architectures_asked_for
@@ -19,7 +20,7 @@ from sm121.plugin.stash import PROGRESS, SETTINGS
 from sm121.report import merging
 from sm121.run import directory as report_directory
 from sm121.run import merge, verdict_file
-from sm121.run.verdict_file import TestReport, VerdictFile
+from sm121.run.verdict_file import BESIDE, TestReport, VerdictFile
 from sm121.session import target
 from sm121.session.session import Session
 
@@ -170,12 +171,8 @@ def handed_over(session: Session, *, closed: bool) -> dict[str, Any]:
 
 
 def _died(name: str, error: str) -> TestReport:
-    return TestReport(
-        id=f"end of the run::worker {name}",
-        level="smoke",
-        verdict=Verdict.FAIL,
-        message=f"required: each worker ends its part, seen of {name}, beside its tests: {error}",
-    )
+    fact = Fact("each worker ends its part", f"beside its tests: {error}", name)
+    return TestReport.of(f"{BESIDE}worker {name}", "smoke", fact)
 
 
 def _folders(directory: Path) -> list[Path]:

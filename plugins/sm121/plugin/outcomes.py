@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import datetime
+import json
 import re
 import unittest
+from dataclasses import replace
 
 import pytest
 
+from sm121.core import digest
+from sm121.core.errors import Sm121Error
 from sm121.core.printable import printable
 from sm121.core.profile_fields import LEVELS
+from sm121.core.unmet import Fact, Unmet, facts_of, noted, steady, text
 from sm121.core.verdict import (
-    Graded,
     Inapplicable,
-    NeverWaived,
     NotRun,
     Severity,
     Undecided,
@@ -25,7 +28,6 @@ from sm121.engines.managed import ServerError
 from sm121.evidence import failure
 from sm121.kernels.under_test import Kernels
 from sm121.plugin.stash import DEVIATIONS, FINDING, ID, LEVEL, MEASURED
-from sm121.run.alike import mark
 from sm121.run.ledger import stands
 from sm121.run.verdict_file import BESIDE, NOT_RUN, JudgedKernel, TestReport
 from sm121.session.crashes import RanOutOfTime
@@ -33,7 +35,8 @@ from sm121.session.session import Session
 from sm121.stress.fault import UnderLoad
 
 _MESSAGE_LENGTH = 600
-_SAID_LENGTH = 4000
+#: Characters of what was observed; of the rest a digest is compared.
+_OBSERVED_LENGTH = 4000
 #: How the failure message of pytest-timeout begins.
 _TIMEOUT = "Timeout "
 #: What ends a test without saying that something it requires does not hold.
@@ -102,12 +105,14 @@ def take(
         finding.verdict = Verdict.NOT_RUN
         finding.message = _skip_reason(report)
     elif report.failed:
+        facts = _facts(session, call, report)
+        message, note = _message(session, item, facts)
         failed = finding.model_copy(
             update={
                 "skipped": False,  # skipped, then failed in its teardown: failed
                 "verdict": error.verdict if isinstance(error, Undecided) else Verdict.FAIL,
-                "message": _message(session, item, call, report) + (_EXCUSED if excused else ""),
-                "said": _said(session, call, report),
+                "message": message + (_EXCUSED if excused else ""),
+                "unmet": noted(facts, note),
                 "waived": False,
                 "tolerated": None,
             }
@@ -184,34 +189,55 @@ def _of_case(item: pytest.Item) -> JudgedKernel | None:
     return None if case is None else JudgedKernel(operation=case.operation)
 
 
-def _text(call: pytest.CallInfo[None], report: pytest.TestReport) -> str:
+def _facts(session: Session, call: pytest.CallInfo[None], report: pytest.TestReport) -> list[Fact]:
+    """What does not hold, as the failure says it: the one place where somebody else's failure
+    becomes a fact."""
+
+    def shown(said: str) -> str:
+        whole = printable(session.redact(said))
+        rest = whole[_OBSERVED_LENGTH:]
+        return whole[:_OBSERVED_LENGTH] + (f" and {digest.of([rest])}" if rest else "")
+
+    return [fact.mapped(shown) for fact in _own(call, report)]
+
+
+def _own(call: pytest.CallInfo[None], report: pytest.TestReport) -> list[Fact]:
     if call.excinfo is None:  # a strict xfail that passed
-        return str(report.longrepr)
-    if isinstance(call.excinfo.value, (AssertionError, Undecided, ServerError)):
-        return str(call.excinfo.value)
-    return call.excinfo.exconly()
+        return [Fact("", str(report.longrepr))]
+    error, kind = call.excinfo.value, call.excinfo.type.__qualname__
+    if isinstance(error, AssertionError | Sm121Error):
+        return [_without_reprs(fact) for fact in facts_of(error)]
+    if _is_an_answer(error):
+        body = json.dumps(steady(getattr(error, "body", None)), default=str)
+        return [Fact("", f"{getattr(error, 'status_code', None)} {body}", kind=kind)]
+    return [Fact("", str(error), kind=kind)]
 
 
-def _said(session: Session, call: pytest.CallInfo[None], report: pytest.TestReport) -> str:
-    """All that a failure says, in a bounded length."""
-    text = printable(session.redact(_text(call, report)))
-    rest = text[_SAID_LENGTH:]
-    return text[:_SAID_LENGTH] + (f" and the rest: {mark(rest)}" if rest else "")
+def _without_reprs(fact: Fact) -> Fact:
+    """What pytest adds of where a value came from has addresses in it: it is evidence."""
+    if fact.required:
+        return fact
+    lines = fact.observed.splitlines()
+    added = [line.strip() for line in lines if line.startswith(" + ")]
+    observed = "\n".join(line for line in lines if not line.startswith(" + "))
+    return replace(
+        fact, observed=observed, evidence="; ".join(filter(None, (fact.evidence, *added)))
+    )
 
 
-def _message(
-    session: Session, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
-) -> str:
-    text = _text(call, report)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    first = session.redact(lines[0] if lines else "failed without a message")
-    if (known := failure.explain(first)) is not None:
+def _message(session: Session, item: pytest.Item, facts: list[Fact]) -> tuple[str, str]:
+    """A failure in one line for people, and what is known of it beside what it says."""
+    lines = [line.strip() for line in text(facts).splitlines() if line.strip()]
+    first = lines[0] if lines else "failed without a message"
+    if (known := failure.explain(facts[0].observed)) is not None:
         first = f"{first[: _MESSAGE_LENGTH // 3]}; {known}"
-    died = [one.kind for one in session.file.crashes if one.test == item.stash[ID]]
-    told = "\n".join([text, *died])
-    bug = next((own for own in _bugs(session, item) if re.search(own.says, told)), None)
-    also = f"; known of {bug.build or bug.versions}: {bug.what} ({bug.source})" if bug else ""
-    return printable(first)[: _MESSAGE_LENGTH - len(also)] + also
+    parts = [part for fact in facts for part in (fact.requirement, fact.observation)]
+    parts += [crash.kind for crash in session.file.crashes if crash.test == item.stash[ID]]
+    bugs = (bug for bug in _bugs(session, item) for part in parts if re.search(bug.says, part))
+    bug = next(bugs, None)
+    note = f"known of {bug.build or bug.versions}: {bug.what} ({bug.source})" if bug else ""
+    also = f"; {note}" if note else ""
+    return first[: _MESSAGE_LENGTH - len(also)] + also, "; ".join(filter(None, (known, note)))
 
 
 def _bugs(session: Session, item: pytest.Item) -> list[Bug]:
@@ -256,7 +282,7 @@ def _excuse(
     never = _never_waived(session, item, finding, call)
     error = call.excinfo.value if call.excinfo is not None else None
     plain = isinstance(error, AssertionError)
-    if isinstance(error, Graded):
+    if isinstance(error, Unmet) and error.severity is not None:
         finding.severity = error.severity
     if never or not plain or report.when != "call":
         # It did not come to what it judges: no answer, a 5xx, or one that cannot be read.
@@ -292,18 +318,21 @@ def _waive(
         if not waiver.applies_to(finding.id):
             continue
         if waiver.expired(today):
-            finding.message = (
-                f"waiver expired on {waiver.expires} ({waiver.issue}): {finding.message}"
-            )
+            _note(finding, f"waiver expired on {waiver.expires} ({waiver.issue})")
             continue
         if never:
-            finding.message = f"not waived, since {never} never is: {finding.message}"
+            _note(finding, f"not waived, since {never} never is")
             continue
         finding.waived = True
         finding.message = f"waived until {waiver.expires} ({waiver.issue}): {finding.message}"
         report.outcome = "skipped"
         report.wasxfail = f"waived: {waiver.reason} ({waiver.issue})"
         return
+
+
+def _note(finding: TestReport, why: str) -> None:
+    finding.message = f"{why}: {finding.message}"
+    finding.unmet = noted(finding.unmet, why)
 
 
 def _never_waived(
@@ -315,8 +344,8 @@ def _never_waived(
         return f"what is {finding.verdict}"
     if error is not None and crash(error) is not None:
         return "a crash"
-    if isinstance(error, NeverWaived):
-        return error.what
+    if isinstance(error, Unmet) and error.never_waived:
+        return error.never_waived
     if (marker := item.get_closest_marker("never_waived")) is not None:
         return str(marker.args[0])
     if "record_metric" in getattr(item, "fixturenames", ()):

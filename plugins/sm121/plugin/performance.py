@@ -10,6 +10,7 @@ import pytest
 
 from sm121.core import profile
 from sm121.core.server import Server
+from sm121.core.unmet import Unmet, facts_of
 from sm121.core.verdict import NotRun, Undecided, Verdict
 from sm121.measure.plan import Plan
 from sm121.performance.bench import Bench, PerformanceChecks
@@ -96,15 +97,11 @@ def look_again_after_the_level(item: pytest.Item, nextitem: pytest.Item | None) 
         bench.last_look(session.recorder, unless_latest=True)
     except NotRun:
         return  # no rate was measured
-    except (AssertionError, Undecided) as failure:
+    except (Unmet, Undecided) as failure:
         verdict = failure.verdict if isinstance(failure, Undecided) else Verdict.FAIL
+        facts = [fact.mapped(session.redact) for fact in facts_of(failure)]
         session.ledger.decide(
-            TestReport(
-                id=f"{BESIDE}last look",
-                level="performance",
-                verdict=verdict,
-                message=session.redact(str(failure)),
-            )
+            TestReport.of(f"{BESIDE}last look", "performance", *facts, verdict=verdict)
         )
         session.save()
 

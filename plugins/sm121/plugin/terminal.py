@@ -231,10 +231,10 @@ def _what_did_not_hold(terminal: pytest.TerminalReporter, report: StoredReport) 
         count = sum(len(each.ids) for each in (finding, *same)) - 1
         more = f" and {count} more for the same reason" if count else ""
         _say(terminal, f"{finding.verdict.value}: {headline.brief(finding.ids[0])}{more}")
-        if place == 0 and finding.requirement:
-            _say(terminal, f"  requirement: {headline.brief(finding.requirement)}")
-        if finding.required:
-            _say(terminal, f"  required: {headline.brief(finding.required)}")
+        requirement = finding.requirement if place == 0 else ""
+        for label, text in (("requirement", requirement), ("required", finding.required)):
+            if text:
+                _say(terminal, f"  {label}: {headline.brief(text)}")
         _say(terminal, f"  seen: {headline.brief(finding.seen, _MOST_LENGTH)}")
         if place == 0 and finding.evidence:
             shown = [str(report.directory / name) for name in finding.evidence[:_MOST_EVIDENCE]]

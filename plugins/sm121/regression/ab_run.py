@@ -16,6 +16,7 @@ from sm121.core import architecture
 from sm121.core.configuration import environment_items
 from sm121.core.files import write_text
 from sm121.core.server import Server
+from sm121.core.unmet import Fact, Unmet, require, require_none
 from sm121.core.verdict import Inconclusive, Invalid, NotRun, Undecided, Verdict, worst
 from sm121.engines import requested
 from sm121.engines.device_memory import ServerMemoryReader
@@ -125,13 +126,14 @@ class AbRun:
             Inconclusive: the starts differ too much among themselves, or the box is unfit.
         """
         outcomes = self.outcomes
-        assert not self._broken, f"required: B serves as A does, seen: {self._broken}"
+        require(not self._broken, "B serves as A does", self._broken)
         if self.harness.file.box.state == BoxState.DEGRADED:
             raise Inconclusive(f"the box is DEGRADED: {self.harness.file.box.reason}")
         if not outcomes:
             raise Invalid("A and B have no metric in common")
-        worse = [str(outcome) for outcome in outcomes if outcome.verdict is Verdict.FAIL]
-        assert not worse, f"B is worse than A: {'; '.join(worse)}"
+        worse = [outcome for outcome in outcomes if outcome.verdict is Verdict.FAIL]
+        wanted = "B is no worse than A"
+        require_none([Fact(wanted, "it is", o.metric, evidence=f"{o}") for o in worse])
         open_ones = [str(o) for o in outcomes if o.verdict is Verdict.INCONCLUSIVE]
         if open_ones:
             raise Inconclusive(f"undecided (--ab-pairs for more starts): {'; '.join(open_ones)}")
@@ -441,4 +443,6 @@ def _conclude(answers: list[CriterionResult], file: Path) -> None:
         raise Inconclusive(text)
     if verdict is Verdict.NOT_RUN:  # a promise that nobody looked at is not kept
         raise Inconclusive(f"not everything that was promised could be looked at: {text}")
-    assert verdict is Verdict.PASS, text
+    if verdict is not Verdict.PASS:
+        broken = ", ".join(f"{a.criterion}" for a in answers if a.verdict is verdict)
+        raise Unmet(Fact("what was promised", f"not {broken}", evidence=text))

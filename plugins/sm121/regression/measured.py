@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sm121.core.errors import UsageError
+from sm121.core.unmet import Fact, Unmet, require_none
 from sm121.core.verdict import Inconclusive, Invalid, NotRun, Verdict
 from sm121.measure.box import BoxState
 from sm121.performance.recorder import Recorder
@@ -54,10 +55,8 @@ class MeasuredHistory:
         skipped = [test for test in selected if test.skipped]
         if len(skipped) == len(selected):
             raise NotRun(f"the performance level did not run here: {skipped[0].message}")
-        raise AssertionError(
-            "required: the performance level leaves measurements, seen: none of "
-            f"{len(selected)} tests did; an empty run is no success"
-        )
+        observed = f"none of {len(selected)} tests did; an empty run is no success"
+        raise Unmet(Fact("the performance level leaves measurements", observed))
 
     @functools.cached_property
     def runs(self) -> list[StoredRun]:
@@ -144,11 +143,9 @@ class MeasuredHistory:
             harness.remark(f"regression {line}", at_once=False)
             self.findings.append(harness.redact(line))
         self._note(changes)
-        failed = [change.text for change in changes if change.verdict is Verdict.FAIL]
-        assert not failed, "; ".join(failed)
-        undecided = [c.text for c in changes if c.verdict is Verdict.INCONCLUSIVE]
-        if undecided:
-            raise Inconclusive("; ".join(undecided))
+        require_none([change.fact for change in changes if change.verdict is Verdict.FAIL])
+        if undecided := [c.fact for c in changes if c.verdict is Verdict.INCONCLUSIVE]:
+            raise Inconclusive(*undecided)
 
     def levels_held(self) -> None:
         """Look for a change of level in the whole history.
@@ -160,7 +157,7 @@ class MeasuredHistory:
         limits = self.recorder.harness.profile.regression
         changes = trend.changes(self.current, self.runs, limits)
         self._note(changes)
-        assert not changes, "; ".join(change.text for change in changes)
+        require_none([change.fact for change in changes])
 
     def _note(self, changes: Sequence[MetricChange]) -> None:
         noted = self.recorder.harness.file.changes

@@ -18,6 +18,7 @@ from scipy import special
 
 from sm121.core.level_settings import Regression
 from sm121.core.numbers import number
+from sm121.core.unmet import Fact
 from sm121.core.verdict import Verdict
 from sm121.measure import statistics
 from sm121.measure.statistics import Floats
@@ -49,6 +50,18 @@ class MetricChange:
     #: So many runs make the level ``before``.
     runs: int = 0
     allowed: float = 0.0
+
+    @property
+    def fact(self) -> Fact:
+        """What does not hold of it."""
+        return Fact(
+            "worse than before by at most",
+            about=self.metric,
+            value=None if self.worse is None else 100 * self.worse,
+            limit=100 * self.allowed,
+            unit="%",
+            evidence=self.text.removeprefix(f"{self.metric}: "),
+        )
 
     def report(self, beside: str | None = None) -> ChangeReport:
         """As verdict.json has it, held against ``beside`` (the stored runs)."""

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sm121.core import unmet
+from sm121.core.unmet import Fact
 from sm121.core.verdict import Severity, Verdict
 from sm121.report.details import FailureDetail
 from sm121.report.stored import StoredReport
 from sm121.run.verdict_file import TestReport, VerdictFile
 
 BAD = (Verdict.FAIL, Verdict.INVALID, Verdict.INCONCLUSIVE)
-_REQUIRED_SEEN = re.compile(
-    r"^(?:[\w.]+: )?required: (?P<required>.*?)[,;] (?:seen|missing): (?P<seen>.*)$",
-    re.DOTALL,
-)
 #: Characters of pytest's own output on one page, all failures together; details.json has them all.
 _MOST_TEXT = 400_000
-#: What pytest writes before the message of an exception of ours.
-_EXCEPTION = re.compile(r"^sm121\.(?:\w+\.)*\w+: ")
-#: What a message begins with when it speaks of one metric: several may have one and the same cause.
-_METRIC = re.compile(r"^(?!required: )[\w@:.-]{3,40}: (?!required )")
+#: Characters of what was required, or seen, in one finding; verdict.json has all.
+_LONGEST = 600
 
 
 @dataclass(frozen=True)
@@ -34,12 +29,27 @@ class FailureGroup:
     level: str
     ids: tuple[str, ...]
     requirement: str
-    required: str | None
-    seen: str
+    facts: tuple[Fact, ...]
+    """Of the first test; without what they are about where others say the same of something else.
+    """
     evidence: tuple[str, ...]
     """Files of the report directory, relative to it."""
     detail: FailureDetail
     """What is known of the first test."""
+
+    @property
+    def required(self) -> str | None:
+        """What the first fact requires; None where nobody says it."""
+        first = self.facts[0]
+        about = f"{first.about}: " if first.about else ""
+        return f"{about}{first.requirement}"[:_LONGEST] if first.required else None
+
+    @property
+    def seen(self) -> str:
+        """What there was instead, and what else does not hold."""
+        first, *others = self.facts
+        seen = first.observation if first.required else str(first)
+        return "; ".join(filter(None, (seen, unmet.text(others))))[:_LONGEST]
 
     @property
     def title(self) -> str:
@@ -55,9 +65,8 @@ def failures(run: VerdictFile) -> list[TestReport]:
 
 
 def reason_of(test: TestReport) -> str:
-    """What a test says, without the exception's name and the metric's before it."""
-    said = _EXCEPTION.sub("", test.message) or "no message"
-    return _METRIC.sub("", said) or said
+    """What does not hold, without what it is about: several may have one and the same cause."""
+    return unmet.text(replace(fact, about="") for fact in test.facts)
 
 
 def grouped(report: StoredReport) -> list[FailureGroup]:
@@ -80,18 +89,14 @@ def grouped(report: StoredReport) -> list[FailureGroup]:
 
 def _group(report: StoredReport, tests: list[TestReport], detail: FailureDetail) -> FailureGroup:
     first = tests[0]
-    match = _REQUIRED_SEEN.match(first.message)
-    said = _EXCEPTION.sub("", first.message) or "no message"
-    if len(tests) > 1:  # the others are of other metrics
-        said = _METRIC.sub("", said) or said
+    facts = first.facts if len(tests) == 1 else [replace(f, about="") for f in first.facts]
     return FailureGroup(
         verdict=first.verdict,
         severity=first.severity,
         level=first.level,
         ids=tuple(test.id for test in tests),
         requirement=report.details.requirements.get(first.id, ""),
-        required=match["required"] if match else None,
-        seen=match["seen"] if match else said,
+        facts=tuple(facts),
         evidence=tuple(_evidence(report, first.level, detail.logs)),
         detail=detail,
     )

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sm121.core.numbers import number
+from sm121.core import unmet
+from sm121.core.numbers import apart, number
 from sm121.core.profile_fields import LEVELS
 from sm121.core.verdict import Verdict, worst
 from sm121.measure import gate, statistics
@@ -187,7 +188,7 @@ def _said(run: VerdictFile) -> str:
             sentence, covered = told
             break
     else:
-        sentence, covered = f"{_title(first)}: {brief(findings.reason_of(first))}", 1
+        sentence, covered = f"{_title(first)}: {brief(unmet.text(first.facts))}", 1
     if (others := len(bad.tests) - covered) > 0:
         sentence += f" (and {others} more check{'s' if others > 1 else ''})"
     return sentence if run.finished else f"{sentence}; the run has not finished"
@@ -275,7 +276,7 @@ def _change(bad: _Bad) -> _Told:
         and (
             test.id.startswith(_AGAINST_PATH)
             or test.id in [f"{_AGAINST}{name}" for name in names]
-            or any(name in test.message for name in names)
+            or any(fact.about in names for fact in test.facts)
         )
     ]
     return sentence, max(1, len(about))
@@ -301,21 +302,10 @@ def _gate(bad: _Bad) -> _Told:
         else f"at most {number(limit)} allowed"
     )
     value = (
-        f"{_unlike(metric.value, limit)} {metric.unit}" if metric.value is not None else "no number"
+        f"{apart(metric.value, limit)} {metric.unit}" if metric.value is not None else "no number"
     )
     why = f". It reads {metric.out_of_reach}" if metric.out_of_reach else ""
     return f"{_named(name)} is {value}; {need} ({bad.run.profile}){why}", len(about)
-
-
-def _unlike(value: float, limit: float | None) -> str:
-    """A number with as many digits as tell it from its limit."""
-    if limit is None or value == limit or number(value) != number(limit):
-        return number(value)
-    return next(
-        text
-        for digits in range(1, 18)
-        if float(text := f"{value:.{digits}f}") != float(number(limit)) or digits == 17
-    )
 
 
 def _is_older(run: VerdictFile) -> bool:
@@ -328,7 +318,7 @@ def _kernels(bad: _Bad) -> _Told:
         return None
     about = [test for test in bad.tests if test.kernel is not None]
     whose = f" of {bad.first.kernel.provider}" if bad.first.kernel.provider else ""
-    seen = brief(findings.reason_of(bad.first))
+    seen = brief(unmet.text(bad.first.facts))
     checks = f" in {len(about)} checks (first: " if len(about) > 1 else " ("
     what = "a kernel does not hold against the oracle"
     return f"{what}{checks}{bad.first.kernel.operation}{whose}: {seen})", len(about)
@@ -339,7 +329,7 @@ def _oracle(bad: _Bad) -> _Told:
         return None
     about = [test for test in bad.tests if test.ability == _ORACLE]
     checks = f" in {len(about)} checks (first: " if len(about) > 1 else " ("
-    seen = brief(findings.reason_of(bad.first))
+    seen = brief(unmet.text(bad.first.facts))
     return f"answers do not hold against the oracle{checks}{seen})", len(about)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from sm121.core import profile
+from sm121.core import profile, unmet
 from sm121.core.level_settings import Regression
 from sm121.core.numbers import number
 from sm121.core.verdict import Severity, Verdict
@@ -25,7 +25,6 @@ from sm121.report.forest import Change, Forest
 from sm121.report.headline import Headline
 from sm121.report.rows import Row, shortened
 from sm121.report.stored import StoredReport
-from sm121.run.alike import alike
 from sm121.run.verdict_file import MetricReport, TestReport
 
 #: Characters of all rows of a table: where everything fails, the page must still open.
@@ -166,7 +165,7 @@ class Beside:
         one, two = self.a.tests.get(name), self.b.tests.get(name)
         note = ""
         if one is not None and two is not None and _bad(one) and _bad(two):
-            same = alike(one.said or one.message, two.said or two.message)
+            same = unmet.alike(one.facts, two.facts)
             note = "in the same way" if same else "in another way"
         return Row(name, _word(one), _word(two), _said(one), _said(two), note=note)
 

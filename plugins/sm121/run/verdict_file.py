@@ -15,6 +15,7 @@ from sm121.core.data_file import Record
 from sm121.core.files import write_text
 from sm121.core.profile import FULL
 from sm121.core.profile_fields import LEVELS
+from sm121.core.unmet import Fact, text
 from sm121.core.verdict import Severity, Verdict, worst
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.kernel_profile import KernelProfile
@@ -22,7 +23,7 @@ from sm121.measure.box import Reading
 from sm121.measure.growth import Growth
 from sm121.run.fingerprint import Fingerprint
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class ServedKernel(Record):
@@ -136,7 +137,7 @@ class JudgedKernel(Record):
 
 
 class TestReport(Record):
-    """One test. ``message`` is one line for people; the whole text is in pytest's output."""
+    """One test. ``message`` is one line for people; ``unmet`` is what programs read."""
 
     __test__ = False  # a report, not a test: pytest would collect the name
 
@@ -145,9 +146,8 @@ class TestReport(Record):
     verdict: Verdict
     message: str = ""
     seconds: float = 0.0
-    said: str = ""
-    """Of a failure, the whole text that ``message`` is the first line of, at most 4,000 characters
-    and a digest of the rest."""
+    unmet: list[Fact] = Field(default_factory=list)
+    """What does not hold: of a failure, and of what is not decided."""
     skipped: bool = False
     waived: bool = False
     severity: Severity = Severity.BLOCKER
@@ -164,6 +164,18 @@ class TestReport(Record):
     deviations: list[str] | None = None
     """What it excused because it is known of this version of the engine; null where it looks for
     none."""
+
+    @classmethod
+    def of(
+        cls, identity: str, level: str, *facts: Fact, verdict: Verdict = Verdict.FAIL
+    ) -> TestReport:
+        """What does not hold beside the tests."""
+        return cls(id=identity, level=level, verdict=verdict, message=text(facts), unmet=[*facts])
+
+    @property
+    def facts(self) -> list[Fact]:
+        """What does not hold; the message of one that has no facts of its own."""
+        return self.unmet or [Fact("", self.message)]
 
     @property
     def why_not_run(self) -> str:
@@ -488,4 +500,9 @@ def read(path: Path) -> VerdictFile:
     Raises:
         OSError, ValueError: it is not there, or not one.
     """
-    return lenient.validate(VerdictFile, json.loads(path.read_text("utf-8")))
+    raw = json.loads(path.read_text("utf-8"))
+    if isinstance(raw, dict) and raw.get("schema_version") == 1:  # it has a failure's text alone
+        for test in raw.get("tests") or ():
+            if isinstance(test, dict) and test.get("said"):
+                test["unmet"] = [{"required": "", "observed": test["said"]}]
+    return lenient.validate(VerdictFile, raw)

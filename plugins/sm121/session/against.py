@@ -20,6 +20,7 @@ from sm121.core.errors import UsageError
 from sm121.core.printable import printable
 from sm121.core.profile import FULL, Profile
 from sm121.core.profile_fields import LEVELS
+from sm121.core.unmet import Fact, alike, same_kind
 from sm121.core.verdict import Verdict
 from sm121.measure import machine
 from sm121.measure.box import BoxState
@@ -27,7 +28,6 @@ from sm121.regression import trend
 from sm121.regression.history import StoredMetric, StoredRun
 from sm121.report import details
 from sm121.run import verdict_file
-from sm121.run.alike import alike, same_words
 from sm121.run.fingerprint import Fingerprint
 from sm121.run.merge import contradiction
 from sm121.run.verdict_file import (
@@ -108,17 +108,12 @@ class Trusted:
         runs in a row have had, the first one counts as well: nothing gets worse step by step."""
 
         def same(test: TestReport | None) -> bool:
-            return test is not None and same_words(said(test), said(failure))
+            return test is not None and same_kind(test.facts, failure.facts)
 
         there = (run.failures.get(failure.id) for run in reversed(self.runs))
         failed = [test for test in itertools.takewhile(same, there) if test is not None]
-        near = all(alike(said(test), said(failure)) for test in failed[:1] + failed[-1:])
+        near = all(alike(test.facts, failure.facts) for test in failed[:1] + failed[-1:])
         return self.name if failed and near else None
-
-
-def said(test: TestReport) -> str:
-    """What a failure said: all of it, as far as it was kept."""
-    return test.said or test.message
 
 
 def load(asked: str, storage: Path) -> Trusted:
@@ -304,14 +299,13 @@ def judge(
     run.changes = [change for change in run.changes if change.beside != THE_TRUSTED]
     found: list[TestReport] = []
 
-    def add(what: str, verdict: Verdict, message: str) -> None:
-        entry = TestReport(id=f"{PREFIX}{what}", level=_LEVEL, verdict=verdict, message=message)
-        found.append(entry)
+    def add(what: str, fact: Fact, verdict: Verdict = Verdict.FAIL) -> None:
+        found.append(TestReport.of(f"{PREFIX}{what}", _LEVEL, fact, verdict=verdict))
 
     if theirs.engine.name != run.engine.name:
         line = f"engine: {theirs.engine.name} there, {run.engine.name} here"
         report.path.append(line)
-        add("engine", Verdict.FAIL, f"required: the engine of {trusted.name}; seen: {line}")
+        add("engine", Fact(f"the engine of {trusted.name}", line))
     unasked: list[TestReport] = []
     for test in theirs.tests:
         if not test.executed or test.id.startswith((BESIDE, "--")):
@@ -322,35 +316,28 @@ def judge(
         elif now is None or not now.executed:
             why = "it was not collected" if now is None else now.why_not_run
             report.missing.append(test.id)
-            add(
-                test.id,
-                Verdict.FAIL,
-                f"required: {test.id} runs, as in {trusted.name}; seen: it did not: {why}",
-            )
+            add(test.id, Fact(f"{test.id} runs, as in {trusted.name}", f"it did not: {why}"))
     for test in run.tests:
         if deviations := _sort(report, test, trusted):
-            add(
-                test.id,
-                Verdict.FAIL,
-                f"required: {test.id} holds, as in {trusted.name}; seen: it is excused, as known "
-                f"of {_engine(run)} ({', '.join(deviations)}), which that run did not show",
+            excused = f"it is excused, as known of {_engine(run)} ({', '.join(deviations)})"
+            fact = Fact(
+                f"{test.id} holds, as in {trusted.name}",
+                f"{excused}, which that run did not show",
             )
+            add(test.id, fact)
     asked_levels = {test.level for test in run.tests}
     report.not_asked = sorted({test.level for test in unasked} - asked_levels)
     for line, expected in _path(theirs, run):
         (report.path_told if expected else report.path).append(line)
         if not expected:
-            add(
-                f"path {line.partition(':')[0]}",
-                Verdict.FAIL,
-                f"required: the path of {trusted.name}, since no other was asked for; seen: {line}",
-            )
+            required = f"the path of {trusted.name}, since no other was asked for"
+            add(f"path {line.partition(':')[0]}", Fact(required, line))
     for name, verdict, text in _metrics(
         run, report, trusted, profile, metrics, _lost(theirs, unasked)
     ):
         (report.metrics if verdict is Verdict.PASS else report.worse).append(text)
         if verdict is not Verdict.PASS:
-            add(name, verdict, text)
+            add(name, Fact("", text), verdict)
     report.differs = _differs(theirs, run)
     report.measured = {name: theirs.metrics[name] for name in run.metrics if name in theirs.metrics}
     report.no_worse = not found and not report.new and not report.changed

@@ -13,7 +13,7 @@ from typing import Any
 from sm121.core.architecture import CPU
 from sm121.core.printable import printable
 from sm121.core.redaction import redact_arguments, redact_environment
-from sm121.core.verdict import Verdict
+from sm121.core.unmet import Fact
 from sm121.engines.attached import AttachedProcesses
 from sm121.engines.life import DYING_S, Dead, ManagedLife
 from sm121.engines.managed import (
@@ -26,7 +26,7 @@ from sm121.engines.managed import (
 from sm121.evidence import cgroup, crash_bundle, death, kernel_messages
 from sm121.evidence.crash_bundle import Evidence
 from sm121.evidence.failure import Cause, classify, classify_lines
-from sm121.run.verdict_file import CrashReport, TestReport
+from sm121.run.verdict_file import BESIDE, CrashReport, TestReport
 from sm121.session.session import Session
 from sm121.stress.fault import OWNERS, UnderLoad
 
@@ -84,13 +84,14 @@ class CrashDesk:
         if told := kernel.xids or kernel.no_memory:
             cause = classify_lines(told)
             session.ledger.decide(
-                TestReport(
-                    id="end of the run::messages of the kernel",
-                    level="smoke",
-                    verdict=Verdict.FAIL,
-                    message="required: the driver reports no error, though nothing died of it; "
-                    f"seen: {cause.kind}: {printable(session.redact(cause.summary))} "
-                    f"(ask: {cause.owner}). Remedy: {cause.remedy}",
+                TestReport.of(
+                    f"{BESIDE}messages of the kernel",
+                    "smoke",
+                    Fact(
+                        "the driver reports no error, though nothing died of it",
+                        f"{cause.kind}: {printable(session.redact(cause.summary))}",
+                        evidence=f"ask: {cause.owner}; remedy: {cause.remedy}",
+                    ),
                 )
             )
 

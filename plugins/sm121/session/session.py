@@ -20,6 +20,7 @@ from sm121.core.profile import Profile
 from sm121.core.profile_fields import LEVELS
 from sm121.core.redaction import redact, secrets_of
 from sm121.core.server import Server
+from sm121.core.unmet import Fact
 from sm121.core.verdict import NotRun, Severity, Verdict
 from sm121.engines import preflight, registry, requested
 from sm121.engines.attached_life import AttachedLife
@@ -678,52 +679,41 @@ class Session:
 
 def _unasked(name: str, dead: Dead, cause: Cause, place: tuple[str, str]) -> TestReport:
     level, where = place
-    return TestReport(
-        id=f"{BESIDE}life of {name}",
-        level=level,
-        verdict=Verdict.FAIL,
-        message=(
-            "required: the server lives until it is stopped; "
-            f"seen, {where}: {dead.what} ({cause.kind}). What it left is under crashes"
-        ),
+    fact = Fact(
+        "the server lives until it is stopped",
+        f"{where}: {dead.what} ({cause.kind})",
+        evidence="what it left is under crashes",
     )
+    return TestReport.of(f"{BESIDE}life of {name}", level, fact)
 
 
 def _left_the_path(name: str, wrong: list[str], log: Path | None, where: str) -> TestReport:
-    return TestReport(
-        id=f"{BESIDE}kernel path of {name}",
-        level="kernel",
-        verdict=Verdict.FAIL,
-        message=(
-            "required: the server stays on the path of the profile until it is closed; "
-            f"seen, {where}: {'; '.join(wrong)[:400]}. Evidence: {log}"
-        ),
+    fact = Fact(
+        "the server stays on the path of the profile until it is closed",
+        f"{where}: {'; '.join(wrong)[:400]}",
+        evidence=f"{log}",
     )
+    return TestReport.of(f"{BESIDE}kernel path of {name}", "kernel", fact)
 
 
 def _unclean(name: str, report: StopReport) -> TestReport:
     left = "; ".join(str(survivor) for survivor in report.survivors) or "no process"
-    return TestReport(
-        id=f"end of the run::{name}",
-        level="smoke",
-        verdict=Verdict.FAIL,
-        message=(
-            "required: the server ends in order when it is stopped, and nothing is left; seen: "
-            f"{f'it died of {report.crash}; ' if report.crash else ''}"
-            f"{left}; port free: {report.port_free}; "
-            f"memory missing: {report.memory_missing_bytes / 2**30:.1f} GiB. Evidence: {report.log}"
-        ),
+    fact = Fact(
+        "the server ends in order when it is stopped, and nothing is left",
+        f"{f'it died of {report.crash}; ' if report.crash else ''}"
+        f"{left}; port free: {report.port_free}; "
+        f"memory missing: {report.memory_missing_bytes / 2**30:.1f} GiB",
+        evidence=f"{report.log}",
     )
+    return TestReport.of(f"{BESIDE}{name}", "smoke", fact)
 
 
 def _doubted(name: str, report: StopReport) -> TestReport:
-    return TestReport(
-        id=f"end of the run::memory after {name}",
-        level="smoke",
-        verdict=Verdict.INCONCLUSIVE,
-        message=(
-            "required: the memory that a stopped server held is free again; "
-            f"seen: {report.remark}. End what else takes memory and run again; of a GPU's memory, "
-            "run where all processes are seen (docker run --pid=host)"
-        ),
+    fact = Fact(
+        "the memory that a stopped server held is free again",
+        f"{report.remark}",
+        evidence="end what else takes memory and run again; of a GPU's memory, run where all "
+        "processes are seen (docker run --pid=host)",
     )
+    identity = f"{BESIDE}memory after {name}"
+    return TestReport.of(identity, "smoke", fact, verdict=Verdict.INCONCLUSIVE)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from sm121.client.load import Job, JobOutcome, LoadResult
 from sm121.core.server import Endpoint
+from sm121.core.unmet import Fact
 from sm121.core.verdict import Inconclusive, NotRun
 from sm121.measure import counters
 from sm121.stress.shapes import Shapes
@@ -90,9 +91,12 @@ class Joining:
             raise NotRun("how many requests ran is not known: /metrics has no counter of them")
         if missing := self.missing():
             raise Inconclusive(
-                f"required: 1 to {self.most} requests running, one of them joining; the server's "
-                f"counters never showed {', '.join(map(str, missing))}: it runs fewer at once than "
-                "it was asked to (--max-num-seqs, or a KV cache that is too small), or too shortly"
+                Fact(
+                    f"1 to {self.most} requests running, one of them joining",
+                    f"never {', '.join(map(str, missing))} by the server's counters: it runs fewer "
+                    "at once than it was asked to (--max-num-seqs, or a KV cache that is too "
+                    "small), or too shortly",
+                )
             )
 
     def at_the_end(self, load: LoadResult) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from sm121.client.load import Job, JobOutcome, LoadClient, LoadResult
 from sm121.core.level_settings import AgreementBound
+from sm121.core.unmet import Fact, Unmet, require
 from sm121.core.verdict import Inconclusive
 from sm121.engines.capabilities import Deviation
 from sm121.run.harness import Harness
@@ -56,13 +57,16 @@ def under_load(
     longest = max(waited.values(), default=0.0)
     late = [number for number, seconds in waited.items() if seconds > learned_within_s]
     if late:
-        silence = (
-            f"required: within {learned_within_s:g} s of the stop each client has an answer, an "
-            f"error or a closed connection; seen: {len(late)} of {len(waited)} requests waited in "
-            f"silence, {longest:.1f} s at most (numbers {', '.join(map(str, late[:8]))}). "
-            f"Evidence: {log}"
+        silence = Fact(
+            "an answer, an error or a closed connection for each client, after the stop within",
+            f"for {len(late)} of {len(waited)} requests",
+            value=longest,
+            limit=learned_within_s,
+            unit="s",
+            evidence=f"numbers {', '.join(map(str, late[:8]))}; {log}",
         )
-        assert excuse is not None and len(late) <= concurrency, silence
+        if excuse is None or len(late) > concurrency:
+            raise Unmet(silence)
         harness.remark(f"restart under load: known of {excuse.versions}: {silence}")
     broken_off = sum(
         outcome.problem is not None or checks.is_aborted(outcome, stopped_at)
@@ -104,13 +108,11 @@ def _stopped(
     stopped_at = time.monotonic()
     report = harness.stop()
     loading.join(timeout=_LEARN_WITHIN_S)
-    assert not loading.is_alive(), (
-        f"required: every client learns of the stop within {_LEARN_WITHIN_S:.0f} s, "
-        "seen: some still wait"
-    )
-    assert report is not None and report.clean, (
-        f"required: nothing left of a server stopped under load, seen: {report}"
-    )
+    learned = not loading.is_alive()
+    wanted = f"every client learns of the stop within {_LEARN_WITHIN_S:.0f} s"
+    require(learned, wanted, "some still wait")
+    if report is None or not report.clean:
+        raise Unmet(Fact("nothing left of a server stopped under load", f"{report}"))
     return loads[0], stopped_at, str(report.log or "the server's log")
 
 

@@ -1,0 +1,72 @@
+"""What does not hold is a value with fields, and one module makes its text."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from sm121.core import unmet
+from sm121.core.unmet import Fact, Unmet, facts_of, require, require_none
+from sm121.core.verdict import Inconclusive
+from sm121.run.verdict_file import TestReport
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_no_message_is_written_by_hand():
+    """The words stand in one module. A literal of another one would be a sentence again."""
+    files = [*(ROOT / "plugins" / "sm121").rglob("*.py"), *(ROOT / "tests").glob("*.py")]
+    written = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in files
+        if path != Path(unmet.__file__)
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if node.value.startswith("required: ")
+    ]
+    assert not written
+
+
+@pytest.mark.parametrize(
+    ("fact", "text"),
+    [
+        (Fact("200", "404"), "required: 200, seen: 404"),
+        (Fact("a version"), "required: a version, seen: none"),
+        (
+            Fact("at least", "", "tg32@d0", value=51.9996, limit=52.0, unit="tok/s", evidence="x"),
+            "tg32@d0: required: at least 52 tok/s, seen: 51.9996 tok/s (x)",
+        ),
+        (Fact("at most", "at 3", value=math.nan, limit=1.0), "required: at most 1, seen: nan at 3"),
+        (Fact("", "it broke", kind="KeyError"), "KeyError: it broke"),
+    ],
+    ids=str,
+)
+def test_a_fact_is_one_line_for_people(fact, text):
+    assert str(fact) == text
+    report = TestReport.of("a", "smoke", fact)
+    assert TestReport.model_validate_json(report.model_dump_json()).unmet == [fact]
+    assert json.loads(report.model_dump_json())["unmet"][0]["about"] == fact.about
+
+
+def test_what_is_raised_carries_its_facts():
+    with pytest.raises(Unmet, match="required: 1, seen: 2") as raised:
+        require(False, 1, 2)
+    assert facts_of(raised.value) == [Fact("1", "2")]
+    with pytest.raises(Unmet) as raised:
+        require_none([Fact("1", "2"), Fact("3", "4")], evidence="server.log")
+    assert str(raised.value) == "required: 1, seen: 2; required: 3, seen: 4 (server.log)"
+    error = Inconclusive(Fact("1", "2"), Fact("3", "4"))
+    assert str(error) == "required: 1, seen: 2; required: 3, seen: 4" and len(facts_of(error)) == 2
+    require(True, 1, 2)
+    require_none([])
+
+
+def test_an_answer_is_observed_without_what_differs_by_chance():
+    call = {"id": "call_1", "function": {"name": "f"}}
+    with pytest.raises(Unmet) as raised:
+        require(False, "a call", {"id": "x", "created": 1, "tool_calls": [call]})
+    assert raised.value.facts[0].observed == "{'tool_calls': [{'function': {'name': 'f'}}]}"

@@ -1,0 +1,212 @@
+"""What did not hold, as a value: what was required, what was observed, how much, where it shows.
+
+People read `str` of it, and that text is made here alone. Programs compare the fields.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sm121.core.numbers import apart
+from sm121.core.verdict import Severity
+
+#: Two measured numbers are near each other within this factor.
+_FACTOR = 2.0
+#: Keys of an answer whose values differ from one answer to the next.
+_BY_CHANCE = frozenset({
+    "id", "call_id", "tool_call_id", "item_id", "response_id", "created", "created_at",
+    "completed_at", "system_fingerprint",
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One thing that does not hold."""
+
+    required: str
+    """In words; of a number ``limit`` has it: ``at most``. Empty where somebody else's check
+    failed: ``observed`` is all that it said, and ``kind`` its exception's type."""
+    observed: str = ""
+    """What was there instead. Two runs are compared by it, character by character: it has no path,
+    port, id, time or measured number."""
+    about: str = ""
+    """A metric, a request, an operation; empty where the test's name says it."""
+    kind: str = ""
+    """What is required as an identifier that stays when the words change; empty: ``required``."""
+    value: float | None = None
+    """The measured number, in ``unit``."""
+    limit: float | None = None
+    """What the value is held against, in ``unit``."""
+    unit: str = ""
+    evidence: str = ""
+    """What helps to understand it and differs by chance: ids, paths, times, other numbers."""
+
+    def __post_init__(self) -> None:
+        if self.value is not None and not math.isfinite(self.value):  # JSON has no such number
+            object.__setattr__(self, "observed", f"{self.value} {self.observed}".rstrip())
+            object.__setattr__(self, "value", None)
+
+    def __str__(self) -> str:
+        return (f"{self.about}: " if self.about else "") + self.reason
+
+    @property
+    def reason(self) -> str:
+        """The text without what it is about."""
+        if self.required:
+            return f"required: {self.requirement}, seen: {self.observation}"
+        return (f"{self.kind}: " if self.kind else "") + self.observation
+
+    @property
+    def requirement(self) -> str:
+        """What is required, with its number."""
+        limit = "" if self.limit is None else f" {apart(self.limit, None)}{self._unit}"
+        return f"{self.required}{limit}"
+
+    @property
+    def observation(self) -> str:
+        """What was observed, with its number and the evidence."""
+        value = "" if self.value is None else f"{apart(self.value, self.limit)}{self._unit}"
+        said = " ".join(filter(None, (value, self.observed))) or "none"
+        return f"{said} ({self.evidence})" if self.evidence else said
+
+    @property
+    def _unit(self) -> str:
+        return f" {self.unit}" if self.unit else ""
+
+    def mapped(self, change: Callable[[str], str]) -> Fact:
+        """With each text as `change` makes it."""
+        return replace(
+            self,
+            required=change(self.required),
+            observed=change(self.observed),
+            about=change(self.about),
+            evidence=change(self.evidence),
+        )
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What two runs have in common if they fail in the same way, whatever was measured."""
+        return (self.about, self.kind or self.required, self.observed, self.unit)
+
+
+class Unmet(AssertionError):
+    """A check failed: these facts do not hold.
+
+    Args:
+        severity: of the failure, where only the failure shows it.
+        never_waived: what it is that no waiver tolerates, such as "a crash"; empty: one may.
+    """
+
+    def __init__(
+        self, *facts: Fact, severity: Severity | None = None, never_waived: str = ""
+    ) -> None:
+        super().__init__(*facts)
+        self.facts, self.severity, self.never_waived = facts, severity, never_waived
+
+    def __str__(self) -> str:
+        return text(self.facts)
+
+
+def noted(facts: Sequence[Fact], evidence: str) -> list[Fact]:
+    """The facts with more evidence, which is of the last one."""
+    *others, last = facts
+    return [*others, replace(last, evidence="; ".join(filter(None, (last.evidence, evidence))))]
+
+
+def facts_of(error: BaseException) -> list[Fact]:
+    """The facts that an error carries; of one that has none, its text is the fact."""
+    facts = [each for each in error.args if isinstance(each, Fact)]
+    return facts or [Fact("", str(error) or f"{type(error).__qualname__} without a message")]
+
+
+def of(about: str, facts: Iterable[Fact]) -> list[Fact]:
+    """The facts as being about something, as a whole."""
+    return [replace(f, about=": ".join(filter(None, (about, f.about)))) for f in facts]
+
+
+def text(facts: Iterable[Fact]) -> str:
+    """Several facts on one line."""
+    return "; ".join(map(str, facts))
+
+
+def steady(answer: Any) -> Any:
+    """A JSON value without the ids and times that differ from one answer to the next."""
+    if isinstance(answer, dict):
+        return {key: steady(value) for key, value in answer.items() if key not in _BY_CHANCE}
+    return [steady(value) for value in answer] if isinstance(answer, list) else answer
+
+
+def require(
+    holds: object,
+    required: object,
+    observed: object = "",
+    about: str = "",
+    *,
+    value: float | None = None,
+    limit: float | None = None,
+    unit: str = "",
+    evidence: object = "",
+) -> None:
+    """Go on only if something holds; the rest are the fields of `Fact`.
+
+    Args:
+        observed: as text; of JSON without the ids and times that `steady` leaves out.
+
+    Raises:
+        Unmet: it does not hold.
+    """
+    if not holds:
+        raise Unmet(
+            Fact(
+                f"{required}",
+                f"{steady(observed)}",
+                about,
+                value=value,
+                limit=limit,
+                unit=unit,
+                evidence=f"{evidence}",
+            )
+        )
+
+
+def require_none(facts: Sequence[Fact], evidence: object = "") -> None:
+    """Go on only if there is no such fact.
+
+    Args:
+        evidence: where all of them show.
+
+    Raises:
+        Unmet: there are some.
+    """
+    if facts:
+        raise Unmet(*noted(facts, f"{evidence}"))
+
+
+def same_kind(one: Sequence[Fact], other: Sequence[Fact]) -> bool:
+    """Whether two failures of a test are of the same things, whatever was measured."""
+    return _same_text(one, other) or [f.identity for f in one] == [f.identity for f in other]
+
+
+def alike(one: Sequence[Fact], other: Sequence[Fact]) -> bool:
+    """Whether two failures of a test are the same: what was measured is within a factor of 2."""
+    return _same_text(one, other) or (
+        same_kind(one, other)
+        and all(
+            _near(a.value, b.value) and _near(a.limit, b.limit)
+            for a, b in zip(one, other, strict=True)
+        )
+    )
+
+
+def _same_text(one: Sequence[Fact], other: Sequence[Fact]) -> bool:
+    """Of a failure whose fields nobody knows, the text is compared."""
+    return not all(fact.required for fact in (*one, *other)) and text(one) == text(other)
+
+
+def _near(one: float | None, other: float | None) -> bool:
+    if one is None or other is None or one == other:
+        return one == other
+    return one * other > 0.0 and 1 / _FACTOR <= one / other <= _FACTOR
