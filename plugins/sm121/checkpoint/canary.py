@@ -52,9 +52,9 @@ def build(directory: Path, twin: Twin, progress: Progress = print) -> Path:
     if twin not in TWINS:
         raise ValueError(f"unknown twin {twin!r}: choose one of {', '.join(TWINS)}")
     directory = Path(directory).absolute()
-    wanted = manifest(twin)
+    expected = manifest(twin)
     if directory.exists():
-        if _manifest_of(directory) == wanted:
+        if _manifest_of(directory) == expected:
             progress(f"{directory} is up to date")
             return directory
         if not (directory / MANIFEST).is_file() and (
@@ -67,7 +67,7 @@ def build(directory: Path, twin: Twin, progress: Progress = print) -> Path:
     work = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:
         progress("writing the tokenizer")
-        if not _reuse_tokenizer(directory, work, wanted):
+        if not _reuse_tokenizer(directory, work, expected):
             tokenizer.write(work)
         progress(f"writing the {twin} weights")
         _write_weights(work / "model.safetensors", tensors(twin))
@@ -78,13 +78,13 @@ def build(directory: Path, twin: Twin, progress: Progress = print) -> Path:
         (drafter / "config.json").write_bytes(_data("checkpoint/eagle3.json"))
         # As gpt-oss has it: generation ends with <|return|>, <|endoftext|> or <|call|>.
         (work / "generation_config.json").write_bytes(_data("checkpoint/generation_config.json"))
-        _write_json(work / MANIFEST, wanted)
+        _write_json(work / MANIFEST, expected)
         work.chmod(0o755)
         try:
             _replace(work, directory)
         except OSError:
             # Another process may have been faster; what it made is the same.
-            if _manifest_of(directory) != wanted:
+            if _manifest_of(directory) != expected:
                 raise
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -120,13 +120,13 @@ def tensors(twin: Twin) -> dict[str, tuple[str, Array]]:
 
     shipped: dict[str, Array] = safetensors.numpy.load(_data("weights.safetensors"))
     recipe = json.loads(_data("weights.json"))
-    known = shipped["tokens"].astype(np.int64)
+    tokens = shipped["tokens"].astype(np.int64)
     result: dict[str, tuple[str, Array]] = {
         "model.embed_tokens.weight": (
             "BF16",
-            _expand(shipped["embed_tokens"], known, recipe["embedding_noise"], 0),
+            _expand(shipped["embed_tokens"], tokens, recipe["embedding_noise"], 0),
         ),
-        "lm_head.weight": ("BF16", _expand(shipped["lm_head"], known, recipe["head_noise"], 1)),
+        "lm_head.weight": ("BF16", _expand(shipped["lm_head"], tokens, recipe["head_noise"], 1)),
         "model.norm.weight": ("BF16", shipped["norm"]),
     }
     for n in range(LAYERS):
@@ -173,7 +173,7 @@ def drafter_tensors() -> dict[str, tuple[str, Array]]:
     import safetensors.numpy
 
     shipped: dict[str, Array] = safetensors.numpy.load(_data("drafter.safetensors"))
-    known = shipped.pop("tokens").astype(np.int64)
+    tokens = shipped.pop("tokens").astype(np.int64)
     where = {
         **dict.fromkeys(("fc", "norm", "lm_head"), ""),
         **dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "midlayer.self_attn."),
@@ -183,9 +183,9 @@ def drafter_tensors() -> dict[str, tuple[str, Array]]:
         f"{where.get(name, 'midlayer.')}{name}.weight": ("BF16", array)
         for name, array in shipped.items()
     }
-    result["d2t"] = ("I64", known - np.arange(len(known)))
+    result["d2t"] = ("I64", tokens - np.arange(len(tokens)))
     knows = np.zeros(tokenizer.VOCABULARY, dtype=np.uint8)
-    knows[known] = 1
+    knows[tokens] = 1
     result["t2d"] = ("BOOL", knows)
     return dict(sorted(result.items()))
 
@@ -251,8 +251,8 @@ def _reuse_tokenizer(directory: Path, work: Path, wanted: dict[str, Any]) -> boo
     """Take the tokenizer from a canary of this builder in the same parent directory, if there is
     one."""
     for sibling in sorted(directory.parent.iterdir()):
-        found = _manifest_of(sibling)
-        if found is None or found.get("builder") != wanted["builder"]:
+        previous = _manifest_of(sibling)
+        if previous is None or previous.get("builder") != wanted["builder"]:
             continue
         if all((sibling / name).is_file() for name in tokenizer.FILES):
             for name in tokenizer.FILES:
@@ -274,10 +274,10 @@ def _replace(work: Path, directory: Path) -> None:
 
 def _manifest_of(directory: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads((directory / MANIFEST).read_text("utf-8"))
+        content = json.loads((directory / MANIFEST).read_text("utf-8"))
     except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
         return None
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None
 
 
 def _write_json(path: Path, value: Any) -> None:

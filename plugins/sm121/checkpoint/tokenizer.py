@@ -63,15 +63,15 @@ def merges(tokens: list[bytes]) -> list[tuple[int, int]]:
     """Every pair of tokens that makes a token, in the order in which byte-pair encoding prefers
     them."""
     rank = {token: index for index, token in enumerate(tokens)}
-    found: list[tuple[int, int]] = []
+    pairs_in_order: list[tuple[int, int]] = []
     for token in tokens:
         pairs = []
         for cut in range(1, len(token)):
             left, right = rank.get(token[:cut]), rank.get(token[cut:])
             if left is not None and right is not None:
                 pairs.append((left, right))
-        found += sorted(pairs)
-    return found
+        pairs_in_order += sorted(pairs)
+    return pairs_in_order
 
 
 def write(directory: Path) -> None:

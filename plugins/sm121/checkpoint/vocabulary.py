@@ -38,9 +38,9 @@ def write(folder: Path) -> Path:
         base64.b64encode(bytes(inner.decode_bytes([rank]))) + b" %d\n" % rank
         for rank in range(_TOKENS)
     )
-    seen = hashlib.sha256(text).hexdigest()
-    if seen != _SHA256:
-        raise Sm121Error(f"{NAME}: expected SHA-256 {_SHA256}, seen {seen}")
+    digest = hashlib.sha256(text).hexdigest()
+    if digest != _SHA256:
+        raise Sm121Error(f"{NAME}: expected SHA-256 {_SHA256}, seen {digest}")
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / NAME
     file.write_bytes(text)

@@ -46,14 +46,14 @@ def parse(name: str) -> str:
 
 def detect() -> Detection:
     """Detect the first device's architecture: through torch where it is installed, else NVML."""
-    seen: list[str] = []
+    names: list[str] = []
     for probe in (_torch_capability, _nvml_capability):
         capability, evidence = probe()
         if capability is not None:
             name = "sm{}{}".format(*capability)
             return Detection(name if name in GPUS else None, evidence)
-        seen.append(evidence)
-    return Detection(CPU, "; ".join(seen))
+        names.append(evidence)
+    return Detection(CPU, "; ".join(names))
 
 
 def _torch_capability() -> tuple[tuple[int, int] | None, str]:

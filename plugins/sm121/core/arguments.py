@@ -52,8 +52,8 @@ class Argument(DataTable):
 
 def at_once(arguments: Sequence[str]) -> int | None:
     """Requests that an engine is asked to run at the same time; None where it chooses itself."""
-    asked = _AT_ONCE.findall(one_line(arguments))
-    return int(asked[-1]) if asked else None
+    matches = _AT_ONCE.findall(one_line(arguments))
+    return int(matches[-1]) if matches else None
 
 
 def one_line(arguments: Sequence[str]) -> str:

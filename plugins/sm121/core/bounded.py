@@ -200,14 +200,14 @@ class _Connection:
         self._deadline = deadline
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        left = self._deadline.at - time.monotonic()
+        remaining_s = self._deadline.at - time.monotonic()
         core = sys.modules[type(self._inner).__module__.partition(".")[0]]
         late = f"no whole answer within {self._deadline.within_s:g} s"
-        if left <= 0:
+        if remaining_s <= 0:
             raise core.ReadTimeout(late)
         try:
             data: bytes = self._inner.read(
-                max_bytes, timeout=left if timeout is None else min(timeout, left)
+                max_bytes, timeout=remaining_s if timeout is None else min(timeout, remaining_s)
             )
         except core.ReadTimeout as error:
             raise core.ReadTimeout(late) from error

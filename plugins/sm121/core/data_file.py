@@ -83,10 +83,10 @@ def named(entries: tuple[_Model, ...], name: str, what: str) -> _Model:
     Raises:
         UsageError: there is none; names those that there are.
     """
-    known = {_name_of(entry): entry for entry in entries}
-    if name not in known:
-        raise UsageError(f"{what} {name!r}: expected one of {', '.join(known)}")
-    return known[name]
+    by_name = {_name_of(entry): entry for entry in entries}
+    if name not in by_name:
+        raise UsageError(f"{what} {name!r}: expected one of {', '.join(by_name)}")
+    return by_name[name]
 
 
 def load(path: str, model: type[_Model]) -> _Model:
@@ -103,8 +103,8 @@ def load(path: str, model: type[_Model]) -> _Model:
 
 def shipped(folder: str) -> dict[str, Traversable]:
     """The TOML files of a folder of ``fixtures/``, by their names without the ending."""
-    found = sorted((files("sm121.fixtures") / folder).iterdir(), key=lambda item: item.name)
-    return {item.name[:-5]: item for item in found if item.name.endswith(".toml")}
+    entries = sorted((files("sm121.fixtures") / folder).iterdir(), key=lambda item: item.name)
+    return {item.name[:-5]: item for item in entries if item.name.endswith(".toml")}
 
 
 def chosen(name_or_path: str, folder: str, model: type[_Model], what: str, kind: str) -> _Model:
@@ -173,11 +173,11 @@ def validated(data: dict[str, Any], origin: str, model: type[_Model]) -> _Model:
 
 def _explain(error: ValidationError, model: type[BaseModel], data: dict[str, Any]) -> str:
     # A misspelt key is also a missing one: the unknown key is the better thing to say first.
-    found = sorted(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
-    if len(found) > 1:
+    errors = sorted(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
+    if len(errors) > 1:
         # pydantic counts the valid entries too, which only repeats that one is wrong.
-        found = [item for item in found if item["type"] != "too_short"]
-    first, rest = found[0], found[1:]
+        errors = [item for item in errors if item["type"] != "too_short"]
+    first, rest = errors[0], errors[1:]
     if first["type"] == "extra_forbidden":
         expected = "unknown key; expected one of " + ", ".join(_known_keys(model, first["loc"]))
     elif first["type"] == "missing":
@@ -195,11 +195,11 @@ def _labels(location: tuple[int | str, ...], data: Any) -> list[str]:
     """The path to a value, entries of arrays by their own name where they have one."""
     labels = []
     for part in location:
-        known = isinstance(part, int) and isinstance(data, list) and part < len(data)
-        data = data[part] if known or (isinstance(data, dict) and part in data) else None
+        has_entry = isinstance(part, int) and isinstance(data, list) and part < len(data)
+        data = data[part] if has_entry or (isinstance(data, dict) and part in data) else None
         table = data if isinstance(data, dict) else {}
         name = next((table[key] for key in _IDENTITY if key in table), None)
-        labels.append(str(name) if known and isinstance(name, str) else str(part))
+        labels.append(str(name) if has_entry and isinstance(name, str) else str(part))
     return labels
 
 

@@ -28,15 +28,15 @@ def of_files(root: Path, files: Iterable[Path]) -> str:
     Raises:
         OSError: one cannot be read.
     """
-    found = hashlib.sha256()
+    total = hashlib.sha256()
     for file in sorted(files):
         size = file.stat().st_size
-        found.update(f"{file.relative_to(root)}\0{size}\0".encode())
+        total.update(f"{file.relative_to(root)}\0{size}\0".encode())
         with file.open("rb") as stream:
             if size <= _WHOLE_BYTES:
-                found.update(stream.read())
+                total.update(stream.read())
                 continue
             for number in range(_PIECES):
                 stream.seek((size - _PIECE_BYTES) * number // (_PIECES - 1))
-                found.update(stream.read(_PIECE_BYTES))
-    return found.hexdigest()[:_LENGTH]
+                total.update(stream.read(_PIECE_BYTES))
+    return total.hexdigest()[:_LENGTH]

@@ -53,5 +53,5 @@ def command(given: Sequence[str], started_in: Path) -> list[str]:
 def located(path: str) -> str:
     """A path or node id of the command line; one of the suite's own tests is found here."""
     name = path.partition("::")[0]
-    own = not Path(name).exists() and Path(name).parts[:1] == ("tests",)
-    return str(folder() / path) if own and (folder() / name).exists() else path
+    is_shipped = not Path(name).exists() and Path(name).parts[:1] == ("tests",)
+    return str(folder() / path) if is_shipped and (folder() / name).exists() else path

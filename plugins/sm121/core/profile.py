@@ -207,19 +207,19 @@ class Profile(DataTable):
         return self
 
     def _refuse_wrong_plans(self) -> None:
-        own = self.performance
+        performance = self.performance
         for name, row in self.plans.items():
             if name == FULL:
                 raise ValueError(f"plans.{FULL}: expected another name: {FULL} is {_FULL.purpose}")
-            for key, asked, known in (
-                ("depths", row.depths, own.depths),
-                ("generated_tokens", row.generated_tokens, own.generated_tokens),
-                ("concurrency", row.concurrency, own.measuring.concurrency),
+            for key, planned, allowed in (
+                ("depths", row.depths, performance.depths),
+                ("generated_tokens", row.generated_tokens, performance.generated_tokens),
+                ("concurrency", row.concurrency, performance.measuring.concurrency),
             ):
-                if strange := sorted({*(asked or ())} - {*known}):
-                    shown = ", ".join(map(str, known))
+                if strange := sorted({*(planned or ())} - {*allowed}):
+                    listed = ", ".join(map(str, allowed))
                     raise ValueError(
-                        f"plans.{name}.{key}: expected some of [performance]'s ({shown}), "
+                        f"plans.{name}.{key}: expected some of [performance]'s ({listed}), "
                         f"got {strange[0]}"
                     )
 
@@ -323,19 +323,19 @@ class Profile(DataTable):
             requested: values of the path that the server was asked for by name. What the profile
                 says of them for all configurations does not hold then; what this one promises does.
         """
-        own = {**self.lacking, **self.configurations}.get(configuration)
+        row = {**self.lacking, **self.configurations}.get(configuration)
         required = self.kernel_path.model_copy(update=dict.fromkeys(requested))
-        return required.model_copy(update=values_set(own.path) if own is not None else {})
+        return required.model_copy(update=values_set(row.path) if row is not None else {})
 
     @property
     def asks(self) -> str | None:
         """Another question than the project's, in words; None where the project's own is asked."""
         if self.question is None:
             return None
-        held = next(gate for gate in self.performance.gates if gate.minimum is not None)
+        rate = next(gate for gate in self.performance.gates if gate.minimum is not None)
         return (
             f"is it as fast as configuration {self.question} has been "
-            f"({held.metric} at least {held.minimum:g} {held.unit})"
+            f"({rate.metric} at least {rate.minimum:g} {rate.unit})"
         )
 
     def gate(self, metric: str) -> Gate | None:
@@ -356,9 +356,9 @@ def for_architecture(arch: str, engine: str = "vllm") -> str:
         UsageError: the suite ships none for it.
     """
     for name in shipped():
-        found = load(name)
-        parent = None if found.extends is None else load(found.extends).engine.name
-        if found.arch == arch and found.engine.name == engine != parent:
+        candidate = load(name)
+        parent = None if candidate.extends is None else load(candidate.extends).engine.name
+        if candidate.arch == arch and candidate.engine.name == engine != parent:
             return name
     raise UsageError(
         f"no profile is shipped for {arch} and {engine}; give one with --profile NAME|PATH "

@@ -59,9 +59,9 @@ def redact_environment(
     environment: Mapping[str, str], secrets: Collection[str] = ()
 ) -> dict[str, str]:
     """The variables, those with a secret's name blanked and the others searched for secrets."""
-    known = {*secrets, *secrets_of(environment)}
+    all_secrets = {*secrets, *secrets_of(environment)}
     return {
-        name: REDACTED if is_secret_name(name) and value else redact(value, known)
+        name: REDACTED if is_secret_name(name) and value else redact(value, all_secrets)
         for name, value in environment.items()
     }
 
@@ -103,16 +103,16 @@ def redact_file(file: Path, secrets: Collection[str] = ()) -> bool:
     Raises:
         OSError: it cannot be read or written.
     """
-    known = tuple(sorted(filter(None, secrets), key=len, reverse=True))
+    longest_first = tuple(sorted(filter(None, secrets), key=len, reverse=True))
     with file.open("r+b") as log, tempfile.TemporaryFile(dir=file.parent) as draft:
         first: int | None = None
         position = 0
         while piece := log.read(_CHUNK_BYTES) + log.readline():
-            shown = _redacted_piece(piece, known)
-            if first is None and shown != piece:
+            redacted = _redacted_piece(piece, longest_first)
+            if first is None and redacted != piece:
                 first = position
             if first is not None:
-                draft.write(shown)
+                draft.write(redacted)
             position += len(piece)
         if first is None:
             return False
@@ -127,22 +127,22 @@ def _redacted_piece(piece: bytes, secrets: Collection[str]) -> bytes:
     """Whole lines, those with a secret in them redacted."""
     small = piece.lower()
     # The commonest first: a log without any of them is through with this quickly.
-    known = any(word in small for word in _WORDS)
-    found = {match.start() for match in _SIGN.finditer(small)} if known else set()
+    has_word = any(word in small for word in _WORDS)
+    starts = {match.start() for match in _SIGN.finditer(small)} if has_word else set()
     for secret in secrets:
-        wanted, place = secret.encode(errors="replace"), -1
-        while (place := piece.find(wanted, place + 1)) >= 0:
-            found.add(place)
-    shown, done = [], 0
-    for place in sorted(found):
-        if place < done:
+        encoded, position = secret.encode(errors="replace"), -1
+        while (position := piece.find(encoded, position + 1)) >= 0:
+            starts.add(position)
+    parts, done = [], 0
+    for position in sorted(starts):
+        if position < done:
             continue  # in a line that was redacted as a whole
-        begin = piece.rfind(b"\n", 0, place) + 1
-        end = piece.find(b"\n", place) + 1 or len(piece)
+        begin = piece.rfind(b"\n", 0, position) + 1
+        end = piece.find(b"\n", position) + 1 or len(piece)
         text = piece[begin:end].decode("utf-8", "surrogateescape")
-        shown += [
+        parts += [
             piece[done:begin],
             redact(text, secrets).encode("utf-8", "surrogateescape"),
         ]
         done = end
-    return b"".join([*shown, piece[done:]])
+    return b"".join([*parts, piece[done:]])

@@ -96,8 +96,8 @@ def root_of(url: str, option: str) -> str:
             "variable SM121_API_KEY, with --api-key-file or with --api-key"
         )
     if "?" in rest or "#" in rest:
-        shown = rest.partition("?")[0].partition("#")[0]
-        raise UsageError(f"{option} {scheme}://{shown}: {expected}, and nothing behind it")
+        path = rest.partition("?")[0].partition("#")[0]
+        raise UsageError(f"{option} {scheme}://{path}: {expected}, and nothing behind it")
     parts = urlsplit(url)
     try:
         port_is_valid = parts.port is None or parts.port > 0

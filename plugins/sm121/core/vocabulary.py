@@ -45,19 +45,19 @@ class Vocabulary:
         end or between, say nothing: engines show them in different ways. Ids without a name have no
         text, as in the tokenizers of Hugging Face.
         """
-        meant = [self._bytes(ids, special=special) for special in (False, True)]
-        if any(_same(own, text) for own in meant):
+        expected = [self._bytes(ids, special=special) for special in (False, True)]
+        if any(_same(whole, text) for whole in expected):
             return None
-        return f"the text {text!r} for ids that are {meant[0].decode('utf-8', 'replace')!r}"
+        return f"the text {text!r} for ids that are {expected[0].decode('utf-8', 'replace')!r}"
 
     def _bytes(self, ids: Sequence[int], *, special: bool) -> bytes:
-        found = b""
+        content = b""
         for token in ids:
             if token in self.ordinary:
-                found += b"".join(_byte_of(sign) for sign in self.ordinary[token])
+                content += b"".join(_byte_of(sign) for sign in self.ordinary[token])
             elif special:
-                found += self.special.get(token, "").encode()
-        return found
+                content += self.special.get(token, "").encode()
+        return content
 
 
 def of_server(server: Server, checkpoint: Path | None = None) -> Vocabulary | None:
@@ -68,8 +68,8 @@ def of_server(server: Server, checkpoint: Path | None = None) -> Vocabulary | No
             cache of Hugging Face's hub.
     """
     folders = [checkpoint] if checkpoint is not None else _folders(server)
-    found = next((folder for folder in folders if (folder / FILE).is_file()), None)
-    return None if found is None else load(found / FILE)
+    folder_with_file = next((folder for folder in folders if (folder / FILE).is_file()), None)
+    return None if folder_with_file is None else load(folder_with_file / FILE)
 
 
 @functools.lru_cache(maxsize=2)
@@ -85,23 +85,23 @@ def load(file: Path) -> Vocabulary | None:
 
 
 def _folders(server: Server) -> list[Path]:
-    own = server.configuration
-    if own is None:
+    configuration = server.configuration
+    if configuration is None:
         return []
-    if Path(own.model).is_dir():
-        return [Path(own.model)]
-    environment = {**os.environ, **dict(own.environment)}
+    if Path(configuration.model).is_dir():
+        return [Path(configuration.model)]
+    environment = {**os.environ, **dict(configuration.environment)}
     home = environment.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
     hub = Path(environment.get("HF_HUB_CACHE") or Path(home) / "hub")
-    name = "models--" + own.model.replace("/", "--")
+    name = "models--" + configuration.model.replace("/", "--")
     return sorted((hub / name / "snapshots").glob("*"))
 
 
 def _same(meant: bytes, text: str) -> bool:
     # The first bytes may end a sign that the prompt began: the engine knows it, the ids do not.
     whole = meant.lstrip(bytes(range(0x80, 0xC0)))
-    own, seen = _plain(whole.decode("utf-8", "replace")), _plain(text)
-    return seen == own or (len(whole) < len(meant) and seen.endswith(own))
+    expected, observed = _plain(whole.decode("utf-8", "replace")), _plain(text)
+    return observed == expected or (len(whole) < len(meant) and observed.endswith(expected))
 
 
 def _plain(text: str) -> str:

@@ -34,12 +34,12 @@ def _read(file: Path) -> dict[str, int] | str:
         lines = file.read_text("ascii", "replace").splitlines()
     except OSError as error:
         return f"{file}: {error}"
-    found = {}
+    events = {}
     for line in lines:
         name, _, value = line.partition(" ")
         if value.isdecimal():
-            found[name] = int(value)
+            events[name] = int(value)
     failures = file.with_name("memory.failcnt")
     if failures.is_file():
-        found["failcnt"] = int(failures.read_text("ascii"))
-    return found
+        events["failcnt"] = int(failures.read_text("ascii"))
+    return events

@@ -214,8 +214,8 @@ def _gpu(_evidence: Evidence) -> str:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         raise Unavailable("nvidia-smi is not here: no NVIDIA driver")
-    asked = "--query-compute-apps=pid,process_name,used_memory"
-    return _said(tool, asked, "--format=csv") + _said(tool, "-q")
+    query = "--query-compute-apps=pid,process_name,used_memory"
+    return _said(tool, query, "--format=csv") + _said(tool, "-q")
 
 
 def _field(

@@ -38,9 +38,9 @@ def cause_of(
     guessed = logged.basis is Basis.SIGKILL_ALONE
     vague = logged.kind in VAGUE and logged.basis is not Basis.FATAL_EXCEPTION
     unexplained = kernel.no_memory if vague or guessed or logged.basis is Basis.AFTERMATH else []
-    if told := kernel.killed(pids) or kernel.xids or unexplained:
-        found = classify_lines(told)
-        return found.model_copy(update={"lines": [*told[:4], *logged.lines[:4]]})
+    if messages := kernel.killed(pids) or kernel.xids or unexplained:
+        cause_by_messages = classify_lines(messages)
+        return cause_by_messages.model_copy(update={"lines": [*messages[:4], *logged.lines[:4]]})
     if kills > 0 and (killed or guessed):
         return ended("group_killed", logged.lines, kills=kills)
     if (killed and (vague or guessed)) or (guessed and not kernel.unavailable):

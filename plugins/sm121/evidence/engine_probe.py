@@ -83,25 +83,25 @@ def _registered(folder: str, registry: dict[str, Any]) -> list[str]:
 def _named_in_sources(folder: str, registry: dict[str, Any]) -> list[str]:
     """The variables of the prefix that stand as a string in the package's sources."""
     quoted = re.compile(rf"""["']({re.escape(registry["prefix"])}[A-Z0-9_]+)["']""")
-    found: set[str] = set()
+    variables: set[str] = set()
     for directory, _, names in os.walk(folder):
         for name in names:
             if name.endswith(tuple(registry["suffixes"])):
                 path = os.path.join(directory, name)  # noqa: PTH118
                 try:
                     with open(path, encoding="utf-8", errors="replace") as source:  # noqa: PTH123
-                        found.update(quoted.findall(source.read()))
+                        variables.update(quoted.findall(source.read()))
                 except OSError:
                     continue
-    return sorted(found)
+    return sorted(variables)
 
 
 def _known(registry: dict[str, Any]) -> dict[str, Any]:
     folder = _location(registry["package"])
-    known = None
+    names = None
     if folder is not None:
-        known = (_registered if registry["module"] else _named_in_sources)(folder, registry)
-    return {"prefix": registry["prefix"], "installed": folder is not None, "known": known}
+        names = (_registered if registry["module"] else _named_in_sources)(folder, registry)
+    return {"prefix": registry["prefix"], "installed": folder is not None, "known": names}
 
 
 def _installed() -> dict[str, Any]:

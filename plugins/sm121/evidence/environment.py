@@ -60,8 +60,8 @@ class SourceRecord(Record):
     @property
     def text(self) -> str:
         """All of it on one line."""
-        known = [self.version, self.sha, self.changes and f"with changes {self.changes}"]
-        return " ".join(filter(None, known)) or "unknown"
+        parts = [self.version, self.sha, self.changes and f"with changes {self.changes}"]
+        return " ".join(filter(None, parts)) or "unknown"
 
 
 class GpuRecord(Record):
@@ -167,7 +167,7 @@ def record(
     secrets = secrets_of(environment)
     probe = _probe(engine_python, environment, unknown)
     names = ("flashinfer-python", "flashinfer")
-    found, driver = gpus(unknown)
+    devices, driver = gpus(unknown)
     engine = PackagesRecord()
     if probe is not None:
         engine = PackagesRecord(python=probe.python, packages=probe.packages)
@@ -183,7 +183,7 @@ def record(
         cuda_version=_cuda(probe, environment, unknown),
         driver_version=driver or _driver_from_proc(root, unknown),
         cudnn_version=_cudnn(engine.packages or {}, environment, unknown),
-        gpus=found,
+        gpus=devices,
         host=host(root),
         engine_arguments=redact_arguments(arguments, secrets),
         environment=relevant_environment(environment),
@@ -316,13 +316,13 @@ def _git(folder: Path, *arguments: str) -> str | None:
     git = shutil.which("git")
     if git is None:
         return None
-    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     trust = ("-c", "safe.directory=*", "-c", "core.fsmonitor=false")
     try:
         run = subprocess.run(
             [git, *trust, "-C", str(folder), *arguments],
             capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=False,
-            env={**own, "GIT_OPTIONAL_LOCKS": "0"},
+            env={**variables, "GIT_OPTIONAL_LOCKS": "0"},
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return None
@@ -330,8 +330,8 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _own_packages() -> dict[str, str]:
-    found = reversed(list(metadata.distributions()))  # the first of a name counts
-    packages = {canonicalize_name(each.name): each.version for each in found if each.name}
+    distributions = reversed(list(metadata.distributions()))  # the first of a name counts
+    packages = {canonicalize_name(each.name): each.version for each in distributions if each.name}
     return dict(sorted(packages.items()))
 
 

@@ -114,12 +114,12 @@ class FailureSignature(LinePattern):
     @model_validator(mode="after")
     def _check_summary(self) -> FailureSignature:
         if self.summary is not None:
-            known = dict.fromkeys(self.regex.groupindex, "") | {"line": ""}
+            groups = dict.fromkeys(self.regex.groupindex, "") | {"line": ""}
             try:
-                self.summary.format_map(known)
+                self.summary.format_map(groups)
             except (KeyError, ValueError, IndexError) as error:
                 raise ValueError(
-                    f"summary may name {', '.join(sorted(known))}; {error!r}"
+                    f"summary may name {', '.join(sorted(groups))}; {error!r}"
                 ) from error
         return self
 
@@ -162,12 +162,12 @@ def load_failures() -> FailureSet:
 
 def ended(name: str, lines: list[str], *, basis: Basis = Basis.STATED, **words: object) -> Cause:
     """The cause of an ending of the data file, ``words`` put into its summary."""
-    known = data_file.named(load_failures().ending, name, "ending")
+    ending = data_file.named(load_failures().ending, name, "ending")
     return Cause(
-        kind=known.kind,
-        summary=known.summary.format_map(words),
-        owner=known.owner,
-        remedy=known.remedy,
+        kind=ending.kind,
+        summary=ending.summary.format_map(words),
+        owner=ending.owner,
+        remedy=ending.remedy,
         lines=lines,
         basis=basis,
     )
@@ -184,11 +184,11 @@ class FailureReader:
     """Reads a log line by line and keeps what it says about a failure, in bounded memory."""
 
     def __init__(self) -> None:
-        known = load_failures()
-        self._is_ready = _any_of(known.markers.ready).search
-        self._is_stop = _any_of(known.markers.stopped).search
-        self._is_fatal = _any_of(known.markers.fatal).search
-        self._hints = [(hint, entry) for entry in known.failure for hint in entry.hint]
+        failures = load_failures()
+        self._is_ready = _any_of(failures.markers.ready).search
+        self._is_stop = _any_of(failures.markers.stopped).search
+        self._is_fatal = _any_of(failures.markers.fatal).search
+        self._hints = [(hint, entry) for entry in failures.failure for hint in entry.hint]
         self._hints_quiet = [(h, entry) for h, entry in self._hints if entry.levels == "any"]
         self._bare_hints = {without_digits(hint) for hint, _ in self._hints}
         self._first: dict[int, _Hit] = {}
@@ -284,11 +284,11 @@ class FailureReader:
             match = entry.search(line)
             if match is None:
                 continue
-            shown = cut(line.text, around=match.start())
+            excerpt = cut(line.text, around=match.start())
             if entry.summary is None:
-                return _Hit(entry, shown, shown)
+                return _Hit(entry, excerpt, excerpt)
             groups = {name: value or "" for name, value in match.groupdict().items()}
-            return _Hit(entry, shown, cut(entry.summary.format_map(groups | {"line": shown})))
+            return _Hit(entry, excerpt, cut(entry.summary.format_map(groups | {"line": excerpt})))
         return None
 
     def _best(self, *, died: bool) -> _Hit | None:
@@ -390,8 +390,8 @@ def _ending(exit_code: int | None) -> tuple[int | None, str]:
     number = -exit_code if exit_code < 0 else exit_code - 128
     if exit_code >= 0 and not 0 < number < 65:
         return None, f"exited with status {exit_code}"
-    known = number in {member.value for member in signals.Signals}
-    return number, f"killed by {signals.Signals(number).name if known else f'signal {number}'}"
+    is_signal = number in {member.value for member in signals.Signals}
+    return number, f"killed by {signals.Signals(number).name if is_signal else f'signal {number}'}"
 
 
 def classify_lines(lines: Iterable[str], exit_code: int | None = None) -> Cause:
@@ -424,10 +424,10 @@ def explain(answer: str) -> str | None:
         return None
     reader = FailureReader()
     reader.feed(clean(answer))
-    known = reader._best(died=False)
-    if known is None or known.entry.rank >= _GENERIC_RANK or known.entry.remedy is None:
+    best = reader._best(died=False)
+    if best is None or best.entry.rank >= _GENERIC_RANK or best.entry.remedy is None:
         return None
-    return f"{known.entry.kind}: {known.entry.remedy} (ask: {known.entry.owner})"
+    return f"{best.entry.kind}: {best.entry.remedy} (ask: {best.entry.owner})"
 
 
 def relevant_lines(log: Path, limit: int = 20) -> list[str]:
@@ -438,12 +438,12 @@ def relevant_lines(log: Path, limit: int = 20) -> list[str]:
     """
     if limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}")
-    known = load_failures()
+    failures = load_failures()
     first: list[str] = []
     last: deque[str] = deque(maxlen=limit)
-    seen: set[str] = set()
+    texts: set[str] = set()
     frame: str | None = None
-    exception = next(entry for entry in known.failure if entry.id == "exception")
+    exception = next(entry for entry in failures.failure if entry.id == "exception")
     reader = FailureReader()
     for physical in read_new_lines(log, reader._says_nothing, lambda _raw, _like: None):
         if match := _FRAME.match(physical.text.lstrip()):
@@ -457,24 +457,24 @@ def relevant_lines(log: Path, limit: int = 20) -> list[str]:
             continue
         quiet = physical.level in _QUIET_LEVELS
         is_exception = not quiet and exception.search(physical) is not None
-        wanted = (
+        patterns = (
             is_exception
             or physical.level in ("ERROR", "CRITICAL")
             or any(
                 (entry.levels == "any" or not quiet) and entry.search(physical) is not None
-                for entry in known.failure
+                for entry in failures.failure
             )
         )
-        if not wanted:
+        if not patterns:
             continue
         text = cut(physical.text)
         if is_exception and frame is not None:
             text, frame = cut(f"{text} [{frame}]"), None
         key = re.sub(r"\d+", "0", text)
-        if key in seen:
+        if key in texts:
             continue
-        if len(seen) < 10_000:
-            seen.add(key)
+        if len(texts) < 10_000:
+            texts.add(key)
         if len(first) < limit // 2:
             first.append(text)
         else:

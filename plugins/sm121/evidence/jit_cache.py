@@ -42,10 +42,10 @@ def read(places: Iterable[Path], gpu: int = GB10) -> list[JitModule]:
         UsageError: a place does not exist.
     """
     chosen = list(places)
-    for place in chosen:
-        if not place.exists():
-            raise UsageError(f"{place}: expected a folder of compiled modules")
-    found: dict[tuple[str, str], JitModule] = {}
+    for folder in chosen:
+        if not folder.exists():
+            raise UsageError(f"{folder}: expected a folder of compiled modules")
+    modules: dict[tuple[str, str], JitModule] = {}
     for file in libraries.files_of(chosen):
         if file.suffix == ".o":
             continue  # what a library is made of
@@ -53,7 +53,7 @@ def read(places: Iterable[Path], gpu: int = GB10) -> list[JitModule]:
         if report.state is libraries.CodeState.HOST:
             continue
         name = _name(file)
-        found[name, str(file)] = JitModule(
+        modules[name, str(file)] = JitModule(
             name=name,
             part=part_of(name),
             state=report.state.value,
@@ -62,7 +62,7 @@ def read(places: Iterable[Path], gpu: int = GB10) -> list[JitModule]:
             path=str(file),
             written=round(file.stat().st_mtime, 3),
         )
-    return [found[key] for key in sorted(found)]
+    return [modules[key] for key in sorted(modules)]
 
 
 def evidence(modules: Sequence[JitModule]) -> dict[str, str]:

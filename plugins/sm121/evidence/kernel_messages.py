@@ -72,11 +72,11 @@ def since(monotonic_s: float) -> KernelMessages:
 
 
 def _later(text: str, monotonic_s: float) -> list[str]:
-    found, later = [], False
+    lines, later = [], False
     for line in text.splitlines():
         match = _STAMP.match(line)
         if match is not None:
             later = float(match[1] or match[2]) >= monotonic_s
         if later:
-            found.append(line)
-    return found[-_MOST_LINES:]
+            lines.append(line)
+    return lines[-_MOST_LINES:]

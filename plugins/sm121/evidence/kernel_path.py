@@ -179,31 +179,31 @@ class _ServerState:
         value = signature.read(match)
         if value is None:
             return
-        shown = cut(line.text, around=match.start())
+        excerpt = cut(line.text, around=match.start())
         if signature.field == "fact":
             self.facts.add(signature.id)
         elif signature.field in ("unknown_env", "weights"):
-            known = self.weights if signature.field == "weights" else self.unknown_env
-            if len(known) < _LIST_LIMIT:
-                known.setdefault(" ".join(str(value).split()), shown)
+            values = self.weights if signature.field == "weights" else self.unknown_env
+            if len(values) < _LIST_LIMIT:
+                values.setdefault(" ".join(str(value).split()), excerpt)
         elif signature.field == "fallback":
-            self.fallbacks.setdefault(signature.id, shown)
+            self.fallbacks.setdefault(signature.id, excerpt)
         elif signature.field == "silent_fallback":
             if "drafter_loads" not in self.facts:
-                self.silent.setdefault(signature.id, shown)
+                self.silent.setdefault(signature.id, excerpt)
         elif not (
             signature.field in _OF_TARGET_ONLY
             and "drafter_loads" in self.facts
             and not signature.drafter
         ):
-            self._offer(signature, value, shown)
+            self._offer(signature, value, excerpt)
 
     def _offer(self, signature: Signature, value: str | bool, shown: str) -> None:
         candidates = self.best.setdefault(signature.field, [])
-        for known in candidates:
-            if known.strength == signature.strength and known.needs == signature.needs:
-                if known.value != value and len(known.others) < _LIST_LIMIT:
-                    known.others.setdefault(str(value), shown)
+        for candidate in candidates:
+            if candidate.strength == signature.strength and candidate.needs == signature.needs:
+                if candidate.value != value and len(candidate.others) < _LIST_LIMIT:
+                    candidate.others.setdefault(str(value), shown)
                 return  # the first line of a strength counts
         candidates.append(_Candidate(value, signature.strength, shown, signature.needs))
 
@@ -323,14 +323,14 @@ def search_last_start(
     """
     for number, raw in enumerate(read_raw_lines(path)):
         text = raw.decode("utf-8", errors="replace").rstrip()
-        found = [pattern for pattern in patterns if pattern.search(text)]
-        if not found:
+        matches = [pattern for pattern in patterns if pattern.search(text)]
+        if not matches:
             continue
         line = clean(text)
         if not begins.get(line.container, 0) <= number < (ends or {}).get(line.container, 1 << 62):
             continue
         searched = text if text.endswith(line.text) else line.text
-        for pattern in found:
+        for pattern in matches:
             if pattern.search(searched):
                 yield pattern, text.strip()
 
@@ -342,11 +342,11 @@ def detect_engine(path: Path) -> str:
     """
     with path.open("rb") as file:
         head = file.read(_DETECTED_IN).decode("utf-8", errors="replace")
-    seen = {
+    engines = {
         name: sum(text in head for text in load_signatures(name).detect) for name in known_engines()
     }
-    best = max(seen, key=lambda name: (seen[name], name == "vllm"))
-    return best if seen[best] else "vllm"
+    best = max(engines, key=lambda name: (engines[name], name == "vllm"))
+    return best if engines[best] else "vllm"
 
 
 def mistaken_environment(path: KernelPath, engine: str = "vllm") -> list[str]:
@@ -365,13 +365,13 @@ def _merge(states: list[_ServerState]) -> KernelPath:
     result = KernelPath()
     resolved = [state.resolve() for state in speaking]
     for name in _SINGLE_FIELDS:
-        found = [values.get(name) for values in resolved]
-        named = [candidate for candidate in found if candidate is not None]
+        offers = [values.get(name) for values in resolved]
+        named = [candidate for candidate in offers if candidate is not None]
         if not named:
             continue
-        if len(named) < len(found) or len({str(candidate.value) for candidate in named}) > 1:
+        if len(named) < len(offers) or len({str(candidate.value) for candidate in named}) > 1:
             result.evidence[f"{name}_also"] = cut(
-                f"{len(found)} servers in one log, which do not all say the same: {named[0].line}"
+                f"{len(offers)} servers in one log, which do not all say the same: {named[0].line}"
             )
             continue
         setattr(result, name, _TYPES.get(name, lambda value: value)(named[0].value))
@@ -387,20 +387,20 @@ def _merge(states: list[_ServerState]) -> KernelPath:
                 if value not in (others := result.also.setdefault(name, [])):
                     others.append(value)
     for state in speaking:
-        for field_name, lines, known in (
+        for field_name, lines, observed in (
             ("unknown_env", state.unknown_env, result.unknown_env),
             ("weights", state.weights, result.weights),
             ("fallbacks", state.fallbacks, result.fallbacks),
             ("silent_fallbacks", state.silent, result.silent_fallbacks),
         ):
             for name, line in lines.items():
-                if name not in known:
-                    known.append(name)
+                if name not in observed:
+                    observed.append(name)
                     result.evidence[f"{field_name}.{name}"] = line
     for state in states:
-        kind, shown = state.failures.kind(), state.failures.evidence()
-        if kind is not None and shown is not None and result.failure is None:
+        kind, excerpts = state.failures.kind(), state.failures.evidence()
+        if kind is not None and excerpts is not None and result.failure is None:
             result.failure = kind
-            result.evidence["failure"] = shown
+            result.evidence["failure"] = excerpts
     result.evidence = {name: redact(line) for name, line in result.evidence.items()}
     return result

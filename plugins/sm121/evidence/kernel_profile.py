@@ -81,8 +81,8 @@ def load_names() -> KernelNames:
 def entry_of(name: str) -> KernelName | None:
     """What is known of a kernel or operator; None when nothing is."""
     cut = is_cut(name)
-    known = (entry for entry in load_names().name if not (cut and entry.whole))
-    return next((entry for entry in known if entry.regex.search(name)), None)
+    entries = (entry for entry in load_names().name if not (cut and entry.whole))
+    return next((entry for entry in entries if entry.regex.search(name)), None)
 
 
 def part_of(name: str) -> Part:
@@ -94,7 +94,7 @@ def part_of(name: str) -> Part:
 def is_cut(name: str) -> bool:
     """Whether the end of a name is missing, as in the table that nsys prints."""
     return name.endswith(("…", "...")) or any(
-        name.count(left) > name.count(right) for left, right in ("()", "<>")
+        name.count(opening) > name.count(right) for opening, right in ("()", "<>")
     )
 
 
@@ -308,23 +308,23 @@ def read(path: Path) -> KernelProfile:
 
 def shortened(profile: KernelProfile, kernels: int = 40) -> KernelProfile:
     """The profile for verdict.json: its longest kernels, and all whose part is known."""
-    kept = [k for n, k in enumerate(profile.kernels) if n < kernels or k.part != "other"]
-    return profile.model_copy(update={"kernels": kept})
+    kernels_shown = [k for n, k in enumerate(profile.kernels) if n < kernels or k.part != "other"]
+    return profile.model_copy(update={"kernels": kernels_shown})
 
 
 def table(profile: KernelProfile, rows: int = 25) -> str:
     """The profile as Markdown: the parts, then the longest kernels."""
-    what = "kernel" if profile.kind == "gpu" else "operator"
+    noun = "kernel" if profile.kind == "gpu" else "operator"
     steps = f", {profile.steps} decode steps" if profile.steps else ""
     lines = [
-        f"Source: {profile.source}; {profile.seconds * 1e3:.3f} ms in {what}s{steps}.",
+        f"Source: {profile.source}; {profile.seconds * 1e3:.3f} ms in {noun}s{steps}.",
         "",
         "| Part | Share | Time (ms) | Calls |",
         "|------|------:|----------:|------:|",
     ]
     for part, time in profile.parts.items():
         lines.append(f"| {part} | {time.share:.1%} | {time.seconds * 1e3:.3f} | {time.calls} |")
-    lines += ["", f"| {what.capitalize()} | Part | Share | Time (ms) | Calls |"]
+    lines += ["", f"| {noun.capitalize()} | Part | Share | Time (ms) | Calls |"]
     lines += ["|--------|------|------:|----------:|------:|"]
     for kernel in profile.kernels[:rows]:
         name = kernel.name.replace("|", "\\|").replace("`", "'")[:160]

@@ -26,10 +26,10 @@ def with_kernels(path: KernelPath, seen: KernelProfile, layers: int | None) -> K
     for name, value in proven.items():
         if value is None:
             continue
-        logged, shown = (
+        logged, by_kernels = (
             [one] if isinstance(one, str) else one or [] for one in (getattr(path, name), value)
         )
-        if not set(logged) <= set(shown):  # a log may show some of the layers
+        if not set(logged) <= set(by_kernels):  # a log may show some of the layers
             path.also[name] = logged
             path.evidence[f"{name}_also"] = path.evidence.get(name, "the log")
         setattr(path, name, value)

@@ -199,19 +199,19 @@ def join_wrapped(lines: Iterable[str]) -> Iterator[LogLine]:
     frames are joined to their ``Traceback`` line by the same rule; the exception under them starts
     a line.
     """
-    held: LogLine | None = None
+    pending: LogLine | None = None
     for raw in lines:
         line = clean(raw)
         if not line.text:
             continue
-        if held is not None and continues(line, held):
-            held = join(held, line)
+        if pending is not None and continues(line, pending):
+            pending = join(pending, line)
             continue
-        if held is not None:
-            yield held
-        held = line
-    if held is not None:
-        yield held
+        if pending is not None:
+            yield pending
+        pending = line
+    if pending is not None:
+        yield pending
 
 
 def continues(line: LogLine, held: LogLine) -> bool:
@@ -236,12 +236,12 @@ def moment(raw: str, now: datetime.datetime) -> datetime.datetime | None:
         return None
     day, time = match["day"], match["time"]
     try:
-        seen = datetime.datetime.fromisoformat(f"{match['year'] or now.year}-{day} {time}")
-        if match["year"] is None and seen > now + datetime.timedelta(days=2):
-            seen = seen.replace(year=now.year - 1)
+        stamp = datetime.datetime.fromisoformat(f"{match['year'] or now.year}-{day} {time}")
+        if match["year"] is None and stamp > now + datetime.timedelta(days=2):
+            stamp = stamp.replace(year=now.year - 1)
     except ValueError:
         return None  # no date: 02-30, or digits of something else
-    return seen
+    return stamp
 
 
 def is_traceback_opening(line: LogLine) -> bool:
@@ -350,9 +350,13 @@ def cut(text: str, limit: int = 400, *, around: int = 0) -> str:
     last = start + limit
     last -= last < len(text)
     slack = limit // 8  # what is one word for so long is parted all the same
-    whole = (place for place in range(first, first + slack) if not _within_a_word(text, place))
+    whole = (
+        position for position in range(first, first + slack) if not _within_a_word(text, position)
+    )
     first = next(whole, first) if start else 0
-    whole = (place for place in range(last, last - slack, -1) if not _within_a_word(text, place))
+    whole = (
+        position for position in range(last, last - slack, -1) if not _within_a_word(text, position)
+    )
     last = next(whole, last) if last < len(text) else last
     before, after = "…" if first else "", "…" if last < len(text) else ""
     return f"{before}{text[first:last].strip()}{after}"

@@ -23,19 +23,19 @@ def with_metrics(path: KernelPath, text: str, engine: str = "vllm") -> KernelPat
     metric. Raises DataFileError when nothing is known of the engine.
     """
     signatures = load_signatures(engine).metric
-    wanted = {name for s in signatures for name in (s.metric, s.served) if name is not None}
-    samples = list(samples_of(text, wanted.__contains__))
+    metric_names = {name for s in signatures for name in (s.metric, s.served) if name is not None}
+    samples = list(samples_of(text, metric_names.__contains__))
     changed = path.model_copy(deep=True)
     for signature in signatures:
         found = _read(signature, samples)
         if found is None:
             continue
         value, line = found
-        known = getattr(changed, signature.field)
-        if known is None:
+        logged = getattr(changed, signature.field)
+        if logged is None:
             setattr(changed, signature.field, value)
             changed.evidence[signature.field] = cut(f"/metrics: {line}")
-        elif known != value:
+        elif logged != value:
             changed.evidence.setdefault(f"{signature.field}_also", cut(f"/metrics: {line}"))
             others = changed.also.setdefault(signature.field, [])
             if str(value) not in others:
@@ -52,11 +52,11 @@ def total(text: str, name: str) -> float | None:
 def counters(text: str) -> dict[str, float]:
     """The engine's counters by name, each the sum over its labels: they never fall while it
     lives."""
-    found: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for name, _, value, _ in samples_of(text, lambda n: n.endswith("_total") and ":" in n):
         if math.isfinite(value):
-            found[name] = found.get(name, 0.0) + value
-    return found
+            totals[name] = totals.get(name, 0.0) + value
+    return totals
 
 
 def samples_of(
@@ -80,15 +80,15 @@ def samples_of(
 def _read(
     signature: MetricSignature, samples: list[tuple[str, dict[str, str], float, str]]
 ) -> tuple[str | bool, str] | None:
-    own = [sample for sample in samples if sample[0] == signature.metric]
+    matches = [sample for sample in samples if sample[0] == signature.metric]
     if signature.absent is not None:
         served = [s for s in samples if s[0] == signature.served and s[2] > 0]
-        if own or not served:
+        if matches or not served:
             return None
         return signature.absent, f"no {signature.metric} though {cut(served[0][3], 120)}"
     values = {
         sample[1][signature.label]: sample[3]
-        for sample in own
+        for sample in matches
         if signature.label is not None and signature.label in sample[1]
     }
     if len(values) != 1:
@@ -96,5 +96,5 @@ def _read(
     text, line = next(iter(values.items()))
     if text in signature.nothing:
         return None
-    place = max(line.find(f'{signature.label}="'), 0)
-    return signature.mapping.get(text, text), cut(line, 200, around=place)
+    start = max(line.find(f'{signature.label}="'), 0)
+    return signature.mapping.get(text, text), cut(line, 200, around=start)

@@ -52,8 +52,8 @@ def profile_with_nsys(endpoint: Endpoint, report: Path, steps: int = 16) -> Kern
     """
 
     def written() -> set[tuple[Path, int]]:
-        found = report.parent.glob(f"{report.name}*.nsys-rep")
-        return {(path, path.stat().st_mtime_ns) for path in found}
+        reports = report.parent.glob(f"{report.name}*.nsys-rep")
+        return {(path, path.stat().st_mtime_ns) for path in reports}
 
     before = written()  # by an earlier run, whose kernels prove nothing of this one
     _decode(endpoint, steps)

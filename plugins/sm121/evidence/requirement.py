@@ -56,33 +56,33 @@ def contradictions(
         log: searched for the rules' signatures, line by line, from its last start on.
         configuration: name of the server configuration, which selects the rules.
     """
-    found = []
+    findings = []
     for name in COMPARED:
         accepted = _accepted(required, name)
         resolved = getattr(path, name)
         if accepted is None or (resolved is None and name not in MUST_BE_SHOWN):
             continue
-        shown = resolved if isinstance(resolved, list) else [str(resolved)]
-        if not set(shown) <= set(accepted):
+        resolved_values = resolved if isinstance(resolved, list) else [str(resolved)]
+        if not set(resolved_values) <= set(accepted):
             line = path.evidence.get(name, "no line of the log shows it")
-            resolved = ", ".join(shown) if isinstance(resolved, list) else resolved
-            found.append(f"{name}: required {' or '.join(accepted)}, seen {resolved} ({line})")
+            resolved = ", ".join(resolved_values) if isinstance(resolved, list) else resolved
+            findings.append(f"{name}: required {' or '.join(accepted)}, seen {resolved} ({line})")
     for name, others in path.also.items():
         allowed = {*(_accepted(required, name) or ())}
         for value in others:
             if value not in allowed and f"{name}={value}" not in required.accepted_also:
                 line = path.evidence.get(f"{name}_also", "no line")
-                seen = getattr(path, name)
-                found.append(f"{name}: required one value, seen {seen} and {value} ({line})")
+                observed = getattr(path, name)
+                findings.append(f"{name}: required one value, seen {observed} and {value} ({line})")
     for rule in required.rules:
         if rule.where == "log" and rule.when.get("configuration") == configuration:
-            found.extend(_violations(rule, log, path))
+            findings.extend(_violations(rule, log, path))
     if unknown := mistaken_environment(path):
-        found.append(f"variables that the engine does not know: {', '.join(unknown)}")
+        findings.append(f"variables that the engine does not know: {', '.join(unknown)}")
     for name in path.fallbacks:
         if name not in required.accepted_fallbacks:
-            found.append(f"fallback {name}: {path.evidence.get(f'fallbacks.{name}', 'no line')}")
-    return found
+            findings.append(f"fallback {name}: {path.evidence.get(f'fallbacks.{name}', 'no line')}")
+    return findings
 
 
 def kernel_contradictions(
@@ -161,9 +161,9 @@ def _backend_findings(path: KernelPath, seen: KernelProfile) -> Iterator[tuple[s
         if (named := getattr(path, part)) is None:
             continue
         allowed = [named, *path.also.get(part, [])]
-        known = any(entry.part == part and entry.belongs_to(named) for entry in load_names().name)
+        listed = any(entry.part == part and entry.belongs_to(named) for entry in load_names().name)
         owned = [(name, entry) for name in kernels if (entry := entry_of(name)) and entry.backend]
-        if not known:
+        if not listed:
             yield f"no kernel of the {part} backend {named} is known", False
         elif not any(entry.belongs_to(named) for _, entry in owned):
             yield (
@@ -184,8 +184,8 @@ def _rule_findings(rule: PathRule, seen: KernelProfile) -> Iterator[tuple[str, b
         if not any(re.search(pattern, name) for name in names):
             longest = ", ".join(name[:60] for name in names[:5])
             cut = seen.cut_names()
-            said = f"cannot be told, {len(cut)} names are cut" if cut else "seen none"
-            yield f"must see a kernel {pattern!r}, {said}; the longest are {longest}", bool(cut)
+            observed = f"cannot be told, {len(cut)} names are cut" if cut else "seen none"
+            yield f"must see a kernel {pattern!r}, {observed}; the longest are {longest}", bool(cut)
     for pattern in rule.must_not_see:
         if wrong := [name for name in names if re.search(pattern, name)]:
             yield f"must not see a kernel {pattern!r}, seen {wrong[0][:200]}", False
@@ -194,15 +194,15 @@ def _rule_findings(rule: PathRule, seen: KernelProfile) -> Iterator[tuple[str, b
 def _violations(rule: PathRule, log: Path, path: KernelPath) -> list[str]:
     wanted = {pattern: re.compile(pattern) for pattern in rule.must_see}
     unwanted = [re.compile(pattern) for pattern in rule.must_not_see]
-    found, seen = [], set()
+    violations, observed = [], set()
     patterns = {*wanted.values(), *unwanted}
     for pattern, line in search_last_start(log, path.begins, patterns, path.ends):
-        seen.add(pattern)
+        observed.add(pattern)
         if pattern in unwanted:
-            found.append(f"must not see {pattern.pattern!r}, seen: {line[:200]}")
-    found.extend(
+            violations.append(f"must not see {pattern.pattern!r}, seen: {line[:200]}")
+    violations.extend(
         f"must see {text!r}, no line of the log matches"
         for text, pattern in wanted.items()
-        if pattern not in seen
+        if pattern not in observed
     )
-    return found
+    return violations

@@ -107,29 +107,29 @@ class ResourceSampler(threading.Thread):
             used_s += times[process.pid] - self._previous.get(process.pid, 0.0)
         if not times:
             return
-        seen = self.resources
+        totals = self.resources
         self.history.append((round(time.monotonic(), 2), rss, available))
-        seen.tree_rss_peak_bytes = max(rss, seen.tree_rss_peak_bytes or 0)
+        totals.tree_rss_peak_bytes = max(rss, totals.tree_rss_peak_bytes or 0)
         self._look_at_all(set(times), rss)
-        seen.mem_available_min_bytes = min(available, seen.mem_available_min_bytes or available)
+        totals.mem_available_min_bytes = min(available, totals.mem_available_min_bytes or available)
         if self._previous:
-            percent = round(100.0 * used_s / seen.interval_s, 1)
-            seen.cpu_percent_peak = max(percent, seen.cpu_percent_peak or 0.0)
-        seen.cpu_seconds = round((seen.cpu_seconds or 0.0) + used_s, 2)
-        seen.samples += 1
+            percent = round(100.0 * used_s / totals.interval_s, 1)
+            totals.cpu_percent_peak = max(percent, totals.cpu_percent_peak or 0.0)
+        totals.cpu_seconds = round((totals.cpu_seconds or 0.0) + used_s, 2)
+        totals.samples += 1
         self._previous = times
 
     def _look_at_all(self, pids: Collection[int], resident: int) -> None:
         if self._held is None:
             return
-        seen, held = self.resources, self._held(pids, resident)
-        if held.source != seen.memory_source:  # peaks are of one way to know it
-            seen.device_peak_bytes = seen.memory_peak_bytes = None
-            seen.memory_source = held.source
-        if held.device is not None:
-            seen.device_peak_bytes = max(held.device, seen.device_peak_bytes or 0)
-        if held.total is not None:
-            seen.memory_peak_bytes = max(held.total, seen.memory_peak_bytes or 0)
+        totals, memory = self.resources, self._held(pids, resident)
+        if memory.source != totals.memory_source:  # peaks are of one way to know it
+            totals.device_peak_bytes = totals.memory_peak_bytes = None
+            totals.memory_source = memory.source
+        if memory.device is not None:
+            totals.device_peak_bytes = max(memory.device, totals.device_peak_bytes or 0)
+        if memory.total is not None:
+            totals.memory_peak_bytes = max(memory.total, totals.memory_peak_bytes or 0)
 
     def stop(self) -> None:
         """Take no more samples."""

@@ -56,8 +56,8 @@ def ask(
     The interpreter is started once for a set of registries; an answer is kept. Where it does not
     answer, `known` is None and `problem` says why.
     """
-    kept = tuple((name, environment[name]) for name in _ASKED_OF if name in environment)
-    return _ask(python, kept, tuple(registries))
+    relevant = tuple((name, environment[name]) for name in _ASKED_OF if name in environment)
+    return _ask(python, relevant, tuple(registries))
 
 
 @lru_cache(maxsize=16)
