@@ -87,8 +87,6 @@ TRICKS = [
     _given("--kernel-trace", "off"),
     _given("--reference", ".cache/canary/bf16"),
     _given("--ab", "", "X=1"),
-    _given("-v", said="--depths", PYTEST_ADDOPTS="--depths 0"),
-    _given("-v", said="-k", PYTEST_ADDOPTS="-k health"),
 ]
 #: Refused when it was collected what there is.
 LATER = [
@@ -96,11 +94,18 @@ LATER = [
     _given("--model", ".cache/canary/mxfp4"),
     _given("--configuration", "bfloat16", said="that profile cpu-tiny-gpt-oss has gates for"),
     _given("--arch", "cpu", "-m", "sm121", said="-m 'sm121'"),
-    _given("-v", said="foreign_plugin", PYTEST_PLUGINS="foreign_plugin"),
-    _given("-v", said="PYTEST_TIMEOUT", PYTEST_TIMEOUT="1"),
-    _given("-v", said="VLLM_X", VLLM_X="1"),
-    _given("-p", "respx", said="the plugin respx may change tests"),
-    _given("-W", "ignore", said="python -O", PYTHONOPTIMIZE="1"),
+]
+#: What the built run does not have: nothing of it is in its command line and variables.
+WITHOUT_EFFECT = [
+    _given("-v", PYTEST_ADDOPTS="--depths 0"),
+    _given("-v", PYTEST_ADDOPTS="-k health"),
+    _given("-v", PYTEST_PLUGINS="foreign_plugin"),
+    _given("-v", PYTEST_TIMEOUT="1"),
+    _given("-v", VLLM_X="1"),
+    _given("-v", VLLM_ATTENTION_BACKEND="TRITON_ATTN", FLASHINFER_DISABLE="1"),
+    _given("-v", PYTHONPATH="elsewhere"),
+    _given("-v", PYTHONOPTIMIZE="1"),
+    _given("-v", PYTHONWARNINGS="error"),
 ]
 #: Nothing of it changes what is judged.
 HONEST = [
@@ -110,10 +115,6 @@ HONEST = [
     _given("--benchmark-autosave", "--benchmark-storage=build/history", "--basetemp=build/tmp"),
     _given("--engine-python", sys.executable, "--engine", "vllm", "--full-shapes", "--slow"),
     _given("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:some_plugin_of_mine"),
-    _given("-v", PYTEST_ADDOPTS="-q --tb=no"),
-    # What images were built with, and Kubernetes.
-    _given("-v", VLLM_BASE_DIR="/workspace/vllm", VLLM_FLASH_ATTN_SRC_DIR="/opt/flash-attention"),
-    _given("-v", VLLM_REF="main", VLLM_SERVICE_HOST="10.0.0.1"),
 ]
 
 
@@ -144,15 +145,7 @@ def _try(arguments: list[str], environment: dict[str, str], folder: Path) -> dic
         "--certify", "--arch", "cpu", "--report-dir", str(folder / "report"), *arguments,
     ]  # fmt: skip
     plugin = "def pytest_collection_modifyitems(items):\n    del items[1:]\n"
-    for name in ("foreign_plugin", "respx"):  # respx is known as a package that changes nothing
-        (folder / f"{name}.py").write_text(plugin)
-    if "PYTHONOPTIMIZE" in environment:  # what an interpreter reads when it starts
-        with output.open("w") as stream:
-            status = subprocess.run(
-                [sys.executable, "-m", "pytest", *command],
-                env={**os.environ, **environment}, stdout=stream, stderr=stream, check=False,
-            ).returncode  # fmt: skip
-        return {"status": status, "said": output.read_text()}
+    (folder / "foreign_plugin.py").write_text(plugin)
     child = os.fork()
     if child == 0:
         status = 99
@@ -178,6 +171,10 @@ def _try(arguments: list[str], environment: dict[str, str], folder: Path) -> dic
 
 def _pytest(command: list[str]) -> int:
     import pytest
+
+    from sm121.session import certified_run
+
+    certified_run.is_this_process = lambda: True
 
     class Ender:
         """Ends the run when every plugin has accepted its options."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import subprocess
 import sys
 from types import SimpleNamespace
 from urllib.parse import quote
@@ -11,11 +13,11 @@ from urllib.parse import quote
 import certificate_tricks
 import certificates
 import pytest
-from certificate_tricks import HONEST, LATER, TRICKS, tried
+from certificate_tricks import HONEST, LATER, TRICKS, WITHOUT_EFFECT, tried
 from false_greens import engine
 
 from sm121.checkpoint.identity import contradiction, identity, is_of_shape
-from sm121.core import profile
+from sm121.core import own_tests, profile
 from sm121.core.errors import UsageError
 from sm121.core.profile_fields import LEVELS, Gate
 from sm121.core.verdict import Verdict
@@ -33,7 +35,7 @@ from sm121.run.verdict_file import (
     TestReport,
     VerdictFile,
 )
-from sm121.session import certification
+from sm121.session import certification, certified_run
 from sm121.session.fingerprinting import is_shipped
 from sm121.session.opening import open_session
 from sm121.session.settings import Settings
@@ -45,7 +47,7 @@ PATH = KernelPath(attention="CPU_ATTN", moe="CPU", kv_layout="NHD")
 def refused(tricks: list[certificate_tricks.Trick]) -> None:
     for trick, seen in zip(tricks, tried(tricks), strict=True):
         assert seen.status == 4 and trick.said in seen.said, f"{trick.name}: {seen}"
-        assert "--certify" in seen.said or "python -O" in seen.said, f"{trick.name}: {seen}"
+        assert "--certify" in seen.said, f"{trick.name}: {seen}"
 
 
 def test_tricks_are_refused_before_anything_is_collected():
@@ -71,22 +73,53 @@ def test_what_collecting_shows_is_refused_before_anything_is_started(monkeypatch
     refused(tricks)
 
 
-@pytest.mark.slow(why="it collects all")
-def test_a_profile_beside_the_suites_own_tests_is_no_other_plugin(monkeypatch):
-    """pytest loads the conftest beside a file that an option names."""
-    monkeypatch.setenv("SM121_META_COLLECT", "1")
-    profile_here = "meta_tests/data/certifiable-cpu.toml"
-    given = certificate_tricks.Trick("", ("--profile", profile_here, "-m", "sm121"), "-m 'sm121'")
-    (seen,) = tried([given])
-    assert given.said in seen.said and "conftest" not in seen.said, seen
+@pytest.mark.parametrize("trick", WITHOUT_EFFECT, ids=lambda trick: trick.name)
+def test_what_is_in_the_callers_surroundings_has_no_effect(trick):
+    """A certified run is built: of the caller's variables it has those of the allow list."""
+    own = {"PATH": os.environ["PATH"], "HF_HOME": "/models", "SM121_API_KEY": "k"}
+    variables = certified_run.environment({**own, **trick.environment})
+    assert variables == {**own, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    assert certified_run.environment(variables) == variables
+
+
+def test_the_run_is_built(tmp_path):
+    """Whoever asks pytest for a certificate gets this command line, and its own end."""
+    plugin = tmp_path / "foreign_plugin.py"
+    plugin.write_text(f"open({str(tmp_path / 'loaded')!r}, 'w')\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p sm121.plugin --depths 0\n")
+    (tmp_path / "conftest.py").write_text(f"open({str(tmp_path / 'conftest')!r}, 'a').write('x')\n")
+    asked = ["--certify", "--arch", "cpu", "-k", "health"]
+    done = subprocess.run(
+        [sys.executable, "-O", "-m", "pytest", *asked], cwd=tmp_path, capture_output=True,
+        text=True,
+        env={**os.environ, "PYTEST_ADDOPTS": "--rounds 1", "VLLM_X": "1",
+             "PYTHONPATH": str(tmp_path), "PYTEST_PLUGINS": "foreign_plugin"},
+    )  # fmt: skip
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert "ERROR: --certify with -k health: expected a run as the profile says" in done.stderr
+    (line,) = [row for row in done.stderr.splitlines() if "runs without these variables" in row]
+    assert {"VLLM_X", "PYTHONPATH", "PYTEST_ADDOPTS", "PYTEST_PLUGINS"} <= {
+        *re.findall(r"\w+", line)
+    }
+    words = certified_run.command(asked)
+    assert words[1:4] == ["-P", "-m", "pytest"] and words[-5:] == asked
+    assert certified_run.command(own_tests.given(words)) == words
+    both = ["-c", str(own_tests.settings()), "--noconftest"]
+    assert {*both} <= {*words} and not certified_run.is_this_process()
+    done = subprocess.run(
+        [sys.executable, "-m", "sm121", "certify", *asked[1:]], cwd=tmp_path,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 4 and "--certify with -k health" in done.stderr, done.stderr
+    assert (tmp_path / "conftest").read_text() == "x", "the caller's conftest is not in the run"
 
 
 def test_every_option_of_pytest_and_of_the_suite_is_known_or_refused():
     """The lists of harmless options have no name that is none."""
-    from sm121.plugin import certificate, options
+    from sm121.plugin import options
 
     assert {option.effect for option in options.own().values()} >= {"harmless", "measures"}
-    assert not certificate._data().pytest.harmless & {*options.own()}
+    assert not certificate._data().harmless & {*options.own()}
 
 
 @pytest.mark.slow(why="a whole run of vLLM each; `python meta_tests/certificates.py` does fifty")
@@ -472,19 +505,3 @@ def test_compare_shows_what_may_differ(tmp_path):
     compared(tmp_path, arguments=["--x"], configuration="marlin", sources={"vllm": "0.33 abc"})
     plain = comparison.read(tmp_path / "one.json")
     assert "profile gb10" in plain.notes
-
-
-def test_a_known_plugin_of_the_environment_beneath_is_harmless(tmp_path, monkeypatch):
-    """In a virtual environment over an image's own, whose folder a .pth file has (seen on an H100);
-    a file of the plugin's name elsewhere is not it."""
-    own, beneath = tmp_path / "own", tmp_path / "image" / "site-packages"
-    for folder in (own, beneath):
-        folder.mkdir(parents=True)
-    (own / "image.pth").write_text(f"{beneath}\n")
-    monkeypatch.setattr(certificate.site, "getsitepackages", lambda: [str(own)])
-    plugin = type(sys)("xdist")
-    monkeypatch.setitem(sys.modules, "xdist", plugin)
-    plugin.__file__ = str(beneath / "xdist" / "__init__.py")
-    assert certificate._is_harmless("xdist")
-    plugin.__file__ = str(tmp_path / "xdist.py")
-    assert not certificate._is_harmless("xdist")

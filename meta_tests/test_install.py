@@ -204,7 +204,7 @@ def test_the_wheel_takes_a_certificate_seriously(offline, tmp_path):
     said = sm121_run(offline, tmp_path, *to_a_server, "tests/test_smoke.py")
     assert said.returncode == 4 and "--certify with paths or node ids" in said.stderr, said.stderr
     said = sm121_run(offline, tmp_path, *to_a_server)
-    assert "--certify" not in said.stderr, said.stderr
+    assert "ERROR: --certify" not in said.stderr, said.stderr
     assert "expected an OpenAI-compatible server" in said.stderr, said.stdout + said.stderr
 
 

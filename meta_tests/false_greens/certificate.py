@@ -116,7 +116,7 @@ def _weights(place: Place, changed: bool) -> Outcome:
 
 # 13: options, tests, gates, waivers.
 
-_QUICK = ("--depths 0", "PYTEST_ADDOPTS=--depths 0 -v", "-o python_functions=test_health")
+_QUICK = ("--depths 0", "-o python_functions=test_health")
 
 
 @functools.cache

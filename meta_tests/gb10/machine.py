@@ -158,10 +158,7 @@ class Machine:
             ["cc", "-shared", "-fPIC", "-O1", "-w", "-o", str(library), str(HERE / "nvml.c")],
             check=True,
         )
-        subprocess.run(
-            [sys.executable, "-m", "venv", "--without-pip", str(self.folder / "engine")], check=True
-        )
-        own = next((self.folder / "engine" / "lib").glob("python*")) / "site-packages"
+        own, of_suite = map(self._venv, ("engine", "suite"))
         _vllm(own, self.version or self.release, self.release == BUILD)
         version = self.flashinfer or _flashinfer_of(self.release)
         _flashinfer(own, version)
@@ -174,10 +171,24 @@ class Machine:
             program.parent.mkdir(exist_ok=True)
             program.write_text(f"#!{sys.executable}\n{_DMESG}")
             program.chmod(0o755)
+        # A certified run gets no variable of the stand-in: the machine says them to every Python.
+        names = ("GB10_KERNEL_LOG", "GB10_STATE", "GB10_DEVICE", "GB10_SETTINGS")
+        variables = {name: self.surroundings()[name] for name in names}
+        (of_suite / "sitecustomize.py").write_text(
+            f"import os\nos.environ.update({variables!r})\n"
+            + (HERE / "on_path" / "sitecustomize.py").read_text()
+        )
+        self.write()
+
+    def _venv(self, name: str) -> Path:
+        """Make an environment over this one; returns its folder of packages."""
+        folder = self.folder / name
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+        packages = next((folder / "lib").glob("python*")) / "site-packages"
         rest = [path for path in sys.path if path.endswith("site-packages")]
         added = "; ".join(f"site.addsitedir({path!r})" for path in rest)
-        (own / "rest.pth").write_text(f"import site; {added}\n{HERE.parent}\n")
-        self.write()
+        (packages / "rest.pth").write_text(f"import site; {added}\n{HERE.parent}\n")
+        return packages
 
     def write(self) -> None:
         """What can be changed between runs."""
@@ -194,8 +205,10 @@ class Machine:
 
     def command(self, *arguments: str) -> list[str]:
         """As an owner types it."""
+        own = str(self.folder / "suite" / "bin" / "python")
+        python = own if "--certify" in arguments else sys.executable
         return [
-            sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "sm121",
+            python, "-m", "pytest", "-p", "no:cacheprovider", "-m", "sm121",
             f"--profile={self.profile}", f"--report-dir={self.report}",
             *([] if "--base-url" in arguments else [f"--engine-python={self.python}"]), *arguments,
         ]  # fmt: skip

@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         # What follows `run` is pytest's, and what follows `plan` is what would follow `run`.
         own_help = given in (["plan", "-h"], ["plan", "--help"])
-        passed_on = given[:1] in (["run"], ["plan"]) and not own_help
+        passed_on = given[:1] in (["run"], ["plan"], ["certify"]) and not own_help
         options = parser().parse_args(given[:1] if passed_on else given)
         options.words = given[1:]
     except _WrongArgumentsError as error:
@@ -119,6 +119,12 @@ def _tools_of_the_checkout() -> ModuleType | None:
 def _run(options: argparse.Namespace) -> NoReturn:
     words = own_tests.command(options.words, Path.cwd())
     os.execv(words[0], words)  # noqa: S606 - pytest takes this process, and its signals
+
+
+def _certify(options: argparse.Namespace) -> NoReturn:
+    from sm121.session import certified_run
+
+    certified_run.start(options.words)
 
 
 def _canary(options: argparse.Namespace) -> int:
@@ -452,6 +458,7 @@ def progress(line: str) -> None:
 
 _COMMANDS: dict[str, Command] = {
     "run": _run,
+    "certify": _certify,
     "canary": _canary,
     "vocabulary": _vocabulary,
     "golden": _golden,

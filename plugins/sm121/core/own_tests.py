@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_PLUGIN = "sm121.plugin"
+PLUGIN = "sm121.plugin"
 
 
 def folder() -> Path:
@@ -35,14 +35,23 @@ def words(started_in: Path, given: Sequence[str] = ()) -> list[str]:
         *("-c", str(settings())),
         *("--rootdir", str(folder())),
         *(() if cacheless else ("-o", f"cache_dir={started_in / '.pytest_cache'}")),
-        *("-p", _PLUGIN),
+        *("-p", PLUGIN),
         *given,
     ]
 
 
+def certified_words() -> list[str]:
+    """What ``sm121 certify`` says to pytest: the suite's settings, tests and plugins, no others."""
+    return [
+        *("-c", str(settings())),
+        *("--rootdir", str(folder()), "--noconftest", "-p", "no:cacheprovider"),
+        *("-p", "pytest_benchmark.plugin", "-p", "pytest_timeout", "-p", PLUGIN),
+    ]
+
+
 def given(arguments: Sequence[str]) -> list[str]:
-    """What the user said, of the words that `words` made."""
-    return list(arguments[arguments.index(_PLUGIN) + 1 :])
+    """What the user said, of the words that `words` or `certified_words` made."""
+    return list(arguments[arguments.index(PLUGIN) + 1 :])
 
 
 def command(given: Sequence[str], started_in: Path) -> list[str]:

@@ -1,21 +1,18 @@
 """What may be given to a run, as far as its certificate and its fingerprint go.
 
 ``fixtures/options.toml`` says of each option of the suite what it does to what is measured, and
-``fixtures/certificate.toml`` which of pytest's options, settings, variables and plugins change
-nothing. What neither of them names is in doubt, and ``--certify`` refuses it.
+``fixtures/certificate.toml`` which of pytest's options change nothing. What neither of them names
+is in doubt, and ``--certify`` refuses it. Settings, plugins and variables cannot be given: the run
+is built (`sm121.session.certified_run`).
 """
 
 from __future__ import annotations
 
 import functools
-import os
-import site
-import sys
-import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from typing import NoReturn
 
 import pytest
 from _pytest.config import builtin_plugins
@@ -27,40 +24,23 @@ from sm121.core.data_file import DataTable
 from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
 from sm121.evidence import environment
-from sm121.evidence.signatures import load_signatures
 from sm121.matrix import covering
 from sm121.plugin import workers
-from sm121.session import certification, fingerprinting
+from sm121.session import certification, certified_run
 from sm121.session.settings import Settings
 from sm121.session.target import Target
 
-_OWN_CONFTEST = ["sm121.plugin"]
-
-
-class _Pytest(DataTable):
-    harmless: frozenset[str]
-    selects: frozenset[str]
-    judges: tuple[str, ...]
-    ini: frozenset[str]
-    override_ini: frozenset[str]
-    variables: frozenset[str]
-
-
-class _Plugins(DataTable):
-    harmless: frozenset[str]
-    required: tuple[str, ...]
-    may_be_left_out: frozenset[str]
-
-
-class _Engine(DataTable):
-    prefixes: tuple[str, ...]
-    harmless: frozenset[str]
-
 
 class _CertificateFile(DataTable):
-    pytest: _Pytest
-    plugins: _Plugins
-    engine: _Engine
+    harmless: frozenset[str]
+    selects: frozenset[str]
+    may_be_left_out: frozenset[str]
+    required: tuple[str, ...]
+    judges: tuple[str, ...]
+
+
+#: What pytest makes of --strict-markers and --strict-config.
+_STRICT = ("strict_markers=true", "strict_config=true")
 
 
 @dataclass(frozen=True)
@@ -77,6 +57,16 @@ def _data() -> _CertificateFile:
     return data_file.load("certificate.toml", _CertificateFile)
 
 
+def start(config: pytest.Config) -> NoReturn:
+    """Begin the certified run that the command line asks for, in the place of this process."""
+    words = [str(word) for word in config.invocation_params.args]
+    capture = config.pluginmanager.get_plugin("capturemanager")
+    if capture is not None:
+        capture.suspend_global_capture(in_=True)
+    is_own_run = config.inipath == own_tests.settings()
+    certified_run.start(own_tests.given(words) if is_own_run else words)
+
+
 def given(config: pytest.Config, own: Mapping[str, Argument]) -> list[Given]:
     """The options whose value is none of their defaults.
 
@@ -89,7 +79,11 @@ def given(config: pytest.Config, own: Mapping[str, Argument]) -> list[Given]:
         actions.setdefault(action.dest, []).append(action.default)
         names.setdefault(action.dest, (action.option_strings or ["paths or node ids"])[-1])
     found = []
-    ours = [_own_paths(), *own_tests.words(config.invocation_params.dir)]
+    ours = [
+        [str(own_tests.folder() / "tests")],
+        *own_tests.words(config.invocation_params.dir),
+        *own_tests.certified_words(),
+    ]
     for dest, value in sorted(vars(config.option).items()):
         defaults = actions.get(dest, [None])
         if dest == "benchmark_disable" and workers.is_parallel(config):
@@ -104,10 +98,6 @@ def given(config: pytest.Config, own: Mapping[str, Argument]) -> list[Given]:
     return found
 
 
-def _own_paths() -> list[str]:
-    return [str(own_tests.folder() / "tests")]
-
-
 def _same(value: object, default: object) -> bool:
     """Whether a value is that default; argparse may have converted the text of one."""
     return (value == default and type(value) is type(default)) or str(value) == str(default)
@@ -118,26 +108,21 @@ def _parts(dest: str, value: object) -> Sequence[object]:
 
 
 def _effect(dest: str, value: object, own: Mapping[str, Argument]) -> Effect:
-    allowed = _data().pytest
+    data = _data()
     if dest in own:
         return own[dest].effect
-    if dest in allowed.selects:
+    if dest in data.selects:
         return "named" if dest == "markexpr" else "selects"
     if dest == "plugins":
         return "harmless" if _may_be_named(str(value)) else "measures"
-    known = dest in allowed.harmless or (dest == "override_ini" and value in allowed.override_ini)
-    return "harmless" if known else "measures"
+    return "harmless" if dest in data.harmless or value in _STRICT else "measures"
 
 
 def _may_be_named(text: str) -> bool:
-    """Whether ``-p TEXT`` changes nothing."""
-    name, data = text.removeprefix("no:"), _data().plugins
-    if not text.startswith("no:"):
-        return name.partition(".")[0] in data.harmless
-    if name in data.may_be_left_out:
-        return True
-    needed = name in builtin_plugins or name in data.required
-    return not needed and not name.startswith(("sm121", "pytest_benchmark", "pytest_timeout"))
+    """Whether ``-p TEXT`` changes nothing: it leaves out a plugin that no test needs."""
+    name, data = text.removeprefix("no:"), _data()
+    needed = name in builtin_plugins or name.startswith(data.required)
+    return text.startswith("no:") and (name in data.may_be_left_out or not needed)
 
 
 def refuse_options(options: Sequence[Given]) -> None:
@@ -164,15 +149,9 @@ def refuse(config: pytest.Config, settings: Settings, target: Target) -> None:
     """Refuse what would make the run with ``--certify`` another one than the suite's own.
 
     Raises:
-        UsageError: the settings, the plugins or the values of options are others.
+        UsageError: the values of options are others, or the tests were changed.
     """
-    wrong = [
-        *_wrong_values(config, settings, target),
-        *_wrong_settings(config),
-        *_wrong_plugins(config),
-        *_wrong_checkout(config.rootpath),
-    ]
-    if wrong:
+    if wrong := [*_wrong_values(config, settings, target), *_changed_tests(own_tests.folder())]:
         raise UsageError(f"--certify: {'; '.join(wrong)}")
 
 
@@ -186,8 +165,6 @@ def _wrong_values(config: pytest.Config, settings: Settings, target: Target) -> 
         wrong += _wrong_strength(config.getoption("--matrix"), own)
         wrong += _wrong_model(settings, own)
         wrong += _wrong_configuration(settings.configuration, own)
-        if settings.base_url is None:
-            wrong += _wrong_variables(own)
     return wrong
 
 
@@ -199,21 +176,6 @@ def _wrong_configuration(name: str | None, own: Profile) -> list[str]:
     return [
         f"--configuration {name}: expected none, so that the profile's own question is asked, or a "
         f"profile of your own with `under_test = {name!r}` (--profile)"
-    ]
-
-
-def _wrong_variables(own: Profile) -> list[str]:
-    """Variables by which this shell tells the engine what the profile does not."""
-    allowed = _data().engine
-    layers = [set(each.environment) for each in own.configurations.values()]
-    known = {*own.engine.environment, *set.intersection(*layers)}
-    known |= {*allowed.harmless, *fingerprinting.places()}
-    of_images = load_signatures(own.engine.name).is_harmless_env
-    return [
-        f"the variable {name}, which the engine would see: expected it in the profile's "
-        "engine.environment, or not at all"
-        for name in sorted(os.environ)
-        if name.startswith(allowed.prefixes) and name not in known and not of_images(name)
     ]
 
 
@@ -242,105 +204,11 @@ def _wrong_model(settings: Settings, own: Profile) -> list[str]:
     ]
 
 
-def _wrong_settings(config: pytest.Config) -> list[str]:
-    """Settings that change which tests there are, or how they run."""
-    allowed = _data().pytest
-    wrong = [
-        f"{key} in {config.inipath}: expected a pytest.ini as the suite's own"
-        for key in sorted(_ini(config))
-        if key not in allowed.ini
-    ]
-    paths = [str(path) for path in config.getini("testpaths")]
-    from_testpaths = config.args_source is pytest.Config.ArgsSource.TESTPATHS
-    if config.args != _own_paths() and not (from_testpaths and paths == ["tests"]):
-        seen = ", ".join(map(str, config.args))
-        wrong.append(f"expected the tests of testpaths = tests, and no paths; seen: {seen}")
-    strange = [
-        name
-        for name in sorted(os.environ)
-        if name.startswith("PYTEST_") and name not in allowed.variables
-    ]
-    return [*wrong, *(f"the variable {name}: expected none of pytest's" for name in strange)]
-
-
-def _wrong_checkout(root: Path) -> list[str]:
-    """Other tests than those that belong to the package in use, or changed ones."""
-    own = own_tests.folder()
-    if root.resolve() != own:
-        return [f"the tests of {root}: expected those of {own}, whose package runs: sm121 run"]
-    changed = environment.changed_files(root, _data().pytest.judges)
+def _changed_tests(root: Path) -> list[str]:
+    """Tests that are not those of the commit, or those that ship with the package."""
+    changed = environment.changed_files(root, _data().judges)
     than = "the commit: commit it, or take it back"
     if changed is None:
         changed = certification.foreign_tests(root)
         than = "the file that ships with the suite (git knows no commit of it here)"
     return [f"{', '.join(changed[:5])} differs from {than}"] if changed else []
-
-
-def _ini(config: pytest.Config) -> Mapping[str, object]:
-    """What pytest.ini says; pytest has deprecated the name that it had before."""
-    known: Mapping[str, object] | None = getattr(config, "_inicfg", None)
-    return config.inicfg if known is None else known
-
-
-def _wrong_plugins(config: pytest.Config) -> list[str]:
-    """Plugins that may change tests or results, and those that are not there."""
-    manager, data = config.pluginmanager, _data().plugins
-    wrong = [
-        f"the plugin {name} is not loaded" for name in data.required if not manager.has_plugin(name)
-    ]
-    for name, plugin in manager.list_name_plugin():
-        if plugin is None:
-            continue
-        # A plugin is a module, an object, or (pytest 9.1's legacypath) a class.
-        own = plugin if isinstance(plugin, type) else type(plugin)
-        module = plugin.__name__ if isinstance(plugin, ModuleType) else own.__module__
-        if isinstance(plugin, ModuleType) and name.endswith("conftest.py"):
-            wrong += _wrong_conftest(config, name, plugin)
-        elif not _is_harmless(module.partition(".")[0]):
-            wrong.append(
-                f"the plugin {name} may change tests or their results: leave it out with "
-                f"-p no:{name}"
-            )
-    return wrong
-
-
-def _is_harmless(package: str) -> bool:
-    """Whether a plugin's package is known, and is that one: a file may have any name."""
-    if package in ("_pytest", "pytest", "sm121"):
-        return True
-    file = getattr(sys.modules.get(package), "__file__", None)
-    if package not in _data().plugins.harmless or file is None:
-        return False
-    names = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
-    folders = {Path(name) for name in {*names, *site.getsitepackages(), site.getusersitepackages()}}
-    # An environment over another one, as in images: a .pth file has the other one's folder.
-    folders |= {
-        Path(line.strip())
-        for folder in tuple(folders)
-        for file_of_paths in folder.glob("*.pth")
-        for line in file_of_paths.read_text("utf-8", "replace").splitlines()
-        if line.strip().endswith(("site-packages", "dist-packages"))
-    }
-    return any(Path(file).resolve().is_relative_to(folder.resolve()) for folder in folders)
-
-
-def _wrong_conftest(config: pytest.Config, file: str, module: ModuleType) -> list[str]:
-    defined = [name for name in vars(module) if not name.startswith(("__", "@"))]
-    own = file == str(config.rootpath / "conftest.py")
-    if own and defined == ["pytest_plugins"] and module.pytest_plugins == _OWN_CONFTEST:
-        return []
-    return [
-        f"{file} may change tests or their results: expected the suite's own, and no other (pytest "
-        "also loads what lies beside a file that an option names: write --profile=PATH)"
-    ]
-
-
-def forget_meta_tests(config: pytest.Config) -> None:
-    """Unload the conftest of the suite's own tests, which is no part of a run of the levels.
-
-    pytest loads it when an option names a file beside it, as ``--profile meta_tests/data/X.toml``.
-    """
-    manager = config.pluginmanager
-    plugin = manager.get_plugin(str(config.rootpath / "meta_tests" / "conftest.py"))
-    if plugin is not None:
-        manager.unregister(plugin)

@@ -61,7 +61,7 @@ from sm121.plugin.stash import (
 from sm121.report import details
 from sm121.run import directory
 from sm121.run.verdict_file import NOT_RUN
-from sm121.session import forecast, last_word, target
+from sm121.session import certified_run, forecast, last_word, target
 from sm121.session.crashes import CrashDesk
 from sm121.session.opening import prepare
 from sm121.session.session import Session
@@ -96,7 +96,10 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before xdist decides
 def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object]:
-    """``-n`` without ``--dist``: tests that need a server go to one worker."""
+    """``--certify``: the suite builds that run itself. ``-n`` without ``--dist``: tests that need a
+    server go to one worker."""
+    if config.getoption("--certify") and not certified_run.is_this_process():
+        certificate.start(config)
     if getattr(config.option, "numprocesses", None) and config.option.dist == "no":
         config.option.dist = "loadgroup"
     return (yield)
@@ -111,8 +114,6 @@ def pytest_configure(config: pytest.Config) -> None:
     others.only_warn_from_now_on(config)
     try:
         config.stash[SETTINGS] = options.read(config)
-        if config.stash[SETTINGS].certify:
-            certificate.forget_meta_tests(config)
     except UsageError as error:
         _leave_no_older_verdict(config)
         raise pytest.UsageError(str(error)) from error

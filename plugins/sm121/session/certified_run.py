@@ -1,0 +1,78 @@
+"""``sm121 certify``: a run that the suite builds itself.
+
+A certificate is given by a process of its own. Its command line is the suite's, with the suite's
+pytest.ini, the plugins that are named here and no conftest. Its variables are those of an allow
+list. So no plugin, ``.pth`` folder, conftest, pytest.ini or variable of the caller reaches it. What
+the caller says is added to the command line, and refused where it is not known to be harmless.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from sm121.core import data_file, own_tests
+from sm121.core.data_file import DataTable
+from sm121.session import fingerprinting
+
+OPTION = "--certify"
+
+
+class _Variables(DataTable):
+    names: frozenset[str]
+    prefixes: tuple[str, ...]
+
+
+@functools.cache
+def _variables() -> _Variables:
+    return data_file.load("certified-variables.toml", _Variables)
+
+
+def command(given: Sequence[str]) -> list[str]:
+    """The command line of a certified run.
+
+    Args:
+        given: the caller's own arguments of pytest.
+    """
+    words = [word for word in given if word != OPTION]
+    return [sys.executable, "-P", "-m", "pytest", *own_tests.certified_words(), OPTION, *words]
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a certified run: those of the allow list, and no plugin is loaded by its
+    entry point."""
+    allowed, places = _variables(), {*fingerprinting.places()} - {"PYTHONPATH"}
+    return {
+        name: value
+        for name, value in variables.items()
+        if name in allowed.names or name in places or name.startswith(allowed.prefixes)
+    } | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+
+
+def is_this_process() -> bool:
+    """Whether `start` began this process. Only then it may certify."""
+    words = sys.orig_argv
+    if own_tests.PLUGIN not in words or words != command(own_tests.given(words)):
+        return False
+    rows = Path("/proc/self/environ").read_bytes().split(b"\0")
+    began = dict(os.fsdecode(row).split("=", 1) for row in rows if b"=" in row)
+    return began == environment(began)
+
+
+def start(given: Sequence[str]) -> NoReturn:
+    """Begin a certified run, which takes this process and its signals.
+
+    Args:
+        given: the caller's own arguments of pytest.
+    """
+    variables = environment(os.environ)
+    if removed := sorted({*os.environ} - {*variables}):
+        sys.stderr.write(f"{OPTION} runs without these variables: {', '.join(removed)}\n")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    words = command(given)
+    os.execve(words[0], words, variables)  # noqa: S606 - no shell; pytest takes this process
