@@ -92,7 +92,7 @@ TRICKS = [
 LATER = [
     _given("--matrix", "none"),
     _given("--model", ".cache/canary/mxfp4"),
-    _given("--configuration", "bfloat16", said="that profile cpu-tiny-gpt-oss has gates for"),
+    _given("--configuration", "bfloat16", said="so that the profile's own question is asked"),
     _given("--arch", "cpu", "-m", "sm121", said="-m 'sm121'"),
 ]
 #: What the built run does not have: nothing of it is in its command line and variables.
