@@ -17,7 +17,7 @@ PYTEST_ARGS ?=
 # The tests start pytest hundreds of times; without bytecode each of them compiles the plugin anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: conformance test lint env canary catalogues reference choices versions engines docs wheelhouse clean help
+.PHONY: conformance test beside lint env canary catalogues reference choices versions engines docs wheelhouse clean help
 
 help: ## the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -25,9 +25,13 @@ help: ## the targets
 conformance: canary ## judge a real vLLM on this CPU: every level that exists
 	$(PY) -m pytest --arch cpu --report-dir=$(REPORT) --benchmark-autosave --matrix 1 $(PYTEST_ARGS)
 
-test: canary lint ## the suite's own tests: every check is seen failing on its fault
-	$(PY) -m pytest meta_tests -m 'not alone' -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+test: canary ## lint, and the suite's own tests: every check is seen failing on its fault
+	@$(MAKE) --no-print-directory -j 2 lint beside
 	$(PY) -m pytest meta_tests -m alone $(PYTEST_ARGS)
+
+# The tests that measure no time: lint runs beside them, since many of them wait for a server.
+beside:
+	$(PY) -m pytest meta_tests -m 'not alone' -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed docs ## ruff, mypy, the layers, the documentation, the budgets
 	$(VENV)/bin/ruff check .

@@ -23,6 +23,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import servers
+
 from sm121.client.connection import Patience
 from sm121.client.timed import completion
 from sm121.client.timed_process import TimedProcess
@@ -79,35 +81,13 @@ TRAPS = (
 )
 
 
-@dataclass
-class Timed:
-    """A timed server and what it really sent."""
-
-    url: str
-    log: Path
-
-    def truth(self) -> list[dict[str, Any]]:
-        records = [json.loads(line) for line in self.log.read_text("utf-8").splitlines()]
-        return sorted(records, key=lambda record: record["received_ns"])
-
-
 @contextlib.contextmanager
-def timed_server(*arguments: str) -> Iterator[Timed]:
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "truth.jsonl"
-        process = subprocess.Popen(
-            [sys.executable, str(HERE / "timed_server.py"), "--log", str(log), *arguments],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdout is not None
-        try:
-            port = process.stdout.readline().split()[-1]
-            yield Timed(f"http://127.0.0.1:{port}", log)
-        finally:
-            process.kill()
-            process.wait()
-            process.stdout.close()
+def timed_server(*arguments: str) -> Iterator[servers.TimedServer]:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        servers.timed_server(Path(folder) / "truth.jsonl", *arguments) as server,
+    ):
+        yield server
 
 
 def true_rate(record: dict[str, Any]) -> float:
@@ -126,8 +106,8 @@ def measure_ours() -> list[dict[str, Any]]:
     rows = []
     for rate, streams, requests in POINTS:
         options = ("--rate", str(rate), "--fixed-ms", "50")
-        with timed_server(*options) as server, TimedProcess(server.url, "none") as sender:
-            prompts = Prompts(Endpoint(server.url, "none", MODEL), 199_998)
+        with timed_server(*options) as server, TimedProcess(server.base_url, "none") as sender:
+            prompts = Prompts(Endpoint(server.base_url, "none", MODEL), 199_998)
 
             def send(count: int, streams=streams, sender=sender, prompts=prompts) -> list:
                 made = [
@@ -181,7 +161,7 @@ def measure_clean() -> dict[str, Any]:
         jitter = (0.0, 0.005, 0.01, 0.02, 0.05)[number % 5]
         options = ("--rate", str(rate), "--jitter", str(jitter), "--interval-jitter", "0.02")
         with timed_server(*options) as server:
-            cell = our_cell(server.url, plan, 5)
+            cell = our_cell(server.base_url, plan, 5)
         found = DecodeRate(32).of(cell)
         everything = [
             *found.invalid,
@@ -218,7 +198,9 @@ def decide(rate: float, seed: int) -> tuple[Verdict, int]:
     with (
         timed_server(*options) as server,
         tempfile.TemporaryDirectory() as folder,
-        MeasuredServer.open(Endpoint(server.url, "none", MODEL), plan, Path(folder)) as measured,
+        MeasuredServer.open(
+            Endpoint(server.base_url, "none", MODEL), plan, Path(folder)
+        ) as measured,
     ):
         cell, wanted = MeasuredCell(measured, 0), gate.FIRST_LOOK
         while True:
@@ -250,14 +232,14 @@ def measure_speed() -> dict[str, float]:
         ours = [
             *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider"),
             *("tests/test_performance.py", "--arch", "sm121", "--depths", "0"),
-            *("--base-url", server.url, "--report-dir", f"{folder}/report"),
+            *("--base-url", server.base_url, "--report-dir", f"{folder}/report"),
             *("-k", "prefill_rate or decode_rate"),
         ]
         commands = {
             "this suite": [*ours, "--plan", "quick"],
             "with tg128": ours,
             "llama-benchy 0.4.0 with tg128": [
-                *_benchy(server.url, Path(folder) / "benchy.json", 2048, (32, 128), 5)
+                *_benchy(server.base_url, Path(folder) / "benchy.json", 2048, (32, 128), 5)
             ],
         }
         for name, command in commands.items():
@@ -405,7 +387,7 @@ def measure_peers(clients: list[str], traps: list[str], *, fresh: bool) -> None:
             options += ["--fixed-ms", str(FIRST_MS), "--prefill-rate", "1e9", "--model", MODEL]
             with timed_server(*options) as server, tempfile.TemporaryDirectory() as folder:
                 started = time.monotonic()
-                said = CLIENTS[name](server.url, Path(folder))
+                said = CLIENTS[name](server.base_url, Path(folder))
                 row = {**vars(said), "seconds": time.monotonic() - started}
             known.setdefault(trap, {})[name] = row
             print(trap, name, row, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -11,11 +12,16 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import durations
 import psutil
 import pytest
+import servers
+from servers import FaultServer, TimedServer
+from warm_pytest import WarmPytest, WarmRun, can_fork
 
 from sm121.engines.process_tree import marked, reap
 
@@ -35,35 +41,12 @@ if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
 
 MARK = "SM121_META_TEST"
-#: Files that take minutes, the longest first: begun last, each would keep one of `make test`'s two
-#: workers busy while the other one has nothing left to do.
-LONG = (
-    "test_run_endings.py",
-    "test_fault_catalogue.py",
-    "test_model_faults.py",
-    "test_recording.py",
-    "test_managed_server.py",
-    "test_false_greens.py",
-    "test_bad_input.py",
-    "test_order_of_events.py",
-    "test_matrix_shards.py",
-    "test_gb10.py",
-    "test_python_api.py",
-    "test_install.py",
-    "test_kernel_mutants.py",
-    "test_kernel_provider.py",
-    "test_process_hygiene.py",
-    "test_ci_examples.py",
-    "test_turns.py",
-    "test_architecture.py",
-    "test_report_files.py",
-    "test_stress_faults.py",
-    "test_kernel_path_real.py",
-)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Warnings are errors here. In a run of the levels they may be anybody's, and never are."""
+    if durations.wanted(config):
+        config.pluginmanager.register(durations.Durations(config))
     config.addinivalue_line("markers", "alone: it measures time, and has the machine for itself")
     config.addinivalue_line("filterwarnings", "error")
     # "no file to compare with", "another machine": for the user to read, no crash of pytest.
@@ -78,8 +61,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ):
         config.hook.pytest_deselected(items=heavy)
         items[:] = [item for item in items if item not in heavy]
-    rank = {name: number for number, name in enumerate(LONG)}
-    items.sort(key=lambda item: rank.get(item.path.name, len(LONG)))
+    durations.longest_first(items)
 
 
 @pytest.fixture(scope="session")
@@ -98,11 +80,22 @@ def canary_mxfp4() -> Path:
     return canary.build(ROOT / ".cache" / "canary" / "mxfp4", "mxfp4")
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Torch computes in one thread."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @dataclass
 class PytestRun:
     """A run of pytest in a process of its own, with everything it starts marked."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | WarmRun
     output_file: Path
     report: Path
     mark: str
@@ -160,40 +153,60 @@ class PytestRun:
             time.sleep(0.2)
 
 
+@pytest.fixture(scope="session")
+def warm_pytest() -> Iterator[Callable[[], WarmPytest]]:
+    """The process that forks runs; begun for the first one."""
+    begun: list[WarmPytest] = []
+
+    def template() -> WarmPytest:
+        if not begun:
+            begun.append(WarmPytest(ROOT))
+        return begun[0]
+
+    yield template
+    for process in begun:
+        process.close()
+
+
 @pytest.fixture
-def start_pytest(tmp_path: Path) -> Iterator[Callable[..., PytestRun]]:
-    """Start pytest on the suite, as a user does, and clean up after it whatever happens."""
+def start_pytest(
+    tmp_path: Path, warm_pytest: Callable[[], WarmPytest]
+) -> Iterator[Callable[..., PytestRun]]:
+    """Start pytest on the suite, as a user does, and clean up after it whatever happens.
+
+    ``warm`` forks the run from a process that has imported the suite; see `warm_pytest`.
+    """
     runs: list[PytestRun] = []
 
     def start(
-        *arguments: str, environment: dict[str, str] | None = None, beside_others: bool = True
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        beside_others: bool = True,
+        warm: bool = False,
     ) -> PytestRun:
         mark = uuid.uuid4().hex
         number = len(runs)
         output = tmp_path / f"output-{number}.txt"
         report = tmp_path / f"report-{number}"
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
-        with output.open("w") as stream:
-            process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "pytest",
-                    "-p",
-                    "no:cacheprovider",
-                    "--report-dir",
-                    str(report),
-                    # Our own tests run in parallel, and need not wait for each other.
-                    *(("--share-machine",) if beside_others else ()),
-                    *arguments,
-                ],
-                cwd=ROOT,
-                env={**inherited, MARK: mark, **(environment or {})},
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,
-            )
+        variables = {**inherited, MARK: mark, **(environment or {})}
+        # Our own tests run in parallel, and need not wait for each other.
+        shared = ["--share-machine"] if beside_others else []
+        options = ["-p", "no:cacheprovider", "--report-dir", str(report), *shared, *arguments]
+        process: subprocess.Popen[str] | WarmRun
+        if warm and can_fork(environment):
+            process = warm_pytest().start(options, output, variables)
+        else:
+            with output.open("w") as stream:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "pytest", *options],
+                    cwd=ROOT,
+                    env=variables,
+                    stdout=stream,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    start_new_session=True,
+                )
         run = PytestRun(process, output, report, mark)
         runs.append(run)
         return run
@@ -209,91 +222,53 @@ def start_pytest(tmp_path: Path) -> Iterator[Callable[..., PytestRun]]:
 
 @pytest.fixture
 def run_pytest(start_pytest: Callable[..., PytestRun]) -> Callable[..., tuple[int, PytestRun]]:
-    """Run pytest to its end; exit status and the run."""
+    """Run pytest to its end; exit status and the run.
 
-    def run(*arguments: str, timeout_s: float = 120.0, **options) -> tuple[int, PytestRun]:
-        started = start_pytest(*arguments, **options)
+    ``warm=False``: in a new interpreter, where that is the point of the test.
+    """
+
+    def run(
+        *arguments: str, timeout_s: float = 120.0, warm: bool = True, **options
+    ) -> tuple[int, PytestRun]:
+        started = start_pytest(*arguments, warm=warm, **options)
         return started.wait(timeout_s), started
 
     return run
 
 
-@dataclass
-class FaultServer:
-    """A running fault server, and where it listens."""
+@pytest.fixture(scope="session")
+def clean_server() -> Iterator[Callable[[str], FaultServer]]:
+    """The fault server without a fault, by its key: it keeps no state, and all tests share it."""
+    with ExitStack() as started:
+        running: dict[str, FaultServer] = {}
 
-    process: subprocess.Popen[str]
-    base_url: str
-    key: str
+        def start(key: str) -> FaultServer:
+            if key not in running or running[key].process.poll() is not None:
+                running[key] = started.enter_context(servers.fault_server(key=key))
+            return running[key]
+
+        yield start
 
 
 @pytest.fixture
-def fault_server() -> Iterator[Callable[..., FaultServer]]:
+def fault_server(clean_server) -> Iterator[Callable[..., FaultServer]]:
     """Start ``fault_server.py`` with a fault; it is stopped after the test."""
-    started: list[subprocess.Popen[str]] = []
+    with ExitStack() as started:
 
-    def start(fault: str = "none", key: str = "meta-key") -> FaultServer:
-        process = subprocess.Popen(
-            [sys.executable, str(HERE / "fault_server.py"), "--port", "0", "--fault", fault],
-            env={**os.environ, "VLLM_API_KEY": key},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        assert process.stdout is not None
-        line = ""
-        while not line.startswith("listening on "):
-            line = process.stdout.readline()
-            assert line, f"the fault server ended with {process.wait()}"
-        port = int(line.split()[-1])
-        return FaultServer(process, f"http://127.0.0.1:{port}", key)
+        def start(fault: str = "none", key: str = "meta-key") -> FaultServer:
+            if fault == "none":
+                return clean_server(key)
+            return started.enter_context(servers.fault_server(fault, key))
 
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
-
-
-@dataclass
-class TimedServer:
-    """A running timed server, where it listens, and its log of what it really sent."""
-
-    process: subprocess.Popen[str]
-    base_url: str
-    log: Path
-
-    def truth(self) -> list[dict]:
-        """A record for each request that was answered to its end, in the order of arrival."""
-        records = [json.loads(line) for line in self.log.read_text("utf-8").splitlines()]
-        return sorted(records, key=lambda record: record["received_ns"])
+        yield start
 
 
 @pytest.fixture
 def timed_server(tmp_path: Path) -> Iterator[Callable[..., TimedServer]]:
     """Start ``timed_server.py`` with some arguments; it is stopped after the test."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(*arguments: str) -> TimedServer:
-        log = tmp_path / f"truth-{len(started)}.jsonl"
-        process = subprocess.Popen(
-            [sys.executable, str(HERE / "timed_server.py"), "--log", str(log), *arguments],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line.startswith("listening on "), f"the timed server ended: {process.wait()}"
-        return TimedServer(process, f"http://127.0.0.1:{line.split()[-1]}", log)
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+    with ExitStack() as started:
+        logs = (tmp_path / f"truth-{number}.jsonl" for number in itertools.count())
+        yield lambda *arguments: started.enter_context(servers.timed_server(next(logs), *arguments))
 
 
 @pytest.fixture
@@ -314,7 +289,9 @@ def matrix_profile(tmp_path: Path) -> Path:
 def start_matrix(start_pytest, matrix_profile: Path, tmp_path: Path) -> Callable[..., PytestRun]:
     """Start the matrix level on the engine with planted faults (``matrix_engine.py``)."""
 
-    def start(*arguments: str, faults: str = "", report: Path | None = None) -> PytestRun:
+    def start(
+        *arguments: str, faults: str = "", report: Path | None = None, warm: bool = False
+    ) -> PytestRun:
         environment = {
             "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
             "MATRIX_FAULTS": faults,
@@ -323,7 +300,7 @@ def start_matrix(start_pytest, matrix_profile: Path, tmp_path: Path) -> Callable
         given = [] if report is None else ["--report-dir", str(report)]
         run = start_pytest(
             "-p", "matrix_engine", "--profile", str(matrix_profile), "tests/test_matrix.py",
-            *arguments, *given, environment=environment,
+            *arguments, *given, environment=environment, warm=warm,
         )  # fmt: skip
         if report is not None:
             run.report = report
@@ -337,7 +314,7 @@ def run_matrix(start_matrix) -> Callable[..., tuple[int, PytestRun, dict]]:
     """Run the matrix level to its end; status, the run and its matrix.json."""
 
     def run(*arguments: str, timeout_s: float = 240.0, **options):
-        started = start_matrix(*arguments, **options)
+        started = start_matrix(*arguments, warm=True, **options)
         status = started.wait(timeout_s)
         file = started.report / "matrix" / "matrix.json"
         return status, started, json.loads(file.read_text()) if file.is_file() else {}

@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
+
+from loopback import JsonHandler
 
 FAULTS = {
     "none": "serves",
@@ -44,38 +45,26 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class Handler(JsonHandler):
     fault = "none"
     completions = 0
 
-    def log_message(self, *_arguments: object) -> None:
-        pass
-
-    def answer(self, content: object, status: int = 200, kind: str = "application/json") -> None:
-        body = content.encode() if isinstance(content, str) else json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
     def do_GET(self) -> None:
         if self.fault == "html":
-            self.answer("<html><body>It works!</body></html>", kind="text/html")
+            self.say("<html><body>It works!</body></html>", kind="text/html")
         elif self.fault == "bare" and self.path in ("/health", "/version"):
-            self.answer({"error": "not found"}, 404)
+            self.say({"error": "not found"}, 404)
         elif self.path == "/health":
             loads = self.fault in ("never-ready", "compiles-then-hangs")
-            self.answer("", 503 if loads else 200)
+            self.say("", 503 if loads else 200)
         elif self.path == "/metrics" and self.fault == "no-metrics":
-            self.answer("vllm:prefix_cache_hits_total 3.0", 500, kind="text/plain")
+            self.say("vllm:prefix_cache_hits_total 3.0", 500, kind="text/plain")
         elif self.path == "/version":
-            self.answer({"version": "0.29.0" if self.fault == "old" else "0.0-fault"})
+            self.say({"version": "0.29.0" if self.fault == "old" else "0.0-fault"})
         elif self.path == "/v1/models":
             expected = os.environ.get("VLLM_API_KEY")
             if expected and self.headers.get("Authorization") != f"Bearer {expected}":
-                self.answer({"error": "Unauthorized"}, 401)
+                self.say({"error": "Unauthorized"}, 401)
             elif self.fault == "dripping":
                 self.send_response(200)
                 self.end_headers()
@@ -84,16 +73,16 @@ class Handler(BaseHTTPRequestHandler):
                     self.wfile.flush()
                     time.sleep(2)
             elif self.fault == "no-models":
-                self.answer({"models": 3})
+                self.say({"models": 3})
             else:
                 name = "llama-3-8b" if self.fault == "another-model" else MODEL
                 entry = {"id": name, "object": "model", "created": 0, "owned_by": "meta"}
-                self.answer({"object": "list", "data": [entry]})
+                self.say({"object": "list", "data": [entry]})
         else:
-            self.answer({"error": "not found"}, 404)
+            self.say({"error": "not found"}, 404)
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.asked()
         type(self).completions += 1
         if self.fault == "health-only":
             time.sleep(3600)
@@ -101,16 +90,10 @@ class Handler(BaseHTTPRequestHandler):
             os.kill(os.getpid(), signal.SIGKILL)
         choice = {"index": 0, "text": " Paris", "finish_reason": "length", "logprobs": None}
         usage = {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6}
-        self.answer(
-            {
-                "id": "cmpl-1",
-                "object": "text_completion",
-                "created": 0,
-                "model": MODEL,
-                "choices": [choice],
-                "usage": usage,
-            }
-        )
+        self.say(
+            {"id": "cmpl-1", "object": "text_completion", "created": 0, "model": MODEL,
+             "choices": [choice], "usage": usage}
+        )  # fmt: skip
 
 
 def start_up(fault: str) -> None:

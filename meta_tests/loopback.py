@@ -16,12 +16,13 @@ class JsonHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def asked(self) -> dict:
-        return json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        return json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
 
-    def say(self, answer: object, status: int = 200) -> None:
-        content = json.dumps(answer).encode()
+    def say(self, answer: object, status: int = 200, kind: str = "application/json") -> None:
+        """Answer with JSON, or with a text as it is."""
+        content = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)

@@ -14,19 +14,19 @@ Started by ``fake_python.py`` (SM121_META_SERVER names this file) or by itself, 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from fault_server import build
+from loopback import JsonHandler
 
 MODEL = "canary"
 #: What vLLM 0.32 and the suite's probe print on a CPU, after the seconds since the epoch.
@@ -65,28 +65,19 @@ def lines_of_a_start(
     )  # fmt: skip
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class Handler(JsonHandler):
     options: argparse.Namespace
     started = time.time()
     core: subprocess.Popen[bytes] | None = None
     dead = False
     tokens = 0
 
-    def log_message(self, *_arguments: object) -> None:
-        pass
-
     def answer(self, content: object, status: int = 200) -> None:
-        body = content.encode() if isinstance(content, str) else json.dumps(content).encode()
         if not self.options.no_access_log:
             host, port = self.client_address[:2]
             line = f'{host}:{port} - "{self.command} {self.path} HTTP/1.1" {status} OK'
             say(f"(APIServer pid={os.getpid()}) INFO:     {line}")
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        self.say(content, status)
 
     def do_GET(self) -> None:
         parts = urlsplit(self.path)
@@ -129,7 +120,7 @@ class Handler(BaseHTTPRequestHandler):
                     start_core()
 
     def do_POST(self) -> None:
-        said = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
+        said = self.asked()
         own = type(self)
         if own.dead:
             self.answer({"error": {"message": "EngineDeadError"}}, 500)

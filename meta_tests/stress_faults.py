@@ -23,6 +23,8 @@ from pathlib import Path
 
 import psutil
 
+from sm121.engines.process_tree import marked
+
 ROOT = Path(__file__).resolve().parent.parent
 HERE = Path(__file__).resolve().parent
 MARK = "SM121_META_TEST"
@@ -194,19 +196,11 @@ def small_disk(folder: Path, megabytes: int = 3) -> Iterator[bool]:
             subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def marked(mark: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get(MARK) == mark:
-                found.append(process)
-    return found
-
-
 def segments() -> set[str]:
+    """Shared memory that no living process maps; what another run still uses is its own."""
     used = ""
     for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # it has ended, or is not ours to read
             used += maps.read_text("utf-8", "replace")
     return {path.name for path in Path("/dev/shm").glob("psm_*") if path.name not in used}
 
@@ -314,7 +308,7 @@ def _signal_under_load(
 
 def _left(mark: str, within_s: float = 30.0) -> list[str]:
     deadline = time.monotonic() + within_s
-    while found := marked(mark):
+    while found := marked(MARK, mark):
         if time.monotonic() > deadline:
             names = [str(process) for process in found]
             for process in found:

@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import servers
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 FOLDER = ROOT / "docs" / "terminal"
@@ -111,23 +113,8 @@ def _none() -> Iterator[tuple[str, ...]]:
 @contextmanager
 def _server() -> Iterator[tuple[str, ...]]:
     """The fault server without a fault: it says Paris, whatever it is asked."""
-    process = subprocess.Popen(
-        [sys.executable, str(HERE / "fault_server.py"), "--port", "0"],
-        stdout=subprocess.PIPE, text=True,
-        env={k: v for k, v in os.environ.items() if k != "VLLM_API_KEY"},
-    )  # fmt: skip
-    assert process.stdout is not None
-    line = ""
-    while not line.startswith("listening on "):
-        line = process.stdout.readline()
-        assert line, f"the fault server ended with {process.wait()}"
-    try:
-        url = f"http://127.0.0.1:{line.split()[-1]}"
-        yield ("--base-url", url, "--served-model-name", "canary")
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+    with servers.fault_server(key="") as server:
+        yield ("--base-url", server.base_url, "--served-model-name", "canary")
 
 
 def main() -> None:

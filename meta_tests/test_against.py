@@ -519,7 +519,7 @@ def test_copies_are_of_the_file(trusted):
 def test_what_vanished_is_missed_where_it_would_have_been_selected(fault_server, run_pytest):
     """By -k, -m and the plan, as if it were still there."""
     server = fault_server()
-    attached = ("--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key)
+    attached = ("--arch", "cpu", *server.options)
     file = "meta_tests/scenarios/vanishing.py"
     status, old = run_pytest(*attached, file, environment={"SM121_META_OLD": "1"})
     assert status == 0, old.output
@@ -542,7 +542,7 @@ def test_a_status_that_the_client_made_an_error_of_may_be_known(fault_server, ru
     """And an error of anything else may not: it says nothing of the server."""
     server = fault_server()
     file = "meta_tests/scenarios/refused.py"
-    common = ("--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key, file)
+    common = ("--arch", "cpu", *server.options, file)
     status, first = run_pytest(*common)
     assert status == 1 and first.verdict["levels"]["correctness"]["failed"] == 1, first.output
     status, again = run_pytest(*common, "--against", str(first.report))

@@ -61,10 +61,7 @@ def test_not_an_architecture_is_no_question_of_it(run_pytest, fault_server):
     status, run = run_pytest(
         "-m",
         "not sm121",
-        "--base-url",
-        server.base_url,
-        "--api-key",
-        server.key,
+        *server.options,
         "meta_tests/scenarios/verdicts.py",
     )
     assert status == 5 and "no test of a level was executed" in run.output, run.output

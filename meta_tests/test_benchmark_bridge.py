@@ -20,7 +20,7 @@ def measured(run_pytest, fault_server, tmp_path):
 
     def run(samples: dict, *arguments: str, arch: str = "sm121"):
         status, run = run_pytest(
-            "--arch", arch, "--base-url", server.base_url, "--api-key", server.key,
+            "--arch", arch, *server.options,
             "--served-model-name", "canary", f"--benchmark-storage={storage}", *arguments,
             *([] if any("::" in a or a.startswith(("tests", "meta")) for a in arguments)
               else [SCENARIO]),

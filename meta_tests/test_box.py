@@ -359,7 +359,7 @@ def on_a_box(run_pytest, fault_server, tmp_path):
         path.write_text(f"{head}[box]\n{lines}\n{tail}")
         server = fault_server()
         status, run = run_pytest(
-            "--profile", str(path), "--base-url", server.base_url, "--api-key", server.key,
+            "--profile", str(path), *server.options,
             f"--benchmark-storage={tmp_path}/s", "--benchmark-autosave",
             "meta_tests/scenarios/measurements.py",
             environment={"SM121_META_SAMPLES": samples},

@@ -149,7 +149,7 @@ def test_a_version_before_the_parameter_cannot():
 def test_a_run_says_what_an_engine_cannot_and_which_engine_it_is(fault_server, run_pytest):
     server = fault_server()
     status, run = run_pytest(
-        "--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key,
+        "--arch", "cpu", *server.options,
         "--engine", "llama-cpp", "tests/test_correctness.py",
         "-k", "test_min_tokens or test_regex or test_models_are",
     )  # fmt: skip
@@ -165,7 +165,7 @@ def test_a_bug_of_a_release_comes_with_its_issue_and_asks_to_be_closed_when_mend
 ):
     server = fault_server("old")
     _, run = run_pytest(
-        "--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key,
+        "--arch", "cpu", *server.options,
         "--engine", "vllm", "meta_tests/scenarios/known_bugs.py",
     )  # fmt: skip
     said = {test["id"].split("::")[1]: test["message"] for test in run.verdict["tests"]}
@@ -199,7 +199,7 @@ def test_an_engine_that_nobody_knows_is_refused(run_pytest):
 def test_what_a_model_cannot_is_said_by_its_profile(fault_server, run_pytest):
     server = fault_server()
     _, run = run_pytest(
-        "--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key,
+        "--arch", "cpu", *server.options,
         "tests/test_correctness.py", "-k", "in_parallel",
     )  # fmt: skip
     (test,) = run.verdict["tests"]
@@ -210,7 +210,7 @@ def test_metrics_that_a_server_does_not_tell_are_not_zero(fault_server, run_pyte
     for fault in ("none", "no-metrics"):
         server = fault_server(fault)
         status, run = run_pytest(
-            "--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key,
+            "--arch", "cpu", *server.options,
             "meta_tests/scenarios/prefix_hits.py",
         )  # fmt: skip
         assert status == 0, run.output

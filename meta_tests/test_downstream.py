@@ -52,7 +52,7 @@ def test_their_own_run_passes(project, fault_server):
     )
     done = run(
         project,
-        *("--profile", "theirs.toml", "--base-url", server.base_url, "--api-key", server.key),
+        *("--profile", "theirs.toml", *server.options),
         "--share-machine",
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -74,7 +74,7 @@ def test_one_level_of_the_suite_runs_from_their_checkout(project, fault_server):
         project,
         *("-p", "sm121.plugin", "--arch", "cpu", "-m", "smoke", "--rootdir", str(project)),
         "--share-machine",
-        *("--base-url", server.base_url, "--api-key", server.key),
+        *server.options,
         str(ROOT / "tests" / "test_smoke.py") + "::test_health",
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -410,7 +410,7 @@ def test_run_again_has_what_was_given(fault_server, run_pytest, tmp_path):
     log = tmp_path / "a log"
     log.write_text("it says nothing\n")
     _, run = run_pytest(
-        *("--arch=cpu", "--base-url", server.base_url, "--api-key", server.key),
+        *("--arch=cpu", *server.options),
         *("-m", "cpu", "-k", "fail or pass", "-q", "--engine=openai"),
         *("--server-log", str(log), "--rounds=9", "--tb=short"),
         "meta_tests/scenarios/verdicts.py::test_fail",

@@ -429,7 +429,7 @@ def test_a_server_without_health_and_version_is_judged_by_the_rest(run_pytest, f
     """OpenAI's API has neither. A server that the suite started must have both."""
     server = fault_server("bare")
     _, run = run_pytest(
-        "--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key,
+        "--arch", "cpu", *server.options,
         "tests/test_smoke.py", "-k", "health or version",
     )  # fmt: skip
     told = {test["id"].partition("::")[2]: test for test in run.verdict["tests"]}

@@ -188,7 +188,7 @@ def test_the_wheel_judges_a_server_from_an_empty_folder(offline, tmp_path, fault
         folder.mkdir()
         done = sm121_run(
             offline, folder, "tests/test_smoke.py", "--arch", "cpu", "--share-machine",
-            *("--base-url", server.base_url, "--api-key", server.key), *left_out,
+            *server.options, *left_out,
         )  # fmt: skip
         assert done.returncode == status, done.stdout[-3000:] + done.stderr
         found = json.loads((folder / "conformance-report" / "verdict.json").read_text())

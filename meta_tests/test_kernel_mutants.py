@@ -7,12 +7,13 @@ from pathlib import Path
 
 import kernel_mutants
 import pytest
-import torch
 
 from sm121.core.errors import UsageError
 from sm121.core.verdict import NotRun
 from sm121.kernels import cases, checks, problems, registry
 from sm121.kernels.torch_provider import TorchProvider
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 SEEDS, SAMPLE = 50, 10
 TABLE = Path(__file__).parent.parent / "docs" / "tables" / "kernel-mutants.md"
@@ -22,14 +23,6 @@ def seeds() -> list:
     slow = pytest.mark.slow("the rest of the clean seeds")
     rest = [pytest.param(seed, marks=slow) for seed in range(SAMPLE + 1, SEEDS + 1)]
     return [*range(1, SAMPLE + 1), *rest]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 EVERY = (*kernel_mutants.MUTANTS, *kernel_mutants.W4A8)

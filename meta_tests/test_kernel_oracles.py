@@ -14,13 +14,7 @@ from sm121.kernels.protocol import Declaration, declaration
 from sm121.oracles import attention, moe, mxfp4, mxfp8, rounding
 from tools import tolerances
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_every_e4m3_code_is_what_torch_decodes():

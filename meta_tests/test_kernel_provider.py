@@ -193,8 +193,7 @@ def test_another_build_than_the_engines_is_not_judged_by_a_provider_of_ones_own(
 def test_an_attached_servers_build_is_not_known_and_that_is_said(run_pytest, fault_server):
     server = fault_server("none")
     _, run = run_pytest(
-        *NUMERICS, "--kernel-provider", "vllm-cpu", "--base-url", server.base_url,
-        "--api-key", server.key,
+        *NUMERICS, "--kernel-provider", "vllm-cpu", *server.options,
     )  # fmt: skip
     assert {t["verdict"] for t in judged(run)} == {"PASS"}, run.output
     said = "\n".join(run.verdict["remarks"])

@@ -19,15 +19,16 @@ LAST = "last test ended"
 def begin(start_pytest, fault_server, tmp_path):
     """Start a run, attached to a server; gives it and a reader of each process's steps."""
 
-    def start(*arguments, samples: str = "{}"):
+    def start(*arguments, samples: str = "{}", warm: bool = True):
         server = fault_server()
         run = start_pytest(
             *("-p", "meta_tests.scenarios.log_of_steps", "--arch", "cpu"),
-            *("--base-url", server.base_url, "--api-key", server.key, *arguments),
+            *(*server.options, *arguments),
             environment={
                 "SM121_META_STEPS": str(tmp_path / "steps-"),
                 "SM121_META_SAMPLES": samples,
             },
+            warm=warm,
         )
 
         def steps(process: str = "main") -> list[str]:
@@ -64,7 +65,8 @@ def test_a_run_whose_server_may_not_be_well(begin):
 
 def test_a_run_that_is_interrupted(begin):
     """Nothing is measured any more, and the last word is written all the same."""
-    run, steps = begin(f"{VERDICTS}::test_pass", "meta_tests/scenarios/endings.py::test_waits")
+    both = f"{VERDICTS}::test_pass", "meta_tests/scenarios/endings.py::test_waits"
+    run, steps = begin(*both, warm=False)
     run.wait_for("correctness: 2 checks", 60)
     deadline = time.monotonic() + 60
     while "decided PASS" not in steps() and time.monotonic() < deadline:
@@ -129,6 +131,7 @@ def test_a_run_that_is_interrupted_after_a_measurement(begin, tmp_path):
         *("meta_tests/scenarios/measurements.py", "-v", "--benchmark-autosave"),
         *("--benchmark-storage", str(tmp_path / "none")),
         samples=samples,
+        warm=False,
     )
     run.wait_for("[startup_s]", 60)
     os.kill(run.process.pid, signal.SIGINT)

@@ -23,9 +23,7 @@ def attached(run_pytest, fault_server):
 
     def run(*arguments: str):
         server = fault_server()
-        status, run = run_pytest(
-            "--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key, *arguments
-        )
+        status, run = run_pytest("--arch", "cpu", *server.options, *arguments)
         assert server.process.poll() is None, "an attached server is never stopped"
         return status, run.verdict, run
 
@@ -126,7 +124,7 @@ def test_the_published_schemas_are_current():
 
 def test_an_earlier_report_is_kept(attached, run_pytest, fault_server, tmp_path):
     server = fault_server()
-    common = ("--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key)
+    common = ("--arch", "cpu", *server.options)
     report = ("--report-dir", str(tmp_path / "report"))
     run_pytest(*common, *report, one("test_pass"))
     run_pytest(*common, *report, one("test_invalid"))
@@ -242,7 +240,7 @@ def test_levels_were_asked_for_and_there_is_none(run_pytest, tmp_path):
 
 def test_two_runs_do_not_share_a_report_directory(start_pytest, run_pytest, fault_server, tmp_path):
     server = fault_server("health-only")
-    common = ("--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key)
+    common = ("--arch", "cpu", *server.options)
     shared = ("--report-dir", str(tmp_path / "shared"))
     first = start_pytest(*common, *shared, "tests/test_smoke.py::test_one_completion")
     first.wait_for("] smoke: 1 check", 60.0)

@@ -243,7 +243,7 @@ def level(run_pytest, fault_server, tmp_path):
 
     def go(samples: dict | None, *arguments: str):
         status, run = run_pytest(
-            "--arch", "sm121", "--base-url", server.base_url, "--api-key", server.key,
+            "--arch", "sm121", *server.options,
             "--served-model-name", "canary", f"--benchmark-storage={tmp_path / 'storage'}",
             *arguments, *([SCENARIO] if samples is not None else []), "tests/test_regression.py",
             environment={"SM121_META_SAMPLES": json.dumps(samples or {})},

@@ -695,7 +695,7 @@ def test_a_run_writes_everything(run_pytest, fault_server, tmp_path):
     step = tmp_path / "step.md"
     step.write_text("before\n")
     status, run = run_pytest(
-        *("--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key),
+        *("--arch", "cpu", *server.options),
         f"{SCENARIOS}::test_pass",
         f"{SCENARIOS}::test_fail",
         f"{SCENARIOS}::test_skipped",
@@ -724,7 +724,7 @@ def test_a_run_writes_everything(run_pytest, fault_server, tmp_path):
 def test_the_command_that_runs_one_test_again(run_pytest, fault_server):
     server = fault_server()
     _, run = run_pytest(
-        *("--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key),
+        *("--arch", "cpu", *server.options),
         *("-m", "correctness", "-k", "fail or pass", "-q", "--engine=openai"),
         f"{SCENARIOS}::test_fail",
     )
@@ -772,7 +772,7 @@ def test_collect_only_says_what_would_run_and_why_the_rest_would_not(run_pytest)
 
 def test_collect_only_promises_no_numerics_beside_an_attached_server(run_pytest, fault_server):
     server = fault_server()
-    arguments = ("--arch", "sm121", "--base-url", server.base_url, "--api-key", server.key,
+    arguments = ("--arch", "sm121", *server.options,
                  "--served-model-name", "canary", "tests/test_kernel.py")  # fmt: skip
     _, run = run_pytest("--collect-only", "-q", *arguments)
     promised = int(re.search(r"would run: (\d+) checks", run.output)[1])
@@ -789,7 +789,7 @@ def test_the_history_of_a_run_is_in_its_report(run_pytest, fault_server, tmp_pat
         samples = {"tg32@d0": [rate + step / 10 for step in range(6)]}
         runs.append(
             run_pytest(
-                *("--arch", "sm121", "--base-url", server.base_url, "--api-key", server.key),
+                *("--arch", "sm121", *server.options),
                 *("--served-model-name", "canary", "--benchmark-autosave"),
                 f"--benchmark-storage={tmp_path / 'storage'}",
                 "meta_tests/scenarios/measurements.py",

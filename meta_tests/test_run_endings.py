@@ -5,7 +5,6 @@ With the real vLLM and its real process tree: supervisor, API server, engine cor
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -14,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import stress_faults
 
 from sm121.engines import ports
 from sm121.engines.memory import Memory
@@ -36,7 +36,7 @@ def start(start_pytest, canary_bf16, short_folder):
 
     def begin(scenario: str):
         memory = Memory.now()
-        segments = abandoned_segments()
+        segments = stress_faults.segments()
         run = start_pytest(
             "--arch", "cpu", f"{SCENARIOS}::{scenario}", environment={"TMPDIR": str(short_folder)}
         )
@@ -47,15 +47,6 @@ def start(start_pytest, canary_bf16, short_folder):
     return begin
 
 
-def abandoned_segments() -> set[str]:
-    """Shared memory that no living process maps; what another run still uses is its own."""
-    used = ""
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):  # it has ended, or is not ours to read
-            used += maps.read_text("utf-8", "replace")
-    return {path.name for path in Path("/dev/shm").glob("psm_*") if path.name not in used}
-
-
 def check_nothing_left(run, memory_before: Memory) -> None:
     # pytest, supervisor, API server, resource tracker, engine core, worker
     assert len(run.seen) >= 6, f"the tree was seen while it lived: {run.seen}"
@@ -63,7 +54,7 @@ def check_nothing_left(run, memory_before: Memory) -> None:
     assert not left, f"required: no process, seen: {left}"
     port = int(re.findall(r"ready after .* on port (\d+)", run.output)[0])
     assert ports.is_free(port), f"required: port {port} is free"
-    segments = abandoned_segments() - run.segments_before
+    segments = stress_faults.segments() - run.segments_before
     assert not segments, f"required: no shared memory, seen: {segments}"
     assert not list(run.temporary.glob("sm121-*")), "required: no temporary files of the server"
     lost = memory_before.missing(Memory.now(), slack=GIB)

@@ -63,7 +63,7 @@ def test_a_long_start_says_where_it_is():
 def test_tables_of_benchmarks_and_remarks_are_for_the_report(run_pytest, fault_server):
     server = fault_server()
     arguments = [
-        *("--arch", "sm121", "--base-url", server.base_url, "--api-key", server.key),
+        *("--arch", "sm121", *server.options),
         *("--served-model-name", "canary", "meta_tests/scenarios/measurements.py"),
     ]
     samples = {"SM121_META_SAMPLES": json.dumps({"tg32@d0": [53.5, 53.6, 53.4, 53.5] * 5})}
@@ -234,7 +234,7 @@ def test_a_terminal_has_one_line_that_is_rewritten_and_ci_has_lines(
 ):
     server = fault_server()
     arguments = [
-        *("--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key),
+        *("--arch", "cpu", *server.options),
         *("--served-model-name", "canary", "meta_tests/scenarios/teardowns.py"),
     ]
     shown = on_a_terminal([*arguments, "--share-machine", "--report-dir", str(tmp_path / "report")])
@@ -274,7 +274,7 @@ def test_the_clients_own_frames_are_left_out(run_pytest, fault_server):
     """Of a status that is an error, what the openai package did with it says nothing."""
     server = fault_server()
     asked = (
-        *("--arch", "cpu", "--base-url", server.base_url, "--api-key", server.key),
+        *("--arch", "cpu", *server.options),
         "meta_tests/scenarios/refused.py",
     )
     _status, short = run_pytest(*asked, "--tb=short")

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import kernel_mutants
 import pytest
-import torch
 import w4a8_mutants
 from flashinfer_emulation import EmulatedProvider, Emulation
 from packaging.version import Version
@@ -22,6 +21,8 @@ from sm121.core.verdict import NotRun
 from sm121.kernels import cases, checks, problems
 from sm121.kernels.flashinfer_provider import api_data, since
 from sm121.kernels.protocol import declaration
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 CALLED = {
     "mxfp8_quantize": "flashinfer/quantization/fp8_quantization.py",
@@ -45,14 +46,6 @@ LINES = {
     RUNNER: ("usingUnfusedGemmOutputType=BackBoneType;",),
     QUANTISER: ("__nv_cvt_float_to_e8m0(SFValue,__NV_SATFINITE,cudaRoundPosInf)",),
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def case_of(group: str, name: str):

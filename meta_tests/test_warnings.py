@@ -36,9 +36,8 @@ def test_a_package_that_warns_ends_no_run(run_pytest, fault_server, tmp_path, ar
     server = fault_server()
     folders = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
     status, run = run_pytest(
-        "tests/test_smoke.py::test_health", "--base-url", server.base_url, "--api-key",
-        server.key, *arguments,
-        environment={"PYTHONPATH": os.pathsep.join(folders)},
+        "tests/test_smoke.py::test_health", *server.options, *arguments,
+        environment={"PYTHONPATH": os.pathsep.join(folders)}, warm=False,
     )  # fmt: skip
     assert status == 0 and run.verdict["verdict"] == "PASS", run.output
     assert "The pynvml package is deprecated" in run.output
@@ -48,8 +47,7 @@ def test_what_cannot_be_measured_warns_of_no_benchmark(run_pytest, fault_server)
     server = fault_server()
     why = "a draft has 2 places"
     _, run = run_pytest(
-        "meta_tests/scenarios/measurements.py", "--base-url", server.base_url, "--api-key",
-        server.key,
+        "meta_tests/scenarios/measurements.py", *server.options,
         environment={"SM121_META_SAMPLES": json.dumps({"acceptance@3": {"not_run": why}})},
     )  # fmt: skip
     assert why in run.output and "Benchmark fixture" not in run.output, run.output

@@ -119,7 +119,7 @@ def _runs(place: Place, factors: Sequence[float], change: Callable[[Any], None] 
     for number, factor in enumerate(factors):
         samples = {name: [v * factor for v in values] for name, values in _GOOD.items()}
         status, run = place.run_pytest(
-            *("--arch", "sm121", "--base-url", server.base_url, "--api-key", server.key),
+            *("--arch", "sm121", *server.options),
             *("--served-model-name", "canary", f"--benchmark-storage={storage}"),
             *("--benchmark-autosave", _SCENARIO, "tests/test_regression.py"),
             *([f"--benchmark-compare=000{number}"] if number else []),

@@ -1,0 +1,76 @@
+"""The fault server and the timed server in processes of their own, for as long as a block lasts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+@dataclass
+class FaultServer:
+    """A running fault server, and where it listens."""
+
+    process: subprocess.Popen[str]
+    base_url: str
+    key: str
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options of a run that judges it."""
+        return ("--base-url", self.base_url, "--api-key", self.key)
+
+
+@dataclass
+class TimedServer:
+    """A running timed server, where it listens, and its log of what it really sent."""
+
+    process: subprocess.Popen[str]
+    base_url: str
+    log: Path
+
+    def truth(self) -> list[dict[str, Any]]:
+        """A record for each request that was answered to its end, in the order of arrival."""
+        records = [json.loads(line) for line in self.log.read_text("utf-8").splitlines()]
+        return sorted(records, key=lambda record: record["received_ns"])
+
+
+@contextmanager
+def fault_server(fault: str = "none", key: str = "meta-key") -> Iterator[FaultServer]:
+    """``fault_server.py`` with a fault; no key where it is empty."""
+    with _listening("fault_server.py", "--port", "0", "--fault", fault, key=key) as (process, url):
+        yield FaultServer(process, url, key)
+
+
+@contextmanager
+def timed_server(log: Path, *arguments: str) -> Iterator[TimedServer]:
+    """``timed_server.py``, which writes to ``log`` what it sends."""
+    with _listening("timed_server.py", "--log", str(log), *arguments) as (process, url):
+        yield TimedServer(process, url, log)
+
+
+@contextmanager
+def _listening(
+    file: str, *arguments: str, key: str = ""
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    with subprocess.Popen(
+        [sys.executable, str(HERE / file), *arguments],
+        env={**os.environ, "VLLM_API_KEY": key}, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout is not None
+            line = ""
+            while not line.startswith("listening on "):
+                line = process.stdout.readline()
+                assert line, f"{file} ended with {process.wait()}"
+            yield process, f"http://127.0.0.1:{line.split()[-1]}"
+        finally:
+            process.kill()

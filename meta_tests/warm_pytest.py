@@ -1,0 +1,179 @@
+"""A process that has imported pytest and the suite, and forks a run of pytest for each request.
+
+To start an interpreter and to import the suite takes a run two to four seconds of a core, and most
+runs of the tests judge one server in less. A fork keeps what a process of its own is for: no run
+sees the state of another. A test whose point is the interpreter starts a new one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import selectors
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+#: What an interpreter reads at its start: a fork would never read it.
+READ_AT_THE_START = ("PYTHON", "LC_", "LANG", "TZ", "OMP_", "OPENBLAS_")
+
+
+class WarmRun:
+    """A forked run: the part of `subprocess.Popen` that the tests use."""
+
+    def __init__(self, template: WarmPytest, pid: int) -> None:
+        self._template = template
+        self.pid = pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._template.ended.get(self.pid)
+
+    def poll(self) -> int | None:
+        self._template.read(0)
+        return self.returncode
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Wait for its end.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not ended after ``timeout_s``.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while self.returncode is None:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise subprocess.TimeoutExpired(f"pytest, pid {self.pid}", timeout_s or 0)
+            self._template.read(left)
+        return self.returncode
+
+
+class WarmPytest:
+    """The template, as the tests hold it."""
+
+    def __init__(self, root: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__))],
+            cwd=root,
+            env=_inherited(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        #: Exit status by process id; minus the signal's number after a signal, as in `Popen`.
+        self.ended: dict[int, int] = {}
+        self._begun: list[int] = []
+
+    def start(self, arguments: list[str], output: Path, environment: dict[str, str]) -> WarmRun:
+        """Fork a run that writes to ``output``, in a session of its own."""
+        request = {"arguments": arguments, "output": str(output), "environment": environment}
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        self._process.stdin.flush()
+        while not self._begun:
+            self.read(None)
+        return WarmRun(self, self._begun.pop())
+
+    def read(self, timeout_s: float | None) -> None:
+        """Read a line of the template, if there is one after ``timeout_s``."""
+        assert self._process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            if not selector.select(timeout_s):
+                return
+        line = self._process.stdout.readline()
+        assert line, f"the template of the runs ended with {self._process.wait()}"
+        event = json.loads(line)
+        if "status" in event:
+            self.ended[event["pid"]] = event["status"]
+        else:
+            self._begun.append(event["pid"])
+
+    def close(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+def can_fork(environment: dict[str, str] | None) -> bool:
+    """Whether a fork reads these variables as a new interpreter does."""
+    return not any(
+        name.startswith(READ_AT_THE_START) and name != "PYTHONPATH" for name in environment or ()
+    )
+
+
+def _inherited() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+
+
+def _serve() -> dict[str, Any]:
+    """Fork a child for each request; returns in the child, with its request."""
+    running: dict[int, int] = {}
+    with selectors.DefaultSelector() as selector:
+        selector.register(0, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fd:
+                    selector.unregister(key.fd)
+                    os.close(key.fd)
+                    pid = running.pop(key.fd)
+                    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                    _say({"pid": pid, "status": status})
+                    continue
+                line = sys.stdin.readline()
+                if not line:
+                    os._exit(0)
+                pid = os.fork()
+                if not pid:
+                    for descriptor in running:
+                        os.close(descriptor)
+                    return json.loads(line)
+                descriptor = os.pidfd_open(pid)
+                running[descriptor] = pid
+                selector.register(descriptor, selectors.EVENT_READ)
+                _say({"pid": pid})
+
+
+def _say(event: dict[str, int]) -> None:
+    os.write(1, json.dumps(event).encode() + b"\n")
+
+
+def _become(request: dict[str, Any]) -> None:
+    """Take the place of ``python -m pytest`` with the arguments of a request."""
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(nothing, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    for descriptor in (nothing, output):
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    tempfile.tempdir = None
+    paths = request["environment"].get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:] = list(dict.fromkeys([str(Path.cwd()), *filter(None, paths), *sys.path[1:]]))
+    importlib.invalidate_caches()
+
+
+if __name__ == "__main__":
+    import pytest
+
+    # As `python -m pytest` has it: no run imports from the folder of this script.
+    sys.path[0] = str(Path.cwd())
+    # This imports every plugin and begins no run; its output is nobody's.
+    answers = os.dup(1)
+    with Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        pytest.main(["--version", "--version"])
+        sys.stdout.flush()
+    os.dup2(answers, 1)
+    os.close(answers)
+    request = _serve()
+    _become(request)
+    sys.argv = [str(Path(pytest.__file__).with_name("__main__.py")), *request["arguments"]]
+    sys.exit(pytest.main(request["arguments"]))
