@@ -194,7 +194,7 @@ def start_pytest(
         shared = ["--share-machine"] if beside_others else []
         options = ["-p", "no:cacheprovider", "--report-dir", str(report), *shared, *arguments]
         process: subprocess.Popen[str] | WarmRun
-        if warm and can_fork(environment):
+        if warm and can_fork(arguments, environment or {}):
             process = warm_pytest().start(options, output, variables)
         else:
             with output.open("w") as stream:

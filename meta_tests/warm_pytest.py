@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +100,15 @@ class WarmPytest:
         self._process.stdout.close()
 
 
-def can_fork(environment: dict[str, str] | None) -> bool:
-    """Whether a fork reads these variables as a new interpreter does."""
+def can_fork(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Whether a fork reads these variables as a new interpreter does.
+
+    xdist keeps the search path that it was imported with, and its workers get that one.
+    """
+    workers = any(argument.startswith(("-n", "--tx")) for argument in arguments)
     return not any(
-        name.startswith(READ_AT_THE_START) and name != "PYTHONPATH" for name in environment or ()
+        name.startswith(READ_AT_THE_START) and (workers or name != "PYTHONPATH")
+        for name in environment
     )
 
 
