@@ -14,11 +14,11 @@ import report_runs
 from sm121.core.unmet import Fact
 from sm121.core.verdict import Verdict
 from sm121.regression import ab_file
-from sm121.regression.ab import Comparison, Visit
+from sm121.regression.ab import Visit
 from sm121.regression.ab_file import AbFile
-from sm121.report import details
-from sm121.report.details import Samples
-from sm121.run import verdict_file
+from sm121.regression.change import Change
+from sm121.run import details, verdict_file
+from sm121.run.details import Samples
 from sm121.run.fingerprint import Fingerprint
 from sm121.run.verdict_file import VerdictFile
 
@@ -90,7 +90,7 @@ def ab(folder: Path, *, proven: bool = True, text: str = "--moe-backend marlin")
 
     def outcome(metric, unit, a, ratio, low, high, verdict, allowed=0.05):
         better = unit == "tok/s"
-        return Comparison(
+        return Change(
             metric, unit, better, a, a * ratio, ratio, low, high, 3, allowed, Verdict(verdict)
         )
 

@@ -18,10 +18,11 @@ from sm121.core import profile
 from sm121.core.unmet import Fact
 from sm121.core.verdict import Verdict
 from sm121.regression import ab_file
-from sm121.regression.ab import Comparison, Visit
+from sm121.regression.ab import Visit
 from sm121.regression.ab_file import AbFile
-from sm121.report import details, references
-from sm121.run import verdict_file
+from sm121.regression.change import Change
+from sm121.report import references
+from sm121.run import details, verdict_file
 from sm121.run.fingerprint import Fingerprint
 from sm121.run.verdict_file import ChangeReport, MetricReport, TestReport, VerdictFile
 
@@ -195,9 +196,9 @@ def ab(folder: Path) -> Path:
     verdict_file.write(run, folder / "verdict.json")
     one, two = h200(0), h200(1)
 
-    def compared(name: str) -> Comparison:
+    def compared(name: str) -> Change:
         a, b = one[name], two[name]
-        return Comparison(
+        return Change(
             name, "tok/s", True, a.value, b.value, b.value / a.value, b.ci_low / a.ci_high,
             b.ci_high / a.ci_low, 1, 0.05,
             Verdict.PASS if b.ci_low / a.ci_high > 0.95 else Verdict.INCONCLUSIVE,

@@ -12,6 +12,8 @@ import random
 from dataclasses import asdict
 from pathlib import Path
 
+import past_runs
+
 from sm121.client.timed_answer import Chunk, TimedAnswer
 from sm121.core.unmet import Fact
 from sm121.core.verdict import Verdict
@@ -21,10 +23,10 @@ from sm121.evidence.kernel_profile import KernelProfile, KernelTime, PartTime
 from sm121.matrix.feature_matrix import CoverageReport, FailingSetReport, MatrixFile
 from sm121.matrix.outcome import CellOutcome, CellRate, CellRecord
 from sm121.measure.growth import Growth
-from sm121.regression.history import StoredMetric, StoredRun
-from sm121.report import details
-from sm121.report.details import Details, FailureDetail
-from sm121.run import verdict_file
+from sm121.regression import trend
+from sm121.run import details, verdict_file
+from sm121.run.details import Details, FailureDetail
+from sm121.run.stored_run import StoredMetric
 from sm121.run.verdict_file import (
     BoxReport,
     ChangeReport,
@@ -226,14 +228,13 @@ def _details(run: VerdictFile, decode: float) -> Details:
     }
 
     def stored(value: float) -> StoredMetric:
-        return StoredMetric("tg32@d0", "tok/s", True, None, (value,), value, "PASS")
+        return StoredMetric("tg32@d0", "tok/s", True, None, (value,), value)
 
     history = [
-        StoredRun(
+        past_runs.stored_run(
             f"{number:04}_gb10.json",
-            f"2026-01-{number:02}T08:00:00+00:00",
-            {},
-            {"tg32@d0": stored((56.9 if number < 8 else 53.6) * math.exp(chance.gauss(0, 0.003)))},
+            stored((56.9 if number < 8 else 53.6) * math.exp(chance.gauss(0, 0.003))),
+            started=f"2026-01-{number:02}T08:00:00+00:00",
         )
         for number in range(1, 12)
     ]
@@ -244,9 +245,7 @@ def _details(run: VerdictFile, decode: float) -> Details:
             for test in run.tests
         },
         samples={name: details.samples_of(item) for name, item in samples.items()},
-        history=details.series_of(
-            {"tg32@d0": stored(decode)}, history, "2026-01-12T09:14:03+00:00"
-        ),
+        history=trend.series_of({"tg32@d0": stored(decode)}, history, "2026-01-12T09:14:03+00:00"),
     )
 
 

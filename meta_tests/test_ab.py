@@ -13,9 +13,10 @@ from sm121.core import profile
 from sm121.core.errors import UsageError
 from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import Invalid, NotRun, Verdict
-from sm121.regression import ab, hypothesis, visited
+from sm121.regression import ab, hypothesis, trend, visited
 from sm121.regression.ab import MetricOfStart, Visit
 from sm121.regression.ab_run import AbRun
+from sm121.regression.change import Change
 from sm121.regression.hypothesis import Criterion
 from sm121.regression.visited import Process
 
@@ -36,8 +37,8 @@ def visits(b_factor: float, *, pairs: int = 3, boot: float = 0.005, drift: float
     return found
 
 
-def judged(*args, **kwargs) -> dict[str, ab.Comparison]:
-    found = ab.compare(visits(*args, **kwargs), {"memory_gib": 0.5}, default=0.05)
+def judged(*args, **kwargs) -> dict[str, Change]:
+    found = trend.compare_starts(visits(*args, **kwargs), {"memory_gib": 0.5}, default=0.05)
     return {outcome.metric: outcome for outcome in found}
 
 
@@ -68,7 +69,7 @@ def test_noisy_starts_are_inconclusive_and_one_pair_decides_nothing():
     assert noisy.count(Verdict.INCONCLUSIVE) >= 45
     alone = judged(0.5, pairs=1, seed=1)["tg32@d0"]
     assert alone.verdict is Verdict.INCONCLUSIVE and alone.ci_low is None and alone.ci_high is None
-    assert "no interval: that needs two pairs" in str(alone) and "inf" not in str(alone)
+    assert "no interval: that needs two pairs" in alone.text and "inf" not in alone.text
     open_one = answer(visits(0.5, pairs=1, seed=1), metric="tg32@d0", change_at_least=0.1)
     assert open_one.verdict is Verdict.INCONCLUSIVE and "two pairs" in open_one.note
 
@@ -111,7 +112,7 @@ def test_sides_that_are_none(texts, why):
 
 
 def answer(seen, levels=None, **criterion) -> hypothesis.CriterionResult:
-    outcomes = ab.compare(seen, {}, default=0.05)
+    outcomes = trend.compare_starts(seen, {}, default=0.05)
     (found,) = hypothesis.evaluate([Criterion(**criterion)], outcomes, seen, levels or {})
     return found
 

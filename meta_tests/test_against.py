@@ -15,11 +15,10 @@ from sm121.core.errors import UsageError
 from sm121.core.unmet import Fact, alike
 from sm121.core.verdict import Severity, Verdict
 from sm121.evidence.kernel_path import KernelPath, RequestReport
-from sm121.regression.history import StoredMetric
-from sm121.report import details
-from sm121.report.details import Details, Samples
-from sm121.run import verdict_file
+from sm121.run import details, verdict_file
+from sm121.run.details import Details, Samples
 from sm121.run.fingerprint import Fingerprint
+from sm121.run.stored_run import StoredMetric
 from sm121.run.verdict_file import EngineReport, MetricReport, TestReport, VerdictFile
 from sm121.session import against
 
@@ -101,7 +100,7 @@ def held(run: VerdictFile, trusted: against.Trusted, rate: float = 50.0, seed: i
         if test.verdict is Verdict.FAIL and trusted.known(test):
             test.tolerated = "known"
     samples = rates(rate, seed)
-    now = StoredMetric("tg32@d0", "tok/s", True, None, samples, sorted(samples)[10], "PASS")
+    now = StoredMetric("tg32@d0", "tok/s", True, None, samples, sorted(samples)[10])
     found = against.judge(
         run, trusted, OWN, {"tg32@d0": now} if rate else {}, lambda test: test.id not in left_out
     )
@@ -234,7 +233,7 @@ def test_a_rate_that_nobody_compares_is_not_green(tmp_path, trusted, how):
         return
     folder = stored(a_run(*TESTS), tmp_path / "run")
     (folder / details.NAME).unlink()
-    with pytest.raises(UsageError, match=r"expected details\.json with the samples of tg32@d0"):
+    with pytest.raises(UsageError, match=r"details\.json beside it has no samples of tg32@d0"):
         against.load(str(folder), tmp_path)
 
 
@@ -312,7 +311,7 @@ def test_a_run_of_the_first_version_is_read(tmp_path):
             lambda run: run["crashes"].append({"kind": "oom", "summary": "died", "owner": "us"}),
             "crashed in it: died",
         ),
-        (lambda run: run.update(tests="x"), "expected the report of a run"),
+        (lambda run: run.update(tests="x"), "expected a report directory"),
         (lambda run: run.update(schema_version=99), "schema 99 is of a later version"),
         (lambda run: run["box"].update(state="DEGRADED"), "its box was DEGRADED"),
         (lambda run: run.update(levels={}), "changed after"),
@@ -433,7 +432,7 @@ def test_a_metric_is_missed_where_its_own_test_was_asked(tmp_path):
 @pytest.mark.parametrize("change", [{"unit": "s"}, {"higher_is_better": False}], ids=str)
 def test_a_metric_that_is_another_quantity_is_no_comparison(trusted, change):
     samples = rates(50.0, 2)
-    now = StoredMetric("tg32@d0", "tok/s", True, None, samples, sorted(samples)[10], "PASS")
+    now = StoredMetric("tg32@d0", "tok/s", True, None, samples, sorted(samples)[10])
     now = replace(now, **change)
     found = against.judge(a_run(*TESTS), trusted, OWN, {"tg32@d0": now}, lambda _test: True)
     assert [(test.id, test.verdict) for test in found] == [("--against::tg32@d0", Verdict.INVALID)]
@@ -505,7 +504,7 @@ def test_a_kept_run_that_cannot_be_read_is_named_and_replaced(tmp_path):
 def test_a_file_that_is_no_run_is_one_clear_line(tmp_path, content):
     folder = stored(a_run(*TESTS), tmp_path / "run")
     (folder / "verdict.json").write_text(content)
-    with pytest.raises(UsageError, match="expected the report of a run"):
+    with pytest.raises(UsageError, match="expected a report directory"):
         against.load(str(folder), tmp_path)
 
 

@@ -18,11 +18,9 @@ from false_greens import engine
 
 from sm121.checkpoint.identity import contradiction, identity, is_of_shape
 from sm121.core import own_tests, profile
-from sm121.core.errors import UsageError
 from sm121.core.profile_fields import LEVELS, Gate
 from sm121.core.verdict import Verdict
 from sm121.evidence.kernel_path import KernelPath
-from sm121.measure import comparison
 from sm121.plugin import certificate, selection
 from sm121.plugin.stash import APPLIES_TO, ID, LEVEL, SETTINGS
 from sm121.report import summary
@@ -469,39 +467,3 @@ def test_a_model_that_is_not_the_profiles_contradicts_its_path(tmp_path):
     weights.write_bytes(b"GGUF")
     assert contradiction("canary:gguf", identity(str(weights)), str(weights)) is None
     assert "model's digest" in contradiction("canary:gguf", digest, str(weights))
-
-
-ASKED = {"profile": "p1", "profile_shipped": True, "model": "m1", "provider": "torch",
-         "options": {}, "machine": {"gpu": "GB10"}}  # fmt: skip
-
-
-def compared(tmp_path, **changed) -> None:
-    sources = []
-    for name, asked, called in (("one", ASKED, "gb10"), ("two", {**ASKED, **changed}, "gb10")):
-        run = {"schema_version": 1, "verdict": "PASS", "profile": called, "metrics": {},
-               "fingerprint": asked}  # fmt: skip
-        (tmp_path / f"{name}.json").write_text(json.dumps(run))
-        sources.append(comparison.read(tmp_path / f"{name}.json"))
-    comparison.refuse_mixed(sources)
-
-
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [
-        ({"profile": "p2", "profile_shipped": False}, "profile gb10: p1 and p2"),
-        ({"model": "m2"}, "model: m1 and m2"),
-        ({"provider": "mine:it"}, "kernel provider: torch and mine:it"),
-        ({"options": {"--rounds": "2"}}, "option --rounds: none and 2"),
-        ({"machine": {"gpu": "H200"}}, "machine's gpu: GB10 and H200"),
-    ],
-)
-def test_compare_refuses_to_mix(tmp_path, changed, named):
-    with pytest.raises(UsageError, match=f"one and two differ in {named}; --mixed"):
-        compared(tmp_path, **changed)
-
-
-def test_compare_shows_what_may_differ(tmp_path):
-    compared(tmp_path)
-    compared(tmp_path, arguments=["--x"], configuration="marlin", sources={"vllm": "0.33 abc"})
-    plain = comparison.read(tmp_path / "one.json")
-    assert "profile gb10" in plain.notes

@@ -7,11 +7,15 @@ import io
 import json
 from pathlib import Path
 
+import past_runs
 import pytest
 
 from sm121.cli import main
 from sm121.core.errors import UsageError
-from sm121.measure import comparison
+from sm121.report import comparison
+from sm121.report.comparison import Source
+from sm121.run import verdict_file
+from sm121.run.fingerprint import Fingerprint
 
 #: The documents' figures of llama.cpp, as llama-bench -o json writes them.
 LLAMA_BENCH = [
@@ -58,7 +62,11 @@ def verdict(**metrics) -> dict:
     return {
         "schema_version": 1,
         "verdict": "PASS",
-        "engine": {"name": "vllm", "version": "0.33.0", "model": "openai/gpt-oss-120b",
+        "arch": "sm121",
+        "profile": "sm121-gpt-oss-120b",
+        "started": "2026-11-20T08:00:00+00:00",
+        "engine": {"name": "vllm", "version": "0.33.0", "managed": True,
+                   "model": "openai/gpt-oss-120b",
                    "path": {"attention": "FLASHINFER", "moe": "CUTLASS"}},
         "box": {"state": "QUALIFIED"},
         "metrics": metrics,
@@ -87,7 +95,7 @@ def files(tmp_path):
     lines = "\n".join(json.dumps(item) for item in LLAMA_BENCH)
     (tmp_path / "llama-cpp.jsonl").write_text(lines + "\n")
     (tmp_path / "benchy.json").write_text(json.dumps(LLAMA_BENCHY))
-    early = {"schema_version": 0, "metrics": {"tg32@d0": {"value": 29.1, "unit": "tok/s"}}}
+    early = OURS | {"schema_version": 0, "metrics": {"tg32@d0": {"value": 29.1, "unit": "tok/s"}}}
     (tmp_path / "early.json").write_text(json.dumps(early))
     return tmp_path
 
@@ -199,3 +207,40 @@ def test_the_published_figures_stand_beside_others(tmp_path, capsys):
     table = capsys.readouterr().out
     assert "| tg32 | llama.cpp | 57.85 ± 0.44 | tok/s |" in table
     assert "| tg32 | mine | 57.85 ± 0.44 | tok/s | 5 | in-process |" in table
+
+
+ASKED = {"profile": "p1", "profile_shipped": True, "model": "m1", "provider": "torch",
+         "options": {}, "machine": {"gpu": "GB10"}}  # fmt: skip
+
+
+def compared(tmp_path, **changed) -> list[Source]:
+    sources = []
+    for name, fields in (("one", {}), ("two", changed)):
+        known = {"profile": "gb10", "fingerprint": Fingerprint(**{**ASKED, **fields})}
+        file = tmp_path / f"{name}.json"
+        verdict_file.write(past_runs.stored_run(name).file.model_copy(update=known), file)
+        sources.append(comparison.read(file))
+    comparison.refuse_mixed(sources)
+    return sources
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"profile": "p2", "profile_shipped": False}, "profile gb10: p1 and p2"),
+        ({"plan": "quick"}, "plan: full and quick"),
+        ({"model": "m2"}, "model: m1 and m2"),
+        ({"provider": "mine:it"}, "kernel provider: torch and mine:it"),
+        ({"options": {"--rounds": "2"}}, "option --rounds: none and 2"),
+        ({"machine": {"gpu": "H200"}}, "machine's gpu: GB10 and H200"),
+    ],
+)
+def test_runs_that_were_asked_otherwise_are_refused(tmp_path, changed, named):
+    with pytest.raises(UsageError, match=f"one and two differ in {named}; --mixed"):
+        compared(tmp_path, **changed)
+
+
+def test_what_is_compared_may_differ(tmp_path):
+    compared(tmp_path)
+    changed = {"arguments": ["--x"], "configuration": "marlin", "sources": {"vllm": "0.33 abc"}}
+    assert "profile gb10" in compared(tmp_path, **changed)[0].notes

@@ -12,12 +12,10 @@ import report_runs
 
 from sm121.cli import main
 from sm121.core.verdict import Verdict
-from sm121.regression import ab_run
-from sm121.regression.ab import Comparison
-from sm121.report import compare_page, details, forest, page, stored
-from sm121.report.forest import Change
+from sm121.regression.change import Change
+from sm121.report import compare_page, forest, page, stored
 from sm121.report.side import Beside, Side
-from sm121.run import verdict_file
+from sm121.run import details, verdict_file
 from sm121.run.verdict_file import BESIDE, EngineReport, TestReport, VerdictFile
 
 
@@ -81,8 +79,9 @@ def test_changes_go_by_the_rules_of_the_regression_level(pair):
     found = beside(*pair)
     assert found.apart == []
     decode = change(found, "tg32@d0")
-    assert decode.verdict is Verdict.FAIL and decode.text.startswith("-12.6 % [-13")
-    assert decode.low < decode.ratio < decode.high
+    assert decode.verdict is Verdict.FAIL
+    assert decode.percent == "-12.6 %" and decode.bounds.startswith("[-13")
+    assert decode.ci_low < decode.ratio < decode.ci_high
     prefill = change(found, "pp2048@d0")
     assert prefill.verdict is Verdict.PASS and prefill.interval is not None
     # What counts neither way in one of them is no change; a tail has no interval of a ratio.
@@ -115,7 +114,7 @@ def test_runs_that_are_not_comparable_are_not_judged(pair, changed, said):
     found = beside(*pair)
     assert any(line.startswith(said) for line in found.apart), found.apart
     known = [each for each, _ in found.forest.rows if each.metric != "tg128@d0"]
-    assert known and all(each.verdict is None and not each.decided for each in known)
+    assert known and all(each.verdict is Verdict.NOT_RUN and not each.decided for each in known)
     assert "not judged, since the runs are not comparable" in found.headline
     assert "The two are not comparable, so no change is judged." in compare_page.html(found)
 
@@ -131,8 +130,9 @@ def test_an_unfit_machine_decides_nothing(pair):
 def test_without_samples_a_change_has_no_interval(pair):
     (pair[0] / details.NAME).unlink()
     decode = change(beside(*pair), "tg32@d0")
-    assert decode.verdict is None and decode.interval is None and decode.higher_is_better
-    assert decode.text == "-12.6 %" and decode.note == "no samples are stored"
+    assert decode.verdict is Verdict.NOT_RUN and decode.interval is None and decode.higher_is_better
+    assert (decode.percent, decode.bounds) == ("-12.6 %", "")
+    assert decode.note == "no samples are stored"
 
 
 def test_paths_and_environments_differ_first(pair):
@@ -204,26 +204,27 @@ def test_hostile_output_is_escaped(tmp_path):
 
 
 def test_better_is_to_the_right_whatever_is_better():
-    rate = Change("tg32@d0", "tok/s", True, 50.0, 45.0, 0.9, 0.89, 0.91, 0.05, Verdict.FAIL)
-    time = Change("ttft_p50", "ms", False, 400.0, 440.0, 1.1, 1.09, 1.11, 0.05, Verdict.FAIL)
+    rate = Change("tg32@d0", "tok/s", True, 50.0, 45.0, 0.9, 0.89, 0.91, 1, 0.05, Verdict.FAIL)
+    time = Change("ttft_p50", "ms", False, 400.0, 440.0, 1.1, 1.09, 1.11, 1, 0.05, Verdict.FAIL)
     drawn = forest.draw([rate, time])
     (_, one), (_, two) = drawn.rows
     assert one.point == two.point < one.band[0] < one.band[1] == drawn.zero
     assert one.interval[0] < one.point < one.interval[1]
-    assert rate.text == "-10.0 % [-11.0, -9.0]" and time.text == "+10.0 % [+9.0, +11.0]"
+    assert (rate.percent, rate.bounds) == ("-10.0 %", "[-11.0, -9.0]")
+    assert (time.percent, time.bounds) == ("+10.0 %", "[+9.0, +11.0]")
     assert "0 %" in [label for _, label in drawn.ticks]
     assert all(0 <= x <= 100 for x, _ in drawn.ticks)
 
 
 def test_the_axis_holds_data_and_limits_and_an_arrow_what_is_far_out():
-    near = Change("a", "tok/s", True, 1.0, 1.01, 1.01, None, None, 0.25, Verdict.PASS)
-    far = Change("b", "tok/s", True, 1.0, 9.0, 9.0, 8.0, 10.0, 0.05, Verdict.PASS)
+    near = Change("a", "tok/s", True, 1.0, 1.01, 1.01, None, None, 1, 0.25, Verdict.PASS)
+    far = Change("b", "tok/s", True, 1.0, 9.0, 9.0, 8.0, 10.0, 1, 0.05, Verdict.PASS)
     none = Change("c", "tok/s", True, 0.0, 1.0, None)
     drawn = forest.draw([near, far, none])
     marks = [mark for _, mark in drawn.rows]
     assert marks[0].band[0] > 0 and marks[0].beyond is None
     assert marks[1].beyond == "right" and marks[1].point == 100
-    assert marks[2].point is None and none.text == "not known"
+    assert marks[2].point is None and none.percent == "not known"
     assert forest.draw([]) is None
 
 
@@ -263,9 +264,9 @@ def test_a_comparison_with_a_value_that_is_infinite_is_shown(tmp_path):
     found = stored.read(folder)
     assert found.ab is not None and not [r for r in found.run.remarks if "ab.json" in r]
     assert "B is worse than A in 2 of 5 metrics" in page.html(found)
-    never = Comparison("ttft_p99", "ms", False, 400.0, math.inf, math.inf, math.nan, math.nan, 2,
+    never = Change("ttft_p99", "ms", False, 400.0, math.inf, math.inf, math.nan, math.nan, 2,
                        0.05, Verdict.FAIL)  # fmt: skip
-    told = ab_run._change(never)
+    told = never.report("A")
     assert (told.here, told.worse) == (None, None), "verdict.json has no infinity"
 
 

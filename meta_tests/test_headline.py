@@ -16,9 +16,10 @@ from sm121.core.redaction import redact
 from sm121.core.unmet import Fact
 from sm121.core.verdict import Verdict
 from sm121.plugin import reporting
-from sm121.report import badge, details, headline, junit, page, stored, summary
-from sm121.report.details import Details, FailureDetail
+from sm121.report import badge, headline, junit, page, stored, summary
 from sm121.report.stored import StoredReport
+from sm121.run import details
+from sm121.run.details import Details, FailureDetail
 from sm121.run.verdict_file import (
     AgainstReport,
     BoxReport,

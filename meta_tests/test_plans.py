@@ -21,7 +21,7 @@ from sm121.core.profile import FULL, Costs, Profile
 from sm121.core.profile_fields import LEVELS, Gate
 from sm121.core.verdict import Verdict
 from sm121.engines import choices
-from sm121.measure import comparison, gate, machine
+from sm121.measure import gate, machine
 from sm121.measure.box import Device, Reading
 from sm121.measure.plan import Plan
 from sm121.plugin import planning, selection
@@ -121,20 +121,9 @@ def test_an_unknown_plan_names_those_that_there_are():
         profile.load("cpu-tiny-gpt-oss").plan("nightly")
 
 
-def test_plans_differ_in_the_fingerprint_and_are_not_compared():
+def test_plans_differ_in_the_fingerprint():
     one, other = Fingerprint(profile="d"), Fingerprint(profile="d", plan="quick")
     assert [tuple(found) for found in one.differences(other)] == [("plan", FULL, "quick")]
-    asked = [
-        comparison.Source(name, "e", "m", "sm121", (), (), comparison._asked(found, "p"))
-        for name, found in (
-            ("old", {"profile": "d"}),
-            ("all", one.model_dump()),
-            ("quick", other.model_dump()),
-        )
-    ]
-    comparison.refuse_mixed(asked[:2])  # an older file has no plan: it asked all
-    with pytest.raises(UsageError, match="differ in plan: full and quick"):
-        comparison.refuse_mixed(asked[1:])
 
 
 def test_a_run_says_its_plan_and_what_it_leaves_out(run_pytest, tmp_path):

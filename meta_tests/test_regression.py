@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+from dataclasses import replace
 
 import numpy as np
+import past_runs
 import pytest
 
 from sm121.core import profile
 from sm121.core.errors import UsageError
 from sm121.core.level_settings import Regression
 from sm121.core.verdict import Verdict
-from sm121.regression import history
 from sm121.regression import trend as regression
-from sm121.regression.history import StoredMetric, StoredRun
+from sm121.regression.change import Change
+from sm121.run import stored_run
+from sm121.run.stored_run import StoredMetric, StoredRun
 
 LIMITS = Regression(metrics={"startup_s": 0.2})
 CONTEXT = {
@@ -29,24 +31,12 @@ CONTEXT = {
 
 def metric(name: str, samples, **fields) -> StoredMetric:
     rate = name.startswith(("tg", "pp"))
-    return StoredMetric(
-        **{
-            "name": name,
-            "unit": "tok/s" if rate else "ms",
-            "higher_is_better": rate,
-            "quantile": None,
-            "samples": tuple(samples),
-            "value": float(np.median(samples)),
-            "verdict": "PASS",
-            **fields,
-        }
-    )
+    unit, value = "tok/s" if rate else "ms", float(np.median(samples))
+    return replace(StoredMetric(name, unit, rate, None, tuple(samples), value), **fields)
 
 
 def run(number: int, *metrics: StoredMetric, **context) -> StoredRun:
-    return StoredRun(
-        f"{number:04}_x.json", "", {**CONTEXT, **context}, {m.name: m for m in metrics}
-    )
+    return past_runs.stored_run(f"{number:04}_x.json", *metrics, **{**CONTEXT, **context})
 
 
 def rounds(level: float, seed: int, *, noise: float = 0.003, boot: float = 0.005, count: int = 7):
@@ -55,10 +45,15 @@ def rounds(level: float, seed: int, *, noise: float = 0.003, boot: float = 0.005
     return level * (1 + noise * generator.standard_normal(count))
 
 
+def changed(now: StoredMetric, *earlier: StoredMetric) -> Change:
+    (change,) = regression.compare(
+        {now.name: now}, [run(*one) for one in enumerate(earlier)], LIMITS
+    )
+    return change
+
+
 def verdicts(now: StoredMetric, *earlier: StoredMetric) -> Verdict:
-    runs = [run(i, m) for i, m in enumerate(earlier)]
-    (finding,) = regression.compare({now.name: now}, runs, LIMITS)
-    return finding.verdict
+    return changed(now, *earlier).verdict
 
 
 @pytest.mark.parametrize("stored", [1, 2, 3, 5, 8])
@@ -108,8 +103,8 @@ def test_few_rounds_are_judged_by_the_scatter_of_the_runs():
     assert verdicts(slow, *runs) is Verdict.FAIL
     assert verdicts(slow, runs[0]) is Verdict.INCONCLUSIVE
     slower = metric("tg32_c2@d0", [55.0, 56.0, 54.0])
-    (unsaid,) = regression.compare({slow.name: slower}, [run(1, runs[0])], LIMITS)
-    assert unsaid.verdict is Verdict.PASS and "not judged" in unsaid.text
+    unsaid = changed(slower, runs[0])
+    assert unsaid.verdict is Verdict.NOT_RUN and "not judged" in unsaid.text
 
 
 def test_rounds_that_overlap_are_inconclusive():
@@ -122,7 +117,7 @@ def test_what_exists_once_is_judged_by_the_scatter_of_the_runs():
     assert verdicts(metric("startup_s", [200.0]), *starts) is Verdict.FAIL
     assert verdicts(metric("startup_s", [115.0]), *starts) is Verdict.PASS, "20 % are allowed"
     assert verdicts(metric("startup_s", [200.0]), starts[0]) is Verdict.INCONCLUSIVE
-    assert verdicts(metric("startup_s", [130.0]), starts[0]) is Verdict.PASS, "nothing is known"
+    assert verdicts(metric("startup_s", [130.0]), starts[0]) is Verdict.NOT_RUN
 
 
 def test_a_metric_that_vanished_or_was_renamed_is_named():
@@ -168,7 +163,7 @@ def test_another_machine_path_profile_or_plan_is_no_baseline(context, why):
     (reason,) = run(1, **context).unlike(CONTEXT)
     assert why in reason
     assert run(1).unlike(CONTEXT) == []
-    unfit = dataclasses.replace(run(1), degraded=True)
+    unfit = stored_run.of_benchmarks("0001", "", [stored(box={"state": "DEGRADED"})])
     assert unfit.unlike(CONTEXT) == ["its box was DEGRADED"]
 
 
@@ -203,14 +198,14 @@ def stored(**changes) -> dict:
     ],
 )
 def test_a_run_that_was_red_or_holds_nothing_is_no_baseline(changes, why):
-    good = history.of_benchmarks("0001", "", [stored()])
+    good = stored_run.of_benchmarks("0001", "", [stored()])
     assert good.unlike(CONTEXT) == []
-    bad = history.of_benchmarks("0001", "", [stored(metric="tg128@d0"), stored(**changes)])
+    bad = stored_run.of_benchmarks("0001", "", [stored(metric="tg128@d0"), stored(**changes)])
     assert any(why in reason for reason in bad.unlike(CONTEXT)), bad.unlike(CONTEXT)
 
 
 def test_a_metric_without_a_value_makes_its_run_no_baseline():
-    run_ = history.of_benchmarks("0001", "", [stored(metric="tg128@d0"), stored(value=None)])
+    run_ = stored_run.of_benchmarks("0001", "", [stored(metric="tg128@d0"), stored(value=None)])
     assert run_.unlike(CONTEXT) == ["its tg32@d0 has no value"]
 
 
@@ -219,14 +214,15 @@ def test_a_rate_of_nothing_is_a_regression():
 
 
 def test_storage_and_files_that_are_none_are_refused(tmp_path):
-    assert history.folder("file://./x", tmp_path) == tmp_path / "x"
+    assert stored_run.storage_folder("file://./x", tmp_path) == tmp_path / "x"
     with pytest.raises(UsageError, match="expected file://PATH"):
-        history.folder("elasticsearch+http://host", tmp_path)
-    (tmp_path / "0001_x.json").write_text("{}")
+        stored_run.storage_folder("elasticsearch+http://host", tmp_path)
+    file = tmp_path / "0001_x.json"
+    file.write_text("{}")
     with pytest.raises(UsageError, match=r"0001_x.json: expected a file of pytest-benchmark"):
-        history.read(tmp_path / "0001_x.json")
-    (tmp_path / "0001_x.json").write_text(json.dumps({"benchmarks": [{"extra_info": {}}]}))
-    assert history.read(tmp_path / "0001_x.json") is None, "somebody else's benchmarks"
+        stored_run.read_benchmarks(file)
+    file.write_text(json.dumps({"benchmarks": [{"extra_info": {}}]}))
+    assert stored_run.read_benchmarks(file) is None, "somebody else's benchmarks"
 
 
 SCENARIO = "meta_tests/scenarios/measurements.py"
@@ -311,26 +307,18 @@ def test_without_measurements_the_level_is_not_run(level):
 
 def test_a_change_says_the_shares_of_the_bound_and_the_bytes():
     """Half the rate of a token that reads twice as much is another format, and no slower kernel."""
-    now = {"tg32@d0": metric("tg32@d0", [33.0] * 8, roofline=0.727, bytes_per_token=5.17e9)}
-    stored = metric("tg32@d0", [59.4] * 8, roofline=0.716, bytes_per_token=2.83e9)
-    (change,) = regression.compare(
-        now, [run(1, stored)], Regression(threshold=0.05, source="a test")
-    )
-    assert "33 tok/s (73% of the bound of 5.17 GB a token) against 59.4" in change.text
-    assert "(72% of the bound of 2.83 GB a token)" in change.text
-    plain = metric("tg32@d0", [59.4] * 8)
-    (change,) = regression.compare(
-        now, [run(1, plain)], Regression(threshold=0.05, source="a test")
-    )
-    assert "against 59.4 (1 stored runs)" in change.text
+    now = metric("tg32@d0", [33.0] * 8, roofline=0.727, bytes_per_token=5.17e9)
+    text = changed(now, metric("tg32@d0", [59.4] * 8, roofline=0.716, bytes_per_token=2.83e9)).text
+    assert "33 tok/s (73% of the bound of 5.17 GB a token) against 59.4" in text
+    assert "(72% of the bound of 2.83 GB a token)" in text
+    assert "against 59.4 (1 stored runs)" in changed(now, metric("tg32@d0", [59.4] * 8)).text
 
 
 def test_a_stored_metric_has_its_share_of_the_bound():
-    info = {"metric": "tg32@d0", "unit": "tok/s", "higher_is_better": True, "samples": [33.0],
-            "value": 33.0, "roofline": 0.727, "bytes_per_token": 5.17e9}  # fmt: skip
-    found = StoredMetric.of(info)
-    assert (found.roofline, found.bytes_per_token) == (0.727, 5.17e9)
-    older = StoredMetric.of(
-        {k: v for k, v in info.items() if k not in ("roofline", "bytes_per_token")}
+    share = {"roofline": 0.727, "bytes_per_token": 5.17e9}
+    now, older = (
+        stored_run.of_benchmarks("0001", "", [stored(**known)]).metrics["tg32@d0"]
+        for known in (share, {})
     )
+    assert (now.roofline, now.bytes_per_token) == (0.727, 5.17e9)
     assert older.of_bound == ""

@@ -27,11 +27,10 @@ from sm121.core.verdict import Verdict
 from sm121.evidence import log_lines
 from sm121.evidence.crash_bundle import BundleIndex
 from sm121.matrix.feature_matrix import MatrixFile
-from sm121.measure import comparison
 from sm121.report import (
     charts,
+    comparison,
     crash_list,
-    details,
     findings,
     headline,
     junit,
@@ -43,7 +42,7 @@ from sm121.report import (
     summary,
     timelines,
 )
-from sm121.run import verdict_file
+from sm121.run import details, verdict_file
 from sm121.run.verdict_file import CrashReport, MemoryReport
 from sm121.stress.memory import MemoryFile
 
@@ -203,7 +202,7 @@ def test_a_run_of_a_later_version_is_read_without_what_is_new(runs, tmp_path):
     (tmp_path / "verdict.json").write_text(json.dumps(raw))
     found = stored.read(tmp_path)
     assert found.run.verdict is Verdict.PASS
-    assert found.schema_version == verdict_file.SCHEMA_VERSION + 1
+    assert found.run.schema_version == verdict_file.SCHEMA_VERSION + 1
 
 
 def _shard(directory, source, index, of=2, **changes):

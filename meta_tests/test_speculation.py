@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import past_runs
 import pytest
 import speculation_faults
 from speculation_faults import CLEAN, COUNTS, FAULTS, TOKENS
@@ -14,7 +15,7 @@ from sm121.api import speculation
 from sm121.core.level_settings import Regression
 from sm121.measure.counters import Drafted
 from sm121.regression import trend
-from sm121.regression.history import StoredMetric, StoredRun
+from sm121.run.stored_run import StoredMetric
 
 SABOTEUR = Path(__file__).parent / "in_vllm" / "speculation_saboteur.py"
 SAMPLE = {
@@ -80,7 +81,7 @@ def test_samples_may_be_off_by_chance_and_no_further():
 
 def _stored(value: float, length: float | None) -> StoredMetric:
     samples = (value, value * 1.001, value * 0.999, value * 1.002, value * 0.998)
-    return StoredMetric("tg32@d0", "tok/s", True, None, samples, value, "PASS", length)
+    return StoredMetric("tg32@d0", "tok/s", True, None, samples, value, length)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +94,6 @@ def _stored(value: float, length: float | None) -> StoredMetric:
     ],
 )
 def test_a_rate_that_fell_says_whether_drafts_or_kernels_did_it(value, length, says):
-    stored = StoredRun("0001", "", {}, {"tg32@d0": _stored(100.0, 3.0)})
+    stored = past_runs.stored_run("0001", _stored(100.0, 3.0))
     (change,) = trend.compare({"tg32@d0": _stored(value, length)}, [stored], Regression())
     assert says in change.text, change.text

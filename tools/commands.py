@@ -189,7 +189,7 @@ def _canary(build: Command, options: argparse.Namespace) -> int:
 
 
 def _side_by_side(options: argparse.Namespace) -> int:
-    from sm121.measure import comparison
+    from sm121.report import comparison
     from tools import side_by_side
 
     arch = options.arch or architecture.detect().name

@@ -21,8 +21,7 @@ from sm121.core.errors import UsageError
 from sm121.core.profile_fields import Gate
 from sm121.evidence import environment
 from sm121.evidence.kernel_path import KernelPath
-from sm121.measure import comparison
-from sm121.report import merging
+from sm121.report import comparison, merging
 from sm121.run import merge, resume, verdict_file
 from sm121.run.fingerprint import Fingerprint, profile_label
 from sm121.run.ledger import Ledger

@@ -9,12 +9,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import past_runs
+
 from false_greens import Case, Outcome, Place
 from sm121.core import profile
 from sm121.core.verdict import Verdict
 from sm121.measure import gate
-from sm121.regression import history, trend
-from sm121.regression.history import StoredMetric, StoredRun
+from sm121.regression import trend
+from sm121.run import stored_run
+from sm121.run.stored_run import StoredMetric
 from tools import gate_errors
 
 _LEVEL = "tests/test_performance.py"
@@ -159,7 +162,7 @@ def _baseline(**changes: Any) -> Step:
     }  # fmt: skip
 
     def judge(_place: Place) -> Outcome:
-        run = history.of_benchmarks("0001", "", [{**entry, **changes}])
+        run = stored_run.of_benchmarks("0001", "", [{**entry, **changes}])
         why = ["nothing in it"] if run is None else run.unlike(context)
         return Outcome("no baseline" if why else "PASS", "; ".join(why))
 
@@ -170,13 +173,13 @@ def _against_one_run(name: str, unit: str, before: list[float], now: list[float]
     """A metric of few samples against the only stored run."""
 
     def stored(values: list[float]) -> StoredMetric:
-        return StoredMetric(name, unit, unit == "tok/s", None, (*values,), values[0], "PASS")
+        return StoredMetric(name, unit, unit == "tok/s", None, (*values,), values[0])
 
     def judge(_place: Place) -> Outcome:
         limits = profile.load("sm121-gpt-oss-120b").regression
-        run = StoredRun("0001", "", {}, {name: stored(before)})
+        run = past_runs.stored_run("0001", stored(before))
         (found,) = trend.compare({name: stored(now)}, [run], limits)
-        return Outcome(found.verdict.value, found.text)
+        return Outcome("PASS" if found.holds else found.verdict.value, found.text)
 
     return judge
 

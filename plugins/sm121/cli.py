@@ -304,8 +304,7 @@ def _warm(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from sm121.measure import comparison
-    from sm121.report import references
+    from sm121.report import comparison, references
 
     if options.html:
         return _beside(options)
@@ -393,10 +392,10 @@ def _merge(options: argparse.Namespace) -> int:
 
 
 def _trust(options: argparse.Namespace) -> int:
-    from sm121.regression import history
+    from sm121.run import stored_run
     from sm121.session import against
 
-    storage = history.folder(options.benchmark_storage, Path.cwd())
+    storage = stored_run.storage_folder(options.benchmark_storage, Path.cwd())
     kept, run, narrower = against.trust(options.directory, storage, anew=options.anew)
     print(f"{kept}: {run.verdict}: {run.reason}")
     for line in narrower:

@@ -24,9 +24,10 @@ from sm121.measure.measurement import Measurement
 from sm121.performance.box import RunBox
 from sm121.performance.recorder import Recorded, Recorder, host_of
 from sm121.plugin.stash import LEVEL
+from sm121.regression import trend
 from sm121.regression.measured import MeasuredHistory
-from sm121.report import details
-from sm121.report.details import Details, Samples
+from sm121.run import details
+from sm121.run.details import Details, Samples
 from sm121.run.verdict_file import TestReport
 from sm121.session.session import Session
 from sm121.session.settings import Settings
@@ -190,7 +191,7 @@ def keep_history(config: pytest.Config, session: Session, known: Details) -> Non
         return
     history = history_of(config, session)
     try:
-        known.history = details.series_of(history.current, history.runs, session.file.started)
+        known.history = trend.series_of(history.current, history.runs, session.file.started)
     except (Sm121Error, AssertionError):
         return  # nothing to compare with; the regression level says why
     if HISTORY in config.stash:

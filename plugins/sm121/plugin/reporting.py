@@ -13,8 +13,8 @@ from sm121.core import own_options, own_tests
 from sm121.core.printable import printable
 from sm121.plugin.options import is_own_run
 from sm121.plugin.stash import ID, LEVEL, STARTS
-from sm121.report import details
-from sm121.report.details import Details, FailureDetail
+from sm121.run import details
+from sm121.run.details import Details, FailureDetail
 from sm121.session.session import Session
 
 #: Options that do not matter when one test is run again: where output goes, and selections. ``-m``

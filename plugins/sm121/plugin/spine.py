@@ -58,8 +58,7 @@ from sm121.plugin.stash import (
     SHARD,
     STARTS,
 )
-from sm121.report import details
-from sm121.run import directory
+from sm121.run import details, directory
 from sm121.run.verdict_file import NOT_RUN
 from sm121.session import certified_run, forecast, last_word, target
 from sm121.session.crashes import CrashDesk

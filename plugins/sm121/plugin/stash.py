@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sm121.plugin.progress import Progress
-from sm121.report.details import Details
 from sm121.report.stored import StoredReport
+from sm121.run.details import Details
 from sm121.run.verdict_file import ShardReport, TestReport
 from sm121.session.crashes import CrashDesk
 from sm121.session.session import Session

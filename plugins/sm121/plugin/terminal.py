@@ -20,9 +20,9 @@ from sm121.plugin import planning
 from sm121.plugin.selection import DESELECTED
 from sm121.plugin.stash import LEVEL, PROGRESS, REPORT, SETTINGS
 from sm121.report import findings, headline
+from sm121.report.rows import counts_shown
 from sm121.report.stored import StoredReport
 from sm121.run.fingerprint import profile_label
-from sm121.run.verdict_file import counts_shown
 from sm121.session.session import Session
 
 _Found = TypeVar("_Found")

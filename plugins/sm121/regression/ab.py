@@ -9,23 +9,16 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import numpy as np
-from scipy import special
-
 from sm121.core import own_options
 from sm121.core.errors import UsageError
-from sm121.core.numbers import number
 from sm121.core.server import root_of
-from sm121.core.verdict import Verdict
-from sm121.measure.statistics import Floats
 
-CONFIDENCE = 0.95
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _PYTHON = "--engine-python"
 _LOG = "--server-log"
@@ -103,10 +96,10 @@ def _refuse_what_is_no_side(side: Side, texts: Sequence[str]) -> None:
     first = [*side.arguments, ""][0].partition("=")[0]
     if not first or (first.startswith("-") and first not in own_options.every()):
         return
-    what = "an option of the suite" if first in own_options.every() else "none of them"
+    kind = "an option of the suite" if first in own_options.every() else "none of them"
     raise UsageError(
         f"--ab {shlex.join(texts)}: expected two words, each a URL, or KEY=VALUE and arguments of "
-        f"the engine, {first} is {what}; '' is what is under test itself: --ab '' '--flag'"
+        f"the engine, {first} is {kind}; '' is what is under test itself: --ab '' '--flag'"
     )
 
 
@@ -146,131 +139,6 @@ class Visit:
     failure: str | None = None
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """B against A in one metric. ``verdict`` is about a regression: PASS, none."""
-
-    metric: str
-    unit: str
-    higher_is_better: bool
-    #: None in a file where it was infinite, as where a request failed.
-    a: float | None
-    b: float | None
-    #: None where a value is no positive number; the interval also where there is but one pair.
-    ratio: float | None
-    ci_low: float | None
-    ci_high: float | None
-    pairs: int
-    allowed: float
-    verdict: Verdict
-
-    def __str__(self) -> str:
-        return (
-            f"{self.metric}: A {number(self.a)}, B {number(self.b)} {self.unit}; "
-            f"B/A {self.shown} over {self.pairs} pairs of starts; {self.allowed:.0%} worse allowed"
-        )
-
-    @property
-    def shown(self) -> str:
-        """The ratio with its interval, for people."""
-        if self.ratio is None:
-            return "not known"
-        if self.ci_low is None or self.ci_high is None:
-            return f"{self.ratio:.3f} (no interval: that needs two pairs)"
-        return f"{self.ratio:.3f} [{self.ci_low:.3f}, {self.ci_high:.3f}]"
-
-
 def order(pairs: int) -> list[str]:
     """Whose turn it is: A B, B A, A B, ... so that a drift of the machine favours nobody."""
     return [side for pair in range(pairs) for side in (("A", "B") if pair % 2 == 0 else ("B", "A"))]
-
-
-def compare(
-    visits: Sequence[Visit], allowed: Mapping[str, float], *, default: float, looks: int = 1
-) -> list[Comparison]:
-    """Every metric that all visits have, B against A.
-
-    Args:
-        allowed: how much worse B may be, by metric; ``default`` for the others.
-        looks: how often this is asked as visits are added: each look gets its share of the error.
-    """
-    sides = {name: [v for v in visits if v.side == name] for name in ("A", "B")}
-    pairs = min(len(found) for found in sides.values())
-    if pairs == 0:
-        return []
-    shared = [
-        name
-        for name in sides["A"][0].metrics
-        if all(name in visit.metrics for visit in [*sides["A"][:pairs], *sides["B"][:pairs]])
-    ]
-    return [
-        _compared(
-            name,
-            [visit.metrics[name] for visit in sides["A"][:pairs]],
-            [visit.metrics[name] for visit in sides["B"][:pairs]],
-            allowed.get(name, default),
-            looks,
-        )
-        for name in shared
-    ]
-
-
-def _compared(
-    name: str, a: Sequence[MetricOfStart], b: Sequence[MetricOfStart], allowed: float, looks: int
-) -> Comparison:
-    first = np.array([start.value for start in a])
-    second = np.array([start.value for start in b])
-    ratio, low, high = ratio_of_pairs(first, second, looks=looks)
-    higher = a[0].higher_is_better
-    if low is None or high is None:
-        holds = fails = False
-    elif higher:
-        holds, fails = low >= 1.0 - allowed, high < 1.0 - allowed
-    else:
-        holds, fails = high <= 1.0 + allowed, low > 1.0 + allowed
-    return Comparison(
-        name, a[0].unit, higher, float(np.median(first)), float(np.median(second)),
-        ratio, low, high, len(first), allowed, verdict_of(holds, fails),
-    )  # fmt: skip
-
-
-def verdict_of(holds: bool, fails: bool) -> Verdict:
-    """PASS or FAIL; INCONCLUSIVE where the interval shows neither."""
-    if holds:
-        return Verdict.PASS
-    return Verdict.FAIL if fails else Verdict.INCONCLUSIVE
-
-
-#: A value with its interval. What cannot be known from so few, or such, values is None.
-Interval = tuple[float | None, float | None, float | None]
-
-
-def ratio_of_pairs(first: Any, second: Any, *, looks: int = 1) -> Interval:
-    """Mean ratio of pairs and its interval, by Student's t on logarithms."""
-    if (np.asarray(first) <= 0).any() or (np.asarray(second) <= 0).any():
-        return None, None, None
-    logs = np.log(np.asarray(second)) - np.log(np.asarray(first))
-    middle, low, high = (None if v is None else float(np.exp(v)) for v in _mean(logs, looks))
-    return middle, low, high
-
-
-def difference_of_pairs(visits: Sequence[Visit], metric: str) -> Interval | None:
-    """Mean of B - A over pairs and its interval; None where a side lacks the metric."""
-    first, second = (
-        [v.metrics[metric].value for v in visits if v.side == side and metric in v.metrics]
-        for side in ("A", "B")
-    )
-    pairs = min(len(first), len(second))
-    if pairs == 0:
-        return None
-    return _mean(np.array(second[:pairs]) - np.array(first[:pairs]), looks=1)
-
-
-def _mean(values: Floats, looks: int) -> Interval:
-    """The mean and its interval, by Student's t."""
-    middle, count = float(values.mean()), len(values)
-    if count < 2:
-        return middle, None, None
-    critical = float(-special.stdtrit(count - 1, (1.0 - CONFIDENCE) / 2.0 / looks))
-    reach = critical * float(values.std(ddof=1)) / float(np.sqrt(count))
-    return middle, middle - reach, middle + reach

@@ -7,7 +7,8 @@ from typing import Any
 from pydantic import Field
 
 from sm121.core.data_file import Record
-from sm121.regression.ab import Comparison, Visit
+from sm121.regression.ab import Visit
+from sm121.regression.change import Change
 
 NAME = "ab.json"
 
@@ -20,7 +21,7 @@ class AbFile(Record):
     void: str | None = None
     """Why nothing of it counts; null while it does."""
     visits: list[Visit] = Field(default_factory=list)
-    outcomes: list[Comparison] = Field(default_factory=list)
+    outcomes: list[Change] = Field(default_factory=list)
 
     def path(self, side: str) -> dict[str, Any]:
         """What ran at a side, by the evidence of its last visit that has any; empty without one."""

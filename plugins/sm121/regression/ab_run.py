@@ -26,12 +26,13 @@ from sm121.measure import metrics, statistics
 from sm121.measure.box import BoxState
 from sm121.measure.cells import MeasuredCell, MeasuredServer
 from sm121.measure.plan import Plan
-from sm121.regression import ab, ab_file, hypothesis, visited
-from sm121.regression.ab import Comparison, MetricOfStart, Side, Visit
+from sm121.regression import ab, ab_file, hypothesis, trend, visited
+from sm121.regression.ab import MetricOfStart, Side, Visit
+from sm121.regression.change import Change
 from sm121.regression.hypothesis import CriterionResult, Hypothesis
 from sm121.regression.visited import Process
 from sm121.run.harness import Harness
-from sm121.run.verdict_file import ChangeReport, MetricReport
+from sm121.run.verdict_file import MetricReport
 
 #: How much worse B may be in what varies from start to start on any machine.
 _ALLOWED = {"startup_s": 0.25, "memory_gib": 0.10, "device_memory_gib": 0.10}
@@ -66,14 +67,14 @@ class AbRun:
     visits: list[Visit] = field(default_factory=list)
 
     #: What came of it, good or bad: it is done once, whoever asks.
-    _ended: list[Comparison] | Exception | None = None
+    _ended: list[Change] | Exception | None = None
     #: Which process answered at the URL of a side first.
     _processes: dict[str, Process] = field(default_factory=dict)
     #: Prompts of known answers that A knew at its first visit.
     _known: frozenset[str] | None = None
 
     @property
-    def outcomes(self) -> list[Comparison]:
+    def outcomes(self) -> list[Change]:
         """B against A in every metric, after as many pairs of starts as it took to decide.
 
         Raises:
@@ -91,31 +92,33 @@ class AbRun:
             raise self._ended
         return self._ended
 
-    def _compared(self) -> list[Comparison]:
+    def _compared(self) -> list[Change]:
         least, most = self.pairs, 2 * self.pairs
         looks = most - least + 1
-        found: list[Comparison] = []
+        outcomes: list[Change] = []
         turns = ab.order(most)
         for pair in range(most):
             for side in turns[2 * pair : 2 * pair + 2]:
                 self._visit(side, f"{pair + 1} of {least} to {most}")
                 if self._broken:
-                    self._write(found)
-                    return found
+                    self._write(outcomes)
+                    return outcomes
             self._check_that_they_differ()
             if pair + 1 < least:
                 continue
             limits = self.harness.profile.regression
             allowed = {**_ALLOWED, **limits.metrics}
-            found = ab.compare(self.visits, allowed, default=limits.threshold, looks=looks)
-            known = {name for visit in self.visits for name in visit.metrics}
-            if lost := sorted(known - {outcome.metric for outcome in found}):
+            outcomes = trend.compare_starts(
+                self.visits, allowed, default=limits.threshold, looks=looks
+            )
+            measured = {name for visit in self.visits for name in visit.metrics}
+            if lost := sorted(measured - {outcome.metric for outcome in outcomes}):
                 self._unproven(f"A/B: not known at every visit, and not compared: {lost}")
-            self._write(found)
-            if all(outcome.verdict is not Verdict.INCONCLUSIVE for outcome in found):
+            self._write(outcomes)
+            if all(outcome.verdict is not Verdict.INCONCLUSIVE for outcome in outcomes):
                 break
         self.look_at_box()
-        return found
+        return outcomes
 
     def judge(self) -> None:
         """B is not worse than A.
@@ -133,8 +136,8 @@ class AbRun:
             raise Invalid("A and B have no metric in common")
         worse = [outcome for outcome in outcomes if outcome.verdict is Verdict.FAIL]
         wanted = "B is no worse than A"
-        require_none([Fact(wanted, "it is", o.metric, evidence=f"{o}") for o in worse])
-        open_ones = [str(o) for o in outcomes if o.verdict is Verdict.INCONCLUSIVE]
+        require_none([Fact(wanted, "it is", o.metric, evidence=o.text) for o in worse])
+        open_ones = [o.text for o in outcomes if o.verdict is Verdict.INCONCLUSIVE]
         if open_ones:
             raise Inconclusive(f"undecided (--ab-pairs for more starts): {'; '.join(open_ones)}")
 
@@ -153,10 +156,10 @@ class AbRun:
         levels = {name: level.verdict for name, level in self.harness.file.levels.items()}
         text, criteria = hypothesis.gate_behind(chosen.phase) if chosen.phase else ("", ())
         answers, gate = (
-            hypothesis.evaluate(asked, outcomes, self.visits, levels)
+            hypothesis.evaluate(promises, outcomes, self.visits, levels)
             if undecided is None
-            else hypothesis.void(asked, undecided.verdict, str(undecided))
-            for asked in (chosen.criteria, criteria)
+            else hypothesis.void(promises, undecided.verdict, str(undecided))
+            for promises in (chosen.criteria, criteria)
         )
         file = self.harness.directory / "review.md"
         engine = self.harness.file.engine
@@ -180,7 +183,7 @@ class AbRun:
             raise type(undecided)(f"{undecided}; the review is in {file}")
         _conclude([*answers, *gate], file)
 
-    def _outcomes_or_why_none(self) -> tuple[list[Comparison], Undecided | None]:
+    def _outcomes_or_why_none(self) -> tuple[list[Change], Undecided | None]:
         """What a hypothesis is judged by, and why it cannot be; None where it can."""
         try:
             outcomes = self.outcomes
@@ -230,19 +233,19 @@ class AbRun:
         Raises:
             Invalid: A itself does not know it any more.
         """
-        asked = self.harness.profile.correctness.known_answers
-        wrong = facts.unknown(server.endpoint, asked)
+        questions = self.harness.profile.correctness.known_answers
+        wrong = facts.unknown(server.endpoint, questions)
         if self._known is None:
-            self._known = frozenset(fact.prompt for fact in asked) - wrong.keys()
+            self._known = frozenset(fact.prompt for fact in questions) - wrong.keys()
             if not self._known:
                 self._unproven(f"A/B: that a side answers sensibly: A says {wrong}")
         lost = [f"{prompt!r} with {wrong[prompt]}" for prompt in wrong if prompt in self._known]
         if not lost:
             return None
-        said = self.harness.redact(f"{name} answers {lost[0]}, which A knew at its first visit")
+        message = self.harness.redact(f"{name} answers {lost[0]}, which A knew at its first visit")
         if name == "A":
-            raise Invalid(said)
-        return said
+            raise Invalid(message)
+        return message
 
     def _check(self, visit: Visit, server: Server, side: Side) -> None:
         """What runs is what the side was to be, and what it was at its first visit.
@@ -251,7 +254,7 @@ class AbRun:
             Invalid: it is not; names all of it and the evidence.
         """
         harness, name = self.harness, visit.side
-        where = f"{name}, visit {1 + sum(known.side == name for known in self.visits)}"
+        where = f"{name}, visit {1 + sum(earlier.side == name for earlier in self.visits)}"
         if side.url is not None:
             self._check_process(where, name, server, side.url)
         if server.log is None:
@@ -263,10 +266,10 @@ class AbRun:
         visit.path = visited.effects(path)
         visit.requested = [f"{report.state}: {report.message}" for report in path.requested]
         under_test = harness.profile.under_test
-        own = harness.managed_configuration(under_test) if side.url is None else None
-        asked = requested.patterns(own) if own is not None else ()
-        required = harness.profile.path_of(under_test, asked)
-        wrong = visited.not_as_asked(required, server, path, own, under_test)
+        configuration = harness.managed_configuration(under_test) if side.url is None else None
+        requests = requested.patterns(configuration) if configuration is not None else ()
+        required = harness.profile.path_of(under_test, requests)
+        wrong = visited.not_as_asked(required, server, path, configuration, under_test)
         wrong += visited.moved(visit, self.visits)
         if wrong:
             raise Invalid(f"{where}: {'; '.join(wrong)}. Evidence: {server.log}")
@@ -293,8 +296,8 @@ class AbRun:
         a, b = (next(v for v in reversed(self.visits) if v.side == name) for name in ("A", "B"))
         if self.sides[0].url is not None:
             return
-        own = self.harness.managed_configuration(self.harness.profile.under_test)
-        why, silent = visited.the_same(self.sides, own.engine, a, b)
+        configuration = self.harness.managed_configuration(self.harness.profile.under_test)
+        why, silent = visited.the_same(self.sides, configuration.engine, a, b)
         if why is not None:
             raise Invalid(f"{why}. Evidence: {a.log}, {b.log}")
         if silent is not None:
@@ -319,13 +322,13 @@ class AbRun:
             raise NotRun(self.obstacle or "no server can be started here")
         self.harness.stop()
         memory = ServerMemoryReader(gpu=self.harness.arch != architecture.CPU)
-        own = self.harness.managed_configuration(self.harness.profile.under_test)
+        base = self.harness.managed_configuration(self.harness.profile.under_test)
         configuration = dataclasses.replace(
-            own,
+            base,
             name=name,
-            python=side.python or own.python,
-            arguments=(*own.arguments, *side.arguments),
-            environment=environment_items(dict(own.environment), dict(side.environment)),
+            python=side.python or base.python,
+            arguments=(*base.arguments, *side.arguments),
+            environment=environment_items(dict(base.environment), dict(side.environment)),
         )
         return self.harness.start(configuration), memory
 
@@ -367,28 +370,28 @@ class AbRun:
             if size
         }
 
-    def _write(self, outcomes: list[Comparison], why: str | None = None) -> None:
+    def _write(self, outcomes: list[Change], why: str | None = None) -> None:
         """What is known so far, in ab.json and among the metrics.
 
         Args:
             why: the comparison does not count; None while it does.
         """
         for outcome in outcomes:
-            rate = outcome.higher_is_better
+            rate, allowed = outcome.higher_is_better, outcome.allowed or 0.0
             self.harness.file.metrics[f"ab:{outcome.metric}"] = MetricReport(
                 value=statistics.finite(outcome.ratio),
                 unit="B/A",
                 ci_low=statistics.finite(outcome.ci_low),
                 ci_high=statistics.finite(outcome.ci_high),
-                confidence=ab.CONFIDENCE,
+                confidence=statistics.CONFIDENCE,
                 rounds=outcome.pairs,
-                minimum=1.0 - outcome.allowed if rate else None,
-                at_most=None if rate else 1.0 + outcome.allowed,
+                minimum=1.0 - allowed if rate else None,
+                at_most=None if rate else 1.0 + allowed,
                 verdict=outcome.verdict,
             )
         others = [change for change in self.harness.file.changes if change.beside != _A]
         worse = [o for o in outcomes if o.verdict is not Verdict.PASS]
-        self.harness.file.changes = [*others, *map(_change, worse)]
+        self.harness.file.changes = [*others, *(change.report(_A) for change in worse)]
         record = {
             "sides": [side.text for side in self.sides],
             "void": why,
@@ -397,6 +400,7 @@ class AbRun:
                 {
                     name: statistics.finite(value) if isinstance(value, float) else value
                     for name, value in dataclasses.asdict(outcome).items()
+                    if value != ""
                 }
                 for outcome in outcomes
             ],
@@ -404,20 +408,6 @@ class AbRun:
         text = self.harness.redact(json.dumps(record, indent=2))
         write_text(text + "\n", self.harness.directory / ab_file.NAME)
         self.harness.save()
-
-
-def _change(outcome: Comparison) -> ChangeReport:
-    ratio = statistics.finite(outcome.ratio)
-    return ChangeReport(
-        metric=outcome.metric,
-        unit=outcome.unit,
-        here=statistics.finite(outcome.b),
-        before=statistics.finite(outcome.a),
-        worse=None if ratio is None else (1.0 - ratio if outcome.higher_is_better else ratio - 1.0),
-        allowed=outcome.allowed,
-        beside=_A,
-        verdict=outcome.verdict,
-    )
 
 
 def _resident(pool: ServerPool) -> tuple[set[int], int]:

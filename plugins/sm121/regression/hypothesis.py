@@ -21,7 +21,9 @@ from sm121.core.errors import UsageError
 from sm121.core.numbers import number
 from sm121.core.profile_fields import Level
 from sm121.core.verdict import Verdict, worst
-from sm121.regression.ab import Comparison, Visit, difference_of_pairs, verdict_of
+from sm121.regression.ab import Visit
+from sm121.regression.change import Change
+from sm121.regression.trend import difference_of_pairs, verdict_of
 
 Phase = Literal["P1", "P2", "P3", "P4", "P5", "P6"]
 
@@ -132,13 +134,13 @@ def load(path: Path) -> Hypothesis:
 
 def gate_behind(phase: Phase) -> tuple[str, tuple[Criterion, ...]]:
     """What must hold before the phase after this one begins."""
-    found = data_file.load("hypotheses/phases.toml", _Phases).phases.get(phase)
-    return (found.description, found.criteria) if found else ("", ())
+    gate = data_file.load("hypotheses/phases.toml", _Phases).phases.get(phase)
+    return (gate.description, gate.criteria) if gate else ("", ())
 
 
 def evaluate(
     criteria: Sequence[Criterion],
-    outcomes: Sequence[Comparison],
+    outcomes: Sequence[Change],
     visits: Sequence[Visit],
     levels: Mapping[str, Verdict],
 ) -> list[CriterionResult]:
@@ -154,7 +156,7 @@ def void(criteria: Sequence[Criterion], verdict: Verdict, why: str) -> list[Crit
 
 def _answer(
     criterion: Criterion,
-    outcomes: Mapping[str, Comparison],
+    outcomes: Mapping[str, Change],
     visits: Sequence[Visit],
     levels: Mapping[str, Verdict],
 ) -> CriterionResult:
@@ -173,13 +175,13 @@ def _answer(
         return _path(criterion, visits)
     outcome = outcomes.get(criterion.metric)
     if outcome is None:
-        known = ", ".join(outcomes) or "nothing"
-        note = f"not measured on both sides; measured: {known}"
+        measured = ", ".join(outcomes) or "nothing"
+        note = f"not measured on both sides; measured: {measured}"
         return CriterionResult(criterion, Verdict.NOT_RUN, "", "", note)
-    low, high, note = outcome.ci_low, outcome.ci_high, str(outcome)
+    low, high, note = outcome.ci_low, outcome.ci_high, outcome.text
     if low is None or high is None:  # too few pairs for an interval
-        seen = (number(outcome.a), number(outcome.b))
-        return CriterionResult(criterion, Verdict.INCONCLUSIVE, *seen, note)
+        shown = (number(outcome.a), number(outcome.b))
+        return CriterionResult(criterion, Verdict.INCONCLUSIVE, *shown, note)
     if criterion.difference_at_most is not None:
         delta = difference_of_pairs(visits, criterion.metric)
         assert delta is not None and delta[1] is not None and delta[2] is not None
@@ -204,16 +206,16 @@ def _on_the_right_side(criterion: Criterion, low: float, high: float) -> Verdict
 
 
 def _path(criterion: Criterion, visits: Sequence[Visit]) -> CriterionResult:
-    seen = sorted({str(v.path["moe"]) for v in visits if v.side == "B" and v.path.get("moe")})
-    if not seen:
+    experts = sorted({str(v.path["moe"]) for v in visits if v.side == "B" and v.path.get("moe")})
+    if not experts:
         return CriterionResult(
             criterion, Verdict.NOT_RUN, "", "", "B's log does not show its experts"
         )
     pattern = re.compile(criterion.moe or criterion.moe_not or "")
-    matches = [bool(pattern.search(name)) for name in seen]
+    matches = [bool(pattern.search(name)) for name in experts]
     holds = all(matches) if criterion.moe else not any(matches)
     verdict = Verdict.PASS if holds else Verdict.FAIL
-    return CriterionResult(criterion, verdict, "", ", ".join(seen), "B's log")
+    return CriterionResult(criterion, verdict, "", ", ".join(experts), "B's log")
 
 
 def review(
@@ -222,7 +224,7 @@ def review(
     gate: tuple[str, Sequence[CriterionResult]],
     *,
     sides: tuple[str, str],
-    outcomes: Sequence[Comparison],
+    outcomes: Sequence[Change],
     levels: Mapping[str, Verdict],
     run: Mapping[str, Any],
 ) -> str:

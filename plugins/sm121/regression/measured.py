@@ -13,9 +13,10 @@ from sm121.core.unmet import Fact, Unmet, require_none
 from sm121.core.verdict import Inconclusive, Invalid, NotRun, Verdict
 from sm121.measure.box import BoxState
 from sm121.performance.recorder import Recorder
-from sm121.regression import history, trend
-from sm121.regression.history import StoredMetric, StoredRun
-from sm121.regression.trend import MetricChange
+from sm121.regression import trend
+from sm121.regression.change import Change
+from sm121.run import stored_run
+from sm121.run.stored_run import StoredMetric, StoredRun
 
 
 @dataclass
@@ -67,11 +68,7 @@ class MeasuredHistory:
             Invalid: the one that was asked for is of another machine, path, profile or plan.
         """
         assert self.current
-        try:
-            folder = history.folder(self.storage, self.root)
-            stored = history.load(folder)
-        except UsageError as error:
-            raise Invalid(str(error)) from error
+        stored = self._stored()
         unlike = {run.name: run.unlike(self._context) for run in stored}
         comparable = [run for run in stored if not unlike[run.name]]
         if comparable:
@@ -87,8 +84,7 @@ class MeasuredHistory:
         )
         raise NotRun(
             f"no stored run of this machine, profile, plan and kernel path that passed in "
-            f"{folder}{others}; "
-            "run a build that you trust with --benchmark-autosave"
+            f"{self._folder}{others}; run a build that you trust with --benchmark-autosave"
         )
 
     @functools.cached_property
@@ -101,17 +97,13 @@ class MeasuredHistory:
         """
         if self.baseline is None:
             return None
-        try:
-            folder = history.folder(self.storage, self.root)
-            stored = history.load(folder, self.baseline)
-        except UsageError as error:
-            raise Invalid(str(error)) from error
-        asked = f"--benchmark-compare {self.baseline}"
+        stored = self._stored(self.baseline)
+        option = f"--benchmark-compare {self.baseline}"
         if not stored:
-            raise NotRun(f"{asked}: {folder} has no such run; --benchmark-autosave adds one")
+            raise NotRun(f"{option}: {self._folder} has no such run; --benchmark-autosave adds one")
         run = stored[-1]
-        if why := run.unlike(self._context):
-            raise Invalid(f"{asked}: {run.name} is no baseline: {'; '.join(why)}")
+        if reasons := run.unlike(self._context):
+            raise Invalid(f"{option}: {run.name} is no baseline: {'; '.join(reasons)}")
         return run
 
     @property
@@ -159,9 +151,21 @@ class MeasuredHistory:
         self._note(changes)
         require_none([change.fact for change in changes])
 
-    def _note(self, changes: Sequence[MetricChange]) -> None:
+    @property
+    def _folder(self) -> Path:
+        return stored_run.storage_folder(self.storage, self.root)
+
+    def _stored(self, pattern: str = "*") -> list[StoredRun]:
+        try:
+            return stored_run.load_benchmarks(self._folder, pattern)
+        except UsageError as error:
+            raise Invalid(str(error)) from error
+
+    def _note(self, changes: Sequence[Change]) -> None:
         noted = self.recorder.harness.file.changes
-        noted += [change.report() for change in changes if change.verdict is not Verdict.PASS]
+        for change in changes:
+            beside = f"{change.pairs} stored runs" if change.pairs > 1 else "the stored run"
+            noted += [] if change.holds else [change.report(beside)]
 
     def _check_comparable(self) -> None:
         """Raise why this run may not be compared at all."""
@@ -170,9 +174,9 @@ class MeasuredHistory:
         if box.state == BoxState.DEGRADED and self.runs:
             raise Inconclusive(f"the box is DEGRADED: {box.reason}")
         void = [
-            found.measurement.name
-            for found in self.recorder.recorded
-            if found.verdict is Verdict.INVALID
+            recorded.measurement.name
+            for recorded in self.recorder.recorded
+            if recorded.verdict is Verdict.INVALID
         ]
         lost = [name for name in void if name in self.runs[-1].metrics]
         if lost:
@@ -191,8 +195,8 @@ class MeasuredHistory:
 def of_this_run(recorder: Recorder) -> StoredRun | None:
     """What was measured so far, as a stored run; None without a valid measurement."""
     valid = [
-        recorder.described(found)
-        for found in recorder.recorded
-        if found.verdict is not Verdict.INVALID
+        recorder.described(recorded)
+        for recorded in recorder.recorded
+        if recorded.verdict is not Verdict.INVALID
     ]
-    return history.of_benchmarks("this run", recorder.harness.file.started, valid)
+    return stored_run.of_benchmarks("this run", recorder.harness.file.started, valid)

@@ -1,15 +1,16 @@
-"""This run against the history: what is worse, what is missing, where the level changed.
+"""The one judge of a change: a run against stored ones, and B against A by pairs of starts.
 
-A metric has regressed when three things hold: its median is worse than the median of the last runs
-by more than the threshold; its samples are worse than the latest run's by a Mann-Whitney test; and
-it lies outside what the runs differ by anyway. The first alone is INCONCLUSIVE.
+Against stored runs a metric has regressed when three things hold: its median is worse than the
+median of the last runs by more than the threshold; its samples are worse than the latest run's by a
+Mann-Whitney test; and it lies outside what the runs differ by anyway. The first alone is
+INCONCLUSIVE. Against another side, the whole interval of the ratio decides.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from math import comb
 from typing import Any
 
@@ -18,12 +19,13 @@ from scipy import special
 
 from sm121.core.level_settings import Regression
 from sm121.core.numbers import number
-from sm121.core.unmet import Fact
 from sm121.core.verdict import Verdict
 from sm121.measure import statistics
-from sm121.measure.statistics import Floats
-from sm121.regression.history import StoredMetric, StoredRun
-from sm121.run.verdict_file import ChangeReport
+from sm121.measure.statistics import CONFIDENCE, Floats
+from sm121.regression.ab import MetricOfStart, Visit
+from sm121.regression.change import Change
+from sm121.run.details import Series, SeriesPoint
+from sm121.run.stored_run import StoredMetric, StoredRun
 
 #: Runs that make the level to compare with.
 _RECENT = 5
@@ -33,107 +35,70 @@ _SIGNIFICANT = 0.01
 _BETWEEN_RUNS = 0.05
 #: Runs in which a change of level can be seen, and the fewest on a level.
 _SERIES, _SEGMENT = 6, 2
-
-
-@dataclass(frozen=True)
-class MetricChange:
-    """What is said of one metric. ``worse`` and ``allowed`` are fractions: 0.1 for 10 % worse."""
-
-    metric: str
-    verdict: Verdict
-    worse: float | None
-    text: str
-    judged: bool = True
-    unit: str = ""
-    here: float | None = None
-    before: float | None = None
-    #: So many runs make the level ``before``.
-    runs: int = 0
-    allowed: float = 0.0
-
-    @property
-    def fact(self) -> Fact:
-        """What does not hold of it."""
-        return Fact(
-            "worse than before by at most",
-            about=self.metric,
-            value=None if self.worse is None else 100 * self.worse,
-            limit=100 * self.allowed,
-            unit="%",
-            evidence=self.text.removeprefix(f"{self.metric}: "),
-        )
-
-    def report(self, beside: str | None = None) -> ChangeReport:
-        """As verdict.json has it, held against ``beside`` (the stored runs)."""
-        runs = f"{self.runs} stored runs" if self.runs > 1 else "the stored run"
-        return ChangeReport(
-            metric=self.metric,
-            unit=self.unit,
-            here=self.here,
-            before=self.before,
-            worse=None if self.worse is None else statistics.finite(self.worse),
-            allowed=self.allowed,
-            beside=beside or runs,
-            verdict=self.verdict,
-        )
+#: Runs that a series shows at most.
+_MOST_RUNS = 60
 
 
 def compare(
     current: Mapping[str, StoredMetric], history: Sequence[StoredRun], limits: Regression
-) -> list[MetricChange]:
+) -> list[Change]:
     """Each metric that the history has too, against its last runs.
 
     Args:
         history: comparable runs, oldest first, without the current one.
     """
-    found = []
+    changes = []
     for name, metric in current.items():
         earlier = [run.metrics[name] for run in history if name in run.metrics]
         if earlier:
-            found.append(_compare(metric, earlier[-_RECENT:], limits.allowed(name)))
-    return found
+            changes.append(_compare(metric, earlier[-_RECENT:], limits.allowed(name)))
+    return changes
 
 
-def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float) -> MetricChange:
+def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float) -> Change:
+    latest = earlier[-1]
     level = float(np.median([metric.value for metric in earlier]))
-    known: dict[str, Any] = {
-        "unit": now.unit, "here": now.value, "before": level, "runs": len(earlier),
-        "allowed": allowed,
-    }  # fmt: skip
+
+    def change(verdict: Verdict, text: str, ratio: float | None = None) -> Change:
+        return Change(
+            now.name, now.unit, now.higher_is_better, level, now.value, ratio,
+            pairs=len(earlier), allowed=allowed, verdict=verdict, text=text,
+        )  # fmt: skip
+
     if not now.value > 0.0:
-        what = f"{now.name}: {now.value:g} {now.unit}, which is nothing"
+        text = f"{now.name}: {now.value:g} {now.unit}, which is nothing"
         if now.value == 0.0 and all(metric.value == 0.0 for metric in earlier):
-            return MetricChange(now.name, Verdict.PASS, 0.0, f"{what}, as before", **known)
-        return MetricChange(now.name, Verdict.FAIL, None, what, **known)
+            return change(Verdict.PASS, f"{text}, as before")
+        return change(Verdict.FAIL, text)
     worse = _worse(now.value, level, now.higher_is_better)
-    risk = _mann_whitney(now, earlier[-1])
-    between = _outside(now, earlier)
-    change = "worse" if worse > 0 else "better"
-    what = (
+    text = (
         f"{now.name}: {number(now.value)} {now.unit}{now.of_bound} against {number(level)}"
-        f"{earlier[-1].of_bound} ({len(earlier)} stored runs), "
-        f"{abs(worse):.1%} {change}{_interval(now, earlier[-1])}; {allowed:.0%} allowed"
+        f"{latest.of_bound} ({len(earlier)} stored runs), {abs(worse):.1%} "
+        f"{'worse' if worse > 0 else 'better'}{_interval(now, latest)}; {allowed:.0%} allowed"
     )
+    verdict, why = Verdict.PASS, ""
+    if worse > allowed:
+        text += drafts_or_kernels(now, latest, allowed)
+        verdict, why = _beyond(now, earlier, worse, allowed)
+    return change(verdict, text + why, now.value / level if level else None)
 
-    def said(verdict: Verdict, why: str = "", *, judged: bool = True) -> MetricChange:
-        return MetricChange(now.name, verdict, worse, what + why, judged, **known)
 
-    if worse <= allowed:
-        return said(Verdict.PASS)
-    what += drafts_or_kernels(now, earlier[-1], allowed)
-    tail = (now.quantile or 0.5) > 0.5 or _least_risk(now, earlier[-1]) >= _SIGNIFICANT
-    if tail and between is None and _beyond_doubt(now, earlier[-1], worse, allowed):
-        return said(
-            Verdict.INCONCLUSIVE,
+def _beyond(
+    now: StoredMetric, earlier: Sequence[StoredMetric], worse: float, allowed: float
+) -> tuple[Verdict, str]:
+    """The verdict on a metric that is worse than allowed, and why. NOT_RUN: nothing can tell."""
+    latest = earlier[-1]
+    risk, between = _mann_whitney(now, latest), _outside(now, earlier)
+    tail = (now.quantile or 0.5) > 0.5 or _least_risk(now, latest) >= _SIGNIFICANT
+    if tail and between is None and _beyond_doubt(now, latest, worse, allowed):
+        return Verdict.INCONCLUSIVE, (
             f"; the scatter of {_SCATTER} stored runs would decide: store more of a build that you "
-            "trust, or run again",
+            "trust, or run again"
         )
     if tail and between is None:
-        return said(
-            Verdict.PASS,
+        return Verdict.NOT_RUN, (
             "; not judged: a percentile, or too few samples a run; from "
-            f"{_SCATTER} stored runs on, their scatter decides",
-            judged=False,
+            f"{_SCATTER} stored runs on, their scatter decides"
         )
     evidence = "one value a run" if risk is None else f"Mann-Whitney p = {risk:.2g}"
     if between is not None:
@@ -141,8 +106,8 @@ def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float)
     # Of a percentile or of few samples, the scatter of the runs alone can decide.
     unlikely = tail or (risk is not None and risk < _SIGNIFICANT)
     if unlikely and (between is None or between < _BETWEEN_RUNS):
-        return said(Verdict.FAIL, f"; {evidence}")
-    return said(
+        return Verdict.FAIL, f"; {evidence}"
+    return (
         Verdict.INCONCLUSIVE,
         f"; it may be noise ({evidence}): more rounds, or a quieter machine",
     )
@@ -209,9 +174,9 @@ def _outside(now: StoredMetric, earlier: Sequence[StoredMetric]) -> float | None
 
 
 def _interval(now: StoredMetric, before: StoredMetric) -> str:
-    if (found := interval(now, before)) is None:
+    if (bounds := interval(now, before)) is None:
         return ""
-    return f", ratio to the latest {found[0]:.3f} to {found[1]:.3f} (95 %)"
+    return f", ratio to the latest {bounds[0]:.3f} to {bounds[1]:.3f} (95 %)"
 
 
 def interval(now: StoredMetric, before: StoredMetric) -> tuple[float, float] | None:
@@ -233,23 +198,23 @@ def _worse(now: float, before: float, higher_is_better: bool) -> float:
 def missing(current: Mapping[str, StoredMetric], baseline: StoredRun) -> list[str]:
     """Metrics that the baseline has and this run has not, a line each: a benchmark that vanished
     is no success."""
-    found = []
+    lines = []
     for name in baseline.metrics:
         if name in current:
             continue
         new = [other for other in current if other not in baseline.metrics]
         alike = difflib.get_close_matches(name, new, n=1, cutoff=0.5)
         hint = f"; is it {alike[0]} now?" if alike else ""
-        found.append(f"{name} was measured in {baseline.name} and not in this run{hint}")
-    return found
+        lines.append(f"{name} was measured in {baseline.name} and not in this run{hint}")
+    return lines
 
 
 def changes(
     current: Mapping[str, StoredMetric], history: Sequence[StoredRun], limits: Regression
-) -> list[MetricChange]:
+) -> list[Change]:
     """Metrics whose level came down somewhere in the history and stayed down: what creeps by less
     than the threshold a run, or was let through once, is seen here."""
-    found = []
+    fallen = []
     for name, metric in current.items():
         runs = [run for run in history if name in run.metrics]
         values = [run.metrics[name].value for run in runs] + [metric.value]
@@ -263,21 +228,23 @@ def changes(
             continue
         at = parts[levels.index(best)][1]
         since = runs[at].name if at < len(runs) else "this run"
-        found.append(
-            MetricChange(
+        fallen.append(
+            Change(
                 name,
-                Verdict.FAIL,
-                worse,
-                f"{name}: the level went from {number(best)} to {number(levels[-1])} {metric.unit} "
-                f"({worse:.1%} worse, {limits.allowed(name):.0%} allowed), beginning with {since}",
-                unit=metric.unit,
-                here=levels[-1],
-                before=best,
-                runs=at,
+                metric.unit,
+                metric.higher_is_better,
+                best,
+                levels[-1],
+                levels[-1] / best,
+                pairs=at,
                 allowed=limits.allowed(name),
+                verdict=Verdict.FAIL,
+                text=f"{name}: the level went from {number(best)} to {number(levels[-1])} "
+                f"{metric.unit} ({worse:.1%} worse, {limits.allowed(name):.0%} allowed), beginning "
+                f"with {since}",
             )
         )
-    return found
+    return fallen
 
 
 def segments(values: Sequence[float]) -> list[tuple[int, int]]:
@@ -309,3 +276,127 @@ def segments(values: Sequence[float]) -> list[tuple[int, int]]:
         parts.append((previous[end], end))
         end = previous[end]
     return parts[::-1]
+
+
+def series_of(
+    current: Mapping[str, StoredMetric], history: Sequence[StoredRun], started: str
+) -> dict[str, Series]:
+    """Each metric of this run over the stored ones, oldest first, with the levels between its
+    changes."""
+    series = {}
+    for name, metric in current.items():
+        runs = [run for run in history if name in run.metrics][-_MOST_RUNS:]
+        points = [
+            SeriesPoint(run=each.name, when=each.file.started, value=each.metrics[name].value)
+            for each in runs
+        ]
+        points.append(SeriesPoint(run="this run", when=started, value=metric.value))
+        values = [point.value for point in points]
+        levels = []
+        if len(values) >= 2 and all(value > 0 for value in values):
+            levels = [
+                (start, end, float(np.median(values[start:end]))) for start, end in segments(values)
+            ]
+        series[name] = Series(
+            unit=metric.unit,
+            higher_is_better=metric.higher_is_better,
+            points=points,
+            levels=levels,
+        )
+    return series
+
+
+def compare_starts(
+    visits: Sequence[Visit], allowed: Mapping[str, float], *, default: float, looks: int = 1
+) -> list[Change]:
+    """Every metric that all visits have, B against A.
+
+    Args:
+        allowed: how much worse B may be, by metric; ``default`` for the others.
+        looks: how often this is asked as visits are added: each look gets its share of the error.
+    """
+    sides = {name: [v for v in visits if v.side == name] for name in ("A", "B")}
+    pairs = min(len(side) for side in sides.values())
+    if pairs == 0:
+        return []
+    shared = [
+        name
+        for name in sides["A"][0].metrics
+        if all(name in visit.metrics for visit in [*sides["A"][:pairs], *sides["B"][:pairs]])
+    ]
+    return [
+        _compare_pairs(
+            name,
+            [visit.metrics[name] for visit in sides["A"][:pairs]],
+            [visit.metrics[name] for visit in sides["B"][:pairs]],
+            allowed.get(name, default),
+            looks,
+        )
+        for name in shared
+    ]
+
+
+def _compare_pairs(
+    name: str, a: Sequence[MetricOfStart], b: Sequence[MetricOfStart], allowed: float, looks: int
+) -> Change:
+    first = np.array([start.value for start in a])
+    second = np.array([start.value for start in b])
+    ratio, low, high = ratio_of_pairs(first, second, looks=looks)
+    unit, higher = a[0].unit, a[0].higher_is_better
+    if low is None or high is None:
+        holds = fails = False
+    elif higher:
+        holds, fails = low >= 1.0 - allowed, high < 1.0 - allowed
+    else:
+        holds, fails = high <= 1.0 + allowed, low > 1.0 + allowed
+    change = Change(
+        name, unit, higher, float(np.median(first)), float(np.median(second)), ratio, low, high,
+        len(first), allowed, verdict_of(holds, fails),
+    )  # fmt: skip
+    text = (
+        f"{name}: A {number(change.a)}, B {number(change.b)} {unit}; B/A {change.shown_ratio} over "
+        f"{len(first)} pairs of starts; {allowed:.0%} worse allowed"
+    )
+    return replace(change, text=text)
+
+
+def verdict_of(holds: bool, fails: bool) -> Verdict:
+    """PASS or FAIL; INCONCLUSIVE where the interval shows neither."""
+    if holds:
+        return Verdict.PASS
+    return Verdict.FAIL if fails else Verdict.INCONCLUSIVE
+
+
+#: A value with its interval. What cannot be known from so few, or such, values is None.
+Interval = tuple[float | None, float | None, float | None]
+
+
+def ratio_of_pairs(first: Any, second: Any, *, looks: int = 1) -> Interval:
+    """Mean ratio of pairs and its interval, by Student's t on logarithms."""
+    if (np.asarray(first) <= 0).any() or (np.asarray(second) <= 0).any():
+        return None, None, None
+    logs = np.log(np.asarray(second)) - np.log(np.asarray(first))
+    middle, low, high = (None if v is None else float(np.exp(v)) for v in _mean(logs, looks))
+    return middle, low, high
+
+
+def difference_of_pairs(visits: Sequence[Visit], metric: str) -> Interval | None:
+    """Mean of B - A over pairs and its interval; None where a side lacks the metric."""
+    first, second = (
+        [v.metrics[metric].value for v in visits if v.side == side and metric in v.metrics]
+        for side in ("A", "B")
+    )
+    pairs = min(len(first), len(second))
+    if pairs == 0:
+        return None
+    return _mean(np.array(second[:pairs]) - np.array(first[:pairs]), looks=1)
+
+
+def _mean(values: Floats, looks: int) -> Interval:
+    """The mean and its interval, by Student's t."""
+    middle, count = float(values.mean()), len(values)
+    if count < 2:
+        return middle, None, None
+    critical = float(-special.stdtrit(count - 1, (1.0 - CONFIDENCE) / 2.0 / looks))
+    reach = critical * float(values.std(ddof=1)) / float(np.sqrt(count))
+    return middle, middle - reach, middle + reach

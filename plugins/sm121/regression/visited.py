@@ -37,7 +37,7 @@ def not_as_asked(
     required: KernelPathRequirement,
     server: Server,
     path: KernelPath,
-    own: ServerConfiguration | None,
+    configuration: ServerConfiguration | None,
     under_test: str,
 ) -> list[str]:
     """What of a visit is not what it was to be, a line each; empty when all of it is.
@@ -46,23 +46,25 @@ def not_as_asked(
         required: of the profile. It holds, but for the values that the side itself asks for.
         server: whose log is known.
         path: what the evidence shows, with what was asked for.
-        own: the configuration without what the side adds; None for a server at a URL.
+        configuration: the one without what the side adds; None for a server at a URL.
         under_test: its name in the profile.
     """
     wrong = list(path.differences)
     if server.log is None:
         return wrong
-    known = {report.by for report in requested.compare(own, path)} if own is not None else set()
-    asked = {r.field for r in path.requested if own is not None and r.by not in known}
-    if asked:  # the side's word replaces the profile's; the rules on lines are about its own values
-        silent = {name: None for name in COMPARED if name in asked}
+    fields: set[str | None] = set()
+    if configuration is not None:
+        others = {report.by for report in requested.compare(configuration, path)}
+        fields = {report.field for report in path.requested if report.by not in others}
+    if fields:  # the side's word replaces the profile's; the rules on lines are about its values
+        silent = {name: None for name in COMPARED if name in fields}
         required = required.model_copy(update=silent).model_copy(update={"rules": ()})
     return wrong + contradictions(required, path, server.log, under_test)
 
 
 def moved(visit: Visit, earlier: Sequence[Visit]) -> list[str]:
     """What a visit ran otherwise than the first one of its side, a line each."""
-    first = next((known for known in earlier if known.side == visit.side and known.path), None)
+    first = next((each for each in earlier if each.side == visit.side and each.path), None)
     if first is None:
         return []
     return [  # what one log shows and another does not, as a build that is cached, is no move
@@ -87,28 +89,24 @@ def the_same(
     changed = {n for n in changed if not any(other.startswith(f"{n}.") for other in changed)}
     fields: dict[str, str] = {}
     for rule in rules:
-        if (
-            rule.field == "cuda_graphs"
-        ):  # eager mode turns compilation off, too: no value shows that
+        if rule.field == "cuda_graphs":  # eager mode turns compilation off, too, and none shows it
             continue
         for name in filter(None, (rule.argument, rule.variable, *rule.aliases)):
             fields[_normal(name)] = rule.field
     unknown = {name for name in changed if name not in fields}
     if first.python != second.python:
         unknown.add("--engine-python")
-    asked = {fields[name] for name in changed if name in fields}
-    shown = {f for f in asked if a.path.get(f) is not None or b.path.get(f) is not None}
+    moved = {fields[name] for name in changed if name in fields}
+    shown = {f for f in moved if a.path.get(f) is not None or b.path.get(f) is not None}
     differing = {f for f in shown if a.path.get(f) != b.path.get(f)}
-    if not unknown and not differing and shown == asked:
-        ran = (
-            ", ".join(f"{name} {a.path.get(name)}" for name in sorted(asked)) or "the same options"
-        )
+    if not unknown and not differing and shown == moved:
+        values = ", ".join(f"{name} {a.path.get(name)}" for name in sorted(moved))
         return (
-            f"B ran what A ran ({ran}): of a comparison with itself nothing follows for "
-            f"{second.text!r} against {first.text!r}",
+            f"B ran what A ran ({values or 'the same options'}): of a comparison with itself "
+            f"nothing follows for {second.text!r} against {first.text!r}",
             None,
         )
-    silent = sorted(unknown | {name for name in changed if fields.get(name) in asked - shown})
+    silent = sorted(unknown | {name for name in changed if fields.get(name) in moved - shown})
     if differing or not silent or "--engine-python" in unknown:
         return None, None
     return None, f"A/B: nothing shows that {', '.join(silent)} made B another server than A"
@@ -135,11 +133,11 @@ class Process:
     @classmethod
     def at(cls, server: Server) -> Process:
         """The one that answers now."""
-        found = _STARTED.search(server.endpoint.page("/metrics") or "")
-        place = AttachedProcesses(server.endpoint.base_url)
-        listening = process_tree.listeners(place.host, place.port) if place.here else []
-        own = frozenset((each.pid, each.create_time()) for each in listening)
-        return cls(found[1] if found else None, own)
+        match = _STARTED.search(server.endpoint.page("/metrics") or "")
+        address = AttachedProcesses(server.endpoint.base_url)
+        listening = process_tree.listeners(address.host, address.port) if address.here else []
+        processes = frozenset((each.pid, each.create_time()) for each in listening)
+        return cls(match[1] if match else None, processes)
 
     def is_one_with(self, other: Process) -> bool | None:
         """Whether both are the same process; None where that cannot be known."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sm121.core.verdict import Verdict
-from sm121.regression.ab import Comparison
 from sm121.regression.ab_file import AbFile
-from sm121.report import forest, rows
-from sm121.report.forest import Change, Forest
+from sm121.report import forest, metric_names, rows
+from sm121.report.forest import Forest
 from sm121.report.rows import Row, words
 
 #: Of a path: what a comparison of two speeds rests on. It is shown, proven or not.
@@ -43,11 +42,8 @@ class AbSection:
             verdict: [each for each in outcomes if each.verdict is verdict] for verdict in Verdict
         }
         if worse := by[Verdict.FAIL]:
-            first = _change(worse[0])
-            return (
-                f"B is worse than A in {len(worse)} of {len(outcomes)} metrics: {first.name} "
-                f"{first.text}"
-            )
+            change = f"{metric_names.words(worse[0].metric)} {worse[0].percent} {worse[0].bounds}"
+            return f"B is worse than A in {len(worse)} of {len(outcomes)} metrics: {change.strip()}"
         held = f"B is no worse than A in {len(by[Verdict.PASS])} of {len(outcomes)} metrics"
         left = len(outcomes) - len(by[Verdict.PASS])
         return held + (f", {left} undecided" if left else "")
@@ -55,7 +51,12 @@ class AbSection:
     @property
     def forest(self) -> Forest | None:
         """Every outcome; None where there is none."""
-        return forest.draw([_change(outcome) for outcome in self.file.outcomes])
+        return forest.draw(
+            [
+                replace(each, note=f"{each.pairs} pair{'' if each.pairs == 1 else 's'} of starts")
+                for each in self.file.outcomes
+            ]
+        )
 
     @property
     def given(self) -> list[Row]:
@@ -78,11 +79,3 @@ class AbSection:
             for part in dict.fromkeys((*_DECISIVE, *one, *two))
             if part in _DECISIVE or (one.get(part), two.get(part)) != (None, None)
         ]
-
-
-def _change(outcome: Comparison) -> Change:
-    return Change(
-        outcome.metric, outcome.unit, outcome.higher_is_better, outcome.a, outcome.b,
-        outcome.ratio, outcome.ci_low, outcome.ci_high, outcome.allowed, outcome.verdict,
-        note=f"{outcome.pairs} pair{'' if outcome.pairs == 1 else 's'} of starts",
-    )  # fmt: skip

@@ -20,9 +20,9 @@ from sm121.core.printable import printable
 from sm121.core.verdict import Verdict
 from sm121.regression import trend
 from sm121.report import metric_names
-from sm121.report.details import Details, Samples, Series
 from sm121.report.references import References
 from sm121.report.stored import MemoryTimeline
+from sm121.run.details import Details, Samples, Series
 from sm121.run.verdict_file import MetricReport, VerdictFile
 
 _OWN = ("var(--series-1)", "var(--series-2)", "var(--series-3)")

@@ -14,7 +14,7 @@ from sm121 import __version__
 from sm121.core.errors import UsageError
 from sm121.core.files import write_text
 from sm121.core.numbers import number
-from sm121.report import page, stored
+from sm121.report import metric_names, page, stored
 from sm121.report.rows import shortened
 from sm121.report.side import Beside, Side
 from sm121.run.fingerprint import profile_label
@@ -56,6 +56,7 @@ def html(beside: Beside) -> str:
             "base-uri 'none'; form-action 'none'",
             label=profile_label,
             number=number,
+            words=metric_names.words,
             short=shortened,
             version=__version__,
         )

@@ -9,8 +9,8 @@ from pathlib import Path
 from sm121.core import unmet
 from sm121.core.unmet import Fact
 from sm121.core.verdict import Severity, Verdict
-from sm121.report.details import FailureDetail
 from sm121.report.stored import StoredReport
+from sm121.run.details import FailureDetail
 from sm121.run.verdict_file import TestReport, VerdictFile
 
 BAD = (Verdict.FAIL, Verdict.INVALID, Verdict.INCONCLUSIVE)

@@ -17,8 +17,8 @@ from sm121.core.verdict import Verdict, worst
 from sm121.measure import gate, statistics
 from sm121.measure.box import BoxState
 from sm121.report import findings, metric_names
-from sm121.report.details import FailureDetail
 from sm121.report.stored import StoredReport
+from sm121.run.details import FailureDetail
 from sm121.run.verdict_file import (
     BESIDE,
     MEMORY_FLOOR,

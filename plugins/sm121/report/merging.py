@@ -20,9 +20,9 @@ from sm121.core.files import write_text
 from sm121.core.verdict import Verdict
 from sm121.matrix import feature_matrix
 from sm121.matrix.feature_matrix import MatrixFile
-from sm121.report import details, junit, page, stored, summary
-from sm121.report.details import Details
-from sm121.run import verdict_file
+from sm121.report import junit, page, stored, summary
+from sm121.run import details, stored_run, verdict_file
+from sm121.run.details import Details
 from sm121.run.ledger import Ledger
 from sm121.run.merge import apart, contradiction, merge_shards
 from sm121.run.verdict_file import ShardReport, VerdictFile
@@ -52,12 +52,7 @@ def read(directories: Sequence[Path]) -> list[ShardFolder]:
     """
     shards: list[ShardFolder] = []
     for directory in directories:
-        try:
-            file = verdict_file.read(directory / "verdict.json")
-        except (OSError, ValueError) as error:
-            raise UsageError(
-                f"{directory}: expected a report directory with verdict.json ({error})"
-            ) from error
+        file = stored_run.file_of(directory)
         if file.shard is None:
             raise UsageError(f"{directory}: expected the report of a run with --shard")
         if (why := contradiction(file)) is not None:
@@ -94,7 +89,7 @@ def write(shards: Sequence[ShardFolder], output: Path) -> VerdictFile:
     merged = merge_shards({f: shard.file for f, shard in zip(folders, shards, strict=True)})
     output.mkdir(parents=True, exist_ok=True)
     write_matrix(output, folders)
-    verdict_file.write(merged, output / "verdict.json")
+    verdict_file.write(merged, output / verdict_file.NAME)
     details.write(_details(output, folders), output)
     found = stored.read(output)
     write_text(summary.markdown(merged, found), output / "summary.md")

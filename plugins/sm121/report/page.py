@@ -38,9 +38,10 @@ from sm121.report import (
     timelines,
 )
 from sm121.report.charts import Chart
+from sm121.report.rows import counts_shown
 from sm121.report.stored import StoredReport
 from sm121.run.fingerprint import profile_label
-from sm121.run.verdict_file import MetricReport, VerdictFile, counts_shown
+from sm121.run.verdict_file import MetricReport, VerdictFile
 
 NAME = "report.html"
 #: Findings that are told in full; all are in the table of tests.

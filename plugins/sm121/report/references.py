@@ -9,7 +9,7 @@ from pydantic import Field
 
 from sm121.core import data_file
 from sm121.core.data_file import DataTable
-from sm121.measure.comparison import ComparedRow, Source
+from sm121.report.comparison import ComparedRow, Source
 from sm121.run.verdict_file import VerdictFile
 
 

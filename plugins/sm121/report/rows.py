@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from sm121.run.verdict_file import LevelReport
+
 #: Characters of a value or a message that stands beside another.
 _MOST_TEXT = 500
 #: Parts of a kernel path whose names are not words.
@@ -82,3 +84,14 @@ def shortened(text: str) -> str:
         return text
     cut = textwrap.shorten(text, _MOST_TEXT, placeholder="")
     return f"{cut or text[:_MOST_TEXT]} [...]"
+
+
+def counts_shown(levels: Iterable[LevelReport]) -> list[str]:
+    """The counts that tables of levels have: the first two, and those that are not 0 everywhere."""
+    names = [name for name in LevelReport.model_fields if name != "verdict"]
+    every = [*levels]
+    return [
+        name
+        for position, name in enumerate(names)
+        if position < 2 or any(getattr(level, name) for level in every)
+    ]

@@ -15,16 +15,17 @@ from sm121.core import profile, unmet
 from sm121.core.level_settings import Regression
 from sm121.core.numbers import number
 from sm121.core.verdict import Severity, Verdict
-from sm121.measure import comparison
 from sm121.measure.box import BoxState
-from sm121.measure.comparison import KERNELS
 from sm121.regression import trend
-from sm121.regression.history import StoredMetric, StoredRun
-from sm121.report import charts, details, findings, forest, headline, rows
-from sm121.report.forest import Change, Forest
+from sm121.regression.change import Change
+from sm121.report import charts, comparison, findings, forest, headline, metric_names, rows
+from sm121.report.comparison import KERNELS
+from sm121.report.forest import Forest
 from sm121.report.headline import Headline
 from sm121.report.rows import Row, shortened
 from sm121.report.stored import StoredReport
+from sm121.run import stored_run
+from sm121.run.stored_run import StoredMetric, StoredRun
 from sm121.run.verdict_file import MetricReport, TestReport
 
 #: Characters of all rows of a table: where everything fails, the page must still open.
@@ -64,9 +65,9 @@ class Side:
         return {t.id: t for t in self.report.run.tests if not t.id.startswith("--")}
 
     @cached_property
-    def measured(self) -> Mapping[str, StoredMetric]:
-        """What counts of its metrics, with the samples."""
-        return details.measured(self.report.run, self.report.details.samples)
+    def stored(self) -> StoredRun:
+        """The run, as others are held against it."""
+        return stored_run.of_report(self.report.run, self.report.details)
 
 
 @dataclass(frozen=True)
@@ -83,15 +84,15 @@ class Group:
     first: bool = False
 
     @classmethod
-    def of(cls, name: str, title: str, meaning: str, found: list[Row], *, first: bool) -> Group:
+    def of(cls, name: str, title: str, meaning: str, every: list[Row], *, first: bool) -> Group:
         """The first rows of a table, as many as have room."""
         room, shown = _ROOM, []
-        for row in found:
+        for row in every:
             room -= sum(map(len, (row.what, row.a, row.b, row.a_said, row.b_said)))
             if room < 0:
                 break
             shown.append(row)
-        return cls(name, title, meaning, tuple(shown), len(found) - len(shown), first)
+        return cls(name, title, meaning, tuple(shown), len(every) - len(shown), first)
 
     @property
     def count(self) -> int:
@@ -114,13 +115,13 @@ class Beside:
             ("architecture", one.arch, two.arch),
             ("profile", one.profile, two.profile),
             ("engine", one.engine.name, two.engine.name),
-            *comparison.differences(*(comparison.read(s.report.directory) for s in self.sides)),
+            *comparison.differences(one, two),
         ]
-        found = [f"{what}: A {a or 'none'}, B {b or 'none'}" for what, a, b in pairs if a != b]
+        lines = [f"{name}: A {a or 'none'}, B {b or 'none'}" for name, a, b in pairs if a != b]
         for side in self.sides:
             if side.report.run.fingerprint is None:
-                found.append(f"{side.letter} does not say what it asked: an older version wrote it")
-        return found
+                lines.append(f"{side.letter} does not say what it asked: an older version wrote it")
+        return lines
 
     @property
     def sides(self) -> tuple[Side, Side]:
@@ -147,8 +148,8 @@ class Beside:
              [n for n in ran_b if n not in ran_a and n not in bad_b], False),
         ]  # fmt: skip
         return [
-            Group.of(name, title, meaning, [*map(self._row, self._gravest(found))], first=first)
-            for name, title, meaning, found, first in kinds
+            Group.of(name, title, meaning, [*map(self._row, self._gravest(names))], first=first)
+            for name, title, meaning, names, first in kinds
         ]
 
     def _gravest(self, names: list[str]) -> list[str]:
@@ -203,13 +204,13 @@ class Beside:
         return Regression(), "the suite's default: the profile of B is not a shipped one"
 
     def _change(self, name: str, one: MetricReport, two: MetricReport) -> Change:
-        before, now = self.a.measured.get(name), self.b.measured.get(name)
-        known = [side.report.details.samples.get(name) for side in self.sides]
-        told = next((samples for samples in known if samples is not None), None)
-        higher = told.higher_is_better if told is not None else one.unit.endswith("/s")
+        before, now = self.a.stored.metrics.get(name), self.b.stored.metrics.get(name)
+        samples = [side.report.details.samples.get(name) for side in self.sides]
+        first = next((each for each in samples if each is not None), None)
+        higher = first.higher_is_better if first is not None else one.unit.endswith("/s")
         ratio = _ratio(one.value, two.value) if one.unit == two.unit else None
         interval: tuple[float | None, float | None] = (None, None)
-        whole = all(samples is not None and not samples.failures for samples in known)
+        whole = all(each is not None and not each.failures for each in samples)
         if before is not None and now is not None and ratio is not None and whole:
             interval = trend.interval(now, before) or interval
         verdict, note = self._judged(name, one, two, before, now)
@@ -226,29 +227,29 @@ class Beside:
         two: MetricReport,
         before: StoredMetric | None,
         now: StoredMetric | None,
-    ) -> tuple[Verdict | None, str]:
+    ) -> tuple[Verdict, str]:
         """What the regression level says of a metric, and what a reader must know of it."""
         for side, metric in ((self.a, one), (self.b, two)):
             if metric.verdict not in (Verdict.PASS, Verdict.FAIL):
                 return metric.verdict, f"{metric.verdict.value} in {side.letter}"
         if self.apart:
-            return None, ""
+            return Verdict.NOT_RUN, ""
         if one.unit != two.unit or (before and now and before.quantile != now.quantile):
             return Verdict.INVALID, "not the same quantity"
         if before is None or now is None:
-            return None, "no samples are stored"
+            return Verdict.NOT_RUN, "no samples are stored"
         for side in self.sides:
             if side.report.run.box.state == BoxState.DEGRADED:
                 return Verdict.INCONCLUSIVE, f"the machine of {side.letter} was DEGRADED"
-        earlier = StoredRun(self.a.name, self.a.report.run.started, {}, {name: before})
-        found = trend.compare({name: now}, [earlier], self.limits[0])[0]
-        return (found.verdict, "") if found.judged else (None, "too few samples to judge")
+        (change,) = trend.compare({name: now}, [self.a.stored], self.limits[0])
+        unjudged = change.verdict is Verdict.NOT_RUN
+        return change.verdict, "too few samples to judge" if unjudged else ""
 
     @cached_property
     def path(self) -> list[Row]:
         """The kernel paths with their evidence; what differs comes first."""
         one, two = (side.report.run.engine.path for side in self.sides)
-        found = [
+        parts = [
             rows.of_path(
                 name,
                 getattr(one, name),
@@ -262,7 +263,7 @@ class Beside:
             for name in (*KERNELS, "block_size", *_ADMITTED)
             if getattr(one, name) not in (None, []) or getattr(two, name) not in (None, [])
         ]
-        return sorted(found, key=lambda row: (not row.differs, bool(row.note)))
+        return sorted(parts, key=lambda row: (not row.differs, bool(row.note)))
 
     @cached_property
     def asked(self) -> list[Row]:
@@ -306,11 +307,11 @@ class Beside:
         changes = self.changes
         worse = [change for change in changes if change.verdict is Verdict.FAIL]
         maybe = sum(change.verdict is Verdict.INCONCLUSIVE for change in changes)
-        what = "test newly does" if new == 1 else "tests newly do"
+        newly = "test newly does" if new == 1 else "tests newly do"
         parts = [
             f"{side.letter} has not finished" for side in self.sides if not side.report.run.finished
         ]
-        parts += [f"{new} {what} not hold in B" if new else "nothing new fails in B"]
+        parts += [f"{new} {newly} not hold in B" if new else "nothing new fails in B"]
         parts += [
             f"{count} {how}"
             for count, how in ((mended, "mended"), (both, "in both"), (lost, "ran in A only"))
@@ -319,10 +320,9 @@ class Beside:
         if self.apart and changes:
             parts.append(f"{len(changes)} metrics not judged, since the runs are not comparable")
         elif worse:
-            first = worse[0]
+            first = f"{metric_names.words(worse[0].metric)} {worse[0].percent} {worse[0].bounds}"
             parts.append(
-                f"{len(worse)} of {len(changes)} metrics worse than allowed "
-                f"({first.name} {first.text})"
+                f"{len(worse)} of {len(changes)} metrics worse than allowed ({first.strip()})"
             )
         elif changes:
             judged = sum(change.decided for change in changes)
@@ -332,14 +332,14 @@ class Beside:
         if gone := sum(not row.b for row in self.only):
             parts.append(f"{gone} metric{'s' if gone > 1 else ''} measured in A only")
         differ = [row.what for row in self.path if row.differs and not row.note]
-        half = [row.what for row in self.path if row.note]
+        one_sided = [row.what for row in self.path if row.note]
         if differ:
             parts.append(f"the kernel paths differ in {', '.join(differ)}")
-        elif len(half) < len(self.path):
+        elif len(one_sided) < len(self.path):
             parts.append("the same kernel path, as far as both prove it")
-        elif not half:
+        elif not one_sided:
             parts.append("no kernel path is proven")
-        parts += [f"not proven in one of them: {', '.join(half)}"] if half else []
+        parts += [f"not proven in one of them: {', '.join(one_sided)}"] if one_sided else []
         text = "; ".join(parts)
         return f"{text[0].upper()}{text[1:]}."
 
@@ -377,8 +377,8 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
         for key, item in value.items():
             yield from _flat(f"{name} {key}", item)
     elif isinstance(value, list) and any(isinstance(item, Mapping | list) for item in value):
-        for place, item in enumerate(value, 1):
-            yield from _flat(f"{name} {place}", item)
+        for position, item in enumerate(value, 1):
+            yield from _flat(f"{name} {position}", item)
     elif isinstance(value, list):
         yield name, " ".join(map(str, value))
     else:

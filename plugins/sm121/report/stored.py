@@ -11,16 +11,16 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from sm121.core import lenient
-from sm121.core.errors import UsageError
 from sm121.matrix.feature_matrix import MatrixFile
 from sm121.measure.growth import Growth
 from sm121.regression import ab_file
 from sm121.regression.ab_file import AbFile
-from sm121.report import crash_list, details
+from sm121.report import crash_list
 from sm121.report.ab_section import AbSection
 from sm121.report.crash_list import Crash
-from sm121.report.details import Details
-from sm121.run.verdict_file import SCHEMA_VERSION, VerdictFile
+from sm121.run import details, stored_run
+from sm121.run.details import Details
+from sm121.run.verdict_file import VerdictFile
 from sm121.stress.memory import MEMORY_JSON, MemoryFile
 from sm121.stress.timeline import Sample
 
@@ -59,34 +59,16 @@ class StoredReport:
     matrix: MatrixFile | None = None
     ab: AbSection | None = None
     crashes: tuple[Crash, ...] = ()
-    #: The version of verdict.json's schema that it was written in.
-    schema_version: int = SCHEMA_VERSION
 
 
 def read(directory: Path) -> StoredReport:
     """Read a report directory, or the one of a verdict.json.
 
     Raises:
-        UsageError: there is no verdict.json, or it is none.
+        UsageError: it has no sound verdict.json.
     """
-    if directory.name == "verdict.json" and directory.is_file():
-        directory = directory.parent
-    file = directory / "verdict.json"
-    try:
-        # A number that is none, as Python writes it, is not known.
-        raw = json.loads(file.read_text("utf-8"), parse_constant=lambda _: None)
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise UsageError(
-            f"{directory}: expected a report directory, one with a verdict.json ({error})"
-        ) from error
-    if not isinstance(raw, dict) or "schema_version" not in raw:
-        raise UsageError(f"{file}: expected a verdict.json of this suite")
-    try:
-        run = lenient.validate(VerdictFile, raw)
-    except ValueError as error:
-        raise UsageError(
-            f"{file}: expected a verdict.json of schema version {SCHEMA_VERSION} or older ({error})"
-        ) from error
+    directory = stored_run.folder_of(directory)
+    run = stored_run.file_of(directory)
     memory_name = run.memory.file if run.memory is not None else MEMORY_JSON
     memory = _beside(MemoryFile, directory, memory_name, run)
     ab = _beside(AbFile, directory, ab_file.NAME, run)
@@ -99,7 +81,6 @@ def read(directory: Path) -> StoredReport:
         matrix=matrix if matrix and matrix.cells else None,
         ab=AbSection(ab) if ab else None,
         crashes=crash_list.read(run.crashes, directory),
-        schema_version=int(raw["schema_version"]),
     )
 
 
@@ -109,10 +90,10 @@ def timeline(file: MemoryFile) -> MemoryTimeline | None:
     if not samples:
         return None
     levels = {}
-    for what, level in _LEVELS.items():
+    for name, level in _LEVELS.items():
         sizes = [level(sample) for sample in samples]
         if any(size is not None for size in sizes):
-            levels[what] = tuple(None if size is None else size / 2**30 for size in sizes)
+            levels[name] = tuple(None if size is None else size / 2**30 for size in sizes)
     cache = tuple(sample.cache_usage for sample in samples)
     return MemoryTimeline(
         seconds=tuple(sample.at_s - samples[0].at_s for sample in samples),

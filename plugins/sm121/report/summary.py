@@ -14,9 +14,10 @@ from sm121.core.numbers import number
 from sm121.core.printable import printable
 from sm121.core.verdict import Verdict
 from sm121.report import charts, findings, headline, metric_names
+from sm121.report.rows import counts_shown
 from sm121.report.stored import StoredReport
 from sm121.run.fingerprint import profile_label
-from sm121.run.verdict_file import MetricReport, TestReport, VerdictFile, counts_shown
+from sm121.run.verdict_file import MetricReport, TestReport, VerdictFile
 
 _MARKDOWN_SPECIAL = str.maketrans(
     {character: f"\\{character}" for character in "\\`*_[]()!#|~"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +22,7 @@ from sm121.measure.box import Reading
 from sm121.measure.growth import Growth
 from sm121.run.fingerprint import Fingerprint
 
+NAME = "verdict.json"
 SCHEMA_VERSION = 2
 
 
@@ -96,17 +96,6 @@ class LevelReport(Record):
     invalid: int = 0
     inconclusive: int = 0
     not_run: int = 0
-
-
-def counts_shown(levels: Iterable[LevelReport]) -> list[str]:
-    """The counts that tables of levels have: the first two, and those that are not 0 everywhere."""
-    names = [name for name in LevelReport.model_fields if name != "verdict"]
-    known = [*levels]
-    return [
-        name
-        for place, name in enumerate(names)
-        if place < 2 or any(getattr(level, name) for level in known)
-    ]
 
 
 _COUNTED_AS = {
@@ -493,16 +482,25 @@ def _readable(value: Any) -> Any:
     return [_readable(item) for item in value] if isinstance(value, list) else value
 
 
-def read(path: Path) -> VerdictFile:
-    """Read a verdict.json of any version: what came later has its default, unknown keys are left
-    out.
+def parse(raw: Any) -> VerdictFile:
+    """A verdict.json of any version: what came later has its default, unknown keys are left out.
 
     Raises:
-        OSError, ValueError: it is not there, or not one.
+        ValueError: it is not one.
     """
-    raw = json.loads(path.read_text("utf-8"))
-    if isinstance(raw, dict) and raw.get("schema_version") == 1:  # it has a failure's text alone
+    if not isinstance(raw, dict) or "schema_version" not in raw:
+        raise ValueError("it has no schema_version")
+    if raw["schema_version"] == 1:  # it has a failure's text alone
         for test in raw.get("tests") or ():
             if isinstance(test, dict) and test.get("said"):
                 test["unmet"] = [{"required": "", "observed": test["said"]}]
     return lenient.validate(VerdictFile, raw)
+
+
+def read(path: Path) -> VerdictFile:
+    """Read a verdict.json of any version. A number that is none, as Python writes it, is null.
+
+    Raises:
+        OSError, ValueError: it is not there, or not one.
+    """
+    return parse(json.loads(path.read_text("utf-8"), parse_constant=lambda _: None))

@@ -7,7 +7,6 @@ a test that ran there and not here, a path that nobody asked to change, a metric
 
 from __future__ import annotations
 
-import functools
 import itertools
 import shutil
 import tempfile
@@ -17,22 +16,17 @@ from pathlib import Path
 
 from sm121.core import digest
 from sm121.core.errors import UsageError
-from sm121.core.printable import printable
 from sm121.core.profile import FULL, Profile
-from sm121.core.profile_fields import LEVELS
 from sm121.core.unmet import Fact, alike, same_kind
 from sm121.core.verdict import Verdict
 from sm121.measure import machine
 from sm121.measure.box import BoxState
 from sm121.regression import trend
-from sm121.regression.history import StoredMetric, StoredRun
-from sm121.report import details
-from sm121.run import verdict_file
+from sm121.run import details, stored_run, verdict_file
 from sm121.run.fingerprint import Fingerprint
-from sm121.run.merge import contradiction
+from sm121.run.stored_run import StoredMetric, StoredRun
 from sm121.run.verdict_file import (
     BESIDE,
-    SCHEMA_VERSION,
     AgainstReport,
     TestReport,
     VerdictFile,
@@ -57,33 +51,10 @@ _PATH = (
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """A run, and what was measured in it."""
-
-    file: VerdictFile
-    metrics: Mapping[str, StoredMetric]
-
-    @property
-    def name(self) -> str:
-        return printable(f"the run of {self.file.started}")
-
-    @functools.cached_property
-    def failures(self) -> Mapping[str, TestReport]:
-        """What may be known of it: failures of tests that nothing else excused."""
-        return {
-            test.id: test
-            for test in self.file.tests
-            if test.verdict is Verdict.FAIL
-            and not (test.skipped or test.waived or test.tolerated == "listed")
-            and not test.id.startswith((BESIDE, "--"))
-        }
-
-
-@dataclass(frozen=True)
 class Trusted:
     """A run that is trusted, and those that were trusted before it, oldest first."""
 
-    runs: tuple[_Kept, ...]
+    runs: tuple[StoredRun, ...]
     digest: str
     """Of the newest one's verdict.json."""
 
@@ -100,7 +71,7 @@ class Trusted:
         return self._newest.metrics
 
     @property
-    def _newest(self) -> _Kept:
+    def _newest(self) -> StoredRun:
         return self.runs[-1]
 
     def known(self, failure: TestReport) -> str | None:
@@ -134,66 +105,25 @@ def load(asked: str, storage: Path) -> Trusted:
                 "there"
             )
     else:
-        path = Path(asked)
-        folders = [path.parent if path.name == "verdict.json" else path]
-    what = f"--against {asked}"
-    read = [_read(f, f"{what} ({f})" if asked == TRUSTED else what) for f in folders]
-    *earlier, newest = read
+        folders = [stored_run.folder_of(Path(asked))]
+    try:
+        *earlier, newest = map(_read, folders)
+    except UsageError as error:
+        raise UsageError(f"--against {asked}: {error}") from error
     comparable = [
         run
         for run in earlier
         if _unlike(run.file, newest.file) is None and not [*_path(run.file, newest.file)]
     ]
-    content = (folders[-1] / "verdict.json").read_text("utf-8")
+    content = (folders[-1] / verdict_file.NAME).read_text("utf-8")
     return Trusted((*comparable, newest), digest.of([content]))
 
 
-def _read(folder: Path, what: str) -> _Kept:
-    try:
-        found = verdict_file.read(folder / "verdict.json")
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(
-            f"{what}: expected the report of a run, with its verdict.json ({type(error).__name__})"
-        ) from error
-    if (wrong := unfit(found)) is not None:
-        raise UsageError(f"{what}: expected a run that can be trusted: {wrong}")
-    metrics = details.measured(found, details.read(folder).samples)
-    for name, metric in found.metrics.items():
-        counts = metric.value is not None and metric.verdict in (Verdict.PASS, Verdict.FAIL)
-        if counts and name not in metrics:
-            raise UsageError(
-                f"{what}: expected {details.NAME} with the samples of {name} beside verdict.json"
-            )
-    return _Kept(found, metrics)
-
-
-def unfit(run: VerdictFile) -> str | None:
-    """Why no other run can be held against this one; None where one can."""
-    if run.schema_version > SCHEMA_VERSION:
-        return f"its schema {run.schema_version} is of a later version of the suite"
-    if not run.finished:
-        return f"it has not finished ({run.reason})"
-    if (changed := contradiction(run)) is not None:
-        return f"it was changed after it was written: {changed}"
-    if run.fingerprint is None:
-        return "it does not say what was asked (it is of an earlier version)"
-    if run.shard is not None:
-        return f"it is shard {run.shard.index} of {run.shard.of}"
-    if run.crashes:
-        return f"something crashed in it: {run.crashes[0].summary}"
-    beside = [t for t in run.tests if t.id.startswith(BESIDE) and t.counted is Verdict.FAIL]
-    if beside:
-        return f"{beside[0].id}: {beside[0].message}"
-    if run.box.state == BoxState.DEGRADED:
-        return f"its box was DEGRADED: {run.box.reason}"
-    if not any(test.executed for test in run.tests):
-        return "no test of a level was executed in it"
-    smoke = LEVELS[0]
-    broken = [t for t in run.tests if t.level == smoke and t.counted is Verdict.FAIL]
-    others = [t for t in run.tests if t.level != smoke]
-    if broken and others and not any(test.executed for test in others):
-        return f"its smoke level failed ({broken[0].id}), and so nothing else was judged"
-    return None
+def _read(folder: Path) -> StoredRun:
+    run = stored_run.read(folder)
+    if run.unfit:
+        raise UsageError(f"{folder}: expected a run that can be trusted: {run.unfit[0]}")
+    return run
 
 
 def trust(
@@ -210,13 +140,13 @@ def trust(
     Raises:
         UsageError: it is no run to hold another one against.
     """
-    run = _read(report, f"sm121 trust {report}")
+    run = _read(report)
     before = _kept(storage)
     narrower = _narrower(run, before[-1]) if before else []
     place = storage / _FOLDER
     place.mkdir(parents=True, exist_ok=True)
     new = Path(tempfile.mkdtemp(prefix="new-", dir=place))
-    for name in (details.NAME, "verdict.json"):
+    for name in (details.NAME, verdict_file.NAME):
         if (report / name).is_file():
             shutil.copy2(report / name, new / name)
     if anew:
@@ -227,9 +157,9 @@ def trust(
     return kept, run.file, narrower
 
 
-def _narrower(run: _Kept, folder: Path) -> list[str]:
+def _narrower(run: StoredRun, folder: Path) -> list[str]:
     try:
-        before = _read(folder, str(folder))
+        before = _read(folder)
     except UsageError as error:
         return [f"what is not known: {error}"]
     ran = {test.id for test in run.file.tests if test.executed}
@@ -241,7 +171,7 @@ def _narrower(run: _Kept, folder: Path) -> list[str]:
 
 def _kept(storage: Path) -> list[Path]:
     """The folders of the runs that were kept, oldest first."""
-    found = [path.parent for path in storage.glob(f"{_FOLDER}/*/verdict.json")]
+    found = [path.parent for path in storage.glob(f"{_FOLDER}/*/{verdict_file.NAME}")]
     kept = sorted(
         (folder for folder in found if folder.name.isdecimal()), key=lambda f: int(f.name)
     )
@@ -392,10 +322,6 @@ def in_words(report: AgainstReport) -> str:
     return f"{how} than {report.run}" + (f", {known} known failures" if known else "") + left
 
 
-def _kind(metric: StoredMetric) -> str:
-    return f"{metric.unit}, {'higher' if metric.higher_is_better else 'lower'} is better"
-
-
 def _engine(run: VerdictFile) -> str:
     return f"{run.engine.name} {run.engine.version or ''}".strip()
 
@@ -467,22 +393,24 @@ def _metrics(
     if run.box.state == BoxState.DEGRADED:
         yield "metrics", Verdict.INCONCLUSIVE, f"the box is DEGRADED: {run.box.reason}"
         return
-    stored = [StoredRun(each.name, each.file.started, {}, each.metrics) for each in trusted.runs]
-    for line in trend.missing(metrics, stored[-1]):
+    for line in trend.missing(metrics, trusted.runs[-1]):
         if (name := line.partition(" ")[0]) in lost:
             yield name, Verdict.FAIL, line
     same: dict[str, StoredMetric] = {}
     for name, now in metrics.items():
         there = trusted.metrics.get(name)
-        if there is None or _kind(there) == _kind(now):
+        if there is None or there.kind == now.kind:
             same[name] = now
         else:
-            line = f"{name} is {_kind(now)} here, {_kind(there)} there: not the same quantity"
+            line = f"{name} is {now.kind} here, {there.kind} there: not the same quantity"
             yield name, Verdict.INVALID, line
     limits = profile.regression
-    for change in (*trend.compare(same, stored, limits), *trend.changes(same, stored, limits)):
-        if not change.judged:
+    for change in (
+        *trend.compare(same, trusted.runs, limits),
+        *trend.changes(same, trusted.runs, limits),
+    ):
+        if change.verdict is Verdict.NOT_RUN:
             report.unjudged.append(change.metric)
-        if change.verdict is not Verdict.PASS:
+        if not change.holds:
             run.changes.append(change.report(THE_TRUSTED))
-        yield change.metric, change.verdict, change.text
+        yield change.metric, Verdict.PASS if change.holds else change.verdict, change.text

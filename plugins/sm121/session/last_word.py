@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 
 from sm121.core.files import write_text
-from sm121.report import details, junit, page, stored, summary
-from sm121.report.details import Details
+from sm121.report import junit, page, stored, summary
 from sm121.report.stored import StoredReport
+from sm121.run import details
+from sm121.run.details import Details
 from sm121.session.session import Session
 
 #: Bytes of a step's summary: GitHub refuses all of a longer one.

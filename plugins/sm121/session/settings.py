@@ -19,9 +19,10 @@ from sm121.engines import capabilities, devices, registry
 from sm121.engines.protocol import Program
 from sm121.kernels import registry as kernel_providers
 from sm121.measure.plan import Plan
-from sm121.regression import history, hypothesis
+from sm121.regression import hypothesis
 from sm121.regression.ab import Side, parse_sides
 from sm121.regression.hypothesis import Hypothesis
+from sm121.run import stored_run
 from sm121.session import against
 from sm121.session.against import Trusted
 from sm121.stress import soak
@@ -213,7 +214,7 @@ def _against(option: Option, started_in: Path) -> Trusted | None:
                 f"--against {asked}: expected a run that is kept elsewhere: this one's report goes "
                 "there; name it with --report-dir, or keep the other one with `sm121 trust`"
             )
-    return against.load(asked, history.folder(option("--benchmark-storage"), started_in))
+    return against.load(asked, stored_run.storage_folder(option("--benchmark-storage"), started_in))
 
 
 def _api_key(option: Option) -> str | None:

@@ -9,23 +9,17 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sm121.core.files import write_text
-from sm121.core.verdict import Verdict
-from sm121.regression import trend as regression
-from sm121.regression.history import StoredMetric, StoredRun
-from sm121.run.verdict_file import VerdictFile
 
 NAME = "details.json"
 #: A tail of all gaps between chunks can have very many; these many show its shape.
 _MOST_SAMPLES = 20_000
-_MOST_RUNS = 60
 _MOST_TEXT = 20_000
 
 
@@ -100,60 +94,8 @@ def samples_of(extra_info: Mapping[str, Any]) -> Samples:
     """From what a stored benchmark says of itself."""
     every = [float(sample) for sample in extra_info.get("samples") or []]
     step = max(1, math.ceil(len(every) / _MOST_SAMPLES))
-    given = {key: value for key, value in extra_info.items() if value is not None}
-    return Samples.model_validate({**given, "samples": every[::step], "taken": len(every)})
-
-
-def measured(run: VerdictFile, known: Mapping[str, Samples]) -> dict[str, StoredMetric]:
-    """What a run measured and has the samples of, as other runs are held against it. What counts
-    neither way is left out."""
-    return {
-        name: StoredMetric(
-            name=name,
-            unit=metric.unit,
-            higher_is_better=known[name].higher_is_better,
-            quantile=known[name].quantile,
-            samples=tuple(known[name].samples),
-            value=metric.value,
-            verdict=metric.verdict.value,
-            accepted_length=metric.accepted_length,
-            roofline=metric.roofline,
-            bytes_per_token=metric.bytes_per_token,
-        )
-        for name, metric in run.metrics.items()
-        if metric.value is not None
-        and metric.verdict in (Verdict.PASS, Verdict.FAIL)
-        and name in known
-        and known[name].samples
-    }
-
-
-def series_of(
-    current: Mapping[str, StoredMetric], history: Sequence[StoredRun], started: str
-) -> dict[str, Series]:
-    """Each metric of this run over the stored ones, oldest first, with the levels between its
-    changes."""
-    found = {}
-    for name, metric in current.items():
-        runs = [run for run in history if name in run.metrics][-_MOST_RUNS:]
-        points = [
-            SeriesPoint(run=run.name, when=run.when, value=run.metrics[name].value) for run in runs
-        ]
-        points.append(SeriesPoint(run="this run", when=started, value=metric.value))
-        values = [point.value for point in points]
-        levels = []
-        if len(values) >= 2 and all(value > 0 for value in values):
-            levels = [
-                (start, end, statistics.median(values[start:end]))
-                for start, end in regression.segments(values)
-            ]
-        found[name] = Series(
-            unit=metric.unit,
-            higher_is_better=metric.higher_is_better,
-            points=points,
-            levels=levels,
-        )
-    return found
+    fields = {key: value for key, value in extra_info.items() if value is not None}
+    return Samples.model_validate({**fields, "samples": every[::step], "taken": len(every)})
 
 
 def shortened(text: str) -> str:

@@ -12,15 +12,17 @@ import io
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from sm121.core.errors import UsageError
-from sm121.core.profile import FULL
-from sm121.core.verdict import Severity
-from sm121.measure import statistics
+from sm121.core.verdict import Severity, Verdict
+from sm121.report.rows import shown
+from sm121.run import stored_run, verdict_file
+from sm121.run.fingerprint import Difference
+from sm121.run.verdict_file import TestReport, VerdictFile
 
 _RATE = re.compile(r"(?P<kind>pp|tg)(?P<tokens>\d+)(?:_c(?P<streams>\d+))?(?:@d(?P<depth>\d+))?$")
 _NOTHING = "-"
@@ -49,15 +51,6 @@ class ComparedRow:
 
 
 @dataclass(frozen=True)
-class ComparedFailure:
-    """A check that did not hold in one source."""
-
-    test: str
-    severity: str
-    message: str
-
-
-@dataclass(frozen=True)
 class Source:
     """A file of results: who measured what."""
 
@@ -67,19 +60,40 @@ class Source:
     tool: str
     rows: tuple[ComparedRow, ...]
     notes: tuple[str, ...] = ()
-    #: What must be the same for its numbers to stand beside others of this suite, by name; empty
-    #: where the file does not say.
-    asked: Mapping[str, str | None] = field(default_factory=dict)
-    #: The levels that it ran; empty where the file does not say.
-    levels: tuple[str, ...] = ()
-    #: What failed in them and was not excused.
-    failed: tuple[ComparedFailure, ...] = ()
-    #: What its log proves of the kernel path.
-    kernels: Mapping[str, str] = field(default_factory=dict)
+    #: Of a run of this suite: its verdict.json, as far as the file has one.
+    run: VerdictFile | None = None
 
     def row(self, metric: str) -> ComparedRow | None:
         """The row of a metric."""
         return next((row for row in self.rows if row.metric == metric), None)
+
+    @property
+    def levels(self) -> list[str]:
+        """The levels that it ran, each with its verdict; empty where the file does not say."""
+        return [
+            f"{name} {level.verdict}"
+            for name, level in (self.run.levels if self.run is not None else {}).items()
+            if level.passed or level.verdict not in (Verdict.PASS, Verdict.NOT_RUN)
+        ]
+
+    @property
+    def failed(self) -> list[TestReport]:
+        """What failed and was not excused, the gravest first."""
+        tests = self.run.tests if self.run is not None else []
+        failed = [test for test in tests if test.counted is Verdict.FAIL]
+        return sorted(failed, key=lambda test: [*Severity].index(test.severity))
+
+    @property
+    def kernels(self) -> Mapping[str, str]:
+        """What its log proves of the kernel path."""
+        if self.run is None:
+            return {}
+        path = self.run.engine.path
+        return {
+            part: shown(value, path.also.get(part, ()))
+            for part in KERNELS
+            if (value := getattr(path, part)) not in (None, [])
+        }
 
 
 def read(path: Path) -> Source:
@@ -89,7 +103,7 @@ def read(path: Path) -> Source:
     Raises:
         UsageError: it is none of these.
     """
-    file = path / "verdict.json" if path.is_dir() else path
+    file = path / verdict_file.NAME if path.is_dir() else path
     expected = (
         f"{path}: expected a report directory, verdict.json, a file of pytest-benchmark, or JSON "
         "of llama-benchy or llama-bench"
@@ -104,98 +118,49 @@ def read(path: Path) -> Source:
                 raise
     except (OSError, ValueError) as error:
         raise UsageError(f"{expected} ({error})") from error
-    name = path.name if path.is_dir() else path.stem
-    if path.is_file() and path.name == "verdict.json":
-        name = path.parent.name
+    name = stored_run.folder_of(path).name if file.name == verdict_file.NAME else path.stem
     try:
         if isinstance(data, list) and data and "avg_ts" in data[0]:
             return _llama_bench(name, data)
         keys = set(data) if isinstance(data, dict) else set()
-        for reader, needed in (
-            (_verdict, {"metrics", "schema_version"}),
-            (_pytest_benchmark, {"machine_info", "benchmarks"}),
-            (_llama_benchy, {"latency_mode", "benchmarks"}),
-        ):
-            if needed <= keys:
-                return reader(name, data)
+        if {"metrics", "schema_version"} <= keys:
+            run = verdict_file.parse(data)
+            return _own(name, run, f"{run.verdict}, box {run.box.state}")
+        if {"machine_info", "benchmarks"} <= keys:
+            if number := re.match(r"\d{4}(?=_)", name):
+                name = number[0]  # the rest is the commit and the time
+            stored = stored_run.of_data(name, data)
+            if stored is None:
+                raise UsageError(f"{name}: no measurement of this suite among its benchmarks")
+            return _own(name, stored.file)
+        if {"latency_mode", "benchmarks"} <= keys:
+            return _llama_benchy(name, data)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(f"{expected}; it has no sound {error!r}") from error
     raise UsageError(expected)
 
 
-def _verdict(name: str, data: dict[str, Any]) -> Source:
-    # By hand, not by the model: files of older schema versions lack what came later, and have all
-    # that is read here.
-    engine = data.get("engine") or {}
+def _own(name: str, run: VerdictFile, *notes: str) -> Source:
+    """A run of this suite."""
     rows = tuple(
         ComparedRow(
             metric=metric,
-            unit=str(item.get("unit", "")),
-            value=item.get("value"),
-            low=item.get("ci_low"),
-            high=item.get("ci_high"),
-            rounds=int(item.get("rounds") or 0),
-            clock=item.get("clock"),
-            verdict=item.get("verdict"),
+            unit=item.unit,
+            value=item.value,
+            low=item.ci_low,
+            high=item.ci_high,
+            rounds=item.rounds,
+            clock=item.clock,
+            verdict=item.verdict.value,
         )
-        for metric, item in data["metrics"].items()
+        for metric, item in run.metrics.items()
         if not metric.startswith("ab:")
     )
-    box = (data.get("box") or {}).get("state", "UNKNOWN")
-    path = engine.get("path") or {}
-    notes = [f"{data.get('verdict', 'no verdict')}, box {box}"]
-    also = path.get("also") or {}
-    kernels = {
-        what: ", ".join(
-            map(str, found if isinstance(found, list) else [found, *also.get(what, ())])
-        )
-        for what in KERNELS
-        if (found := path.get(what)) not in (None, [])
-    }
-    failed = tuple(
-        ComparedFailure(
-            str(test["id"]).rpartition("::")[2],
-            str(test.get("severity", Severity.BLOCKER)),
-            str(test.get("message", "")),
-        )
-        for test in data.get("tests") or ()
-        if test.get("verdict") == "FAIL" and not (test.get("waived") or test.get("tolerated"))
-    )
-    levels = tuple(
-        f"{level} {found['verdict']}"
-        for level, found in (data.get("levels") or {}).items()
-        if found.get("passed") or found["verdict"] not in ("PASS", "NOT_RUN")
-    )
-    version = engine.get("version")
-    described = f"{engine.get('name', 'unknown')}{f' {version}' if version else ''}"
-    asked = _asked(data.get("fingerprint") or {}, str(data.get("profile")))
-    if asked:
-        own = "" if data["fingerprint"].get("profile_shipped") else " (not the shipped one)"
-        notes.append(f"profile {data.get('profile')}{own}")
-    model = str(engine.get("model", ""))
-    return Source(
-        name, described, model, "sm121", rows, tuple(notes), asked, levels, failed, kernels
-    )
-
-
-def _asked(fingerprint: Mapping[str, Any], profile: str) -> dict[str, str | None]:
-    """What of a fingerprint decides whether numbers can stand beside each other.
-
-    Engine, version, configuration and arguments are what is compared. A profile is held against
-    the one of its own name.
-    """
-    if not fingerprint:
-        return {}
-    known = {
-        f"profile {profile}": fingerprint.get("profile"),
-        "plan": fingerprint.get("plan", FULL),
-        "model": fingerprint.get("model"),
-        "kernel provider": fingerprint.get("provider"),
-    }
-    for table, shown in (("options", "option"), ("machine", "machine's")):
-        for key, value in (fingerprint.get(table) or {}).items():
-            known[f"{shown} {key}"] = None if value is None else str(value)
-    return known
+    if notes and run.fingerprint is not None:
+        origin = "" if run.fingerprint.profile_shipped else " (not the shipped one)"
+        notes = (*notes, f"profile {run.profile}{origin}")
+    engine = " ".join(filter(None, (run.engine.name, run.engine.version)))
+    return Source(name, engine, run.engine.model, "sm121", rows, notes, run)
 
 
 def refuse_mixed(sources: Sequence[Source]) -> None:
@@ -204,63 +169,50 @@ def refuse_mixed(sources: Sequence[Source]) -> None:
     Raises:
         UsageError: names the first field in which two differ.
     """
-    own = [source for source in sources if source.tool == "sm121"]
-    told = [source for source in own if source.asked]
-    if told and (mute := next((source for source in own if not source.asked), None)):
+    ours = [(source.name, source.run) for source in sources if source.run is not None]
+    newer = [(name, run) for name, run in ours if run.fingerprint is not None]
+    older = [name for name, run in ours if run.fingerprint is None]
+    if newer and older:
         raise UsageError(
-            f"{mute.name} does not say what it asked (an older version wrote it, without a "
-            f"fingerprint), and {told[0].name} does; --mixed shows them beside each other all the "
+            f"{older[0]} does not say what it asked (an older version wrote it, without a "
+            f"fingerprint), and {newer[0][0]} does; --mixed shows them beside each other all the "
             "same"
         )
-    for one, other in itertools.combinations(told, 2):
-        for what, a, b in differences(one, other):
+    for (one, first), (other, second) in itertools.combinations(newer, 2):
+        for difference in differences(first, second):
             raise UsageError(
-                f"{one.name} and {other.name} differ in {what}: {a or 'none'} and "
-                f"{b or 'none'}; --mixed shows them beside each other all the same"
+                f"{one} and {other} differ in {difference.what}: {difference.one or 'none'} and "
+                f"{difference.other or 'none'}; --mixed shows them beside each other all the same"
             )
 
 
-def differences(one: Source, other: Source) -> Iterator[tuple[str, str | None, str | None]]:
-    """What two results did not ask in one way, or of one machine, with the value of each."""
-    for what in dict.fromkeys([*one.asked, *other.asked]):
-        if what.startswith("profile ") and not (what in one.asked and what in other.asked):
-            continue
-        if (a := one.asked.get(what)) != (b := other.asked.get(what)):
-            yield what, a, b
+def differences(one: VerdictFile, other: VerdictFile) -> list[Difference]:
+    """What two runs did not ask in one way, or of one machine. Engine, version, configuration and
+    arguments are what is compared. A profile is held against the one of its own name."""
+    a, b = (_asked(run) for run in (one, other))
+    return [
+        Difference(name, a.get(name), b.get(name))
+        for name in dict.fromkeys([*a, *b])
+        if a.get(name) != b.get(name)
+        and ((name in a and name in b) or not name.startswith("profile "))
+    ]
 
 
-def _pytest_benchmark(name: str, data: dict[str, Any]) -> Source:
-    rows = []
-    engine, model = "unknown", ""
-    asked: dict[str, str | None] = {}
-    if number := re.match(r"\d{4}(?=_)", name):
-        name = number[0]  # the rest is the commit and the time
-    for benchmark in data["benchmarks"]:
-        extra = benchmark["extra_info"]
-        if "sm121" not in extra:
-            continue
-        engine = " ".join(filter(None, (extra["engine"]["name"], extra["engine"]["version"])))
-        model = str(extra.get("model", ""))
-        asked |= _asked(extra.get("fingerprint") or {}, str(extra.get("profile")))
-        low = high = None
-        if extra.get("quantile") is None and extra["samples"]:
-            found = statistics.estimate(extra["samples"])
-            low, high = found.ci_low, found.ci_high
-        rows.append(
-            ComparedRow(
-                metric=extra["metric"],
-                unit=extra["unit"],
-                value=extra["value"],
-                low=low,
-                high=high,
-                rounds=len(extra["samples"]),
-                clock=extra["clock"],
-                verdict=extra["verdict"],
-            )
-        )
-    if not rows:
-        raise UsageError(f"{name}: no measurement of this suite among its benchmarks")
-    return Source(name, engine, model, "sm121", tuple(rows), asked=asked)
+def _asked(run: VerdictFile) -> Mapping[str, str | None]:
+    """What must be the same for the numbers of two runs to stand beside each other, by name; empty
+    where the file does not say."""
+    if (fingerprint := run.fingerprint) is None:
+        return {}
+    values = {
+        f"profile {run.profile}": fingerprint.profile,
+        "plan": fingerprint.plan,
+        "model": fingerprint.model,
+        "kernel provider": fingerprint.provider,
+    }
+    for table, entries in (("option", fingerprint.options), ("machine's", fingerprint.machine)):
+        for key, value in entries.items():
+            values[f"{table} {key}"] = None if value is None else str(value)
+    return values
 
 
 def _llama_benchy(name: str, data: dict[str, Any]) -> Source:
@@ -333,14 +285,14 @@ def label(metric: str) -> str:
 
 def rates(sources: Iterable[Source]) -> tuple[list[str], list[int]]:
     """The rates of one stream that were measured (pp2048, tg32, ...), and at which depths."""
-    found = [
+    matches = [
         match
         for source in sources
         for row in source.rows
         if (match := _RATE.match(row.metric)) and match["streams"] is None
     ]
-    kinds = sorted({(match["kind"], int(match["tokens"])) for match in found})
-    depths = sorted({int(match["depth"] or 0) for match in found})
+    kinds = sorted({(match["kind"], int(match["tokens"])) for match in matches})
+    depths = sorted({int(match["depth"] or 0) for match in matches})
     return [f"{kind}{tokens}" for kind, tokens in kinds], depths
 
 
@@ -377,9 +329,9 @@ def markdown(sources: Sequence[Source]) -> str:
         lines += _table(
             ["", *(source.name for source in shown)],
             [
-                [what, *(source.kernels.get(what, _NOTHING) for source in shown)]
-                for what in KERNELS
-                if any(what in source.kernels for source in shown)
+                [part, *(source.kernels.get(part, _NOTHING) for source in shown)]
+                for part in KERNELS
+                if any(part in source.kernels for source in shown)
             ],
         )
     lines += ["", "## Runs", ""]
@@ -408,12 +360,12 @@ def _failures(sources: Sequence[Source]) -> list[str]:
             for source in sources
         ],
     )
-    rows = [
-        [source.name, one.severity, one.test, one.message[:_SHORT]]
+    failed = [
+        [source.name, test.severity, test.id.rpartition("::")[2], test.message[:_SHORT]]
         for source in sources
-        for one in sorted(source.failed, key=lambda one: grades.index(one.severity))
+        for test in source.failed
     ]
-    return [*lines, "", *_table(["run", "severity", "check", "seen"], rows)] if rows else lines
+    return [*lines, "", *_table(["run", "severity", "check", "seen"], failed)] if failed else lines
 
 
 def csv_text(sources: Sequence[Source]) -> str:
@@ -436,12 +388,12 @@ def csv_text(sources: Sequence[Source]) -> str:
 
 def distinct(sources: Sequence[Source]) -> list[Source]:
     """The same sources, with names that tell them apart."""
-    seen: dict[str, int] = {}
-    found = []
+    counts: dict[str, int] = {}
+    named = []
     for source in sources:
-        seen[source.name] = number = seen.get(source.name, 0) + 1
-        found.append(source if number == 1 else replace(source, name=f"{source.name} ({number})"))
-    return found
+        counts[source.name] = number = counts.get(source.name, 0) + 1
+        named.append(source if number == 1 else replace(source, name=f"{source.name} ({number})"))
+    return named
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -454,8 +406,8 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 def _cells(rows: Sequence[ComparedRow | None]) -> list[str]:
     """One rate of each source. The best is bold; what does not count cannot be the best."""
     counted = [
-        (row.value, place)
-        for place, row in enumerate(rows)
+        (row.value, position)
+        for position, row in enumerate(rows)
         if row is not None and row.value is not None and row.verdict in (None, "PASS", "FAIL")
     ]
     cells = []

@@ -1,0 +1,13 @@
+"""Runs of the past of which no more is known than what a test says."""
+
+from __future__ import annotations
+
+from sm121.run.stored_run import StoredMetric, StoredRun
+from sm121.run.verdict_file import EngineReport, VerdictFile
+
+
+def stored_run(name: str, *metrics: StoredMetric, started: str = "", **context) -> StoredRun:
+    """A stored run with these metrics."""
+    engine = EngineReport(name="", managed=False, model="")
+    file = VerdictFile(arch=None, profile="", started=started, engine=engine)
+    return StoredRun(name, file, {metric.name: metric for metric in metrics}, context)

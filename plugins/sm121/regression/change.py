@@ -1,0 +1,117 @@
+"""A change of one metric: B against A, this run against stored ones, or against a trusted one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from sm121.core.unmet import Fact
+from sm121.core.verdict import Verdict
+from sm121.measure import statistics
+from sm121.run.verdict_file import ChangeReport
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a metric was, what it is, and what was decided about that. A verdict is about a
+    regression: PASS, there is none; NOT_RUN, it was not judged."""
+
+    metric: str
+    unit: str
+    higher_is_better: bool
+    #: Before and now. None in a file where it was infinite, as where a request failed.
+    a: float | None
+    b: float | None
+    #: B / A. None where a value is no positive number; the interval also where none can be had.
+    ratio: float | None = None
+    ci_low: float | None = None
+    ci_high: float | None = None
+    #: So many runs, or pairs of starts, make A.
+    pairs: int = 1
+    #: How much worse B may be, as a fraction; None where nothing says.
+    allowed: float | None = None
+    verdict: Verdict = Verdict.NOT_RUN
+    #: The whole of it in a sentence.
+    text: str = ""
+    #: What else a reader must know, and the intervals of the two values themselves.
+    note: str = ""
+    a_interval: str = ""
+    b_interval: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing speaks against it: it was not judged, or is no regression."""
+        return self.verdict in (Verdict.PASS, Verdict.NOT_RUN)
+
+    @property
+    def decided(self) -> bool:
+        """Whether the change counts one way or the other."""
+        return self.verdict in (Verdict.PASS, Verdict.FAIL)
+
+    @property
+    def worse(self) -> float | None:
+        """How much worse B is, as a fraction of A: 0.1 for 10 %; below 0 where it is better."""
+        return self._worse(self.ratio)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The interval of how much better B is, as fractions of A, the worse end first."""
+        low, high = self._worse(self.ci_low), self._worse(self.ci_high)
+        return None if low is None or high is None else (-max(low, high), -min(low, high))
+
+    @property
+    def percent(self) -> str:
+        """The change as the metric itself went: ``-9.7 %``."""
+        return "not known" if self.ratio is None else f"{signed(self.ratio - 1)} %"
+
+    @property
+    def bounds(self) -> str:
+        """The interval of the change in percent; empty where there is none."""
+        if self.ci_low is None or self.ci_high is None:
+            return ""
+        return f"[{signed(self.ci_low - 1)}, {signed(self.ci_high - 1)}]"
+
+    @property
+    def shown_ratio(self) -> str:
+        """The ratio with its interval, for people."""
+        if self.ratio is None:
+            return "not known"
+        if self.ci_low is None or self.ci_high is None:
+            return f"{self.ratio:.3f} (no interval: that needs two pairs)"
+        return f"{self.ratio:.3f} [{self.ci_low:.3f}, {self.ci_high:.3f}]"
+
+    @property
+    def fact(self) -> Fact:
+        """What does not hold of it."""
+        return Fact(
+            "worse than before by at most",
+            about=self.metric,
+            value=None if self.worse is None else 100 * self.worse,
+            limit=100 * (self.allowed or 0.0),
+            unit="%",
+            evidence=self.text.removeprefix(f"{self.metric}: "),
+        )
+
+    def report(self, beside: str) -> ChangeReport:
+        """As verdict.json has it, held against ``beside``."""
+        return ChangeReport(
+            metric=self.metric,
+            unit=self.unit,
+            here=statistics.finite(self.b),
+            before=statistics.finite(self.a),
+            worse=self.worse,
+            allowed=self.allowed or 0.0,
+            beside=beside,
+            verdict=self.verdict,
+        )
+
+    def _worse(self, ratio: float | None) -> float | None:
+        if ratio is None or not math.isfinite(ratio):
+            return None
+        return 1.0 - ratio if self.higher_is_better else ratio - 1.0
+
+
+def signed(fraction: float, digits: int = 1) -> str:
+    """A signed percentage; what rounds to nothing has no sign."""
+    text = f"{100.0 * fraction:+.{digits}f}"
+    return text[1:] if float(text) == 0.0 else text
