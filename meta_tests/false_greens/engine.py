@@ -457,7 +457,7 @@ CASES = [
         name="SIGSEGV after the last look of a script",
         fault=scripted(dies_at_the_end),
         clean=scripted(lives),
-        expected="seen, in the run: the server ended with status -11",
+        expected="seen: in the run: the server ended with status -11",
     ),
     Case(
         item=_CRASH,

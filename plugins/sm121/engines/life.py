@@ -1,7 +1,8 @@
 """Whether an engine lives. One object knows it of each engine, the suite's own or an attached one.
 
-A run asks it in one place (`sm121.session.session.Session.look_at_the_server` and `alive`): between
-tests, at a test's end, at the run's end, and after each failure.
+A run asks it in one place, `look_at_the_server` and `check_alive` of
+`sm121.session.session.Session`: between tests, at a test's end, at the run's end, and after each
+failure.
 """
 
 from __future__ import annotations
