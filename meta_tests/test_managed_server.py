@@ -374,11 +374,11 @@ def test_a_long_temporary_folder_is_no_obstacle(make, monkeypatch, tmp_path):
 
 def test_a_server_answers_while_it_serves_tokens(make):
     server = make("none")
-    assert not server.answers()
     server.start()
-    assert server.answers()
+    life = ManagedLife(server)
+    assert life.answers()
     server.stop()
-    assert not server.answers()
+    assert not life.answers()
 
 
 def test_the_log_that_is_left_shows_no_secret(make):
@@ -398,4 +398,4 @@ def test_a_server_does_not_end_with_another_python(make):
     for digit in range(10):
         code = f"import os; os.getpid = lambda: {digit}; import sm121.engines.managed"
         subprocess.run([sys.executable, "-c", code], check=True)
-    assert server.exit_status is None and server.answers()
+    assert server.exit_status is None and ManagedLife(server).answers()

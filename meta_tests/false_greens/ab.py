@@ -122,6 +122,7 @@ def _compared(
     harness = SimpleNamespace(
         say=lambda *_said: None, save=lambda: None, redact=str, pool=None, directory=folder,
         kernel_path=_kernel_path, managed_configuration=lambda _name: _OWN, arch="sm121",
+        check_alive=lambda: None,
         file=SimpleNamespace(
             metrics=file.metrics, changes=[], unproven=[], levels={}, profile="meta",
             box=SimpleNamespace(state="QUALIFIED", reason=""),
