@@ -339,7 +339,7 @@ def level(tmp_path: Path, *, limit_s: float = 100.0, obstacle: str | None = None
         profile=own, directory=tmp_path, attached=None, configurations={own.under_test:
         configuration}, managed_configuration=lambda _name: configuration, pool=None,
         obstacle=lambda: obstacle, say=lambda *_words: None, redact=lambda text: text,
-        file=SimpleNamespace(fingerprint=None),
+        file=SimpleNamespace(fingerprint=None), start_anew=lambda _configuration: None,
     )  # fmt: skip
     made = MatrixLevel(harness, make_plan(own, SPACE, strength="1"))
     made.records = [BASELINE, ended({**COMPILED, "seqs": "1"}, CellOutcome.FAIL)]
