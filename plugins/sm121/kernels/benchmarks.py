@@ -89,7 +89,7 @@ def check(case: BenchmarkCase, seconds: float, timed: Timed, output: Any, peak: 
         raise Invalid(
             Fact(
                 "of the measured bandwidth at most",
-                "the kernel did not do its work, or its data came from a cache",
+                "of it: the kernel did not do its work, or its data came from a cache",
                 case.name,
                 value=share,
                 limit=_MARGIN,
