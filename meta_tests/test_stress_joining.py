@@ -19,6 +19,7 @@ from sm121.core.configuration import ServerConfiguration
 from sm121.core.level_settings import AgreementBound
 from sm121.core.profile_fields import Sourced
 from sm121.core.server import Endpoint
+from sm121.core.unmet import Fact
 from sm121.core.verdict import Inconclusive, NotRun
 from sm121.engines import capabilities
 from sm121.evidence.kernel_path import KernelPath
@@ -153,13 +154,12 @@ def test_the_defect_is_known_of_the_build_alone_and_by_the_crash(version, crash,
         ),
     )
     item = SimpleNamespace(stash={outcomes.ID: test})
-    lost = "a prompt of 401 tokens joins 5 that decode: required no fault, seen 6: connection"
-    call = SimpleNamespace(excinfo=SimpleNamespace(value=AssertionError(lost)))
-    said = outcomes._message(session, item, call, None)
+    lost = Fact("no fault", "6: connection", "a prompt of 401 tokens joins 5 that decode")
+    said, _ = outcomes._message(session, item, [lost])
     assert ("known of mxfp4: " in said and "spark-vllm-mxfp4-docker/issues/7" in said) is named, (
         said
     )
-    assert said.startswith(lost)
+    assert said.startswith(str(lost))
 
 
 def test_a_bug_of_a_build_that_nobody_knows_is_refused():
