@@ -103,7 +103,6 @@ WITHOUT_EFFECT = [
     _given("-v", PYTEST_TIMEOUT="1"),
     _given("-v", VLLM_X="1"),
     _given("-v", VLLM_ATTENTION_BACKEND="TRITON_ATTN", FLASHINFER_DISABLE="1"),
-    _given("-v", PYTHONPATH="elsewhere"),
     _given("-v", PYTHONOPTIMIZE="1"),
     _given("-v", PYTHONWARNINGS="error"),
 ]

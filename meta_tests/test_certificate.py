@@ -91,14 +91,12 @@ def test_the_run_is_built(tmp_path):
         [sys.executable, "-O", "-m", "pytest", *asked], cwd=tmp_path, capture_output=True,
         text=True,
         env={**os.environ, "PYTEST_ADDOPTS": "--rounds 1", "VLLM_X": "1",
-             "PYTHONPATH": str(tmp_path), "PYTEST_PLUGINS": "foreign_plugin"},
+             "PYTEST_PLUGINS": "foreign_plugin"},
     )  # fmt: skip
     assert done.returncode == 4, done.stdout + done.stderr
     assert "ERROR: --certify with -k health: expected a run as the profile says" in done.stderr
     (line,) = [row for row in done.stderr.splitlines() if "runs without these variables" in row]
-    assert {"VLLM_X", "PYTHONPATH", "PYTEST_ADDOPTS", "PYTEST_PLUGINS"} <= {
-        *re.findall(r"\w+", line)
-    }
+    assert {"VLLM_X", "PYTEST_ADDOPTS", "PYTEST_PLUGINS"} <= {*re.findall(r"\w+", line)}
     words = certified_run.command(asked)
     assert words[1:4] == ["-P", "-m", "pytest"] and words[-5:] == asked
     assert certified_run.command(own_tests.given(words)) == words
@@ -110,6 +108,18 @@ def test_the_run_is_built(tmp_path):
     )  # fmt: skip
     assert done.returncode == 4 and "--certify with -k health" in done.stderr, done.stderr
     assert (tmp_path / "conftest").read_text() == "x", "the caller's conftest is not in the run"
+
+
+@pytest.mark.parametrize("words", [("sm121", "certify"), ("pytest", "--certify")], ids=" ".join)
+def test_other_code_than_the_callers_is_not_certified_in_its_place(words):
+    """A container has its checkouts of vLLM on PYTHONPATH: without it another vLLM would run."""
+    done = subprocess.run(
+        [sys.executable, "-m", *words, "--arch", "cpu"], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": "/workspace/flashinfer:/workspace/vllm"},
+    )  # fmt: skip
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert "--certify with the variable PYTHONPATH: expected none" in done.stderr
+    assert "runs without these variables" not in done.stderr
 
 
 def test_every_option_of_pytest_and_of_the_suite_is_known_or_refused():

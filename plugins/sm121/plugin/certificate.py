@@ -58,13 +58,20 @@ def _data() -> _CertificateFile:
 
 
 def start(config: pytest.Config) -> NoReturn:
-    """Begin the certified run that the command line asks for, in the place of this process."""
+    """Begin the certified run that the command line asks for, in the place of this process.
+
+    Raises:
+        pytest.UsageError: a variable stands against it.
+    """
     words = [str(word) for word in config.invocation_params.args]
     capture = config.pluginmanager.get_plugin("capturemanager")
     if capture is not None:
         capture.suspend_global_capture(in_=True)
     is_own_run = config.inipath == own_tests.settings()
-    certified_run.start(own_tests.given(words) if is_own_run else words)
+    try:
+        certified_run.start(own_tests.given(words) if is_own_run else words)
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from error
 
 
 def given(config: pytest.Config, own: Mapping[str, Argument]) -> list[Given]:

@@ -2,8 +2,9 @@
 
 A certificate is given by a process of its own. Its command line is the suite's, with the suite's
 pytest.ini, the plugins that are named here and no conftest. Its variables are those of an allow
-list. So no plugin, ``.pth`` folder, conftest, pytest.ini or variable of the caller reaches it. What
-the caller says is added to the command line, and refused where it is not known to be harmless.
+list. So no plugin, conftest, pytest.ini or variable of the caller reaches it; what is installed in
+the interpreter's environment does, a ``.pth`` file too. The caller's arguments are added to the
+command line, and refused where they are not known to be harmless.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import NoReturn
 
 from sm121.core import data_file, own_tests
 from sm121.core.data_file import DataTable
+from sm121.core.errors import UsageError
 from sm121.session import fingerprinting
 
 OPTION = "--certify"
@@ -68,7 +70,16 @@ def start(given: Sequence[str]) -> NoReturn:
 
     Args:
         given: the caller's own arguments of pytest.
+
+    Raises:
+        UsageError: PYTHONPATH is set. Without it other code would run than the caller's, with it
+            other code could take the place of the suite's.
     """
+    if os.environ.get("PYTHONPATH"):
+        raise UsageError(
+            f"{OPTION} with the variable PYTHONPATH: expected none; put the engine's into the "
+            "table engine.environment of a profile of your own (--profile)"
+        )
     variables = environment(os.environ)
     if removed := sorted({*os.environ} - {*variables}):
         sys.stderr.write(f"{OPTION} runs without these variables: {', '.join(removed)}\n")
