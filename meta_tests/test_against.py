@@ -438,6 +438,14 @@ def test_a_metric_that_is_another_quantity_is_no_comparison(trusted, change):
     assert [(test.id, test.verdict) for test in found] == [("--against::tg32@d0", Verdict.INVALID)]
 
 
+def test_what_was_measured_on_a_busy_machine_is_not_lost(trusted):
+    run = a_run(*TESTS)
+    run.metrics["tg32@d0"].verdict = Verdict.NOT_RUN
+    _, found = held(run, trusted, rate=0.0)
+    assert [test.verdict for test in found] == [Verdict.INCONCLUSIVE]
+    assert "measured on a busy machine" in found[0].message
+
+
 def test_what_is_not_judged_is_said(tmp_path):
     """A percentile four times as long: one run decides nothing, and nobody calls it fine."""
     trusted = against.load(str(stored(a_run(*TESTS), tmp_path / "run")), tmp_path)

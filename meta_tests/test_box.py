@@ -401,6 +401,30 @@ def test_what_nothing_is_held_against_turns_nothing_red(on_a_box):
     assert file["metrics"]["tg32@d0"]["verdict"] == "NOT_RUN", "measured on a busy machine"
 
 
+DRIFT = {"reason": "drift", "evidence": "2107 tok/s in the first 2 rounds, 3660 after them"}
+LIE = {"reason": "token_accounting", "evidence": "64 tokens by ids, usage says 32"}
+
+
+@pytest.mark.parametrize(
+    ("gate", "reasons", "verdict"),
+    [
+        ("", [DRIFT], "NOT_RUN"),
+        (GATE, [DRIFT], "INVALID"),
+        ("", [LIE], "INVALID"),
+        ("", [DRIFT, LIE], "INVALID"),
+    ],
+    ids=["drift without a gate", "drift with a gate", "a lie without a gate", "both"],
+)
+def test_an_unsteady_machine_decides_what_has_a_gate_alone(on_a_box, gate, reasons, verdict):
+    """Other work took the first rounds of a rate that nothing is held against: the run was red."""
+    samples = json.dumps({"tg32@d0": {"samples": [30.0, 31.0, 53.0, 53.1], "invalid": reasons}})
+    status, file, run = on_a_box(samples, **EASY, gate=gate)
+    assert status == (verdict == "INVALID"), run.output
+    assert file["metrics"]["tg32@d0"]["verdict"] == verdict
+    status, file, run = on_a_box(**EASY, gate=gate)
+    assert status == 0, "what is not comparable is no baseline\n" + run.output
+
+
 def test_what_is_counted_stands_on_a_degraded_box(on_a_box):
     impossible = '{ value = 1e6, source = "nobody" }'
     share = {"samples": [82.6], "unit": "%", "higher_is_better": True}

@@ -409,6 +409,7 @@ def conclude(
     measurement: Measurement,
     decision: Decision | None,
     *,
+    gated: bool,
     against: Sequence[str],
     refuted: Collection[Verdict],
     box: str | None,
@@ -416,7 +417,8 @@ def conclude(
     """The verdict on a measurement and the reason for it; None where nothing is required.
 
     Args:
-        decision: of its gate; None where it has none.
+        decision: of its gate; None where it has none, or where samples are invalid.
+        gated: whether something is demanded of it.
         against: what speaks against its samples.
         refuted: the verdicts on what is timed that do not stand on this machine now.
         box: why they do not.
@@ -425,6 +427,8 @@ def conclude(
         NOT_RUN where nothing is to be decided, and the machine was busy: it has no verdict.
     """
     name = measurement.name
+    if against and not gated and len(against) == len(measurement.invalid) and measurement.unsteady:
+        return Verdict.NOT_RUN, Fact("", f"measured on a busy machine: {'; '.join(against)}", name)
     if against:
         return Verdict.INVALID, Fact("", "; ".join(against), name)
     timed = measurement.unit not in COUNTED

@@ -17,6 +17,8 @@ COUNTED = ("%", "tokens")
 #: Units of values that exist once in a run (a start, a peak, what was accepted of all drafts). They
 #: have one sample.
 EXISTS_ONCE = ("s", "GiB", *COUNTED)
+#: Reasons that other work on the machine alone can give.
+_OF_THE_MACHINE = frozenset({"drift", "client_lag"})
 
 
 class Invalidity(DataTable):
@@ -69,3 +71,8 @@ class Measurement(Record):
     def valid(self) -> bool:
         """Whether nothing speaks against the samples."""
         return not self.invalid
+
+    @property
+    def unsteady(self) -> bool:
+        """Whether nothing but an unsteady machine speaks against the samples."""
+        return bool(self.invalid) and {item.reason for item in self.invalid} <= _OF_THE_MACHINE

@@ -36,6 +36,11 @@ class Recorded:
         """The fact for people; empty where there is none."""
         return str(self.fact or "")
 
+    @property
+    def comparable(self) -> bool:
+        """Whether another run may be held against it."""
+        return self.verdict is not Verdict.INVALID and self.measurement.valid
+
 
 @dataclass
 class Recorder:
@@ -90,6 +95,7 @@ class Recorder:
         verdict, fact = gate.conclude(
             measurement,
             decision,
+            gated=threshold is not None,
             against=against,
             refuted=self.box.refuted if self.box is not None else (),
             box=file.box.reason,

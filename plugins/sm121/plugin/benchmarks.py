@@ -84,7 +84,7 @@ class MetricRecorder:
         benchmark.pedantic(  # type: ignore[no-untyped-call]
             advance, setup=stand, rounds=max(len(replay), 1)
         )
-        if recorded.verdict is Verdict.INVALID or not replay:
+        if not (recorded.comparable and replay):
             benchmark.has_error = True  # so that nothing is ever compared with it
 
 

@@ -176,7 +176,7 @@ class MeasuredHistory:
         void = [
             recorded.measurement.name
             for recorded in self.recorder.recorded
-            if recorded.verdict is Verdict.INVALID
+            if not recorded.comparable
         ]
         lost = [name for name in void if name in self.runs[-1].metrics]
         if lost:
@@ -194,9 +194,5 @@ class MeasuredHistory:
 
 def of_this_run(recorder: Recorder) -> StoredRun | None:
     """What was measured so far, as a stored run; None without a valid measurement."""
-    valid = [
-        recorder.described(recorded)
-        for recorded in recorder.recorded
-        if recorded.verdict is not Verdict.INVALID
-    ]
+    valid = [recorder.described(recorded) for recorded in recorder.recorded if recorded.comparable]
     return stored_run.of_benchmarks("this run", recorder.harness.file.started, valid)
