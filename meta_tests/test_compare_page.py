@@ -37,7 +37,7 @@ def change(beside, name) -> Change:
 
 def names(beside, group) -> set[str]:
     found = next(each for each in beside.tests if each.id == group)
-    return {row.what.rpartition("::")[2] for row in found.rows}
+    return {row.name.rpartition("::")[2] for row in found.rows}
 
 
 def test_what_is_new_mended_and_in_both(pair):
@@ -65,7 +65,7 @@ def test_a_failure_of_what_did_not_run_before_is_new(pair):
     found = beside(*pair)
     assert "test_decode_rate[tg32-d0]" in names(found, "new")
     assert names(found, "mended") == set() and "test_tool_call" in names(found, "only-a")
-    row = next(r for r in found.tests[0].rows if r.what.endswith("[tg32-d0]"))
+    row = next(r for r in found.tests[0].rows if r.name.endswith("[tg32-d0]"))
     assert (row.a, row.a_said, row.b) == ("NOT_RUN", "no server", "FAIL")
 
 
@@ -90,7 +90,7 @@ def test_changes_go_by_the_rules_of_the_regression_level(pair):
     tail = change(found, "ttft_p99")
     assert tail.interval is None and tail.ratio is not None
     assert found.forest.rows[0][0].verdict is Verdict.FAIL, "what is worse comes first"
-    assert [row.what for row in found.only] == ["itl_p99"]
+    assert [row.name for row in found.only] == ["itl_p99"]
     assert "worse than allowed" in found.headline
 
 
@@ -138,13 +138,13 @@ def test_without_samples_a_change_has_no_interval(pair):
 def test_paths_and_environments_differ_first(pair):
     found = beside(*pair)
     first, second = found.path[:2]
-    assert (first.what, first.b) == ("MoE experts", "MARLIN") and "Using 'MARLIN'" in first.b_said
-    assert (second.what, second.a, second.b) == ("native FP4", "yes", "not proven")
+    assert (first.name, first.b) == ("MoE experts", "MARLIN") and "Using 'MARLIN'" in first.b_said
+    assert (second.name, second.a, second.b) == ("native FP4", "yes", "not proven")
     assert second.note == "proven in A only" and first.note == ""
     assert not any(row.differs for row in found.path[2:])
     differs, same = found.record
-    assert [(row.what, row.a, row.b) for row in differs.rows] == [("cuda_version", "13.0", "13.2")]
-    assert "gpus 1 name" in [row.what for row in same.rows]
+    assert [(row.name, row.a, row.b) for row in differs.rows] == [("cuda_version", "13.0", "13.2")]
+    assert "gpus 1 name" in [row.name for row in same.rows]
 
 
 def test_one_command_writes_one_file(pair, tmp_path, capsys, monkeypatch):

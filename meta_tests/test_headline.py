@@ -286,7 +286,7 @@ def test_the_action_after_a_crash_is_its_remedy_or_its_log(tmp_path):
 def test_everybody_says_the_same_sentence(tmp_path):
     directory = report_runs.write("fail", tmp_path / "fail")
     report = stored.read(directory)
-    said = headline.of(report.run).said
+    said = headline.of(report.run).sentence
     assert said.startswith("decode tg32@d0 is 47.3 tok/s; 52 required (sm121-gpt-oss-120b)")
     plain = summary.markdown(report.run, report).replace("\\", "")
     assert said in page.html(report) and f"**FAIL: {said}**" in plain
@@ -296,7 +296,7 @@ def test_everybody_says_the_same_sentence(tmp_path):
 def test_a_number_is_never_shown_as_its_limit():
     def said(metric: MetricReport) -> str:
         run = run_of(ended("test_gate", metrics=["some"]), metrics={"some": metric})
-        return headline.of(run).said
+        return headline.of(run).sentence
 
     assert said(rate(51.998)) == "some is 51.998 tok/s; 52 required (sm121-gpt-oss-120b)"
     late = MetricReport(value=1000.3, unit="ms", at_most=1000.0, verdict=Verdict.FAIL)
@@ -305,7 +305,7 @@ def test_a_number_is_never_shown_as_its_limit():
         "some is no number; at most 1 allowed"
     )
     change = run_of(ended("--against::tg32@d0", level="regression"), changes=[slower(worse=0.0503)])
-    assert "5.03 % slower than the trusted run" in headline.of(change).said
+    assert "5.03 % slower than the trusted run" in headline.of(change).sentence
 
 
 def test_a_slower_run_on_another_path_says_so_and_hides_nothing_else():
@@ -318,7 +318,7 @@ def test_a_slower_run_on_another_path_says_so_and_hides_nothing_else():
     )
     for test, name in zip(run.tests, ("path moe", "tg32@d0", "gone"), strict=True):
         test.id = f"--against::{name}"
-    assert headline.of(run).said == (
+    assert headline.of(run).sentence == (
         "decode tg32@d0 is slower than the trusted run (no number → 234.1 tok/s; 5 % allowed); "
         "another kernel path ran (moe: CUTLASS there, MARLIN here) (and 1 more check)"
     )
@@ -341,7 +341,8 @@ def test_a_crash_is_the_cause_of_its_own_failures(tmp_path):
     tests = ended("test_moe", level="kernel"), ended("test_many", level="stress")
     run = run_of(*tests, crashes=[floor, CRASH])
     assert (
-        headline.of(run).said == "the server died in stress: CUDA out of memory (and 1 more check)"
+        headline.of(run).sentence
+        == "the server died in stress: CUDA out of memory (and 1 more check)"
     )
     known = [
         FailureDetail(id="x::test_moe", logs=["other.log"]),
@@ -350,13 +351,13 @@ def test_a_crash_is_the_cause_of_its_own_failures(tmp_path):
     crashes = tuple(Crash(**crash.model_dump()) for crash in run.crashes)
     report = StoredReport(run, tmp_path, details=Details(failures=known), crashes=crashes)
     assert headline.action(report) == headline.Action("read", str(tmp_path / "its.log"))
-    assert headline.of(run_of(ended("test_moe"), crashes=[floor])).said == "test_moe: it broke"
+    assert headline.of(run_of(ended("test_moe"), crashes=[floor])).sentence == "test_moe: it broke"
 
 
 def test_what_did_not_run_says_why_and_is_not_run_once_more(tmp_path):
     why = ended("test_one", Verdict.NOT_RUN, "NOT_RUN: no GPU is here", skipped=True)
     run = run_of(why)
-    assert headline.of(run).said.endswith(" (1 of 1: no GPU is here)")
+    assert headline.of(run).sentence.endswith(" (1 of 1: no GPU is here)")
     assert headline.action(report_of(run, tmp_path)) is None
     assert headline.action(report_of(run_of(finished=False), tmp_path)) is not None
 
@@ -396,7 +397,7 @@ def test_the_end_of_a_failing_run_fits_a_screen(name, tmp_path):
     assert said in (line.rstrip() for line in text.splitlines()), text
     assert json.loads((report / "verdict.json").read_text())["verdict"] == "FAIL"
     then = headline.action(found)
-    assert then is not None and f"{then.what}: " in text
+    assert then is not None and f"{then.kind}: " in text
     if name == "failed-start":
         assert "remedy: lower --gpu-memory-utilization" in text
         assert text.count("CUDA out of memory") == 2, "the cause, and the sentence"

@@ -235,7 +235,7 @@ def test_every_field_of_the_fingerprint_tells_two_runs_apart(changed, named, tmp
     assert merge.differences(one, two) == []
     two.fingerprint = ASKED.model_copy(update=changed)
     (found,) = merge.differences(one, two)
-    assert found.what == named
+    assert found.name == named
     with pytest.raises(UsageError, match=f"another {named} "):
         merging.read([wrote(tmp_path, "one", one), wrote(tmp_path, "two", two)])
 
@@ -249,7 +249,7 @@ def test_files_without_a_fingerprint_are_told_apart_by_what_they_have():
     other = part(2, environment={"engine_arguments": ["--b"]})
     other.engine.model, other.engine.configuration = "m2", "marlin"
     one = part(environment={"engine_arguments": []})
-    found = [difference.what for difference in merge.differences(one, other)]
+    found = [difference.name for difference in merge.differences(one, other)]
     assert found == ["configuration", "model", "engine's arguments"]
 
 
@@ -260,7 +260,7 @@ def test_shards_of_two_days_are_no_run():
     two.started = "2026-11-20T20:00:00+00:00"
     assert merge.apart(one, two) == []
     two.started = "2026-11-22T10:00:00+00:00"
-    assert [found.what for found in merge.apart(one, two)] == ["day"]
+    assert [found.name for found in merge.apart(one, two)] == ["day"]
 
 
 def test_shards_of_which_any_two_are_too_far_apart_are_no_run(tmp_path):

@@ -112,7 +112,7 @@ def test_a_run_in_which_everything_fails_is_still_a_page_that_opens(runs):
 @pytest.mark.parametrize("what", ["failures", "reasons", "remarks", "metrics", "waived", "record"])
 def test_a_page_is_2_mb_at_most_whatever_fills_it(runs, what):
     found = stored.read(runs["fail"])
-    run, said = found.run, headline.of(found.run).said
+    run, said = found.run, headline.of(found.run).sentence
     text = "y" * 590
     first = run.tests[0]
     verdict = Verdict.FAIL if what in ("failures", "waived") else Verdict.NOT_RUN
@@ -124,7 +124,7 @@ def test_a_page_is_2_mb_at_most_whatever_fills_it(runs, what):
             )
             for n in range(2000)
         ]  # fmt: skip
-        said = headline.of(run).said
+        said = headline.of(run).sentence
     run.remarks += [text] * 5000 * (what == "remarks")
     run.environment["log"] = text * 5000 * (what == "record")
     if what == "metrics":
@@ -542,7 +542,8 @@ def test_tests_that_say_the_same_stand_together(runs):
     found = findings.grouped(stored.read(runs["inconclusive"]))
     assert len(found) == 1 and len(found[0].ids) == 3
     first = findings.grouped(stored.read(runs["fail"]))[0]
-    assert first.required == "tg32@d0: at least 52 tok/s" and first.seen.startswith("47.3 tok/s")
+    assert first.required == "tg32@d0: at least 52 tok/s"
+    assert first.observed.startswith("47.3 tok/s")
     assert first.requirement and first.detail.reproduce
     assert first.evidence == ("server-cutlass.log", "records")
 

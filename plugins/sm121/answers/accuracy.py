@@ -145,8 +145,8 @@ def is_right(question: Question, content: str) -> bool:
     if question.kind == "number":
         return _number(content) == _number(expected)
     if question.kind == "letter":
-        found = re.search(r"\b([A-Z])\b", content)
-        return found is not None and found.group(1) == expected.strip()
+        letter = re.search(r"\b([A-Z])\b", content)
+        return letter is not None and letter.group(1) == expected.strip()
     return _plain(content) == _plain(expected)
 
 
@@ -188,8 +188,8 @@ def interval(outputs: Iterable[Output]) -> Interval:
         raise ValueError("an interval needs at least one answer")
     from scipy import stats  # half a second, which a run without questions need not spend
 
-    found = stats.binomtest(right, n).proportion_ci(0.95, method="wilson")
-    return Interval(right, n, float(found.low), float(found.high))
+    bounds = stats.binomtest(right, n).proportion_ci(0.95, method="wilson")
+    return Interval(right, n, float(bounds.low), float(bounds.high))
 
 
 def paired(before: Iterable[Output], now: Iterable[Output]) -> Paired:
@@ -238,19 +238,19 @@ def judge(
     limit = profile.correctness.max_answer_tokens
     outputs = run(load(path), lambda question: ask(question, limit))
     keep(outputs, kept)
-    seen = interval(outputs)
-    remark(f"accuracy: {seen}; outputs: {kept}")
+    share_right = interval(outputs)
+    remark(f"accuracy: {share_right}; outputs: {kept}")
     if baseline is not None:
         change = paired(load_outputs(baseline), outputs)
         remark(f"accuracy against the baseline: {change}")
         require(not change.worse, "no worse than the baseline", change, evidence=kept)
     share = profile.correctness.accuracy
     if share is None:
-        raise NotRun(f"profile {profile.name} has no correctness.accuracy; seen: {seen}")
-    verdict, wanted = seen.against(share.at_least), f"at least {share.at_least:.1%}"
+        raise NotRun(f"profile {profile.name} has no correctness.accuracy; seen: {share_right}")
+    verdict, requirement = share_right.against(share.at_least), f"at least {share.at_least:.1%}"
     if verdict is Verdict.INCONCLUSIVE:
-        raise Inconclusive(Fact(wanted, f"{seen}", evidence=f"{kept}"))
-    require(verdict is Verdict.PASS, wanted, seen, evidence=kept)
+        raise Inconclusive(Fact(requirement, f"{share_right}", evidence=f"{kept}"))
+    require(verdict is Verdict.PASS, requirement, share_right, evidence=kept)
 
 
 def _plain(text: str) -> str:
@@ -259,8 +259,8 @@ def _plain(text: str) -> str:
 
 def _number(text: str) -> float | None:
     """The last number of a text, as GSM8K's answers are read."""
-    found = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)
-    return float(found[-1].replace(",", "")) if found else None
+    numbers = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)
+    return float(numbers[-1].replace(",", "")) if numbers else None
 
 
 def _lines(path: Path, model: type[_Line], option: str) -> list[_Line]:
@@ -269,7 +269,7 @@ def _lines(path: Path, model: type[_Line], option: str) -> list[_Line]:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{option} {path}: cannot be read ({error})") from error
     entries: list[_Line] = []
-    seen: set[str] = set()
+    keys: set[str] = set()
     # Not splitlines(): U+2028 and its like may stand in a JSON text, and end no line of it.
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
@@ -279,15 +279,15 @@ def _lines(path: Path, model: type[_Line], option: str) -> list[_Line]:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in first["loc"]) or "the line"
-            said = first["msg"].removeprefix("Value error, ")
+            message = first["msg"].removeprefix("Value error, ")
             if first["type"] != "value_error":  # raised by a validator: it says what it saw
-                said += f", got {first['input']!r}"[:200]
-            raise UsageError(f"{option} {path}: line {number}: {where}: {said}") from error
+                message += f", got {first['input']!r}"[:200]
+            raise UsageError(f"{option} {path}: line {number}: {where}: {message}") from error
         except (ValueError, RecursionError) as error:
             raise UsageError(f"{option} {path}: line {number}: expected JSON: {error}") from error
-        if entry.key in seen:
+        if entry.key in keys:
             raise UsageError(f"{option} {path}: line {number}: {entry.key!r} is there twice")
-        seen.add(entry.key)
+        keys.add(entry.key)
         entries.append(entry)
     if not entries:
         raise UsageError(f"{option} {path}: expected at least one line, it is empty")

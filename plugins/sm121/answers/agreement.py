@@ -44,8 +44,8 @@ class TokenAgreement:
     worst: int = field(init=False)
 
     def __post_init__(self) -> None:
-        found = max(range(len(self.errors)), key=self.errors.__getitem__, default=0)
-        object.__setattr__(self, "worst", found)
+        worst = max(range(len(self.errors)), key=self.errors.__getitem__, default=0)
+        object.__setattr__(self, "worst", worst)
 
     @property
     def max_abs(self) -> float:
@@ -74,61 +74,63 @@ def judge(
     top1: list[bool] = []
     divergences: list[float] = []
     wrong: Fact | None = None
-    unjudged = forks = place = offset = 0
-    while place < len(judged):
-        if place - offset >= len(other):
-            wrong = Fact(judged[place].token, "the end of the answer", f"token {place}")
+    unjudged = forks = position = offset = 0
+    while position < len(judged):
+        if position - offset >= len(other):
+            wrong = Fact(judged[position].token, "the end of the answer", f"token {position}")
             break
-        mine, theirs = judged[place], other[place - offset]
-        error = _under(mine, theirs)
+        mine, other_position = judged[position], other[position - offset]
+        error = _under(mine, other_position)
         errors.append(error)
-        top1.append(mine.token == theirs.token)
-        divergences.append(divergence(_told(mine), _told(theirs)))
-        if mine.token != theirs.token:
-            gap = _gap(mine, theirs)
+        top1.append(mine.token == other_position.token)
+        divergences.append(divergence(_told(mine), _told(other_position)))
+        if mine.token != other_position.token:
+            gap = _gap(mine, other_position)
             if gap > bound.fork:
                 apart = f"they differ by {gap:.3g} nats, equally likely is up to {bound.fork:g}"
-                wrong = Fact(mine.token, theirs.token, f"token {place}", evidence=apart)
+                wrong = Fact(mine.token, other_position.token, f"token {position}", evidence=apart)
                 break
             forks += 1
             if forks > MOST_FORKS:
-                wanted = f"{MOST_FORKS} places where the runs choose differently, at most"
-                wrong = Fact(wanted, f"{forks}", f"token {place}")
+                requirement = f"{MOST_FORKS} places where the runs choose differently, at most"
+                wrong = Fact(requirement, f"{forks}", f"token {position}")
                 break
-            if place + 1 < len(judged):
-                ids = ids_of(judged[: place + 1])
+            if position + 1 < len(judged):
+                ids = ids_of(judged[: position + 1])
                 again = resume(ids) if resume is not None and ids is not None else None
                 if again is None:
-                    unjudged = len(judged) - place - 1
+                    unjudged = len(judged) - position - 1
                     break
-                other, offset = again, place + 1
+                other, offset = again, position + 1
         if not error <= bound.max_abs:  # NaN is no agreement either
-            told = theirs.top.get(mine.token, theirs.log_probability)
+            log_probability = other_position.top.get(mine.token, other_position.log_probability)
             wrong = Fact(
                 "log-probabilities of the likeliest tokens that differ by at most",
-                about=f"token {place} ({mine.token})",
+                about=f"token {position} ({mine.token})",
                 value=error,
                 limit=bound.max_abs,
                 unit="nats",
-                evidence=f"{mine.log_probability:.6g} and {told:.6g}",
+                evidence=f"{mine.log_probability:.6g} and {log_probability:.6g}",
             )
             break
-        place += 1
+        position += 1
     if wrong is None and not unjudged and len(other) > len(judged) - offset:
         more = other[len(judged) - offset]
         wrong = Fact("the end of the answer", more.token, f"token {len(judged)}")
-    found = TokenAgreement(tuple(errors), tuple(top1), tuple(divergences), forks, wrong, unjudged)
-    if wrong is None and found.mean_abs > bound.mean_abs:
+    agreement = TokenAgreement(
+        tuple(errors), tuple(top1), tuple(divergences), forks, wrong, unjudged
+    )
+    if wrong is None and agreement.mean_abs > bound.mean_abs:
         wrong = Fact(
             "a mean difference of at most",
             about=f"{len(errors)} tokens",
-            value=found.mean_abs,
+            value=agreement.mean_abs,
             limit=bound.mean_abs,
             unit="nats",
-            evidence=f"worst at token {found.worst}",
+            evidence=f"worst at token {agreement.worst}",
         )
-        found = replace(found, disagreement=wrong)
-    return found
+        agreement = replace(agreement, disagreement=wrong)
+    return agreement
 
 
 def same_tokens(judged: Completion, other: Completion) -> Fact | None:
@@ -137,8 +139,8 @@ def same_tokens(judged: Completion, other: Completion) -> Fact | None:
         if judged.ids == other.ids:
             return None
         pairs = zip(judged.ids, other.ids, strict=False)
-        place = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-        return Fact(_at(judged.ids, place), _at(other.ids, place), f"token {place}")
+        position = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return Fact(_at(judged.ids, position), _at(other.ids, position), f"token {position}")
     if judged.text == other.text:
         return None
     return Fact(f"the text {judged.text!r}", f"{other.text!r}")
@@ -184,10 +186,10 @@ def _told(position: Position) -> dict[str, float]:
 
 def _gap(mine: Position, theirs: Position) -> float:
     """How much more likely each run holds its own choice than the other's; the larger of both."""
-    there, here = theirs.top.get(mine.token), mine.top.get(theirs.token)
-    if there is None or here is None:
+    mine_under_theirs, theirs_under_mine = theirs.top.get(mine.token), mine.top.get(theirs.token)
+    if mine_under_theirs is None or theirs_under_mine is None:
         return math.inf
-    gap = max(mine.log_probability - here, theirs.log_probability - there)
+    gap = max(mine.log_probability - theirs_under_mine, theirs.log_probability - mine_under_theirs)
     return gap if math.isfinite(gap) else math.inf
 
 

@@ -120,9 +120,9 @@ class Continuations:
             if prompt.varied:
                 alone = self.alone(prompt)
                 positions = alone.positions
-                own = None if positions is None else [p.log_probability for p in positions]
-                seen = sanity.signs(alone.text, alone.ids, own)
-                require(not seen, "a text that goes on", seen, f"{prompt.name!r}")
+                values = None if positions is None else [p.log_probability for p in positions]
+                signs = sanity.signs(alone.text, alone.ids, values)
+                require(not signs, "a text that goes on", signs, f"{prompt.name!r}")
 
     def wrong(self, prompt: Prompt, answer: Completion, how: str) -> Fact | None:
         """Why an answer to a prompt, asked in another way, is not the one that it has alone.
@@ -136,31 +136,31 @@ class Continuations:
         """
         alone, about = self.alone(prompt), f"{prompt.name!r} {how}"
         lacking = [
-            what
-            for what in _TOLD
-            if getattr(answer, what) is None and getattr(alone, what) is not None
+            name
+            for name in _TOLD
+            if getattr(answer, name) is None and getattr(alone, name) is not None
         ]
         if lacking:
             return Fact(f"{lacking[0]}, as asked alone", about=about)
         if answer.prompt_ids != alone.prompt_ids:
             return Fact("the prompt's ids as asked alone", "others", about)
         if answer.ids is not None and answer.ids == alone.ids and answer.text != alone.text:
-            wanted = f"the text {alone.text!r} for the same tokens"
-            return Fact(wanted, f"{answer.text!r}", about)
+            requirement = f"the text {alone.text!r} for the same tokens"
+            return Fact(requirement, f"{answer.text!r}", about)
         different = agreement.same_tokens(alone, answer)
         if different is not None and self.bound.fork == 0:
             return of(about, [different])[0]
         if answer.positions is None or alone.positions is None:
             if different is not None:
-                wanted = "log-probabilities, to tell two right choices from a wrong one,"
-                self.asker.need(None, wanted)
+                requirement = "log-probabilities, to tell two right choices from a wrong one,"
+                self.asker.need(None, requirement)
             return None
-        found = agreement.judge(answer.positions, alone.positions, self.bound, self._again(prompt))
-        if found.disagreement is not None:
-            return of(f"{about}, against the same alone", [found.disagreement])[0]
-        if found.unjudged:
+        judged = agreement.judge(answer.positions, alone.positions, self.bound, self._again(prompt))
+        if judged.disagreement is not None:
+            return of(f"{about}, against the same alone", [judged.disagreement])[0]
+        if judged.unjudged:
             raise NotRun(
-                f"{about}: {found.unjudged} tokens after a fork within the noise "
+                f"{about}: {judged.unjudged} tokens after a fork within the noise "
                 "were not judged: the engine gives no token ids to ask from (return_token_ids)"
             )
         return None

@@ -159,12 +159,12 @@ class Document(DataTable):
         """
         lines = [f"{self.opening}\n"]
         waiting = sorted(self.needles, key=lambda needle: needle.depth)
-        left = tokens - count(lines[0]) - sum(count(f"{needle.text}\n") for needle in waiting)
-        whole = left
+        room = tokens - count(lines[0]) - sum(count(f"{needle.text}\n") for needle in waiting)
+        whole = room
         for line in self._entries():
-            while waiting and whole - left >= waiting[0].depth * whole:
+            while waiting and whole - room >= waiting[0].depth * whole:
                 lines.append(f"{waiting.pop(0).text}\n")
-            if (left := left - count(line)) < 0:
+            if (room := room - count(line)) < 0:
                 break
             lines.append(line)
         return "".join([*lines, *(f"{needle.text}\n" for needle in waiting)])
@@ -175,8 +175,8 @@ class Document(DataTable):
             number += 1
             digest = hashlib.sha256(str(number).encode()).digest()
             chosen = {
-                name: words[digest[place] % len(words)]
-                for place, (name, words) in enumerate(self.words.items())
+                name: words[digest[position] % len(words)]
+                for position, (name, words) in enumerate(self.words.items())
             }
             yield self.entry.format(number=number, **chosen) + "\n"
 
@@ -201,8 +201,8 @@ class Exam(DataTable):
 
     def section(self, name: SectionName) -> Section:
         """One of its sections."""
-        found: Section = getattr(self, name)
-        return found
+        section: Section = getattr(self, name)
+        return section
 
 
 @functools.cache
@@ -279,14 +279,14 @@ def broken(content: str | None, finish_reason: str) -> str | None:
 
 def miss(turn: Turn, content: str, unsure: re.Pattern[str] | None) -> str | None:
     """Why a whole answer is not right."""
-    seen, shown = plain(content), f"{content!r:.300}"
-    if turn.right and not turn.right.search(seen):
-        return str(Fact(turn.right.pattern, shown))
+    text, observed = plain(content), f"{content!r:.300}"
+    if turn.right and not turn.right.search(text):
+        return str(Fact(turn.right.pattern, observed))
     for pattern in filter(None, (turn.wrong, unsure if turn.is_judged else None)):
-        if pattern.search(seen):
-            return str(Fact(f"nothing of {pattern.pattern}", shown))
+        if pattern.search(text):
+            return str(Fact(f"nothing of {pattern.pattern}", observed))
     if turn.content is not None and not agrees(turn.content, parsed(content)):
-        return str(Fact(f"{turn.content}", shown))
+        return str(Fact(f"{turn.content}", observed))
     return None
 
 

@@ -108,19 +108,19 @@ class GoldenComparison:
     @property
     def worst(self) -> tuple[str, int, float]:
         """Prompt, place and size of the largest difference of a log-probability."""
-        found = max(self.judgements, key=lambda j: j.agreement.max_abs)
-        return found.name, found.agreement.worst, found.agreement.max_abs
+        worst = max(self.judgements, key=lambda j: j.agreement.max_abs)
+        return worst.name, worst.agreement.worst, worst.agreement.max_abs
 
     def beyond(self, bound: GoldenBound) -> list[Fact]:
         """What is above the bound; the first differing prompt comes first."""
-        found: list[Fact] = []
+        facts: list[Fact] = []
         wrong = [(j.name, j.wrong) for j in self.judgements if j.wrong is not None]
         if wrong:
             name, first = wrong[0]
             evidence = f"the first of {len(wrong)} that differ"
-            found += noted(of(f"prompt {name!r}", [first]), evidence)
+            facts += noted(of(f"prompt {name!r}", [first]), evidence)
         if not self.mean_divergence <= bound.mean_divergence:  # NaN is no agreement
-            found.append(
+            facts.append(
                 Fact(
                     "a mean KL divergence of at most",
                     value=self.mean_divergence,
@@ -130,8 +130,8 @@ class GoldenComparison:
             )
         if self.top1 < bound.top1_at_least:
             share, least = 100 * self.top1, 100 * bound.top1_at_least
-            found.append(Fact("of the golden tokens at least", value=share, limit=least, unit="%"))
-        return found
+            facts.append(Fact("of the golden tokens at least", value=share, limit=least, unit="%"))
+        return facts
 
     def hold(self, bound: GoldenBound, about: str = "") -> None:
         """Go on only if nothing is above the bound.
@@ -154,13 +154,13 @@ class GoldenComparison:
 
     def summary(self) -> str:
         """One line of figures."""
-        name, place, size = self.worst
+        name, token, size = self.worst
         tokens = sum(len(j.agreement.top1) for j in self.judgements)
         forks = sum(j.agreement.forks for j in self.judgements)
         return (
             f"{len(self.judgements)} prompts, {tokens} tokens: mean KL {self.mean_divergence:.3g} "
             f"nats, top-1 agreement {self.top1:.2%}, worst token {size:.3g} nats ({name}, token "
-            f"{place}), {forks} accepted forks"
+            f"{token}), {forks} accepted forks"
         )
 
 
@@ -219,23 +219,23 @@ def refuse_other(golden: GoldenFile, origin: str, now: Identity, prompts: Prompt
     Raises:
         UsageError: one line that names what differs.
     """
-    for what, theirs, ours in (
+    for name, recorded, served in (
         ("model's config.json", golden.model.config_sha256, now.config_sha256),
         ("model's weight files", golden.model.weights_sha256, now.weights_sha256),
         ("tokenizer", golden.model.tokenizer_sha256, now.tokenizer_sha256),
         ("prompt set", golden.prompt_set_sha256, prompts.sha256),
     ):
-        if theirs is not None and ours is not None and theirs != ours:
+        if recorded is not None and served is not None and recorded != served:
             raise UsageError(
-                f"{origin}: it was recorded with another {what}: expected {ours[:12]}, it has "
-                f"{theirs[:12]} (made {golden.made} on {golden.model.served_name})"
+                f"{origin}: it was recorded with another {name}: expected {served[:12]}, it has "
+                f"{recorded[:12]} (made {golden.made} on {golden.model.served_name})"
             )
-    kept, asked = ([item.name for item in items] for items in (golden.answers, prompts.prompts))
-    if kept != asked:
-        odd = sorted({*kept} ^ {*asked}) or kept
+    names, expected = ([item.name for item in items] for items in (golden.answers, prompts.prompts))
+    if names != expected:
+        odd = sorted({*names} ^ {*expected}) or names
         raise UsageError(
-            f"{origin}: expected one answer to each of the {len(asked)} prompts, in their order; "
-            f"it has {len(kept)}, and another {odd[0]!r}"
+            f"{origin}: expected one answer to each of the {len(expected)} prompts, in their "
+            f"order; it has {len(names)}, and another {odd[0]!r}"
         )
 
 
@@ -297,10 +297,10 @@ def compare(
         UsageError: the server makes other tokens of a prompt.
         NotRun: the engine gives no log-probabilities.
     """
-    asked: dict[str, Prompt] = {prompt.name: prompt for prompt in prompts.prompts}
+    by_name: dict[str, Prompt] = {prompt.name: prompt for prompt in prompts.prompts}
     judgements = []
     for expected in golden.answers:
-        prompt = asked[expected.name]
+        prompt = by_name[expected.name]
         answer = ask(asker, prompt.text, prompt.tokens)
         ids = answer.prompt_ids
         if ids is not None and expected.prompt_ids is not None and ids != expected.prompt_ids:
@@ -308,14 +308,14 @@ def compare(
                 f"{origin}: it was recorded with another tokenizer: prompt {prompt.name!r} was "
                 f"{len(expected.prompt_ids)} tokens and is {len(ids)} here, or other ones"
             )
-        found = agreement.judge(
+        judgement = agreement.judge(
             expected.positions,
             asker.positions(answer),
             bound,
             continuation(asker, ids, prompt.tokens),
         )
-        wrong = found.disagreement or _other_text(expected, answer, found)
-        judgements.append(Judgement(expected.name, found, wrong))
+        wrong = judgement.disagreement or _other_text(expected, answer, judgement)
+        judgements.append(Judgement(expected.name, judgement, wrong))
     return GoldenComparison(tuple(judgements), tuple(differences(golden.environment, environment)))
 
 
@@ -326,7 +326,7 @@ def unproven(golden: GoldenFile, now: Identity) -> str | None:
         ("weights", golden.model.weights_sha256, now.weights_sha256),
         ("tokenizer", golden.model.tokenizer_sha256, now.tokenizer_sha256),
     )
-    unknown = [what for what, theirs, ours in pairs if theirs is None or ours is None]
+    unknown = [name for name, recorded, served in pairs if recorded is None or served is None]
     if not unknown:
         return None
     return (
@@ -338,8 +338,8 @@ def unproven(golden: GoldenFile, now: Identity) -> str | None:
 
 def _hold_fit(prompt: Prompt, text: str, positions: Sequence[Position]) -> None:
     """What can be written to a file, and compared with anything at all."""
-    seen = [value for p in positions for value in (p.log_probability, *p.top.values())]
-    bad = [value for value in seen if not math.isfinite(value)]
+    values = [value for p in positions for value in (p.log_probability, *p.top.values())]
+    bad = [value for value in values if not math.isfinite(value)]
     if bad:
         observed = f"{bad[0]} and {len(bad) - 1} more"
         raise Unmet(_untrusted(prompt.name, "finite log-probabilities", observed))
@@ -396,8 +396,8 @@ def differences(
             lines += differences(a, b, f"{prefix}{key}.")
         elif isinstance(a, list) and isinstance(b, list):
             # A long list says little as a whole: what came and went is what matters.
-            gone, come = [x for x in a if x not in b], [x for x in b if x not in a]
-            lines.append(f"{prefix}{key}: {_short(gone)} -> {_short(come)}")
+            removed, added = [x for x in a if x not in b], [x for x in b if x not in a]
+            lines.append(f"{prefix}{key}: {_short(removed)} -> {_short(added)}")
         else:
             lines.append(f"{prefix}{key}: {_short(a)} -> {_short(b)}")
     return lines

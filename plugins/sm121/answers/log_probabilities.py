@@ -67,9 +67,9 @@ class Difference:
             ("mean of likely tokens", self.likely_mean_abs, likely_mean if means else None),
         ]
         return [
-            Fact(f"{what} at most", value=seen, limit=bound, unit="nats")
-            for what, seen, bound in pairs
-            if bound is not None and not seen <= bound
+            Fact(f"{name} at most", value=error, limit=bound, unit="nats")
+            for name, error, bound in pairs
+            if bound is not None and not error <= bound
         ]
 
 
@@ -152,21 +152,21 @@ def computed_tolerance(file: OracleFile, rounding: str) -> LogProbabilityToleran
         [value for name in file.rounded[rounding] for value in of(name)]
         for of in (lambda name: file.prompts[name].following, file.rounded[rounding].__getitem__)
     )
-    seen = compare(rounded, exact)
-    if not seen.mean_abs <= _TOO_COARSE:
+    difference = compare(rounded, exact)
+    if not difference.mean_abs <= _TOO_COARSE:
         raise NotRun(
             f"rounding as {rounding} moves this checkpoint's log-probabilities by "
-            f"{seen.mean_abs:.2g} nats on average; above {_TOO_COARSE:g} a wrong engine cannot be "
-            "told from a right one"
+            f"{difference.mean_abs:.2g} nats on average; above {_TOO_COARSE:g} a wrong engine "
+            "cannot be told from a right one"
         )
     return LogProbabilityTolerance(
-        max_abs=_MARGIN_OF_LARGEST * seen.max_abs,
-        mean_abs=_MARGIN_OF_MEAN * seen.mean_abs,
-        likely_max_abs=_MARGIN_OF_LARGEST * seen.likely_max_abs or None,
-        likely_mean_abs=_MARGIN_OF_LIKELY_MEAN * seen.likely_mean_abs or None,
-        source=f"the oracle itself, rounding as {rounding}: {seen.max_abs:.3g} at worst and "
-        f"{seen.mean_abs:.3g} on average; times {_MARGIN_OF_LARGEST:g} and {_MARGIN_OF_MEAN:g} "
-        f"({_MARGIN_OF_LIKELY_MEAN:g} for the mean of likely tokens)",
+        max_abs=_MARGIN_OF_LARGEST * difference.max_abs,
+        mean_abs=_MARGIN_OF_MEAN * difference.mean_abs,
+        likely_max_abs=_MARGIN_OF_LARGEST * difference.likely_max_abs or None,
+        likely_mean_abs=_MARGIN_OF_LIKELY_MEAN * difference.likely_mean_abs or None,
+        source=f"the oracle itself, rounding as {rounding}: {difference.max_abs:.3g} at worst "
+        f"and {difference.mean_abs:.3g} on average; times {_MARGIN_OF_LARGEST:g} and "
+        f"{_MARGIN_OF_MEAN:g} ({_MARGIN_OF_LIKELY_MEAN:g} for the mean of likely tokens)",
     )
 
 
@@ -177,13 +177,13 @@ def bound_for(table: Mapping[Any, _Bound], server: Server, profile: Profile, nam
         NotRun: it has none.
     """
     dtype = dtype_of(server, profile)
-    found = {str(key): value for key, value in table.items()}.get(dtype)
-    if found is None:
-        known = ", ".join(table) or "none"
+    bound = {str(key): value for key, value in table.items()}.get(dtype)
+    if bound is None:
+        dtypes = ", ".join(table) or "none"
         raise NotRun(
-            f"profile {profile.name} has no correctness.{name} for dtype {dtype} (it has: {known})"
+            f"profile {profile.name} has no correctness.{name} for dtype {dtype} (it has: {dtypes})"
         )
-    return found
+    return bound
 
 
 def dtype_of(server: Server, profile: Profile) -> str:
@@ -191,8 +191,8 @@ def dtype_of(server: Server, profile: Profile) -> str:
     configuration under test."""
     if server.configuration is not None:
         return _dtype(server.configuration.arguments)
-    own = profile.configurations[profile.under_test]
-    return _dtype((*profile.engine.arguments, *own.arguments))
+    configuration = profile.configurations[profile.under_test]
+    return _dtype((*profile.engine.arguments, *configuration.arguments))
 
 
 def _dtype(arguments: Sequence[str]) -> str:
@@ -218,43 +218,43 @@ def generation_beyond(
     The chosen token may be less likely than the best by what two log-probabilities may be off. The
     oracle has gone on with its own choice, so that nothing is judged behind another one.
     """
-    seen: list[float] = []
+    observed: list[float] = []
     expected: list[float] = []
     judged = 0
     limit = tolerance.likely_max_abs or tolerance.max_abs
-    for place, own, token, position in zip(
+    for exact, best, token, position in zip(
         right.generated_places, right.generated, generated, positions, strict=False
     ):
-        row = dict(zip(place.ids, place.values, strict=True))
-        behind = place.values[0] - row.get(token, place.values[-1])
-        if behind > 2 * limit or (token not in row and token != own):
+        row = dict(zip(exact.ids, exact.values, strict=True))
+        behind = exact.values[0] - row.get(token, exact.values[-1])
+        if behind > 2 * limit or (token not in row and token != best):
             at_least = "" if token in row else "at least "
             less = f"{at_least}{behind:.3g} nats less likely"
-            wanted = f"the most likely token {own}"
-            return [Fact(wanted, f"{token}", f"token {judged}", evidence=less)], judged
+            requirement = f"the most likely token {best}"
+            return [Fact(requirement, f"{token}", f"token {judged}", evidence=less)], judged
         for other, value in _told(token, position):
             if other in row:
-                seen.append(value)
+                observed.append(value)
                 expected.append(row[other])
-            elif value > (most := place.values[-1] + tolerance.max_abs):
+            elif value > (most := exact.values[-1] + tolerance.max_abs):
                 about = f"token {judged}"
-                wanted = f"of token {other} at most"
-                return [Fact(wanted, "", about, value=value, limit=most, unit="nats")], judged
+                requirement = f"of token {other} at most"
+                return [Fact(requirement, "", about, value=value, limit=most, unit="nats")], judged
         judged += 1
-        if token != own:
+        if token != best:
             break
-    if not seen:
+    if not observed:
         return [Fact("log-probabilities")], judged
     # The least likely of the told tokens are far down: the means of prompts are not theirs.
-    beyond = compare(seen, expected).beyond(tolerance, means=False)
-    return of(f"{len(seen)} log-probabilities", beyond), judged
+    beyond = compare(observed, expected).beyond(tolerance, means=False)
+    return of(f"{len(observed)} log-probabilities", beyond), judged
 
 
 def _told(token: int, position: Position) -> Iterator[tuple[int, float]]:
     """The ids and log-probabilities that the engine tells of one place."""
     for name, value in {**position.top, name_of(token): position.log_probability}.items():
-        if (found := ids_of([dataclasses.replace(position, token=name)])) is not None:
-            yield found[0], value
+        if (ids := ids_of([dataclasses.replace(position, token=name)])) is not None:
+            yield ids[0], value
 
 
 def prompts_agree(asker: Asker, reference: OracleReference) -> str:
@@ -265,7 +265,7 @@ def prompts_agree(asker: Asker, reference: OracleReference) -> str:
         AssertionError: they are not; names the first prompt and token, or what all together miss.
         NotRun: the engine does not tell them.
     """
-    seen: list[float] = []
+    observed: list[float] = []
     expected: list[float] = []
     limit = reference.tolerance.max_abs
     for name, ids in prompts():
@@ -281,13 +281,13 @@ def prompts_agree(asker: Asker, reference: OracleReference) -> str:
             limit=limit,
             unit="nats",
         )
-        seen += values
+        observed += values
         expected += right
-    whole, tolerance = compare(seen, expected), reference.tolerance
+    whole, tolerance = compare(observed, expected), reference.tolerance
     if beyond := whole.beyond(tolerance):
-        raise Unmet(*of(f"{len(seen)} tokens, {reference.dtype}", beyond))
+        raise Unmet(*of(f"{len(observed)} tokens, {reference.dtype}", beyond))
     return (
-        f"{len(seen)} tokens, {reference.dtype}: off by {whole.mean_abs:.2g} nats on average "
+        f"{len(observed)} tokens, {reference.dtype}: off by {whole.mean_abs:.2g} nats on average "
         f"({tolerance.mean_abs:.2g} allowed), {whole.max_abs:.2g} at most ({tolerance.max_abs:.2g})"
     )
 
@@ -308,12 +308,12 @@ def mistake_is_absent(asker: Asker, reference: OracleReference, mistake: str) ->
             f"share of up to {_SIGMAS * noise:.2g} of it; an engine in float32 would tell"
         )
     fixed = dict(prompts())
-    seen = [
+    observed = [
         value for name in SMALL_MISTAKES[mistake][1] for value in _of_prompt(asker, fixed[name])
     ]
-    share = pattern.share(seen)
-    wanted = "a share (0 is gpt-oss, 1 the mistake) below"
-    require(abs(share) < 0.5, wanted, "", mistake, value=share, limit=0.5)
+    share = pattern.share(observed)
+    requirement = "a share (0 is gpt-oss, 1 the mistake) below"
+    require(abs(share) < 0.5, requirement, "", mistake, value=share, limit=0.5)
 
 
 def generations_agree(
@@ -332,26 +332,26 @@ def generations_agree(
     """
     answers = asker.ask_together([Request(tuple(ids), GENERATED) for _, ids in asked])
     judged = 0
-    seen: list[float] = []
+    errors: list[float] = []
     rounded: list[float] = []
     by_rounding = reference.file.rounded_places.get(reference.rounding or "", {})
     for (name, ids), answer in zip(asked, answers, strict=True):
         right = reference.file.prompts[name]
         tokens, positions = asker.ids(answer), asker.positions(answer)
-        wrong, places = generation_beyond(reference.tolerance, right, tokens, positions)
-        judged += places
+        wrong, count = generation_beyond(reference.tolerance, right, tokens, positions)
+        judged += count
         if wrong:
             raise Unmet(*of(f"prompt {name} ({len(ids)} tokens) and {GENERATED} more", wrong))
         of_places = zip(
-            tokens[:places], positions, right.generated_places, by_rounding.get(name, ()),
+            tokens[:count], positions, right.generated_places, by_rounding.get(name, ()),
             strict=False,
         )  # fmt: skip
         for token, position, exact, other in of_places:
-            own, off = (dict(zip(place.ids, place.values, strict=True)) for place in (exact, other))
-            for told, value in _told(token, position):
-                if told in own and told in off:
-                    seen.append(abs(value - own[told]))
-                    rounded.append(abs(off[told] - own[told]))
+            right_row, off = (dict(zip(row.ids, row.values, strict=True)) for row in (exact, other))
+            for token_id, value in _told(token, position):
+                if token_id in right_row and token_id in off:
+                    errors.append(abs(value - right_row[token_id]))
+                    rounded.append(abs(off[token_id] - right_row[token_id]))
     if judged < len(asked) * GENERATED / 2:
         raise NotRun(
             f"of {len(asked) * GENERATED} generated tokens {judged} could be judged: then the "
@@ -359,14 +359,14 @@ def generations_agree(
         )
     if not rounded:
         return f"{judged} generated tokens, {reference.dtype}: judged each for itself"
-    mean, allowed = math.fsum(seen) / len(seen), math.fsum(rounded) / len(rounded)
+    mean, allowed = math.fsum(errors) / len(errors), math.fsum(rounded) / len(rounded)
     allowed *= _MARGIN_OF_GENERATED
     how = f"off by {mean:.2g} nats on average"
     require(
         mean <= allowed,
         f"on average, {_MARGIN_OF_GENERATED:g} times what rounding does, at most",
         "",
-        f"{len(seen)} log-probabilities of {judged} generated tokens, {reference.dtype}",
+        f"{len(errors)} log-probabilities of {judged} generated tokens, {reference.dtype}",
         value=mean,
         limit=allowed,
         unit="nats",

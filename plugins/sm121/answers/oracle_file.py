@@ -121,12 +121,12 @@ class _WithoutSink(Sequence["Layer"]):
         return len(self._layers)
 
     def __getitem__(self, n: int) -> Layer:  # type: ignore[override]
-        found = self._layers[n]
+        layer = self._layers[n]
         if n != self._layer:
-            return found
-        sinks = found.sinks.clone()
+            return layer
+        sinks = layer.sinks.clone()
         sinks[self._head] = -math.inf
-        return dataclasses.replace(found, sinks=sinks)
+        return dataclasses.replace(layer, sinks=sinks)
 
 
 def _without_sink(weights: Weights, layer: int, head: int) -> Weights:
@@ -185,12 +185,11 @@ def make(
         for change, names in SMALL_MISTAKES.values()
         for name in names
     ]
-    found = iter(scores.score(checkpoint, texts, dtype=dtype, device=device, cache=kept, say=say))
+    each = iter(scores.score(checkpoint, texts, dtype=dtype, device=device, cache=kept, say=say))
     scored, *rounding = (
-        {name: _scored(next(found), len(ids)) for name, ids in fixed.items()}
-        for _ in (None, *PATHS)
+        {name: _scored(next(each), len(ids)) for name, ids in fixed.items()} for _ in (None, *PATHS)
     )
-    scored[long_name] = _scored(next(found), len(long_ids))
+    scored[long_name] = _scored(next(each), len(long_ids))
     rounded = dict(zip(PATHS, rounding, strict=True))
     tokenizer = checkpoint / "tokenizer.json"
     return OracleFile(
@@ -211,7 +210,7 @@ def make(
             for path, of in rounded.items()
         },
         mistakes={
-            mistake: {name: _numbers(next(found)) for name in names}
+            mistake: {name: _numbers(next(each)) for name in names}
             for mistake, (_, names) in SMALL_MISTAKES.items()
         },
     )
@@ -270,7 +269,7 @@ def load(path: Path) -> OracleFile:
         UsageError: it is none, or of another release of the suite, with other prompts.
     """
     try:
-        found = OracleFile.model_validate_json(path.read_text("utf-8"))
+        file = OracleFile.model_validate_json(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot be read ({error})") from error
     except ValidationError as error:
@@ -279,12 +278,12 @@ def load(path: Path) -> OracleFile:
         raise UsageError(
             f"{path}: expected a file of `sm121 golden`; {where}: {first['msg']}"
         ) from error
-    if found.prompts_digest != _prompts_digest():
+    if file.prompts_digest != _prompts_digest():
         raise UsageError(
-            f"{path}: made by release {found.suite} with other prompts; make it anew: "
+            f"{path}: made by release {file.suite} with other prompts; make it anew: "
             "sm121 golden CHECKPOINT -o FILE"
         )
-    return found
+    return file
 
 
 def refuse_other(file: OracleFile, origin: Path, checkpoint: Path) -> None:
@@ -293,10 +292,10 @@ def refuse_other(file: OracleFile, origin: Path, checkpoint: Path) -> None:
     Raises:
         UsageError: one line that names both.
     """
-    if (own := identity(str(checkpoint))) != file.checkpoint:
+    if (served := identity(str(checkpoint))) != file.checkpoint:
         raise UsageError(
             f"--reference {origin}: it was made of another checkpoint ({file.checkpoint}) than "
-            f"{checkpoint} ({own}); make it anew: sm121 golden {checkpoint} -o FILE"
+            f"{checkpoint} ({served}); make it anew: sm121 golden {checkpoint} -o FILE"
         )
 
 

@@ -79,7 +79,7 @@ def signs(
 ) -> list[str]:
     """What all detectors see. Tokens are words of the text where the engine gives none."""
     units: Sequence[Hashable] = tokens if tokens is not None else text.split()
-    found = [junk(text), single_token_loop(units), cycle(units), collapse(units)]
+    observations = [junk(text), single_token_loop(units), cycle(units), collapse(units)]
     if log_probabilities is not None:
-        found.append(noise(log_probabilities))
-    return [sign for sign in found if sign is not None]
+        observations.append(noise(log_probabilities))
+    return [sign for sign in observations if sign is not None]

@@ -86,8 +86,8 @@ def _sameness(stream: Stream) -> list[str]:
     for key in ("id", "model", "object"):
         values = {str(chunk.get(key)) for chunk in stream.chunks}
         if len(values) != 1:
-            shown = "" if key == "id" else f": {sorted(values)[:3]}"
-            errors.append(f"not one {key} in every chunk{shown}")
+            examples = "" if key == "id" else f": {sorted(values)[:3]}"
+            errors.append(f"not one {key} in every chunk{examples}")
     return errors
 
 

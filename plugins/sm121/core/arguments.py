@@ -40,14 +40,14 @@ class Argument(DataTable):
         Args:
             values: stand in help and default in the place of ``{name}``.
         """
-        own = {"name", "path", "integer", "effect"}
-        given = self.model_dump(exclude=own, exclude_none=True)
+        excluded = {"name", "path", "integer", "effect"}
+        keywords = self.model_dump(exclude=excluded, exclude_none=True)
         for key in ("help", "default"):
-            if isinstance(text := given.get(key), str):
-                given[key] = text.format(**values)
+            if isinstance(text := keywords.get(key), str):
+                keywords[key] = text.format(**values)
         if self.path or self.integer:
-            given["type"] = Path if self.path else int
-        return given
+            keywords["type"] = Path if self.path else int
+        return keywords
 
 
 def at_once(arguments: Sequence[str]) -> int | None:

@@ -38,7 +38,7 @@ class Build(DataTable):
     def committed(self, version: str | None) -> bool:
         """Whether a version names one of its commits."""
         commits = [match["commit"] for match in _COMMIT.finditer(version or "")]
-        return any(c.startswith(own) or own.startswith(c) for c in commits for own in self.commits)
+        return any(c.startswith(sha) or sha.startswith(c) for c in commits for sha in self.commits)
 
 
 class _BuildsFile(DataTable):

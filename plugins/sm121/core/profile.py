@@ -186,19 +186,19 @@ class Profile(DataTable):
                 named.append(("kernel_path.rules: when.configuration", name))
         for key, name in named:
             if name not in self.configurations:
-                known = ", ".join(self.configurations)
-                raise ValueError(f"{key}: expected one of [configurations] ({known}), got {name!r}")
+                names = ", ".join(self.configurations)
+                raise ValueError(f"{key}: expected one of [configurations] ({names}), got {name!r}")
         missing = [level for level in LEVELS if level not in self.test_timeout_s]
         if missing:
             raise ValueError(f"test_timeout_s: expected every level, {missing[0]} is missing")
         metrics = [gate.metric for gate in self.performance.gates]
-        for name, own in (("", None), *self.configurations.items()):
-            place = f"configurations.{name}.gates" if own else "performance.gates"
-            each = [gate.metric for gate in own.gates] if own else metrics
+        for name, configuration in (("", None), *self.configurations.items()):
+            table = f"configurations.{name}.gates" if configuration else "performance.gates"
+            each = [gate.metric for gate in configuration.gates] if configuration else metrics
             if doubled := sorted({metric for metric in each if each.count(metric) > 1}):
-                raise ValueError(f"{place}: {', '.join(doubled)} given twice")
+                raise ValueError(f"{table}: {', '.join(doubled)} given twice")
         self._refuse_wrong_plans()
-        metrics += [gate.metric for own in self.configurations.values() for gate in own.gates]
+        metrics += [gate.metric for each in self.configurations.values() for gate in each.gates]
         if metrics and "performance" not in self.certify.levels:
             raise ValueError(
                 "certify.levels: expected performance, too: a certificate needs a number for each "
@@ -259,8 +259,8 @@ class Profile(DataTable):
             builds.may_be(identity, each.build) for each in (named.settings if named else ())
         )
         resolved = {
-            key: own.at(identity, options, anyhow=may_have_it and key == configuration)
-            for key, own in self.configurations.items()
+            key: each.at(identity, options, anyhow=may_have_it and key == configuration)
+            for key, each in self.configurations.items()
         }
         fastest = (name for name in self.fastest if resolved.get(name) is not None)
         name = configuration or next(fastest, self.under_test)
@@ -272,16 +272,16 @@ class Profile(DataTable):
         for key in (name, self.baseline):
             if resolved[key] is None:
                 raise UsageError(self._lacks(key, identity, resolved))
-        own, project = self.configurations[name].gates, self.performance.gates
-        first, second = (project, own)
-        if configuration is not None and own:
-            first, second = own, tuple(gate for gate in project if gate.at_most is not None)
+        gates, project = self.configurations[name].gates, self.performance.gates
+        first, second = (project, gates)
+        if configuration is not None and gates:
+            first, second = (gates, tuple(gate for gate in project if gate.at_most is not None))
         metrics = [gate.metric for gate in first]
         gates = (*first, *(gate for gate in second if gate.metric not in metrics))
         return self.model_copy(
             update={
                 "under_test": name,
-                "question": name if own and configuration is not None else None,
+                "question": name if gates and configuration is not None else None,
                 "configurations": {key: each for key, each in resolved.items() if each is not None},
                 "lacking": self.lacking
                 | {
@@ -388,22 +388,22 @@ def load(name_or_path: str) -> Profile:
 
 
 def _load(name_or_path: str, asked_by: str, children: tuple[str, ...]) -> Profile:
-    own, origin = data_file.chosen_table(name_or_path, "profiles", asked_by, "profile")
-    if "extends" not in own and "without" not in own:
-        return data_file.validated(own, origin, Profile)
+    table, origin = data_file.chosen_table(name_or_path, "profiles", asked_by, "profile")
+    if "extends" not in table and "without" not in table:
+        return data_file.validated(table, origin, Profile)
     key = f"{origin}: key extends:"
-    if not isinstance(extends := own.get("extends"), str):
+    if not isinstance(extends := table.get("extends"), str):
         raise UsageError(f"{key} expected the name or path of a profile, got {extends!r}")
-    if "name" not in own:
+    if "name" not in table:
         raise UsageError(f"{origin}: key name: required key is missing: expected a name of its own")
     if origin in children:
         chain = " -> ".join([*children[children.index(origin) :], origin])
         raise UsageError(f"{key} expected no circle, got {chain}")
-    place = extends if extends in shipped() else str(Path(name_or_path).parent / extends)
-    parent = _load(os.path.normpath(place), key, (*children, origin))
-    merged = extending.extended(parent, own, origin)
-    _narrow_plans(merged, own)
-    if "under_test" in own and "fastest" not in own:
+    parent_path = extends if extends in shipped() else str(Path(name_or_path).parent / extends)
+    parent = _load(os.path.normpath(parent_path), key, (*children, origin))
+    merged = extending.extended(parent, table, origin)
+    _narrow_plans(merged, table)
+    if "under_test" in table and "fastest" not in table:
         merged["fastest"] = []  # whoever says what is judged means it
     return data_file.validated(merged, origin, Profile)
 

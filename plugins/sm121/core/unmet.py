@@ -69,8 +69,8 @@ class Fact:
     def observation(self) -> str:
         """What was observed, with its number and the evidence."""
         value = "" if self.value is None else f"{apart(self.value, self.limit)}{self._unit}"
-        said = " ".join(filter(None, (value, self.observed))) or "none"
-        return f"{said} ({self.evidence})" if self.evidence else said
+        observed = " ".join(filter(None, (value, self.observed))) or "none"
+        return f"{observed} ({self.evidence})" if self.evidence else observed
 
     @property
     def _unit(self) -> str:

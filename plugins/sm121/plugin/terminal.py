@@ -185,7 +185,7 @@ def closing(terminal: pytest.TerminalReporter, session: Session) -> None:
     _say(terminal, f"report: {shown}", whole=True)
     known = headline.of(file)
     if report is not None and (then := headline.action(report)) is not None:
-        _say(terminal, f"{then.what}: {then.text}", whole=True)
+        _say(terminal, f"{then.kind}: {then.text}", whole=True)
     terminal.write_line(printable(str(known)), bold=True, **_COLOURS[file.verdict])
 
 
@@ -225,7 +225,7 @@ def _what_did_not_hold(terminal: pytest.TerminalReporter, report: StoredReport) 
         _say(terminal, f"crash: {len(crashes) - _MOST_LINES} more are in the report")
     told = {crash.test for crash in report.crashes}
     left = [finding for finding in findings.grouped(report) if not told.issuperset(finding.ids)]
-    found = _alike(left, lambda finding: (finding.verdict, finding.seen))
+    found = _alike(left, lambda finding: (finding.verdict, finding.observed))
     most = max(1, _MOST_FINDINGS - len(crashes))
     for place, (finding, *same) in enumerate(found[:most]):
         count = sum(len(each.ids) for each in (finding, *same)) - 1
@@ -235,7 +235,7 @@ def _what_did_not_hold(terminal: pytest.TerminalReporter, report: StoredReport) 
         for label, text in (("requirement", requirement), ("required", finding.required)):
             if text:
                 _say(terminal, f"  {label}: {headline.brief(text)}")
-        _say(terminal, f"  seen: {headline.brief(finding.seen, _MOST_LENGTH)}")
+        _say(terminal, f"  seen: {headline.brief(finding.observed, _MOST_LENGTH)}")
         if place == 0 and finding.evidence:
             shown = [str(report.directory / name) for name in finding.evidence[:_MOST_EVIDENCE]]
             rest = len(finding.evidence) - len(shown)

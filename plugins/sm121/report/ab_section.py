@@ -44,9 +44,9 @@ class AbSection:
         if worse := by[Verdict.FAIL]:
             change = f"{metric_names.words(worse[0].metric)} {worse[0].percent} {worse[0].bounds}"
             return f"B is worse than A in {len(worse)} of {len(outcomes)} metrics: {change.strip()}"
-        held = f"B is no worse than A in {len(by[Verdict.PASS])} of {len(outcomes)} metrics"
-        left = len(outcomes) - len(by[Verdict.PASS])
-        return held + (f", {left} undecided" if left else "")
+        summary = f"B is no worse than A in {len(by[Verdict.PASS])} of {len(outcomes)} metrics"
+        undecided = len(outcomes) - len(by[Verdict.PASS])
+        return summary + (f", {undecided} undecided" if undecided else "")
 
     @property
     def forest(self) -> Forest | None:

@@ -38,7 +38,7 @@ def write(directory: Path, output: Path | None = None) -> tuple[Path, list[str]]
     report = stored.read(directory)
     name = _name(report)
     target = output or Path(f"{name}.tar.gz")
-    left, sums = [], []
+    omitted, sums = [], []
     with tempfile.TemporaryDirectory() as folder:
         copied = Path(folder) / "file"
         with tarfile.open(target, "w:gz") as archive:
@@ -47,7 +47,7 @@ def write(directory: Path, output: Path | None = None) -> tuple[Path, list[str]]
                     continue
                 inside = str(file.relative_to(report.directory))
                 if (size := file.stat().st_size) > LARGEST:
-                    left.append(f"{inside} ({size >> 20} MiB)")
+                    omitted.append(f"{inside} ({size >> 20} MiB)")
                     continue
                 shutil.copyfile(file, copied)
                 if file.suffix in _LOGS:
@@ -55,7 +55,7 @@ def write(directory: Path, output: Path | None = None) -> tuple[Path, list[str]]
                 sums.append(f"{hashlib.sha256(copied.read_bytes()).hexdigest()}  {inside}")
                 archive.add(copied, f"{name}/{inside}", filter=_plain)
             _add(archive, f"{name}/{SUMS}", "\n".join(sums) + "\n")
-    return target, left
+    return target, omitted
 
 
 def _name(report: StoredReport) -> str:

@@ -26,19 +26,19 @@ def svg(directory: Path) -> str:
     run = stored.read(directory).run
     # The page has the reasons; a picture of a green run must not be taken for a certificate.
     open_ = run.verdict is Verdict.PASS and not run.certified
-    said = f"{run.verdict} (not certified)" if open_ else headline.of(run).word
+    outcome = f"{run.verdict} (not certified)" if open_ else headline.of(run).word
     rate = run.metrics.get(_RATE)
     if rate is not None and rate.value is not None and rate.verdict is Verdict.PASS:
-        said += f", tg32 {number(rate.value)} {rate.unit}"
+        outcome += f", tg32 {number(rate.value)} {rate.unit}"
     subject = printable(" ".join(filter(None, (run.arch, run.engine.name, run.engine.version))))
-    left, right = (round(_LETTER * len(text) + _MARGIN) for text in (subject, said))
+    widths = [round(_LETTER * len(text) + _MARGIN) for text in (subject, outcome)]
     templates = Environment(
         loader=PackageLoader("sm121.report"), autoescape=True, undefined=StrictUndefined
     )
     return templates.get_template("badge.svg.j2").render(
         subject=subject,
-        said=said,
-        left=left,
-        right=right,
+        said=outcome,
+        left=widths[0],
+        right=widths[1],
         colour=_COLOURS.get(run.verdict, _OTHER),
     )

@@ -80,7 +80,7 @@ class Chart:
     @property
     def legend(self) -> list[tuple[str, str, str]]:
         """Name, colour and shape of each line or kind of point that has a name."""
-        found = []
+        entries = []
         for trace in self.figure["data"]:
             if len(self.figure["data"]) > 1 and trace.get("name"):
                 line = trace.get("line") or {}
@@ -88,8 +88,8 @@ class Chart:
                     "point" if trace["mode"].startswith("markers") else line.get("dash") or "solid"
                 )
                 colour = line.get("color") or trace["marker"]["color"]
-                found.append((trace["name"], colour, shape))
-        return [*found, *self.marks]
+                entries.append((trace["name"], colour, shape))
+        return [*entries, *self.marks]
 
 
 def interval(metric: MetricReport) -> str:
@@ -120,7 +120,7 @@ def rates(run: VerdictFile, references: References, *, decoding: bool) -> Chart 
         return None
     others = references.reference if references.comparable(run) is None else ()
     depths = sorted({depth for kind in measured.values() for depth in kind})
-    what = "Decode" if decoding else "Prefill"
+    title = "Decode" if decoding else "Prefill"
     traces: list[Figure] = []
     rows: list[list[str]] = []
     for colour, (kind, by_depth) in zip(_OWN, measured.items(), strict=False):
@@ -163,8 +163,8 @@ def rates(run: VerdictFile, references: References, *, decoding: bool) -> Chart 
         )
     return Chart(
         id="decode" if decoding else "prefill",
-        title=f"{what} rate by depth",
-        text=f"{what} rate in tokens a second at {len(depths)} depths of context, with intervals; "
+        title=f"{title} rate by depth",
+        text=f"{title} rate in tokens a second at {len(depths)} depths of context, with intervals; "
         f"the highest is {number(max(values))}. "
         + (f"The {far}, off the scale. " if far else "")
         + "The table below has every number.",
@@ -217,29 +217,29 @@ def _scatter(
     mode: str, x: Sequence[Any], y: Sequence[Any], hover: str | None, **more: Any
 ) -> Figure:
     """A trace; ``hover`` is what stands at a point, None where it says nothing."""
-    said = {"hoverinfo": "skip"} if hover is None else {"hovertemplate": f"{hover}<extra></extra>"}
-    return {"type": "scatter", "mode": mode, "x": x, "y": y, **said, **more}
+    label = {"hoverinfo": "skip"} if hover is None else {"hovertemplate": f"{hover}<extra></extra>"}
+    return {"type": "scatter", "mode": mode, "x": x, "y": y, **label, **more}
 
 
 def _measured(kind: str, by_depth: Mapping[int, MetricReport], colour: str) -> Figure:
-    known = [(depth, m, m.value) for depth, m in by_depth.items() if m.value is not None]
+    points = [(depth, m, m.value) for depth, m in by_depth.items() if m.value is not None]
     return _scatter(
         "lines+markers",
-        [f"{depth}" for depth, _, _ in known],
-        [value for _, _, value in known],
+        [f"{depth}" for depth, _, _ in points],
+        [value for _, _, value in points],
         "%{hovertext}",
         name=f"{kind}, this run",
         hovertext=[
             f"{kind} at depth {depth}: {number(m.value)} tok/s"
-            + (f" ({said})" if (said := interval(m)) else "")
+            + (f" ({bounds})" if (bounds := interval(m)) else "")
             + f", {_hollow(m) or m.verdict.value}"
-            for depth, m, _ in known
+            for depth, m, _ in points
         ],
         error_y={
             "type": "data",
             "symmetric": False,
-            "array": [m.ci_high - v if m.ci_high is not None else 0.0 for _, m, v in known],
-            "arrayminus": [v - m.ci_low if m.ci_low is not None else 0.0 for _, m, v in known],
+            "array": [m.ci_high - v if m.ci_high is not None else 0.0 for _, m, v in points],
+            "arrayminus": [v - m.ci_low if m.ci_low is not None else 0.0 for _, m, v in points],
             "thickness": 2,
             "width": 6,
             "color": colour,
@@ -247,8 +247,8 @@ def _measured(kind: str, by_depth: Mapping[int, MetricReport], colour: str) -> F
         line={"color": colour, "width": 3},
         marker={
             "size": 11,
-            "symbol": ["circle-x" if m.verdict in _COUNTS_NOT else "circle" for _, m, _ in known],
-            "color": ["var(--card)" if _hollow(m) else colour for _, m, _ in known],
+            "symbol": ["circle-x" if m.verdict in _COUNTS_NOT else "circle" for _, m, _ in points],
+            "color": ["var(--card)" if _hollow(m) else colour for _, m, _ in points],
             "line": {"color": colour, "width": 2},
         },
     )
@@ -256,11 +256,11 @@ def _measured(kind: str, by_depth: Mapping[int, MetricReport], colour: str) -> F
 
 def _required(measured: Mapping[str, Mapping[int, MetricReport]]) -> list[Figure]:
     """A short bar at each depth for the minimum, the target and the stretch goal."""
-    found = []
+    traces = []
     for grade, _, colour in _GRADES:
         points = [(depth, limit) for depth, limit, _ in _limits_of(measured, grade)]
         if points:
-            found.append(
+            traces.append(
                 _scatter(
                     "markers",
                     [x for x, _ in points],
@@ -275,7 +275,7 @@ def _required(measured: Mapping[str, Mapping[int, MetricReport]]) -> list[Figure
                     },
                 )
             )
-    return found
+    return traces
 
 
 def _limits_of(
@@ -300,13 +300,13 @@ def _gate_labels(
     """
     by_depth: dict[str, list[tuple[float, str, str, int]]] = {}
     for grade, word, colour in _GRADES:
-        for place, (depth, limit, metric) in enumerate(_limits_of(measured, grade)):
+        for position, (depth, limit, metric) in enumerate(_limits_of(measured, grade)):
             away = 0
             if grade == "minimum":
                 away = 9 if metric.value is not None and metric.value < limit else -9
-            text = number(limit) if place else f"{number(limit)} {word}"
+            text = number(limit) if position else f"{number(limit)} {word}"
             by_depth.setdefault(depth, []).append((limit, text, colour, away))
-    found = []
+    labels = []
     for depth, limits in by_depth.items():
         near: list[list[tuple[float, str, str, int]]] = []
         for one in sorted(limits):
@@ -316,10 +316,10 @@ def _gate_labels(
                 near.append([one])
         for together in near:
             _, _, colour, away = together[0]
-            found.append(
+            labels.append(
                 {
                     **_LOOKS["gate"],
-                    "x": [f"{known}" for known in depths].index(depth),  # not its name: a number
+                    "x": [f"{label}" for label in depths].index(depth),  # not its name: a number
                     "y": statistics.fmean(limit for limit, *_ in together),
                     "xshift": _BAR // 2 + 3,
                     "yshift": away if len(together) == 1 else 0,
@@ -327,7 +327,7 @@ def _gate_labels(
                     "font": {"color": colour, "size": 12},
                 }
             )
-    return found
+    return labels
 
 
 def _reference(
@@ -358,12 +358,12 @@ def _ceiling(metric: MetricReport) -> float | None:
 
 def _bounds(measured: Mapping[str, Mapping[int, MetricReport]]) -> dict[int, float]:
     """What the memory allows at each depth."""
-    found: dict[int, float] = {}
+    bounds: dict[int, float] = {}
     for by_depth in measured.values():
         for depth, metric in by_depth.items():
             if (ceiling := _ceiling(metric)) is not None:
-                found.setdefault(depth, ceiling)
-    return dict(sorted(found.items()))
+                bounds.setdefault(depth, ceiling)
+    return dict(sorted(bounds.items()))
 
 
 def _roofline(bounds: Mapping[int, float]) -> Figure:
@@ -383,11 +383,11 @@ def distributions(details: Details) -> list[Chart]:
     for name, samples in details.samples.items():
         base = metric_names.quantity(name)
         if base is not None and samples.samples:
-            known = by_quantity.get(base)
-            if known is None or len(samples.samples) > len(known.samples):
+            longest = by_quantity.get(base)
+            if longest is None or len(samples.samples) > len(longest.samples):
                 by_quantity[base] = samples
     enough = [(base, s) for base, s in by_quantity.items() if s.taken + s.failures >= 3]
-    return [_distribution(base, s, place) for place, (base, s) in enumerate(enough, 1)]
+    return [_distribution(base, s, position) for position, (base, s) in enumerate(enough, 1)]
 
 
 def _distribution(base: str, samples: Samples, place: int) -> Chart:
@@ -404,11 +404,11 @@ def _distribution(base: str, samples: Samples, place: int) -> Chart:
     unit = _label(samples.unit)
     rows = []
     for quantile in (0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0):
-        what = {0.0: "least", 0.5: "median", 1.0: "most"}.get(quantile, f"p{quantile * 100:.0f}")
+        label = {0.0: "least", 0.5: "median", 1.0: "most"}.get(quantile, f"p{quantile * 100:.0f}")
         at = "failed"
         if quantile <= reached:
             at = number(float(np.quantile(finite, min(1.0, quantile / reached))))
-        rows.append((what, at))
+        rows.append((label, at))
     middle = number(float(np.quantile(finite, 0.5)))
     # One gap of seconds among thousands of milliseconds would leave nothing else to be seen.
     wide = finite[0] > 0 and finite[-1] > _WIDE * float(np.median(finite))
@@ -453,11 +453,11 @@ def memory(timeline: MemoryTimeline) -> Chart:
             "lines",
             seconds,
             [None if value is None else round(value, 4) for value in values],
-            f"{what}: %{{y:.4~r}} GiB after %{{x:.0f}} s",
-            name=what,
+            f"{level}: %{{y:.4~r}} GiB after %{{x:.0f}} s",
+            name=level,
             line={"color": colour, "width": 2},
         )
-        for colour, (what, values) in zip(colours, timeline.levels.items(), strict=False)
+        for colour, (level, values) in zip(colours, timeline.levels.items(), strict=False)
     ]
     if timeline.cache:
         traces.append(
@@ -475,16 +475,16 @@ def memory(timeline: MemoryTimeline) -> Chart:
     if timeline.cache:
         figure["layout"]["yaxis2"] = _LOOKS["right_axis"]
     quantities = [
-        (what, [v for v in values if v is not None], "GiB", "GiB")
-        for what, values in timeline.levels.items()
+        (level, [v for v in values if v is not None], "GiB", "GiB")
+        for level, values in timeline.levels.items()
     ]
     shares = [share * 100 for share in timeline.cache if share is not None]
     if shares:
         quantities.append(("KV cache in use", shares, "%", "points"))
     rows = [
-        [what, *(f"{number(v)} {unit}" for v in (known[0], min(known), max(known), known[-1])),
-         f"{_signed(known[-1] - known[0])} {difference}"]
-        for what, known, unit, difference in quantities
+        [level, *(f"{number(v)} {unit}" for v in (values[0], min(values), max(values), values[-1])),
+         f"{_signed(values[-1] - values[0])} {difference}"]
+        for level, values, unit, difference in quantities
     ]  # fmt: skip
     return Chart(
         id="memory",
@@ -512,7 +512,7 @@ def histories(details: Details, gated: Iterable[str]) -> list[Chart]:
         return (len(long_enough[name].levels) < 2, name not in gates, not (rate and rate.plain))
 
     chosen = sorted(long_enough, key=rank)[:_MOST_HISTORIES]
-    return [_history(name, long_enough[name], place) for place, name in enumerate(chosen, 1)]
+    return [_history(name, long_enough[name], position) for position, name in enumerate(chosen, 1)]
 
 
 def _history(name: str, series: Series, place: int) -> Chart:
@@ -560,17 +560,17 @@ def _history(name: str, series: Series, place: int) -> Chart:
         at = next((v for start, end, v in levels if start <= index < end), None)
         mark = " (changes here)" if index in changes else ""
         rows.append((point.run, point.when, number(point.value), number(at) + mark))
-    said = _last_against_level(series, levels)
+    comparison = _last_against_level(series, levels)
     if changes:
-        said += f"; the level changes with {', '.join(series.points[c].run for c in changes)}"
+        comparison += f"; the level changes with {', '.join(series.points[c].run for c in changes)}"
     return Chart(
         id=f"history-{place}",
         title=f"{name} over {count} runs",
-        text=f"{metric_names.words(name)} over {count} runs: {said}.",
+        text=f"{metric_names.words(name)} over {count} runs: {comparison}.",
         figure=figure,
         header=("run", "when", series.unit, "level"),
         rows=rows,
-        note=f"{said[0].upper()}{said[1:]}.",
+        note=f"{comparison[0].upper()}{comparison[1:]}.",
     )
 
 
@@ -590,15 +590,15 @@ def _last_against_level(series: Series, levels: Sequence[tuple[int, int, float]]
     start, end, level = levels[-1]
     runs = end - start
     of = f"the level of the {f'{runs} runs' if runs > 1 else 'run'} before it"
-    here = f"this run, {number(last)} {series.unit},"
+    subject = f"this run, {number(last)} {series.unit},"
     if level <= 0:
-        return f"{here} beside {number(level)} {series.unit}, {of}"
+        return f"{subject} beside {number(level)} {series.unit}, {of}"
     off = (last / level - 1) * 100
     if abs(off) < _SAME:
-        return f"{here} is at {of} ({number(level)})"
+        return f"{subject} is at {of} ({number(level)})"
     better = (off > 0) == series.higher_is_better
     return (
-        f"{here} is {abs(off):.1f} % {'above' if off > 0 else 'below'} {of} ({number(level)}), "
+        f"{subject} is {abs(off):.1f} % {'above' if off > 0 else 'below'} {of} ({number(level)}), "
         f"which is {'better' if better else 'worse'}"
     )
 

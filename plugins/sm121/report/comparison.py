@@ -169,9 +169,9 @@ def refuse_mixed(sources: Sequence[Source]) -> None:
     Raises:
         UsageError: names the first field in which two differ.
     """
-    ours = [(source.name, source.run) for source in sources if source.run is not None]
-    newer = [(name, run) for name, run in ours if run.fingerprint is not None]
-    older = [name for name, run in ours if run.fingerprint is None]
+    runs = [(source.name, source.run) for source in sources if source.run is not None]
+    newer = [(name, run) for name, run in runs if run.fingerprint is not None]
+    older = [name for name, run in runs if run.fingerprint is None]
     if newer and older:
         raise UsageError(
             f"{older[0]} does not say what it asked (an older version wrote it, without a "
@@ -181,7 +181,7 @@ def refuse_mixed(sources: Sequence[Source]) -> None:
     for (one, first), (other, second) in itertools.combinations(newer, 2):
         for difference in differences(first, second):
             raise UsageError(
-                f"{one} and {other} differ in {difference.what}: {difference.one or 'none'} and "
+                f"{one} and {other} differ in {difference.name}: {difference.one or 'none'} and "
                 f"{difference.other or 'none'}; --mixed shows them beside each other all the same"
             )
 
@@ -324,14 +324,14 @@ def markdown(sources: Sequence[Source]) -> str:
     lines += _table(["test", "run", "value", "unit", "rounds", "clock", "verdict"], body)
     if judged := [source for source in sources if source.levels]:
         lines += ["", "## What failed", "", *_failures(judged)]
-    if shown := [source for source in sources if source.kernels]:
+    if proven := [source for source in sources if source.kernels]:
         lines += ["", "## Kernels, as the log proves them", ""]
         lines += _table(
-            ["", *(source.name for source in shown)],
+            ["", *(source.name for source in proven)],
             [
-                [part, *(source.kernels.get(part, _NOTHING) for source in shown)]
+                [part, *(source.kernels.get(part, _NOTHING) for source in proven)]
                 for part in KERNELS
-                if any(part in source.kernels for source in shown)
+                if any(part in source.kernels for source in proven)
             ],
         )
     lines += ["", "## Runs", ""]

@@ -27,14 +27,14 @@ class Crash(CrashReport):
 def read(listed: Sequence[CrashReport], directory: Path) -> tuple[Crash, ...]:
     """The crashes that verdict.json lists, and bundles that it does not: the suite itself may have
     ended before it could write them down."""
-    found = [_crash(report, directory) for report in listed]
-    seen = {crash.bundle for crash in found}
+    crashes = [_crash(report, directory) for report in listed]
+    bundles = {crash.bundle for crash in crashes}
     folder = directory / FOLDER
     for bundle in sorted(folder.iterdir()) if folder.is_dir() else ():
         name = bundle.relative_to(directory).as_posix()
-        if bundle.is_dir() and name not in seen:
-            found.append(_crash(_unlisted(name, directory), directory))
-    return tuple(found)
+        if bundle.is_dir() and name not in bundles:
+            crashes.append(_crash(_unlisted(name, directory), directory))
+    return tuple(crashes)
 
 
 def _crash(report: CrashReport, directory: Path) -> Crash:

@@ -45,11 +45,11 @@ class FailureGroup:
         return f"{about}{first.requirement}"[:_LONGEST] if first.required else None
 
     @property
-    def seen(self) -> str:
+    def observed(self) -> str:
         """What there was instead, and what else does not hold."""
         first, *others = self.facts
-        seen = first.observation if first.required else str(first)
-        return "; ".join(filter(None, (seen, unmet.text(others))))[:_LONGEST]
+        observation = first.observation if first.required else str(first)
+        return "; ".join(filter(None, (observation, unmet.text(others))))[:_LONGEST]
 
     @property
     def title(self) -> str:
@@ -76,15 +76,15 @@ def grouped(report: StoredReport) -> list[FailureGroup]:
         reason = reason_of(test)
         key = (test.verdict, test.level, reason if test.verdict is not Verdict.FAIL else test.id)
         groups.setdefault(key, []).append(test)
-    known = {detail.id: detail for detail in report.details.failures}
-    found, room = [], _MOST_TEXT
+    details = {detail.id: detail for detail in report.details.failures}
+    groups_shown, room = [], _MOST_TEXT
     for tests in groups.values():
-        detail = known.get(tests[0].id) or FailureDetail(id=tests[0].id)
+        detail = details.get(tests[0].id) or FailureDetail(id=tests[0].id)
         room -= len(detail.text) + sum(map(len, detail.sections.values()))
         if room < 0:  # everything that fails at once must still be a page that opens
             detail = detail.model_copy(update={"text": "", "sections": {}})
-        found.append(_group(report, tests, detail))
-    return found
+        groups_shown.append(_group(report, tests, detail))
+    return groups_shown
 
 
 def _group(report: StoredReport, tests: list[TestReport], detail: FailureDetail) -> FailureGroup:
@@ -107,14 +107,14 @@ def _evidence(report: StoredReport, level: str, logs: Sequence[str] | None) -> I
     if logs is None:  # written by a version that did not note them
         under_test = report.run.engine.configuration
         logs = [start.log for start in report.run.starts if start.configuration == under_test]
-    seen = list(logs)
+    names = list(logs)
     if level == "performance":
-        seen.append("records")
+        names.append("records")
     if level == "stress":
-        seen += ["memory.json", "crashes"]
+        names += ["memory.json", "crashes"]
     if level == "matrix":
-        seen += ["matrix/FEATURE_MATRIX.md", "matrix/matrix.json"]
-    for name in dict.fromkeys(seen):
+        names += ["matrix/FEATURE_MATRIX.md", "matrix/matrix.json"]
+    for name in dict.fromkeys(names):
         path = report.directory / name
         if not Path(name).is_absolute() and path.exists():
             yield name

@@ -50,25 +50,25 @@ def draw(changes: Sequence[Change]) -> Forest | None:
     for change in changes:
         ends += [x for x in (_better(change), *(change.interval or ())) if x is not None]
         ends += [-change.allowed] if change.allowed is not None else []
-    left, right = max(-_REACH, min(ends)), min(_REACH, max(ends))
-    spread = (right - left) or 0.02
-    left, right = left - _MARGIN * spread, right + _MARGIN * spread
+    low, high = max(-_REACH, min(ends)), min(_REACH, max(ends))
+    spread = (high - low) or 0.02
+    low, high = low - _MARGIN * spread, high + _MARGIN * spread
 
     def at(value: float) -> float:
-        return round(100.0 * (min(max(value, left), right) - left) / (right - left), 2)
+        return round(100.0 * (min(max(value, low), high) - low) / (high - low), 2)
 
     rows = []
     for change in changes:
         point, interval = _better(change), change.interval
-        outside = point is not None and not left <= point <= right
+        outside = point is not None and not low <= point <= high
         mark = Mark(
             point=None if point is None else at(point),
             interval=None if interval is None else (at(interval[0]), at(interval[1])),
             band=None if change.allowed is None else (at(-change.allowed), at(0.0)),
-            beyond=None if not outside else "left" if (point or 0.0) < left else "right",
+            beyond=None if not outside else "left" if (point or 0.0) < low else "right",
         )
         rows.append((change, mark))
-    ticks = tuple((at(tick), f"{signed(tick, 0)} %") for tick in _ticks(left, right))
+    ticks = tuple((at(tick), f"{signed(tick, 0)} %") for tick in _ticks(low, high))
     return Forest(tuple(rows), at(0.0), ticks)
 
 
@@ -76,7 +76,7 @@ def _better(change: Change) -> float | None:
     return None if change.worse is None else -change.worse
 
 
-def _ticks(left: float, right: float) -> Iterable[float]:
+def _ticks(low: float, high: float) -> Iterable[float]:
     """Round numbers between the ends, no change among them."""
-    step = next((s for s in _STEPS if (right - left) / s < _MOST_TICKS), _STEPS[-1])
-    return [n * step for n in range(math.ceil(left / step), math.floor(right / step) + 1)]
+    step = next((s for s in _STEPS if (high - low) / s < _MOST_TICKS), _STEPS[-1])
+    return [n * step for n in range(math.ceil(low / step), math.floor(high / step) + 1)]

@@ -52,7 +52,7 @@ class Headline:
     """A run's verdict, what it may not be taken for, and why."""
 
     verdict: Verdict
-    said: str
+    sentence: str
     #: Of a PASS: what was not looked at, or is not shown.
     reservations: tuple[str, ...] = ()
     certified: bool | None = None
@@ -67,21 +67,21 @@ class Headline:
         return f"{self.verdict.value} ({how}{why})"
 
     def __str__(self) -> str:
-        return f"{self.word}: {self.said}"
+        return f"{self.word}: {self.sentence}"
 
 
 @dataclass(frozen=True)
 class Action:
     """What to do next."""
 
-    what: str
+    kind: str
     """``run again``, ``remedy`` or ``read``."""
     text: str
 
     @property
     def command(self) -> bool:
         """Whether the text can be typed."""
-        return self.what == _AGAIN
+        return self.kind == _AGAIN
 
 
 _AGAIN, _REMEDY, _READ = "run again", "remedy", "read"
@@ -90,8 +90,8 @@ _AGAIN, _REMEDY, _READ = "run again", "remedy", "read"
 def of(run: VerdictFile) -> Headline:
     """The sentence of a run, finished or not."""
     reservations = tuple(_reservations(run)) if run.verdict is Verdict.PASS else ()
-    asked = f" (asked: {run.question}?)" if run.question else ""
-    return Headline(run.verdict, _said(run) + asked, reservations, run.certified)
+    question = f" (asked: {run.question}?)" if run.question else ""
+    return Headline(run.verdict, _said(run) + question, reservations, run.certified)
 
 
 def lead(run: VerdictFile) -> TestReport | None:
@@ -105,14 +105,14 @@ def action(report: StoredReport) -> Action | None:
     if run.verdict is Verdict.PASS or (run.verdict is Verdict.NOT_RUN and run.finished):
         return None  # the same command would run as little once more: the sentence has the reason
     first = lead(run)
-    known = {detail.id: detail for detail in report.details.failures}
-    detail = known.get(first.id) if first is not None else None
+    details = {detail.id: detail for detail in report.details.failures}
+    detail = details.get(first.id) if first is not None else None
     if (decisive := _decisive(run)) is not None and decisive < len(report.crashes):
         crash = report.crashes[decisive]
         if crash.remedy:
             return Action(_REMEDY, crash.remedy)
-        if (place := _log(known.get(crash.test or "")) or crash.bundle) is not None:
-            return Action(_READ, str(report.directory / place))
+        if (file := _log(details.get(crash.test or "")) or crash.bundle) is not None:
+            return Action(_READ, str(report.directory / file))
     whole = first is None or (
         # It measures nothing itself, and so it cannot be run alone.
         first.level == "regression" and all(change.beside != _OF_AB for change in run.changes)
@@ -131,17 +131,17 @@ def judged(run: VerdictFile, name: str) -> tuple[Verdict, str]:
         for change in run.changes
         if change.metric == name and change.verdict is not Verdict.PASS and change.beside != _OF_AB
     ]
-    shown = worst([metric.verdict, *(change.verdict for change in changes)])
-    if shown is not metric.verdict:
-        change = next(change for change in changes if change.verdict is shown)
-        return shown, f"{shown.value}: {_by(change)} {change.beside}"
+    verdict = worst([metric.verdict, *(change.verdict for change in changes)])
+    if verdict is not metric.verdict:
+        change = next(change for change in changes if change.verdict is verdict)
+        return verdict, f"{verdict.value}: {_by(change)} {change.beside}"
     if (why := no_evidence(name, metric)) is not None:
         return Verdict.NOT_RUN, why
-    if not metric.gated and shown is Verdict.PASS:
-        return shown, "measured"
-    if not metric.gated and shown is Verdict.NOT_RUN and metric.value is not None:
-        return shown, "measured on a busy machine"
-    return shown, shown.value + (f" ({metric.grade})" if metric.grade else "")
+    if not metric.gated and verdict is Verdict.PASS:
+        return verdict, "measured"
+    if not metric.gated and verdict is Verdict.NOT_RUN and metric.value is not None:
+        return verdict, "measured on a busy machine"
+    return verdict, verdict.value + (f" ({metric.grade})" if metric.grade else "")
 
 
 def no_evidence(name: str, metric: MetricReport) -> str | None:
@@ -184,8 +184,8 @@ def _said(run: VerdictFile) -> str:
         return brief(run.reason, 2 * _MOST) + _why_nothing_ran(run)
     bad = _Bad(run, [test for test in findings.failures(run) if test.verdict is run.verdict])
     for about in (_crash, _box, _change, _gate, _kernels, _oracle):
-        if (told := about(bad)) is not None:
-            sentence, covered = told
+        if (answer := about(bad)) is not None:
+            sentence, covered = answer
             break
     else:
         sentence, covered = f"{_title(first)}: {brief(unmet.text(first.facts))}", 1
@@ -226,8 +226,8 @@ def _crash(bad: _Bad) -> _Told:
     level = next((test.level for test in bad.run.tests if test.id == crash.test), None)
     where = f" in {level}" if level else ""
     happened = f"{crash.happened or crash.kind}{where}: "
-    told = {test.id for test in bad.tests} & {each.test for each in bad.run.crashes}
-    return f"{happened}{brief(crash.summary)}", len(told)
+    affected = {test.id for test in bad.tests} & {each.test for each in bad.run.crashes}
+    return f"{happened}{brief(crash.summary)}", len(affected)
 
 
 def _decisive(run: VerdictFile) -> int | None:
@@ -235,9 +235,9 @@ def _decisive(run: VerdictFile) -> int | None:
     if run.verdict is not Verdict.FAIL:
         return None
     bad = {test.id for test in findings.failures(run) if test.verdict is Verdict.FAIL}
-    places = range(len(run.crashes))
-    about = (place for place in places if run.crashes[place].test in bad)
-    others = (place for place in places if run.crashes[place].kind != MEMORY_FLOOR)
+    positions = range(len(run.crashes))
+    about = (position for position in positions if run.crashes[position].test in bad)
+    others = (position for position in positions if run.crashes[position].kind != MEMORY_FLOOR)
     return next(about, next(others, None))
 
 
@@ -259,8 +259,8 @@ def _change(bad: _Bad) -> _Told:
         f", and {len(others)} more metric{'s are' if len(others) > 1 else ' is'}" if others else ""
     )
     maybe = "may be" if change.verdict is Verdict.INCONCLUSIVE else "is"
-    before, here = (number(value) or "no number" for value in (change.before, change.here))
-    values = f"{before} → {here} {change.unit}"
+    before, now = (number(value) or "no number" for value in (change.before, change.here))
+    values = f"{before} → {now} {change.unit}"
     allowed = f"{_percent(change.allowed)} allowed"
     paths = bad.run.against.path if bad.run.against is not None else []
     path = f"; another kernel path ran ({brief(paths[0], _LITTLE)})" if paths else ""
@@ -286,11 +286,11 @@ def _gate(bad: _Bad) -> _Told:
     measured = bad.first.metrics or (
         [*bad.run.metrics] if bad.first.level == "performance" and _is_older(bad.run) else []
     )
-    known = bad.run.metrics
-    names = [n for n in measured if n in known and known[n].verdict is bad.run.verdict]
+    metrics = bad.run.metrics
+    names = [n for n in measured if n in metrics and metrics[n].verdict is bad.run.verdict]
     if not names:
         return None
-    name, metric = names[0], known[names[0]]
+    name, metric = names[0], metrics[names[0]]
     about = [test for test in bad.tests if test is bad.first or {*test.metrics} & {*names}]
     if bad.run.verdict is not Verdict.FAIL or not metric.gated:
         counts = _COUNTS.get(bad.run.verdict, "does not hold")
@@ -318,10 +318,10 @@ def _kernels(bad: _Bad) -> _Told:
         return None
     about = [test for test in bad.tests if test.kernel is not None]
     whose = f" of {bad.first.kernel.provider}" if bad.first.kernel.provider else ""
-    seen = brief(unmet.text(bad.first.facts))
+    observed = brief(unmet.text(bad.first.facts))
     checks = f" in {len(about)} checks (first: " if len(about) > 1 else " ("
-    what = "a kernel does not hold against the oracle"
-    return f"{what}{checks}{bad.first.kernel.operation}{whose}: {seen})", len(about)
+    summary = "a kernel does not hold against the oracle"
+    return f"{summary}{checks}{bad.first.kernel.operation}{whose}: {observed})", len(about)
 
 
 def _oracle(bad: _Bad) -> _Told:
@@ -329,8 +329,8 @@ def _oracle(bad: _Bad) -> _Told:
         return None
     about = [test for test in bad.tests if test.ability == _ORACLE]
     checks = f" in {len(about)} checks (first: " if len(about) > 1 else " ("
-    seen = brief(unmet.text(bad.first.facts))
-    return f"answers do not hold against the oracle{checks}{seen})", len(about)
+    observed = brief(unmet.text(bad.first.facts))
+    return f"answers do not hold against the oracle{checks}{observed})", len(about)
 
 
 def _title(test: TestReport) -> str:
@@ -341,10 +341,10 @@ def _title(test: TestReport) -> str:
 
 def _named(metric: str) -> str:
     """A metric with its own name where that says more: ``decode tg32@d0``."""
-    found = metric_names.rate(metric)
-    if found is None:
+    rate = metric_names.rate(metric)
+    if rate is None:
         return metric_names.words(metric)
-    return f"{'decode' if found.decoding else 'prefill'} {metric}"
+    return f"{'decode' if rate.decoding else 'prefill'} {metric}"
 
 
 def _by(change: ChangeReport) -> str:
@@ -352,8 +352,8 @@ def _by(change: ChangeReport) -> str:
     how = _MORE.get(change.unit, "slower")
     if change.worse is None:
         return f"{how} than"
-    shown = (_percent(change.worse, digits) for digits in range(1, 6))
-    much = next((text for text in shown if text != _percent(change.allowed)), "hardly")
+    percentages = (_percent(change.worse, digits) for digits in range(1, 6))
+    much = next((text for text in percentages if text != _percent(change.allowed)), "hardly")
     return f"{much} {how} than"
 
 
@@ -369,34 +369,36 @@ def _log(detail: FailureDetail | None) -> str | None:
 
 
 def _reservations(run: VerdictFile) -> list[str]:
-    found = []
+    reservations = []
     missing = [level for level in LEVELS if level not in run.levels]
     if run.shard is not None:
-        found.append(f"shard {run.shard.index} of {run.shard.of}")
+        reservations.append(f"shard {run.shard.index} of {run.shard.of}")
     if run.levels and missing and not run.certified:
-        there = [level for level in LEVELS if level in run.levels]
-        few = len(there) < len(missing)
-        found.append(
-            f"only {', '.join(there)} asked for" if few else f"{', '.join(missing)} not asked for"
+        selected = [level for level in LEVELS if level in run.levels]
+        few = len(selected) < len(missing)
+        reservations.append(
+            f"only {', '.join(selected)} asked for"
+            if few
+            else f"{', '.join(missing)} not asked for"
         )
     for name, level in run.levels.items():
         if level.verdict is Verdict.NOT_RUN:
             why = next((test.why_not_run for test in run.tests if test.level == name), "")
-            found.append(f"{name} did not run" + (f": {brief(why, _LITTLE)}" if why else ""))
+            reservations.append(f"{name} did not run" + (f": {brief(why, _LITTLE)}" if why else ""))
     for name, metric in run.metrics.items():
         if (why_none := no_evidence(name, metric)) is not None:
-            found.append(f"{name}: {why_none.partition(' (')[0]}")
+            reservations.append(f"{name}: {why_none.partition(' (')[0]}")
     path = run.engine.path
     parts = (("attention", path.attention), ("MoE experts", path.moe))
     silent = [part for part, value in parts if value is None] if _served(run) else []
     if len(silent) == len(parts):
-        found.append("kernel path not proven")
+        reservations.append("kernel path not proven")
     elif silent:
-        found.append(f"{silent[0]} not proven")
+        reservations.append(f"{silent[0]} not proven")
     if run.unproven and len(silent) < len(parts):
         more = f" and {len(run.unproven) - 1} more" if len(run.unproven) > 1 else ""
-        found.append(f"not proven: {brief(run.unproven[0], _LITTLE)}{more}")
-    return found
+        reservations.append(f"not proven: {brief(run.unproven[0], _LITTLE)}{more}")
+    return reservations
 
 
 def _served(run: VerdictFile) -> bool:

@@ -39,8 +39,8 @@ def xml(report: StoredReport) -> str:
         # alone, and would show the run as green.
         suite = ElementTree.SubElement(root, "testsuite", name="run", timestamp=run.started)
         _properties(suite, {"verdict": run.verdict.value, "run.reason": run.reason})
-        said = headline.of(run).said
-        judged = TestReport(id="run::verdict", level="run", verdict=run.verdict, message=said)
+        sentence = headline.of(run).sentence
+        judged = TestReport(id="run::verdict", level="run", verdict=run.verdict, message=sentence)
         _case(suite, judged, run.reason, always=True)
     for element in (*root, root):
         for name, tag in _COUNTED.items():
@@ -80,8 +80,8 @@ def _case(suite: ElementTree.Element, test: TestReport, text: str, *, always: bo
     )
     if file.endswith(".py"):
         case.set("file", _clean(file))
-    said: dict[str, object] = {"verdict": test.verdict.value, "severity": test.severity.value}
-    _properties(case, {**said, "waived": test.waived or None, "tolerated": test.tolerated})
+    properties: dict[str, object] = {"verdict": test.verdict.value, "severity": test.severity.value}
+    _properties(case, {**properties, "waived": test.waived or None, "tolerated": test.tolerated})
     if test.skipped or test.excused or (test.verdict is Verdict.NOT_RUN and not always):
         ElementTree.SubElement(case, "skipped", message=_clean(test.message))
     elif test.verdict is not Verdict.PASS:

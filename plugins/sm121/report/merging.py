@@ -62,8 +62,8 @@ def read(directories: Sequence[Path]) -> list[ShardFolder]:
         raise UsageError("expected the report directories of shards")
     for first, shard in itertools.combinations(shards, 2):
         others = [
-            f"{found.what} ({found.one}) than {first.directory} ({found.other})"
-            for found in apart(shard.file, first.file)
+            f"{difference.name} ({difference.one}) than {first.directory} ({difference.other})"
+            for difference in apart(shard.file, first.file)
         ]
         if shard.part.tests != first.part.tests:
             others.insert(0, f"list of tests than {first.directory}")
@@ -91,10 +91,10 @@ def write(shards: Sequence[ShardFolder], output: Path) -> VerdictFile:
     write_matrix(output, folders)
     verdict_file.write(merged, output / verdict_file.NAME)
     details.write(_details(output, folders), output)
-    found = stored.read(output)
-    write_text(summary.markdown(merged, found), output / "summary.md")
-    write_text(junit.xml(found), output / junit.NAME)
-    page.write(found)
+    report = stored.read(output)
+    write_text(summary.markdown(merged, report), output / "summary.md")
+    write_text(junit.xml(report), output / junit.NAME)
+    page.write(report)
     return merged
 
 
@@ -120,16 +120,16 @@ def _details(output: Path, folders: Iterable[str]) -> Details:
     whole = Details()
     commands = []
     for folder in folders:
-        known = details.read(output / folder)
-        commands += [known.command] if known.command else []
-        whole.requirements |= known.requirements
-        for failure in known.failures:
+        part = details.read(output / folder)
+        commands += [part.command] if part.command else []
+        whole.requirements |= part.requirements
+        for failure in part.failures:
             if failure.logs is not None:
                 failure.logs = [f"{folder}/{log}" for log in failure.logs]
             whole.failures.append(failure)
-        whole.samples |= known.samples
-        whole.history |= known.history
-        whole.findings += [line for line in known.findings if line not in whole.findings]
+        whole.samples |= part.samples
+        whole.history |= part.history
+        whole.findings += [line for line in part.findings if line not in whole.findings]
     whole.command = "; ".join(commands) or None
     return whole
 

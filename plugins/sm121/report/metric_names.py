@@ -63,11 +63,11 @@ def fraction(name: str) -> float | None:
 
 def words(name: str) -> str:
     """A metric's name for people."""
-    if (found := rate(name)) is not None:
-        what = "decode" if found.decoding else "prefill"
-        streams = _several(found.streams, in_turns=found.in_turns) if found.streams > 1 else ""
-        depth = f" at depth {found.depth}" if found.depth else ""
-        return f"{what} {found.kind}{depth}{streams}"
+    if (named := rate(name)) is not None:
+        kind = "decode" if named.decoding else "prefill"
+        streams = _several(named.streams, in_turns=named.in_turns) if named.streams > 1 else ""
+        depth = f" at depth {named.depth}" if named.depth else ""
+        return f"{kind} {named.kind}{depth}{streams}"
     if (match := _TIME.fullmatch(name)) is not None:
         base, several = match["base"], ""
         if (beside := re.search(_STREAMS, base)) is not None:

@@ -89,10 +89,10 @@ def _html(report: StoredReport, saving: int) -> str:
     run = report.run
     others = references.load()
     figures = _charts(report)
-    found = findings.grouped(report)
+    groups = findings.grouped(report)
     if saving:
-        kept = {"text": "", "sections": {}}
-        found = [replace(one, detail=one.detail.model_copy(update=kept)) for one in found]
+        emptied = {"text": "", "sections": {}}
+        groups = [replace(one, detail=one.detail.model_copy(update=emptied)) for one in groups]
     paths = timelines.read(report.directory)
     style = _asset("templates/report.css")
     scripts = (_plotly(), _asset("templates/report.js"))
@@ -116,8 +116,8 @@ def _html(report: StoredReport, saving: int) -> str:
             action=then,
             judged=functools.partial(headline.judged, run),
             tiles=_tiles(run),
-            findings=found[:_MOST_FINDINGS],
-            more=len(found[_MOST_FINDINGS:]),
+            findings=groups[:_MOST_FINDINGS],
+            more=len(groups[_MOST_FINDINGS:]),
             saving=saving,
             left_out=_SAVINGS[:saving],
             waived=[test for test in run.tests if test.waived],
@@ -135,7 +135,7 @@ def _html(report: StoredReport, saving: int) -> str:
             line_width=timelines.WIDTH,
             absent=_absent(report, {**figures, "paths": paths.cells}),
             anchors=short_names.anchors(test.id for test in run.tests),
-            again={one.ids[0]: one.detail.reproduce for one in found[:_MOST_FINDINGS]},
+            again={one.ids[0]: one.detail.reproduce for one in groups[:_MOST_FINDINGS]},
             short_kernel=short_names.kernel,
             box=_box(run),
             logs=[(s, (report.directory / s.log).is_file()) for s in run.starts],
@@ -150,15 +150,15 @@ def _begun(report: StoredReport) -> StoredReport:
     run = report.run.model_dump(mode="json")
     bad = {test.id for test in findings.failures(report.run)}
     run["tests"].sort(key=lambda test: test["id"] not in bad)
-    known = report.details
-    samples = {name: known.samples[name] for name in [*known.samples][:_FEW]}
+    details = report.details
+    samples = {name: details.samples[name] for name in [*details.samples][:_FEW]}
     matrix = report.matrix
     if matrix is not None:
         matrix = type(matrix).model_validate(_first(matrix.model_dump(mode="json")))
     return replace(
         report,
         run=VerdictFile.model_validate(_first(run)),
-        details=known.model_copy(update={"samples": samples}),
+        details=details.model_copy(update={"samples": samples}),
         crashes=report.crashes[:_FEW],
         matrix=matrix,
     )
@@ -193,18 +193,18 @@ def _charts(report: StoredReport) -> dict[str, list[Chart]]:
 
 def _absent(report: StoredReport, parts: Mapping[str, Sequence[object]]) -> list[str]:
     """Why parts of the page are not there, those of one reason together."""
-    found: dict[str, list[str]] = {}
+    parts_by_reason: dict[str, list[str]] = {}
     present = {**parts, "matrix": [report.matrix] if report.matrix else []}
-    for part, (what, level, otherwise) in _PARTS.items():
+    for part, (name, level, otherwise) in _PARTS.items():
         if not present[part]:
-            known = report.run.levels.get(level)
+            level_report = report.run.levels.get(level)
             why = otherwise
-            if known is None:
+            if level_report is None:
                 why = f"{level} was not selected"
-            elif known.verdict is Verdict.NOT_RUN:
+            elif level_report.verdict is Verdict.NOT_RUN:
                 why = f"{level} did not run"
-            found.setdefault(why, []).append(what)
-    return [f"{', '.join(what)} ({why})" for why, what in found.items()]
+            parts_by_reason.setdefault(why, []).append(name)
+    return [f"{', '.join(names)} ({why})" for why, names in parts_by_reason.items()]
 
 
 def _tiles(run: VerdictFile) -> list[tuple[str, MetricReport]]:
@@ -237,8 +237,8 @@ def _box(run: VerdictFile) -> list[tuple[str, str, str]]:
     for name in names:
         one, two = (_value(side.get(name)) for side in sides)
         if one or two:
-            what = _UNITS.sub(lambda match: f" ({_UNIT_WORDS[match[1]]})", name)
-            rows.append((what.replace("_", " "), one, two))
+            label = _UNITS.sub(lambda match: f" ({_UNIT_WORDS[match[1]]})", name)
+            rows.append((label.replace("_", " "), one, two))
     return rows
 
 
@@ -267,8 +267,8 @@ def _grid(report: StoredReport) -> dict[str, Any] | None:
 
     def cells(row: str, column: str) -> list[tuple[str, str, str]]:
         return [
-            (cell.outcome.value, str(place), cell.reason)
-            for place, cell in enumerate(matrix.cells, 1)
+            (cell.outcome.value, str(position), cell.reason)
+            for position, cell in enumerate(matrix.cells, 1)
             if cell.values.get(rows) == row and cell.values.get(columns) == column
         ]
 

@@ -46,8 +46,8 @@ class References(DataTable):
         """Why the numbers do not stand beside a run's; None when they do."""
         if run.arch != self.target.arch:
             return f"they are of {self.target.arch}, this run is of {run.arch or 'unknown'}"
-        known = (run.engine.model, run.profile)
-        if not any(self.target.model in text for text in known):
+        names = (run.engine.model, run.profile)
+        if not any(self.target.model in text for text in names):
             return f"they are of {self.target.model}, this run is of {run.engine.model}"
         return None
 

@@ -30,7 +30,7 @@ _WORDS = {
 class Row:
     """A test, a value of the path, a part of the record."""
 
-    what: str
+    name: str
     a: str
     b: str
     #: What stands under a value: a message, or the evidence for it.

@@ -15,15 +15,15 @@ _SPACES = re.compile(r"\s+")
 
 def anchors(ids: Iterable[str]) -> dict[str, str]:
     """An anchor for each test: the same in every run that has the test."""
-    found: dict[str, str] = {}
-    taken: dict[str, int] = {}
+    anchor_of: dict[str, str] = {}
+    counts: dict[str, int] = {}
     for name in ids:
         path = name.removeprefix("tests/").replace(".py::", "-").removeprefix("test_")
         plain = _NOT_IN_ANCHOR.sub("-", path.lower()).strip("-")[:_MOST_ANCHOR].strip("-")
         anchor = f"test-{plain or 'nameless'}"
-        taken[anchor] = taken.get(anchor, 0) + 1
-        found[name] = anchor if taken[anchor] == 1 else f"{anchor}--{taken[anchor]}"
-    return found
+        counts[anchor] = counts.get(anchor, 0) + 1
+        anchor_of[name] = anchor if counts[anchor] == 1 else f"{anchor}--{counts[anchor]}"
+    return anchor_of
 
 
 def kernel(name: str) -> str:

@@ -56,7 +56,7 @@ class Side:
     @property
     def reason(self) -> str:
         """Why the run has its verdict, short enough to stand beside another."""
-        return shortened(self.headline.said)
+        return shortened(self.headline.sentence)
 
     @cached_property
     def tests(self) -> Mapping[str, TestReport]:
@@ -86,13 +86,13 @@ class Group:
     @classmethod
     def of(cls, name: str, title: str, meaning: str, every: list[Row], *, first: bool) -> Group:
         """The first rows of a table, as many as have room."""
-        room, shown = _ROOM, []
+        room, listed = _ROOM, []
         for row in every:
-            room -= sum(map(len, (row.what, row.a, row.b, row.a_said, row.b_said)))
+            room -= sum(map(len, (row.name, row.a, row.b, row.a_said, row.b_said)))
             if room < 0:
                 break
-            shown.append(row)
-        return cls(name, title, meaning, tuple(shown), len(every) - len(shown), first)
+            listed.append(row)
+        return cls(name, title, meaning, tuple(listed), len(every) - len(listed), first)
 
     @property
     def count(self) -> int:
@@ -329,10 +329,10 @@ class Beside:
             parts.append(f"{judged} of {len(changes)} metrics judged, none worse than allowed")
         if maybe and not self.apart:
             parts.append(f"{maybe} not decided")
-        if gone := sum(not row.b for row in self.only):
-            parts.append(f"{gone} metric{'s' if gone > 1 else ''} measured in A only")
-        differ = [row.what for row in self.path if row.differs and not row.note]
-        one_sided = [row.what for row in self.path if row.note]
+        if missing := sum(not row.b for row in self.only):
+            parts.append(f"{missing} metric{'s' if missing > 1 else ''} measured in A only")
+        differ = [row.name for row in self.path if row.differs and not row.note]
+        one_sided = [row.name for row in self.path if row.note]
         if differ:
             parts.append(f"the kernel paths differ in {', '.join(differ)}")
         elif len(one_sided) < len(self.path):

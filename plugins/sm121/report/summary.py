@@ -77,18 +77,18 @@ def asked(run: VerdictFile) -> list[tuple[str, str]]:
     """What was asked beside the profile, by name: certificate, options, waivers, provider,
     sources."""
     certificate = [("certificate", run.certificate_covers or "")]
-    if (known := run.fingerprint) is None:
+    if (fingerprint := run.fingerprint) is None:
         return [row for row in certificate if row[1]]
     rows = [
         *certificate,
-        ("options", " ".join(f"{name} {value}" for name, value in known.options.items())),
-        ("waivers", f"digest {known.waivers}" if known.waivers else ""),
-        ("kernel provider", known.provider or ""),
-        ("axes", f"digest {known.axes}" if known.axes else ""),
-        ("model's digest", known.model or ""),
-        ("sources", "; ".join(f"{name} {text}" for name, text in known.sources.items())),
+        ("options", " ".join(f"{name} {value}" for name, value in fingerprint.options.items())),
+        ("waivers", f"digest {fingerprint.waivers}" if fingerprint.waivers else ""),
+        ("kernel provider", fingerprint.provider or ""),
+        ("axes", f"digest {fingerprint.axes}" if fingerprint.axes else ""),
+        ("model's digest", fingerprint.model or ""),
+        ("sources", "; ".join(f"{name} {text}" for name, text in fingerprint.sources.items())),
     ]
-    return [(what, value) for what, value in rows if value]
+    return [row for row in rows if row[1]]
 
 
 def kernels(run: VerdictFile) -> list[tuple[str, str]]:
@@ -101,7 +101,7 @@ def kernels(run: VerdictFile) -> list[tuple[str, str]]:
     others = [each.operation for each in run.engine.served if each.judged is False]
     why = "; report.html says why" if others else ""
     rows = [("kernels judged", "; ".join(judged)), ("kernels not judged", ", ".join(others) + why)]
-    return [(what, value) for what, value in rows if value]
+    return [(name, value) for name, value in rows if value]
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,10 @@ class _Failed:
 
 def _by_reason(failures: Sequence[TestReport]) -> list[_Failed]:
     """Failures as the reader wants them: each reason once."""
-    found: dict[tuple[Verdict, str], list[TestReport]] = {}
+    groups: dict[tuple[Verdict, str], list[TestReport]] = {}
     for test in failures:
-        found.setdefault((test.verdict, findings.reason_of(test)), []).append(test)
-    return [_Failed(tests[0], reason, len(tests) - 1) for (_, reason), tests in found.items()]
+        groups.setdefault((test.verdict, findings.reason_of(test)), []).append(test)
+    return [_Failed(tests[0], reason, len(tests) - 1) for (_, reason), tests in groups.items()]
 
 
 def _fenced(command: str) -> Markdown:
@@ -136,18 +136,18 @@ def _required(metric: MetricReport) -> str:
 
 def _change(run: VerdictFile, name: str) -> str:
     """How a metric changed against the trusted run, in percent; empty where that is not known."""
-    there = run.against.measured.get(name) if run.against is not None else None
-    here = run.metrics[name].value
-    if there is None or not there.value or here is None:
+    before = run.against.measured.get(name) if run.against is not None else None
+    now = run.metrics[name].value
+    if before is None or not before.value or now is None:
         return ""
-    return f"{100 * (here / there.value - 1):+.1f} %"
+    return f"{100 * (now / before.value - 1):+.1f} %"
 
 
 def link(environment: Mapping[str, str]) -> str:
     """Where a job of GitHub Actions or GitLab keeps its files; empty elsewhere."""
     if server := environment.get("GITHUB_SERVER_URL"):
-        own = environment.get("GITHUB_REPOSITORY"), environment.get("GITHUB_RUN_ID")
-        return f"{server}/{own[0]}/actions/runs/{own[1]}#artifacts" if all(own) else ""
+        names = environment.get("GITHUB_REPOSITORY"), environment.get("GITHUB_RUN_ID")
+        return f"{server}/{names[0]}/actions/runs/{names[1]}#artifacts" if all(names) else ""
     job = environment.get("CI_JOB_URL")
     return f"{job}/artifacts/browse" if job else ""
 
@@ -161,7 +161,7 @@ def markdown(run: VerdictFile, report: StoredReport | None = None) -> str:
     failures = _by_reason(findings.failures(run))
     metrics = [name for name, metric in run.metrics.items() if _shown(name, metric)]
     metrics.sort(key=lambda name: headline.judged(run, name)[0] is Verdict.PASS)
-    held = run.against
+    against = run.against
     return (
         environment(trimmed=True)
         .get_template("summary.md.j2")
@@ -179,9 +179,11 @@ def markdown(run: VerdictFile, report: StoredReport | None = None) -> str:
             metrics={name: run.metrics[name] for name in metrics[:_MOST_METRICS]},
             more_metrics=len(metrics[_MOST_METRICS:]),
             beside=[
-                (words, lines) for name, words in _BESIDE.items() if (lines := getattr(held, name))
+                (words, lines)
+                for name, words in _BESIDE.items()
+                if (lines := getattr(against, name))
             ]
-            if held is not None
+            if against is not None
             else [],
             number=number,
             interval=charts.interval,

@@ -126,13 +126,13 @@ def read(directory: Path) -> Found:
 
 
 def _files(directory: Path) -> list[Path]:
-    found = [
+    files = [
         (int(match["depth"]), int(match["streams"]), file)
         for pattern in ("records/*.jsonl", "shards/*/records/*.jsonl")
         for file in directory.glob(pattern)
         if (match := _FILE.fullmatch(file.name)) and file.is_file() and not file.is_symlink()
     ]
-    return [file for _, _, file in sorted(found)]
+    return [file for _, _, file in sorted(files)]
 
 
 def _cell(file: Path) -> CellPaths | None:
@@ -160,14 +160,14 @@ def _cell(file: Path) -> CellPaths | None:
 
 def _answer(record: dict[str, Any]) -> TimedAnswer:
     """A record of this version or of one with other fields."""
-    known = {field.name for field in fields(TimedAnswer)} - {"chunks"}
+    names = {field.name for field in fields(TimedAnswer)} - {"chunks"}
     of_chunk = {field.name for field in fields(Chunk)}
     chunks = [
         Chunk(**{key: value for key, value in chunk.items() if key in of_chunk})
         for chunk in record["chunks"]
     ]
     return TimedAnswer(
-        **{key: value for key, value in record.items() if key in known}, chunks=chunks
+        **{key: value for key, value in record.items() if key in names}, chunks=chunks
     )
 
 

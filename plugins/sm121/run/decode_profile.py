@@ -26,23 +26,23 @@ def take(harness: Harness, server: Server, *, mode: str, nsys: bool) -> KernelPr
     Raises:
         NotRun: the server has no profiler, or it wrote nothing.
     """
-    seen = _profile(server, mode, nsys).model_copy(update={"decoding": True})
+    kernels = _profile(server, mode, nsys).model_copy(update={"decoding": True})
     name = server.configuration.name if server.configuration else "attached"
     report = harness.directory / f"kernels-{name}"
     write_text(
-        f"# Kernels of decode, configuration {name}\n\n{kernel_profile.table(seen)}",
+        f"# Kernels of decode, configuration {name}\n\n{kernel_profile.table(kernels)}",
         report.with_suffix(".md"),
     )
-    write_text(seen.model_dump_json(indent=2) + "\n", report.with_suffix(".json"))
-    harness.file.engine.kernels = kernel_profile.shortened(seen)
+    write_text(kernels.model_dump_json(indent=2) + "\n", report.with_suffix(".json"))
+    harness.file.engine.kernels = kernel_profile.shortened(kernels)
     if mode == "restart":
         harness.stop()
-    return seen
+    return kernels
 
 
 def _profile(server: Server, mode: str, nsys: bool) -> KernelProfile:
-    own = server.configuration
-    if own is None:
+    configuration = server.configuration
+    if configuration is None:
         raise NotRun(
             "the attached server's traces are not known here; read one with sm121 path --trace FILE"
         )
@@ -52,16 +52,16 @@ def _profile(server: Server, mode: str, nsys: bool) -> KernelProfile:
                 "--kernel-trace nsys: nsys is not on PATH; it comes with CUDA, or as the "
                 "package nsight-systems"
             )
-        if own.nsys is None:
+        if configuration.nsys is None:
             raise NotRun(
                 f"--kernel-trace nsys: {server.engine} cannot be started under nsys by the suite"
             )
-        return profile_with_nsys(server.endpoint, Path(own.nsys))
-    if own.traces is None:
+        return profile_with_nsys(server.endpoint, Path(configuration.nsys))
+    if configuration.traces is None:
         raise NotRun(
             "kernels are not profiled: the profile or --kernel-trace says off"
             if mode == "off"
             else f"{server.engine} was started without a profiler of the suite's: it takes no "
             "--profiler-config (vLLM 0.13 or later does), or --engine-arg gave one"
         )
-    return kernel_profile.read_trace(profile_decode(server.endpoint, Path(own.traces)))
+    return kernel_profile.read_trace(profile_decode(server.endpoint, Path(configuration.traces)))

@@ -65,8 +65,8 @@ def is_shared(directory: Path, share: str) -> bool:
 
 
 def _take(directory: Path, share: str | None) -> ReportDirectory:
-    known = (directory / "verdict.json").is_file() or (directory / WORKERS).is_dir()
-    if directory.is_dir() and not known:
+    is_report = (directory / "verdict.json").is_file() or (directory / WORKERS).is_dir()
+    if directory.is_dir() and not is_report:
         foreign = [item.name for item in directory.iterdir() if item.name not in (_LOCK, _EARLIER)]
         if foreign:
             raise UsageError(
@@ -109,8 +109,8 @@ def _wait_for_supervisors(directory: Path) -> None:
     deadline = time.monotonic() + _SUPERVISED_WITHIN_S
     for file in (directory / SERVERS, *directory.glob(f"{WORKERS}/*/{SERVERS}")):
         if file.is_file():
-            with open_lock(file) as held:
-                while not try_lock(held, fcntl.LOCK_EX) and time.monotonic() < deadline:
+            with open_lock(file) as lock:
+                while not try_lock(lock, fcntl.LOCK_EX) and time.monotonic() < deadline:
                     time.sleep(0.05)
 
 
@@ -120,8 +120,8 @@ def _name(lock: IO[str]) -> str:
 
 
 def _keep_earlier(directory: Path) -> Path | None:
-    own = [item for item in directory.iterdir() if item.name not in (_EARLIER, _LOCK)]
-    if not own:
+    entries = [item for item in directory.iterdir() if item.name not in (_EARLIER, _LOCK)]
+    if not entries:
         return None
     verdict = directory / "verdict.json"
     of = verdict if verdict.is_file() else directory
@@ -131,6 +131,6 @@ def _keep_earlier(directory: Path) -> Path | None:
         number += 1
         folder = directory / _EARLIER / f"{stamp}-{number}"
     folder.mkdir(parents=True)
-    for item in own:
+    for item in entries:
         item.rename(folder / item.name)
     return folder

@@ -19,7 +19,7 @@ from sm121.core.profile import FULL
 class Difference(NamedTuple):
     """A value that differs between two runs, so that their verdicts judge different things."""
 
-    what: str
+    name: str
     one: str | None
     other: str | None
 
@@ -68,14 +68,14 @@ class Fingerprint(Record):
 
     def values(self) -> dict[str, str | None]:
         """Every value by its name, those of tables one by one."""
-        found: dict[str, str | None] = {}
+        values: dict[str, str | None] = {}
         for key, value in self.model_dump(mode="json").items():
             name = _NAMES.get(key, key)
             if isinstance(value, Mapping):
-                found.update({f"{name} {part}": _text(item) for part, item in value.items()})
+                values.update({f"{name} {part}": _text(item) for part, item in value.items()})
             else:
-                found[name] = _text(value)
-        return found
+                values[name] = _text(value)
+        return values
 
 
 #: Keys that people know by another name.
@@ -104,8 +104,8 @@ def profile_label(name: str, fingerprint: Fingerprint | None) -> str:
     """The profile as reports name it: one that only has the name of a shipped one shows as that."""
     if fingerprint is None or fingerprint.profile is None:
         return name
-    known = "the" if name in profile.shipped() else "a"
-    own = "" if fingerprint.profile_shipped else f" (not {known} shipped one)"
+    article = "the" if name in profile.shipped() else "a"
+    origin = "" if fingerprint.profile_shipped else f" (not {article} shipped one)"
     base = f", extends {fingerprint.extends}" if fingerprint.extends else ""
     plan = "" if fingerprint.plan == FULL else f", plan {fingerprint.plan}"
-    return f"{name}{own}{base}{plan}, digest {fingerprint.profile}"
+    return f"{name}{origin}{base}{plan}, digest {fingerprint.profile}"

@@ -31,11 +31,11 @@ def shown_places(harness: Harness, server: Server) -> int | None:
 
 def places(harness: Harness, server: Server) -> int | None:
     """As `shown_places`; of an attached server whose log does not say, those of the profile."""
-    if (shown := shown_places(harness, server)) is not None or server.configuration is not None:
-        return shown
+    if (logged := shown_places(harness, server)) is not None or server.configuration is not None:
+        return logged
     profile = harness.profile
-    own = profile.configurations[profile.under_test].arguments
-    return at_once((*profile.engine.arguments, *own))
+    arguments = profile.configurations[profile.under_test].arguments
+    return at_once((*profile.engine.arguments, *arguments))
 
 
 class Observer(Protocol):

@@ -24,7 +24,7 @@ class Ledger:
 
     def __init__(self, file: VerdictFile) -> None:
         self._file = file
-        self._places = {test.id: place for place, test in enumerate(file.tests)}
+        self._places = {test.id: position for position, test in enumerate(file.tests)}
         self._decided: set[str] = set()
 
     def __contains__(self, test_id: object) -> bool:
@@ -46,14 +46,14 @@ class Ledger:
 
         The first decision on a test replaces "not reached". Of two decisions `stands` chooses one.
         """
-        place = self._places.get(decision.id)
-        if place is None:
+        position = self._places.get(decision.id)
+        if position is None:
             self._places[decision.id] = len(self._file.tests)
             self._file.tests.append(decision)
         elif decision.id in self._decided:
-            self._file.tests[place] = stands(self._file.tests[place], decision)
+            self._file.tests[position] = stands(self._file.tests[position], decision)
         else:
-            self._file.tests[place] = decision
+            self._file.tests[position] = decision
         self._decided.add(decision.id)
 
     def overrule(self, test_id: str, verdict: Verdict, message: str) -> None:

@@ -64,13 +64,13 @@ def differences(one: VerdictFile, other: VerdictFile) -> list[Difference]:
 
 def apart(one: VerdictFile, other: VerdictFile) -> list[Difference]:
     """The same of two shards, which are also of one day."""
-    found = differences(one, other)
+    others = differences(one, other)
     try:
         begun = [datetime.datetime.fromisoformat(file.started) for file in (one, other)]
         hours = abs(begun[0] - begun[1]).total_seconds() / 3600
     except (ValueError, TypeError):  # not a time, or one without its zone
-        return found if one.started == other.started else [*found, _day(one, other)]
-    return found if hours < _ONE_RUN_H else [*found, _day(one, other)]
+        return others if one.started == other.started else [*others, _day(one, other)]
+    return others if hours < _ONE_RUN_H else [*others, _day(one, other)]
 
 
 def _day(one: VerdictFile, other: VerdictFile) -> Difference:
@@ -100,8 +100,8 @@ def merge(whole: VerdictFile, ledger: Ledger, parts: Mapping[str, VerdictFile]) 
     moved = [_prefixed(part, folder) for folder, part in parts.items()]
     for part in moved:
         for name, metric in part.metrics.items():
-            known = whole.metrics.get(name)
-            if known is None or worst([known.verdict, metric.verdict]) is not known.verdict:
+            earlier = whole.metrics.get(name)
+            if earlier is None or worst([earlier.verdict, metric.verdict]) is not earlier.verdict:
                 whole.metrics[name] = metric
         whole.starts += part.starts
         whole.crashes += part.crashes
@@ -121,8 +121,8 @@ def merge(whole: VerdictFile, ledger: Ledger, parts: Mapping[str, VerdictFile]) 
         key=lambda engine: (bool(engine.path.evidence), engine.base_url is not None),
     )
     if whole.engine.served:
-        shown = {each.component: each.backend for each in whole.engine.served}
-        path = served.with_expected(whole.engine.path, KernelPath.model_validate(shown))
+        backends = {each.component: each.backend for each in whole.engine.served}
+        path = served.with_expected(whole.engine.path, KernelPath.model_validate(backends))
         whole.engine.served = served.judge(whole, path)
     whole.box = worst_box(file.box for file in files)
     whole.memory = _gravest(file.memory for file in files if file.memory is not None)
@@ -202,7 +202,7 @@ def _against(parts: Iterable[AgainstReport | None]) -> AgainstReport | None:
             setattr(whole, name, [*dict.fromkeys(lines)])
     # A level that one shard asked was asked.
     whole.not_asked = sorted(set.intersection(*(set(report.not_asked) for report in reports)))
-    whole.measured = {name: known for each in reports for name, known in each.measured.items()}
+    whole.measured = {name: metric for each in reports for name, metric in each.measured.items()}
     whole.no_worse = all(report.no_worse for report in reports)
     return whole
 
@@ -262,8 +262,8 @@ def worst_box(boxes: Iterable[BoxReport]) -> BoxReport:
     every = list(boxes)
 
     def place(box: BoxReport) -> int:
-        known = box.state if box.state in _BOX_STATES else BoxState.UNKNOWN
-        return _BOX_STATES.index(BoxState(known))
+        state = box.state if box.state in _BOX_STATES else BoxState.UNKNOWN
+        return _BOX_STATES.index(BoxState(state))
 
     return min([box for box in every if box.looked_at] or every, key=place)
 
@@ -291,8 +291,8 @@ def _environments(files: Sequence[VerdictFile]) -> dict[str, object]:
     first = files[0].environment
     others = {}
     for file in files[1:]:
-        own = file.environment
-        different = {k: own.get(k) for k in {**first, **own} if first.get(k) != own.get(k)}
+        record = file.environment
+        different = {k: record.get(k) for k in {**first, **record} if first.get(k) != record.get(k)}
         if different and file.shard is not None:
             others[str(file.shard.index)] = different
     return {**first, **({"other_shards": others} if others else {})}

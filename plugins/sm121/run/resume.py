@@ -28,41 +28,41 @@ def take_over(harness: Harness, may_be_taken: Collection[str]) -> set[str]:
     if earlier is None:
         return set()
     ended = [test for test in _ended(earlier) if test.id in harness.ledger]
-    taken = [test for test in ended if test.id in may_be_taken and not test.excused]
-    for test in taken:
+    reusable = [test for test in ended if test.id in may_be_taken and not test.excused]
+    for test in reusable:
         harness.ledger.decide(test)
-    if taken:
-        harness.remark(f"--resume: {len(taken)} kernel tests are taken over from the run before")
-    if again := len(ended) - len(taken):
+    if reusable:
+        harness.remark(f"--resume: {len(reusable)} kernel tests are taken over from the run before")
+    if again := len(ended) - len(reusable):
         harness.remark(
             f"--resume: {again} kernel tests run again: they are about the kernel path, a rate or "
             "a running server, or were waived"
         )
     if ended:
         harness.save()
-    return {test.id for test in taken}
+    return {test.id for test in reusable}
 
 
 def earlier_run(harness: Harness) -> VerdictFile | None:
     """The newest earlier run that is comparable and has finished a kernel test, in the folder to
     which opening this run moved it. When there is none, a remark says why."""
-    found = sorted((harness.directory / "earlier").glob("*/verdict.json"), reverse=True)
+    files = sorted((harness.directory / "earlier").glob("*/verdict.json"), reverse=True)
     reasons: list[str] = []
-    for file in found:
+    for file in files:
         try:
             earlier = verdict_file.read(file)
         except (OSError, ValueError) as error:
             reasons.append(f"{file} cannot be read: {type(error).__name__}")
             continue
         if others := differences(earlier, harness.file):
-            what, theirs, ours = others[0]
+            name, before, now = others[0]
             more = f", and {len(others) - 1} more differences" if len(others) > 1 else ""
-            reasons.append(f"another {what} ({theirs}, now {ours}){more}")
+            reasons.append(f"another {name} ({before}, now {now}){more}")
         elif (why := contradiction(earlier)) is not None:
             reasons.append(f"{file} was changed after it was written: {why}")
         elif _ended(earlier):
             return earlier
-    if not found:
+    if not files:
         harness.remark("--resume: there is no earlier run in the report directory")
     elif reasons:
         harness.remark(f"--resume: nothing is taken over: {reasons[0]}")

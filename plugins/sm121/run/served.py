@@ -30,8 +30,8 @@ def expected(
         "attention": required.attention,
         "moe": required.moe,
     }
-    asked = requested.patterns(configuration) if configuration is not None else {}
-    return serving.expected(accepted, asked)
+    patterns = requested.patterns(configuration) if configuration is not None else {}
+    return serving.expected(accepted, patterns)
 
 
 def with_expected(path: KernelPath, expected: KernelPath) -> KernelPath:
@@ -50,17 +50,17 @@ def judge(file: VerdictFile, path: KernelPath) -> list[ServedKernel]:
     Args:
         path: the resolved one, with what is expected where nothing was shown.
     """
-    found = []
+    kernels = []
     for operation in serving.OPERATIONS:
-        own = [
+        tests = [
             test
             for test in file.tests
             if test.kernel is not None and test.kernel.operation == operation
         ]
-        shown = getattr(file.engine.path, serving.component(operation)) is not None
+        is_shown = getattr(file.engine.path, serving.component(operation)) is not None
         for choice in serving.choices(file.engine.name, file.arch or "", path, operation):
-            found.append(_served(operation, choice, own, shown=shown))
-    return found
+            kernels.append(_served(operation, choice, tests, shown=is_shown))
+    return kernels
 
 
 def _served(

@@ -256,12 +256,12 @@ def of_benchmarks(run: str, when: str, benchmarks: Iterable[Mapping[str, Any]]) 
     Raises:
         KeyError, TypeError, ValueError: a benchmark says too little, or what is no value.
     """
-    ours = [extra for extra in benchmarks if "sm121" in extra]
-    boxes = [(extra.get("box") or {}).get("state") for extra in ours]
+    extras = [extra for extra in benchmarks if "sm121" in extra]
+    boxes = [(extra.get("box") or {}).get("state") for extra in extras]
     reasons = ["its box was DEGRADED"] if BoxState.DEGRADED in boxes else []
     reports: dict[str, MetricReport] = {}
     metrics: dict[str, StoredMetric] = {}
-    for extra in ours:
+    for extra in extras:
         name = str(extra["metric"])
         report = reports[name] = _report(extra)
         if (ended := extra.get("run", "PASS")) != "PASS":
@@ -277,7 +277,7 @@ def of_benchmarks(run: str, when: str, benchmarks: Iterable[Mapping[str, Any]]) 
             reasons.append(f"its {name} holds a 0, or what is no number")
     if not metrics:
         return None
-    last = ours[-1]
+    last = extras[-1]
     context = {key: last.get(key) for key in ("machine", *_CONTEXT)}
     engine, fingerprint = last.get("engine") or {}, last.get("fingerprint")
     file = VerdictFile(

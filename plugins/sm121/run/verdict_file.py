@@ -407,7 +407,7 @@ class VerdictFile(Record):
             return "no test of a level was executed: all were skipped or deselected"
         decisive = [t for t in self.tests if t.counted is self.verdict and not t.skipped]
         if self.verdict is Verdict.PASS:
-            held = sum(test.verdict is Verdict.PASS for test in self.tests)
+            passed = sum(test.verdict is Verdict.PASS for test in self.tests)
             excused = [
                 test for test in self.tests if test.excused and test.counted is not test.verdict
             ]
@@ -415,11 +415,11 @@ class VerdictFile(Record):
                 f"; {count} failed and {'are' if count > 1 else 'is'} {how}"
                 for how, count in Counter(map(_how_excused, excused)).items()
             )
-            left = len(self.tests) - held - len(excused)
-            missing = f"; {left} did not run" if left else ""
-            asked = self.fingerprint.plan if self.fingerprint is not None else FULL
-            plan = "" if asked == FULL else f" of plan {asked}"
-            checks = f"{held} check{'' if held == 1 else 's'}{plan}"
+            unexecuted = len(self.tests) - passed - len(excused)
+            missing = f"; {unexecuted} did not run" if unexecuted else ""
+            plan_name = self.fingerprint.plan if self.fingerprint is not None else FULL
+            plan = "" if plan_name == FULL else f" of plan {plan_name}"
+            checks = f"{passed} check{'' if passed == 1 else 's'}{plan}"
             beside = ""
             if self.against is not None:
                 others = ", ".join(self.against.not_asked)

@@ -331,9 +331,9 @@ def _differs(theirs: VerdictFile, run: VerdictFile) -> list[str]:
     if theirs.fingerprint is None or run.fingerprint is None:
         return []
     return [
-        f"{each.what}: {each.one} there, {each.other} here"
+        f"{each.name}: {each.one} there, {each.other} here"
         for each in theirs.fingerprint.differences(run.fingerprint)
-        if not each.what.startswith(("machine", "against"))
+        if not each.name.startswith(("machine", "against"))
     ]
 
 

@@ -109,8 +109,8 @@ def _stopped(
     report = harness.stop()
     loading.join(timeout=_LEARN_WITHIN_S)
     learned = not loading.is_alive()
-    wanted = f"every client learns of the stop within {_LEARN_WITHIN_S:.0f} s"
-    require(learned, wanted, "some still wait")
+    requirement = f"every client learns of the stop within {_LEARN_WITHIN_S:.0f} s"
+    require(learned, requirement, "some still wait")
     if report is None or not report.clean:
         raise Unmet(Fact("nothing left of a server stopped under load", f"{report}"))
     return loads[0], stopped_at, str(report.log or "the server's log")
