@@ -74,63 +74,77 @@ def judge(
     top1: list[bool] = []
     divergences: list[float] = []
     wrong: Fact | None = None
-    unjudged = forks = position = offset = 0
-    while position < len(judged):
+    unjudged = forks = offset = 0
+    for position, mine in enumerate(judged):
+        about = f"token {position}"
         if position - offset >= len(other):
-            wrong = Fact(judged[position].token, "the end of the answer", f"token {position}")
+            wrong = Fact(mine.token, "the end of the answer", about)
             break
-        mine, other_position = judged[position], other[position - offset]
-        error = _under(mine, other_position)
-        errors.append(error)
-        top1.append(mine.token == other_position.token)
-        divergences.append(divergence(_told(mine), _told(other_position)))
-        if mine.token != other_position.token:
-            gap = _gap(mine, other_position)
-            if gap > bound.fork:
-                apart = f"they differ by {gap:.3g} nats, equally likely is up to {bound.fork:g}"
-                wrong = Fact(mine.token, other_position.token, f"token {position}", evidence=apart)
-                break
-            forks += 1
-            if forks > MOST_FORKS:
-                requirement = f"{MOST_FORKS} places where the runs choose differently, at most"
-                wrong = Fact(requirement, f"{forks}", f"token {position}")
+        theirs = other[position - offset]
+        errors.append(error := _under(mine, theirs))
+        top1.append(mine.token == theirs.token)
+        divergences.append(divergence(_told(mine), _told(theirs)))
+        if mine.token != theirs.token:
+            gap = _gap(mine, theirs)
+            forks += gap <= bound.fork
+            if (wrong := _wrong_fork(mine, theirs, gap, bound, forks, about)) is not None:
                 break
             if position + 1 < len(judged):
                 ids = ids_of(judged[: position + 1])
                 again = resume(ids) if resume is not None and ids is not None else None
                 if again is None:
                     unjudged = len(judged) - position - 1
-                    break
-                other, offset = again, position + 1
-        if not error <= bound.max_abs:  # NaN is no agreement either
-            log_probability = other_position.top.get(mine.token, other_position.log_probability)
-            wrong = Fact(
-                "log-probabilities of the likeliest tokens that differ by at most",
-                about=f"token {position} ({mine.token})",
-                value=error,
-                limit=bound.max_abs,
-                unit="nats",
-                evidence=f"{mine.log_probability:.6g} and {log_probability:.6g}",
-            )
+                else:
+                    other, offset = again, position + 1
+        if not unjudged:
+            wrong = _too_far(mine, theirs, error, bound, about)
+        if unjudged or wrong is not None:
             break
-        position += 1
     if wrong is None and not unjudged and len(other) > len(judged) - offset:
-        more = other[len(judged) - offset]
-        wrong = Fact("the end of the answer", more.token, f"token {len(judged)}")
-    agreement = TokenAgreement(
-        tuple(errors), tuple(top1), tuple(divergences), forks, wrong, unjudged
-    )
-    if wrong is None and agreement.mean_abs > bound.mean_abs:
+        wrong = Fact(
+            "the end of the answer", other[len(judged) - offset].token, f"token {len(judged)}"
+        )
+    whole = TokenAgreement(tuple(errors), tuple(top1), tuple(divergences), forks, wrong, unjudged)
+    if wrong is None and whole.mean_abs > bound.mean_abs:
         wrong = Fact(
             "a mean difference of at most",
             about=f"{len(errors)} tokens",
-            value=agreement.mean_abs,
+            value=whole.mean_abs,
             limit=bound.mean_abs,
             unit="nats",
-            evidence=f"worst at token {agreement.worst}",
+            evidence=f"worst at token {whole.worst}",
         )
-        agreement = replace(agreement, disagreement=wrong)
-    return agreement
+    return replace(whole, disagreement=wrong)
+
+
+def _too_far(
+    mine: Position, theirs: Position, error: float, bound: AgreementBound, about: str
+) -> Fact | None:
+    """Why the log-probabilities of a place do not agree."""
+    if error <= bound.max_abs:  # NaN is no agreement either
+        return None
+    other = theirs.top.get(mine.token, theirs.log_probability)
+    return Fact(
+        "log-probabilities of the likeliest tokens that differ by at most",
+        about=f"{about} ({mine.token})",
+        value=error,
+        limit=bound.max_abs,
+        unit="nats",
+        evidence=f"{mine.log_probability:.6g} and {other:.6g}",
+    )
+
+
+def _wrong_fork(
+    mine: Position, theirs: Position, gap: float, bound: AgreementBound, forks: int, about: str
+) -> Fact | None:
+    """Why a place where the runs chose differently is no accepted fork."""
+    if gap > bound.fork:
+        apart = f"they differ by {gap:.3g} nats, equally likely is up to {bound.fork:g}"
+        return Fact(mine.token, theirs.token, about, evidence=apart)
+    if forks > MOST_FORKS:
+        most = f"{MOST_FORKS} places where the runs choose differently, at most"
+        return Fact(most, f"{forks}", about)
+    return None
 
 
 def same_tokens(judged: Completion, other: Completion) -> Fact | None:

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, JsonValue, ValidationError
+from pydantic import Field, JsonValue
 
 from sm121 import __version__
 from sm121.answers import agreement
 from sm121.answers.agreement import TokenAgreement
 from sm121.answers.prompts import Prompt, PromptSet
 from sm121.client.completions import Asker, Completion, Position, Refused, Request, ids_of
+from sm121.core import data_file
 from sm121.core.data_file import DataTable
 from sm121.core.errors import UsageError
 from sm121.core.files import write_text
@@ -170,16 +171,7 @@ def load(path: Path) -> GoldenFile:
     Raises:
         UsageError: it is none.
     """
-    try:
-        return GoldenFile.model_validate_json(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--golden {path}: cannot be read ({error})") from error
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise UsageError(
-            f"--golden {path}: expected a file of --record-golden; {where}: {first['msg']}"
-        ) from error
+    return data_file.read_json(path, GoldenFile, f"--golden {path}", "--record-golden")
 
 
 def save(golden: GoldenFile, path: Path) -> None:

@@ -20,11 +20,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from sm121 import __version__
 from sm121.checkpoint.identity import identity
-from sm121.core import digest
+from sm121.core import data_file, digest
 from sm121.core.data_file import Record
 from sm121.core.errors import UsageError
 from sm121.core.files import write_text
@@ -166,25 +166,12 @@ def make(
 
     from sm121.oracles import scores
     from sm121.oracles.rounding import PATHS
-    from sm121.oracles.scores import Text
 
     begun = time.monotonic()
     size = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
     dtype = torch.float64 if size <= _SMALL else torch.float32
-    fixed = dict(prompts())
-    long_name, long_ids = long_prompt()
-    texts: list[Text] = [Text(tuple(ids), more=GENERATED) for ids in fixed.values()]
-    texts += [
-        dataclasses.replace(text, rounding=rounding, follows=n)
-        for rounding in PATHS.values()
-        for n, text in enumerate(texts)
-    ]
-    texts.append(Text(tuple(long_ids), whole=False, more=GENERATED))
-    texts += [
-        Text(tuple(fixed[name]), change=change)
-        for change, names in SMALL_MISTAKES.values()
-        for name in names
-    ]
+    fixed, (long_name, long_ids) = dict(prompts()), long_prompt()
+    texts = _texts(fixed, long_ids)
     each = iter(scores.score(checkpoint, texts, dtype=dtype, device=device, cache=kept, say=say))
     scored, *rounding = (
         {name: _scored(next(each), len(ids)) for name, ids in fixed.items()} for _ in (None, *PATHS)
@@ -214,6 +201,26 @@ def make(
             for mistake, (_, names) in SMALL_MISTAKES.items()
         },
     )
+
+
+def _texts(fixed: dict[str, list[int]], long_ids: list[int]) -> list[Text]:
+    """What the oracle scores: the prompts exact and with each rounding, the long prompt, and the
+    prompts of each small mistake."""
+    from sm121.oracles.rounding import PATHS
+    from sm121.oracles.scores import Text
+
+    texts = [Text(tuple(ids), more=GENERATED) for ids in fixed.values()]
+    texts += [
+        dataclasses.replace(text, rounding=rounding, follows=n)
+        for rounding in PATHS.values()
+        for n, text in enumerate(texts)
+    ]
+    texts.append(Text(tuple(long_ids), whole=False, more=GENERATED))
+    return texts + [
+        Text(tuple(fixed[name]), change=change)
+        for change, names in SMALL_MISTAKES.values()
+        for name in names
+    ]
 
 
 def _scored(found: Scores, tokens: int) -> Scored:
@@ -268,16 +275,7 @@ def load(path: Path) -> OracleFile:
     Raises:
         UsageError: it is none, or of another release of the suite, with other prompts.
     """
-    try:
-        file = OracleFile.model_validate_json(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read ({error})") from error
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise UsageError(
-            f"{path}: expected a file of `sm121 golden`; {where}: {first['msg']}"
-        ) from error
+    file = data_file.read_json(path, OracleFile, f"{path}", "`sm121 golden`")
     if file.prompts_digest != _prompts_digest():
         raise UsageError(
             f"{path}: made by release {file.suite} with other prompts; make it anew: "

@@ -143,6 +143,27 @@ def chosen_table(
     return _table(text, origin := f"{kind} {path}"), origin
 
 
+def read_json(path: Path, model: type[_Model], subject: str, writer: str) -> _Model:
+    """A JSON file that the suite wrote.
+
+    Args:
+        subject: names the file in errors.
+        writer: the option or command that writes such files.
+
+    Raises:
+        UsageError: it is none; one line.
+    """
+    try:
+        return model.model_validate_json(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{subject}: cannot be read ({error})") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        line = f"{subject}: expected a file of {writer}; {where}: {first['msg']}"
+        raise UsageError(line) from error
+
+
 def parse(text: str, model: type[_Model], origin: str) -> _Model:
     """Validate a file's text; ``origin`` names it in errors.
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import os
-from importlib.resources import files
 from pathlib import Path
 
 from markupsafe import Markup
@@ -42,18 +39,14 @@ def write(runs: list[tuple[str, Path]], target: Path) -> Path:
 
 def html(beside: Beside) -> str:
     """The page of two runs."""
-    style = "".join(
-        files("sm121.report").joinpath("templates", name).read_text("utf-8") for name in _STYLES
-    )
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    style = "".join(page.asset(f"templates/{name}") for name in _STYLES)
     return (
         page.environment()
         .get_template("compare.html.j2")
         .render(
             beside=beside,
             style=Markup(style),  # noqa: S704  # our own files
-            policy=f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; "
-            "base-uri 'none'; form-action 'none'",
+            policy=page.policy(f"style-src {page.hashes(style)}", "img-src data:"),
             label=profile_label,
             number=number,
             words=metric_names.words,

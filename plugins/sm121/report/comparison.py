@@ -19,12 +19,12 @@ from typing import Any
 
 from sm121.core.errors import UsageError
 from sm121.core.verdict import Severity, Verdict
+from sm121.report import metric_names
 from sm121.report.rows import shown
 from sm121.run import stored_run, verdict_file
 from sm121.run.fingerprint import Difference
 from sm121.run.verdict_file import TestReport, VerdictFile
 
-_RATE = re.compile(r"(?P<kind>pp|tg)(?P<tokens>\d+)(?:_c(?P<streams>\d+))?(?:@d(?P<depth>\d+))?$")
 _NOTHING = "-"
 #: What of a kernel path is compared, in this order.
 KERNELS = (
@@ -285,15 +285,10 @@ def label(metric: str) -> str:
 
 def rates(sources: Iterable[Source]) -> tuple[list[str], list[int]]:
     """The rates of one stream that were measured (pp2048, tg32, ...), and at which depths."""
-    matches = [
-        match
-        for source in sources
-        for row in source.rows
-        if (match := _RATE.match(row.metric)) and match["streams"] is None
-    ]
-    kinds = sorted({(match["kind"], int(match["tokens"])) for match in matches})
-    depths = sorted({int(match["depth"] or 0) for match in matches})
-    return [f"{kind}{tokens}" for kind, tokens in kinds], depths
+    names = [metric_names.rate(row.metric) for source in sources for row in source.rows]
+    rates = [rate for rate in names if rate is not None and rate.streams == 1]
+    kinds = sorted({rate.kind for rate in rates}, key=lambda kind: (kind[:2], int(kind[2:])))
+    return kinds, sorted({rate.depth for rate in rates})
 
 
 def markdown(sources: Sequence[Source]) -> str:

@@ -318,19 +318,20 @@ def _kernels(bad: _Bad) -> _Told:
         return None
     about = [test for test in bad.tests if test.kernel is not None]
     whose = f" of {bad.first.kernel.provider}" if bad.first.kernel.provider else ""
-    observed = brief(unmet.text(bad.first.facts))
-    checks = f" in {len(about)} checks (first: " if len(about) > 1 else " ("
-    summary = "a kernel does not hold against the oracle"
-    return f"{summary}{checks}{bad.first.kernel.operation}{whose}: {observed})", len(about)
+    subject = f"{bad.first.kernel.operation}{whose}: "
+    return _against_oracle(bad, "a kernel does not hold against the oracle", subject, about)
 
 
 def _oracle(bad: _Bad) -> _Told:
     if bad.first.ability != _ORACLE or bad.run.verdict is not Verdict.FAIL:
         return None
     about = [test for test in bad.tests if test.ability == _ORACLE]
+    return _against_oracle(bad, "answers do not hold against the oracle", "", about)
+
+
+def _against_oracle(bad: _Bad, sentence: str, subject: str, about: Sequence[TestReport]) -> _Told:
     checks = f" in {len(about)} checks (first: " if len(about) > 1 else " ("
-    observed = brief(unmet.text(bad.first.facts))
-    return f"answers do not hold against the oracle{checks}{observed})", len(about)
+    return f"{sentence}{checks}{subject}{brief(unmet.text(bad.first.facts))})", len(about)
 
 
 def _title(test: TestReport) -> str:

@@ -32,6 +32,7 @@ from sm121.report import (
     findings,
     headline,
     metric_names,
+    rate_chart,
     references,
     short_names,
     summary,
@@ -91,11 +92,10 @@ def _html(report: StoredReport, saving: int) -> str:
     figures = _charts(report)
     groups = findings.grouped(report)
     if saving:
-        emptied = {"text": "", "sections": {}}
-        groups = [replace(one, detail=one.detail.model_copy(update=emptied)) for one in groups]
+        groups = [replace(one, detail=findings.without_output(one.detail)) for one in groups]
     paths = timelines.read(report.directory)
-    style = _asset("templates/report.css")
-    scripts = (_plotly(), _asset("templates/report.js"))
+    style = asset("templates/report.css")
+    scripts = (_plotly(), asset("templates/report.js"))
     return (
         environment()
         .get_template("report.html.j2")
@@ -105,8 +105,11 @@ def _html(report: StoredReport, saving: int) -> str:
             label=profile_label(run.profile, run.fingerprint),
             asked=summary.asked(run),
             version=__version__,
-            policy=_policy(scripts),
-            style=Markup(style + _asset("templates/beside.css")),  # noqa: S704  # our own files
+            # Styles by attribute are how plotly draws.
+            policy=policy(
+                f"script-src {hashes(*scripts)}", "style-src 'unsafe-inline'", "img-src data: blob:"
+            ),
+            style=Markup(style + asset("templates/beside.css")),  # noqa: S704  # our own files
             plotly=Markup(scripts[0]),  # noqa: S704  # the vendored bundle
             script=Markup(scripts[1]),  # noqa: S704  # our own file
             figures={chart.id: chart.figure for group in figures.values() for chart in group},
@@ -181,7 +184,7 @@ def write(report: StoredReport) -> Path:
 
 def _charts(report: StoredReport) -> dict[str, list[Chart]]:
     run, others = report.run, references.load()
-    rates = [charts.rates(run, others, decoding=True), charts.rates(run, others, decoding=False)]
+    rates = [rate_chart.rates(run, others, decoding=decoding) for decoding in (True, False)]
     gated = [name for name, metric in run.metrics.items() if metric.gated]
     return {
         "rates": [chart for chart in rates if chart is not None],
@@ -278,27 +281,26 @@ def _grid(report: StoredReport) -> dict[str, Any] | None:
 
 
 @cache
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
     return (files("sm121.report") / name).read_text("utf-8")
 
 
 @cache
 def _plotly() -> str:
     """plotly.js in its own words; only what would end the script element is written otherwise."""
-    return re.sub(r"</(?=script)", r"<\\/", _asset("vendor/plotly-basic.min.js"), flags=re.I)
+    return re.sub(r"</(?=script)", r"<\\/", asset("vendor/plotly-basic.min.js"), flags=re.I)
+
+
+def policy(*sources: str) -> str:
+    """What a page may load: nothing but `sources`, and nothing from the network."""
+    return "; ".join(("default-src 'none'", *sources, "base-uri 'none'", "form-action 'none'"))
 
 
 @cache
-def _policy(scripts: tuple[str, ...]) -> str:
-    """No network, no script but ours; styles by attribute are how plotly draws."""
-    hashes = " ".join(
-        f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-        for text in scripts
-    )
-    return (
-        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'"
-    )
+def hashes(*texts: str) -> str:
+    """Scripts or styles of our own, as a policy names them."""
+    digests = (hashlib.sha256(text.encode()).digest() for text in texts)
+    return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
 
 
 def _shown(value: object) -> object:

@@ -375,12 +375,13 @@ class VerdictFile(Record):
         """
         for level in dict.fromkeys(test.level for test in self.tests):
             self.levels[level] = _level([test for test in self.tests if test.level == level])
-        executed = [level.verdict for level in self.levels.values() if _executed(level)]
+        executed = [level.verdict for level in self.levels.values()]
+        verdicts = [verdict for verdict in executed if verdict is not Verdict.NOT_RUN]
         if not self.finished:
-            executed.append(Verdict.NOT_RUN)
+            verdicts.append(Verdict.NOT_RUN)
         if self._ended_by is not None:
-            executed.append(Verdict.INCONCLUSIVE)
-        self.settle(worst(executed))
+            verdicts.append(Verdict.INCONCLUSIVE)
+        self.settle(worst(verdicts))
 
     @property
     def _ended_by(self) -> CrashReport | None:
@@ -443,11 +444,6 @@ def _how_excused(test: TestReport) -> str:
     return "waived" if test.waived else test.tolerated or ""
 
 
-def _executed(level: LevelReport) -> bool:
-    ended = (level.passed, level.failed, level.waived, level.known, level.listed)
-    return any(ended) or bool(level.invalid or level.inconclusive)
-
-
 def _level(tests: list[TestReport]) -> LevelReport:
     counts = Counter(
         _how_excused(test)
@@ -457,8 +453,7 @@ def _level(tests: list[TestReport]) -> LevelReport:
         else _COUNTED_AS[test.verdict]
         for test in tests
     )
-    executed = [test for test in tests if test.executed]
-    verdict = worst(test.counted for test in executed)
+    verdict = worst(test.counted for test in tests if test.executed)
     return LevelReport(verdict=verdict, **counts)
 
 
