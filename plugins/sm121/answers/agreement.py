@@ -70,9 +70,7 @@ def judge(
         resume: gives the other run's tokens after the prompt and the ids of some tokens of
             `judged`, or None where that cannot be asked. Only called after an accepted fork.
     """
-    errors: list[float] = []
-    top1: list[bool] = []
-    divergences: list[float] = []
+    pairs: list[tuple[Position, Position]] = []
     wrong: Fact | None = None
     unjudged = forks = offset = 0
     for position, mine in enumerate(judged):
@@ -80,14 +78,12 @@ def judge(
         if position - offset >= len(other):
             wrong = Fact(mine.token, "the end of the answer", about)
             break
-        theirs = other[position - offset]
-        errors.append(error := _under(mine, theirs))
-        top1.append(mine.token == theirs.token)
-        divergences.append(divergence(_told(mine), _told(theirs)))
-        if mine.token != theirs.token:
-            gap = _gap(mine, theirs)
+        counterpart = other[position - offset]
+        pairs.append((mine, counterpart))
+        if mine.token != counterpart.token:
+            gap = _gap(mine, counterpart)
             forks += gap <= bound.fork
-            if (wrong := _wrong_fork(mine, theirs, gap, bound, forks, about)) is not None:
+            if (wrong := _wrong_fork(mine, counterpart, gap, bound, forks, about)) is not None:
                 break
             if position + 1 < len(judged):
                 ids = ids_of(judged[: position + 1])
@@ -97,18 +93,23 @@ def judge(
                 else:
                     other, offset = again, position + 1
         if not unjudged:
-            wrong = _too_far(mine, theirs, error, bound, about)
+            wrong = _too_far(mine, counterpart, bound, about)
         if unjudged or wrong is not None:
             break
     if wrong is None and not unjudged and len(other) > len(judged) - offset:
         wrong = Fact(
             "the end of the answer", other[len(judged) - offset].token, f"token {len(judged)}"
         )
-    whole = TokenAgreement(tuple(errors), tuple(top1), tuple(divergences), forks, wrong, unjudged)
+    whole = TokenAgreement(
+        tuple(itertools.starmap(_under, pairs)),
+        tuple(a.token == b.token for a, b in pairs),
+        tuple(divergence(_told(a), _told(b)) for a, b in pairs),
+        forks, wrong, unjudged,
+    )  # fmt: skip
     if wrong is None and whole.mean_abs > bound.mean_abs:
         wrong = Fact(
             "a mean difference of at most",
-            about=f"{len(errors)} tokens",
+            about=f"{len(pairs)} tokens",
             value=whole.mean_abs,
             limit=bound.mean_abs,
             unit="nats",
@@ -117,11 +118,9 @@ def judge(
     return replace(whole, disagreement=wrong)
 
 
-def _too_far(
-    mine: Position, theirs: Position, error: float, bound: AgreementBound, about: str
-) -> Fact | None:
+def _too_far(mine: Position, theirs: Position, bound: AgreementBound, about: str) -> Fact | None:
     """Why the log-probabilities of a place do not agree."""
-    if error <= bound.max_abs:  # NaN is no agreement either
+    if (error := _under(mine, theirs)) <= bound.max_abs:  # NaN is no agreement either
         return None
     other = theirs.top.get(mine.token, theirs.log_probability)
     return Fact(

@@ -144,11 +144,7 @@ def chosen_table(
 
 
 def read_json(path: Path, model: type[_Model], subject: str, writer: str) -> _Model:
-    """A JSON file that the suite wrote.
-
-    Args:
-        subject: names the file in errors.
-        writer: the option or command that writes such files.
+    """A JSON file that `writer`, an option or a command, made; ``subject`` names it in errors.
 
     Raises:
         UsageError: it is none; one line.

@@ -77,14 +77,14 @@ def grouped(report: StoredReport) -> list[FailureGroup]:
         key = (test.verdict, test.level, reason if test.verdict is not Verdict.FAIL else test.id)
         groups.setdefault(key, []).append(test)
     details = {detail.id: detail for detail in report.details.failures}
-    shown, room = [], _MOST_TEXT
+    merged, room = [], _MOST_TEXT
     for tests in groups.values():
         detail = details.get(tests[0].id) or FailureDetail(id=tests[0].id)
         room -= len(detail.text) + sum(map(len, detail.sections.values()))
         if room < 0:  # everything that fails at once must still be a page that opens
             detail = without_output(detail)
-        shown.append(_group(report, tests, detail))
-    return shown
+        merged.append(_group(report, tests, detail))
+    return merged
 
 
 def without_output(detail: FailureDetail) -> FailureDetail:

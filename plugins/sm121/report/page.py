@@ -71,6 +71,8 @@ _PARTS = {
     "history": ("history", "regression", "there is no comparable stored run: --benchmark-autosave "
                 "stores this one as the first of them"),
 }  # fmt: skip
+#: Styles by attribute are how plotly draws.
+_PLOTLY_SOURCES = ("style-src 'unsafe-inline'", "img-src data: blob:")
 _HEADLINE_TIMES = ("ttft_p99", "ttft_p50")
 
 
@@ -105,10 +107,7 @@ def _html(report: StoredReport, saving: int) -> str:
             label=profile_label(run.profile, run.fingerprint),
             asked=summary.asked(run),
             version=__version__,
-            # Styles by attribute are how plotly draws.
-            policy=policy(
-                f"script-src {hashes(*scripts)}", "style-src 'unsafe-inline'", "img-src data: blob:"
-            ),
+            policy=policy(f"script-src {hashes(*scripts)}", *_PLOTLY_SOURCES),
             style=Markup(style + asset("templates/beside.css")),  # noqa: S704  # our own files
             plotly=Markup(scripts[0]),  # noqa: S704  # the vendored bundle
             script=Markup(scripts[1]),  # noqa: S704  # our own file

@@ -7,18 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from sm121.core.numbers import number
 from sm121.core.verdict import Verdict
-from sm121.report import metric_names
-from sm121.report.charts import (
-    LOOKS,
-    OTHERS,
-    SERIES,
-    Chart,
-    Figure,
-    escaped,
-    figure_of,
-    interval,
-    scatter,
-)
+from sm121.report import charts, metric_names
+from sm121.report.charts import Chart, Figure, figure_of, interval, scatter
 from sm121.report.references import ReferenceEngine, References
 from sm121.run.verdict_file import MetricReport, VerdictFile
 
@@ -57,7 +47,7 @@ def rates(run: VerdictFile, references: References, *, decoding: bool) -> Chart 
     title = "Decode" if decoding else "Prefill"
     traces: list[Figure] = []
     rows: list[list[str]] = []
-    for colour, (kind, by_depth) in zip(SERIES, measured.items(), strict=False):
+    for colour, (kind, by_depth) in zip(charts.SERIES, measured.items(), strict=False):
         traces.append(_measured(kind, by_depth, colour))
         rows += [
             [f"{depth}", kind, number(m.value), interval(m), number(m.minimum), number(m.target),
@@ -85,7 +75,7 @@ def rates(run: VerdictFile, references: References, *, decoding: bool) -> Chart 
     figure["layout"]["annotations"] = _gate_labels(measured, depths, top - bottom)
     if far:
         figure["layout"]["annotations"].append(
-            {**LOOKS["far"], "text": f"\u2191 {far}, off the scale"}
+            {**charts.LOOKS["far"], "text": f"\u2191 {far}, off the scale"}
         )
     return Chart(
         id="decode" if decoding else "prefill",
@@ -121,18 +111,15 @@ def _of_others(
     measured: Measured, depths: Sequence[int], others: Sequence[ReferenceEngine]
 ) -> Iterable[tuple[Figure, list[list[str]]]]:
     """The line and the rows of each other engine that has a measured kind."""
-    for colour, dash, other in zip(OTHERS * 3, _DASHES * 3, others, strict=False):
-        trace = _reference(other.name, other.values, measured, colour, dash)
-        if trace is not None:
-            yield (
-                trace,
-                [
-                    [f"{depth}", f"{kind}, {other.name}", number(value), *[""] * 5, "as documented"]
-                    for kind in measured
-                    for depth in depths
-                    if (value := other.values.get(f"{kind}@d{depth}")) is not None
-                ],
-            )
+    for colour, dash, other in zip(charts.OTHERS * 3, _DASHES * 3, others, strict=False):
+        if (trace := _reference(other.name, other.values, measured, colour, dash)) is not None:
+            rows = [
+                [f"{depth}", f"{kind}, {other.name}", number(value), *[""] * 5, "as documented"]
+                for kind in measured
+                for depth in depths
+                if (value := other.values.get(f"{kind}@d{depth}")) is not None
+            ]
+            yield trace, rows
 
 
 def _reaches(trace: Figure) -> Iterable[float]:
@@ -265,7 +252,7 @@ def _gate_labels(measured: Measured, depths: Sequence[int], span: float) -> list
             _, _, colour, away = together[0]
             labels.append(
                 {
-                    **LOOKS["gate"],
+                    **charts.LOOKS["gate"],
                     "x": [f"{label}" for label in depths].index(depth),  # not its name: a number
                     "y": statistics.fmean(limit for limit, *_ in together),
                     "xshift": _BAR // 2 + 3,
@@ -291,8 +278,8 @@ def _reference(
                 "lines+markers",
                 [f"{depth}" for depth, _ in points],
                 [value for _, value in points],
-                f"{escaped(name)} %{{x}}: %{{y:.5~r}} tok/s",
-                name=f"{escaped(name)} ({kind})",
+                f"{charts.escaped(name)} %{{x}}: %{{y:.5~r}} tok/s",
+                name=f"{charts.escaped(name)} ({kind})",
                 line={"color": colour, "width": 1.5, "dash": dash},
                 marker={"size": 6, "color": colour, "symbol": "diamond"},
             )

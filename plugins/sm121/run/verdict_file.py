@@ -106,8 +106,7 @@ _COUNTED_AS = {
     Verdict.NOT_RUN: "not_run",
 }
 
-
-#: Before the reason of a test that could not run, as pytest and this file show it.
+#: Before the reason of a test that could not run.
 NOT_RUN = "NOT_RUN: "
 #: Why a run whose tests are not all decided has no verdict of its own.
 UNFINISHED = "the run has not finished"
@@ -375,8 +374,8 @@ class VerdictFile(Record):
         """
         for level in dict.fromkeys(test.level for test in self.tests):
             self.levels[level] = _level([test for test in self.tests if test.level == level])
-        executed = [level.verdict for level in self.levels.values()]
-        verdicts = [verdict for verdict in executed if verdict is not Verdict.NOT_RUN]
+        every = [level.verdict for level in self.levels.values()]
+        verdicts = [verdict for verdict in every if verdict is not Verdict.NOT_RUN]
         if not self.finished:
             verdicts.append(Verdict.NOT_RUN)
         if self._ended_by is not None:
