@@ -140,14 +140,14 @@ def test_a_file_that_llama_benchy_wrote():
     source = comparison.read(Path(__file__).parent / "data" / "llama-benchy-0.4.0.json")
     assert source.tool == "llama-benchy 0.4.0" and source.model == "gpt-oss-120b"
     for name in ("tg32@d0", "tg32@d1024"):
-        assert source.row(name).value == pytest.approx(300, rel=0.01)
-    assert source.row("tg32_c2@d0").value == pytest.approx(600, rel=0.01)
-    assert source.row("pp512@d0").rounds == 3 and source.row("pp512@d0").clock
+        assert source.row(name).report.value == pytest.approx(300, rel=0.01)
+    assert source.row("tg32_c2@d0").report.value == pytest.approx(600, rel=0.01)
+    assert source.row("pp512@d0").report.rounds == 3 and source.row("pp512@d0").report.clock
 
 
 def test_files_of_older_schema_versions_are_read(files):
     source = comparison.read(files / "early.json")
-    assert source.rows[0].value == 29.1 and source.rows[0].clock is None
+    assert source.rows[0].report.value == 29.1 and source.rows[0].report.clock is None
     names = [s.name for s in comparison.distinct([source, source])]
     assert names == ["early", "early (2)"]
 

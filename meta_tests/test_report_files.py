@@ -189,7 +189,7 @@ def test_a_run_of_the_first_version_is_read_by_all(tmp_path, capsys):
     assert main(["testlog", str(tmp_path), "--feature", "old"]) == 0
     assert "NEEDS FIXES" in capsys.readouterr().out
     source = comparison.read(tmp_path)
-    assert source.row("tg32@d0").value == 31.6
+    assert source.row("tg32@d0").report.value == 31.6
 
 
 def test_a_run_of_a_later_version_is_read_without_what_is_new(runs, tmp_path):
@@ -253,7 +253,7 @@ def test_an_old_run_is_merged_and_read_by_its_name(tmp_path, capsys):
     status = main(["merge", str(tmp_path / "old"), "--output", str(tmp_path / "new")])
     merged = verdict_file.read(tmp_path / "new" / "verdict.json")
     assert (status, merged.verdict.value) == (raw["exit_status"], raw["verdict"])
-    assert comparison.read(tmp_path / "new").row("tg32@d0").value == 31.6
+    assert comparison.read(tmp_path / "new").row("tg32@d0").report.value == 31.6
     capsys.readouterr()
 
 

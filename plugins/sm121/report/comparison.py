@@ -23,7 +23,7 @@ from sm121.report import metric_names
 from sm121.report.rows import shown
 from sm121.run import stored_run, verdict_file
 from sm121.run.fingerprint import Difference
-from sm121.run.verdict_file import TestReport, VerdictFile
+from sm121.run.verdict_file import MetricReport, TestReport, VerdictFile
 
 _NOTHING = "-"
 #: What of a kernel path is compared, in this order.
@@ -39,14 +39,10 @@ class ComparedRow:
     """One measured quantity of one source."""
 
     metric: str
-    unit: str
-    value: float | None
-    low: float | None = None
-    high: float | None = None
+    report: MetricReport
     #: The source's own figure of its scatter, where it has no interval: a standard deviation.
     deviation: float | None = None
-    rounds: int = 0
-    clock: str | None = None
+    #: None where nobody judged it.
     verdict: str | None = None
 
 
@@ -143,17 +139,8 @@ def read(path: Path) -> Source:
 def _own(name: str, run: VerdictFile, *notes: str) -> Source:
     """A run of this suite."""
     rows = tuple(
-        ComparedRow(
-            metric=metric,
-            unit=item.unit,
-            value=item.value,
-            low=item.ci_low,
-            high=item.ci_high,
-            rounds=item.rounds,
-            clock=item.clock,
-            verdict=item.verdict.value,
-        )
-        for metric, item in run.metrics.items()
+        ComparedRow(metric, report, verdict=report.verdict.value)
+        for metric, report in run.metrics.items()
         if not metric.startswith("ab:")
     )
     if notes and run.fingerprint is not None:
@@ -241,15 +228,10 @@ def _llama_benchy(name: str, data: dict[str, Any]) -> Source:
 
 def _benchy_row(metric: str, unit: str, item: dict[str, Any]) -> ComparedRow:
     values = item.get("values") or []
-    return ComparedRow(
-        metric=metric,
-        unit=unit,
-        value=float(item["mean"]),
-        deviation=float(item["std"]),
-        rounds=len(values),
-        # Which of the two it used, its file does not say: 1.6 % apart and more.
-        clock="llama-benchy (token ids or evenly spread usage)",
-    )
+    # Which of the two it used, its file does not say: 1.6 % apart and more.
+    clock = "llama-benchy (token ids or evenly spread usage)"
+    report = MetricReport(value=float(item["mean"]), unit=unit, rounds=len(values), clock=clock)
+    return ComparedRow(metric, report, float(item["std"]))
 
 
 def _llama_bench(name: str, data: Sequence[dict[str, Any]]) -> Source:
@@ -261,16 +243,11 @@ def _llama_bench(name: str, data: Sequence[dict[str, Any]]) -> Source:
             metric = f"pp{prompt}+tg{generated}@d{depth}"  # both in one rate, as -pg gives it
         else:
             metric = f"pp{prompt}@d{depth}" if prompt else f"tg{generated}@d{depth}"
-        rows.append(
-            ComparedRow(
-                metric=metric,
-                unit="tok/s",
-                value=float(test["avg_ts"]),
-                deviation=float(test.get("stddev_ts", 0.0)),
-                rounds=len(test.get("samples_ts") or []),
-                clock="in-process",
-            )
-        )
+        report = MetricReport(
+            value=float(test["avg_ts"]), unit="tok/s", clock="in-process",
+            rounds=len(test.get("samples_ts") or []),
+        )  # fmt: skip
+        rows.append(ComparedRow(metric, report, float(test.get("stddev_ts", 0.0))))
     first = data[0]
     build = first.get("build_commit", "")
     model = str(first.get("model_type") or first.get("model_filename") or "")
@@ -310,8 +287,8 @@ def markdown(sources: Sequence[Source]) -> str:
     lines += ["", "Rates in tok/s. **Bold**: the best of its row and kind.", "", "## All rows", ""]
     metrics = dict.fromkeys(row.metric for source in sources for row in source.rows)
     body = [
-        [label(metric), source.name, _spread(row), row.unit, str(row.rounds),
-         row.clock or _NOTHING, row.verdict or _NOTHING]
+        [label(metric), source.name, _spread(row), row.report.unit, str(row.report.rounds),
+         row.report.clock or _NOTHING, row.verdict or _NOTHING]
         for metric in metrics
         for source in sources
         if (row := source.row(metric)) is not None
@@ -334,7 +311,7 @@ def markdown(sources: Sequence[Source]) -> str:
         ["run", "engine", "model", "measured by", "notes"],
         [[s.name, s.engine, s.model, s.tool, "; ".join(s.notes) or _NOTHING] for s in sources],
     )
-    clocks = {row.clock for source in sources for row in source.rows if row.clock}
+    clocks = {row.report.clock for source in sources for row in source.rows if row.report.clock}
     if len(clocks) > 1:
         lines += ["", f"Not one clock: {', '.join(sorted(clocks))}. Differences of a few per cent "
                   "between them may be those of the clocks."]  # fmt: skip
@@ -375,8 +352,9 @@ def csv_text(sources: Sequence[Source]) -> str:
         for row in source.rows:
             writer.writerow(
                 [source.name, source.engine, source.model, source.tool, label(row.metric),
-                 row.metric, row.value, row.unit, row.low, row.high, row.deviation, row.rounds,
-                 row.clock, row.verdict]
+                 row.metric, row.report.value, row.report.unit, row.report.ci_low,
+                 row.report.ci_high, row.deviation, row.report.rounds, row.report.clock,
+                 row.verdict]
             )  # fmt: skip
     return stream.getvalue()
 
@@ -400,18 +378,15 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def _cells(rows: Sequence[ComparedRow | None]) -> list[str]:
     """One rate of each source. The best is bold; what does not count cannot be the best."""
-    counted = [
-        (row.value, position)
-        for position, row in enumerate(rows)
-        if row is not None and row.value is not None and row.verdict in (None, "PASS", "FAIL")
-    ]
-    cells = []
+    cells: list[str] = []
+    counted: list[tuple[float, int]] = []
     for row in rows:
-        if row is None or row.value is None:
+        if row is None or row.report.value is None:
             cells.append(_NOTHING)
-        else:
-            mark = "" if row.verdict in (None, "PASS", "FAIL") else f" ({row.verdict})"
-            cells.append(f"{_number(row.value)}{mark}")
+            continue
+        counts = row.verdict in (None, "PASS", "FAIL")
+        counted += [(row.report.value, len(cells))] if counts else []
+        cells.append(_number(row.report.value) + ("" if counts else f" ({row.verdict})"))
     if len(counted) > 1:
         _, best = max(counted)
         cells[best] = f"**{cells[best]}**"
@@ -423,10 +398,10 @@ def _number(value: float) -> str:
 
 
 def _spread(row: ComparedRow) -> str:
-    if row.value is None:
+    report = row.report
+    if report.value is None:
         return _NOTHING
-    if row.low is not None and row.high is not None:
-        return f"{_number(row.value)} [{_number(row.low)}, {_number(row.high)}]"
-    if row.deviation is not None:
-        return f"{_number(row.value)} ± {_number(row.deviation)}"
-    return _number(row.value)
+    if report.ci_low is not None and report.ci_high is not None:
+        return f"{_number(report.value)} [{_number(report.ci_low)}, {_number(report.ci_high)}]"
+    deviation = "" if row.deviation is None else f" ± {_number(row.deviation)}"
+    return f"{_number(report.value)}{deviation}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -69,16 +69,26 @@ def reason_of(test: TestReport) -> str:
     return unmet.text(replace(fact, about="") for fact in test.facts)
 
 
+def same(
+    tests: Iterable[TestReport], key: Callable[[TestReport], object]
+) -> list[list[TestReport]]:
+    """The tests in groups with one key."""
+    groups: dict[object, list[TestReport]] = {}
+    for test in tests:
+        groups.setdefault(key(test), []).append(test)
+    return [*groups.values()]
+
+
 def grouped(report: StoredReport) -> list[FailureGroup]:
-    """What did not hold; tests that say the same stand together."""
-    groups: dict[tuple[Verdict, str, str], list[TestReport]] = {}
-    for test in failures(report.run):
-        reason = reason_of(test)
-        key = (test.verdict, test.level, reason if test.verdict is not Verdict.FAIL else test.id)
-        groups.setdefault(key, []).append(test)
+    """What did not hold; tests that say the same stand together, but for those that fail."""
+
+    def key(test: TestReport) -> tuple[str, ...]:
+        reason = test.id if test.verdict is Verdict.FAIL else reason_of(test)
+        return test.verdict, test.level, reason
+
     details = {detail.id: detail for detail in report.details.failures}
     merged, room = [], _MOST_TEXT
-    for tests in groups.values():
+    for tests in same(failures(report.run), key):
         detail = details.get(tests[0].id) or FailureDetail(id=tests[0].id)
         room -= len(detail.text) + sum(map(len, detail.sections.values()))
         if room < 0:  # everything that fails at once must still be a page that opens
@@ -125,19 +135,7 @@ def _evidence(report: StoredReport, level: str, logs: Sequence[str] | None) -> I
             yield name
 
 
-@dataclass(frozen=True)
-class NotRunGroup:
-    """Tests that did not run for the same reason."""
-
-    reason: str
-    ids: tuple[str, ...]
-
-
-def not_run(run: VerdictFile) -> list[NotRunGroup]:
-    """Why tests did not run, and which."""
-    groups: dict[str, list[str]] = {}
-    for test in run.tests:
-        if (test.skipped or test.verdict is Verdict.NOT_RUN) and not test.excused:
-            reason = test.why_not_run or "no reason was given"
-            groups.setdefault(reason, []).append(test.id)
-    return [NotRunGroup(reason, tuple(ids)) for reason, ids in groups.items()]
+def not_run(run: VerdictFile) -> list[list[TestReport]]:
+    """The tests that did not run, those with one reason together."""
+    tests = [test for test in run.tests if test.skipped or test.verdict is Verdict.NOT_RUN]
+    return same((test for test in tests if not test.excused), lambda test: test.why_not_run)

@@ -199,8 +199,9 @@ def _why_nothing_ran(run: VerdictFile) -> str:
     groups = findings.not_run(run)
     if not groups or not run.finished or any(test.executed for test in run.tests):
         return ""
-    most = max(groups, key=lambda group: len(group.ids))
-    return f" ({len(most.ids)} of {len(run.tests)}: {brief(most.reason)})"
+    most = max(groups, key=len)
+    why = most[0].why_not_run or "no reason was given"
+    return f" ({len(most)} of {len(run.tests)}: {brief(why)})"
 
 
 @dataclass(frozen=True)

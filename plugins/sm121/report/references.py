@@ -10,7 +10,7 @@ from pydantic import Field
 from sm121.core import data_file
 from sm121.core.data_file import DataTable
 from sm121.report.comparison import ComparedRow, Source
-from sm121.run.verdict_file import VerdictFile
+from sm121.run.verdict_file import MetricReport, VerdictFile
 
 
 class ReferenceTarget(DataTable):
@@ -70,9 +70,8 @@ def sources() -> list[Source]:
             tuple(
                 ComparedRow(
                     metric,
-                    "ms" if metric.startswith("ttft") else "tok/s",
-                    value,
-                    deviation=one.deviations.get(metric),
+                    MetricReport(value=value, unit="ms" if metric.startswith("ttft") else "tok/s"),
+                    one.deviations.get(metric),
                 )
                 for metric, value in one.values.items()
             ),

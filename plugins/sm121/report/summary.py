@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -17,7 +16,7 @@ from sm121.report import charts, findings, headline, metric_names
 from sm121.report.rows import counts_shown
 from sm121.report.stored import StoredReport
 from sm121.run.fingerprint import profile_label
-from sm121.run.verdict_file import MetricReport, TestReport, VerdictFile
+from sm121.run.verdict_file import MetricReport, VerdictFile
 
 _MARKDOWN_SPECIAL = str.maketrans(
     {character: f"\\{character}" for character in "\\`*_[]()!#|~"}
@@ -104,23 +103,6 @@ def kernels(run: VerdictFile) -> list[tuple[str, str]]:
     return [(name, value) for name, value in rows if value]
 
 
-@dataclass(frozen=True)
-class _Failed:
-    """Failures for one reason."""
-
-    first: TestReport
-    reason: str
-    others: int
-
-
-def _by_reason(failures: Sequence[TestReport]) -> list[_Failed]:
-    """Failures as the reader wants them: each reason once."""
-    groups: dict[tuple[Verdict, str], list[TestReport]] = {}
-    for test in failures:
-        groups.setdefault((test.verdict, findings.reason_of(test)), []).append(test)
-    return [_Failed(tests[0], reason, len(tests) - 1) for (_, reason), tests in groups.items()]
-
-
 def _fenced(command: str) -> Markdown:
     """A command that can be copied: a block of code, whatever is in it."""
     line = printable(" ".join(command.splitlines()))
@@ -158,7 +140,8 @@ def markdown(run: VerdictFile, report: StoredReport | None = None) -> str:
     Args:
         report: of the same run, where it is written: it knows the command and what to do next.
     """
-    failures = _by_reason(findings.failures(run))
+    reason = findings.reason_of
+    failures = findings.same(findings.failures(run), lambda test: (test.verdict, reason(test)))
     metrics = [name for name, metric in run.metrics.items() if _shown(name, metric)]
     metrics.sort(key=lambda name: headline.judged(run, name)[0] is Verdict.PASS)
     against = run.against
@@ -175,6 +158,7 @@ def markdown(run: VerdictFile, report: StoredReport | None = None) -> str:
             kernels=kernels(run),
             counts=counts_shown(run.levels.values()),
             failures=failures[:_MOST_FAILURES],
+            reason=reason,
             more=len(failures[_MOST_FAILURES:]),
             metrics={name: run.metrics[name] for name in metrics[:_MOST_METRICS]},
             more_metrics=len(metrics[_MOST_METRICS:]),
