@@ -375,7 +375,7 @@ class VerdictFile(Record):
         for level in dict.fromkeys(test.level for test in self.tests):
             self.levels[level] = _level([test for test in self.tests if test.level == level])
         every = [level.verdict for level in self.levels.values()]
-        verdicts = [verdict for verdict in every if verdict is not Verdict.NOT_RUN]
+        verdicts: list[Verdict] = [verdict for verdict in every if verdict is not Verdict.NOT_RUN]
         if not self.finished:
             verdicts.append(Verdict.NOT_RUN)
         if self._ended_by is not None:
