@@ -340,10 +340,8 @@ def test_a_crash_is_the_cause_of_its_own_failures(tmp_path):
     floor = CrashReport(kind="memory_floor", summary="1 GiB left", owner="the machine")
     tests = ended("test_moe", level="kernel"), ended("test_many", level="stress")
     run = run_of(*tests, crashes=[floor, CRASH])
-    assert (
-        headline.of(run).sentence
-        == "the server died in stress: CUDA out of memory (and 1 more check)"
-    )
+    sentence = "the server died in stress: CUDA out of memory (and 1 more check)"
+    assert headline.of(run).sentence == sentence
     known = [
         FailureDetail(id="x::test_moe", logs=["other.log"]),
         FailureDetail(id="x::test_many", logs=["its.log"]),

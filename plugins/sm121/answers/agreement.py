@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from sm121.client.completions import Completion, Position, ids_of
 from sm121.core.level_settings import AgreementBound
@@ -41,11 +41,11 @@ class TokenAgreement:
     """What is wrong, None when the runs agree."""
     unjudged: int = 0
     """Tokens after a fork that could not be asked for again (the engine takes no token ids)."""
-    worst: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        worst = max(range(len(self.errors)), key=self.errors.__getitem__, default=0)
-        object.__setattr__(self, "worst", worst)
+    @property
+    def worst(self) -> int:
+        """The place of the largest difference."""
+        return max(range(len(self.errors)), key=self.errors.__getitem__, default=0)
 
     @property
     def max_abs(self) -> float:

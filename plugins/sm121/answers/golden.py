@@ -90,11 +90,6 @@ class GoldenComparison:
     """Of the two runs' environments."""
 
     @property
-    def first_wrong(self) -> Judgement | None:
-        """The first prompt that does not agree."""
-        return next((j for j in self.judgements if j.wrong is not None), None)
-
-    @property
     def mean_divergence(self) -> float:
         """Mean KL divergence over all tokens that can be compared; NaN without any."""
         values = [v for j in self.judgements for v in j.agreement.divergences if math.isfinite(v)]

@@ -284,9 +284,10 @@ def _change(bad: _Bad) -> _Told:
 
 
 def _gate(bad: _Bad) -> _Told:
-    measured = bad.first.metrics or (
-        [*bad.run.metrics] if bad.first.level == "performance" and _is_older(bad.run) else []
-    )
+    # Older versions did not note which test measured what.
+    is_older = not any(test.metrics for test in bad.run.tests)
+    every = bad.run.metrics if bad.first.level == "performance" and is_older else ()
+    measured = bad.first.metrics or [*every]
     metrics = bad.run.metrics
     names = [n for n in measured if n in metrics and metrics[n].verdict is bad.run.verdict]
     if not names:
@@ -307,11 +308,6 @@ def _gate(bad: _Bad) -> _Told:
     )
     why = f". It reads {metric.out_of_reach}" if metric.out_of_reach else ""
     return f"{_named(name)} is {value}; {need} ({bad.run.profile}){why}", len(about)
-
-
-def _is_older(run: VerdictFile) -> bool:
-    """Whether the run is of a version that did not note which test measured what."""
-    return not any(test.metrics for test in run.tests)
 
 
 def _kernels(bad: _Bad) -> _Told:

@@ -351,9 +351,7 @@ def _bad(test: TestReport) -> bool:
 def _word(test: TestReport | None) -> str:
     if test is None:
         return "not there"
-    if not test.executed:
-        return Verdict.NOT_RUN.value
-    return test.verdict.value
+    return (test.verdict if test.executed else Verdict.NOT_RUN).value
 
 
 def _said(test: TestReport | None) -> str:
