@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from sm121.core import data_file
-from sm121.core.data_file import DataTable
+from sm121.core.data_file import DataTable, Entries
 
 
 class Prompt(DataTable):
@@ -26,15 +26,7 @@ class PromptSet(DataTable):
 
     schema_version: Literal[1]
     name: str
-    prompts: tuple[Prompt, ...] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _names_differ(self) -> PromptSet:
-        names = [prompt.name for prompt in self.prompts]
-        doubled = sorted({name for name in names if names.count(name) > 1})
-        if doubled:
-            raise ValueError(f"prompts: {doubled[0]!r} given twice")
-        return self
+    prompts: Entries[Prompt]
 
     @property
     def sha256(self) -> str:

@@ -19,7 +19,7 @@ from sm121.api import schema
 from sm121.api.client import CHAT, COMPLETIONS, RESPONSES, Api
 from sm121.client.exchange import Exchange
 from sm121.core import data_file
-from sm121.core.data_file import DataTable
+from sm121.core.data_file import DataTable, Entries
 from sm121.core.unmet import Fact, Unmet
 from sm121.core.verdict import Inapplicable, NotRun, Severity
 from sm121.engines.capabilities import Deviation, Name, needed
@@ -78,15 +78,7 @@ class CaseFile(DataTable):
     answer_within_s: float = Field(gt=0)
     #: The plain request of each path: valid, short, and the same for every model.
     plain: dict[str, Json]
-    case: tuple[Case, ...]
-
-    @model_validator(mode="after")
-    def _each_once(self) -> CaseFile:
-        ids = [case.id for case in self.case]
-        doubled = {name for name in ids if ids.count(name) > 1}
-        if doubled:
-            raise ValueError(f"case: {', '.join(sorted(doubled))} given twice")
-        return self
+    case: Entries[Case]
 
 
 @dataclass(frozen=True)

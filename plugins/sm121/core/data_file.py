@@ -65,7 +65,7 @@ def _name_of(entry: BaseModel) -> str:
 def _unique(entries: tuple[_Model, ...]) -> tuple[_Model, ...]:
     ids = [_name_of(entry) for entry in entries]
     if twice := sorted({name for name in ids if ids.count(name) > 1}):
-        raise ValueError(f"ids must be unique, seen twice: {', '.join(twice)}")
+        raise ValueError(f"expected ids that differ: {', '.join(twice)} given twice")
     return entries
 
 
