@@ -118,28 +118,28 @@ def judge(
     return replace(whole, disagreement=wrong)
 
 
-def _too_far(mine: Position, theirs: Position, bound: AgreementBound, about: str) -> Fact | None:
+def _too_far(mine: Position, other: Position, bound: AgreementBound, about: str) -> Fact | None:
     """Why the log-probabilities of a place do not agree."""
-    if (error := _under(mine, theirs)) <= bound.max_abs:  # NaN is no agreement either
+    if (error := _under(mine, other)) <= bound.max_abs:  # NaN is no agreement either
         return None
-    other = theirs.top.get(mine.token, theirs.log_probability)
+    log_probability = other.top.get(mine.token, other.log_probability)
     return Fact(
         "log-probabilities of the likeliest tokens that differ by at most",
         about=f"{about} ({mine.token})",
         value=error,
         limit=bound.max_abs,
         unit="nats",
-        evidence=f"{mine.log_probability:.6g} and {other:.6g}",
+        evidence=f"{mine.log_probability:.6g} and {log_probability:.6g}",
     )
 
 
 def _wrong_fork(
-    mine: Position, theirs: Position, gap: float, bound: AgreementBound, forks: int, about: str
+    mine: Position, other: Position, gap: float, bound: AgreementBound, forks: int, about: str
 ) -> Fact | None:
     """Why a place where the runs chose differently is no accepted fork."""
     if gap > bound.fork:
         apart = f"they differ by {gap:.3g} nats, equally likely is up to {bound.fork:g}"
-        return Fact(mine.token, theirs.token, about, evidence=apart)
+        return Fact(mine.token, other.token, about, evidence=apart)
     if forks > MOST_FORKS:
         most = f"{MOST_FORKS} places where the runs choose differently, at most"
         return Fact(most, f"{forks}", about)
@@ -177,13 +177,13 @@ def divergence(p: Mapping[str, float], q: Mapping[str, float]) -> float:
     return max(0.0, total)
 
 
-def _under(mine: Position, theirs: Position) -> float:
+def _under(mine: Position, other: Position) -> float:
     """Largest |difference| at one place; infinite where my token is not told or one is NaN.
 
     Of all tokens that both runs tell: the chosen one's own log-probability hardly moves where the
     model is sure of it, while the others' still do.
     """
-    mine_told, theirs_told = _told(mine), _told(theirs)
+    mine_told, theirs_told = _told(mine), _told(other)
     if mine.token not in theirs_told:
         return math.inf
     errors = [
@@ -197,12 +197,12 @@ def _told(position: Position) -> dict[str, float]:
     return {**position.top, position.token: position.log_probability}
 
 
-def _gap(mine: Position, theirs: Position) -> float:
+def _gap(mine: Position, other: Position) -> float:
     """How much more likely each run holds its own choice than the other's; the larger of both."""
-    mine_under_theirs, theirs_under_mine = theirs.top.get(mine.token), mine.top.get(theirs.token)
+    mine_under_theirs, theirs_under_mine = other.top.get(mine.token), mine.top.get(other.token)
     if mine_under_theirs is None or theirs_under_mine is None:
         return math.inf
-    gap = max(mine.log_probability - theirs_under_mine, theirs.log_probability - mine_under_theirs)
+    gap = max(mine.log_probability - theirs_under_mine, other.log_probability - mine_under_theirs)
     return gap if math.isfinite(gap) else math.inf
 
 

@@ -181,11 +181,11 @@ class Continuations:
         return f"sm121-{id(self)}-{next(self._salts)}"
 
     def _again(self, prompt: Prompt) -> agreement.Resume:
-        def resume(taken: tuple[int, ...]) -> agreement.Positions | None:
+        def resume(prefix: tuple[int, ...]) -> agreement.Positions | None:
             ids = self.alone(prompt).prompt_ids
             if ids is None:
                 return None
-            rest = Request((*ids, *taken), prompt.tokens - len(taken), salt=self._cold())
+            rest = Request((*ids, *prefix), prompt.tokens - len(prefix), salt=self._cold())
             return self.asker.ask(rest).positions
 
         return resume

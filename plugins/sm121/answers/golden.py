@@ -340,10 +340,10 @@ def _untrusted(prompt: str, required: str, observed: str) -> Fact:
     return Fact(required, observed, f"prompt {prompt!r}", evidence=evidence)
 
 
-def _other_text(expected: GoldenAnswer, answer: Completion, found: TokenAgreement) -> Fact | None:
+def _other_text(expected: GoldenAnswer, answer: Completion, judged: TokenAgreement) -> Fact | None:
     """The same token ids are the same text; names that are texts themselves say nothing of it."""
     ids = ids_of(expected.positions)
-    if ids is None or answer.ids != ids or found.forks or answer.text == expected.text:
+    if ids is None or answer.ids != ids or judged.forks or answer.text == expected.text:
         return None
     return Fact(f"the text {expected.text!r}", f"{answer.text!r}", "the same tokens")
 
@@ -362,10 +362,10 @@ def ask(asker: Asker, prompt: str | tuple[int, ...], tokens: int) -> Completion:
 def continuation(
     asker: Asker, prompt: tuple[int, ...] | None, tokens: int
 ) -> Callable[[tuple[int, ...]], Sequence[Position] | None]:
-    def resume(taken: tuple[int, ...]) -> Sequence[Position] | None:
+    def resume(prefix: tuple[int, ...]) -> Sequence[Position] | None:
         if prompt is None:
             return None
-        return ask(asker, (*prompt, *taken), tokens - len(taken)).positions
+        return ask(asker, (*prompt, *prefix), tokens - len(prefix)).positions
 
     return resume
 

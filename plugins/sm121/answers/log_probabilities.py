@@ -379,9 +379,9 @@ def _of_prompt(asker: Asker, ids: Sequence[int]) -> list[float]:
     return list(asker.need(answer.prompt_log_probabilities, "prompt_logprobs"))
 
 
-def compare(seen: Sequence[float], expected: Sequence[float]) -> Difference:
+def compare(observed: Sequence[float], expected: Sequence[float]) -> Difference:
     """The difference over tokens; a NaN or infinity anywhere is an infinite difference."""
-    errors = [abs(a - b) for a, b in zip(seen, expected, strict=True)]
+    errors = [abs(a - b) for a, b in zip(observed, expected, strict=True)]
     errors = [error if math.isfinite(error) else math.inf for error in errors]
     likely = [e for e, value in zip(errors, expected, strict=True) if value > _LIKELY] or [0.0]
     worst = max(range(len(errors)), key=errors.__getitem__)
@@ -432,12 +432,12 @@ class Pattern:
         weights = self.weights or itertools.repeat(1.0)
         return math.fsum(w * m * v for w, m, v in zip(weights, self.mistake, values, strict=False))
 
-    def share(self, seen: Sequence[float]) -> float:
+    def share(self, observed: Sequence[float]) -> float:
         """How much of the mistake is in log-probabilities. Raises ValueError where it changes
         nothing."""
         if not (size := self._product(self.mistake)) > 0.0:
             raise ValueError("this mistake changes nothing on these prompts")
-        return self._product(b - a for a, b in zip(self.right, seen, strict=True)) / size
+        return self._product(b - a for a, b in zip(self.right, observed, strict=True)) / size
 
     def noise(self) -> float:
         """The standard deviation of the share that rounding alone gives; infinite where the mistake

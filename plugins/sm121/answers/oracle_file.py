@@ -223,14 +223,14 @@ def _texts(fixed: dict[str, list[int]], long_ids: list[int]) -> list[Text]:
     ]
 
 
-def _scored(found: Scores, tokens: int) -> Scored:
-    assert found.generated_top_ids is not None and found.generated_top is not None
+def _scored(scores: Scores, tokens: int) -> Scored:
+    assert scores.generated_top_ids is not None and scores.generated_top is not None
     return Scored(
         tokens=tokens,
-        following=_numbers(found),
-        places=_places(found.top_ids.tolist(), found.top.tolist()),
-        generated=list(found.generated),
-        generated_places=_places(found.generated_top_ids.tolist(), found.generated_top.tolist()),
+        following=_numbers(scores),
+        places=_places(scores.top_ids.tolist(), scores.top.tolist()),
+        generated=list(scores.generated),
+        generated_places=_places(scores.generated_top_ids.tolist(), scores.generated_top.tolist()),
     )
 
 
@@ -241,9 +241,9 @@ def _places(ids: list[list[int]], values: list[list[float]]) -> list[Place]:
     ]
 
 
-def _numbers(found: Scores) -> list[float]:
+def _numbers(scores: Scores) -> list[float]:
     """Raises ValueError where the oracle itself comes to no number."""
-    values = found.following.tolist()
+    values = scores.following.tolist()
     if not all(map(math.isfinite, values)):
         raise ValueError("the oracle comes to no number on this checkpoint: its weights overflow")
     return [round(value, 7) for value in values]

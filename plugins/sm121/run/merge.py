@@ -268,16 +268,16 @@ def worst_box(boxes: Iterable[BoxReport]) -> BoxReport:
     return min([box for box in every if box.looked_at] or every, key=place)
 
 
-def plain_id(nodeid: str, known: Collection[str]) -> str:
+def plain_id(nodeid: str, names: Collection[str]) -> str:
     """A node id without the name of the group that xdist appends."""
-    if nodeid in known:
+    if nodeid in names:
         return nodeid
-    return next((name for name in known if nodeid.startswith(f"{name}@")), nodeid)
+    return next((name for name in names if nodeid.startswith(f"{name}@")), nodeid)
 
 
-def _gravest(known: Iterable[MemoryReport]) -> MemoryReport | None:
+def _gravest(memories: Iterable[MemoryReport]) -> MemoryReport | None:
     """The gravest one; of several such the longest."""
-    reports = list(known)
+    reports = list(memories)
     gravest = worst(report.verdict for report in reports)
     return max(
         (report for report in reports if report.verdict is gravest),
