@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from sm121.core import profile
-from sm121.measure import box, stream_bandwidth
+from sm121.measure import box, gpu_load, stream_bandwidth
 from sm121.measure.box import BoxState, Device, Reading
 
 pytestmark = pytest.mark.alone
@@ -171,7 +171,7 @@ def test_a_power_cap_is_read_under_load(monkeypatch):
         for name, answer in answers.items():
             monkeypatch.setattr(pynvml, f"nvmlDeviceGet{name}", answer)
         left = iter([True] * (5 if limits else 1) + [False])
-        return box._nvml_while(lambda: next(left), 0)
+        return gpu_load._nvml_while(lambda: next(left), 0)
 
     seen = driver(**known)
     assert seen["sm_clock_mhz"] == 1905, "the first sample is before the cap acts"

@@ -58,8 +58,8 @@ def read(text: str) -> Counters:
 def fetch(endpoint: Endpoint) -> Counters | None:
     """What /metrics says now; None where there is no such thing, or it cannot be read."""
     text = endpoint.page("/metrics")
-    found = read(text) if text is not None else None
-    return found if found is not None and (found.values or found.no_number) else None
+    now = read(text) if text is not None else Counters()
+    return now if now.values or now.no_number else None
 
 
 def fetch_quiet(endpoint: Endpoint) -> Counters | None:
@@ -130,19 +130,19 @@ def drafted(endpoint: Endpoint) -> Drafted | None:
     if fetch_quiet(endpoint) is None:
         return None
     text = endpoint.page("/metrics") or ""
-    found = read(text).values
-    if "drafts" not in found:
+    values = read(text).values
+    if "drafts" not in values:
         return None
-    places: dict[int, float] = {}
+    accepted: dict[int, float] = {}
     for _, labels, value, _ in metrics.samples_of(text, _BY_POSITION.__contains__):
         if labels.get("position", "").isdigit():
-            place = int(labels["position"])
-            places[place] = places.get(place, 0.0) + value
+            position = int(labels["position"])
+            accepted[position] = accepted.get(position, 0.0) + value
     return Drafted(
-        found["drafts"],
-        found.get("draft_tokens", 0.0),
-        found.get("accepted_tokens", 0.0),
-        tuple(places[place] for place in sorted(places)),
+        values["drafts"],
+        values.get("draft_tokens", 0.0),
+        values.get("accepted_tokens", 0.0),
+        tuple(accepted[position] for position in sorted(accepted)),
     )
 
 

@@ -117,15 +117,15 @@ def common(answers: Sequence[Sequence[Arrival]]) -> list[Window] | None:
     """
     streams = [moments(arrivals) for arrivals in answers]
     windows = [window(arrivals) for arrivals in answers]
-    found: list[Window] = []
+    parts: list[Window] = []
     begin_ns = max((w.start.at_ns for w in windows if w is not None), default=0)
     end_ns = min((made[-1].at_ns for made in streams if made), default=0)
     for made in streams:
         inside = [moment for moment in made if begin_ns <= moment.at_ns <= end_ns]
         if len(inside) < 2:
             return None
-        found.append(Window(inside[0], inside[-1], inside[-1].tokens - inside[0].tokens))
-    return found
+        parts.append(Window(inside[0], inside[-1], inside[-1].tokens - inside[0].tokens))
+    return parts
 
 
 def _token_ns(arrivals: Sequence[Arrival]) -> float:
@@ -141,40 +141,39 @@ def _token_ns(arrivals: Sequence[Arrival]) -> float:
 
 
 def _start(made: Sequence[Moment], end: int) -> tuple[int, float]:
-    """The first moment that is on time, and how late the first of all was.
+    """The first moment that is on time, and how late the first of all was, in nanoseconds.
 
     Within the first half of the tokens after it: where the gaps so far are short of as many
     typical gaps by the most.
     """
     gaps = [0.0, *(float(b.at_ns - a.at_ns) for a, b in itertools.pairwise(made))]
-    fresh = [0, *(b.tokens - a.tokens for a, b in itertools.pairwise(made))]
+    tokens = [0, *(b.tokens - a.tokens for a, b in itertools.pairwise(made))]
     middle = (made[0].tokens + made[end].tokens) / 2
-    zone = [i for i in range(1, end) if made[i].tokens <= middle]
-    first = len(zone) + 1
-    known = range(first, min(len(made), first + _GAPS_AT_MOST))
-    if not zone or len(known) < _GAPS_NEEDED:
+    candidates = [i for i in range(1, end) if made[i].tokens <= middle]
+    first = len(candidates) + 1
+    later = range(first, min(len(made), first + _GAPS_AT_MOST))
+    if not candidates or len(later) < _GAPS_NEEDED:
         return 0, 0.0
     # An engine's steps take equally long, however many tokens each gives; chunks that are sent when
     # they are full take as long as they have tokens. What varies less is what it does.
-    steps = [gaps[i] for i in known]
-    each = [gaps[i] / fresh[i] for i in known]
-    (step, varies), (token, tokens_vary) = _level(steps), _level(each)
-    by_step = varies / step <= tokens_vary / token
-    typical, deviation = (step, varies) if by_step else (token, tokens_vary)
+    step_ns, step_deviation = _level([gaps[i] for i in later])
+    token_ns, token_deviation = _level([gaps[i] / tokens[i] for i in later])
+    by_step = step_deviation / step_ns <= token_deviation / token_ns
+    typical, deviation = (step_ns, step_deviation) if by_step else (token_ns, token_deviation)
 
-    def weight(i: int) -> float:
-        return typical if by_step else typical * fresh[i]
+    def expected_gap(i: int) -> float:
+        return typical if by_step else typical * tokens[i]
 
     # Never from a payload on, however late it is.
-    after = 1 if made[0].payload and gaps[1] < _PAUSE * weight(1) else 0
-    late = expected = 0.0
-    best = (0.0, after, weight(1) - gaps[1] if after else 0.0)
-    for count, i in enumerate(zone[after:], 1):
-        late += weight(i) - gaps[i]
-        expected += _LATE_SHARE * weight(i)
-        certain = _LATE if count == 1 else _LATE_OF_SEVERAL
-        beyond = late - expected - certain * deviation * math.sqrt(count)
-        best = max(best, (beyond, i, late))
+    earliest = 1 if made[0].payload and gaps[1] < _PAUSE * expected_gap(1) else 0
+    late = tolerated = 0.0
+    best = (0.0, earliest, expected_gap(1) - gaps[1] if earliest else 0.0)
+    for count, i in enumerate(candidates[earliest:], 1):
+        late += expected_gap(i) - gaps[i]
+        tolerated += _LATE_SHARE * expected_gap(i)
+        deviations = _LATE if count == 1 else _LATE_OF_SEVERAL
+        excess = late - tolerated - deviations * deviation * math.sqrt(count)
+        best = max(best, (excess, i, late))
     return best[1], max(best[2], 0.0)
 
 
@@ -182,6 +181,6 @@ def _level(values: Sequence[float]) -> tuple[float, float]:
     """Mean and standard deviation of what is left without the tenth at either end. (A median is
     not the mean where gaps alternate, as the ticks of a timer make them.)"""
     cut = len(values) // 10
-    kept = sorted(values)[cut : len(values) - cut]
-    middle = fmean(kept)
-    return middle, 1.2533 * fmean(abs(value - middle) for value in kept)
+    inner = sorted(values)[cut : len(values) - cut]
+    middle = fmean(inner)
+    return middle, 1.2533 * fmean(abs(value - middle) for value in inner)

@@ -63,9 +63,9 @@ def judge(
     """
     first = int(len(values) * _WARM_UP)
     steady = values[first:]
-    known = [(x, y) for x, y in zip(requests[first:], steady, strict=True) if y is not None]
-    x = np.asarray([point[0] for point in known], dtype=float)
-    y = np.asarray([point[1] for point in known], dtype=float)
+    points = [(x, y) for x, y in zip(requests[first:], steady, strict=True) if y is not None]
+    x = np.asarray([point[0] for point in points], dtype=float)
+    y = np.asarray([point[1] for point in points], dtype=float)
     growth = Growth(
         quantity=quantity,
         samples=len(y),

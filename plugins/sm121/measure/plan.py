@@ -32,8 +32,8 @@ class Plan:
         Raises:
             UsageError: the profile has no such plan.
         """
-        own, row = profile.performance, profile.plan(plan)
-        measuring = own.measuring.model_copy(
+        performance, row = profile.performance, profile.plan(plan)
+        measuring = performance.measuring.model_copy(
             update={
                 name: value
                 for name, value in (("rounds", row.rounds), ("concurrency", row.concurrency))
@@ -44,9 +44,9 @@ class Plan:
             bound = max(rounds, measuring.maximum_rounds)
             measuring = measuring.model_copy(update={"rounds": rounds, "maximum_rounds": bound})
         return cls(
-            own.prompt_tokens,
-            row.generated_tokens or own.generated_tokens,
-            depths or row.depths or own.depths,
+            performance.prompt_tokens,
+            row.generated_tokens or performance.generated_tokens,
+            depths or row.depths or performance.depths,
             measuring,
         )
 

@@ -14,7 +14,7 @@ from sm121.core.verdict import Inapplicable, NotRun, Undecided, Verdict
 from sm121.measure import gate, metrics, timing
 from sm121.measure.cells import MeasuredCell, MeasuredServer, Show
 from sm121.measure.counters import Drafted
-from sm121.measure.measurement import Invalidity, Measurement
+from sm121.measure.measurement import Invalidity, Measurement, Unit
 from sm121.measure.metrics import Metric
 from sm121.measure.plan import Plan
 from sm121.measure.validity import Findings
@@ -258,17 +258,10 @@ class PerformanceChecks:
             "accepted_length", "tokens", drafted.accepted_length or 1.0, higher_is_better=True
         )
 
-    def once(self, name: str, unit: str, value: float, *, higher_is_better: bool = False) -> None:
+    def once(self, name: str, unit: Unit, value: float, *, higher_is_better: bool = False) -> None:
         """A value that exists once in a run: a start, a peak."""
         self.record(
-            Measurement.model_validate(
-                {
-                    "name": name,
-                    "unit": unit,
-                    "samples": [value],
-                    "higher_is_better": higher_is_better,
-                }
-            )
+            Measurement(name=name, unit=unit, samples=[value], higher_is_better=higher_is_better)
         )
 
 

@@ -87,9 +87,7 @@ class Recorder:
             decision, measurement = gate.decide_measurement(measurement, threshold, more, bound)
         estimate = decision.estimate if decision else gate.estimate_of(measurement)
         memory, above_roofline = self._against_roofline(measurement, estimate, threshold)
-        against = [str(item) for item in measurement.invalid]
-        if above_roofline:
-            against.append(above_roofline)
+        against = [*map(str, measurement.invalid), *([above_roofline] if above_roofline else [])]
         if not against and estimate is None:
             against.append("no_samples: nothing was measured")
         verdict, fact = gate.conclude(
@@ -105,9 +103,7 @@ class Recorder:
         file.metrics[measurement.name] = _report(
             measurement, threshold, estimate, decision, verdict, memory
         )
-        for item in measurement.unproven:
-            if item not in file.unproven:
-                file.unproven.append(item)
+        file.unproven += [line for line in measurement.unproven if line not in file.unproven]
         for line in measurement.remarks:
             self.harness.remark(line, at_once=False)
         recorded = Recorded(measurement, estimate, verdict, fact)

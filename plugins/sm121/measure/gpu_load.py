@@ -1,0 +1,91 @@
+"""What NVML says of a GPU while matrices are multiplied on it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from sm121.measure.stream_bandwidth import gpu_second, gpu_torch
+
+_LOADED_S = 1.0
+
+
+def under_load(device: str) -> dict[str, Any]:
+    """Clock, power, temperature and throttling by NVML, while matrices are multiplied."""
+    torch = gpu_torch(device)
+    matrix = torch.randn((8192, 8192), dtype=torch.bfloat16, device=device)
+    each = gpu_second(torch, lambda: torch.matmul(matrix, matrix))
+    for _ in range(max(1, int(_LOADED_S / each))):
+        torch.matmul(matrix, matrix)  # queued: the device works while we look
+    number = device.partition(":")[2]
+    index = int(number) if number.isdigit() else 0
+    readings = _nvml_while(lambda: not torch.cuda.current_stream().query(), index)
+    torch.cuda.synchronize()
+    return readings
+
+
+@contextmanager
+def _nvml(index: int) -> Iterator[Callable[..., Any] | None]:
+    """A function that asks NVML about one device, given the name of NVML's own function. It returns
+    None where NVML gives no answer. Without NVML there is no such function: None."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield None
+        return
+
+    def ask(name: str, *arguments: Any) -> Any:
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            return getattr(pynvml, name)(handle, *arguments)
+        except (pynvml.NVMLError, AttributeError):
+            return None
+
+    try:
+        yield ask
+    finally:
+        pynvml.nvmlShutdown()
+
+
+_LIMITS = ("EnforcedPowerLimit", "PowerManagementDefaultLimit")
+
+
+def _nvml_while(working: Callable[[], bool], index: int) -> dict[str, Any]:
+    import pynvml
+
+    clocks, watts, capped = [], [], []
+    throttled: bool | None = None
+    harmful = 0
+    for reason in ("HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown"):
+        harmful |= getattr(pynvml, f"nvmlClocksThrottleReason{reason}", 0)
+    with _nvml(index) as ask:
+        if ask is None:
+            return {}
+        while working():
+            clocks.append(ask("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM) or 0)
+            watts.append(ask("nvmlDeviceGetPowerUsage") or 0)
+            reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+            if reasons is not None:
+                throttled = bool(throttled) or bool(reasons & harmful)
+                capped.append(bool(reasons & pynvml.nvmlClocksThrottleReasonSwPowerCap))
+            time.sleep(0.05)
+        temperature = ask("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU)
+        limits = [ask(f"nvmlDeviceGet{name}") for name in _LIMITS]
+    power = max(watts, default=0)
+    clocks = [clock for clock in clocks if clock]
+    in_force, default = (round(each / 1000, 1) if each else None for each in limits)
+    return {
+        "sm_clock_mhz": int(np.median(clocks)) if clocks else None,
+        "power_w": round(power / 1000, 1) if power else None,
+        "temperature_c": temperature,
+        "throttled": throttled,
+        "power_capped": round(sum(capped) / len(capped), 2) if capped else None,
+        "power_limit_w": in_force,
+        "power_limit_default_w": default,
+    }
