@@ -140,8 +140,8 @@ def test_all_who_hold_the_listening_socket_are_the_server():
 def test_what_an_attached_server_computes_is_no_load_of_others(serving, run_box):
     assert run_box  # whatever descends from this test is not the run's
     known = AttachedProcesses(f"http://127.0.0.1:{serving.port}").find
-    assert {serving.listener, serving.core} <= set(box.CpuUse.take(known).ours)
-    assert not {serving.listener, serving.core} & set(box.CpuUse.take(list).ours)
+    assert {serving.listener, serving.core} <= set(box.CpuUse.take(known).run_seconds)
+    assert not {serving.listener, serving.core} & set(box.CpuUse.take(list).run_seconds)
 
 
 def test_the_engine_of_an_attached_server_is_no_stranger(serving, run_box, monkeypatch):

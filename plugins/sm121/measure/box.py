@@ -381,7 +381,7 @@ class CpuUse:
 
     at: float
     busy: float
-    ours: dict[int, float]
+    run_seconds: dict[int, float]
     each: dict[int, tuple[str, float]]
 
     @classmethod
@@ -401,22 +401,22 @@ class CpuUse:
             if used is not None:
                 each[process.pid] = (str(process.info["name"]), used.user + used.system)
         this = psutil.Process().cpu_times()
-        gone = this.children_user + this.children_system  # of children that have ended
-        ours = {p.pid: each[p.pid][1] for p in _ours(own) if p.pid in each}
-        ours[-1] = gone
-        return cls(time.monotonic(), busy, ours, each)
+        ended = this.children_user + this.children_system  # of children that have ended
+        run_seconds = {p.pid: each[p.pid][1] for p in _ours(own) if p.pid in each}
+        run_seconds[-1] = ended
+        return cls(time.monotonic(), busy, run_seconds, each)
 
     def since(self, before: CpuUse) -> tuple[float, list[str]]:
         """Share of the CPU that others took since ``before``, and the busiest of them."""
         elapsed = max(self.at - before.at, 1e-3)
         cores = psutil.cpu_count() or 1
-        own = sum(used - before.ours.get(pid, 0.0) for pid, used in self.ours.items())
-        other = max(0.0, self.busy - before.busy - own)
+        run = sum(used - before.run_seconds.get(pid, 0.0) for pid, used in self.run_seconds.items())
+        other = max(0.0, self.busy - before.busy - run)
         busiest = sorted(
             (
                 ((used - before.each[pid][1]) / elapsed, name, pid)
                 for pid, (name, used) in self.each.items()
-                if pid in before.each and pid not in self.ours
+                if pid in before.each and pid not in self.run_seconds
             ),
             reverse=True,
         )

@@ -86,9 +86,8 @@ class MeasuredServer:
         """
         with TimedProcess(endpoint.base_url, endpoint.api_key) as sender:
             prompts = Prompts(endpoint, plan.measuring.vocabulary)
-            server = cls(endpoint, sender, prompts, plan, directory, show)
-            server.invalid += invalid
-            server.unproven += unproven
+            findings = [*invalid], [*unproven]
+            server = cls(endpoint, sender, prompts, plan, directory, show, *findings)
             server._probe()
             yield server
 
@@ -304,9 +303,10 @@ class MeasuredCell:
         Args:
             failures: whether a request that failed does.
         """
-        findings = Findings(list(self._findings.invalid), list(self._findings.unproven))
-        findings.invalid += self.server.invalid
-        findings.unproven += self.server.unproven
+        findings = Findings(
+            [*self._findings.invalid, *self.server.invalid],
+            [*self._findings.unproven, *self.server.unproven],
+        )
         answers = [answer for answer in self.all_answers if failures or answer.ok]
         validity.check_answers(answers, self.clock, findings)
         validity.check_client(self._batches, findings)

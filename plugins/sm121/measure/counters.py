@@ -14,7 +14,7 @@ from sm121.evidence import metrics
 _NAMES: dict[str, list[str]] = tomllib.loads(
     files("sm121.fixtures").joinpath("counters.toml").read_text("utf-8")
 )
-_OURS = {theirs: ours for ours, names in _NAMES.items() for theirs in names}
+_OUR_NAMES = {counter: name for name, names in _NAMES.items() for counter in names}
 #: One sample a position of the draft, by its label.
 _BY_POSITION = ("vllm:spec_decode_num_accepted_tokens_per_pos_total",)
 #: The counters are written by the engine's loop, shortly after the answer's last byte.
@@ -43,14 +43,14 @@ class Counters:
 def names(engine: str) -> set[str]:
     """Our names of what an engine tells."""
     prefix = f"{engine}:"
-    return {ours for ours, all_ in _NAMES.items() if any(n.startswith(prefix) for n in all_)}
+    return {name for name, all_ in _NAMES.items() if any(n.startswith(prefix) for n in all_)}
 
 
 def read(text: str) -> Counters:
     """The counters in a Prometheus exposition, summed over engines and models."""
     values: dict[str, float] = {}
-    for name, _, value, _ in metrics.samples_of(text, _OURS.__contains__):
-        values[_OURS[name]] = values.get(_OURS[name], 0.0) + value
+    for name, _, value, _ in metrics.samples_of(text, _OUR_NAMES.__contains__):
+        values[_OUR_NAMES[name]] = values.get(_OUR_NAMES[name], 0.0) + value
     finite = {name: value for name, value in values.items() if math.isfinite(value)}
     return Counters(finite, frozenset(values.keys() - finite.keys()))
 

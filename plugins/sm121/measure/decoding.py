@@ -46,7 +46,7 @@ class Window:
 
     start: Moment
     end: Moment
-    asked: int
+    requested: int
     #: How late the moments before the start were, in nanoseconds; 0 where it is the first one.
     late_ns: float = 0.0
 
@@ -68,7 +68,7 @@ class Window:
     @property
     def enough(self) -> bool:
         """Whether half of the tokens are left, or more."""
-        return self.ns > 0 and 2 * self.tokens >= self.asked - 1
+        return self.ns > 0 and 2 * self.tokens >= self.requested - 1
 
 
 def moments(arrivals: Sequence[Arrival]) -> list[Moment]:
@@ -102,12 +102,12 @@ def window(arrivals: Sequence[Arrival], tokens: int | None = None) -> Window | N
         return None
     last = len(made) - 1
     start, late_ns = _start(made, last)
-    asked = made[last].tokens if tokens is None else tokens
-    until = made[start].tokens + asked - 1
+    requested = made[last].tokens if tokens is None else tokens
+    until = made[start].tokens + requested - 1
     end = next((i for i, moment in enumerate(made) if moment.tokens >= until), last)
     if made[end].payload and end > start + 1:
         end -= 1
-    return Window(made[start], made[end], asked, late_ns)
+    return Window(made[start], made[end], requested, late_ns)
 
 
 def common(answers: Sequence[Sequence[Arrival]]) -> list[Window] | None:

@@ -354,7 +354,7 @@ def decide_measurement(
         The decision, and the measurement with all rounds that were measured for it.
     """
     while True:
-        decision, wanted = _look(measurement, gate, more is not None, bound)
+        decision, next_rounds = _look(measurement, gate, more is not None, bound)
         if decision is not None:
             return decision, measurement
         rounds = measurement.rounds
@@ -363,7 +363,7 @@ def decide_measurement(
             fact = Fact("", observed, gate.metric, evidence="--rounds")
             estimate = statistics.estimate(measurement.samples)
             return Decision(Verdict.INCONCLUSIVE, None, estimate, fact), measurement
-        measurement = more(wanted)
+        measurement = more(next_rounds)
         if not measurement.valid or measurement.rounds <= rounds:
             more = None  # no more valid rounds will come
             bound = measurement.rounds

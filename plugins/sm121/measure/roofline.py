@@ -141,47 +141,47 @@ def served(
     Args:
         config: of the model (config.json).
     """
-    bits, asked = _FORMATS.bits, read_arguments(arguments)
-    asks_drafts = any(name.startswith("speculative_") for name in asked)
+    bits, options = _FORMATS.bits, read_arguments(arguments)
+    asks_drafts = any(name.startswith("speculative_") for name in options)
     speculates = asks_drafts if path.speculative is None else path.speculative != "none"
-    own = formats(config, path.dtype or asked.get("dtype"))
-    layers = {} if path.requantised == [] else _layers(asked, config)
-    shown: Sequence[str] | None = path.requantised
+    checkpoint = formats(config, path.dtype or options.get("dtype"))
+    layers = {} if path.requantised == [] else _layers(options, config)
+    requantised: Sequence[str] | None = path.requantised
     if path.requantised_is_whole and layers is not None:
-        layers = {name: method for name, method in layers.items() if name in (shown or ())}
-    if shown is None and "mxfp4_layers" not in asked:
-        shown = required.requantised
-    cache = asked.get("kv_cache_dtype") or (required.kv_cache_dtype or ("auto",))[0]
-    kv = {"auto": own.kv, **bits}.get(path.kv_cache_dtype or cache)
+        layers = {name: method for name, method in layers.items() if name in (requantised or ())}
+    if requantised is None and "mxfp4_layers" not in options:
+        requantised = required.requantised
+    cache = options.get("kv_cache_dtype") or (required.kv_cache_dtype or ("auto",))[0]
+    kv = {"auto": checkpoint.kv, **bits}.get(path.kv_cache_dtype or cache)
     if speculates or kv is None or layers is None:
         return None
-    if not {*layers.values()} <= {*bits} or not {*(shown or ())} <= {*layers}:
+    if not {*layers.values()} <= {*bits} or not {*(requantised or ())} <= {*layers}:
         return None
-    moe = path.moe or asked.get("moe_backend") or "|".join(required.moe or ())
+    moe = path.moe or options.get("moe_backend") or "|".join(required.moe or ())
     padded = (to for row, to in _FORMATS.padding.items() if re.fullmatch(row, moe, re.I))
-    dense = {name: bits[layers[name]] if name in layers else own.qkv for name in _DENSE}
-    return Formats(own.experts, **dense, kv=kv, padded_to=next(padded, (1, 1)))
+    dense = {name: bits[layers[name]] if name in layers else checkpoint.qkv for name in _DENSE}
+    return Formats(checkpoint.experts, **dense, kv=kv, padded_to=next(padded, (1, 1)))
 
 
-def _layers(asked: Mapping[str, str], config: Mapping[str, Any]) -> dict[str, str] | None:
+def _layers(options: Mapping[str, str], config: Mapping[str, Any]) -> dict[str, str] | None:
     """The format of each dense layer that is to be quantised at load; None where what is asked for
     is not understood."""
-    own = str((config.get("quantization_config") or {}).get("quant_method") or "")
-    key, named = "quantization_config", asked.get("mxfp4_layers", "moe")
-    given = {n.removeprefix(f"{key}."): v for n, v in asked.items() if n.startswith(f"{key}.")}
+    method = str((config.get("quantization_config") or {}).get("quant_method") or "")
+    key, named = "quantization_config", options.get("mxfp4_layers", "moe")
+    values = {n.removeprefix(f"{key}."): v for n, v in options.items() if n.startswith(f"{key}.")}
     listed = {*_DENSE} if named == "all" else {*named.split(",")} - {"moe"}
-    understood = listed <= {*_DENSE} and all(map(_UNDERSTOOD.fullmatch, given))
-    other = asked.get("quantization", own).removeprefix("gpt_oss_") != own
-    if other or not understood or not asked.get(key, "{").startswith("{"):
+    understood = listed <= {*_DENSE} and all(map(_UNDERSTOOD.fullmatch, values))
+    other = options.get("quantization", method).removeprefix("gpt_oss_") != method
+    if other or not understood or not options.get(key, "{").startswith("{"):
         return None
-    linear = given.get("linear", given.get("linear.weight"))
+    linear = values.get("linear", values.get("linear.weight"))
     rows = [(_DENSE[name], "mxfp4") for name in listed]
     rows += [(_DENSE[name], linear) for name in ("qkv", "o") if linear is not None]
-    rows += [(n.removeprefix("targets."), v) for n, v in given.items() if n.startswith("targets.")]
-    left_out = re.findall(r"'([^']*)'", given.get("ignore", ""))
+    rows += [(n.removeprefix("targets."), v) for n, v in values.items() if n.startswith("targets.")]
+    left_out = re.findall(r"'([^']*)'", values.get("ignore", ""))
     try:
-        found = {name: method for text, method in rows for name in _DENSE if _is_of(text, name)}
-        return {n: v for n, v in found.items() if not any(_is_of(text, n) for text in left_out)}
+        chosen = {name: kind for text, kind in rows for name in _DENSE if _is_of(text, name)}
+        return {n: v for n, v in chosen.items() if not any(_is_of(text, n) for text in left_out)}
     except re.error:  # the engine will refuse it
         return None
 
@@ -210,8 +210,8 @@ def cost(
     """
     each = {**own.lacking, **own.configurations}[name]
     arguments = (*own.engine.arguments, *each.arguments, *more)
-    known = served(config, arguments, own.path_of(name), path or KernelPath())
-    return traffic(config, depth=depth, formats=known) if known is not None else None
+    layout = served(config, arguments, own.path_of(name), path or KernelPath())
+    return traffic(config, depth=depth, formats=layout) if layout is not None else None
 
 
 def out_of_reach(
@@ -233,8 +233,8 @@ def out_of_reach(
     costs = {name: each.total for name in names if (each := cost(own, name, depth, config))}
     best, how = min(costs, key=costs.__getitem__, default=""), "it needs fewer bits, or speculation"
     if best and rate * 1e9 / costs[best] >= gate.minimum:
-        given = {**own.lacking, **own.configurations}[best].arguments
-        options = [" ".join(pair) for pair in itertools.pairwise(given) if pair[0] in _OPTIONS]
+        arguments = {**own.lacking, **own.configurations}[best].arguments
+        options = [" ".join(pair) for pair in itertools.pairwise(arguments) if pair[0] in _OPTIONS]
         how = f"configuration {best} ({' '.join(options)}) reads {costs[best] / 1e9:.2f}"
     where = "on this machine" if gb_s else "on the fastest healthy machine"
     reads = f"{read.total / 1e9:.2f} GB a token: at most {bound:.3g} tok/s {where}"
@@ -259,7 +259,7 @@ def traffic(config: Mapping[str, Any], *, depth: int, formats: Formats) -> Traff
     kinds = config.get("layer_types")
     sliding = kinds.count("sliding_attention") if isinstance(kinds, list) else (layers + 1) // 2
     in_window = min(depth, window) if window else depth
-    seen = sliding * in_window + (layers - sliding) * depth
+    kv_tokens = sliding * in_window + (layers - sliding) * depth
     sizes = zip((hidden, wide), formats.padded_to, strict=True)
     rows, columns = (-(-size // multiple) * multiple for size, multiple in sizes)
     expert = (3 * columns * rows) * formats.experts / 8 + (2 * columns + rows) * 2
@@ -271,7 +271,7 @@ def traffic(config: Mapping[str, Any], *, depth: int, formats: Formats) -> Traff
         attention=layers * (projections / 8 + biases),
         router=layers * experts * (hidden + 1) * 2.0,
         lm_head=vocabulary * hidden * formats.lm_head / 8,
-        kv=seen * 2 * keys * formats.kv / 8,
+        kv=kv_tokens * 2 * keys * formats.kv / 8,
     )
 
 
@@ -279,8 +279,8 @@ def read_config(model: str) -> dict[str, Any] | None:
     """config.json of a checkpoint folder, or what ships of a hub id; None where neither is."""
     path = Path(model) / "config.json"
     if path.is_file():
-        found = json.loads(path.read_text("utf-8"))
-        return dict(found) if isinstance(found, dict) else None
+        config = json.loads(path.read_text("utf-8"))
+        return dict(config) if isinstance(config, dict) else None
     shipped = files("sm121.fixtures") / "models" / f"{model.rsplit('/', 1)[-1]}.json"
     return dict(json.loads(shipped.read_text("utf-8"))) if shipped.is_file() else None
 

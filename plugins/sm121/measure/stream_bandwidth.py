@@ -88,17 +88,17 @@ def matrix_rate(device: str) -> tuple[list[float], str]:
     if device == "cpu":
         size, method = _CPU_MATRIX, f"numpy float32 {_CPU_MATRIX}^3"
         generator = np.random.default_rng(0)
-        left = generator.random((size, size), dtype=np.float32)
-        right = generator.random((size, size), dtype=np.float32)
-        timed = [_seconds(lambda: np.matmul(left, right), 1) for _ in range(_REPETITIONS + 1)]
+        first = generator.random((size, size), dtype=np.float32)
+        second = generator.random((size, size), dtype=np.float32)
+        timed = [_seconds(lambda: np.matmul(first, second), 1) for _ in range(_REPETITIONS + 1)]
         seconds = timed[1:]  # the first one warms
     else:
         size, method = _GPU_MATRIX, f"torch bf16 {_GPU_MATRIX}^3"
         torch = gpu_torch(device)
-        left, right = (
+        first, second = (
             torch.randn((size, size), dtype=torch.bfloat16, device=device) for _ in range(2)
         )
-        seconds = gpu_seconds(torch, lambda: torch.matmul(left, right))
+        seconds = gpu_seconds(torch, lambda: torch.matmul(first, second))
     return [2.0 * size**3 / each / 1e12 for each in seconds], method
 
 

@@ -73,12 +73,12 @@ class Turns:
             return
         self.release()
         since = time.monotonic()
-        said = since + _SAY_AFTER_S - _SAY_EVERY_S
+        reported = since + _SAY_AFTER_S - _SAY_EVERY_S
         for lock, kind in ((self._queue, fcntl.LOCK_EX), (self._machine, turn.value)):
             while not try_lock(lock, kind):
-                if time.monotonic() - said >= _SAY_EVERY_S:
-                    said = time.monotonic()
-                    self._say(self._waiting(turn, said - since))
+                if time.monotonic() - reported >= _SAY_EVERY_S:
+                    reported = time.monotonic()
+                    self._say(self._waiting(turn, reported - since))
                 time.sleep(_POLL_S)
         fcntl.flock(self._queue, fcntl.LOCK_UN)
         self.held = turn
@@ -108,12 +108,12 @@ class Turns:
 
     def _waiting(self, turn: Turn, seconds: float) -> str:
         if turn is Turn.ALONE:
-            what = "this one measures and waits until they have ended their test"
+            reason = "this one measures and waits until they have ended their test"
         else:
             self._machine.seek(0)
             measuring = self._machine.read(20) or "unknown"
-            what = f"one of them measures (pid {measuring}), and this one waits for its end"
+            reason = f"one of them measures (pid {measuring}), and this one waits for its end"
         return (
-            f"other runs of the suite are on this machine: {what}; {seconds:.0f} s so far "
+            f"other runs of the suite are on this machine: {reason}; {seconds:.0f} s so far "
             "(--share-machine does not wait)"
         )

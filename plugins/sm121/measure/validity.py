@@ -77,33 +77,37 @@ def check_answers(answers: Sequence[TimedAnswer], clock: Clock | None, findings:
 
 def _check_count(answer: TimedAnswer, clock: Clock, findings: Findings) -> None:
     tokens = tokens_of(answer, clock)
-    said, asked = answer.completion_tokens, answer.asked_tokens
+    usage, requested = answer.completion_tokens, answer.asked_tokens
     if clock == "chunks":
-        if said is not None and said != tokens:
+        if usage is not None and usage != tokens:
             findings.against(
                 "chunk_clock",
-                f"{tokens} chunks with text, usage says {said} tokens: a chunk is not a token here",
+                f"{tokens} chunks with text, usage says {usage} tokens: "
+                "a chunk is not a token here",
             )
         return
-    if said is not None and said != tokens:
+    if usage is not None and usage != tokens:
         findings.against(
-            "token_accounting", f"{tokens} tokens by {clock}, usage says {said} (asked for {asked})"
+            "token_accounting",
+            f"{tokens} tokens by {clock}, usage says {usage} (asked for {requested})",
         )
-    elif tokens < asked:
+    elif tokens < requested:
         findings.against(
             "short_answer",
-            f"{tokens} tokens of {asked} with ignore_eos and min_tokens "
+            f"{tokens} tokens of {requested} with ignore_eos and min_tokens "
             f"(finish_reason {answer.finish})",
         )
-    elif tokens > asked:
-        findings.against("token_accounting", f"{tokens} tokens by {clock}, at most {asked} asked")
+    elif tokens > requested:
+        findings.against(
+            "token_accounting", f"{tokens} tokens by {clock}, at most {requested} asked"
+        )
 
 
 def _check_prompt(answer: TimedAnswer, findings: Findings) -> None:
-    for what, seen in (("usage", answer.prompt_tokens), ("its ids", answer.prompt_ids)):
-        if seen is not None and answer.asked_prompt and seen != answer.asked_prompt:
+    for source, counted in (("usage", answer.prompt_tokens), ("its ids", answer.prompt_ids)):
+        if counted is not None and answer.asked_prompt and counted != answer.asked_prompt:
             findings.against(
-                "prompt_length", f"a prompt of {answer.asked_prompt} tokens, {what} say {seen}"
+                "prompt_length", f"a prompt of {answer.asked_prompt} tokens, {source} say {counted}"
             )
     if answer.cached_tokens:
         findings.against(
@@ -162,11 +166,11 @@ def check_metrics_stay(before: Counters | None, after: Counters | None, findings
     """What the server counted before the first request it counts after the last one."""
     if before is None:
         return
-    left = after.values.keys() | after.no_number if after is not None else set()
-    if gone := sorted(before.values.keys() - left):
-        what = ", ".join(gone) if after is not None else "all of /metrics"
+    remaining = after.values.keys() | after.no_number if after is not None else set()
+    if vanished := sorted(before.values.keys() - remaining):
+        names = ", ".join(vanished) if after is not None else "all of /metrics"
         findings.against(
-            "counters_vanished", f"there before the first request and not after the last: {what}"
+            "counters_vanished", f"there before the first request and not after the last: {names}"
         )
 
 
@@ -175,8 +179,8 @@ def check_counters(
 ) -> None:
     """What the server's counters say of the same requests."""
     if delta is None:
-        for what in ("other clients", "prefix-cache hits", "preemptions", "tokens by counters"):
-            findings.not_checked(f"{what}: the server has no /metrics that can be read")
+        for check in ("other clients", "prefix-cache hits", "preemptions", "tokens by counters"):
+            findings.not_checked(f"{check}: the server has no /metrics that can be read")
         return
     arrived = sum(tokens_of(answer, clock) for answer in answers)
     prompted = sum(answer.asked_prompt for answer in answers)
@@ -201,10 +205,11 @@ def check_counters(
             "token_counters",
             f"{arrived} tokens arrived, the counters say {generated:.0f} were generated",
         )
-    asked = delta.get("prompted")
-    if asked is not None and asked > prompted and whole and prompted:
+    counted = delta.get("prompted")
+    if counted is not None and counted > prompted and whole and prompted:
         findings.against(
-            "other_clients", f"{asked:.0f} prompt tokens by the counters, {prompted} of them ours"
+            "other_clients",
+            f"{counted:.0f} prompt tokens by the counters, {prompted} of them ours",
         )
     if "cache_hits" not in delta:
         findings.not_checked("prefix-cache hits: the server does not count them")
@@ -272,7 +277,7 @@ def check_first_chunk(answers: Sequence[TimedAnswer], clock: Clock, findings: Fi
         if pause > typical * _PAUSE + _PAUSE_SHARE * (stamps[0] - answer.sent_ns):
             early.append((pause, stamps[0] - answer.sent_ns))
     if 2 * len(early) > len(answers):
-        pause, waited = (median(found) / 1e6 for found in zip(*early, strict=True))
+        pause, waited = (median(times) / 1e6 for times in zip(*early, strict=True))
         findings.against(
             "early_first_chunk",
             f"{len(early)} of {len(answers)} first chunks are counted as a token and have no text; "
@@ -427,19 +432,19 @@ def drift(rates: Sequence[float]) -> tuple[int, float, float] | None:
     A t test at each place with two samples on either side, at a risk that covers all of them.
     """
     values = np.asarray(rates, dtype=np.float64)
-    places = range(2, len(values) - 1)
+    changes = range(2, len(values) - 1)
     best: tuple[float, int] | None = None
-    for at in places:
-        left, right = values[:at], values[at:]
-        within = ((left - left.mean()) ** 2).sum() + ((right - right.mean()) ** 2).sum()
+    for at in changes:
+        before, after = values[:at], values[at:]
+        within = ((before - before.mean()) ** 2).sum() + ((after - after.mean()) ** 2).sum()
         # A spread of nothing is the clock's resolution, not certainty.
         deviation = max(float(np.sqrt(within / (len(values) - 2))), 1e-4 * float(values.mean()))
-        distance = abs(float(left.mean() - right.mean()))
-        score = distance / (deviation * np.sqrt(1 / len(left) + 1 / len(right)))
+        distance = abs(float(before.mean() - after.mean()))
+        score = distance / (deviation * np.sqrt(1 / len(before) + 1 / len(after)))
         risk = 2.0 * float(special.stdtr(len(values) - 2, -score))
         if best is None or risk < best[0]:
             best = (risk, at)
-    if best is None or best[0] > _DRIFT_RISK / len(places):
+    if best is None or best[0] > _DRIFT_RISK / len(changes):
         return None
     at = best[1]
     return at, float(np.median(values[:at])), float(np.median(values[at:]))

@@ -39,7 +39,7 @@ class Bench:
     recorded: dict[str, tuple[Metric, MeasuredCell]] = field(default_factory=dict)
     #: The cell that was measured last.
     _latest: MeasuredCell | None = None
-    _looked: bool = False
+    _is_closed: bool = False
 
     @classmethod
     @contextmanager
@@ -103,9 +103,9 @@ class Bench:
             AssertionError, Inconclusive, Invalid: the worst that is said now.
             NotRun: nothing was measured before.
         """
-        if self._looked:
+        if self._is_closed:
             return
-        self._looked = True
+        self._is_closed = True
         if not self.recorded:
             raise NotRun("no rate was measured that a last look could be held against")
         profile, first = recorder.harness.profile, self.server.cell(self.plan.depths[0])
@@ -240,16 +240,16 @@ class PerformanceChecks:
             Inapplicable: drafts are shorter, or the engine does not tell the places apart.
             NotRun: nothing was accepted there, so that there is no share to compare with.
         """
-        places = drafted.by_position
-        if position > len(places):
+        accepted = drafted.by_position
+        if position > len(accepted):
             raise Inapplicable(
-                f"a draft has {len(places)} places"
-                if places
+                f"a draft has {len(accepted)} places"
+                if accepted
                 else "the engine does not count accepted tokens by their place in the draft"
             )
-        if not places[position - 1]:
+        if not accepted[position - 1]:
             raise NotRun(f"of {drafted.drafts:.0f} drafts none was accepted at place {position}")
-        share = 100.0 * places[position - 1] / drafted.drafts
+        share = 100.0 * accepted[position - 1] / drafted.drafts
         self.once(f"acceptance@{position}", "%", share, higher_is_better=True)
 
     def accepted_length(self, drafted: Drafted) -> None:

@@ -43,7 +43,7 @@ class RunBox:
     #: CPU use when the measurements began, and the number of server starts before that.
     _began: tuple[CpuUse, int] | None = None
     _load_during: float | None = None
-    _told: bool = False
+    _reported: bool = False
     #: GB/s of reading a number of bytes on the CPU. Small models are in its caches.
     _by_size: dict[int, float] = field(default_factory=dict)
 
@@ -242,9 +242,9 @@ class RunBox:
                 "server is another user's, or in a container): what it takes of the machine cannot "
                 "be told from what others take; run the suite where the server runs, as its user"
             )
-        if reading.cannot_tell is None or self._told:
+        if reading.cannot_tell is None or self._reported:
             return
-        self._told = True
+        self._reported = True
         if self._attached:
             self._unproven(
                 f"box: {reading.cannot_tell}; others may work there, or the server may stand "

@@ -71,7 +71,7 @@ class AbRun:
     #: Which process answered at the URL of a side first.
     _processes: dict[str, Process] = field(default_factory=dict)
     #: Prompts of known answers that A knew at its first visit.
-    _known: frozenset[str] | None = None
+    _answered: frozenset[str] | None = None
 
     @property
     def outcomes(self) -> list[Change]:
@@ -135,8 +135,8 @@ class AbRun:
         if not outcomes:
             raise Invalid("A and B have no metric in common")
         worse = [outcome for outcome in outcomes if outcome.verdict is Verdict.FAIL]
-        wanted = "B is no worse than A"
-        require_none([Fact(wanted, "it is", o.metric, evidence=o.text) for o in worse])
+        requirement = "B is no worse than A"
+        require_none([Fact(requirement, "it is", o.metric, evidence=o.text) for o in worse])
         open_ones = [o.text for o in outcomes if o.verdict is Verdict.INCONCLUSIVE]
         if open_ones:
             raise Inconclusive(f"undecided (--ab-pairs for more starts): {'; '.join(open_ones)}")
@@ -235,11 +235,11 @@ class AbRun:
         """
         questions = self.harness.profile.correctness.known_answers
         wrong = facts.unknown(server.endpoint, questions)
-        if self._known is None:
-            self._known = frozenset(fact.prompt for fact in questions) - wrong.keys()
-            if not self._known:
+        if self._answered is None:
+            self._answered = frozenset(fact.prompt for fact in questions) - wrong.keys()
+            if not self._answered:
                 self._unproven(f"A/B: that a side answers sensibly: A says {wrong}")
-        lost = [f"{prompt!r} with {wrong[prompt]}" for prompt in wrong if prompt in self._known]
+        lost = [f"{prompt!r} with {wrong[prompt]}" for prompt in wrong if prompt in self._answered]
         if not lost:
             return None
         message = self.harness.redact(f"{name} answers {lost[0]}, which A knew at its first visit")
@@ -337,17 +337,10 @@ class AbRun:
         with MeasuredServer.open(server.endpoint, self.plan, directory) as measured_server:
             cell = MeasuredCell(measured_server, self.plan.depths[0])
             cell.gather(self.plan.measuring.rounds)
-        measured = [
-            metric.of(cell)
-            for metric in (
-                metrics.find("pp"),
-                *(metrics.find("tg", tokens=tokens) for tokens in self.plan.generated_tokens),
-                metrics.find("ttft"),
-                metrics.find("tpot"),
-            )
-        ]
+        rates = [metrics.find("tg", tokens=tokens) for tokens in self.plan.generated_tokens]
         values: dict[str, MetricOfStart] = {}
-        for measurement in measured:
+        for metric in (metrics.find("pp"), *rates, metrics.find("ttft"), metrics.find("tpot")):
+            measurement = metric.of(cell)
             if measurement.invalid:
                 why = "; ".join(str(item) for item in measurement.invalid)
                 raise Invalid(f"{name}: {measurement.name}: {why}")
@@ -363,10 +356,10 @@ class AbRun:
         if pool is None or reader is None:
             return {}
         pids, resident = _resident(pool)
-        held = reader.read(pids, resident)
+        memory = reader.read(pids, resident)
         return {
             name: MetricOfStart(round(size / 2**30, 4), "GiB", False)
-            for name, size in (("memory_gib", held.total), ("device_memory_gib", held.device))
+            for name, size in (("memory_gib", memory.total), ("device_memory_gib", memory.device))
             if size
         }
 

@@ -53,11 +53,11 @@ class Criterion(DataTable):
     def _one_kind(self) -> Criterion:
         others = ("level", "moe", "moe_not", "no_crash")
         bounds = [name for name in _BOUNDS if getattr(self, name) is not None]
-        given = [*bounds, *(name for name in others if getattr(self, name))]
-        if len(given) != 1:
+        kinds = [*bounds, *(name for name in others if getattr(self, name))]
+        if len(kinds) != 1:
             raise ValueError(
                 f"expected exactly one of {', '.join((*_BOUNDS, *others))}; "
-                f"got {', '.join(given) or 'none'}"
+                f"got {', '.join(kinds) or 'none'}"
             )
         if bool(bounds) != (self.metric is not None):
             raise ValueError("expected metric together with a bound on it, and only then")
@@ -66,8 +66,8 @@ class Criterion(DataTable):
     def __str__(self) -> str:
         for name, text in _BOUNDS.items():
             if (bound := getattr(self, name)) is not None:
-                shown = bound * 100 if name.startswith("change") else bound
-                return f"{self.metric} {text.format(shown)}"
+                figure = bound * 100 if name.startswith("change") else bound
+                return f"{self.metric} {text.format(figure)}"
         if self.level:
             return f"level {self.level} holds"
         if self.moe:
@@ -180,8 +180,8 @@ def _answer(
         return CriterionResult(criterion, Verdict.NOT_RUN, "", "", note)
     low, high, note = outcome.ci_low, outcome.ci_high, outcome.text
     if low is None or high is None:  # too few pairs for an interval
-        shown = (number(outcome.a), number(outcome.b))
-        return CriterionResult(criterion, Verdict.INCONCLUSIVE, *shown, note)
+        sides = (number(outcome.a), number(outcome.b))
+        return CriterionResult(criterion, Verdict.INCONCLUSIVE, *sides, note)
     if criterion.difference_at_most is not None:
         delta = difference_of_pairs(visits, criterion.metric)
         assert delta is not None and delta[1] is not None and delta[2] is not None

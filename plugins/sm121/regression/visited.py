@@ -83,8 +83,8 @@ def the_same(
     if first.text == second.text:
         return None, None  # asked for: how far starts of one thing differ
     rules = requested.load_requests(engine).request
-    ours, theirs = _asked(first), _asked(second)
-    changed = {n for n in {*ours, *theirs} if ours.get(n) != theirs.get(n)}
+    of_a, of_b = _requested(first), _requested(second)
+    changed = {n for n in {*of_a, *of_b} if of_a.get(n) != of_b.get(n)}
     # A table in JSON is there by its inner names, too.
     changed = {n for n in changed if not any(other.startswith(f"{n}.") for other in changed)}
     fields: dict[str, str] = {}
@@ -97,22 +97,22 @@ def the_same(
     if first.python != second.python:
         unknown.add("--engine-python")
     moved = {fields[name] for name in changed if name in fields}
-    shown = {f for f in moved if a.path.get(f) is not None or b.path.get(f) is not None}
-    differing = {f for f in shown if a.path.get(f) != b.path.get(f)}
-    if not unknown and not differing and shown == moved:
+    observed = {f for f in moved if a.path.get(f) is not None or b.path.get(f) is not None}
+    differing = {f for f in observed if a.path.get(f) != b.path.get(f)}
+    if not unknown and not differing and observed == moved:
         values = ", ".join(f"{name} {a.path.get(name)}" for name in sorted(moved))
         return (
             f"B ran what A ran ({values or 'the same options'}): of a comparison with itself "
             f"nothing follows for {second.text!r} against {first.text!r}",
             None,
         )
-    silent = sorted(unknown | {name for name in changed if fields.get(name) in moved - shown})
+    silent = sorted(unknown | {name for name in changed if fields.get(name) in moved - observed})
     if differing or not silent or "--engine-python" in unknown:
         return None, None
     return None, f"A/B: nothing shows that {', '.join(silent)} made B another server than A"
 
 
-def _asked(side: Side) -> dict[str, str]:
+def _requested(side: Side) -> dict[str, str]:
     words = requested.read_arguments(side.arguments)
     return {**words, **{_normal(name): value for name, value in side.environment}}
 
