@@ -46,7 +46,7 @@ def test_a_provider_of_ones_own_is_judged(run_pytest, tmp_path):
     assert status == 1, run.output
     failed = [t for t in judged(run) if t["verdict"] == "FAIL"]
     assert failed
-    assert "required at most" in failed[0]["message"]
+    assert "required: max of the error at most" in failed[0]["message"]
 
 
 def test_what_a_provider_lacks_is_not_run(run_pytest, tmp_path):

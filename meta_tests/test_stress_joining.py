@@ -90,11 +90,11 @@ def test_each_number_that_decodes_is_joined_up_to_all_places(level):
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("join-five", r"a prompt of \d+ tokens joins 5 that decode: .*connection"),
-        ("join-more", r"a prompt of \d+ tokens joins [567] that decode: .*connection"),
-        ("join-one", r"a prompt of \d+ tokens joins 1 that decode: .*connection"),
-        ("join-last", r"a prompt of \d+ tokens joins 7 that decode: .*connection"),
-        ("join-lengths", r"a prompt of \d+ tokens joins 5 that decode: .*connection"),
+        ("join-five", r"a prompt of \d+ tokens joins 5 that decode.*: .*connection"),
+        ("join-more", r"a prompt of \d+ tokens joins [567] that decode.*: .*connection"),
+        ("join-one", r"a prompt of \d+ tokens joins 1 that decode.*: .*connection"),
+        ("join-last", r"a prompt of \d+ tokens joins 7 that decode.*: .*connection"),
+        ("join-lengths", r"a prompt of \d+ tokens joins 5 that decode.*: .*connection"),
         ("join-garbage", r"short prompts join .*corrupted_answer: request \d+ \(a prompt of \d+ "),
         ("join-refused", r"a prompt of \d+ tokens joins 5 that decode: .* seen 1 of .*refused"),
         ("join-stalls", r"joins 5 that decode: .*(stuck_request|hang)"),
@@ -116,7 +116,7 @@ def test_what_no_counter_showed_is_not_green(level, monkeypatch):
     with pytest.raises(NotRun, match="has no counter"):
         uncounted.joining()
     fewer, _ = level("fewer")
-    with pytest.raises(Inconclusive, match=r"never showed [^:]*6, 7, 8: .*--max-num-seqs"):
+    with pytest.raises(Inconclusive, match=r"never 6, 7, 8 .*--max-num-seqs"):
         fewer.joining()
 
 

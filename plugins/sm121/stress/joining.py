@@ -21,9 +21,10 @@ from sm121.stress.shapes import Shapes
 
 #: New tokens of the prompts that crashed it.
 SHORTEST, LONGEST = 320, 643
-#: Answers of those that only join, and at least of those that decode on.
-_JOINS_TOKENS, _DECODES_TOKENS = 4, 64
-_LOOK_S = 0.02
+#: Answers of those that only join, and at first of those that decode on: at least, and a place.
+_JOINS_TOKENS, _DECODES_TOKENS, _DECODES_TOKENS_A_PLACE = 4, 64, 10
+#: How long until the next look; shorter while the counters have not shown the number yet.
+_LOOK_S, _COUNT_S = 0.02, 0.002
 #: What was not shown is waited for so long, and once more for as long as the load lasts.
 _MORE_S = 30.0
 
@@ -55,13 +56,16 @@ class Joining:
     _target: int = 0
     _rises: bool = False
     _tokens: int = SHORTEST
+    #: Those that decode on answer with so many times more tokens: one ended before all places
+    #: were taken.
+    _longer: int = 1
+    _ended_early: bool = False
     _random: random.Random = field(default_factory=lambda: random.Random(121))
 
     def __call__(self, under_way: Sequence[JobOutcome]) -> Job | float | None:
         decoding = sum(o.first is not None and o.job.tokens > _JOINS_TOKENS for o in under_way)
         if decoding < len(under_way):
-            self._count(len(under_way))
-            return _LOOK_S
+            return self._count(len(under_way))
         took = time.monotonic() - self._began
         missing = self.missing()
         if took > self.lasts_s and (not missing or took > 2 * self.lasts_s + _MORE_S):
@@ -70,6 +74,7 @@ class Joining:
             self._next_sweep()
         self.joined[decoding] += 1
         if self._rises and decoding < self._target:
+            self._ended_early |= decoding < self._target - 1
             return self._stays(decoding)
         self._target += 1
         self._rises = self._rises and self._target < self.most
@@ -104,19 +109,24 @@ class Joining:
         broken = any(outcome.problem for outcome in load.outcomes)
         return load.outcomes[-1].job.name if broken else "short prompts join those that decode"
 
-    def _count(self, under_way: int) -> None:
-        if self.counts and under_way not in self.observed:
-            now = counters.fetch(self.endpoint)
-            running = now.values.get("running") if now is not None else None
-            self.counts = running is not None
-            if running == under_way:
-                self.observed.add(under_way)
+    def _count(self, under_way: int) -> float:
+        """Compare the server's counter with the requests under way; seconds until the next look."""
+        if not self.counts or under_way in self.observed:
+            return _LOOK_S
+        now = counters.fetch(self.endpoint)
+        running = now.values.get("running") if now is not None else None
+        self.counts = running is not None
+        if running == under_way:
+            self.observed.add(under_way)
+        return _COUNT_S
 
     def _next_sweep(self) -> None:
         """The next prompts have another length. Nothing runs now: what all of them are answered
         alone is asked for."""
         self._sweep += 1
         self._target, self._rises = 0, self.most > 1
+        self._longer *= 2 if self._ended_early else 1
+        self._ended_early = False
         self._tokens = self._random.randint(SHORTEST, LONGEST)
         self._job(self._tokens, _JOINS_TOKENS, self._sweep, 0)
         for decoding in (0, 1):
@@ -124,7 +134,8 @@ class Joining:
 
     def _stays(self, decoding: int) -> Job:
         """One that decodes on, so long that others join meanwhile in all numbers."""
-        tokens = min(max(_DECODES_TOKENS, 10 * self.most), self.context - SHORTEST)
+        tokens = self._longer * max(_DECODES_TOKENS, _DECODES_TOKENS_A_PLACE * self.most)
+        tokens = min(tokens, self.context - SHORTEST)
         return self._job(SHORTEST, tokens, decoding, decoding, " and decodes on")
 
     def _job(self, prompt: int, tokens: int, turn: int, decoding: int, then: str = "") -> Job:
