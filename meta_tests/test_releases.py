@@ -26,7 +26,7 @@ from sm121.session.settings import Settings
 SETTINGS = Settings()
 CPU = profile.load("cpu-tiny-gpt-oss")
 GB10 = profile.load("sm121-gpt-oss-120b")
-TARGET = target.Target("sm121", True, "asked", GB10, None)
+TARGET = target.Target("sm121", "asked", GB10, None)
 SOURCE_BUILD = "0.1.dev16581+g0a1b2c3d4"
 
 

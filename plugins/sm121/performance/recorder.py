@@ -103,9 +103,7 @@ class Recorder:
         file.metrics[measurement.name] = _report(
             measurement, threshold, estimate, decision, verdict, memory
         )
-        file.unproven += [line for line in measurement.unproven if line not in file.unproven]
-        for line in measurement.remarks:
-            self.harness.remark(line, at_once=False)
+        self._note(measurement)
         recorded = Recorded(measurement, estimate, verdict, fact)
         store(recorded)
         # The last look decides again on what was decided before.
@@ -119,6 +117,13 @@ class Recorder:
         if fact and verdict is Verdict.FAIL:
             raise Unmet(fact)
         return recorded
+
+    def _note(self, measurement: Measurement) -> None:
+        """Put into the report what a measurement leaves unproven, and what it remarks on."""
+        unproven = self.harness.file.unproven
+        unproven += [line for line in dict.fromkeys(measurement.unproven) if line not in unproven]
+        for line in measurement.remarks:
+            self.harness.remark(line, at_once=False)
 
     def described(self, recorded: Recorded, *, reason: str = "") -> dict[str, Any]:
         """What is stored with a measurement, so that it can be compared and understood later."""

@@ -69,8 +69,8 @@ def _served_folder(session: Session) -> Path | None:
     """The checkpoint of a managed server, where it is at hand."""
     if session.attached is not None or session.target.profile is None or not session.configurations:
         return None
-    own = session.managed_configuration(session.profile.under_test)
-    return folder_of(own.model, os.environ | dict(own.environment))
+    under_test = session.managed_configuration(session.profile.under_test)
+    return folder_of(under_test.model, os.environ | dict(under_test.environment))
 
 
 def _identity(session: Session) -> Identity:
@@ -79,8 +79,8 @@ def _identity(session: Session) -> Identity:
         return golden.identity(session.attached.endpoint.served_name, session.settings.reference)
     if session.target.profile is None or not session.configurations:
         return Identity(served_name="")
-    own = session.managed_configuration(session.profile.under_test)
-    return golden.identity(own.served_name, Path(own.model))
+    under_test = session.managed_configuration(session.profile.under_test)
+    return golden.identity(under_test.served_name, Path(under_test.model))
 
 
 @pytest.fixture
@@ -98,15 +98,15 @@ def reference(
 ) -> OracleReference:
     """What the oracle says of the served checkpoint, and the tolerance for what the server rounds.
     It is computed where it is not there yet; that time is not the test's."""
-    seen, asked = conformance.kernel_path(server).moe, profile.path_of(profile.under_test).moe
-    moe = seen or " ".join(asked or ())
+    running, expected = conformance.kernel_path(server).moe, profile.path_of(profile.under_test).moe
+    moe = running or " ".join(expected or ())
     file = pytestconfig.stash.get(_ORACLE, None)
     if file is None:
         checkpoint = log_probabilities.checkpoint_of(server, conformance.settings.reference)
-        kept = conformance.settings.root / ".cache" / "oracle"
+        folder = conformance.settings.root / ".cache" / "oracle"
         with own_time():
             file = oracle_file.kept_or_made(
-                checkpoint, kept, _Progress(conformance), anew=conformance.settings.certify
+                checkpoint, folder, _Progress(conformance), anew=conformance.settings.certify
             )
         pytestconfig.stash[_ORACLE] = file
     return log_probabilities.reference_for(file, server, profile, moe)
@@ -133,12 +133,12 @@ def continuations(
     pytestconfig: pytest.Config, asker: Asker, server: Server, profile: Profile
 ) -> Continuations:
     """The prompt set and the answers of the server under test (see `Continuations`)."""
-    kept = pytestconfig.stash.setdefault(_CONTINUATIONS, {})
+    by_server = pytestconfig.stash.setdefault(_CONTINUATIONS, {})
     key = f"{server.endpoint.base_url} {server.startup_s}"
-    if key not in kept:
+    if key not in by_server:
         bound = bound_for(profile.correctness.agreement, server, profile, "agreement")
-        kept[key] = Continuations(prompts.continuations(), bound, asker)
-    return kept[key]
+        by_server[key] = Continuations(prompts.continuations(), bound, asker)
+    return by_server[key]
 
 
 _SPECULATION = pytest.StashKey[dict[str, Speculation]]()
@@ -164,21 +164,21 @@ def speculation(
             "the server under test does not speculate; the profile's configurations that do: "
             f"{', '.join(speculating(conformance.profile)) or 'none'} (--configuration NAME)"
         )
-    kept = pytestconfig.stash.setdefault(_SPECULATION, {})
+    by_server = pytestconfig.stash.setdefault(_SPECULATION, {})
     key = f"{server.endpoint.base_url} {server.startup_s}"
-    if key not in kept:
-        kept[key] = Speculation(
+    if key not in by_server:
+        by_server[key] = Speculation(
             server, asker, prompts.continuations(), agreement_bound, method, capabilities
         )
-    return kept[key]
+    return by_server[key]
 
 
 def speculating(profile: Profile) -> list[str]:
     """Names of the configurations that are started with a drafter."""
     return [
         name
-        for name, own in profile.configurations.items()
-        if any("--speculative" in argument for argument in own.arguments)
+        for name, configuration in profile.configurations.items()
+        if any("--speculative" in argument for argument in configuration.arguments)
     ]
 
 

@@ -46,15 +46,15 @@ def capabilities(
     conformance: Session, server: Server, _capabilities_by_address: dict[str, Capabilities]
 ) -> Capabilities:
     """What the server under test can do. Ask with ``require``: what it cannot is NOT_RUN."""
-    found = _capabilities_by_address.get(server.endpoint.base_url)
-    if found is None:
+    detected = _capabilities_by_address.get(server.endpoint.base_url)
+    if detected is None:
         engine = conformance.file.engine
         named = server.engine if server.managed else conformance.settings.attached_engine
-        found = detect(server, named, identity=engine.identity)
+        detected = detect(server, named, identity=engine.identity)
         if not server.managed:
-            engine.name, engine.version = found.engine, found.version
-        _capabilities_by_address[server.endpoint.base_url] = found
-    return found
+            engine.name, engine.version = detected.engine, detected.version
+        _capabilities_by_address[server.endpoint.base_url] = detected
+    return detected
 
 
 @pytest.fixture

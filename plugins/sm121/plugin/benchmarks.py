@@ -131,12 +131,12 @@ def record_metric(
 
 def history_of(config: pytest.Config, session: Session) -> MeasuredHistory:
     """What has been measured so far, to be held against pytest-benchmark's storage."""
-    asked = config.getoption("benchmark_compare")
+    compared = config.getoption("benchmark_compare")
     return MeasuredHistory(
         session.recorder,
         config.getoption("benchmark_storage"),
         config.invocation_params.dir,
-        asked if isinstance(asked, str) and asked else None,
+        compared if isinstance(compared, str) and compared else None,
     )
 
 
@@ -151,7 +151,7 @@ def describe_machine(settings: Settings, machine_info: dict[str, Any]) -> None:
 def describe_end(session: Session, output_json: dict[str, Any]) -> None:
     """Write into what is stored how the run ended: the last look may have decided again."""
     recorder = session.recorder
-    latest = {found.measurement.name: found for found in recorder.recorded}
+    latest = {recorded.measurement.name: recorded for recorded in recorder.recorded}
     tests = [test for test in session.ledger if test.executed and not test.excused]
     if (
         session.settings.against is not None and session.target.obstacle is None
@@ -161,8 +161,8 @@ def describe_end(session: Session, output_json: dict[str, Any]) -> None:
     for benchmark in output_json["benchmarks"]:
         info = benchmark["extra_info"]
         if "sm121" in info and info["metric"] in session.file.metrics:
-            if (found := latest.get(info["metric"])) is not None:
-                info.update(recorder.described(found, reason=found.reason))
+            if (recorded := latest.get(info["metric"])) is not None:
+                info.update(recorder.described(recorded, reason=recorded.reason))
             info["run"] = ended.value
             info["box"] = session.file.box.model_dump(mode="json")
             if session.file.fingerprint is not None:
@@ -178,10 +178,10 @@ def keep_quiet(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
     benchmarks = getattr(config, "_benchmarksession", None)
     if benchmarks is None or config.option.verbose > 0:
         return
-    asked = config.getoption("benchmark_compare", None), config.getoption("benchmark_verbose", None)
-    theirs = [item for item in items if LEVEL not in item.stash]
-    uses = [item for item in theirs if "benchmark" in getattr(item, "fixturenames", ())]
-    if not any(asked) and not uses:
+    wishes = [config.getoption(f"benchmark_{name}", None) for name in ("compare", "verbose")]
+    foreign = [item for item in items if LEVEL not in item.stash]
+    uses = [item for item in foreign if "benchmark" in getattr(item, "fixturenames", ())]
+    if not any(wishes) and not uses:
         benchmarks.quiet = True
 
 
@@ -214,7 +214,8 @@ def decide_comparison(config: pytest.Config, session: Session) -> None:
     if not checks or config.option.collectonly:
         return
     benchmarks = getattr(config, "_benchmarksession", None)
-    lines = [f"{name}: {what}" for name, what in getattr(benchmarks, "performance_regressions", [])]
+    regressions = getattr(benchmarks, "performance_regressions", [])
+    lines = [f"{name}: {change}" for name, change in regressions]
     if not getattr(benchmarks, "benchmarks", []):
         lines = ["--benchmark-compare-fail was given and no benchmark ran: that is no success"]
     for number, line in enumerate(lines):

@@ -85,8 +85,8 @@ def given(config: pytest.Config, own: Mapping[str, Argument]) -> list[Given]:
     for action in config._parser.optparser._actions:
         actions.setdefault(action.dest, []).append(action.default)
         names.setdefault(action.dest, (action.option_strings or ["paths or node ids"])[-1])
-    found = []
-    ours = [
+    options = []
+    suite_words = [
         [str(own_tests.folder() / "tests")],
         *own_tests.words(config.invocation_params.dir),
         *own_tests.certified_words(),
@@ -98,11 +98,11 @@ def given(config: pytest.Config, own: Mapping[str, Argument]) -> list[Given]:
         if value in ([], None, "") or any(_same(value, default) for default in defaults):
             continue
         for part in _parts(dest, value):
-            if part in ours:
+            if part in suite_words:
                 continue  # as `sm121 run` says it
             effect = _effect(dest, part, own)
-            found.append(Given(names.get(dest, dest), str(part), effect))
-    return found
+            options.append(Given(names.get(dest, dest), str(part), effect))
+    return options
 
 
 def _same(value: object, default: object) -> bool:
@@ -167,11 +167,11 @@ def _wrong_values(config: pytest.Config, settings: Settings, target: Target) -> 
     expression = (config.getoption("markexpr", "") or "").strip()
     if expression not in ("", target.arch):
         wrong.append(f"-m {expression!r}: expected none, or the target, {target.arch}")
-    own = target.profile
-    if own is not None:
-        wrong += _wrong_strength(config.getoption("--matrix"), own)
-        wrong += _wrong_model(settings, own)
-        wrong += _wrong_configuration(settings.configuration, own)
+    profile = target.profile
+    if profile is not None:
+        wrong += _wrong_strength(config.getoption("--matrix"), profile)
+        wrong += _wrong_model(settings, profile)
+        wrong += _wrong_configuration(settings.configuration, profile)
     return wrong
 
 

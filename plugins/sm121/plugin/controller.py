@@ -39,7 +39,7 @@ class Controller:
     #: Workers that died while they ran no test, each with the error.
     _died: dict[str, str] = field(default_factory=dict)
     #: What each worker reported at its end.
-    _said: list[dict[str, Any]] = field(default_factory=list)
+    _outputs: list[dict[str, Any]] = field(default_factory=list)
     _groups: dict[str, str] | None = None
 
     def opened_by_a_worker(self) -> Session | None:
@@ -55,12 +55,12 @@ class Controller:
         shared = report_directory.is_shared(settings.report_dir, self.name)
         if self.session is not None or not shared:
             return None
-        asked = architectures_asked_for(self.config.getoption("markexpr", "") or "")
-        chosen = target.resolve(settings, asked)
-        taken = report_directory.take(settings.report_dir, self.name)
+        architectures = architectures_asked_for(self.config.getoption("markexpr", "") or "")
+        chosen = target.resolve(settings, architectures)
+        directory = report_directory.take(settings.report_dir, self.name)
         parts = _parts(settings.report_dir)
         if not parts:
-            taken.lock.close()
+            directory.lock.close()
             return None
         if self.config.option.dist != "loadgroup":
             raise UsageError(
@@ -72,14 +72,14 @@ class Controller:
             terminal.say(self.config, what, line)
 
         begun = psutil.Process().create_time()
-        for kept in (settings.report_dir / "earlier").glob("*"):
-            if kept.stat().st_ctime > begun:  # the first of these workers moved it
-                say("report", f"the earlier one is kept in {kept}")
+        for earlier in (settings.report_dir / "earlier").glob("*"):
+            if earlier.stat().st_ctime > begun:  # the first of these workers moved it
+                say("report", f"the earlier one is kept in {earlier}")
         self.session = Session(
             settings=settings,
             target=chosen,
             directory=settings.report_dir,
-            lock=taken.lock,
+            lock=directory.lock,
             file=next(iter(parts.values())).model_copy(deep=True),
             run_id=self.name,
             say=say,
@@ -102,19 +102,19 @@ class Controller:
 
     def begun(self, nodeid: str) -> None:
         """A worker begins a test."""
-        if (shown := self.config.stash.get(PROGRESS, None)) is not None:
-            shown.begin("", nodeid)
+        if (progress := self.config.stash.get(PROGRESS, None)) is not None:
+            progress.begin("", nodeid)
 
     def take(self, report: pytest.TestReport) -> None:
         """Take a worker's result, or xdist's report that a worker died in the middle of a test."""
         if (session := self.session) is None:
             return
-        said = getattr(report, "sm121", None)
-        if said is not None:
-            decision = TestReport.model_validate(said)
+        content = getattr(report, "sm121", None)
+        if content is not None:
+            decision = TestReport.model_validate(content)
             self._decide(session, decision)
-            if (shown := self.config.stash.get(PROGRESS, None)) is not None:
-                shown.end(decision, asked=True, name=report.nodeid)
+            if (progress := self.config.stash.get(PROGRESS, None)) is not None:
+                progress.end(decision, asked=True, name=report.nodeid)
         elif report.failed and report.when not in ("setup", "call", "teardown"):
             self._worker_died_in(session, report)
 
@@ -135,13 +135,13 @@ class Controller:
 
     def worker_ended(self, node: Any, error: object | None) -> None:
         """Keep what a worker reported at its end, and whether it died."""
-        said = (getattr(node, "workeroutput", None) or {}).get("sm121")
-        if error is None and self.session is not None and not (said or {}).get("closed"):
+        output = (getattr(node, "workeroutput", None) or {}).get("sm121")
+        if error is None and self.session is not None and not (output or {}).get("closed"):
             error = "it could not end its part, see its output"
         if error not in (None, _INTERRUPTED):
             self._died[node.gateway.id] = str(error)
-        if said is not None:
-            self._said.append(said)
+        if output is not None:
+            self._outputs.append(output)
 
     def conclude(self) -> None:
         """Merge the workers' parts into one run."""
@@ -154,10 +154,10 @@ class Controller:
             first = printable(session.redact((error.splitlines() or [""])[0]))
             session.ledger.decide(_died(name, first[:600]))
         merging.judge_matrix(session.directory, session.ledger, folders, session.remark)
-        deselected = (name for part in self._said for name in part["deselected"])
+        deselected = (name for part in self._outputs for name in part["deselected"])
         session.deselected = list(dict.fromkeys(deselected))
-        session.collected = {name for part in self._said for name in part["collected"]}
-        session.inapplicable = {name for part in self._said for name in part["inapplicable"]}
+        session.collected = {name for part in self._outputs for name in part["collected"]}
+        session.inapplicable = {name for part in self._outputs for name in part["inapplicable"]}
 
 
 def handed_over(session: Session, *, closed: bool) -> dict[str, Any]:
@@ -181,10 +181,10 @@ def _folders(directory: Path) -> list[Path]:
 
 def _parts(directory: Path) -> dict[str, VerdictFile]:
     """The workers' own files, by worker."""
-    found = {}
+    parts = {}
     for folder in _folders(directory):
         try:
-            found[folder.name] = verdict_file.read(folder / "verdict.json")
+            parts[folder.name] = verdict_file.read(folder / "verdict.json")
         except (OSError, ValueError):
             continue  # this worker died before it wrote its file
-    return found
+    return parts

@@ -104,12 +104,12 @@ def _choices(conformance: Session) -> dict[Operation, Choice]:
 def _made(
     config: pytest.Config, conformance: Session, choices: Mapping[Operation, Choice]
 ) -> Kernels:
-    places = _Places(conformance)
-    config.stash.setdefault(CHILDREN, []).extend((places.here, places.engine))
-    return Kernels(choices, functools.cache(places.of))
+    processes = _Processes(conformance)
+    config.stash.setdefault(CHILDREN, []).extend((processes.here, processes.engine))
+    return Kernels(choices, functools.cache(processes.of))
 
 
-class _Places:
+class _Processes:
     """Where the providers run: with the engine, or with the suite."""
 
     def __init__(self, conformance: Session) -> None:
@@ -135,8 +135,8 @@ class _Places:
         Raises:
             NotRun: its kernels are another build's than those that serve.
         """
-        own = provider not in registry.NAMES  # it imports what pytest's process imports
-        names = self.here.ask("packages", provider) if own else registry.packages(provider)
+        is_foreign = provider not in registry.NAMES  # it imports what pytest's process imports
+        names = self.here.ask("packages", provider) if is_foreign else registry.packages(provider)
         if not names:
             return self.here
         if self._serves is not None:
@@ -145,7 +145,7 @@ class _Places:
                 raise NotRun(f"{line}: run the kernel level in the engine's environment")
             self._session.remark(line)
             return self.here
-        if not own:
+        if not is_foreign:
             return self.engine
         other = builds.differences(names, self._python, self._environment)
         if other is not None:
@@ -187,12 +187,12 @@ def compilation(
     conformance: Session, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
 ) -> Compilation:
     """Compiling for GB10. NotRun without nvcc and cuobjdump, with what pip would install."""
-    found = pytestconfig.stash.get(COMPILATION, None)
-    if found is None:
+    compiler = pytestconfig.stash.get(COMPILATION, None)
+    if compiler is None:
         folder = tmp_path_factory.mktemp("compilation")
-        found = gb10.find(conformance.engine_interpreter, folder)
+        compiler = gb10.find(conformance.engine_interpreter, folder)
     conformance.file.environment["compilation"] = {
-        "compiler": str(found.tools.compiler),
-        "disassembler": str(found.tools.disassembler),
+        "compiler": str(compiler.tools.compiler),
+        "disassembler": str(compiler.tools.disassembler),
     }
-    return found
+    return compiler

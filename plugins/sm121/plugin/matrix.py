@@ -55,19 +55,19 @@ def plan_of_items(config: pytest.Config) -> CellPlan | None:
 
 def _make_plan(config: pytest.Config) -> CellPlan | None:
     settings = config.stash[SETTINGS]
-    own = profile.expected(settings.profile, settings.arch, settings.engine)
+    chosen = profile.expected(settings.profile, settings.arch, settings.engine)
     strength, axes_file = config.getoption("--matrix"), config.getoption("--matrix-axes")
-    if own.matrix is None:
+    if chosen.matrix is None:
         if any(option not in (None, "none") for option in (axes_file, strength)):
-            raise UsageError(f"--matrix: profile {own.name} has no [matrix]")
+            raise UsageError(f"--matrix: profile {chosen.name} has no [matrix]")
         return None
     engine = Installed()
     if settings.base_url is None:
         with contextlib.suppress(UsageError):  # shown to the user when the run is opened
-            engine = target.installed_engine(settings, own)
+            engine = target.installed_engine(settings, chosen)
     return make_plan(
-        own.judging(settings.configuration, engine.identity, engine.options),
-        space_of(own, axes_file, settings.engine, engine.identity, options=engine.options),
+        chosen.judging(settings.configuration, engine.identity, engine.options),
+        space_of(chosen, axes_file, settings.engine, engine.identity, options=engine.options),
         strength=strength,
         engine_arguments=settings.engine_arguments,
         engine_environment=settings.engine_environment,
@@ -110,8 +110,8 @@ def _plan_to_run(
 ) -> CellPlan | None:
     """The plan whose cells will be run; None when no test of the level was selected."""
     plan = config.stash.get(_PLAN, None)
-    asked = any(item.stash.get(LEVEL, "") == "matrix" for item in items)
-    return plan if plan is not None and plan.cells and asked and session.pool is not None else None
+    selected = any(item.stash.get(LEVEL, "") == "matrix" for item in items)
+    return plan if plan and plan.cells and selected and session.pool is not None else None
 
 
 def end(config: pytest.Config, *, interrupted: bool) -> None:

@@ -31,7 +31,7 @@ def begun(tests: pytest.Session, session: Session | None) -> Iterator[None]:
     if session is None or session.pool is None or session.settings.worker is not None:
         yield
         return
-    asked = [
+    tests_to_run = [
         item
         for item in tests.items
         if isinstance(item, pytest.Function) and selection.WHY_NOT not in item.stash
@@ -39,9 +39,9 @@ def begun(tests: pytest.Session, session: Session | None) -> Iterator[None]:
     worker = ThreadPoolExecutor(1, "meanwhile")
     with contextlib.ExitStack() as folders:
         with contextlib.suppress(NotRun):  # each of the tests says so
-            _begin_numerics(asked, session, worker)
+            _begin_numerics(tests_to_run, session, worker)
         with contextlib.suppress(NotRun):
-            _begin_compiling(asked, session, worker, folders)
+            _begin_compiling(tests_to_run, session, worker, folders)
 
         def done() -> None:
             with own_time():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sm121.core import architecture, own_options, own_tests
@@ -34,13 +36,13 @@ def add(parser: pytest.Parser) -> None:
         "engines": ", ".join(capabilities.shipped()),
         "providers": ", ".join(kernel_providers.NAMES),
     }
-    for own in own_options.file().group:
-        group = parser.getgroup(f"sm121 {own.title}", f"SM121: {own.title}")
-        for option in own.option:
-            given = option.given(**shipped)
-            if isinstance(given.get("nargs"), int):
-                given["nargs"] = _AnyWords(given["nargs"])
-            group.addoption(option.name, **given)
+    for options_group in own_options.file().group:
+        group = parser.getgroup(f"sm121 {options_group.title}", f"SM121: {options_group.title}")
+        for option in options_group.option:
+            keywords = option.given(**shipped)
+            if isinstance(keywords.get("nargs"), int):
+                keywords["nargs"] = _AnyWords(keywords["nargs"])
+            group.addoption(option.name, **keywords)
 
 
 def _dest(name: str) -> str:
@@ -102,15 +104,14 @@ def read(config: pytest.Config) -> Settings:
     if (strength := config.getoption("--matrix")) is not None:
         covering.parse_strength(strength)
     shards.parse(config.getoption("--shard"))
-    given = certificate.given(config, own())
+    options = certificate.given(config, own())
     if config.getoption("--certify"):
-        certificate.refuse_options(given)
-    return settings.read(
-        config.getoption,
-        started_in=config.invocation_params.dir,
+        certificate.refuse_options(options)
+    return replace(
+        settings.read(config.getoption, config.invocation_params.dir),
         root=config.invocation_params.dir if is_own_run(config) else config.rootpath,
         worker=worker,
-        given={each.name: each.value for each in given if each.effect in ("adds", "measures")},
+        options={each.name: each.value for each in options if each.effect in ("adds", "measures")},
     )
 
 

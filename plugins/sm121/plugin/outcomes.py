@@ -229,15 +229,15 @@ def _message(session: Session, item: pytest.Item, facts: list[Fact]) -> tuple[st
     """A failure in one line for people, and what is known of it beside what it says."""
     lines = [line.strip() for line in text(facts).splitlines() if line.strip()]
     first = lines[0] if lines else "failed without a message"
-    if (known := failure.explain(facts[0].observed)) is not None:
-        first = f"{first[: _MESSAGE_LENGTH // 3]}; {known}"
+    if (explanation := failure.explain(facts[0].observed)) is not None:
+        first = f"{first[: _MESSAGE_LENGTH // 3]}; {explanation}"
     parts = [part for fact in facts for part in (fact.requirement, fact.observation)]
     parts += [crash.kind for crash in session.file.crashes if crash.test == item.stash[ID]]
     bugs = (bug for bug in _bugs(session, item) for part in parts if re.search(bug.says, part))
     bug = next(bugs, None)
     note = f"known of {bug.build or bug.versions}: {bug.what} ({bug.source})" if bug else ""
     also = f"; {note}" if note else ""
-    return first[: _MESSAGE_LENGTH - len(also)] + also, "; ".join(filter(None, (known, note)))
+    return first[: _MESSAGE_LENGTH - len(also)] + also, "; ".join(filter(None, (explanation, note)))
 
 
 def _bugs(session: Session, item: pytest.Item) -> list[Bug]:
@@ -296,9 +296,9 @@ def _excuse(
         report.wasxfail = f"listed, as {finding.severity}: {finding.message}"
     elif trusted is not None and (plain or _is_an_answer(error)) and not session.settings.certify:
         named = any(waiver.applies_to(finding.id) for waiver in session.settings.waivers)
-        if (known := trusted.known(finding)) is not None and not named:
+        if (source := trusted.known(finding)) is not None and not named:
             finding.tolerated = "known"
-            report.wasxfail = f"known, {known} has it, too: {finding.message}"
+            report.wasxfail = f"known, {source} has it, too: {finding.message}"
     if finding.tolerated is not None:
         report.outcome = "skipped"
 

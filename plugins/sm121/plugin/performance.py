@@ -55,8 +55,8 @@ class Display:
         self._next = 0.0
 
     def __call__(self, line: str) -> None:
-        shown = self._config.stash.get(PROGRESS, None)
-        if time.monotonic() >= self._next or (shown is not None and shown.rewrites):
+        progress = self._config.stash.get(PROGRESS, None)
+        if time.monotonic() >= self._next or (progress is not None and progress.rewrites):
             self._next = time.monotonic() + _LINE_EVERY_S
             say(self._config, "measuring", line)
 
@@ -122,14 +122,14 @@ def memory_peak_gib(conformance: Session) -> float:
     if conformance.sampler is None:
         raise NotRun("the attached server's processes are not ours to look at")
     conformance.sampler.sample()
-    seen = conformance.sampler.resources
-    if seen.tree_rss_peak_bytes is None:
+    resources = conformance.sampler.resources
+    if resources.tree_rss_peak_bytes is None:
         raise NotRun("no process of the server could be looked at")
-    host = f"{seen.tree_rss_peak_bytes / 2**30:.2f} GiB are resident in the host's memory"
-    if seen.memory_peak_bytes is None:
-        raise NotRun(f"what the server holds of the GPU is {seen.memory_source}; {host}")
-    conformance.remark(f"memory_peak_gib: {seen.memory_source}; {host}", at_once=False)
-    return seen.memory_peak_bytes / 2**30
+    host = f"{resources.tree_rss_peak_bytes / 2**30:.2f} GiB are resident in the host's memory"
+    if resources.memory_peak_bytes is None:
+        raise NotRun(f"what the server holds of the GPU is {resources.memory_source}; {host}")
+    conformance.remark(f"memory_peak_gib: {resources.memory_source}; {host}", at_once=False)
+    return resources.memory_peak_bytes / 2**30
 
 
 @pytest.fixture(scope="session")
@@ -147,8 +147,8 @@ def ab_run(conformance: Session, box: RunBox) -> AbRun:
         raise NotRun("nothing to compare: give --ab A B")
 
     def attach_to(side: Side) -> Server:
-        known = conformance.attached
-        is_attached = known is not None and known.endpoint.base_url == side.url
+        attached = conformance.attached
+        is_attached = attached is not None and attached.endpoint.base_url == side.url
         log = side.log or (settings.server_log if is_attached else None)
         return target.attach_to(str(side.url), log, settings, profile)
 

@@ -45,8 +45,8 @@ def head(config: pytest.Config, chosen: Target, items: Sequence[pytest.Item]) ->
         return []
     can = [item for item in tests if WHY_NOT not in item.stash]
     settings = config.stash[SETTINGS]
-    known = forecast.timed(settings.report_dir, chosen.profile, settings.plan)
-    costs = config.stash[COSTS] = _costs(config, chosen.profile, settings.plan, can, known)
+    timings = forecast.timed(settings.report_dir, chosen.profile, settings.plan)
+    costs = config.stash[COSTS] = _costs(config, chosen.profile, settings.plan, can, timings)
     counts = ", ".join(f"{level} {cost.checks}" for level, cost in costs.items())
     lines = [f"plan {settings.plan}: {len(can)} checks ({counts}), {_about(chosen.profile, costs)}"]
     lines += [f"cannot run: {len(ids)}: {why}" for why, ids in reasons(tests).items()]
@@ -64,30 +64,30 @@ def whole(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
     if profile is None:
         return lines
     # What this machine cannot run for the target's sake alone is asked there all the same.
-    asked = [item for item in items if item.stash.get(WHY_NOT, None) in (None, chosen.obstacle)]
+    runnable = [item for item in items if item.stash.get(WHY_NOT, None) in (None, chosen.obstacle)]
     names = [*profile.plans, FULL] if settings.plan == FULL else [settings.plan]
-    shown, sums, bases = [], [], []
+    rows, sums, bases = [], [], []
     for name in names:
-        own = [item for item in asked if selection.is_asked(item, profile, name, settings)]
-        known = forecast.timed(settings.report_dir, profile, name)
-        costs = _costs(config, profile, name, own, known)
-        shown.append(_row(profile, name, costs))
+        selected = [item for item in runnable if selection.is_asked(item, profile, name, settings)]
+        timings = forecast.timed(settings.report_dir, profile, name)
+        costs = _costs(config, profile, name, selected, timings)
+        rows.append(_row(profile, name, costs))
         sums.append(f"- {name}: {_sum(profile, costs)}")
-        bases.append(known.source)
+        bases.append(timings.source)
     lines += ["", "| plan | checks | " + " | ".join(LEVELS) + " | minutes |"]
-    lines += ["|---|---:|" + "---:|" * len(LEVELS) + "---:|", *shown, "", *sums]
+    lines += ["|---|---:|" + "---:|" * len(LEVELS) + "---:|", *rows, "", *sums]
     return [*lines, "", _basis(profile, next((base for base in bases if base), None))]
 
 
 def reasons(items: Iterable[pytest.Item]) -> dict[str, list[str]]:
     """The tests that cannot run, by the reason."""
-    found: dict[str, list[str]] = {}
+    by_reason: dict[str, list[str]] = {}
     for item in items:
         marker = item.get_closest_marker("skip")
         if marker is not None:
             why = item.stash.get(WHY_NOT, str(marker.kwargs.get("reason", "")))
-            found.setdefault(why, []).append(item.nodeid)
-    return found
+            by_reason.setdefault(why, []).append(item.nodeid)
+    return by_reason
 
 
 def _costs(
@@ -95,24 +95,24 @@ def _costs(
     profile: Profile,
     name: str,
     items: Iterable[pytest.Item],
-    known: Timed,
+    timings: Timed,
 ) -> dict[str, Forecast]:
     settings = config.stash[SETTINGS]
     plan = Plan.of(profile, plan=name, depths=settings.depths, rounds=settings.rounds)
     cells = matrix.plan_of_items(config)
     matrix_s = outlook.seconds(cells) if cells is not None and cells.cells else 0.0
-    return forecast.of(profile, plan, [_check(item) for item in items], known, matrix_s)
+    return forecast.of(profile, plan, [_check(item) for item in items], timings, matrix_s)
 
 
 def _check(item: pytest.Item) -> Check:
-    given = selection.parameters(item)
-    streams = given.get("streams")
+    parameters = selection.parameters(item)
+    streams = parameters.get("streams")
     return Check(
         item.stash[ID],
         item.stash[LEVEL],
         getattr(item, "originalname", item.name),
-        given.get("depth"),
-        given.get("tokens"),
+        parameters.get("depth"),
+        parameters.get("tokens"),
         streams,
     )
 
@@ -126,11 +126,11 @@ def _about(profile: Profile, costs: dict[str, Forecast]) -> str:
 
 
 def _row(profile: Profile, name: str, costs: dict[str, Forecast]) -> str:
-    found = {level: f"{cost.seconds / 60:.1f}" for level, cost in costs.items()}
+    minutes = {level: f"{cost.seconds / 60:.1f}" for level, cost in costs.items()}
     total = f"{sum(cost.seconds for cost in costs.values()) / 60:.1f}"
     if profile.costs is None:
-        found, total = dict.fromkeys(found, "?"), "?"
-    each = [found.get(level, "-") for level in LEVELS]
+        minutes, total = dict.fromkeys(minutes, "?"), "?"
+    each = [minutes.get(level, "-") for level in LEVELS]
     checks = sum(cost.checks for cost in costs.values())
     return f"| {name} | {checks} | " + " | ".join(each) + f" | {total} |"
 
@@ -150,7 +150,7 @@ def _sum(profile: Profile, costs: dict[str, Forecast]) -> str:
         (of("generated_s"), f"{of('generated'):,.0f} generated tokens"),
         (of("other_s"), "kernels, cells and the rest"),
     ]
-    return " + ".join(f"{seconds:.0f} s ({what})" for seconds, what in parts if seconds)
+    return " + ".join(f"{seconds:.0f} s ({label})" for seconds, label in parts if seconds)
 
 
 def _basis(profile: Profile, source: str | None) -> str:
@@ -166,94 +166,96 @@ def _basis(profile: Profile, source: str | None) -> str:
 
 
 def _machine(_settings: Settings, _chosen: Target) -> Iterable[str]:
-    known, detected = machine.identity(), architecture.detect()
+    identity, detected = machine.identity(), architecture.detect()
     yield (
-        f"machine: {detected.name or 'unknown'} ({known['gpu'] or known['cpu_model']}, "
-        f"{known['cores_logical']} cores, {known['memory_gib']} GiB; {detected.evidence})"
+        f"machine: {detected.name or 'unknown'} ({identity['gpu'] or identity['cpu_model']}, "
+        f"{identity['cores_logical']} cores, {identity['memory_gib']} GiB; {detected.evidence})"
     )
 
 
 def _engine(settings: Settings, chosen: Target) -> Iterable[str]:
-    own = chosen.profile
-    if own is None:
+    profile = chosen.profile
+    if profile is None:
         return
-    yield f"target: arch {chosen.arch}, profile {own.name}, configuration {own.under_test}"
+    yield f"target: arch {chosen.arch}, profile {profile.name}, configuration {profile.under_test}"
     if settings.base_url is not None:
         yield f"engine: attached at {settings.base_url}"
         return
     version = chosen.engine.version or "(version unknown)"
-    model = settings.model or own.model.id
+    model = settings.model or profile.model.id
     yield f"engine: {settings.engine} {version} of {settings.engine_python}, model {model}"
 
 
 def _path(settings: Settings, chosen: Target) -> Iterable[str]:
     """What the release will choose, as far as the profile knows it."""
-    own = chosen.profile
-    if own is None or settings.base_url is not None:
+    profile = chosen.profile
+    if profile is None or settings.base_url is not None:
         return
-    asked = own.path_of(own.under_test)
-    known = {"attention": asked.attention, "moe": asked.moe, "KV layout": asked.kv_layout}
-    if parts := [f"{name} {' or '.join(values)}" for name, values in known.items() if values]:
+    required = profile.path_of(profile.under_test)
+    kernels = (("attention", required.attention), ("moe", required.moe))
+    fields = (*kernels, ("KV layout", required.kv_layout))
+    if parts := [f"{name} {' or '.join(values)}" for name, values in fields if values]:
         yield f"path that is asked for: {', '.join(parts)}"
     known_releases = choices.load(settings.engine, chosen.arch)
     release = known_releases.at(chosen.engine.identity) if known_releases is not None else None
     if release is None:
         return
-    under_test = own.configurations[own.under_test]
-    layers = (own.engine.environment, under_test.environment, dict(settings.engine_environment))
+    under_test = profile.configurations[profile.under_test]
+    layers = (profile.engine.environment, under_test.environment, dict(settings.engine_environment))
     environment = {**os.environ, **dict(environment_items(*layers))}
     arguments = (*under_test.arguments, *settings.engine_arguments)
-    seen = choices.chosen(release, arguments, environment)
-    for choice, machines in seen.items():
+    by_choice = choices.chosen(release, arguments, environment)
+    for choice, machines in by_choice.items():
         yield f"vLLM {release.version} was seen to choose: {choice} ({'; '.join(machines)})"
 
 
 def _start(settings: Settings, chosen: Target) -> Iterable[str]:
     """What stands against a start of the configuration under test, and whether its caches are
     warm."""
-    own = chosen.profile
-    if own is None or chosen.obstacle is not None or settings.base_url is not None:
+    profile = chosen.profile
+    if profile is None or chosen.obstacle is not None or settings.base_url is not None:
         return
-    under_test = own.configurations[own.under_test]
-    layers = (own.engine.environment, under_test.environment, dict(settings.engine_environment))
+    under_test = profile.configurations[profile.under_test]
+    layers = (profile.engine.environment, under_test.environment, dict(settings.engine_environment))
     environment = {**os.environ, **dict(environment_items(*layers))}
-    needs, modules = own.engine.needs, None
+    needs, modules = profile.engine.needs, None
     if needs.jit_modules:
         try:
             modules = FlashInferModules.of(settings.engine_python, environment)
         except interpreter.NoAnswer as error:
             yield f"start: {error}"
             return
-    found = preflight.inspect(
+    findings = preflight.inspect(
         chosen.arch,
-        (*own.engine.arguments, *under_test.arguments, *settings.engine_arguments),
+        (*profile.engine.arguments, *under_test.arguments, *settings.engine_arguments),
         environment,
         needs=needs,
         directory=settings.report_dir,
         modules=modules,
-        engine=own.engine.name,
+        engine=profile.engine.name,
         version=chosen.engine.identity,
-        cold_ready_within_s=own.engine.cold_ready_within_s.value,
+        cold_ready_within_s=profile.engine.cold_ready_within_s.value,
     )
-    yield from (f"start: {item.severity}: {item.message}. {item.remedy}" for item in found)
-    if modules is not None and not any(item.check == "jit_cache" for item in found):
+    yield from (f"start: {item.severity}: {item.message}. {item.remedy}" for item in findings)
+    if modules is not None and not any(item.check == "jit_cache" for item in findings):
         yield f"start: the JIT cache in {modules.folder} is warm"
 
 
 def _gates(settings: Settings, chosen: Target) -> Iterable[str]:
     """Gates above what the memory allows the configuration under test, by what it will read."""
-    own = chosen.profile
-    config = roofline.read_config(settings.model or own.model.id) if own is not None else None
-    if own is None or config is None:
+    profile = chosen.profile
+    if profile is None:
         return
-    name, asked = own.under_test, "" if own.question else " (asked of every build)"
-    here = forecast.timed(settings.report_dir, own, settings.plan).gb_s
-    for gate in own.performance.gates:
-        if (depth := roofline.depth_of(gate.metric)) in settings.measuring_plan(own).depths:
-            read = roofline.cost(own, name, depth or 0, config, settings.engine_arguments)
-            if why := roofline.out_of_reach(own, gate, read, config, here):
-                what = f"gate {gate.metric}: {gate.minimum:g} {gate.unit}{asked}"
-                yield f"{what} is above the bound: configuration {name} reads {why}"
+    if (config := roofline.read_config(settings.model or profile.model.id)) is None:
+        return
+    name, suffix = profile.under_test, "" if profile.question else " (asked of every build)"
+    gb_s = forecast.timed(settings.report_dir, profile, settings.plan).gb_s
+    for gate in profile.performance.gates:
+        if (depth := roofline.depth_of(gate.metric)) in settings.measuring_plan(profile).depths:
+            read = roofline.cost(profile, name, depth or 0, config, settings.engine_arguments)
+            if why := roofline.out_of_reach(profile, gate, read, config, gb_s):
+                label = f"gate {gate.metric}: {gate.minimum:g} {gate.unit}{suffix}"
+                yield f"{label} is above the bound: configuration {name} reads {why}"
 
 
 #: What `sm121 plan` says before the plans, in this order.

@@ -184,8 +184,8 @@ class Progress:
         """The seconds that the run has to go, in a text; empty where nothing is known, or left."""
         now = self._clock()
         running_s = now - min(self._running.copy().values(), default=now)
-        left = self._pace.left(running_s)
-        return text.format(clock_time(max(left, 1.0))) if left is not None and left > 0.5 else ""
+        seconds = self._pace.left(running_s) or 0.0
+        return text.format(clock_time(max(seconds, 1.0))) if seconds > 0.5 else ""
 
     def _counts(self, verdicts: Counter[Verdict], *, failures_only: bool = False) -> str:
         left_out = (Verdict.PASS, Verdict.NOT_RUN) if failures_only else ()
@@ -204,14 +204,14 @@ class Progress:
             return
         checks, seconds = self._costs[level].checks, self._pace.whole(level)
         about = f", about {clock_time(max(seconds, 1.0))}" if seconds else ""
-        left = self._left("; about {} left of the run")
-        self.say(level, f"{checks} check{'s'[: checks != 1]}{about}{left}")
+        remaining = self._left("; about {} left of the run")
+        self.say(level, f"{checks} check{'s'[: checks != 1]}{about}{remaining}")
 
     def _end_level(self) -> None:
         if self._level and self._of_level:
             took = clock_time(self._clock() - self._level_began)
-            left = self._left("; about {} left of the run")
-            self.say(self._level, f"{self._counts(self._of_level)}, {took}{left}")
+            remaining = self._left("; about {} left of the run")
+            self.say(self._level, f"{self._counts(self._of_level)}, {took}{remaining}")
         self._of_level.clear()
 
     def _shown(self) -> Text:
@@ -247,7 +247,7 @@ def of_run(config: pytest.Config, costs: Mapping[str, Forecast]) -> Progress | N
     if reporter.verbosity < -1:
         return None
     try:
-        own = os.dup(reporter._tw._file.fileno())
+        descriptor = os.dup(reporter._tw._file.fileno())
     except (AttributeError, io.UnsupportedOperation):
         return None  # pytest writes into memory: somebody drives it from Python
     distributed = getattr(config.option, "dist", "no") != "no"
@@ -255,7 +255,7 @@ def of_run(config: pytest.Config, costs: Mapping[str, Forecast]) -> Progress | N
     if not beside:
         reporter.showfspath = False
     return Progress(
-        os.fdopen(own, "w", encoding="utf-8", errors="replace"),
+        os.fdopen(descriptor, "w", encoding="utf-8", errors="replace"),
         costs,
         width=(lambda: int(reporter._tw.width_of_current_line)) if beside else None,
         every_s=_LINE_EVERY_S,

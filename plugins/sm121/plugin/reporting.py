@@ -46,10 +46,10 @@ _WITHOUT_A_SERVER = frozenset({"kernels", "compilation"})
 
 def begun(config: pytest.Config, session: Session, items: list[pytest.Item]) -> Details:
     """Note what is known before the first test: the command, and what each test requires."""
-    known = {item.stash[ID]: item for item in items if ID in item.stash}
+    by_id = {item.stash[ID]: item for item in items if ID in item.stash}
 
     def again(test: str | None) -> str:
-        one = known.get(test or "")
+        one = by_id.get(test or "")
         words = [_named_from_here(one), *_repeated(config)] if one else _arguments(config)
         return _line(session, config, [*words, "--engine-debug"])
 
@@ -102,8 +102,8 @@ def redact(session: Session, report: pytest.TestReport) -> None:
         file, line, reason = report.longrepr
         report.longrepr = (file, line, session.redact(reason))
         return
-    shown = report.longreprtext
-    if (clean := session.redact(shown)) != shown:
+    content = report.longreprtext
+    if (clean := session.redact(content)) != content:
         report.longrepr = clean
 
 
@@ -136,13 +136,13 @@ def _arguments(config: pytest.Config) -> list[str]:
 def _repeated(config: pytest.Config) -> list[str]:
     """The run's own arguments, as far as they matter to one of its tests."""
     positional = set(config.option.file_or_dir or ())
-    kept: list[str] = []
+    words: list[str] = []
     skip = values = 0
     for argument in _arguments(config):
         name, separator, _ = argument.partition("=")
         if values:  # of --ab, which may begin with a hyphen
             values -= 1
-            kept.append(argument)
+            words.append(argument)
         elif skip:
             skip -= 1
         elif name in _NOT_REPEATED:
@@ -150,10 +150,10 @@ def _repeated(config: pytest.Config) -> list[str]:
         elif _is_short(argument) and argument[:2] in _NOT_REPEATED:
             continue  # -n2, -vv
         elif own_tests.located(argument) not in positional:
-            kept.append(argument)
+            words.append(argument)
             takes = own_options.every()[argument].nargs if argument in own_options.every() else None
             values = takes if isinstance(takes, int) else 0
-    return kept
+    return words
 
 
 def _is_short(argument: str) -> bool:
@@ -163,5 +163,5 @@ def _is_short(argument: str) -> bool:
 def _line(session: Session, config: pytest.Config, arguments: list[str]) -> str:
     command = ["sm121", "run"] if is_own_run(config) else ["python", "-m", "pytest"]
     # Before they are quoted: a secret with a quote in it is another text then.
-    shown = map(session.redact, arguments)
-    return printable(session.redact(shlex.join([*command, *shown])))
+    words = map(session.redact, arguments)
+    return printable(session.redact(shlex.join([*command, *words])))

@@ -20,10 +20,10 @@ def take_over(config: pytest.Config, session: Session, items: list[pytest.Item])
         # xdist's workers must all have the same tests.
         session.remark("--resume: with -n kernel tests are run again; cells are taken over")
         return
-    taken = resume.take_over(
+    finished = resume.take_over(
         session, {item.stash[ID] for item in items if ID in item.stash and _may_be_taken(item)}
     )
-    items[:] = [item for item in items if item.stash.get(ID, "") not in taken]
+    items[:] = [item for item in items if item.stash.get(ID, "") not in finished]
 
 
 def _may_be_taken(item: pytest.Item) -> bool:

@@ -76,22 +76,22 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     waiting = [item for item in items if _waits(item)]
     without_ab = [item for item in items if item.get_closest_marker("ab_run")]
     without_matrix = [item for item in items if item.stash.get(LEVEL, "") == "matrix"]
-    gone = {*slow, *waiting}
-    unasked = [item for item in not_in_plan(config, items) if item not in gone]
-    gone.update(unasked)
+    removed = {*slow, *waiting}
+    unasked = [item for item in not_in_plan(config, items) if item not in removed]
+    removed.update(unasked)
     if config.getoption("--ab") is None:
-        gone.update(without_ab)
+        removed.update(without_ab)
     if config.getoption("--matrix") == "none":
-        gone.update(without_matrix)
-    items[:] = [item for item in items if item not in gone]
+        removed.update(without_matrix)
+    items[:] = [item for item in items if item not in removed]
     lines = config.stash.setdefault(_LEFT_OUT, [])
     if uncertified:
         config.hook.pytest_deselected(items=uncertified)
-        own = config.stash[_CERTIFIES]
-        assert own is not None
+        certified = config.stash[_CERTIFIES]
+        assert certified is not None
         lines += [
-            f"{number} tests are left out: the certificate of profile {own.name} does not ask for "
-            f"the {level} level"
+            f"{number} tests are left out: the certificate of profile {certified.name} does not "
+            f"ask for the {level} level"
             for level, number in Counter(item.stash[LEVEL] for item in uncertified).items()
         ]
     if slow:
@@ -123,16 +123,16 @@ def is_asked(item: pytest.Item, chosen: Profile, name: str, settings: Settings) 
     if _has_an_option(item):
         return True
     plan = Plan.of(chosen, plan=name, depths=settings.depths, rounds=settings.rounds)
-    known = {
+    allowed = {
         "depth": plan.depths,
         "tokens": plan.generated_tokens,
         "streams": plan.measuring.concurrency,
     }
     markers = {marker.name for marker in item.iter_markers()}
-    given = parameters(item)
+    arguments = parameters(item)
     return chosen.plan(name).asks(
         item.stash[LEVEL], getattr(item, "originalname", item.name), markers
-    ) and all(given[key] in values for key, values in known.items() if key in given)
+    ) and all(arguments[key] in values for key, values in allowed.items() if key in arguments)
 
 
 def parameters(item: pytest.Item) -> Mapping[str, Any]:
@@ -196,8 +196,8 @@ def _certifies(config: pytest.Config) -> Profile | None:
 
 def _is_uncertified(config: pytest.Config, item: pytest.Item) -> bool:
     """Whether a certificate is asked for that does not ask for the test's level."""
-    own = config.stash.get(_CERTIFIES, None)
-    return own is not None and LEVEL in item.stash and item.stash[LEVEL] not in own.certify.levels
+    profile, level = config.stash.get(_CERTIFIES, None), item.stash.get(LEVEL, None)
+    return profile is not None and level is not None and level not in profile.certify.levels
 
 
 def _is_slow(item: pytest.Item) -> bool:
@@ -213,9 +213,9 @@ def _waits(item: pytest.Item) -> bool:
 def note_deselected(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
     """Remember which tests of levels pytest deselected."""
     tests = [item for item in items if LEVEL in item.stash]
-    gone = [item for item in tests if not _is_slow(item) and not _is_uncertified(config, item)]
-    known = config.stash.setdefault(DESELECTED, {})
-    known.update({item.stash[ID]: item.stash[APPLIES_TO] for item in gone})
+    removed = [item for item in tests if not _is_slow(item) and not _is_uncertified(config, item)]
+    deselected = config.stash.setdefault(DESELECTED, {})
+    deselected.update({item.stash[ID]: item.stash[APPLIES_TO] for item in removed})
 
 
 def asks_for(config: pytest.Config, session: Session) -> Callable[[TestReport], bool]:
@@ -223,8 +223,8 @@ def asks_for(config: pytest.Config, session: Session) -> Callable[[TestReport], 
     been if it were there. What -m, -k, a plan or an option leaves out was not asked for, nor was
     what lies outside the paths that were given."""
     settings = config.stash[SETTINGS]
-    given = config.args_source is pytest.Config.ArgsSource.ARGS
-    paths = [_relative(config, path) for path in config.args] if given else []
+    has_paths = config.args_source is pytest.Config.ArgsSource.ARGS
+    paths = [_relative(config, path) for path in config.args] if has_paths else []
     if any(path in (".", "tests") for path in paths):
         paths = []
     narrowed = {"performance"} if settings.depths is not None else set()
@@ -234,7 +234,7 @@ def asks_for(config: pytest.Config, session: Session) -> Callable[[TestReport], 
     words = config.getoption("keyword", "") or ""
     marks = config.getoption("markexpr", "") or ""
     plan = session.profile.plan(settings.plan) if session.target.profile is not None else None
-    known = {session.arch, "gpu"} if session.arch != CPU else {CPU}
+    arch = {session.arch, "gpu"} if session.arch != CPU else {CPU}
     others = set(re.findall(r"[A-Za-z_]\w*", marks)) - {*LEVELS, *NAMES, "gpu", "slow"}
 
     def selected(test: TestReport) -> bool:
@@ -244,7 +244,7 @@ def asks_for(config: pytest.Config, session: Session) -> Callable[[TestReport], 
         id_ = test.id.lower()
         return (
             (not words or _evaluate_with(words, lambda word: word.lower() in id_))
-            and (not marks or any(_evaluate(marks, {test.level, *known, *m}) for m in ((), others)))
+            and (not marks or any(_evaluate(marks, {test.level, *arch, *m}) for m in ((), others)))
             and (plan is None or plan.asks(test.level, name, _markers_of(plan, test.level)))
         )
 
@@ -253,8 +253,8 @@ def asks_for(config: pytest.Config, session: Session) -> Callable[[TestReport], 
             test.id == path or test.id.startswith((f"{path}/", f"{path}::", f"{path}["))
             for path in paths
         )
-        gone = test.id not in session.collected and test.level not in narrowed
-        return within and gone and selected(test)
+        is_absent = test.id not in session.collected and test.level not in narrowed
+        return within and is_absent and selected(test)
 
     return asked
 
@@ -281,8 +281,8 @@ def missed(config: pytest.Config, arch: str) -> list[str]:
 
     ``-m sm121`` also deselects the tests of other targets, which no certificate of sm121 needs.
     """
-    known = config.stash.get(DESELECTED, {})
-    return [name for name, applies_to in known.items() if arch in applies_to]
+    deselected = config.stash.get(DESELECTED, {})
+    return [name for name, applies_to in deselected.items() if arch in applies_to]
 
 
 def mark(item: pytest.Item, chosen: Target) -> None:

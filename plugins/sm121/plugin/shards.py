@@ -32,8 +32,8 @@ def divide(config: pytest.Config, items: list[pytest.Item]) -> None:
         return
     whole = [ShardTest(id=t.nodeid, level=t.stash[LEVEL]) for t in tests]
     config.stash[SHARD] = ShardReport(index=shard.index, of=shard.of, tests=whole)
-    own = shard.groups(item.stash[GROUP] for item in tests)
-    items[:] = [item for item in items if item.stash.get(GROUP, EVERYWHERE) in own]
+    groups = shard.groups(item.stash[GROUP] for item in tests)
+    items[:] = [item for item in items if item.stash.get(GROUP, EVERYWHERE) in groups]
 
 
 def lines(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
@@ -41,8 +41,8 @@ def lines(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
     shard = config.stash.get(SHARD, None)
     if shard is None:
         return []
-    own = sum(LEVEL in item.stash for item in items)
-    return [f"shard {shard.index}/{shard.of}: {own} of {len(shard.tests)} tests are run here"]
+    count = sum(LEVEL in item.stash for item in items)
+    return [f"shard {shard.index}/{shard.of}: {count} of {len(shard.tests)} tests are run here"]
 
 
 def _group(config: pytest.Config, item: pytest.Item) -> str:

@@ -287,14 +287,14 @@ def pytest_runtest_protocol(
     if SESSION not in item.config.stash or LEVEL not in item.stash:
         return (yield)
     item.config.stash[_SIGNALS].again()
-    shown, asked = item.config.stash.get(PROGRESS, None), WHY_NOT not in item.stash
-    if shown is not None and asked:
-        shown.begin(item.stash[LEVEL], item.stash[ID])
-    runs = asked and outcomes.why_not(item.config.stash[SESSION], item) is None
+    bar, can_run = item.config.stash.get(PROGRESS, None), WHY_NOT not in item.stash
+    if bar is not None and can_run:
+        bar.begin(item.stash[LEVEL], item.stash[ID])
+    runs = can_run and outcomes.why_not(item.config.stash[SESSION], item) is None
     with turns.turn(item, nextitem) if runs else contextlib.nullcontext():
         result = yield
-    if shown is not None and FINDING in item.stash:
-        shown.end(item.stash[FINDING], asked=asked)
+    if bar is not None and FINDING in item.stash:
+        bar.end(item.stash[FINDING], asked=can_run)
     return result
 
 
@@ -304,8 +304,8 @@ def pytest_report_teststatus(
 ) -> Generator[None, tuple[str, str, object], tuple[str, str, object]]:
     """Where progress stands in its place, pytest writes no letter for each test."""
     category, letter, word = yield
-    shown = config.stash.get(PROGRESS, None)
-    return (category, "", "") if shown is not None and shown.is_alone else (category, letter, word)
+    bar = config.stash.get(PROGRESS, None)
+    return (category, "", "") if bar is not None and bar.is_alone else (category, letter, word)
 
 
 def pytest_enter_pdb(config: pytest.Config) -> None:
@@ -405,9 +405,9 @@ def _finish(session: pytest.Session, run: Session, exitstatus: int | pytest.Exit
     _step(f"closed {run.file.verdict.value}")
     if is_worker:
         config.workeroutput["sm121"] = handed_over(run, closed=True)  # type: ignore[attr-defined]
-    known = config.stash.get(DETAILS, details.Details())
-    known.samples = benchmarks.samples(run)
-    config.stash[REPORT] = last_word.write_report(run, known)
+    report_details = config.stash.get(DETAILS, details.Details())
+    report_details.samples = benchmarks.samples(run)
+    config.stash[REPORT] = last_word.write_report(run, report_details)
     _step("report written")
     turns.end(config)
     if run.interrupted or exitstatus == pytest.ExitCode.INTERNAL_ERROR:
@@ -558,14 +558,14 @@ def _show_progress(config: pytest.Config) -> None:
     costs = config.stash.get(planning.COSTS, None)
     if SESSION not in config.stash or costs is None:
         return
-    if (shown := progress.of_run(config, costs)) is not None:
-        config.stash[PROGRESS] = shown
+    if (bar := progress.of_run(config, costs)) is not None:
+        config.stash[PROGRESS] = bar
 
 
 def _stop_progress(config: pytest.Config) -> None:
-    if (shown := config.stash.get(PROGRESS, None)) is not None:
+    if (bar := config.stash.get(PROGRESS, None)) is not None:
         del config.stash[PROGRESS]
-        shown.stop()
+        bar.stop()
 
 
 def _step(what: str) -> None:

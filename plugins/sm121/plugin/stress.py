@@ -19,11 +19,11 @@ def stress(
     conformance: Session, pytestconfig: pytest.Config, server: Server, capabilities: Capabilities
 ) -> Stress:
     """The server under load (see `Stress`); one for as long as the server lives."""
-    known = pytestconfig.stash.get(_STRESS, None)
-    if known is not None and known[0] is server:
-        return known[1]
-    if known is not None:
-        known[1].close()
+    current = pytestconfig.stash.get(_STRESS, None)
+    if current is not None and current[0] is server:
+        return current[1]
+    if current is not None:
+        current[1].close()
     made = Stress(conformance, server, capabilities)
     pytestconfig.stash[_STRESS] = (server, made)
     return made
@@ -44,7 +44,7 @@ def end_with_its_level(item: pytest.Item, session: Session) -> None:
 
 def end(config: pytest.Config) -> None:
     """Stop sampling, and keep the samples."""
-    known = config.stash.get(_STRESS, None)
-    if known is not None:
-        known[1].close()
+    current = config.stash.get(_STRESS, None)
+    if current is not None:
+        current[1].close()
         del config.stash[_STRESS]

@@ -35,6 +35,12 @@ _MOST_LINES = _MOST_FINDINGS = 2
 _MOST_EVIDENCE = 1
 _MOST_LENGTH = 180
 _MOST_LINE = 196
+#: The lists of a comparison with a trusted run, as they are counted.
+_AGAINST = {
+    "new": "new", "changed": "in another way", "missing": "missing", "path": "path",
+    "worse": "worse", "mended": "mended", "known": "known", "unjudged": "not judged",
+    "listed": "listed", "differs": "otherwise asked",
+}  # fmt: skip
 _COLOURS = {
     Verdict.PASS: {"green": True},
     Verdict.FAIL: {"red": True},
@@ -70,8 +76,8 @@ def header(config: pytest.Config) -> list[str]:
             + (", debug" if settings.engine_debug else "")
         )
     if settings.against is not None:
-        known = settings.against.file
-        lines.append(f"against: {settings.against.name}, {known.verdict}: {known.reason}"[:160])
+        trusted = settings.against.file
+        lines.append(f"against: {settings.against.name}, {trusted.verdict}: {trusted.reason}"[:160])
     lines.append(f"report: {settings.report_dir}, waivers: {len(settings.waivers)}")
     return lines
 
@@ -91,8 +97,8 @@ def target(session: Session) -> list[str]:
 
 def say(config: pytest.Config, what: str, line: str) -> None:
     """Show a line at once, although pytest captures output."""
-    if (shown := config.stash.get(PROGRESS, None)) is not None:
-        shown.say(what, line)
+    if (progress := config.stash.get(PROGRESS, None)) is not None:
+        progress.say(what, line)
         return
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     capture = config.pluginmanager.get_plugin("capturemanager")
@@ -111,10 +117,10 @@ def leave_out_tracebacks(terminal: pytest.TerminalReporter) -> None:
     """The closing lines and the report say what failed of the levels. ``--tb``, ``-v``, ``-s`` and
     ``--pdb`` show pytest's tracebacks, and so does a failure of anybody else's test."""
     option = terminal.config.option
-    asked = option.verbose > 0 or option.capture == "no" or option.usepdb
+    wants_tracebacks = option.verbose > 0 or option.capture == "no" or option.usepdb
     red = [*terminal.getreports("failed"), *terminal.getreports("error")]
-    own = all("verdict" in dict(getattr(report, "user_properties", ())) for report in red)
-    if option.tbstyle == "auto" and own and not asked:
+    only_levels = all("verdict" in dict(getattr(report, "user_properties", ())) for report in red)
+    if option.tbstyle == "auto" and only_levels and not wants_tracebacks:
         option.tbstyle = "no"
         if option.reportchars == _REPORTED:  # what failed once more, a line for each test
             terminal.reportchars = terminal.reportchars.translate(
@@ -159,14 +165,13 @@ def closing(terminal: pytest.TerminalReporter, session: Session) -> None:
         f"engine {engine.name} {engine.version or '(version unknown)'}, model {engine.model}, "
         f"attention {engine.path.attention or 'not proven'}, moe {engine.path.moe or 'not proven'}",
     )
-    if (held := file.against) is not None:
-        counted = {
-            "new": held.new, "in another way": held.changed, "missing": held.missing,
-            "path": held.path, "worse": held.worse, "mended": held.mended, "known": held.known,
-            "not judged": held.unjudged, "listed": held.listed, "otherwise asked": held.differs,
-        }  # fmt: skip
-        said = ", ".join(f"{len(found)} {what}" for what, found in counted.items() if found)
-        _say(terminal, f"against {held.run}: {said or 'nothing differs'}")
+    if (comparison := file.against) is not None:
+        counts = ", ".join(
+            f"{len(entries)} {label}"
+            for name, label in _AGAINST.items()
+            if (entries := getattr(comparison, name))
+        )
+        _say(terminal, f"against {comparison.run}: {counts or 'nothing differs'}")
     waivers = [
         waiver.test
         for waiver in session.settings.waivers
@@ -181,12 +186,12 @@ def closing(terminal: pytest.TerminalReporter, session: Session) -> None:
         many = f"{len(file.remarks)} remarks are" if len(file.remarks) > 1 else "a remark is"
         _say(terminal, f"{many} in the report")
     page = session.directory / "report.html"
-    shown = page if page.is_file() else session.directory / "verdict.json"
-    _say(terminal, f"report: {shown}", whole=True)
-    known = headline.of(file)
+    report_file = page if page.is_file() else session.directory / "verdict.json"
+    _say(terminal, f"report: {report_file}", whole=True)
+    conclusion = headline.of(file)
     if report is not None and (then := headline.action(report)) is not None:
         _say(terminal, f"{then.kind}: {then.text}", whole=True)
-    terminal.write_line(printable(str(known)), bold=True, **_COLOURS[file.verdict])
+    terminal.write_line(printable(str(conclusion)), bold=True, **_COLOURS[file.verdict])
 
 
 def _say(terminal: pytest.TerminalReporter, line: str, *, whole: bool = False) -> None:
@@ -195,64 +200,64 @@ def _say(terminal: pytest.TerminalReporter, line: str, *, whole: bool = False) -
     Args:
         whole: it ends in something that is copied.
     """
-    shown = printable(line)
-    cut = len(shown) > _MOST_LINE and not whole
-    terminal.write_line(f"{shown[:_MOST_LINE]} ..." if cut else shown)
+    text = printable(line)
+    cut = len(text) > _MOST_LINE and not whole
+    terminal.write_line(f"{text[:_MOST_LINE]} ..." if cut else text)
 
 
 def _few(terminal: pytest.TerminalReporter, what: str, lines: Sequence[str], most: int) -> None:
     for line in lines[:most]:
         _say(terminal, f"{what}: {headline.brief(line, _MOST_LENGTH)}")
-    if (left := len(lines) - most) > 0:
-        _say(terminal, f"{what}: {left} more {'are' if left > 1 else 'is'} in the report")
+    if (remaining := len(lines) - most) > 0:
+        _say(terminal, f"{what}: {remaining} more {'are' if remaining > 1 else 'is'} in the report")
 
 
 def _what_did_not_hold(terminal: pytest.TerminalReporter, report: StoredReport) -> None:
     """The crashes with the lines that say why, and the gravest findings: each reason once."""
     crashes = _alike(report.crashes, lambda crash: (crash.kind, crash.summary))
-    for place, (crash, *others) in enumerate(crashes[:_MOST_LINES]):
+    for position, (crash, *others) in enumerate(crashes[:_MOST_LINES]):
         _say(terminal, f"crash: {crash.kind}: {headline.brief(crash.summary)}")
-        for line in crash.lines[: place == 0]:
+        for line in crash.lines[: position == 0]:
             if not crash.summary.startswith(line):
                 _say(terminal, f"  its line: {headline.brief(line, _MOST_LENGTH)}")
         where = report.directory / crash.bundle if crash.bundle else "could not be written"
-        if crash.test and place == 0:
+        if crash.test and position == 0:
             more = f" and {len(others)} more" if others else ""
             _say(terminal, f"  in: {headline.brief(crash.test)}{more}")
         owner = headline.brief(crash.owner, _MOST_LENGTH // 2)
         _say(terminal, f"  bundle: {where}; ask: {owner}", whole=True)
     if len(crashes) > _MOST_LINES:
         _say(terminal, f"crash: {len(crashes) - _MOST_LINES} more are in the report")
-    told = {crash.test for crash in report.crashes}
-    left = [finding for finding in findings.grouped(report) if not told.issuperset(finding.ids)]
-    found = _alike(left, lambda finding: (finding.verdict, finding.observed))
+    crashed = {crash.test for crash in report.crashes}
+    remaining = [each for each in findings.grouped(report) if not crashed.issuperset(each.ids)]
+    by_reason = _alike(remaining, lambda finding: (finding.verdict, finding.observed))
     most = max(1, _MOST_FINDINGS - len(crashes))
-    for place, (finding, *same) in enumerate(found[:most]):
+    for position, (finding, *same) in enumerate(by_reason[:most]):
         count = sum(len(each.ids) for each in (finding, *same)) - 1
         more = f" and {count} more for the same reason" if count else ""
         _say(terminal, f"{finding.verdict.value}: {headline.brief(finding.ids[0])}{more}")
-        requirement = finding.requirement if place == 0 else ""
+        requirement = finding.requirement if position == 0 else ""
         for label, text in (("requirement", requirement), ("required", finding.required)):
             if text:
                 _say(terminal, f"  {label}: {headline.brief(text)}")
         _say(terminal, f"  seen: {headline.brief(finding.observed, _MOST_LENGTH)}")
-        if place == 0 and finding.evidence:
-            shown = [str(report.directory / name) for name in finding.evidence[:_MOST_EVIDENCE]]
-            rest = len(finding.evidence) - len(shown)
+        if position == 0 and finding.evidence:
+            files = [str(report.directory / name) for name in finding.evidence[:_MOST_EVIDENCE]]
+            rest = len(finding.evidence) - len(files)
             more = f" and {rest} more" if rest else ""
-            _say(terminal, f"  evidence: {', '.join(shown)}{more}", whole=True)
-    if (others_left := len(found) - most) > 0:
+            _say(terminal, f"  evidence: {', '.join(files)}{more}", whole=True)
+    if (others_left := len(by_reason) - most) > 0:
         are = "findings are" if others_left > 1 else "finding is"
         _say(terminal, f"{others_left} more {are} in the report")
 
 
 def _alike(
-    found: Sequence[_Found], said: Callable[[_Found], tuple[object, ...]]
+    entries: Sequence[_Found], key: Callable[[_Found], tuple[object, ...]]
 ) -> list[list[_Found]]:
     """What says the same stands together."""
     groups: dict[tuple[object, ...], list[_Found]] = {}
-    for one in found:
-        groups.setdefault(said(one), []).append(one)
+    for one in entries:
+        groups.setdefault(key(one), []).append(one)
     return [*groups.values()]
 
 

@@ -53,13 +53,13 @@ def turn(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     if not _takes_turns(item.config):
         yield
         return
-    own = _turns(item.config)
-    own.take(needs(item))
+    machine_turns = _turns(item.config)
+    machine_turns.take(needs(item))
     try:
         yield
     finally:
         last = nextitem is None or LEVEL not in nextitem.stash
-        own.end_test(None if last or nextitem is None else needs(nextitem))
+        machine_turns.end_test(None if last or nextitem is None else needs(nextitem))
 
 
 def of_all_workers(config: pytest.Config, session: Session) -> None:

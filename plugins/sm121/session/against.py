@@ -81,8 +81,8 @@ class Trusted:
         def same(test: TestReport | None) -> bool:
             return test is not None and same_kind(test.facts, failure.facts)
 
-        there = (run.failures.get(failure.id) for run in reversed(self.runs))
-        failed = [test for test in itertools.takewhile(same, there) if test is not None]
+        tests = (run.failures.get(failure.id) for run in reversed(self.runs))
+        failed = [test for test in itertools.takewhile(same, tests) if test is not None]
         near = all(alike(test.facts, failure.facts) for test in failed[:1] + failed[-1:])
         return self.name if failed and near else None
 
@@ -143,18 +143,18 @@ def trust(
     run = _read(report)
     before = _kept(storage)
     narrower = _narrower(run, before[-1]) if before else []
-    place = storage / _FOLDER
-    place.mkdir(parents=True, exist_ok=True)
-    new = Path(tempfile.mkdtemp(prefix="new-", dir=place))
+    store = storage / _FOLDER
+    store.mkdir(parents=True, exist_ok=True)
+    new = Path(tempfile.mkdtemp(prefix="new-", dir=store))
     for name in (details.NAME, verdict_file.NAME):
         if (report / name).is_file():
             shutil.copy2(report / name, new / name)
     if anew:
         (new / _ANEW).touch()
     new.chmod(0o755)  # mkdtemp makes it for one user; whoever may read the storage may read it
-    numbers = [int(folder.name) for folder in place.iterdir() if folder.name.isdecimal()]
-    kept = new.rename(place / f"{max(numbers, default=0) + 1:04}")
-    return kept, run.file, narrower
+    numbers = [int(folder.name) for folder in store.iterdir() if folder.name.isdecimal()]
+    stored = new.rename(store / f"{max(numbers, default=0) + 1:04}")
+    return stored, run.file, narrower
 
 
 def _narrower(run: StoredRun, folder: Path) -> list[str]:
@@ -166,17 +166,17 @@ def _narrower(run: StoredRun, folder: Path) -> list[str]:
     tests = [t.id for t in before.file.tests if t.executed and t.id not in ran]
     metrics = [name for name in before.metrics if name not in run.metrics]
     pairs = (("tests", tests), ("metrics", metrics))
-    return [f"{len(lost)} {what} ({lost[0]})" for what, lost in pairs if lost]
+    return [f"{len(lost)} {label} ({lost[0]})" for label, lost in pairs if lost]
 
 
 def _kept(storage: Path) -> list[Path]:
     """The folders of the runs that were kept, oldest first."""
-    found = [path.parent for path in storage.glob(f"{_FOLDER}/*/{verdict_file.NAME}")]
-    kept = sorted(
-        (folder for folder in found if folder.name.isdecimal()), key=lambda f: int(f.name)
+    folders = [path.parent for path in storage.glob(f"{_FOLDER}/*/{verdict_file.NAME}")]
+    in_order = sorted(
+        (folder for folder in folders if folder.name.isdecimal()), key=lambda f: int(f.name)
     )
-    first = max((i for i, folder in enumerate(kept) if (folder / _ANEW).is_file()), default=0)
-    return kept[first:]
+    first = max((i for i, folder in enumerate(in_order) if (folder / _ANEW).is_file()), default=0)
+    return in_order[first:]
 
 
 def refuse(trusted: Trusted, run: VerdictFile) -> None:
@@ -193,19 +193,19 @@ def refuse(trusted: Trusted, run: VerdictFile) -> None:
 
 def _unlike(one: VerdictFile, other: VerdictFile) -> str | None:
     """What tells two runs apart so that neither is held against the other."""
-    theirs, ours = one.fingerprint or Fingerprint(), other.fingerprint or Fingerprint()
+    before, after = one.fingerprint or Fingerprint(), other.fingerprint or Fingerprint()
     pairs = [
         ("architecture", one.arch, other.arch),
         ("profile", one.profile, other.profile),
-        ("model's digest", theirs.model, ours.model),
+        ("model's digest", before.model, after.model),
     ]
     if one.engine.managed and other.engine.managed:  # else it is recognised later
         pairs.append(("engine", one.engine.name, other.engine.name))
-    if theirs.plan not in (FULL, ours.plan):
-        pairs.append(("plan", theirs.plan, ours.plan))
-    for what, value, now in pairs:
+    if before.plan not in (FULL, after.plan):
+        pairs.append(("plan", before.plan, after.plan))
+    for name, value, now in pairs:
         if value != now:
-            return f"{what} ({value}, now {now})"
+            return f"{name} ({value}, now {now})"
     return None
 
 
@@ -223,129 +223,143 @@ def judge(
         metrics: what was measured in it.
         asked_for: whether a test was asked for in this run, if it is there.
     """
-    theirs, ours = trusted.file, {test.id: test for test in run.tests}
-    report = AgainstReport(run=trusted.name, engine=_engine(theirs))
+    before, tests_before = trusted.file, {test.id: test for test in trusted.file.tests}
+    report = AgainstReport(run=trusted.name, engine=_engine(before))
     run.against = report
     run.changes = [change for change in run.changes if change.beside != THE_TRUSTED]
-    found: list[TestReport] = []
+    worse: list[TestReport] = []
 
-    def add(what: str, fact: Fact, verdict: Verdict = Verdict.FAIL) -> None:
-        found.append(TestReport.of(f"{PREFIX}{what}", _LEVEL, fact, verdict=verdict))
+    def add(name: str, fact: Fact, verdict: Verdict = Verdict.FAIL) -> None:
+        worse.append(TestReport.of(f"{PREFIX}{name}", _LEVEL, fact, verdict=verdict))
 
-    if theirs.engine.name != run.engine.name:
-        line = f"engine: {theirs.engine.name} there, {run.engine.name} here"
+    if before.engine.name != run.engine.name:
+        line = f"engine: {before.engine.name} there, {run.engine.name} here"
         report.path.append(line)
         add("engine", Fact(f"the engine of {trusted.name}", line))
-    unasked: list[TestReport] = []
-    for test in theirs.tests:
-        if not test.executed or test.id.startswith((BESIDE, "--")):
-            continue
-        now = ours.get(test.id)
-        if now is None and not asked_for(test):
-            unasked.append(test)
-        elif now is None or not now.executed:
-            why = "it was not collected" if now is None else now.why_not_run
-            report.missing.append(test.id)
-            add(test.id, Fact(f"{test.id} runs, as in {trusted.name}", f"it did not: {why}"))
+    missing, unasked = _not_executed(before, run, asked_for)
+    report.missing = [*missing]
+    for name, why in missing.items():
+        add(name, Fact(f"{name} runs, as in {trusted.name}", f"it did not: {why}"))
     for test in run.tests:
-        if deviations := _sort(report, test, trusted):
+        if deviations := _sort(report, test, tests_before.get(test.id)):
             excused = f"it is excused, as known of {_engine(run)} ({', '.join(deviations)})"
             fact = Fact(
                 f"{test.id} holds, as in {trusted.name}",
                 f"{excused}, which that run did not show",
             )
             add(test.id, fact)
-    asked_levels = {test.level for test in run.tests}
-    report.not_asked = sorted({test.level for test in unasked} - asked_levels)
-    for line, expected in _path(theirs, run):
+    levels = {test.level for test in run.tests}
+    report.not_asked = sorted({test.level for test in unasked} - levels)
+    for line, expected in _path(before, run):
         (report.path_told if expected else report.path).append(line)
         if not expected:
             required = f"the path of {trusted.name}, since no other was asked for"
             add(f"path {line.partition(':')[0]}", Fact(required, line))
-    for name, verdict, text in _metrics(
-        run, report, trusted, profile, metrics, _lost(theirs, unasked)
-    ):
+    lost = _lost(before, unasked)
+    for name, verdict, text in _metrics(run, report, trusted, profile, metrics, lost):
         (report.metrics if verdict is Verdict.PASS else report.worse).append(text)
         if verdict is not Verdict.PASS:
             add(name, Fact("", text), verdict)
-    report.differs = _differs(theirs, run)
-    report.measured = {name: theirs.metrics[name] for name in run.metrics if name in theirs.metrics}
-    report.no_worse = not found and not report.new and not report.changed
-    return found
+    report.differs = _differs(before, run)
+    report.measured = {name: before.metrics[name] for name in run.metrics if name in before.metrics}
+    report.no_worse = not worse and not report.new and not report.changed
+    return worse
 
 
-def _lost(theirs: VerdictFile, unasked: Iterable[TestReport]) -> set[str]:
+def _not_executed(
+    before: VerdictFile, run: VerdictFile, asked_for: Callable[[TestReport], bool]
+) -> tuple[dict[str, str], list[TestReport]]:
+    """The tests that ran before and not in this run: the reasons by the ids of those that this run
+    asked for, and the tests that it did not ask for."""
+    tests = {test.id: test for test in run.tests}
+    reasons: dict[str, str] = {}
+    unasked: list[TestReport] = []
+    for test in before.tests:
+        if not test.executed or test.id.startswith((BESIDE, "--")):
+            continue
+        now = tests.get(test.id)
+        if now is None and not asked_for(test):
+            unasked.append(test)
+        elif now is None or not now.executed:
+            reasons[test.id] = "it was not collected" if now is None else now.why_not_run
+    return reasons, unasked
+
+
+def _lost(before: VerdictFile, unasked: Iterable[TestReport]) -> set[str]:
     """The metrics that are lost where this run has none of them: those of tests that were asked.
     Which test measured what is known of no run of an earlier suite; there all go by the level."""
     unasked = [*unasked]
-    by_test = {name for test in theirs.tests for name in test.metrics}
-    if not by_test:
-        return set() if any(t.level == "performance" for t in unasked) else {*theirs.metrics}
-    return {*theirs.metrics} - {name for test in unasked for name in test.metrics}
+    if not any(test.metrics for test in before.tests):
+        return set() if any(t.level == "performance" for t in unasked) else {*before.metrics}
+    return {*before.metrics} - {name for test in unasked for name in test.metrics}
 
 
-def _sort(report: AgainstReport, test: TestReport, trusted: Trusted) -> list[str]:
+def _sort(report: AgainstReport, test: TestReport, before: TestReport | None) -> list[str]:
     """Put a test of this run into the list that it belongs to.
+
+    Args:
+        before: the same test in the trusted run.
 
     Returns:
         deviations by which it is excused, and which the trusted run was seen not to show.
     """
-    there = {each.id: each for each in trusted.file.tests}.get(test.id)
-    failed_there = there is not None and there.verdict is Verdict.FAIL and not there.skipped
+    failed_before = before is not None and before.verdict is Verdict.FAIL and not before.skipped
     if test.verdict is Verdict.PASS:
-        if failed_there:
+        if failed_before:
             report.mended.append(test.id)
-            return []
-        held = there is not None and there.verdict is Verdict.PASS
-        known = there.deviations if there is not None and held else None
-        if known is not None and (more := [d for d in test.deviations or () if d not in known]):
-            report.changed.append(test.id)
+        elif (
+            before is not None and before.verdict is Verdict.PASS and before.deviations is not None
+        ):
+            more = [name for name in test.deviations or () if name not in before.deviations]
+            if more:
+                report.changed.append(test.id)
             return more
-    elif test.tolerated == "listed" and not failed_there:
+    elif test.tolerated == "listed" and not failed_before:
         report.listed.append(test.id)
     elif not test.executed or (test.counted is Verdict.PASS and test.tolerated != "known"):
         pass  # it did not run, or it is waived
     elif test.tolerated == "known":
         report.known.append(test.id)
     else:
-        (report.changed if failed_there else report.new).append(test.id)
+        (report.changed if failed_before else report.new).append(test.id)
     return []
 
 
 def in_words(report: AgainstReport) -> str:
     """How a run compares with the trusted one, in one phrase."""
     how = "no worse" if report.no_worse else "worse"
-    known = len(report.known)
-    left = f", {', '.join(report.not_asked)} not compared" if report.not_asked else ""
-    if report.unjudged:
-        left += f", {' and '.join(report.unjudged)} not judged"
-    return f"{how} than {report.run}" + (f", {known} known failures" if known else "") + left
+    text = f"{how} than {report.run}"
+    if report.known:
+        text += f", {len(report.known)} known failures"
+    if report.not_asked:
+        text += f", {', '.join(report.not_asked)} not compared"
+    return text + (f", {' and '.join(report.unjudged)} not judged" if report.unjudged else "")
 
 
 def _engine(run: VerdictFile) -> str:
     return f"{run.engine.name} {run.engine.version or ''}".strip()
 
 
-def _differs(theirs: VerdictFile, run: VerdictFile) -> list[str]:
+def _differs(before: VerdictFile, run: VerdictFile) -> list[str]:
     """What else the two runs differ in: it is told, and decides nothing."""
-    if theirs.fingerprint is None or run.fingerprint is None:
+    if before.fingerprint is None or run.fingerprint is None:
         return []
     return [
         f"{each.name}: {each.one} there, {each.other} here"
-        for each in theirs.fingerprint.differences(run.fingerprint)
+        for each in before.fingerprint.differences(run.fingerprint)
         if not each.name.startswith(("machine", "against"))
     ]
 
 
-def _path(theirs: VerdictFile, run: VerdictFile) -> Iterator[tuple[str, bool]]:
+def _path(trusted: VerdictFile, run: VerdictFile) -> Iterator[tuple[str, bool]]:
     """What differs of the kernel path, and whether that is as it should be: a request of this run
     that the other had not speaks of it, or the other run did not show it."""
     if not (run.engine.base_url or run.engine.startup_s or run.engine.path.evidence):
         return  # nothing was served here
-    one, other = theirs.engine.path, run.engine.path
+    one, other = trusted.engine.path, run.engine.path
     requests = {(each.field, each.by) for each in one.requested}
     requests ^= {(each.field, each.by) for each in other.requested}
-    asked = {field for field, _ in requests}
+    changed_requests = {field for field, _ in requests}
     for name in _PATH:
         before, now = getattr(one, name), getattr(other, name)
         if before == now:
@@ -355,14 +369,14 @@ def _path(theirs: VerdictFile, run: VerdictFile) -> Iterator[tuple[str, bool]]:
         elif before is None:
             yield f"{name}: not shown there, {now} here", True
         else:
-            yield f"{name}: {before} there, {now} here", name in asked
+            yield f"{name}: {before} there, {now} here", name in changed_requests
         more = [value for value in other.also.get(name, ()) if value not in one.also.get(name, ())]
         if more:
-            yield f"{name}: some layers run {', '.join(more)}, not there", name in asked
-    for what in ("fallbacks", "silent_fallbacks", "differences"):
-        for kind in getattr(other, what):
-            if kind not in getattr(one, what):
-                yield f"{what.replace('_', ' ')}: {kind} here, not there", False
+            yield f"{name}: some layers run {', '.join(more)}, not there", name in changed_requests
+    for group in ("fallbacks", "silent_fallbacks", "differences"):
+        for kind in getattr(other, group):
+            if kind not in getattr(one, group):
+                yield f"{group.replace('_', ' ')}: {kind} here, not there", False
 
 
 def _metrics(
@@ -381,7 +395,7 @@ def _metrics(
     if not trusted.metrics or (not metrics and not lost):
         return
     fingerprints = trusted.file.fingerprint, run.fingerprint
-    machines = [found.machine if found is not None else {} for found in fingerprints]
+    machines = [each.machine if each is not None else {} for each in fingerprints]
     if apart := machine.differences(*machines):
         yield (
             "metrics",
@@ -403,11 +417,11 @@ def _metrics(
             yield name, Verdict.FAIL, line
     same: dict[str, StoredMetric] = {}
     for name, now in metrics.items():
-        there = trusted.metrics.get(name)
-        if there is None or there.kind == now.kind:
+        trusted_metric = trusted.metrics.get(name)
+        if trusted_metric is None or trusted_metric.kind == now.kind:
             same[name] = now
         else:
-            line = f"{name} is {now.kind} here, {there.kind} there: not the same quantity"
+            line = f"{name} is {now.kind} here, {trusted_metric.kind} there: not the same quantity"
             yield name, Verdict.INVALID, line
     limits = profile.regression
     for change in (

@@ -37,16 +37,16 @@ def _file() -> _InventoryFile:
 def inventory() -> Inventory:
     """The tests that ship with the suite; those that wait for an option of their own are not in
     it."""
-    found: Inventory = _file().model_dump(exclude={"files"})
-    return found
+    tests: Inventory = _file().model_dump(exclude={"files"})
+    return tests
 
 
 def digests(root: Path) -> dict[str, str]:
     """The digest of each file of the tests in a folder that is like a checkout."""
-    found = [root / "conftest.py", *(root / "tests").rglob("*.py")]
+    candidates = [root / "conftest.py", *(root / "tests").rglob("*.py")]
     return {
         file.relative_to(root).as_posix(): digest.of_files(root, [file])
-        for file in sorted(found)
+        for file in sorted(candidates)
         if file.is_file()
     }
 
@@ -54,10 +54,10 @@ def digests(root: Path) -> dict[str, str]:
 def foreign_tests(root: Path) -> list[str]:
     """Files of tests that are not those that ship with the suite. It is for a folder of which no
     commit says what is in it."""
-    known, seen = dict(_file().files), digests(root)
-    if "conftest.py" not in seen:  # an installed copy needs none: `sm121 run` names the plugin
-        known.pop("conftest.py", None)
-    return sorted(name for name in {*known, *seen} if known.get(name) != seen.get(name))
+    shipped, present = dict(_file().files), digests(root)
+    if "conftest.py" not in present:  # an installed copy needs none: `sm121 run` names the plugin
+        shipped.pop("conftest.py", None)
+    return sorted(name for name in {*shipped, *present} if shipped.get(name) != present.get(name))
 
 
 def certify(
@@ -86,11 +86,11 @@ def certify(
         *_gaps_of_proof(file, profile),
     ]
     if file.crashes:
-        what = f"{len(file.crashes)} crashes, the first: {file.crashes[0].summary}"
-        gaps.append((Verdict.FAIL, what))
+        gap = f"{len(file.crashes)} crashes, the first: {file.crashes[0].summary}"
+        gaps.append((Verdict.FAIL, gap))
     if deselected:
-        what = f"{len(deselected)} tests deselected ({deselected[0]})"
-        gaps.append((Verdict.NOT_RUN, what))
+        gap = f"{len(deselected)} tests deselected ({deselected[0]})"
+        gaps.append((Verdict.NOT_RUN, gap))
     if gaps:
         file.settle(worst([file.verdict, *(verdict for verdict, _ in gaps)]))
         file.reason = "not certified: " + "; ".join(text for _, text in gaps)
@@ -136,8 +136,8 @@ def _gaps_of_inventory(file: VerdictFile, profile: Profile, tests: Inventory) ->
             if arch & {*applies_to} and name not in present
         ]
         if missing and any(test.level == level for test in file.tests):
-            what = f"{len(missing)} tests of {level} are not there ({missing[0]})"
-            gaps.append((Verdict.NOT_RUN, what))
+            gap = f"{len(missing)} tests of {level} are not there ({missing[0]})"
+            gaps.append((Verdict.NOT_RUN, gap))
     return gaps
 
 
@@ -148,8 +148,8 @@ def _gaps_of_golden(file: VerdictFile, profile: Profile) -> _Gaps:
     if any(test.id == _GOLDEN and test.verdict is Verdict.PASS for test in file.tests):
         return []
     why = profile.correctness.cannot["oracle"]
-    what = f"the answers were not held against a golden file (--golden PATH), and no oracle: {why}"
-    return [(Verdict.NOT_RUN, what)]
+    gap = f"the answers were not held against a golden file (--golden PATH), and no oracle: {why}"
+    return [(Verdict.NOT_RUN, gap)]
 
 
 def _gaps_of_kernels(file: VerdictFile, profile: Profile) -> _Gaps:
@@ -193,8 +193,8 @@ def _gaps_of_proof(file: VerdictFile, profile: Profile) -> _Gaps:
     if unproven:
         gaps.append((Verdict.INVALID, f"kernel path not proven: {', '.join(unproven)}"))
     if file.engine.path.differences:
-        what = f"asked for and not what ran: {file.engine.path.differences[0]}"
-        gaps.append((Verdict.INVALID, what))
+        gap = f"asked for and not what ran: {file.engine.path.differences[0]}"
+        gaps.append((Verdict.INVALID, gap))
     if file.unproven:
         gaps.append((Verdict.INVALID, f"unproven: {file.unproven[0]}"))
     if required.box == "QUALIFIED" and file.box.state != "QUALIFIED":

@@ -47,11 +47,11 @@ def command(given: Sequence[str]) -> list[str]:
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
     """The variables of a certified run: those of the allow list, and no plugin is loaded by its
     entry point."""
-    allowed, places = _variables(), {*fingerprinting.places()} - {"PYTHONPATH"}
+    allowed, variable_names = _variables(), {*fingerprinting.location_variables()} - {"PYTHONPATH"}
     return {
         name: value
         for name, value in variables.items()
-        if name in allowed.names or name in places or name.startswith(allowed.prefixes)
+        if name in allowed.names or name in variable_names or name.startswith(allowed.prefixes)
     } | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 

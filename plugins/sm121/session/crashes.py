@@ -61,10 +61,10 @@ class CrashDesk:
 
     def before_test(self, test: str, level: str) -> None:
         """A test is about to begin. A process that ended earlier is not blamed on it."""
-        if level != self._session.place[0]:
+        if level != self._session.phase[0]:
             self._session.judge_paths_again()
         self._look(level, f"before {test}")
-        self._session.place = (level, f"in {test}")
+        self._session.phase = (level, f"in {test}")
         self._test_began = time.monotonic()
 
     def after_test(self, test: str, level: str) -> None:
@@ -75,14 +75,14 @@ class CrashDesk:
         """The last test has ended, and nothing was stopped for it yet. What the driver of this
         machine's GPU said meanwhile counts, though nothing died of it."""
         session = self._session
-        session.place = (session.place[0], "at the end of the run")
+        session.phase = (session.phase[0], "at the end of the run")
         attached = session.attached
-        here = attached is None or AttachedProcesses(attached.endpoint.base_url).here
-        if session.target.arch == CPU or session.file.crashes or not here:
+        is_local = attached is None or AttachedProcesses(attached.endpoint.base_url).here
+        if session.target.arch == CPU or session.file.crashes or not is_local:
             return
         kernel = kernel_messages.since(session.started)
-        if told := kernel.xids or kernel.no_memory:
-            cause = classify_lines(told)
+        if messages := kernel.xids or kernel.no_memory:
+            cause = classify_lines(messages)
             session.ledger.decide(
                 TestReport.of(
                     f"{BESIDE}messages of the kernel",
@@ -96,7 +96,7 @@ class CrashDesk:
             )
 
     def _look(self, level: str, where: str) -> None:
-        self._session.place = (level, where)
+        self._session.phase = (level, where)
         self._session.look_at_the_server(lately_s=_LATELY_S)
 
     @property
@@ -322,8 +322,8 @@ class CrashDesk:
         observer = self._session.observer
         if observer is not None and observer.metrics is not None:
             return observer.metrics
-        kept = self._session.metrics_file(managed.log if managed is not None else None)
-        return kept.read_text("utf-8", "replace") if kept.is_file() else None
+        file = self._session.metrics_file(managed.log if managed is not None else None)
+        return file.read_text("utf-8", "replace") if file.is_file() else None
 
     def _record(self, managed: ManagedServer) -> dict[str, Any]:
         configuration, secrets = managed.configuration, self._session.secrets
@@ -351,8 +351,8 @@ class CrashDesk:
 
     def _missing(self) -> dict[str, str]:
         why = "the server is attached: its processes are its owner's"
-        given = self._session.settings.server_log is not None
-        log = {} if given else {"log": "not known; give --server-log"}
+        has_log = self._session.settings.server_log is not None
+        log = {} if has_log else {"log": "not known; give --server-log"}
         return {"tree": why, "exits": why, **log}
 
 

@@ -24,12 +24,12 @@ from sm121.session.settings import Settings
 
 
 class _FingerprintFile(DataTable):
-    places: tuple[str, ...]
+    location_variables: tuple[str, ...]
 
 
-def places() -> tuple[str, ...]:
+def location_variables() -> tuple[str, ...]:
     """Variables that say where something of an engine lies, not what is run."""
-    return data_file.load("fingerprint.toml", _FingerprintFile).places
+    return data_file.load("fingerprint.toml", _FingerprintFile).location_variables
 
 
 def of(session: Session, record: EnvironmentRecord, variables: Mapping[str, str]) -> Fingerprint:
@@ -42,8 +42,8 @@ def of(session: Session, record: EnvironmentRecord, variables: Mapping[str, str]
     """
     settings, chosen = session.settings, session.profile
     managed = session.configurations.get(chosen.under_test)
-    known = environment.relevant_environment(variables)
-    left_out = places()
+    relevant = environment.relevant_environment(variables)
+    left_out = location_variables()
     return Fingerprint(
         profile=digest.of(chosen.model_dump(mode="json")),
         profile_shipped=is_shipped(chosen, session.target.engine),
@@ -55,7 +55,7 @@ def of(session: Session, record: EnvironmentRecord, variables: Mapping[str, str]
         else None,
         against=settings.against.digest if settings.against is not None else None,
         provider=provider(session),
-        options={name: session.redact(value) for name, value in sorted(settings.given.items())},
+        options={name: session.redact(value) for name, value in sorted(settings.options.items())},
         sources={
             name: source.text if name != "suite" or source.sha else f"{source.text} {_suite()}"
             for name, source in record.git_shas.items()
@@ -65,7 +65,7 @@ def of(session: Session, record: EnvironmentRecord, variables: Mapping[str, str]
         arguments=redact_arguments(managed.arguments, session.secrets) if managed else None,
         environment={
             name: session.redact(value)
-            for name, value in known.items()
+            for name, value in relevant.items()
             if name not in left_out and not is_secret_name(name)
         }
         if managed
@@ -81,11 +81,11 @@ def is_shipped(chosen: Profile, engine: Installed | None = None) -> bool:
     engine = engine or Installed()
     if chosen.name not in profile.shipped():
         return False
-    own, name = profile.load(chosen.name), chosen.under_test
-    if name not in own.configurations:
+    shipped, name = profile.load(chosen.name), chosen.under_test
+    if name not in shipped.configurations:
         return False
-    asked = (name, engine.identity, engine.options)
-    return chosen.judging(*asked) == own.judging(*asked)
+    choice = (name, engine.identity, engine.options)
+    return chosen.judging(*choice) == shipped.judging(*choice)
 
 
 def provider(session: Session) -> str | None:
@@ -94,10 +94,10 @@ def provider(session: Session) -> str | None:
     if (name := session.settings.kernel_provider) is None:
         return None
     module, separator, _ = name.partition(":")
-    found = importlib.util.find_spec(module) if separator else None
-    if found is None or found.origin is None or not Path(found.origin).is_file():
+    spec = importlib.util.find_spec(module) if separator else None
+    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         return name
-    return f"{name} {digest.of_files(Path(found.origin).parent, [Path(found.origin)])}"
+    return f"{name} {digest.of_files(Path(spec.origin).parent, [Path(spec.origin)])}"
 
 
 def _axes(settings: Settings, chosen: Profile) -> str | None:
@@ -114,10 +114,10 @@ def _suite() -> str:
     """The digest of the suite's own files, where no commit names them."""
     package = Path(str(files("sm121")))
     data = Path(str(files("sm121.fixtures")))
-    found = [*package.rglob("*.py"), *package.rglob("*.j2")]
+    sources = [*package.rglob("*.py"), *package.rglob("*.j2")]
     return digest.of(
         [
-            digest.of_files(package, found),
+            digest.of_files(package, sources),
             digest.of_files(data, (file for file in data.rglob("*.toml"))),
         ]
     )

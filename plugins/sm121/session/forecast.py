@@ -191,27 +191,30 @@ class Timed:
 def timed(report: Path, profile: Profile, plan: str) -> Timed:
     """What the newest runs of a report directory took, of this profile on this machine. A rate is
     measured in another way by another plan: its time is then not taken."""
-    found: dict[str, float] = {}
+    by_test: dict[str, float] = {}
     source = gb_s = None
     files = [report / "verdict.json", *(report / "earlier").glob("*/verdict.json")]
-    here = machine.identity()
+    identity = machine.identity()
     for file in sorted(filter(Path.is_file, files), key=_written, reverse=True)[:_NEWEST]:
         try:
             run = verdict_file.read(file)
         except (OSError, ValueError):
             continue  # not one that can be read: nothing is known of it
-        known = run.fingerprint
-        if known is None or (run.profile, known.machine) != (profile.name, here):
+        fingerprint = run.fingerprint
+        if fingerprint is None or (run.profile, fingerprint.machine) != (
+            profile.name,
+            identity,
+        ):
             continue
         if run.box.before and run.box.before.device and run.box.state != BoxState.DEGRADED:
             gb_s = gb_s or run.box.before.device.bandwidth_best_gb_s
-        if known.configuration != profile.under_test or not run.finished:
+        if fingerprint.configuration != profile.under_test or not run.finished:
             continue
         for test in run.tests:
-            if test.executed and (known.plan == plan or test.level != "performance"):
+            if test.executed and (fingerprint.plan == plan or test.level != "performance"):
                 source = source or f"{file.parent.name}, {run.started[:10]}"
-                found.setdefault(test.id, test.seconds)
-    return Timed(found, source, gb_s)
+                by_test.setdefault(test.id, test.seconds)
+    return Timed(by_test, source, gb_s)
 
 
 def _written(file: Path) -> float:
@@ -236,24 +239,24 @@ def of(
     """
     seconds, costs = known.seconds, profile.costs
     every = list(checks)
-    found: dict[str, Forecast] = {}
+    forecasts: dict[str, Forecast] = {}
     for level in LEVELS:
-        asked = [check for check in every if check.level == level]
-        if not asked:
+        of_level = [check for check in every if check.level == level]
+        if not of_level:
             continue
-        own = found[level] = Forecast(checks=len(asked))
-        rest = [check for check in asked if check.id not in seconds]
-        own.timed = len(asked) - len(rest)
-        own.timed_s = sum(seconds[check.id] for check in asked if check.id in seconds)
+        forecast = forecasts[level] = Forecast(checks=len(of_level))
+        rest = [check for check in of_level if check.id not in seconds]
+        forecast.timed = len(of_level) - len(rest)
+        forecast.timed_s = sum(seconds[check.id] for check in of_level if check.id in seconds)
         if level == "matrix":
-            own.other_s = matrix_s * len(rest) / len(asked)
+            forecast.other_s = matrix_s * len(rest) / len(of_level)
         elif costs is not None:
             for check in rest:
-                _one(own, profile, costs, check)
+                _one(forecast, profile, costs, check)
             if level == "performance":
-                _cells(own, profile, costs, plan, rest)
-            own.starts_s = own.starts * costs.start_s.value
-    return found
+                _cells(forecast, profile, costs, plan, rest)
+            forecast.starts_s = forecast.starts * costs.start_s.value
+    return forecasts
 
 
 def counted(levels: Iterable[str]) -> dict[str, Forecast]:
@@ -303,11 +306,11 @@ def _cells(
         if check.name in _file().performance:
             continue
         depth, streams = check.depth if check.depth is not None else first, check.streams or 1
-        wanted = measuring.rounds if streams == 1 else measuring.concurrency_rounds
+        needed = measuring.rounds if streams == 1 else measuring.concurrency_rounds
         kind = f"tg{check.tokens}" if check.tokens is not None else f"pp{plan.prompt_tokens}"
         if streams == 1 and profile.gate(f"{kind}@d{depth}") is not None:
-            wanted = max(wanted, gate.STEADY_LOOK) + _LAST_LOOK
-        rounds[depth, streams] = max(wanted, rounds.get((depth, streams), 0))
+            needed = max(needed, gate.STEADY_LOOK) + _LAST_LOOK
+        rounds[depth, streams] = max(needed, rounds.get((depth, streams), 0))
     for (depth, streams), count in rounds.items():
         prompt = depth + plan.prompt_tokens
         short = measuring.short_rounds + measuring.warm_up_requests

@@ -9,9 +9,11 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Collection, Sequence
+from typing import IO
 
 from sm121.core import architecture
 from sm121.core.profile import FULL, Profile
+from sm121.core.server import Server
 from sm121.core.verdict import Verdict
 from sm121.engines import devices, registry, stale
 from sm121.engines.attached_life import AttachedLife
@@ -70,57 +72,19 @@ def prepare(
             somebody else's.
     """
     chosen = chosen or targets.resolve(settings, ())
-    engine = EngineReport(name=settings.engine, managed=True, model=settings.model or "")
-    attached = None
-    if chosen.profile is not None:
-        engine.model = settings.model or chosen.profile.model.id
-    if chosen.obstacle is None and chosen.profile is not None:
-        attached = targets.attached_server(settings, chosen.profile)
-        if attached is None:
-            installed = targets.installed_engine(settings, chosen.profile)
-            engine.version, engine.identity = installed.version, installed.identity
-        else:
-            engine.name, engine.managed = attached.engine, False
-            engine.model = attached.endpoint.served_name
-            chosen = targets.judging_attached(settings, chosen, attached)
-            engine.identity = chosen.engine.identity
-    if chosen.profile is not None:
-        engine.configuration = chosen.profile.under_test
-    worker, run_id = settings.worker, uuid.uuid4().hex[:12]
-    taken = report_directory.take(settings.report_dir, worker.run if worker else None)
-    if worker is not None:
-        run_id = f"{run_id}-{worker.id}"
-        folder = taken.path / report_directory.WORKERS / worker.id
-        folder.mkdir(parents=True)
-        settings = dataclasses.replace(settings, report_dir=folder)  # with its own traces
-    elif taken.earlier is not None:
-        say("report", f"the earlier one is kept in {taken.earlier}")
+    chosen, attached, engine = _look_at_engine(settings, chosen)
+    settings, run_id, lock = _take_directory(settings, say)
     session = Session(
         settings=settings,
         target=chosen,
         directory=settings.report_dir,
-        lock=taken.lock,
+        lock=lock,
         run_id=run_id,
         say=say,
         verbose=verbose,
         attached=attached,
         inapplicable=set(inapplicable),
-        file=VerdictFile(
-            arch=chosen.arch,
-            profile=chosen.profile.name if chosen.profile else "none",
-            question=_question(settings, chosen.profile),
-            started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            engine=engine,
-            certificate_levels=(
-                list(chosen.profile.certify.levels)
-                if settings.certify and chosen.profile is not None
-                else None
-            ),
-            tests=[
-                TestReport(id=name, level=level, verdict=Verdict.NOT_RUN, message="not reached")
-                for name, level in tests
-            ],
-        ),
+        file=_verdict_file(settings, chosen, engine, tests),
     )
     if engine.version is not None and engine.identity is None:
         session.remark(
@@ -133,11 +97,73 @@ def prepare(
     return session
 
 
+def _look_at_engine(
+    settings: Settings, chosen: Target
+) -> tuple[Target, Server | None, EngineReport]:
+    """Probe the attached server, or look at the engine that will be started; the target is then
+    judged as that release is."""
+    report = EngineReport(name=settings.engine, managed=True, model=settings.model or "")
+    if chosen.profile is None:
+        return chosen, None, report
+    report.model = settings.model or chosen.profile.model.id
+    attached = None
+    if chosen.obstacle is None:
+        attached = targets.attached_server(settings, chosen.profile)
+        if attached is None:
+            installed = targets.installed_engine(settings, chosen.profile)
+            report.version, report.identity = installed.version, installed.identity
+        else:
+            report.name, report.managed = attached.engine, False
+            report.model = attached.endpoint.served_name
+            chosen = targets.judging_attached(settings, chosen, attached)
+            report.identity = chosen.engine.identity
+    report.configuration = chosen.profile.under_test if chosen.profile is not None else None
+    return chosen, attached, report
+
+
+def _take_directory(
+    settings: Settings, say: Callable[[str, str], None]
+) -> tuple[Settings, str, IO[str]]:
+    """Take the report directory, or a worker's folder in it.
+
+    Returns:
+        the settings with that folder, the run's id, and the lock that is held open.
+    """
+    worker, run_id = settings.worker, uuid.uuid4().hex[:12]
+    directory = report_directory.take(settings.report_dir, worker.run if worker else None)
+    if worker is not None:
+        run_id = f"{run_id}-{worker.id}"
+        folder = directory.path / report_directory.WORKERS / worker.id
+        folder.mkdir(parents=True)
+        settings = dataclasses.replace(settings, report_dir=folder)  # with its own traces
+    elif directory.earlier is not None:
+        say("report", f"the earlier one is kept in {directory.earlier}")
+    return settings, run_id, directory.lock
+
+
+def _verdict_file(
+    settings: Settings, chosen: Target, engine: EngineReport, tests: Sequence[tuple[str, str]]
+) -> VerdictFile:
+    profile = chosen.profile
+    return VerdictFile(
+        arch=chosen.arch,
+        profile=profile.name if profile else "none",
+        question=_question(settings, profile),
+        started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        engine=engine,
+        certificate_levels=list(profile.certify.levels) if settings.certify and profile else None,
+        tests=[
+            TestReport(id=name, level=level, verdict=Verdict.NOT_RUN, message="not reached")
+            for name, level in tests
+        ],
+    )
+
+
 def _question(settings: Settings, profile: Profile | None) -> str | None:
-    asked = [profile.asks] if profile is not None and profile.asks is not None else []
+    questions = [profile.asks] if profile is not None and profile.asks is not None else []
     if settings.against is not None:
-        asked.insert(0, f"is it no worse than {settings.against.name}")
-    return ", and ".join(asked) or None
+        questions.insert(0, f"is it no worse than {settings.against.name}")
+    return ", and ".join(questions) or None
 
 
 def _prepare_engine(session: Session, profile: Profile) -> None:
@@ -156,8 +182,8 @@ def _prepare_engine(session: Session, profile: Profile) -> None:
         if session.attached.log is None:
             session.file.unproven.append(f"kernel path: {session.attached.why_no_log}")
         else:
-            kept = session.directory / "server-attached.log"
-            session.kept_log = KeptLog(session.attached.log, kept)
+            copy = session.directory / "server-attached.log"
+            session.kept_log = KeptLog(session.attached.log, copy)
             session.attached = dataclasses.replace(session.attached, log=session.kept_log.path)
     record = environment.record(
         # A program has no Python packages: record those of the suite's environment.
@@ -181,10 +207,10 @@ def _prepare_engine(session: Session, profile: Profile) -> None:
 def _make_pool(session: Session, profile: Profile) -> None:
     """The pool that starts servers, and the sampler that watches memory while they run."""
     settings, worker = session.settings, session.settings.worker
-    for run, left in stale.remove():
-        shown = "; ".join(str(process) for process in left)
+    for run, processes in stale.remove():
+        names = "; ".join(str(process) for process in processes)
         session.remark(
-            f"a server of run {run}, which is dead, was still there and was ended: {shown}"
+            f"a server of run {run}, which is dead, was still there and was ended: {names}"
         )
     session.configurations = targets.configurations(
         settings, profile, notify=lambda line: session.say("canary", line)

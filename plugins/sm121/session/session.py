@@ -89,7 +89,7 @@ class Session:
     distrusted: str | None = None
     observer: Observer | None = None
     #: The level and the words of where in the run it is, for what is found beside the tests.
-    place: tuple[str, str] = (LEVELS[0], "in the run")
+    phase: tuple[str, str] = (LEVELS[0], "in the run")
     #: The control group's memory events when the run began.
     cgroup_before: Mapping[str, int] | str = field(default_factory=cgroup.memory_events)
     #: Called after an abnormal end, and when the report cannot be written (see `crashes`).
@@ -177,7 +177,7 @@ class Session:
     @functools.cached_property
     def findings(self) -> list[PreflightFinding]:
         """What may keep a server from starting here. Checked once, before the first start."""
-        found: list[PreflightFinding] = []
+        findings: list[PreflightFinding] = []
         for name in (self.profile.under_test, self.profile.baseline):
             configuration = self.managed_configuration(name)
             environment = self.engine_environment(configuration)
@@ -194,13 +194,13 @@ class Session:
                 version=self.file.engine.identity,
                 cold_ready_within_s=self.profile.engine.cold_ready_within_s.value,
             ):
-                if finding not in found:
-                    found.append(finding)
-        for finding in found:
+                if finding not in findings:
+                    findings.append(finding)
+        for finding in findings:
             notable = finding.severity != "note"
             label = f"{finding.severity}: " if notable else ""
             self.remark(f"{label}{finding.message}", at_once=notable)
-        return found
+        return findings
 
     def obstacle(self) -> str | None:
         """Why no further server is started; None while all is well."""
@@ -253,8 +253,8 @@ class Session:
             raise NotRun(self.target.obstacle or "no server can be started here")
         if self.aborted is not None:
             raise NotRun(f"the run was ended: {self.aborted[1]}")
-        own = self.profile
-        if configuration.name != own.baseline or own.baseline == own.under_test:
+        profile = self.profile
+        if configuration.name != profile.baseline or profile.baseline == profile.under_test:
             self.nothing_beside()  # its start is timed
         self.look_at_the_server()
         return self.pool.get(configuration)
@@ -315,8 +315,8 @@ class Session:
             self.engine_environment(configuration),
         )
         if added:
-            shown = ", ".join(f"{name}={value}" for name, value in added.items())
-            self.remark(f"server {configuration.name} is started with {shown}", at_once=False)
+            variables = ", ".join(f"{name}={value}" for name, value in added.items())
+            self.remark(f"server {configuration.name} is started with {variables}", at_once=False)
         return added
 
     def last_server(self, configuration: str) -> Server | None:
@@ -382,26 +382,26 @@ class Session:
     def judge_paths_again(self) -> None:
         """Judge each path that was judged before by what the log says now."""
         self._follow_log()
-        for name, (judged, known) in self._judged_paths.items():
+        for name, (judged, lines) in self._judged_paths.items():
             server = (self.last_server(name) if judged.managed else None) or judged
             assert server.log is not None
             written = server.log.stat().st_mtime_ns if server.log.is_file() else None
             if written in (None, self._judged_at.get(server.log)):
                 continue  # nothing was written since
             self._judged_at[server.log] = written
-            wrong = [line for line in self._contradictions(server, name) if line not in known]
+            wrong = [line for line in self._contradictions(server, name) if line not in lines]
             if not wrong:
                 continue
-            known.update(wrong)
-            self.ledger.decide(_left_the_path(name, wrong, server.log, self.place[1]))
+            lines.update(wrong)
+            self.ledger.decide(_left_the_path(name, wrong, server.log, self.phase[1]))
             self.save()
 
     def _follow_log(self) -> None:
         """Copy what the attached server wrote since; say once that some of it was lost."""
         if self.kept_log is not None:
-            known = self.kept_log.lost
+            lost_before = self.kept_log.lost
             self.kept_log.follow()
-            if known is None and self.kept_log.lost is not None:
+            if lost_before is None and self.kept_log.lost is not None:
                 self.file.unproven.append(f"kernel path: {self.kept_log.lost}")
 
     def _judge_the_path(self) -> None:
@@ -415,8 +415,8 @@ class Session:
     def _contradictions(self, server: Server, name: str) -> list[str]:
         assert server.log is not None
         path, configuration = self.kernel_path(server), server.configuration
-        asked = requested.patterns(configuration) if configuration is not None else ()
-        required = self.profile.path_of(name, asked)
+        patterns = requested.patterns(configuration) if configuration is not None else ()
+        required = self.profile.path_of(name, patterns)
         wrong = requirement.contradictions(required, path, server.log, name)
         if configuration is None:  # another machine's or container's files may not be those here
             return wrong
@@ -437,8 +437,8 @@ class Session:
         attached = self.attached.endpoint.base_url if self.attached is not None else None
         if attached is not None and server.endpoint.base_url != attached:  # a side of --ab
             return server.endpoint.page("/metrics")
-        kept = self.metrics_file(server.log if server.managed else None)
-        if not kept.exists():
+        file = self.metrics_file(server.log if server.managed else None)
+        if not file.exists():
             running = self.pool.current if self.pool is not None else None
             if server.managed and (running is None or running.log != server.log):
                 return None
@@ -446,11 +446,11 @@ class Session:
             if text is None:
                 return None
             try:
-                write_text(self.redact(text), kept)
+                write_text(self.redact(text), file)
             except OSError as error:
                 self.cannot_write(error)
                 return text
-        return kept.read_text("utf-8", errors="replace")
+        return file.read_text("utf-8", errors="replace")
 
     def _describe(self, server: Server) -> None:
         if server is self._under_test:
@@ -460,9 +460,9 @@ class Session:
         self.file.engine.base_url = server.endpoint.base_url
         self.file.engine.startup_s = server.startup_s
         # The version that the running engine reports replaces the installed one.
-        said = server.version or self.file.engine.path.version
-        if said is not None:
-            self.file.engine.version = said
+        version = server.version or self.file.engine.path.version
+        if version is not None:
+            self.file.engine.version = version
 
     def server_stopped(self, configuration: str, report: StopReport) -> None:
         """A server was stopped: decide on what it left, and on the path that it was on to the
@@ -534,7 +534,7 @@ class Session:
         name = state.evidence.stem if managed and state.evidence else "the attached server"
         life.account()
         cause = self.crashed(state, None)
-        self.ledger.decide(_unasked(name, state, cause, self.place))
+        self.ledger.decide(_unasked(name, state, cause, self.phase))
         self.save()
         return self.stops.get(f"{name}.log")
 
@@ -582,8 +582,8 @@ class Session:
                     deselected=self.deselected,
                     inapplicable=self.inapplicable,
                 )
-                if (held := file.against) is not None:
-                    file.reason += f"; {against.in_words(held)}"
+                if (comparison := file.against) is not None:
+                    file.reason += f"; {against.in_words(comparison)}"
 
     def cannot_write(self, error: OSError) -> None:
         """The report cannot be written. Say so once; such a run is never green."""
@@ -648,9 +648,9 @@ class Session:
             return
         if self.target.obstacle is not None:
             return  # nothing ran
-        found = self.worse_than_trusted(self.file)
+        worse = self.worse_than_trusted(self.file)
         if not settings.certify:  # a certificate is absolute, and says how the run compares
-            for entry in found:
+            for entry in worse:
                 self.ledger.decide(entry)
 
     def worse_than_trusted(self, file: VerdictFile) -> list[TestReport]:
@@ -677,8 +677,8 @@ class Session:
             self.release()
 
 
-def _unasked(name: str, dead: Dead, cause: Cause, place: tuple[str, str]) -> TestReport:
-    level, where = place
+def _unasked(name: str, dead: Dead, cause: Cause, phase: tuple[str, str]) -> TestReport:
+    level, where = phase
     fact = Fact(
         "the server lives until it is stopped",
         f"{where}: {dead.what} ({cause.kind})",
@@ -697,11 +697,11 @@ def _left_the_path(name: str, wrong: list[str], log: Path | None, where: str) ->
 
 
 def _unclean(name: str, report: StopReport) -> TestReport:
-    left = "; ".join(str(survivor) for survivor in report.survivors) or "no process"
+    survivors = "; ".join(str(survivor) for survivor in report.survivors) or "no process"
     fact = Fact(
         "the server ends in order when it is stopped, and nothing is left",
         f"{f'it died of {report.crash}; ' if report.crash else ''}"
-        f"{left}; port free: {report.port_free}; "
+        f"{survivors}; port free: {report.port_free}; "
         f"memory missing: {report.memory_missing_bytes / 2**30:.1f} GiB",
         evidence=f"{report.log}",
     )

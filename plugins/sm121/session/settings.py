@@ -88,7 +88,7 @@ class Settings:
     #: The axes of the matrix, by name or path (default: the profile's).
     axes: str | None = None
     #: The options given that change or add to what is measured, by name.
-    given: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
     #: Folder of the canary's and the matrix's caches.
     root: Path = Path()
     #: Which process of several this is; None where it is the only one.
@@ -104,78 +104,36 @@ class Settings:
         return Plan.of(chosen, plan=self.plan, depths=self.depths, rounds=self.rounds)
 
 
-def read(
-    option: Option,
-    *,
-    started_in: Path,
-    root: Path,
-    worker: Worker | None,
-    given: Mapping[str, str] | None = None,
-) -> Settings:
+def read(option: Option, started_in: Path) -> Settings:
     """The settings from the options of a command line.
 
     Args:
         option: gives the value of an option.
         started_in: where paths on the command line are relative to.
-        root: the folder for caches.
-        worker: which process of several this is.
-        given: the options given that change or add to what is measured, by name.
 
     Raises:
         UsageError: an option is wrong, or contradicts another one.
     """
     ab, base_url = _sides(option)
-    arch = option("--arch")
-    if arch is not None:
-        architecture.parse(arch)
-    chosen = option("--profile")
-    loaded = profile.load(chosen) if chosen else None
-    if arch and loaded and loaded.arch != arch:
-        raise UsageError(
-            f"--arch {arch} and --profile {chosen}: expected a profile for {arch}, "
-            f"this one is for {loaded.arch}"
-        )
-    if (engine := option("--engine")) and base_url:
-        capabilities.of(engine, None)
-    started = (not base_url and engine) or (loaded.engine.name if loaded else _ENGINE)
-    registry.engine(started)
-    if loaded and started != loaded.engine.name:
-        raise UsageError(
-            f"--engine {started} and --profile {chosen}: expected a profile for {started}, "
-            f"this one is for {loaded.engine.name}"
-        )
-    profile.expected(loaded, arch, started).plan(option("--plan"))
+    chosen, engine = _profile_and_engine(option, base_url)
     _refuse_conflicts(option, base_url)
-    server_log = option("--server-log")
-    if not server_log and ab is not None and base_url == ab[0].url:
-        server_log = ab[0].log
-    if server_log and not Path(server_log).is_file():
-        raise UsageError(f"--server-log {server_log}: expected the log file of the server")
-    if (model := option("--model")) is not None and not base_url:
-        _check_model(model)
-    if (provider := option("--kernel-provider")) is not None:
-        kernel_providers.check_name(provider)
-    waiver_file = option("--waivers")
-    if option("--soak") is not None:
-        soak.parse_duration(option("--soak"))
+    if (duration := option("--soak")) is not None:
+        soak.parse_duration(duration)
     return Settings(
-        arch=arch,
-        profile=loaded,
-        engine=started,
-        attached_engine=engine if base_url else None,
-        engine_python=_program(option, started, base_url),
+        arch=option("--arch"),
+        profile=chosen,
+        engine=engine,
+        attached_engine=option("--engine") if base_url else None,
+        engine_python=_program(option, engine, base_url),
         engine_arguments=tuple(option("--engine-arg")),
-        engine_environment=(
-            *devices.environment(os.environ.get("PYTEST_XDIST_WORKER"), architecture.gpu_count()),
-            *(_pair(text) for text in option("--engine-env")),
-        ),
+        engine_environment=_environment(option),
         engine_debug=option("--engine-debug"),
         base_url=base_url,
         api_key=_api_key(option) if base_url else None,
-        server_log=Path(server_log) if server_log else None,
-        model=model,
+        server_log=_server_log(option, ab, base_url),
+        model=_model(option, base_url),
         served_name=option("--served-model-name"),
-        kernel_provider=provider,
+        kernel_provider=_provider(option),
         full_shapes=option("--full-shapes"),
         kernel_trace=option("--kernel-trace"),
         plan=option("--plan"),
@@ -185,7 +143,7 @@ def read(
         ab=ab,
         ab_pairs=_count("--ab-pairs", option("--ab-pairs")) or 3,
         hypothesis=_hypothesis(option, started_in),
-        waivers=waivers.load(Path(waiver_file) if waiver_file else None),
+        waivers=waivers.load(_path(option, "--waivers")),
         against=_against(option, started_in),
         certify=option("--certify"),
         report_dir=(started_in / option("--report-dir")).resolve(),
@@ -197,24 +155,72 @@ def read(
         questions=_existing(option, "--questions"),
         questions_baseline=_existing(option, "--questions-baseline"),
         axes=option("--matrix-axes"),
-        given=given or {},
-        root=root,
-        worker=worker,
     )
 
 
+def _profile_and_engine(option: Option, base_url: str | None) -> tuple[Profile | None, str]:
+    """The profile that the user named, and the engine that is started or expected."""
+    arch, name, engine = option("--arch"), option("--profile"), option("--engine")
+    if arch is not None:
+        architecture.parse(arch)
+    chosen = profile.load(name) if name else None
+    if arch and chosen and chosen.arch != arch:
+        raise UsageError(
+            f"--arch {arch} and --profile {name}: expected a profile for {arch}, "
+            f"this one is for {chosen.arch}"
+        )
+    if engine and base_url:
+        capabilities.of(engine, None)
+    started: str = (not base_url and engine) or (chosen.engine.name if chosen else _ENGINE)
+    registry.engine(started)
+    if chosen and started != chosen.engine.name:
+        raise UsageError(
+            f"--engine {started} and --profile {name}: expected a profile for {started}, "
+            f"this one is for {chosen.engine.name}"
+        )
+    profile.expected(chosen, arch, started).plan(option("--plan"))
+    return chosen, started
+
+
+def _server_log(option: Option, ab: tuple[Side, Side] | None, base_url: str | None) -> Path | None:
+    log = _path(option, "--server-log")
+    if log is None and ab is not None and base_url == ab[0].url:
+        log = ab[0].log
+    if log is not None and not log.is_file():
+        raise UsageError(f"--server-log {log}: expected the log file of the server")
+    return log
+
+
+def _environment(option: Option) -> tuple[tuple[str, str], ...]:
+    """The devices of this worker of xdist, and the variables that the user gave."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    pairs = (_pair(text) for text in option("--engine-env"))
+    return (*devices.environment(worker, architecture.gpu_count()), *pairs)
+
+
+def _provider(option: Option) -> str | None:
+    provider: str | None = option("--kernel-provider")
+    if provider is not None:
+        kernel_providers.check_name(provider)
+    return provider
+
+
+def _path(option: Option, name: str) -> Path | None:
+    return Path(option(name)) if option(name) else None
+
+
 def _against(option: Option, started_in: Path) -> Trusted | None:
-    asked = option("--against")
-    if asked is None:
+    named = option("--against")
+    if named is None:
         return None
-    if asked != against.TRUSTED:
-        asked, report = str(started_in / asked), started_in / option("--report-dir")
-        if Path(asked).resolve().is_relative_to(report.resolve()):
+    if named != against.TRUSTED:
+        named, report = str(started_in / named), started_in / option("--report-dir")
+        if Path(named).resolve().is_relative_to(report.resolve()):
             raise UsageError(
-                f"--against {asked}: expected a run that is kept elsewhere: this one's report goes "
+                f"--against {named}: expected a run that is kept elsewhere: this one's report goes "
                 "there; name it with --report-dir, or keep the other one with `sm121 trust`"
             )
-    return against.load(asked, stored_run.storage_folder(option("--benchmark-storage"), started_in))
+    return against.load(named, stored_run.storage_folder(option("--benchmark-storage"), started_in))
 
 
 def _api_key(option: Option) -> str | None:
@@ -286,10 +292,10 @@ def _refuse_conflicts(option: Option, base_url: str | None) -> None:
     )
     attaching = ("--api-key", "--api-key-file", "--server-log")
     if base_url:
-        given = [name for name in starting if option(name)]
+        conflicting = [name for name in starting if option(name)]
         why = "an attached server is never started"
     else:
-        given = [name for name in attaching if option(name)]
+        conflicting = [name for name in attaching if option(name)]
         why = "these describe an attached server: give --base-url too"
     engine = registry.engine((not base_url and option("--engine")) or _ENGINE)
     for argument in option("--engine-arg"):
@@ -303,9 +309,9 @@ def _refuse_conflicts(option: Option, base_url: str | None) -> None:
     for text in option("--engine-env"):
         if _pair(text)[0] in engine.reserved_variables:
             raise UsageError(f"--engine-env {_pair(text)[0]}: it is set by the suite itself")
-    if given:
+    if conflicting:
         attached = "--base-url" if base_url else "no --base-url"
-        raise UsageError(f"{', '.join(given)} with {attached}: {why}")
+        raise UsageError(f"{', '.join(conflicting)} with {attached}: {why}")
 
 
 def _depths(text: str | None) -> tuple[int, ...] | None:
@@ -363,18 +369,18 @@ def _hypothesis(option: Option, started_in: Path) -> Hypothesis | None:
 
 def _program(option: Option, engine: str, base_url: str | None) -> str:
     """The interpreter or the program that starts the engine."""
-    given, own = option("--engine-binary"), registry.engine(engine)
-    if not isinstance(own, Program):
-        if given:
+    binary, program = option("--engine-binary"), registry.engine(engine)
+    if not isinstance(program, Program):
+        if binary:
             raise UsageError(f"--engine-binary: {engine} is started by --engine-python")
         return _interpreter(option("--engine-python"))
     if base_url:
         return sys.executable
-    path = given or shutil.which(own.program)
+    path = binary or shutil.which(program.program)
     if path is None or not Path(path).is_file():
         raise UsageError(
-            f"--engine {engine}: expected {own.program} on the PATH, or --engine-binary PATH"
-            + (f"; there is no file {given}" if given else "")
+            f"--engine {engine}: expected {program.program} on the PATH, or --engine-binary PATH"
+            + (f"; there is no file {binary}" if binary else "")
         )
     return str(Path(path).absolute())
 
@@ -397,10 +403,13 @@ def _pair(text: str) -> tuple[str, str]:
     return key, value
 
 
-def _check_model(model: str) -> None:
+def _model(option: Option, base_url: str | None) -> str | None:
+    model: str | None = option("--model")
+    if model is None or base_url:
+        return model
     path = Path(model)
     if path.is_file() and path.suffix == ".gguf":
-        return
+        return model
     if path.exists():
         if not (path / "config.json").is_file():
             raise UsageError(f"--model {model}: expected a checkpoint folder with config.json")
@@ -408,3 +417,4 @@ def _check_model(model: str) -> None:
         raise UsageError(
             f"--model {model}: expected an existing checkpoint folder or a hub id (owner/name)"
         )
+    return model

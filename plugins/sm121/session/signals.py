@@ -18,19 +18,19 @@ _A_MOMENT = 0.01
 
 def give_time(seconds: float) -> None:
     """More time for the test that runs, where pytest-timeout's alarm is set."""
-    left, _ = signal.getitimer(signal.ITIMER_REAL)
-    if left > 0:
-        signal.setitimer(signal.ITIMER_REAL, left + seconds)
+    remaining_s, _ = signal.getitimer(signal.ITIMER_REAL)
+    if remaining_s > 0:
+        signal.setitimer(signal.ITIMER_REAL, remaining_s + seconds)
 
 
 @contextlib.contextmanager
 def own_time() -> Iterator[None]:
     """What is done within does not count as time of the test that runs."""
-    left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
+    remaining_s, _ = signal.setitimer(signal.ITIMER_REAL, 0)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, left)
+        signal.setitimer(signal.ITIMER_REAL, remaining_s)
 
 
 class Signals:

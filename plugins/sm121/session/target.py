@@ -35,8 +35,6 @@ class Target:
     """What a run judges. ``obstacle`` says why it cannot run here; None when it can."""
 
     arch: str
-    #: The user named the architecture: a run without any of its tests is then NOT_RUN.
-    asked: bool
     evidence: str
     #: As it judges: a managed engine's release is known, an attached one's when it is probed.
     profile: Profile | None
@@ -51,13 +49,13 @@ def resolve(settings: Settings, asked_by_marker: tuple[str, ...]) -> Target:
         UsageError: the choices contradict each other, or there is no profile for the target.
     """
     detected = architecture.detect()
-    arch, asked = _architecture(settings, asked_by_marker, detected.name)
-    here = detected.name or "a GPU that the suite has no name for"
+    arch = _architecture(settings, asked_by_marker, detected.name)
+    machine = detected.name or "a GPU that the suite has no name for"
     obstacle = None
     if settings.base_url is None and arch != detected.name:
         obstacle = (
-            f"{arch} was asked for, this machine is {here} ({detected.evidence}). Run on a machine "
-            f"with {arch}, or attach to a server there: --base-url URL --arch {arch}"
+            f"{arch} was asked for, this machine is {machine} ({detected.evidence}). Run on a "
+            f"machine with {arch}, or attach to a server there: --base-url URL --arch {arch}"
         )
     chosen = settings.profile
     if chosen is None and obstacle is None:
@@ -68,7 +66,7 @@ def resolve(settings: Settings, asked_by_marker: tuple[str, ...]) -> Target:
             with contextlib.suppress(UsageError):  # raised again when the run is opened
                 engine = installed_engine(settings, chosen)
         chosen = chosen.judging(settings.configuration, engine.identity, engine.options)
-    return Target(arch, asked, detected.evidence, chosen, obstacle, engine)
+    return Target(arch, detected.evidence, chosen, obstacle, engine)
 
 
 def judging_attached(settings: Settings, target: Target, attached: Server) -> Target:
@@ -85,35 +83,35 @@ def judging_attached(settings: Settings, target: Target, attached: Server) -> Ta
     if attached.log is not None and attached.reader is not None:
         path = read_log(attached.log, attached.reader)
     engine = Installed(attached.version, build=path.build if path is not None else None)
-    own = chosen.judging(settings.configuration, engine.identity)
-    decided = settings.configuration is not None or own.under_test in own.fastest
+    judging = chosen.judging(settings.configuration, engine.identity)
+    decided = settings.configuration is not None or judging.under_test in judging.fastest
     if path is not None and attached.log is not None and not decided:
         differing = {
-            name: len(contradictions(own.path_of(name), path, attached.log, name))
-            for name in dict.fromkeys([own.under_test, *own.configurations])
+            name: len(contradictions(judging.path_of(name), path, attached.log, name))
+            for name in dict.fromkeys([judging.under_test, *judging.configurations])
         }
         likest = min(differing, key=lambda name: differing[name])
-        own = own.model_copy(update={"under_test": likest})
-    return dataclasses.replace(target, profile=own, engine=engine)
+        judging = judging.model_copy(update={"under_test": likest})
+    return dataclasses.replace(target, profile=judging, engine=engine)
 
 
 def _architecture(
     settings: Settings, asked_by_marker: tuple[str, ...], detected: str | None
-) -> tuple[str, bool]:
+) -> str:
     if settings.arch:
-        return settings.arch, True
+        return settings.arch
     if settings.profile:
-        return settings.profile.arch, True
+        return settings.profile.arch
     if detected in asked_by_marker:
-        return str(detected), True
+        return str(detected)
     if asked_by_marker:
-        return asked_by_marker[0], True
+        return asked_by_marker[0]
     if detected is None:
         raise UsageError(
             "the suite has no name for this GPU's architecture; give --arch "
             f"({', '.join(architecture.NAMES)}) and --profile"
         )
-    return detected, False
+    return detected
 
 
 def attached_server(settings: Settings, chosen: Profile) -> Server | None:
@@ -171,23 +169,23 @@ def configurations(
             python=settings.engine_python,
             model=model,
             served_name=settings.served_name or chosen.model.served_name,
-            arguments=(*chosen.engine.arguments, *own.arguments, *settings.engine_arguments),
+            arguments=(*chosen.engine.arguments, *configured.arguments, *settings.engine_arguments),
             environment=environment_items(
-                chosen.engine.environment, own.environment, dict(settings.engine_environment)
+                chosen.engine.environment, configured.environment, dict(settings.engine_environment)
             ),
             debug=settings.engine_debug,
             speaking_worker=chosen.engine.speaking_worker,
             traces=traces if name == chosen.under_test else None,
             nsys=_nsys_report(settings) if traces and name == chosen.under_test else None,
         )
-        for name, own in chosen.configurations.items()
+        for name, configured in chosen.configurations.items()
     }
 
 
 def profiler_mode(settings: Settings, chosen: Profile) -> str:
     """``keep``, ``restart`` or ``off``: by the user's option, else by the profile."""
-    asked = settings.kernel_trace
-    return chosen.engine.profiler if asked in ("auto", "nsys") else asked
+    mode = settings.kernel_trace
+    return chosen.engine.profiler if mode in ("auto", "nsys") else mode
 
 
 def _traces(settings: Settings, chosen: Profile) -> str | None:

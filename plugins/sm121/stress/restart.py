@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from sm121.client.load import Job, JobOutcome, LoadClient, LoadResult
 from sm121.core.level_settings import AgreementBound
@@ -57,14 +57,7 @@ def under_load(
     longest = max(waited.values(), default=0.0)
     late = [number for number, seconds in waited.items() if seconds > learned_within_s]
     if late:
-        silence = Fact(
-            "an answer, an error or a closed connection for each client, after the stop within",
-            f"for {len(late)} of {len(waited)} requests",
-            value=longest,
-            limit=learned_within_s,
-            unit="s",
-            evidence=f"numbers {', '.join(map(str, late[:8]))}; {log}",
-        )
+        silence = _silence(waited, late, learned_within_s, log)
         if excuse is None or len(late) > concurrency:
             raise Unmet(silence)
         harness.remark(f"restart under load: known of {excuse.versions}: {silence}")
@@ -82,6 +75,18 @@ def under_load(
             f"{broken_off} of {len(jobs)} broken off"
         )
     return f"{broken_off} requests were broken off; the last to learn of it waited {longest:.1f} s"
+
+
+def _silence(waited: Mapping[int, float], late: Sequence[int], limit_s: float, log: str) -> Fact:
+    """What does not hold where clients wait too long; seconds of silence by the job's number."""
+    return Fact(
+        "an answer, an error or a closed connection for each client, after the stop within",
+        f"for {len(late)} of {len(waited)} requests",
+        value=max(waited.values()),
+        limit=limit_s,
+        unit="s",
+        evidence=f"numbers {', '.join(map(str, late[:8]))}; {log}",
+    )
 
 
 def _stopped(
