@@ -27,11 +27,11 @@ from sm121.measure.plan import Plan
 from sm121.plugin import planning, selection
 from sm121.run import verdict_file
 from sm121.run.fingerprint import Fingerprint
+from sm121.run.target import Target
 from sm121.run.verdict_file import BoxReport, EngineReport, TestReport, VerdictFile
 from sm121.session import forecast
 from sm121.session.forecast import Check, Timed
 from sm121.session.settings import Settings
-from sm121.session.target import Target
 
 TESTS = Path(__file__).parents[1] / "tests"
 CPU = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
@@ -318,7 +318,7 @@ def facts_of_a_start(tmp_path, **needs) -> list[str]:
     own = profile.load("cpu-tiny-gpt-oss")
     engine = own.engine.model_copy(update={"needs": Needs(**needs)})
     own = own.model_copy(update={"engine": engine})
-    chosen = Target("cpu", evidence="", profile=own, obstacle=None)
+    chosen = Target("cpu", profile=own, obstacle=None)
     return [*planning._start(Settings(profile=own, report_dir=tmp_path), chosen)]
 
 
@@ -337,14 +337,14 @@ def test_a_plan_says_what_stands_against_a_start(tmp_path):
 )
 def test_a_plan_says_the_path_that_a_release_is_asked_for(version, said):
     own = profile.load("sm121-gpt-oss-120b").judging(None, version)
-    chosen = Target("sm121", evidence="", profile=own, obstacle="elsewhere")
+    chosen = Target("sm121", profile=own, obstacle="elsewhere")
     (line,) = planning._path(Settings(profile=own), chosen)
     assert line.startswith(said)
 
 
 def gates_said(configuration: str | None, identity: str, folder: Path, *more: str) -> list[str]:
     own = profile.load("sm121-gpt-oss-120b").judging(configuration, identity)
-    chosen = Target("sm121", evidence="", profile=own, obstacle="elsewhere")
+    chosen = Target("sm121", profile=own, obstacle="elsewhere")
     settings = Settings(profile=own, report_dir=folder, engine_arguments=more)
     return [*planning._gates(settings, chosen)]
 
@@ -393,7 +393,7 @@ def test_a_plan_says_whether_the_caches_are_warm(tmp_path, monkeypatch):
     monkeypatch.setattr(FlashInferModules, "of", lambda *_: FlashInferModules("0.7", cache))
     cache = tmp_path / ".cache" / "flashinfer"
     own = profile.load("sm121-gpt-oss-120b")
-    chosen = Target("sm121", evidence="", profile=own, obstacle=None)
+    chosen = Target("sm121", profile=own, obstacle=None)
     settings = Settings(profile=own, report_dir=tmp_path)
     cold = [line for line in planning._start(settings, chosen) if "JIT cache" in line]
     assert len(cold) == 1 and "is cold" in cold[0]

@@ -19,14 +19,14 @@ from sm121.engines.requested import load_requests
 from sm121.evidence.kernel_path import read_log
 from sm121.evidence.requirement import contradictions
 from sm121.matrix.examine import missing_drafter
+from sm121.run.target import Target
 from sm121.session import opening, target
-from sm121.session.opening import prepare
 from sm121.session.settings import Settings
 
 SETTINGS = Settings()
 CPU = profile.load("cpu-tiny-gpt-oss")
 GB10 = profile.load("sm121-gpt-oss-120b")
-TARGET = target.Target("sm121", "asked", GB10, None)
+TARGET = Target("sm121", GB10, None)
 SOURCE_BUILD = "0.1.dev16581+g0a1b2c3d4"
 
 
@@ -64,7 +64,7 @@ def test_what_would_run_is_shown_where_no_engine_is(tmp_path):
     )
     assert target.resolve(settings, ()).engine.version is None
     with pytest.raises(UsageError, match="--engine-python"):
-        prepare(dataclasses.replace(settings, report_dir=tmp_path / "report"))
+        opening.prepare(dataclasses.replace(settings, report_dir=tmp_path / "report"))
 
 
 def test_a_release_that_cannot_have_a_configuration_is_named():

@@ -1,7 +1,7 @@
 """Whether an engine lives. One object knows it of each engine, the suite's own or an attached one.
 
 A run asks it in one place, `look_at_the_server` and `check_alive` of
-`sm121.session.session.Session`: between tests, at a test's end, at the run's end, and after each
+`sm121.run.harness.Harness`: between tests, at a test's end, at the run's end, and after each
 failure.
 """
 

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sm121.client.timed import chat
+from sm121.core.arguments import at_once
 from sm121.core.server import Server
 from sm121.core.unmet import Unmet, facts_of, of
 from sm121.core.verdict import Inapplicable, NotRun, Undecided, Verdict
+from sm121.engines import requested
 from sm121.measure import gate, metrics, timing
 from sm121.measure.cells import MeasuredCell, MeasuredServer, Show
 from sm121.measure.counters import Drafted
@@ -19,7 +21,7 @@ from sm121.measure.metrics import Metric
 from sm121.measure.plan import Plan
 from sm121.measure.validity import Findings
 from sm121.performance.recorder import Recorder
-from sm121.run.harness import Harness, places
+from sm121.run.harness import Harness
 
 #: Rounds of a cell at its first visit and in the last look. The others come in between.
 _FIRST_VISIT, _LAST_LOOK = 2, 3
@@ -67,7 +69,7 @@ class Bench:
             invalid=invalid,
             unproven=unproven,
         ) as measured:
-            measured.slots = places(harness, server)
+            measured.slots = slots(harness, server)
             again = lambda: [] if invalid else _against_the_path(harness, server)[0]  # noqa: E731
             yield cls(measured, plan, tails, again)
 
@@ -149,6 +151,24 @@ class Bench:
         except (Unmet, Undecided) as failure:
             about = f"the last look: {name} passed before, and does not now"
             failures.append(type(failure)(*of(about, facts_of(failure))))
+
+
+def requested_slots(harness: Harness, server: Server) -> int | None:
+    """Requests that a server was asked to run at the same time: by its arguments; where it is
+    attached, by its log. None where neither says."""
+    if server.configuration is not None:
+        return at_once(server.configuration.arguments)
+    logged = requested.in_log(harness.kernel_path(server), "max_num_seqs")
+    return int(logged) if logged is not None and logged.isdecimal() else None
+
+
+def slots(harness: Harness, server: Server) -> int | None:
+    """As `requested_slots`; of an attached server whose log does not say, those of the profile."""
+    if (logged := requested_slots(harness, server)) is not None or server.configuration is not None:
+        return logged
+    profile = harness.profile
+    arguments = profile.configurations[profile.under_test].arguments
+    return at_once((*profile.engine.arguments, *arguments))
 
 
 @dataclass(frozen=True)

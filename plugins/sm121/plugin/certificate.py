@@ -26,9 +26,9 @@ from sm121.core.profile import Profile
 from sm121.evidence import environment
 from sm121.matrix import covering
 from sm121.plugin import workers
+from sm121.run.target import Target
 from sm121.session import certification, certified_run
 from sm121.session.settings import Settings
-from sm121.session.target import Target
 
 
 class _CertificateFile(DataTable):

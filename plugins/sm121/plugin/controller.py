@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,9 +69,7 @@ class Controller:
                 "for one worker, and a test that kills its worker is not tried again"
             )
 
-        def say(what: str, line: str) -> None:
-            terminal.say(self.config, what, line)
-
+        say = functools.partial(terminal.say, self.config)
         begun = psutil.Process().create_time()
         for earlier in (settings.report_dir / "earlier").glob("*"):
             if earlier.stat().st_ctime > begun:  # the first of these workers moved it

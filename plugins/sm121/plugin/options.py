@@ -45,11 +45,6 @@ def add(parser: pytest.Parser) -> None:
             group.addoption(option.name, **keywords)
 
 
-def _dest(name: str) -> str:
-    """Under which name pytest keeps an option."""
-    return name.lstrip("-").replace("-", "_")
-
-
 def is_own_run(config: pytest.Config) -> bool:
     """Whether ``sm121 run`` started pytest."""
     return config.inipath == own_tests.settings()
@@ -117,4 +112,5 @@ def read(config: pytest.Config) -> Settings:
 
 def own() -> dict[str, Argument]:
     """The suite's own options, by the name under which pytest keeps each."""
-    return {_dest(name): option for name, option in own_options.every().items()}
+    options = own_options.every()
+    return {name.lstrip("-").replace("-", "_"): options[name] for name in options}

@@ -6,7 +6,6 @@ what would not run with the reason, and each plan of the profile with its minute
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
@@ -14,7 +13,6 @@ import pytest
 
 from sm121.compilation.jit import FlashInferModules
 from sm121.core import architecture, interpreter
-from sm121.core.configuration import environment_items
 from sm121.core.profile import FULL, Profile
 from sm121.core.profile_fields import LEVELS
 from sm121.engines import choices, preflight
@@ -25,10 +23,10 @@ from sm121.measure.plan import Plan
 from sm121.plugin import matrix, selection
 from sm121.plugin.selection import WHY_NOT
 from sm121.plugin.stash import ID, LEVEL, SETTINGS
-from sm121.session import forecast
+from sm121.run.target import Target
+from sm121.session import forecast, target
 from sm121.session.forecast import Check, Forecast, Timed
 from sm121.session.settings import Settings
-from sm121.session.target import Target
 
 #: The target of ``--collect-only``, which opens no session.
 TARGET = pytest.StashKey[Target]()
@@ -201,8 +199,7 @@ def _path(settings: Settings, chosen: Target) -> Iterable[str]:
     if release is None:
         return
     under_test = profile.configurations[profile.under_test]
-    layers = (profile.engine.environment, under_test.environment, dict(settings.engine_environment))
-    environment = {**os.environ, **dict(environment_items(*layers))}
+    environment = target.start_environment(settings, profile, under_test.environment)
     arguments = (*under_test.arguments, *settings.engine_arguments)
     by_choice = choices.chosen(release, arguments, environment)
     for choice, machines in by_choice.items():
@@ -216,8 +213,7 @@ def _start(settings: Settings, chosen: Target) -> Iterable[str]:
     if profile is None or chosen.obstacle is not None or settings.base_url is not None:
         return
     under_test = profile.configurations[profile.under_test]
-    layers = (profile.engine.environment, under_test.environment, dict(settings.engine_environment))
-    environment = {**os.environ, **dict(environment_items(*layers))}
+    environment = target.start_environment(settings, profile, under_test.environment)
     needs, modules = profile.engine.needs, None
     if needs.jit_modules:
         try:

@@ -21,10 +21,11 @@ from sm121.core.profile_fields import LEVELS
 from sm121.measure.plan import Plan
 from sm121.plugin import others
 from sm121.plugin.stash import APPLIES_TO, ID, LEVEL, SETTINGS
+from sm121.run.target import Target
 from sm121.run.verdict_file import NOT_RUN, TestReport
 from sm121.session.session import Session
 from sm121.session.settings import Settings
-from sm121.session.target import Target, resolve
+from sm121.session.target import resolve
 
 #: Names of a ``-m`` expression that are tried in all combinations; of more, only so many.
 _MOST_WORDS = 10

@@ -10,7 +10,6 @@ A hook that must run first, last or around the hooks of other plugins says so in
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 from collections.abc import Generator
 from typing import Any
@@ -26,6 +25,7 @@ from sm121.plugin import (
     kernels,
     matrix,
     meanwhile,
+    opening,
     options,
     others,
     outcomes,
@@ -55,23 +55,16 @@ from sm121.plugin.stash import (
     REPORT,
     SESSION,
     SETTINGS,
-    SHARD,
+    SIGNALS,
     STARTS,
 )
-from sm121.run import details, directory
+from sm121.run import details
 from sm121.run.verdict_file import NOT_RUN
-from sm121.session import certified_run, forecast, last_word, target
-from sm121.session.crashes import CrashDesk
-from sm121.session.opening import prepare
+from sm121.session import certified_run, forecast, last_word
 from sm121.session.session import Session
-from sm121.session.settings import Settings
 from sm121.session.signals import Signals
 
-_NO_LEVEL = (
-    "no test of a level was collected: type sm121 run, or pytest where the suite's tests/ are"
-)
 _log = logging.getLogger(__name__)
-_SIGNALS = pytest.StashKey[Signals]()
 #: Only in xdist's controller, which gives the tests to the workers.
 _CONTROLLER = pytest.StashKey[Controller]()
 #: pytest gives `pytest_runtest_logreport` no config.
@@ -114,7 +107,7 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         config.stash[SETTINGS] = options.read(config)
     except UsageError as error:
-        _leave_no_older_verdict(config)
+        opening.leave_no_older_verdict(config)
         raise pytest.UsageError(str(error)) from error
 
 
@@ -167,7 +160,7 @@ def pytest_collection_finish(session: pytest.Session) -> Generator[None, object,
     config = session.config
     try:
         with others.only_warn():
-            run = _open(config, session.items)
+            run = opening.open_run(config, session.items)
         if run is not None:
             answers.refuse_wrong_files(config, run)
             run.refuse_a_foreign_trusted_run()
@@ -178,7 +171,7 @@ def pytest_collection_finish(session: pytest.Session) -> Generator[None, object,
             run.save()
             _step("opened")
     except UsageError as error:
-        _leave_no_older_verdict(config)
+        opening.leave_no_older_verdict(config)
         raise pytest.UsageError(str(error)) from error
     result = yield
     if run is not None:
@@ -228,7 +221,7 @@ def pytest_xdist_node_collection_finished(node: Any) -> None:
     if session is None:
         return
     config.stash[SESSION] = session
-    config.stash[_SIGNALS] = Signals(session)
+    config.stash[SIGNALS] = Signals(session)
     session.asks_for = selection.asks_for(config, session)
     config.stash[planning.COSTS] = forecast.counted(test.level for test in session.ledger)
     _show_progress(config)
@@ -273,9 +266,9 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
                 _step("box read again")
             _step("last test ended")
     if run is not None:
-        session.config.stash[_SIGNALS].again()
-    if run is not None and DETAILS in session.config.stash:
-        benchmarks.keep_history(session.config, run, session.config.stash[DETAILS])
+        session.config.stash[SIGNALS].again()
+        if DETAILS in session.config.stash:
+            benchmarks.keep_history(session.config, run, session.config.stash[DETAILS])
     return result
 
 
@@ -286,7 +279,7 @@ def pytest_runtest_protocol(
     """A test that measures waits until it has the machine to itself."""
     if SESSION not in item.config.stash or LEVEL not in item.stash:
         return (yield)
-    item.config.stash[_SIGNALS].again()
+    item.config.stash[SIGNALS].again()
     bar, can_run = item.config.stash.get(PROGRESS, None), WHY_NOT not in item.stash
     if bar is not None and can_run:
         bar.begin(item.stash[LEVEL], item.stash[ID])
@@ -376,7 +369,7 @@ def pytest_sessionfinish(
     config = session.config
     ended = exitstatus in (*_OWN_ENDS, pytest.ExitCode.TESTS_FAILED)
     if ended and SESSION not in config.stash and selection.asked_for_levels(config):
-        _open_empty(config)
+        opening.open_empty(config)
     run = config.stash.get(SESSION, None)
     try:
         return (yield)
@@ -458,92 +451,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if (session := config.stash.get(SESSION, None)) is not None:
         session.release()
         _step("released")
-    if (signals := config.stash.get(_SIGNALS, None)) is not None:
+    if (signals := config.stash.get(SIGNALS, None)) is not None:
         signals.restore()
     if (controller := config.stash.get(_CONTROLLER, None)) is not None:
         _controllers.remove(controller)
-
-
-def _open(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
-    """Open the run of the collected tests of levels; None when there are none.
-
-    Raises:
-        UsageError: something is wrong with what was asked for.
-    """
-    if not config.stash.get(selection.SELECTED, False):
-        return None  # pytest calls this after a refused collection, too
-    tests = [item for item in items if LEVEL in item.stash]
-    deselected = config.stash.get(selection.DESELECTED, {})
-    if not tests and not deselected:
-        return None
-    settings = config.stash[SETTINGS]
-    chosen = _target(config, settings, tests)
-    if settings.certify:
-        certificate.refuse(config, settings, chosen)
-    for item in tests:
-        selection.mark(item, chosen)
-    kernels.mark_what_cannot_run(settings, tests)
-    config.stash[planning.TARGET] = chosen
-    if config.option.collectonly:
-        return None
-    session = prepare(
-        settings,
-        chosen,
-        [(item.stash[ID], item.stash[LEVEL]) for item in tests],
-        inapplicable=[item.stash[ID] for item in tests if selection.is_inapplicable(item, chosen)],
-        say=lambda what, line: terminal.say(config, what, line),
-        verbose=config.option.verbose > 0,
-    )
-    config.stash[SESSION] = session
-    config.stash[CRASHES] = CrashDesk(session)
-    config.stash[_SIGNALS] = Signals(session)
-    session.deselected = selection.missed(config, chosen.arch)
-    collected = config.stash[selection.COLLECTED]
-    session.collected = collected
-    session.asks_for = selection.asks_for(config, session)
-    session.file.shard = config.stash.get(SHARD, None)
-    if settings.worker is not None:
-        workers.write_groups(session, items)
-    return session
-
-
-def _open_empty(config: pytest.Config) -> None:
-    """Open a run without any test, which is NOT_RUN: levels were asked for, and none was there."""
-    settings = config.stash[SETTINGS]
-    try:
-        chosen = _target(config, settings, [])
-        session = prepare(
-            settings,
-            dataclasses.replace(chosen, obstacle=chosen.obstacle or _NO_LEVEL),
-            say=lambda what, line: terminal.say(config, what, line),
-        )
-    except UsageError as error:
-        raise pytest.UsageError(str(error)) from error
-    config.stash[SESSION] = session
-
-
-def _leave_no_older_verdict(config: pytest.Config) -> None:
-    """After a refused certificate, nobody takes the verdict of the run before for it."""
-    worker = hasattr(config, "workerinput")
-    if not config.getoption("--certify") or worker or config.option.collectonly:
-        return
-    folder = config.invocation_params.dir / config.getoption("--report-dir")
-    with contextlib.suppress(UsageError):  # another run uses it, or it is none: it stays
-        directory.set_aside(folder)
-
-
-def _target(config: pytest.Config, settings: Settings, tests: list[pytest.Item]) -> target.Target:
-    expression = config.getoption("markexpr", "") or ""
-    chosen = target.resolve(settings, selection.architectures_asked_for(expression))
-    if (
-        chosen.obstacle is None
-        and tests
-        and not selection.selects_any(expression, tests, chosen.arch)
-    ):
-        # These tests apply to the target, but another architecture selected them.
-        obstacle = f"-m {expression!r} selects no test for {chosen.arch}, which is the target"
-        return dataclasses.replace(chosen, obstacle=obstacle)
-    return chosen
 
 
 def _controller(config: pytest.Config) -> Controller:

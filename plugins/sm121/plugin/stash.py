@@ -11,12 +11,14 @@ from sm121.run.verdict_file import ShardReport, TestReport
 from sm121.session.crashes import CrashDesk
 from sm121.session.session import Session
 from sm121.session.settings import Settings
+from sm121.session.signals import Signals
 
 # With the config.
 SETTINGS = pytest.StashKey[Settings]()
 #: The session, from the end of the collection on. Absent without tests of a level.
 SESSION = pytest.StashKey[Session]()
 CRASHES = pytest.StashKey[CrashDesk]()
+SIGNALS = pytest.StashKey[Signals]()
 #: What the report shows beside verdict.json.
 DETAILS = pytest.StashKey[Details]()
 #: The whole report, after it was written.

@@ -1,41 +1,38 @@
-"""What a level may use of the run that it is part of: a pytest run, or a script's `Session`."""
+"""What a level uses of the run that it is part of: a pytest run, or a script's `Session`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from sm121.core.arguments import at_once
+from sm121.checkpoint import identity
+from sm121.compilation import jit
+from sm121.compilation.jit import FlashInferModules
 from sm121.core.configuration import ServerConfiguration
+from sm121.core.files import write_text
 from sm121.core.profile import Profile
 from sm121.core.server import Server
-from sm121.engines import requested
-from sm121.engines.life import Dead, Life
+from sm121.core.unmet import Fact
+from sm121.core.verdict import NotRun, Verdict
+from sm121.engines import preflight, registry, requested
+from sm121.engines.attached_life import AttachedLife
+from sm121.engines.kept_log import KeptLog
+from sm121.engines.life import Alive, Dead, Life, ManagedLife, ServerDied
 from sm121.engines.managed import ServerError, StopReport
 from sm121.engines.pool import ServerPool
+from sm121.engines.preflight import PreflightFinding
+from sm121.evidence import kernel_proof, metrics, requirement
 from sm121.evidence.failure import Cause
-from sm121.evidence.kernel_path import KernelPath
-from sm121.run.ledger import Ledger
-from sm121.run.verdict_file import VerdictFile
-
-
-def shown_places(harness: Harness, server: Server) -> int | None:
-    """Requests that a server was asked to run at the same time: by its arguments; where it is
-    attached, by its log. None where neither says."""
-    if server.configuration is not None:
-        return at_once(server.configuration.arguments)
-    logged = requested.in_log(harness.kernel_path(server), "max_num_seqs")
-    return int(logged) if logged is not None and logged.isdecimal() else None
-
-
-def places(harness: Harness, server: Server) -> int | None:
-    """As `shown_places`; of an attached server whose log does not say, those of the profile."""
-    if (logged := shown_places(harness, server)) is not None or server.configuration is not None:
-        return logged
-    profile = harness.profile
-    arguments = profile.configurations[profile.under_test].arguments
-    return at_once((*profile.engine.arguments, *arguments))
+from sm121.evidence.kernel_path import KernelPath, read_log
+from sm121.measure import roofline
+from sm121.run import served, verdict_file
+from sm121.run.record import RunRecord
+from sm121.run.target import Target
+from sm121.run.verdict_file import BESIDE, TestReport
 
 
 class Observer(Protocol):
@@ -52,66 +49,157 @@ class Observer(Protocol):
         """The server's /metrics from the last read; None before the first."""
 
 
-class Harness(Protocol):
-    """Servers, the report directory, and output of progress and remarks."""
+@dataclass(kw_only=True)
+class Harness(RunRecord):
+    """What a level uses of its run: its record, and its servers."""
 
-    #: Set while a server is under load, else None.
-    observer: Observer | None
+    target: Target
+    #: The profile's server configurations, by name; empty where the server is attached.
+    configurations: Mapping[str, ServerConfiguration] = field(default_factory=dict)
+    attached: Server | None = None
+    #: Of the attached server.
+    attached_life: AttachedLife | None = None
+    #: Its log, as long as the run goes on.
+    kept_log: KeptLog | None = None
+    #: The servers that the suite starts; None when one is attached, or none can be started.
+    pool: ServerPool | None = None
+    #: How each server was stopped, by the name of its log.
+    stops: dict[str, StopReport] = field(default_factory=dict)
+    #: Why no further test runs, as (class, text); None while all is well.
+    aborted: tuple[str, str] | None = None
+    #: Why later results could not be trusted; None while all is well.
+    distrusted: str | None = None
+    #: Set while a server is under load.
+    observer: Observer | None = None
+    #: Called after an abnormal end (see `session.crashes`).
+    on_crash: Callable[[ServerError | Dead, str | None], Cause] | None = None
+    #: Called before what is timed: it ends what the suite does in the background.
+    nothing_beside: Callable[[], None] = lambda: None
+    #: By configuration: a server whose path was judged, and what was said of it.
+    _judged_paths: dict[str, tuple[Server, set[str]]] = field(default_factory=dict)
+    #: When a log was last written to before it was judged.
+    _judged_at: dict[Path, int | None] = field(default_factory=dict)
+    _under_test: Server | None = None
 
     @property
     def profile(self) -> Profile:
-        """The profile in force."""
+        """The profile in force.
+
+        Raises:
+            NotRun: the target cannot be judged here, and so has none.
+        """
+        if self.target.profile is None:
+            raise NotRun(self.target.obstacle or "no profile")
+        return self.target.profile
 
     @property
     def arch(self) -> str:
         """The architecture of the target."""
+        return self.target.arch
 
-    @property
-    def directory(self) -> Path:
-        """The report directory."""
+    @functools.cached_property
+    def findings(self) -> list[PreflightFinding]:
+        """What may keep a server from starting here. Checked once, before the first start."""
+        findings: list[PreflightFinding] = []
+        for name in (self.profile.under_test, self.profile.baseline):
+            configuration = self.managed_configuration(name)
+            environment = self.engine_environment(configuration)
+            for finding in preflight.inspect(
+                self.arch,
+                configuration.arguments,
+                environment,
+                needs=self.profile.engine.needs,
+                directory=self.directory,
+                modules=FlashInferModules.of(configuration.python, environment)
+                if self.profile.engine.needs.jit_modules
+                else None,
+                engine=configuration.engine,
+                version=self.file.engine.identity,
+                cold_ready_within_s=self.profile.engine.cold_ready_within_s.value,
+            ):
+                if finding not in findings:
+                    findings.append(finding)
+        for finding in findings:
+            notable = finding.severity != "note"
+            label = f"{finding.severity}: " if notable else ""
+            self.remark(f"{label}{finding.message}", at_once=notable)
+        return findings
 
-    @property
-    def file(self) -> VerdictFile:
-        """The verdict file so far. Metrics, memory and remarks are written into it."""
-
-    @property
-    def ledger(self) -> Ledger:
-        """The decision on each test."""
-
-    @property
-    def configurations(self) -> Mapping[str, ServerConfiguration]:
-        """The profile's server configurations, by name; empty where the server is attached."""
-
-    @property
-    def attached(self) -> Server | None:
-        """The attached server; None where the suite starts its own."""
-
-    @property
-    def pool(self) -> ServerPool | None:
-        """The servers that the suite starts; None when one is attached, or none can be started."""
-
-    @property
-    def aborted(self) -> tuple[str, str] | None:
-        """Why no further test runs, as (class, text); None while all is well."""
+    def obstacle(self) -> str | None:
+        """Why no further server is started; None while all is well."""
+        if self.aborted is not None:
+            return f"the run was ended: {self.aborted[1]}"
+        if self.distrusted is not None:
+            return self.distrusted
+        if self.attached is None:
+            unfit = [finding for finding in self.findings if finding.severity == "error"]
+            if unfit:
+                why, remedy = unfit[0].message, unfit[0].remedy
+                return f"no server is started: {why}" + (f"; {remedy}" if remedy else "")
+        return None
 
     def server(self, configuration: str | None = None) -> Server:
-        """The server of a configuration (default: the one under test), started if need be.
+        """The attached server, or the managed one of a configuration (default: under test).
 
         Raises:
-            NotRun: another configuration than the attached server's was asked for.
+            NotRun: another configuration than the attached server's was asked for, none can be
+                started here, or it did not start for an earlier test, which failed for that.
             StartError: it does not start.
         """
+        name = configuration or self.profile.under_test
+        if self.attached is not None:
+            if name != self.profile.under_test:
+                raise NotRun(
+                    f"configuration {name} cannot be started beside an attached server; "
+                    "run without --base-url"
+                )
+            self._describe(self.attached)
+            return self.attached
+        if self.pool is not None and (why := self.obstacle()) is not None:
+            raise NotRun(why)
+        chosen = self.managed_configuration(name)
+        if self.pool is not None and (failed := self.pool.failure(chosen)) is not None:
+            raise NotRun(f"server {name} did not start: {failed.cause.kind}, see {failed.log}")
+        server = self.start(chosen)
+        if name == self.profile.under_test:
+            self._describe(server)
+        return server
 
     def start(self, configuration: ServerConfiguration) -> Server:
-        """The server of any configuration: one of the profile's, or a cell's.
+        """The managed server of any configuration: one of the profile's, or a cell's.
 
         Raises:
             NotRun: nothing is started in this run.
             StartError: it does not start.
         """
+        if self.pool is None:
+            raise NotRun(self.target.obstacle or "no server can be started here")
+        if self.aborted is not None:
+            raise NotRun(f"the run was ended: {self.aborted[1]}")
+        profile = self.profile
+        if configuration.name != profile.baseline or profile.baseline == profile.under_test:
+            self.nothing_beside()  # its start is timed
+        self.look_at_the_server()
+        return self.pool.get(configuration)
+
+    def start_anew(self, configuration: ServerConfiguration) -> None:
+        """Let the next `start` of a configuration be one: a server of it that runs is stopped, and
+        a start that failed is tried again."""
+        if self.pool is None:
+            return
+        self.pool.forget(configuration)
+        current = self.pool.current
+        if current is not None and current.configuration.key == configuration.key:
+            self.stop()
 
     def stop(self) -> StopReport | None:
-        """Stop the running server; None when none runs, or when it is attached."""
+        """Stop the running server; None when none runs, or when it is attached. One that had ended
+        before is reported."""
+        return self.look_at_the_server() or (self.pool.stop() if self.pool is not None else None)
+
+    def crashed(self, end: ServerError | Dead, test: str | None) -> Cause:
+        """After an abnormal end: write a bundle, print one line, and check what the server left."""
+        return self.on_crash(end, test) if self.on_crash is not None else end.cause
 
     def managed_configuration(self, name: str) -> ServerConfiguration:
         """A configuration that the suite starts itself.
@@ -119,24 +207,201 @@ class Harness(Protocol):
         Raises:
             NotRun: the server is attached.
         """
+        if self.target.obstacle is not None:
+            raise NotRun(self.target.obstacle)
+        if name not in self.configurations:
+            raise NotRun("the server is attached: what it was started with is not known")
+        return self.configurations[name]
+
+    def engine_environment(self, configuration: ServerConfiguration) -> Mapping[str, str]:
+        """The environment in which the engine of a configuration runs."""
+        return registry.engine(configuration.engine).environment(configuration, api_key="")
+
+    def bound_compilers(self, configuration: ServerConfiguration) -> Mapping[str, str]:
+        """What is added to a start's environment, so that its compilers do not take the memory of
+        the whole machine. What the user gave stays."""
+        added = jit.bounding_variables(
+            self.profile.engine.needs,
+            configuration.arguments,
+            self.engine_environment(configuration),
+        )
+        if added:
+            variables = ", ".join(f"{name}={value}" for name, value in added.items())
+            self.remark(f"server {configuration.name} is started with {variables}", at_once=False)
+        return added
+
+    def last_server(self, configuration: str) -> Server | None:
+        """The server of a configuration's latest start in this run, which may have been stopped;
+        None when it never served."""
+        starts = self.pool.starts if self.pool is not None else []
+        servers = [start.server for start in starts if start.configuration == configuration]
+        return next((server for server in reversed(servers) if server is not None), None)
 
     def kernel_path(self, server: Server) -> KernelPath:
         """What log and metrics prove so far, and what was asked for."""
+        if (reader := server.reader) is None:
+            return KernelPath()
+        self._follow_log()
+        path = KernelPath()
+        if server.log is not None:
+            path = read_log(server.log, reader, one_run=server.managed)
+        if (text := self._metrics_of(server)) is not None:
+            path = metrics.with_metrics(path, text, reader)
+        if server.configuration is None:
+            return requested.of_log(path, reader)
+        kernels = self.file.engine.kernels
+        if kernels is not None and server.configuration.name == self.profile.under_test:
+            config = roofline.read_config(self.file.engine.model) or {}
+            path = kernel_proof.with_kernels(path, kernels, config.get("num_hidden_layers"))
+        return requested.judged(server.configuration, path)
+
+    def path_to_judge(self) -> KernelPath:
+        """Whose kernels the numerics judge: the path of the server under test as it has shown it in
+        this run; what it has not shown is as expected.
+
+        Raises:
+            NotRun: there is no profile.
+        """
+        name = self.profile.under_test
+        expected = served.expected(self.profile.path_of(name), self.configurations.get(name))
+        return served.with_expected(self.file.engine.path, expected)
 
     def contradictions(self, server: Server) -> list[str]:
-        """What of a server's path is not as the profile requires, a line each; judged again by the
-        run itself until the server is closed. The server's log must be known."""
+        """What of a server's path is not as the profile requires, a line each.
 
-    def obstacle(self) -> str | None:
-        """Why no further server is started; None while all is well."""
+        It is judged again after each level, when the server is closed, and at the end: what its log
+        says by then counts (see `judge_paths_again`). The server's log must be known.
+        """
+        configuration = server.configuration
+        name = configuration.name if configuration is not None else self.profile.under_test
+        wrong = self._contradictions(server, name)
+        silent = requirement.not_shown(self.profile.path_of(name), self.kernel_path(server))
+        if self.profile.model.digest is not None and configuration is None:
+            silent.append("the model's digest (the attached server's files are not known)")
+        if silent:
+            line = f"kernel path of {name}: no line shows {', '.join(silent)}"
+            if line not in self.file.remarks:
+                self.remark(line, at_once=False)
+        self._judged_paths.setdefault(name, (server, set()))[1].update(wrong)
+        return wrong
 
-    def start_anew(self, configuration: ServerConfiguration) -> None:
-        """Let the next `start` of a configuration be one: a server of it that runs is stopped, and
-        a start that failed is tried again."""
+    def judge_paths_again(self) -> None:
+        """Judge each path that was judged before by what the log says now."""
+        self._follow_log()
+        for name, (judged, lines) in self._judged_paths.items():
+            server = (self.last_server(name) if judged.managed else None) or judged
+            assert server.log is not None
+            written = server.log.stat().st_mtime_ns if server.log.is_file() else None
+            if written in (None, self._judged_at.get(server.log)):
+                continue  # nothing was written since
+            self._judged_at[server.log] = written
+            wrong = [line for line in self._contradictions(server, name) if line not in lines]
+            if not wrong:
+                continue
+            lines.update(wrong)
+            self.ledger.decide(_left_the_path(name, wrong, server.log, self.phase[1]))
+            self.save()
+
+    def _follow_log(self) -> None:
+        """Copy what the attached server wrote since; say once that some of it was lost."""
+        if self.kept_log is not None:
+            lost_before = self.kept_log.lost
+            self.kept_log.follow()
+            if lost_before is None and self.kept_log.lost is not None:
+                self.file.unproven.append(f"kernel path: {self.kept_log.lost}")
+
+    def _judge_the_path(self) -> None:
+        """The path of the server under test is judged at the end, even where no test did."""
+        server = self._under_test
+        if server is not None and server.log is not None:
+            configuration = server.configuration
+            name = configuration.name if configuration is not None else self.profile.under_test
+            self._judged_paths.setdefault(name, (server, set()))
+
+    def _contradictions(self, server: Server, name: str) -> list[str]:
+        assert server.log is not None
+        path, configuration = self.kernel_path(server), server.configuration
+        patterns = requested.patterns(configuration) if configuration is not None else ()
+        required = self.profile.path_of(name, patterns)
+        wrong = requirement.contradictions(required, path, server.log, name)
+        if configuration is None:  # another machine's or container's files may not be those here
+            return wrong
+        stated, variables = self.profile.model, os.environ | dict(configuration.environment)
+        other = identity.contradiction(stated.id, stated.digest, configuration.model, variables)
+        return [*wrong, other] if other else wrong
+
+    def metrics_file(self, log: Path | None) -> Path:
+        """Where the metrics of a server are kept.
+
+        Args:
+            log: of a managed server; None for the attached one.
+        """
+        return self.directory / f"metrics-{log.stem if log is not None else 'attached'}.txt"
+
+    def _metrics_of(self, server: Server) -> str | None:
+        """The metrics from the first look at the server."""
+        attached = self.attached.endpoint.base_url if self.attached is not None else None
+        if attached is not None and server.endpoint.base_url != attached:  # a side of --ab
+            return server.endpoint.page("/metrics")
+        file = self.metrics_file(server.log if server.managed else None)
+        if not file.exists():
+            running = self.pool.current if self.pool is not None else None
+            if server.managed and (running is None or running.log != server.log):
+                return None
+            text = server.endpoint.page("/metrics")
+            if text is None:
+                return None
+            try:
+                write_text(self.redact(text), file)
+            except OSError as error:
+                self.cannot_write(error)
+                return text
+        return file.read_text("utf-8", errors="replace")
+
+    def _describe(self, server: Server) -> None:
+        if server is self._under_test:
+            return
+        self._under_test = server
+        self.file.engine.path = self.kernel_path(server)
+        self.file.engine.base_url = server.endpoint.base_url
+        self.file.engine.startup_s = server.startup_s
+        # The version that the running engine reports replaces the installed one.
+        version = server.version or self.file.engine.path.version
+        if version is not None:
+            self.file.engine.version = version
+
+    def server_stopped(self, configuration: str, report: StopReport) -> None:
+        """A server was stopped: decide on what it left, and on the path that it was on to the
+        end."""
+        self.note_stop(configuration, report)
+        self.judge_paths_again()
+
+    def note_stop(self, configuration: str, report: StopReport) -> None:
+        """A server was stopped. What it left is decided like a test.
+
+        Memory that may be anybody's is remarked on once. When it goes again at the next stop, it
+        goes as a leak does.
+        """
+        earlier = list(self.stops.values())
+        self.stops[report.log] = report
+        if not report.clean:
+            self.ledger.decide(_unclean(report.log.removesuffix(".log") or configuration, report))
+        if not report.remark:
+            return
+        again = bool(earlier) and earlier[-1].slight
+        if not report.slight or again:
+            self.remark(f"after server {configuration}: {report.remark}")
+            self.ledger.decide(_doubted(configuration, report))
+        elif not any(each.slight for each in earlier):
+            self.remark(
+                f"after server {configuration}: {report.remark}. Once, this decides nothing. Who "
+                "holds a GPU's memory is seen with docker run --pid=host"
+            )
 
     @property
     def life(self) -> Life | None:
         """Of the engine that serves now; None where none does."""
+        return self.pool.life if self.pool is not None else self.attached_life
 
     def check_alive(self, *, after_failure: bool = False) -> None:
         """Look whether the suite's own server lives, within a test.
@@ -147,26 +412,86 @@ class Harness(Protocol):
         Raises:
             ServerDied: it does not. Whoever catches it reports it (`crashed`).
         """
+        life = self.life
+        if isinstance(life, ManagedLife):
+            state = life.after_failure() if after_failure else life.state()
+            if isinstance(state, Dead):
+                raise ServerDied(state.what, state.cause, life.managed.log)
 
-    def crashed(self, end: ServerError | Dead, test: str | None) -> Cause:
-        """After an abnormal end: write a bundle, print one line, and check what the server left."""
+    def look_at_the_server(self, *, lately_s: float = 0.0) -> StopReport | None:
+        """Look, outside of a test, whether the server is still the one that was started, or
+        attached to. A death is a crash, and never a pass, whichever test it was that did not notice
+        it: it is reported, and a server of the suite is stopped.
+
+        Args:
+            lately_s: what was asked so lately is not asked again.
+
+        Returns:
+            how the server was stopped; None where it lives, or is attached.
+        """
+        self._follow_log()
+        life = self.life
+        if life is None or self.aborted is not None:  # the suite killed it
+            return None
+        managed = isinstance(life, ManagedLife)
+        state = life.state(asked_within_s=lately_s if managed else 5 * lately_s)
+        if isinstance(state, Alive) or life.accounted:
+            return None
+        name = state.evidence.stem if managed and state.evidence else "the attached server"
+        life.account()
+        cause = self.crashed(state, None)
+        self.ledger.decide(_unasked(name, state, cause, self.phase))
+        self.save()
+        return self.stops.get(f"{name}.log")
 
     def abort(self, reason: str) -> None:
         """The machine is about to fail: kill the server at once, and run no further test."""
+        first = self.aborted is None
+        if first:
+            self.aborted = (verdict_file.MEMORY_FLOOR, reason)
+        if self.pool is not None:
+            self.pool.kill()
+        if first:
+            self.remark(reason)
 
-    def say(self, what: str, line: str) -> None:
-        """Show progress of long work at once."""
 
-    def remark(self, line: str, *, at_once: bool = True) -> None:
-        """Keep a remark: worth knowing, and without effect on any verdict.
+def _unasked(name: str, dead: Dead, cause: Cause, phase: tuple[str, str]) -> TestReport:
+    level, where = phase
+    fact = Fact(
+        "the server lives until it is stopped",
+        f"{where}: {dead.what} ({cause.kind})",
+        evidence="what it left is under crashes",
+    )
+    return TestReport.of(f"{BESIDE}life of {name}", level, fact)
 
-        Args:
-            line: the remark, kept in the report.
-            at_once: also show it now.
-        """
 
-    def redact(self, text: str) -> str:
-        """Text without secrets."""
+def _left_the_path(name: str, wrong: list[str], log: Path | None, where: str) -> TestReport:
+    fact = Fact(
+        "the server stays on the path of the profile until it is closed",
+        f"{where}: {'; '.join(wrong)[:400]}",
+        evidence=f"{log}",
+    )
+    return TestReport.of(f"{BESIDE}kernel path of {name}", "kernel", fact)
 
-    def save(self) -> None:
-        """Write verdict.json and summary.md as they stand."""
+
+def _unclean(name: str, report: StopReport) -> TestReport:
+    survivors = "; ".join(str(survivor) for survivor in report.survivors) or "no process"
+    fact = Fact(
+        "the server ends in order when it is stopped, and nothing is left",
+        f"{f'it died of {report.crash}; ' if report.crash else ''}"
+        f"{survivors}; port free: {report.port_free}; "
+        f"memory missing: {report.memory_missing_bytes / 2**30:.1f} GiB",
+        evidence=f"{report.log}",
+    )
+    return TestReport.of(f"{BESIDE}{name}", "smoke", fact)
+
+
+def _doubted(name: str, report: StopReport) -> TestReport:
+    fact = Fact(
+        "the memory that a stopped server held is free again",
+        f"{report.remark}",
+        evidence="end what else takes memory and run again; of a GPU's memory, run where all "
+        "processes are seen (docker run --pid=host)",
+    )
+    identity = f"{BESIDE}memory after {name}"
+    return TestReport.of(identity, "smoke", fact, verdict=Verdict.INCONCLUSIVE)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -195,7 +196,8 @@ def timed(report: Path, profile: Profile, plan: str) -> Timed:
     source = gb_s = None
     files = [report / "verdict.json", *(report / "earlier").glob("*/verdict.json")]
     identity = machine.identity()
-    for file in sorted(filter(Path.is_file, files), key=_written, reverse=True)[:_NEWEST]:
+    newest = sorted(filter(Path.is_file, files), key=os.path.getmtime, reverse=True)
+    for file in newest[:_NEWEST]:
         try:
             run = verdict_file.read(file)
         except (OSError, ValueError):
@@ -215,10 +217,6 @@ def timed(report: Path, profile: Profile, plan: str) -> Timed:
                 source = source or f"{file.parent.name}, {run.started[:10]}"
                 by_test.setdefault(test.id, test.seconds)
     return Timed(by_test, source, gb_s)
-
-
-def _written(file: Path) -> float:
-    return file.stat().st_mtime
 
 
 def of(

@@ -27,6 +27,7 @@ from sm121.engines.start_progress import StartProgress
 from sm121.evidence import environment
 from sm121.evidence.resources import ResourceSampler
 from sm121.run import directory as report_directory
+from sm121.run.target import Target
 from sm121.run.verdict_file import EngineReport, TestReport, VerdictFile
 from sm121.session import fingerprinting
 from sm121.session import target as targets
@@ -34,7 +35,6 @@ from sm121.session.crashes import CrashDesk
 from sm121.session.session import Session
 from sm121.session.settings import Settings
 from sm121.session.signals import give_time
-from sm121.session.target import Target
 
 
 def _print(what: str, line: str) -> None:

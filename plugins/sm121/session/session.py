@@ -1,4 +1,4 @@
-"""A session: its state, its servers, its report directory, its ledger, and how it ends."""
+"""A session: a run from its opening to its end, its verdict, and how it ends."""
 
 from __future__ import annotations
 
@@ -7,73 +7,36 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO
 
-from sm121.checkpoint import identity
-from sm121.compilation import jit
-from sm121.compilation.jit import FlashInferModules
-from sm121.core.configuration import ServerConfiguration
 from sm121.core.files import write_text
-from sm121.core.printable import printable
-from sm121.core.profile import Profile
-from sm121.core.profile_fields import LEVELS
-from sm121.core.redaction import redact, secrets_of
-from sm121.core.server import Server
-from sm121.core.unmet import Fact
+from sm121.core.redaction import secrets_of
 from sm121.core.verdict import NotRun, Severity, Verdict
-from sm121.engines import preflight, registry, requested
-from sm121.engines.attached_life import AttachedLife
-from sm121.engines.kept_log import KeptLog
-from sm121.engines.life import Alive, Dead, Life, ManagedLife, ServerDied
-from sm121.engines.managed import ServerError, StopReport
-from sm121.engines.pool import ServerPool
-from sm121.engines.preflight import PreflightFinding
+from sm121.engines import registry
 from sm121.engines.protocol import Program
-from sm121.evidence import cgroup, kernel_proof, metrics, requirement
-from sm121.evidence.failure import Cause
-from sm121.evidence.kernel_path import KernelPath, read_log
+from sm121.evidence import cgroup
 from sm121.evidence.resources import ResourceSampler
-from sm121.measure import roofline
 from sm121.performance.box import RunBox
 from sm121.performance.recorder import Recorder
 from sm121.regression import measured
 from sm121.report import summary
 from sm121.run import served, verdict_file
-from sm121.run.harness import Observer
-from sm121.run.ledger import Ledger
-from sm121.run.verdict_file import BESIDE, StartReport, TestReport, VerdictFile
+from sm121.run.harness import Harness
+from sm121.run.verdict_file import StartReport, TestReport, VerdictFile
 from sm121.session import against, certification
 from sm121.session.settings import Settings
-from sm121.session.target import Target
 
 
-@dataclass
-class Session:
-    """One run of the suite, with or without pytest. It is the `Harness` of every level."""
+@dataclass(kw_only=True)
+class Session(Harness):
+    """One run of the suite, with or without pytest."""
 
     settings: Settings
-    target: Target
-    directory: Path
     #: Held open during the session, so that no second run writes into the same directory.
     lock: IO[str]
-    file: VerdictFile
     run_id: str
-    #: Shows a line of progress; the first argument names its subject.
-    say: Callable[[str, str], None]
-    #: Whether remarks are shown at once, too.
-    verbose: bool = False
     started: float = field(default_factory=time.monotonic)
-    configurations: Mapping[str, ServerConfiguration] = field(default_factory=dict)
-    attached: Server | None = None
-    #: Of the attached server.
-    attached_life: AttachedLife | None = None
-    #: Its log, as long as the run goes on.
-    kept_log: KeptLog | None = None
-    pool: ServerPool | None = None
     sampler: ResourceSampler | None = None
-    #: How each server was stopped, by the name of its log.
-    stops: dict[str, StopReport] = field(default_factory=dict)
     #: Ids of tests that -m, -k or --deselect removed.
     deselected: list[str] = field(default_factory=list)
     #: Ids of all tests of levels that were collected.
@@ -83,52 +46,18 @@ class Session:
     #: Ids of tests that no certificate needs: other architectures, or beyond the model's ability.
     inapplicable: set[str] = field(default_factory=set)
     interrupted: bool = False
-    #: Why no further test runs, as (class, text); None while all is well.
-    aborted: tuple[str, str] | None = None
-    #: Why later results could not be trusted; None while all is well.
-    distrusted: str | None = None
-    observer: Observer | None = None
-    #: The level and the words of where in the run it is, for what is found beside the tests.
-    phase: tuple[str, str] = (LEVELS[0], "in the run")
     #: The control group's memory events when the run began.
     cgroup_before: Mapping[str, int] | str = field(default_factory=cgroup.memory_events)
-    #: Called after an abnormal end, and when the report cannot be written (see `crashes`).
-    on_crash: Callable[[ServerError | Dead, str | None], Cause] | None = None
-    on_unwritten: Callable[[OSError, str], None] | None = None
     #: The command that runs a test again with ``--engine-debug``, in the same way; without a test,
     #: all of the run. None where no command line began it.
     again: Callable[[str | None], str] | None = None
-    #: Called before what is timed: it ends what the suite does in the background.
-    nothing_beside: Callable[[], None] = lambda: None
     #: The machine's state; None before it was looked at.
     box: RunBox | None = None
-    _unwritten: str | None = None
-    #: By configuration: a server whose path was judged, and what was said of it.
-    _judged_paths: dict[str, tuple[Server, set[str]]] = field(default_factory=dict)
-    #: When a log was last written to before it was judged.
-    _judged_at: dict[Path, int | None] = field(default_factory=dict)
-    _under_test: Server | None = None
-
-    @functools.cached_property
-    def ledger(self) -> Ledger:
-        """The decision on each test."""
-        return Ledger(self.file)
 
     @functools.cached_property
     def recorder(self) -> Recorder:
         """Records measurements, and has those made so far."""
         return Recorder(self, self.settings.model)
-
-    @property
-    def profile(self) -> Profile:
-        """The profile in force.
-
-        Raises:
-            NotRun: the target cannot be judged here, and so has none.
-        """
-        if self.target.profile is None:
-            raise NotRun(self.target.obstacle or "no profile")
-        return self.target.profile
 
     @property
     def severities_needed(self) -> Collection[Severity]:
@@ -141,11 +70,6 @@ class Session:
         return needed.verdict if self.settings.against is None else needed.against
 
     @property
-    def arch(self) -> str:
-        """The architecture of the target."""
-        return self.target.arch
-
-    @property
     def secrets(self) -> set[str]:
         """Values that no report may show."""
         keys = {self.settings.api_key} if self.settings.api_key else set()
@@ -155,140 +79,6 @@ class Session:
     def _secrets_given(self) -> set[str]:
         """Values of variables whose names say that they are secret."""
         return secrets_of(os.environ) | secrets_of(dict(self.settings.engine_environment))
-
-    def redact(self, text: str) -> str:
-        """Text without secrets."""
-        return redact(text, self.secrets)
-
-    def remark(self, line: str, *, at_once: bool = True) -> None:
-        """Keep a remark: worth knowing, and without effect on any verdict.
-
-        Args:
-            line: the remark, kept in the report.
-            at_once: also show it now; else it is only counted at the end.
-        """
-        line = printable(self.redact(line))
-        self.file.remarks.append(line)
-        if at_once or self.verbose:
-            self.say("note", line)
-
-    # Servers.
-
-    @functools.cached_property
-    def findings(self) -> list[PreflightFinding]:
-        """What may keep a server from starting here. Checked once, before the first start."""
-        findings: list[PreflightFinding] = []
-        for name in (self.profile.under_test, self.profile.baseline):
-            configuration = self.managed_configuration(name)
-            environment = self.engine_environment(configuration)
-            for finding in preflight.inspect(
-                self.arch,
-                configuration.arguments,
-                environment,
-                needs=self.profile.engine.needs,
-                directory=self.directory,
-                modules=FlashInferModules.of(configuration.python, environment)
-                if self.profile.engine.needs.jit_modules
-                else None,
-                engine=configuration.engine,
-                version=self.file.engine.identity,
-                cold_ready_within_s=self.profile.engine.cold_ready_within_s.value,
-            ):
-                if finding not in findings:
-                    findings.append(finding)
-        for finding in findings:
-            notable = finding.severity != "note"
-            label = f"{finding.severity}: " if notable else ""
-            self.remark(f"{label}{finding.message}", at_once=notable)
-        return findings
-
-    def obstacle(self) -> str | None:
-        """Why no further server is started; None while all is well."""
-        if self.aborted is not None:
-            return f"the run was ended: {self.aborted[1]}"
-        if self.distrusted is not None:
-            return self.distrusted
-        if self.attached is None:
-            unfit = [finding for finding in self.findings if finding.severity == "error"]
-            if unfit:
-                why, remedy = unfit[0].message, unfit[0].remedy
-                return f"no server is started: {why}" + (f"; {remedy}" if remedy else "")
-        return None
-
-    def server(self, configuration: str | None = None) -> Server:
-        """The attached server, or the managed one of a configuration (default: under test).
-
-        Raises:
-            NotRun: another configuration than the attached server's was asked for, none can be
-                started here, or it did not start for an earlier test, which failed for that.
-            StartError: it does not start.
-        """
-        name = configuration or self.profile.under_test
-        if self.attached is not None:
-            if name != self.profile.under_test:
-                raise NotRun(
-                    f"configuration {name} cannot be started beside an attached server; "
-                    "run without --base-url"
-                )
-            self._describe(self.attached)
-            return self.attached
-        if self.pool is not None and (why := self.obstacle()) is not None:
-            raise NotRun(why)
-        chosen = self.managed_configuration(name)
-        if self.pool is not None and (failed := self.pool.failure(chosen)) is not None:
-            raise NotRun(f"server {name} did not start: {failed.cause.kind}, see {failed.log}")
-        server = self.start(chosen)
-        if name == self.profile.under_test:
-            self._describe(server)
-        return server
-
-    def start(self, configuration: ServerConfiguration) -> Server:
-        """The managed server of any configuration: one of the profile's, or a cell's.
-
-        Raises:
-            NotRun: nothing is started in this run.
-            StartError: it does not start.
-        """
-        if self.pool is None:
-            raise NotRun(self.target.obstacle or "no server can be started here")
-        if self.aborted is not None:
-            raise NotRun(f"the run was ended: {self.aborted[1]}")
-        profile = self.profile
-        if configuration.name != profile.baseline or profile.baseline == profile.under_test:
-            self.nothing_beside()  # its start is timed
-        self.look_at_the_server()
-        return self.pool.get(configuration)
-
-    def start_anew(self, configuration: ServerConfiguration) -> None:
-        """Let the next `start` of a configuration be one: a server of it that runs is stopped, and
-        a start that failed is tried again."""
-        if self.pool is None:
-            return
-        self.pool.forget(configuration)
-        current = self.pool.current
-        if current is not None and current.configuration.key == configuration.key:
-            self.stop()
-
-    def stop(self) -> StopReport | None:
-        """Stop the running server; None when none runs, or when it is attached. One that had ended
-        before is reported."""
-        return self.look_at_the_server() or (self.pool.stop() if self.pool is not None else None)
-
-    def crashed(self, end: ServerError | Dead, test: str | None) -> Cause:
-        """After an abnormal end: write a bundle, print one line, and check what the server left."""
-        return self.on_crash(end, test) if self.on_crash is not None else end.cause
-
-    def managed_configuration(self, name: str) -> ServerConfiguration:
-        """A configuration that the suite starts itself.
-
-        Raises:
-            NotRun: the server is attached.
-        """
-        if self.target.obstacle is not None:
-            raise NotRun(self.target.obstacle)
-        if name not in self.configurations:
-            raise NotRun("the server is attached: what it was started with is not known")
-        return self.configurations[name]
 
     @property
     def engine_interpreter(self) -> str:
@@ -301,242 +91,6 @@ class Session:
         if isinstance(engine, Program):
             raise NotRun(f"{engine.program} is a program: no interpreter imports it")
         return self.settings.engine_python
-
-    def engine_environment(self, configuration: ServerConfiguration) -> Mapping[str, str]:
-        """The environment in which the engine of a configuration runs."""
-        return registry.engine(configuration.engine).environment(configuration, api_key="")
-
-    def bound_compilers(self, configuration: ServerConfiguration) -> Mapping[str, str]:
-        """What is added to a start's environment, so that its compilers do not take the memory of
-        the whole machine. What the user gave stays."""
-        added = jit.bounding_variables(
-            self.profile.engine.needs,
-            configuration.arguments,
-            self.engine_environment(configuration),
-        )
-        if added:
-            variables = ", ".join(f"{name}={value}" for name, value in added.items())
-            self.remark(f"server {configuration.name} is started with {variables}", at_once=False)
-        return added
-
-    def last_server(self, configuration: str) -> Server | None:
-        """The server of a configuration's latest start in this run, which may have been stopped;
-        None when it never served."""
-        starts = self.pool.starts if self.pool is not None else []
-        servers = [start.server for start in starts if start.configuration == configuration]
-        return next((server for server in reversed(servers) if server is not None), None)
-
-    def kernel_path(self, server: Server) -> KernelPath:
-        """What log and metrics prove so far, and what was asked for."""
-        if (reader := server.reader) is None:
-            return KernelPath()
-        self._follow_log()
-        path = KernelPath()
-        if server.log is not None:
-            path = read_log(server.log, reader, one_run=server.managed)
-        if (text := self._metrics_of(server)) is not None:
-            path = metrics.with_metrics(path, text, reader)
-        if server.configuration is None:
-            return requested.of_log(path, reader)
-        kernels = self.file.engine.kernels
-        if kernels is not None and server.configuration.name == self.profile.under_test:
-            path = kernel_proof.with_kernels(path, kernels, self.layers)
-        return requested.judged(server.configuration, path)
-
-    @property
-    def layers(self) -> int | None:
-        """Of the model that is served; None where no config.json of it is here."""
-        config = roofline.read_config(self.file.engine.model) or {}
-        return config.get("num_hidden_layers")
-
-    def path_to_judge(self) -> KernelPath:
-        """Whose kernels the numerics judge: the path of the server under test as it has shown it in
-        this run; what it has not shown is as expected.
-
-        Raises:
-            NotRun: there is no profile.
-        """
-        name = self.profile.under_test
-        expected = served.expected(self.profile.path_of(name), self.configurations.get(name))
-        return served.with_expected(self.file.engine.path, expected)
-
-    def contradictions(self, server: Server) -> list[str]:
-        """What of a server's path is not as the profile requires, a line each.
-
-        It is judged again after each level, when the server is closed, and at the end: what its log
-        says by then counts (see `judge_paths_again`). The server's log must be known.
-        """
-        configuration = server.configuration
-        name = configuration.name if configuration is not None else self.profile.under_test
-        wrong = self._contradictions(server, name)
-        silent = requirement.not_shown(self.profile.path_of(name), self.kernel_path(server))
-        if self.profile.model.digest is not None and configuration is None:
-            silent.append("the model's digest (the attached server's files are not known)")
-        if silent:
-            line = f"kernel path of {name}: no line shows {', '.join(silent)}"
-            if line not in self.file.remarks:
-                self.remark(line, at_once=False)
-        self._judged_paths.setdefault(name, (server, set()))[1].update(wrong)
-        return wrong
-
-    def judge_paths_again(self) -> None:
-        """Judge each path that was judged before by what the log says now."""
-        self._follow_log()
-        for name, (judged, lines) in self._judged_paths.items():
-            server = (self.last_server(name) if judged.managed else None) or judged
-            assert server.log is not None
-            written = server.log.stat().st_mtime_ns if server.log.is_file() else None
-            if written in (None, self._judged_at.get(server.log)):
-                continue  # nothing was written since
-            self._judged_at[server.log] = written
-            wrong = [line for line in self._contradictions(server, name) if line not in lines]
-            if not wrong:
-                continue
-            lines.update(wrong)
-            self.ledger.decide(_left_the_path(name, wrong, server.log, self.phase[1]))
-            self.save()
-
-    def _follow_log(self) -> None:
-        """Copy what the attached server wrote since; say once that some of it was lost."""
-        if self.kept_log is not None:
-            lost_before = self.kept_log.lost
-            self.kept_log.follow()
-            if lost_before is None and self.kept_log.lost is not None:
-                self.file.unproven.append(f"kernel path: {self.kept_log.lost}")
-
-    def _judge_the_path(self) -> None:
-        """The path of the server under test is judged at the end, even where no test did."""
-        server = self._under_test
-        if server is not None and server.log is not None:
-            configuration = server.configuration
-            name = configuration.name if configuration is not None else self.profile.under_test
-            self._judged_paths.setdefault(name, (server, set()))
-
-    def _contradictions(self, server: Server, name: str) -> list[str]:
-        assert server.log is not None
-        path, configuration = self.kernel_path(server), server.configuration
-        patterns = requested.patterns(configuration) if configuration is not None else ()
-        required = self.profile.path_of(name, patterns)
-        wrong = requirement.contradictions(required, path, server.log, name)
-        if configuration is None:  # another machine's or container's files may not be those here
-            return wrong
-        stated, variables = self.profile.model, os.environ | dict(configuration.environment)
-        other = identity.contradiction(stated.id, stated.digest, configuration.model, variables)
-        return [*wrong, other] if other else wrong
-
-    def metrics_file(self, log: Path | None) -> Path:
-        """Where the metrics of a server are kept.
-
-        Args:
-            log: of a managed server; None for the attached one.
-        """
-        return self.directory / f"metrics-{log.stem if log is not None else 'attached'}.txt"
-
-    def _metrics_of(self, server: Server) -> str | None:
-        """The metrics from the first look at the server."""
-        attached = self.attached.endpoint.base_url if self.attached is not None else None
-        if attached is not None and server.endpoint.base_url != attached:  # a side of --ab
-            return server.endpoint.page("/metrics")
-        file = self.metrics_file(server.log if server.managed else None)
-        if not file.exists():
-            running = self.pool.current if self.pool is not None else None
-            if server.managed and (running is None or running.log != server.log):
-                return None
-            text = server.endpoint.page("/metrics")
-            if text is None:
-                return None
-            try:
-                write_text(self.redact(text), file)
-            except OSError as error:
-                self.cannot_write(error)
-                return text
-        return file.read_text("utf-8", errors="replace")
-
-    def _describe(self, server: Server) -> None:
-        if server is self._under_test:
-            return
-        self._under_test = server
-        self.file.engine.path = self.kernel_path(server)
-        self.file.engine.base_url = server.endpoint.base_url
-        self.file.engine.startup_s = server.startup_s
-        # The version that the running engine reports replaces the installed one.
-        version = server.version or self.file.engine.path.version
-        if version is not None:
-            self.file.engine.version = version
-
-    def server_stopped(self, configuration: str, report: StopReport) -> None:
-        """A server was stopped: decide on what it left, and on the path that it was on to the
-        end."""
-        self.note_stop(configuration, report)
-        self.judge_paths_again()
-
-    def note_stop(self, configuration: str, report: StopReport) -> None:
-        """A server was stopped. What it left is decided like a test.
-
-        Memory that may be anybody's is remarked on once. When it goes again at the next stop, it
-        goes as a leak does.
-        """
-        earlier = list(self.stops.values())
-        self.stops[report.log] = report
-        if not report.clean:
-            self.ledger.decide(_unclean(report.log.removesuffix(".log") or configuration, report))
-        if not report.remark:
-            return
-        again = bool(earlier) and earlier[-1].slight
-        if not report.slight or again:
-            self.remark(f"after server {configuration}: {report.remark}")
-            self.ledger.decide(_doubted(configuration, report))
-        elif not any(each.slight for each in earlier):
-            self.remark(
-                f"after server {configuration}: {report.remark}. Once, this decides nothing. Who "
-                "holds a GPU's memory is seen with docker run --pid=host"
-            )
-
-    @property
-    def life(self) -> Life | None:
-        """Of the engine that serves now; None where none does."""
-        return self.pool.life if self.pool is not None else self.attached_life
-
-    def check_alive(self, *, after_failure: bool = False) -> None:
-        """Look whether the suite's own server lives, within a test.
-
-        Args:
-            after_failure: a request has failed; a server that dies of it gets the time to.
-
-        Raises:
-            ServerDied: it does not. Whoever catches it reports it (`crashed`).
-        """
-        life = self.life
-        if isinstance(life, ManagedLife):
-            state = life.after_failure() if after_failure else life.state()
-            if isinstance(state, Dead):
-                raise ServerDied(state.what, state.cause, life.managed.log)
-
-    def look_at_the_server(self, *, lately_s: float = 0.0) -> StopReport | None:
-        """Look, outside of a test, whether the server is still the one that was started, or
-        attached to. A death is a crash, and never a pass, whichever test it was that did not notice
-        it: it is reported, and a server of the suite is stopped.
-
-        Args:
-            lately_s: what was asked so lately is not asked again.
-
-        Returns:
-            how the server was stopped; None where it lives, or is attached.
-        """
-        self._follow_log()
-        life = self.life
-        if life is None or self.aborted is not None:  # the suite killed it
-            return None
-        managed = isinstance(life, ManagedLife)
-        state = life.state(asked_within_s=lately_s if managed else 5 * lately_s)
-        if isinstance(state, Alive) or life.accounted:
-            return None
-        name = state.evidence.stem if managed and state.evidence else "the attached server"
-        life.account()
-        cause = self.crashed(state, None)
-        self.ledger.decide(_unasked(name, state, cause, self.phase))
-        self.save()
-        return self.stops.get(f"{name}.log")
 
     # What is written.
 
@@ -585,30 +139,7 @@ class Session:
                 if (comparison := file.against) is not None:
                     file.reason += f"; {against.in_words(comparison)}"
 
-    def cannot_write(self, error: OSError) -> None:
-        """The report cannot be written. Say so once; such a run is never green."""
-        if self._unwritten is None:
-            self._unwritten = f"the report cannot be written: {error.strerror or error}"
-            self.say("report", f"{self.directory}: {self._unwritten}")
-            if self.on_unwritten is not None:
-                self.on_unwritten(error, self._unwritten)
-        if self._unwritten not in self.file.unproven:
-            self.file.unproven.append(self._unwritten)
-        if self.file.verdict is Verdict.PASS:
-            self.file.settle(Verdict.INCONCLUSIVE)
-            self.file.reason = self._unwritten
-
     # The end.
-
-    def abort(self, reason: str) -> None:
-        """The machine is about to fail: kill the server at once, and run no further test."""
-        first = self.aborted is None
-        if first:
-            self.aborted = (verdict_file.MEMORY_FLOOR, reason)
-        if self.pool is not None:
-            self.pool.kill()
-        if first:
-            self.remark(reason)
 
     def close(self) -> None:
         """Stop what runs and write the final report.
@@ -675,45 +206,3 @@ class Session:
             self.close()
         finally:
             self.release()
-
-
-def _unasked(name: str, dead: Dead, cause: Cause, phase: tuple[str, str]) -> TestReport:
-    level, where = phase
-    fact = Fact(
-        "the server lives until it is stopped",
-        f"{where}: {dead.what} ({cause.kind})",
-        evidence="what it left is under crashes",
-    )
-    return TestReport.of(f"{BESIDE}life of {name}", level, fact)
-
-
-def _left_the_path(name: str, wrong: list[str], log: Path | None, where: str) -> TestReport:
-    fact = Fact(
-        "the server stays on the path of the profile until it is closed",
-        f"{where}: {'; '.join(wrong)[:400]}",
-        evidence=f"{log}",
-    )
-    return TestReport.of(f"{BESIDE}kernel path of {name}", "kernel", fact)
-
-
-def _unclean(name: str, report: StopReport) -> TestReport:
-    survivors = "; ".join(str(survivor) for survivor in report.survivors) or "no process"
-    fact = Fact(
-        "the server ends in order when it is stopped, and nothing is left",
-        f"{f'it died of {report.crash}; ' if report.crash else ''}"
-        f"{survivors}; port free: {report.port_free}; "
-        f"memory missing: {report.memory_missing_bytes / 2**30:.1f} GiB",
-        evidence=f"{report.log}",
-    )
-    return TestReport.of(f"{BESIDE}{name}", "smoke", fact)
-
-
-def _doubted(name: str, report: StopReport) -> TestReport:
-    fact = Fact(
-        "the memory that a stopped server held is free again",
-        f"{report.remark}",
-        evidence="end what else takes memory and run again; of a GPU's memory, run where all "
-        "processes are seen (docker run --pid=host)",
-    )
-    identity = f"{BESIDE}memory after {name}"
-    return TestReport.of(identity, "smoke", fact, verdict=Verdict.INCONCLUSIVE)

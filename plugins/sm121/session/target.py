@@ -7,8 +7,7 @@ import dataclasses
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast, get_args
 
@@ -25,21 +24,10 @@ from sm121.engines.protocol import Profiling
 from sm121.evidence.kernel_path import read_log
 from sm121.evidence.requirement import contradictions
 from sm121.evidence.signatures import known_engines
+from sm121.run.target import Target
 from sm121.session.settings import Settings
 
 _CANARY = "canary:"
-
-
-@dataclass(frozen=True)
-class Target:
-    """What a run judges. ``obstacle`` says why it cannot run here; None when it can."""
-
-    arch: str
-    evidence: str
-    #: As it judges: a managed engine's release is known, an attached one's when it is probed.
-    profile: Profile | None
-    obstacle: str | None
-    engine: Installed = field(default_factory=Installed)
 
 
 def resolve(settings: Settings, asked_by_marker: tuple[str, ...]) -> Target:
@@ -66,7 +54,7 @@ def resolve(settings: Settings, asked_by_marker: tuple[str, ...]) -> Target:
             with contextlib.suppress(UsageError):  # raised again when the run is opened
                 engine = installed_engine(settings, chosen)
         chosen = chosen.judging(settings.configuration, engine.identity, engine.options)
-    return Target(arch, detected.evidence, chosen, obstacle, engine)
+    return Target(arch, chosen, obstacle, engine)
 
 
 def judging_attached(settings: Settings, target: Target, attached: Server) -> Target:
@@ -195,7 +183,7 @@ def _traces(settings: Settings, chosen: Profile) -> str | None:
         return None
     if any(argument.startswith("--profiler-config") for argument in settings.engine_arguments):
         return None
-    if not engine.can_profile(settings.engine_python, _surroundings(settings, chosen)):
+    if not engine.can_profile(settings.engine_python, start_environment(settings, chosen)):
         return None
     return str(settings.report_dir / "traces")
 
@@ -211,11 +199,14 @@ def installed_engine(settings: Settings, chosen: Profile) -> Installed:
         UsageError: the interpreter has no such engine, or its parser cannot be asked.
     """
     engine = registry.engine(settings.engine)
-    return installed.look(engine, settings.engine_python, _surroundings(settings, chosen))
+    return installed.look(engine, settings.engine_python, start_environment(settings, chosen))
 
 
-def _surroundings(settings: Settings, chosen: Profile) -> dict[str, str]:
-    layers = (chosen.engine.environment, dict(settings.engine_environment))
+def start_environment(
+    settings: Settings, chosen: Profile, configured: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The environment of a start: this process's, the profile's, a configuration's, the user's."""
+    layers = (chosen.engine.environment, configured or {}, dict(settings.engine_environment))
     return {**os.environ, **dict(environment_items(*layers))}
 
 

@@ -30,7 +30,8 @@ from sm121.core.verdict import Inconclusive, NotRun, Verdict
 from sm121.engines.capabilities import Capabilities
 from sm121.measure import counters, growth
 from sm121.measure.growth import Growth
-from sm121.run.harness import Harness, places, shown_places
+from sm121.performance.bench import requested_slots, slots
+from sm121.run.harness import Harness
 from sm121.stress import aftermath, capacity, checks, memory, restart, shapes, soak, throughput
 from sm121.stress.fault import Fault, UnderLoad
 from sm121.stress.joining import LONGEST, Joining
@@ -172,7 +173,7 @@ class Stress:
     def joining(self) -> None:
         """One short prompt at a time joins n that decode, for each n that the server runs."""
         self._capabilities.require("token_prompts", "token_ids")
-        most = places(self._harness, self._server) or self._streams
+        most = slots(self._harness, self._server) or self._streams
         lasts_s = self._sizes.joining_s.value
         longest = capacity.context_tokens(self._server.endpoint)
         if longest < 2 * LONGEST:
@@ -181,7 +182,7 @@ class Stress:
         load = self.client.follow(source)
         if faults := self._faults(load, tails=False):
             raise UnderLoad(source.at_the_end(load), faults, len(load.outcomes))
-        limit = shown_places(self._harness, self._server)
+        limit = requested_slots(self._harness, self._server)
         if limit is None and source.counts and source.missing():
             raise NotRun("how many requests this server runs at once is not known (--server-log)")
         source.require_all()

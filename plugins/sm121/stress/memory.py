@@ -13,7 +13,7 @@ from sm121.core.level_settings import StressSizes
 from sm121.core.verdict import worst
 from sm121.measure import growth
 from sm121.measure.growth import Growth
-from sm121.run.harness import Harness
+from sm121.run.record import RunRecord
 from sm121.run.verdict_file import MemoryReport
 from sm121.stress.timeline import Sample, Timeline
 
@@ -80,12 +80,12 @@ def judged(
     return growths
 
 
-def keep(harness: Harness, timeline: Timeline, growths: list[Growth]) -> None:
+def keep(record: RunRecord, timeline: Timeline, growths: list[Growth]) -> None:
     """Write memory.json, and its summary into verdict.json."""
-    target = harness.directory / MEMORY_JSON
+    target = record.directory / MEMORY_JSON
     write_text(MemoryFile(**timeline.record(), growth=growths).model_dump_json() + "\n", target)
     samples = timeline.since(0)
-    harness.file.memory = MemoryReport(
+    record.file.memory = MemoryReport(
         file=target.name,
         device_memory=timeline.device.source,
         samples=len(samples),

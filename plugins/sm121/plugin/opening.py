@@ -1,0 +1,107 @@
+"""Opens the run of the tests of levels that were collected."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+
+import pytest
+
+from sm121.core.errors import UsageError
+from sm121.plugin import certificate, kernels, planning, selection, terminal, workers
+from sm121.plugin.stash import CRASHES, ID, LEVEL, SESSION, SETTINGS, SHARD, SIGNALS
+from sm121.run import directory
+from sm121.run.target import Target
+from sm121.session.crashes import CrashDesk
+from sm121.session.opening import prepare
+from sm121.session.session import Session
+from sm121.session.settings import Settings
+from sm121.session.signals import Signals
+from sm121.session.target import resolve
+
+_NO_LEVEL = (
+    "no test of a level was collected: type sm121 run, or pytest where the suite's tests/ are"
+)
+
+
+def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
+    """Open the run of the collected tests of levels; None when there are none.
+
+    Raises:
+        UsageError: something is wrong with what was asked for.
+    """
+    if not config.stash.get(selection.SELECTED, False):
+        return None  # pytest calls this after a refused collection, too
+    tests = [item for item in items if LEVEL in item.stash]
+    deselected = config.stash.get(selection.DESELECTED, {})
+    if not tests and not deselected:
+        return None
+    settings = config.stash[SETTINGS]
+    chosen = _target(config, settings, tests)
+    if settings.certify:
+        certificate.refuse(config, settings, chosen)
+    for item in tests:
+        selection.mark(item, chosen)
+    kernels.mark_what_cannot_run(settings, tests)
+    config.stash[planning.TARGET] = chosen
+    if config.option.collectonly:
+        return None
+    session = prepare(
+        settings,
+        chosen,
+        [(item.stash[ID], item.stash[LEVEL]) for item in tests],
+        inapplicable=[item.stash[ID] for item in tests if selection.is_inapplicable(item, chosen)],
+        say=functools.partial(terminal.say, config),
+        verbose=config.option.verbose > 0,
+    )
+    config.stash[SESSION] = session
+    config.stash[CRASHES] = CrashDesk(session)
+    config.stash[SIGNALS] = Signals(session)
+    session.deselected = selection.missed(config, chosen.arch)
+    collected = config.stash[selection.COLLECTED]
+    session.collected = collected
+    session.asks_for = selection.asks_for(config, session)
+    session.file.shard = config.stash.get(SHARD, None)
+    if settings.worker is not None:
+        workers.write_groups(session, items)
+    return session
+
+
+def open_empty(config: pytest.Config) -> None:
+    """Open a run without any test, which is NOT_RUN: levels were asked for, and none was there."""
+    settings = config.stash[SETTINGS]
+    try:
+        chosen = _target(config, settings, [])
+        session = prepare(
+            settings,
+            dataclasses.replace(chosen, obstacle=chosen.obstacle or _NO_LEVEL),
+            say=functools.partial(terminal.say, config),
+        )
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from error
+    config.stash[SESSION] = session
+
+
+def leave_no_older_verdict(config: pytest.Config) -> None:
+    """After a refused certificate, nobody takes the verdict of the run before for it."""
+    worker = hasattr(config, "workerinput")
+    if not config.getoption("--certify") or worker or config.option.collectonly:
+        return
+    folder = config.invocation_params.dir / config.getoption("--report-dir")
+    with contextlib.suppress(UsageError):  # another run uses it, or it is none: it stays
+        directory.set_aside(folder)
+
+
+def _target(config: pytest.Config, settings: Settings, tests: list[pytest.Item]) -> Target:
+    expression = config.getoption("markexpr", "") or ""
+    chosen = resolve(settings, selection.architectures_asked_for(expression))
+    if (
+        chosen.obstacle is None
+        and tests
+        and not selection.selects_any(expression, tests, chosen.arch)
+    ):
+        # These tests apply to the target, but another architecture selected them.
+        obstacle = f"-m {expression!r} selects no test for {chosen.arch}, which is the target"
+        return dataclasses.replace(chosen, obstacle=obstacle)
+    return chosen
