@@ -1,4 +1,4 @@
-"""The fault server and the timed server in processes of their own, for as long as a block lasts."""
+"""The fault, timed and stress servers in processes of their own, for as long as a block lasts."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from sm121.core.server import Endpoint
+from sm121.engines.ports import free_port
 
 HERE = Path(__file__).parent
 
@@ -55,6 +59,24 @@ def timed_server(log: Path, *arguments: str) -> Iterator[TimedServer]:
     """``timed_server.py``, which writes to ``log`` what it sends."""
     with _listening("timed_server.py", "--log", str(log), *arguments) as (process, url):
         yield TimedServer(process, url, log)
+
+
+@contextmanager
+def stress_server(fault: str = "none", *arguments: str) -> Iterator[Endpoint]:
+    """``stress_server.py`` with a fault, once it answers."""
+    port = free_port()
+    endpoint = Endpoint(f"http://127.0.0.1:{port}", "key", "canary")
+    with subprocess.Popen(
+        [sys.executable, str(HERE / "stress_server.py"), "--port", str(port), *arguments],
+        env={**os.environ, "VLLM_API_KEY": endpoint.api_key, "SM121_META_FAULT": fault},
+    ) as process:
+        try:
+            while endpoint.page("/health") is None:
+                assert process.poll() is None
+                time.sleep(0.05)
+            yield endpoint
+        finally:
+            process.kill()
 
 
 @contextmanager

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
+import servers
 
 from sm121.core import profile
 from sm121.core.arguments import at_once
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.level_settings import AgreementBound
 from sm121.core.profile_fields import Sourced
-from sm121.core.server import Endpoint
 from sm121.core.unmet import Fact
 from sm121.core.verdict import Inconclusive, NotRun
 from sm121.engines import capabilities
@@ -40,22 +35,10 @@ SIZES = {
 @pytest.fixture
 def level() -> Iterator[Callable[..., tuple[Stress, list[str]]]]:
     """The stress level on the stress server with a fault, and the lines that it shows."""
-    started: list[subprocess.Popen[bytes]] = []
-    levels: list[Stress] = []
+    serving = ExitStack()
 
     def begin(fault: str = "none", *arguments: str) -> tuple[Stress, list[str]]:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        file = Path(__file__).parent / "stress_server.py"
-        process = subprocess.Popen(
-            [sys.executable, str(file), "--port", str(port), *arguments],
-            env={**os.environ, "VLLM_API_KEY": "key", "SM121_META_FAULT": fault},
-        )
-        started.append(process)
-        endpoint = Endpoint(f"http://127.0.0.1:{port}", "key", "canary")
-        while endpoint.page("/health") is None:
-            assert process.poll() is None
-            time.sleep(0.05)
+        endpoint = serving.enter_context(servers.stress_server(fault, *arguments))
         shown: list[str] = []
         run = SimpleNamespace(
             profile=CPU.model_copy(update={"stress": CPU.stress.model_copy(update=SIZES)}),
@@ -67,15 +50,12 @@ def level() -> Iterator[Callable[..., tuple[Stress, list[str]]]]:
         server = SimpleNamespace(
             endpoint=endpoint, engine="vllm", version="0.32.0", configuration=own
         )
-        levels.append(Stress(run, server, capabilities.of("vllm", "0.32.0"), EXACT))
-        return levels[-1], shown
+        level = Stress(run, server, capabilities.of("vllm", "0.32.0"), EXACT)
+        serving.callback(level.timeline.stop)
+        return level, shown
 
-    yield begin
-    for one in levels:
-        one.timeline.stop()
-    for process in started:
-        process.kill()
-        process.wait()
+    with serving:
+        yield begin
 
 
 def test_each_number_that_decodes_is_joined_up_to_all_places(level):

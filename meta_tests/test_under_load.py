@@ -7,16 +7,13 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from types import SimpleNamespace
 
-import httpx
 import pytest
+import servers
 
 from sm121.client.connection import Patience
 from sm121.client.load import Job, JobOutcome, LoadClient, LoadResult
@@ -226,26 +223,7 @@ def test_a_restart_counts_only_under_load(begin, monkeypatch, ends_by_itself, de
             level.restarted_under_load()
 
 
-@pytest.fixture
-def endpoint() -> Iterator[Endpoint]:
-    """A running server that the suite has not started."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, str(Path(__file__).parent / "stress_server.py"), "--port", str(port)]
-    with subprocess.Popen(command, env={**os.environ, "VLLM_API_KEY": "key"}) as process:
-        found = Endpoint(f"http://127.0.0.1:{port}", "key", "canary")
-        deadline = time.monotonic() + 20.0
-        with found.http() as http:
-            while time.monotonic() < deadline:
-                with contextlib.suppress(httpx.TransportError):
-                    http.get("/health")
-                    break
-                time.sleep(0.1)
-        yield found
-        process.terminate()
-
-
-def test_the_level_runs_from_a_script_on_an_attached_server(begin, endpoint, tmp_path):
+def test_the_level_runs_from_a_script_on_an_attached_server(begin, tmp_path):
     """Without pytest's run: loads, the look at what is kept, memory.json and verdict.json's part of
     it. What an attached server cannot show or allow is NOT_RUN."""
     harness, _ = begin()
@@ -256,7 +234,16 @@ def test_the_level_runs_from_a_script_on_an_attached_server(begin, endpoint, tmp
     )  # fmt: skip
     lines: list[str] = []
     harness.say = lambda _what, line: lines.append(line)
-    server = Server(endpoint, False, "vllm", "0.32.0", None, None, None)
+    with servers.stress_server() as endpoint:
+        _judge(Server(endpoint, False, "vllm", "0.32.0", None, None, None), harness)
+    assert lines[0].startswith("sustained: 200 requests in ") and "0 failed" in lines[0]
+    assert harness.file.memory.samples == 0, "the processes of an attached server are not known"
+    whole = memory.MemoryFile.model_validate_json((tmp_path / "memory.json").read_text())
+    assert [sample for sample in whole.samples if sample.running is not None], "read from /metrics"
+    assert sampling() == 0
+
+
+def _judge(server: Server, harness: SimpleNamespace) -> None:
     level = Stress(harness, server, capabilities.of("vllm", "0.32.0"), EXACT)
     assert harness.observer is level
     level.sustained()
@@ -268,8 +255,4 @@ def test_the_level_runs_from_a_script_on_an_attached_server(begin, endpoint, tmp
     with pytest.raises(NotRun, match="is not restarted"):
         level.restarted_under_load()
     level.close()
-    assert lines[0].startswith("sustained: 200 requests in ") and "0 failed" in lines[0]
-    assert harness.file.memory.samples == 0, "the processes of an attached server are not known"
-    whole = memory.MemoryFile.model_validate_json((tmp_path / "memory.json").read_text())
-    assert [sample for sample in whole.samples if sample.running is not None], "read from /metrics"
-    assert level.under_way() == [] and sampling() == 0
+    assert level.under_way() == []

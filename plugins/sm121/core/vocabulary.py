@@ -30,6 +30,9 @@ def byte_alphabet() -> list[str]:
     return [table[byte] for byte in range(256)]
 
 
+_BYTES = {sign: bytes([byte]) for byte, sign in enumerate(byte_alphabet())}
+
+
 @dataclass(frozen=True)
 class Vocabulary:
     """The text of each token, as tokenizer.json spells it."""
@@ -54,7 +57,8 @@ class Vocabulary:
         content = b""
         for token in ids:
             if token in self.ordinary:
-                content += b"".join(_byte_of(sign) for sign in self.ordinary[token])
+                signs = self.ordinary[token]
+                content += b"".join(_BYTES.get(sign) or sign.encode() for sign in signs)
             elif special:
                 content += self.special.get(token, "").encode()
         return content
@@ -106,12 +110,3 @@ def _same(meant: bytes, text: str) -> bool:
 
 def _plain(text: str) -> str:
     return re.sub(f"{_REPLACED}+", _REPLACED, text).strip(_REPLACED)
-
-
-@functools.cache
-def _bytes_by_sign() -> dict[str, bytes]:
-    return {sign: bytes([byte]) for byte, sign in enumerate(byte_alphabet())}
-
-
-def _byte_of(sign: str) -> bytes:
-    return _bytes_by_sign().get(sign) or sign.encode()

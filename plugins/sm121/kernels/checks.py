@@ -190,14 +190,10 @@ def is_device_fault(error: Exception) -> bool:
     return isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)
 
 
-def _sum_of_ones(device: str) -> int:
-    return int(torch.ones(1024, device=device).sum())
-
-
 def _probe(declared: Declaration, problem: Problem) -> None:
     """The device still computes: a fault of the last kernel shows here, not in the next test."""
     try:
-        total = _sum_of_ones(declared.device)
+        total = int(torch.ones(1024, device=declared.device).sum())
     except RuntimeError as error:
         raise _fault(declared, problem, error) from error
     if total != 1024:

@@ -44,8 +44,10 @@ def begun(tests: pytest.Session, session: Session | None) -> Iterator[None]:
             _begin_compiling(tests_to_run, session, worker, folders)
 
         def done() -> None:
+            # Where the smoke level has failed, no other level runs.
+            ended = any(t.level == LEVELS[0] and t.counted is Verdict.FAIL for t in session.ledger)
             with own_time():
-                worker.shutdown(cancel_futures=_nothing_follows(session))
+                worker.shutdown(cancel_futures=ended)
 
         session.nothing_beside = done
         try:
@@ -86,8 +88,3 @@ def _begin_compiling(
 
 def _parameters(items: Iterable[pytest.Function], name: str) -> list[Any]:
     return [item.callspec.params[name] for item in items]
-
-
-def _nothing_follows(session: Session) -> bool:
-    """Whether the smoke level has failed: then no other level runs."""
-    return any(t.level == LEVELS[0] and t.counted is Verdict.FAIL for t in session.ledger)
