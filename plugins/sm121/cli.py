@@ -56,16 +56,16 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand; exit status 0, 1 when what it computed breaks a promise, 4 with one line on
     what was wrong with the request; ``merge`` has the status of the merged run."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if given and given[0] in _OF_A_CHECKOUT and _tools_of_the_checkout() is None:
-        print(f"sm121 {given[0]}: needs a checkout of the suite, see tools/ there", file=sys.stderr)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words and words[0] in _OF_A_CHECKOUT and _tools_of_the_checkout() is None:
+        print(f"sm121 {words[0]}: needs a checkout of the suite, see tools/ there", file=sys.stderr)
         return _EXIT_USAGE
     try:
         # What follows `run` is pytest's, and what follows `plan` is what would follow `run`.
-        own_help = given in (["plan", "-h"], ["plan", "--help"])
-        passed_on = given[:1] in (["run"], ["plan"], ["certify"]) and not own_help
-        options = parser().parse_args(given[:1] if passed_on else given)
-        options.words = given[1:]
+        own_help = words in (["plan", "-h"], ["plan", "--help"])
+        passed_on = words[:1] in (["run"], ["plan"], ["certify"]) and not own_help
+        options = parser().parse_args(words[:1] if passed_on else words)
+        options.words = words[1:]
     except _WrongArgumentsError as error:
         print(error, file=sys.stderr)
         return _EXIT_USAGE
@@ -92,8 +92,8 @@ def parser() -> argparse.ArgumentParser:
     for row in data_file.load("commands.toml", _CommandsFile).command:
         added = command(commands, row.name, _COMMANDS[row.name], row.help)
         for argument in row.argument:
-            given = argument.given(python=sys.executable)
-            added.add_argument(argument.name, **{"help": argparse.SUPPRESS, **given})
+            keywords = argument.given(python=sys.executable)
+            added.add_argument(argument.name, **{"help": argparse.SUPPRESS, **keywords})
     if (tools := _tools_of_the_checkout()) is not None:
         tools.add(commands)
     return parser
@@ -178,21 +178,21 @@ def _path(options: argparse.Namespace) -> int:
     from sm121.evidence.kernel_path import KernelPath, detect_engine, read_log
 
     others = (options.metrics, options.trace, options.jit_cache)
-    given = options.log is not None or any(other is not None for other in others)
-    if given == (options.libraries is not None):
+    has_log = options.log is not None or any(other is not None for other in others)
+    if has_log == (options.libraries is not None):
         raise UsageError(
             "expected either the LOG of a server or --libraries; "
             "with or without LOG: --metrics, --trace, --jit-cache"
         )
     if options.libraries is not None:
         return _libraries(options)
-    for file, what in (
+    for file, noun in (
         (options.log, "the log file of a server"),
         (options.metrics, "the text of /metrics"),
         (options.trace, "a trace"),
     ):
         if file is not None and not file.is_file():
-            raise UsageError(f"{file}: expected {what}")
+            raise UsageError(f"{file}: expected {noun}")
     engine = options.engine
     if engine is None:
         engine = "vllm" if options.log is None else detect_engine(options.log)
@@ -216,14 +216,14 @@ def _path(options: argparse.Namespace) -> int:
         from sm121.evidence import kernel_profile, kernel_proof, requirement
         from sm121.measure import roofline
 
-        seen = kernel_profile.read(options.trace)
+        profile = kernel_profile.read(options.trace)
         if options.table:
-            print(kernel_profile.table(seen), end="")
+            print(kernel_profile.table(profile), end="")
             return 0
         config = roofline.read_config(path.model or "gpt-oss-120b") or {}
-        answer["contradictions"] = requirement.backend_contradictions(path, seen)
-        path = kernel_proof.with_kernels(path, seen, config.get("num_hidden_layers"))
-        answer["kernels"] = seen.model_dump(mode="json")
+        answer["contradictions"] = requirement.backend_contradictions(path, profile)
+        path = kernel_proof.with_kernels(path, profile, config.get("num_hidden_layers"))
+        answer["kernels"] = profile.model_dump(mode="json")
     path = requested.of_log(path, engine)
     print(json.dumps(path.model_dump(mode="json") | answer, indent=2, ensure_ascii=False))
     return 0
@@ -234,12 +234,12 @@ def _libraries(options: argparse.Namespace) -> int:
     from sm121.compilation.architecture import CodeArchitecture
 
     python = options.engine_python
-    places = options.libraries or libraries.engine_places(python)
+    folders = options.libraries or libraries.engine_places(python)
     tool = None
     if options.sass:
         tool = toolchain.find_disassembler(toolchain.site_packages(python))
     gpu = CodeArchitecture.parse(options.gpu).number
-    libraries.write_report(places, sys.stdout, gpu=gpu, disassembler=tool)
+    libraries.write_report(folders, sys.stdout, gpu=gpu, disassembler=tool)
     return 0
 
 
@@ -269,10 +269,10 @@ def _warm(options: argparse.Namespace) -> int:
     if name is None:
         name = profile.for_architecture(architecture.detect().name or "unknown")
     variables = {}
-    for given in options.engine_env:
-        key, equals, value = given.partition("=")
+    for assignment in options.engine_env:
+        key, equals, value = assignment.partition("=")
         if not (key and equals):
-            raise UsageError(f"--engine-env {given}: expected KEY=VALUE")
+            raise UsageError(f"--engine-env {assignment}: expected KEY=VALUE")
         variables[key] = value
     warmth = Warmth.of(
         profile.load(name), options.engine_python, variables, options.module, options.configuration
@@ -309,11 +309,11 @@ def _compare(options: argparse.Namespace) -> int:
     if options.html:
         return _beside(options)
     sources = []
-    for given in options.runs:
-        if str(given) == "published" and not given.exists():
+    for argument in options.runs:
+        if str(argument) == "published" and not argument.exists():
             sources += references.sources()
             continue
-        name, path = _named(given)
+        name, path = _named(argument)
         source = comparison.read(path)
         sources.append(dataclasses.replace(source, name=name) if name else source)
     chosen = comparison.distinct(sources)
@@ -373,12 +373,12 @@ def _plan(options: argparse.Namespace) -> int:
         capture_output=True,
         text=True,
     )
-    found = done.stdout.partition(" sm121 conformance ")[2].partition("\n")[2]
-    if done.returncode or not found:
-        said = (done.stdout + done.stderr).strip().rpartition("ERROR: ")[2]
-        said = said.rpartition(" error: ")[2].partition("\n")[0]
-        raise UsageError(said or "pytest says nothing")
-    print(found, end="")
+    report = done.stdout.partition(" sm121 conformance ")[2].partition("\n")[2]
+    if done.returncode or not report:
+        message = (done.stdout + done.stderr).strip().rpartition("ERROR: ")[2]
+        message = message.rpartition(" error: ")[2].partition("\n")[0]
+        raise UsageError(message or "pytest says nothing")
+    print(report, end="")
     return 0
 
 
@@ -396,14 +396,14 @@ def _trust(options: argparse.Namespace) -> int:
     from sm121.session import against
 
     storage = stored_run.storage_folder(options.benchmark_storage, Path.cwd())
-    kept, run, narrower = against.trust(options.directory, storage, anew=options.anew)
-    print(f"{kept}: {run.verdict}: {run.reason}")
+    stored_at, run, narrower = against.trust(options.directory, storage, anew=options.anew)
+    print(f"{stored_at}: {run.verdict}: {run.reason}")
     for line in narrower:
         print(f"  the run that was trusted before has more: {line}")
     for test in run.tests:
         if test.executed and test.counted not in (Verdict.PASS, Verdict.NOT_RUN):
-            known = test.verdict is Verdict.FAIL and not test.waived
-            how = "known from now on, if an assertion failed" if known else "stays red"
+            is_failure = test.verdict is Verdict.FAIL and not test.waived
+            how = "known from now on, if an assertion failed" if is_failure else "stays red"
             print(f"  {how}: {test.id}")
     return 0
 
@@ -412,18 +412,18 @@ def _report(options: argparse.Namespace) -> int:
     from sm121.core.files import write_text
     from sm121.report import junit, page, stored
 
-    found = stored.read(options.directory)
-    write_text(junit.xml(found), found.directory / junit.NAME)
-    print(page.write(found))
+    run = stored.read(options.directory)
+    write_text(junit.xml(run), run.directory / junit.NAME)
+    print(page.write(run))
     return 0
 
 
 def _bundle(options: argparse.Namespace) -> int:
     from sm121.report import archive
 
-    written, left = archive.write(options.directory, options.output)
+    written, omitted = archive.write(options.directory, options.output)
     print(f"{written}: {written.stat().st_size / (1 << 20):.1f} MiB")
-    for name in left:
+    for name in omitted:
         print(f"  left out: {name}")
     return 0
 

@@ -67,9 +67,9 @@ def merges(tokens: list[bytes]) -> list[tuple[int, int]]:
     for token in tokens:
         pairs = []
         for cut in range(1, len(token)):
-            left, right = rank.get(token[:cut]), rank.get(token[cut:])
-            if left is not None and right is not None:
-                pairs.append((left, right))
+            head, tail = rank.get(token[:cut]), rank.get(token[cut:])
+            if head is not None and tail is not None:
+                pairs.append((head, tail))
         pairs_in_order += sorted(pairs)
     return pairs_in_order
 
@@ -93,7 +93,7 @@ def write(directory: Path) -> None:
         {"id": token, "content": text, **flags} for token, text in special.items()
     ]
     tokenizer["model"]["vocab"] = {text: token for token, text in enumerate(texts)}
-    tokenizer["model"]["merges"] = [[texts[left], texts[right]] for left, right in merges(tokens)]
+    tokenizer["model"]["merges"] = [[texts[head], texts[tail]] for head, tail in merges(tokens)]
     _write_json(directory / "tokenizer.json", tokenizer, indent=None)
     config = json.loads((data / "tokenizer_config.json").read_text("utf-8"))
     config["added_tokens_decoder"] = {

@@ -29,11 +29,11 @@ def kept(folder: Path) -> str:
         if not file.exists():
             _write(file, new)
         with file.open(encoding="ascii") as opened:
-            found, state = opened.read(100), os.fstat(opened.fileno())
+            key, state = opened.read(100), os.fstat(opened.fileno())
     except (OSError, UnicodeDecodeError):
         return new
     private = state.st_uid == os.getuid() and not stat.S_IMODE(state.st_mode) & 0o077
-    return found if private and _KEY.fullmatch(found) else new
+    return key if private and _KEY.fullmatch(key) else new
 
 
 def _write(file: Path, text: str) -> None:

@@ -72,12 +72,12 @@ class AttachedProcesses:
             return []
         if not self._listeners or any(map(process_tree.has_ended, self._listeners)):
             self._listeners = process_tree.listeners(self.host, self.port)
-        found: dict[int, psutil.Process] = {}
+        by_pid: dict[int, psutil.Process] = {}
         for process in self._listeners:
             with contextlib.suppress(psutil.NoSuchProcess):
                 descendants = process.children(recursive=True)
-                found.update({each.pid: each for each in [process, *descendants]})
-        return list(found.values())
+                by_pid.update({each.pid: each for each in [process, *descendants]})
+        return list(by_pid.values())
 
 
 def _models(http: httpx.Client, root: str) -> list[str]:

@@ -61,8 +61,8 @@ class AttachedLife:
             silence, was_silent = self._silence(), self._silent
             self._silent, self._asked_at = silence is not None, time.monotonic()
             if silence is None or not was_silent:
-                what = silence or self._change()
-                self._dead, self.accounted = self._died(what) if what else None, False
+                sign = silence or self._change()
+                self._dead, self.accounted = self._died(sign) if sign else None, False
         return self._dead or Alive()
 
     def account(self) -> None:

@@ -59,15 +59,15 @@ def doubt(server: Server, can: Capabilities, log: Path) -> str | None:
         )
     try:
         path = read_log(log, can.engine)
-        found = (
+        reason = (
             _wrong_version(path, can.version, can.engine)
             or _wrong_model(path, server.endpoint)
             or _wrong_start(path, server.endpoint, log)
             or _does_not_grow(server.endpoint, log, can.engine, path)
         )
     except OSError as error:
-        found = f"it cannot be read: {error.strerror or error}"
-    return f"--server-log {log} is not proven to be this server's: {found}" if found else None
+        reason = f"it cannot be read: {error.strerror or error}"
+    return f"--server-log {log} is not proven to be this server's: {reason}" if reason else None
 
 
 def _wrong_version(path: KernelPath, version: str | None, engine: str) -> str | None:
@@ -85,14 +85,14 @@ def _wrong_model(path: KernelPath, endpoint: Endpoint) -> str | None:
         entries = json_of(http, "/v1/models").get("data") or []
     names = {endpoint.served_name}
     for entry in entries:
-        own = isinstance(entry, dict) and entry.get("id") == endpoint.served_name
-        if own and isinstance(entry.get("root"), str):
+        is_served = isinstance(entry, dict) and entry.get("id") == endpoint.served_name
+        if is_served and isinstance(entry.get("root"), str):
             names.add(entry["root"])
-    seen = [name for name in (path.served_model, path.model) if name is not None]
-    if not seen:
+    logged = [name for name in (path.served_model, path.model) if name is not None]
+    if not logged:
         return "its last start names no model"
-    if not names & {*seen, *(Path(name).name for name in seen)}:
-        return f"the log is of the model {seen[0]}, the server has {endpoint.served_name}"
+    if not names & {*logged, *(Path(name).name for name in logged)}:
+        return f"the log is of the model {logged[0]}, the server has {endpoint.served_name}"
     return None
 
 
@@ -106,13 +106,13 @@ def _wrong_start(path: KernelPath, endpoint: Endpoint, log: Path) -> str | None:
     if not stamps:
         return None
     first, last = stamps
-    shown = f"the log's last start is of {first}, the server's process began at {began:%F %T} UTC"
+    reason = f"the log's last start is of {first}, the server's process began at {began:%F %T} UTC"
     for ahead in _ZONES:
         if _FIRST_LINE[0] <= first - ahead - began <= _FIRST_LINE[1]:
             if last - ahead > now + _CLOCKS:
                 continue
             return None
-    return shown
+    return reason
 
 
 def _stamps(path: KernelPath, log: Path, now: datetime.datetime) -> Iterator[datetime.datetime]:
@@ -120,8 +120,8 @@ def _stamps(path: KernelPath, log: Path, now: datetime.datetime) -> Iterator[dat
     begins = max(path.begins.values(), default=0)
     first = last = None
     for number, raw in enumerate(read_raw_lines(log)):
-        if number >= begins and (seen := moment(raw.decode("utf-8", "replace"), now)) is not None:
-            first, last = first or seen, seen
+        if number >= begins and (stamp := moment(raw.decode("utf-8", "replace"), now)) is not None:
+            first, last = first or stamp, stamp
     if first is not None and last is not None:
         yield from (first, last)
 
@@ -178,7 +178,7 @@ def _of_another_start(text: str, mark: str, log: Path, path: KernelPath) -> str 
     several servers write into one file. None where they are the same, or lines have no pid."""
     line = next(line for line in text.splitlines() if mark in line)
     begins = max(path.begins.values(), default=0)
-    own = next(
+    starter = next(
         (
             pid[1]
             for number, raw in enumerate(read_raw_lines(log))
@@ -187,10 +187,10 @@ def _of_another_start(text: str, mark: str, log: Path, path: KernelPath) -> str 
         None,
     )
     answered = _PID.search(line)
-    if own is None or answered is None or answered[1] == own:
+    if starter is None or answered is None or answered[1] == starter:
         return None
     return (
-        f"several servers write it: the last start in it is of process {own}, and process "
+        f"several servers write it: the last start in it is of process {starter}, and process "
         f"{answered[1]} answered"
     )
 

@@ -136,9 +136,9 @@ class Bug(DataTable):
 
     @model_validator(mode="after")
     def _names_a_build(self) -> Bug:
-        known = [row.name for row in builds.shipped()]
-        if self.build is not None and self.build not in known:
-            raise ValueError(f"build: expected one of {', '.join(known)}, got {self.build!r}")
+        names = [row.name for row in builds.shipped()]
+        if self.build is not None and self.build not in names:
+            raise ValueError(f"build: expected one of {', '.join(names)}, got {self.build!r}")
         return self
 
     def shown_by(self, check: str) -> bool:
@@ -205,17 +205,17 @@ class Capabilities:
 
     def missing(self, name: Name) -> str | None:
         """Why the server cannot do that; None if it can."""
-        own = self.file.capabilities[name]
+        capability = self.file.capabilities[name]
         which = f"{self.file.title} {self.version or '(version unknown)'}"
-        if not own.can:
-            return f"{which}: {name}: {own.reason}"
-        if within(self._identity, own.versions):
+        if not capability.can:
+            return f"{which}: {name}: {capability.reason}"
+        if within(self._identity, capability.versions):
             return None
         if release(self._identity) is not None:
-            return f"{which}: {name}: from version {own.versions} on"
-        if own.shown_by in (self.offers or ()):
+            return f"{which}: {name}: from version {capability.versions} on"
+        if capability.shown_by in (self.offers or ()):
             return None
-        why = f"lacks {own.shown_by}" if self.offers else "cannot be read"
+        why = f"lacks {capability.shown_by}" if self.offers else "cannot be read"
         return f"{which}, of no known release: {name}: its /openapi.json {why}"
 
     def can(self, name: Name) -> bool:
@@ -248,21 +248,21 @@ class Capabilities:
 
     def deviation(self, case: str, kind: str) -> Deviation | None:
         """The known deviation of this version in a case, if there is one of that kind."""
-        return next((own for own in self.deviations(case) if own.kind == kind), None)
+        return next((row for row in self.deviations(case) if row.kind == kind), None)
 
     def deviations(self, case: str) -> list[Deviation]:
         """The known deviations of this release in a case. An unknown one has none: they were seen
         in known ones."""
-        return [own for own in self.file.deviations if own.case == case and self._has(own)]
+        return [row for row in self.file.deviations if row.case == case and self._has(row)]
 
     def bugs(self, check: str) -> list[Bug]:
         """The known bugs of this version that a check shows. An unknown version has none."""
         build = builds.named(self._identity)
-        ours = (None, build.name if build is not None else None)
+        matching_builds = (None, build.name if build is not None else None)
         return [
-            own
-            for own in self.file.bugs
-            if own.shown_by(check) and own.build in ours and self._has(own)
+            bug
+            for bug in self.file.bugs
+            if bug.shown_by(check) and bug.build in matching_builds and self._has(bug)
         ]
 
     def _has(self, own: Deviation | Bug) -> bool:
@@ -340,10 +340,10 @@ def of(
     Raises:
         UsageError: the suite has no file of such an engine.
     """
-    known = shipped()
-    if engine not in known:
-        raise UsageError(f"--engine {engine}: expected one of {', '.join(known)}")
-    return Capabilities(known[engine], version, identity=identity, offers=offers)
+    files = shipped()
+    if engine not in files:
+        raise UsageError(f"--engine {engine}: expected one of {', '.join(files)}")
+    return Capabilities(files[engine], version, identity=identity, offers=offers)
 
 
 def offered(openapi: Mapping[str, Any]) -> frozenset[str]:

@@ -82,20 +82,20 @@ class Choices(DataTable):
         """What is known of an installed version: that release, or the one before it of the same
         minor version. None for what no release is known of, as for builds of a commit. Of a build
         (`builds.identity`) it is what the parser said: its kernels are its own."""
-        wanted = release(version)
-        if wanted is None:
+        number = release(version)
+        if number is None:
             return None
-        known = [
+        candidates = [
             item
             for item in self.releases
-            if Version(item.version).release[:2] == wanted.release[:2]
-            and Version(item.version) <= wanted
+            if Version(item.version).release[:2] == number.release[:2]
+            and Version(item.version) <= number
         ]
-        found = max(known, key=lambda item: Version(item.version), default=None)
-        if found is None or builds.named(version) is None:
-            return found
-        parsed = tuple(a for a in found.answers if a.kind == "option" or a.at == "argparse")
-        return found.model_copy(update={"answers": parsed})
+        newest = max(candidates, key=lambda item: Version(item.version), default=None)
+        if newest is None or builds.named(version) is None:
+            return newest
+        parsed = tuple(a for a in newest.answers if a.kind == "option" or a.at == "argparse")
+        return newest.model_copy(update={"answers": parsed})
 
 
 @dataclass(frozen=True)
@@ -131,22 +131,22 @@ def refusals(
     release: Release, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> list[Refusal]:
     """What a release is known to refuse of a start."""
-    given = as_pairs(arguments)
-    found = []
+    pairs = as_pairs(arguments)
+    matches = []
     for answer in release.answers:
-        asked = as_pairs(answer.arguments)
-        if answer.machine != "cubins" or not asked:
+        start = as_pairs(answer.arguments)
+        if answer.machine != "cubins" or not start:
             continue
         if answer.kind in DECIDING:
-            if answer.refused is not None and deciding(answer.kind, given) == deciding(
-                answer.kind, asked
+            if answer.refused is not None and deciding(answer.kind, pairs) == deciding(
+                answer.kind, start
             ):
-                found.append(_refusal(release, answer, answer.refused))
+                matches.append(_refusal(release, answer, answer.refused))
         elif (
-            answer.kind == "option" and answer.refused is not None and asked.keys() <= given.keys()
+            answer.kind == "option" and answer.refused is not None and start.keys() <= pairs.keys()
         ):
-            found.append(_refusal(release, answer, answer.refused))
-    return [*found, *_layout(release, given, environment)]
+            matches.append(_refusal(release, answer, answer.refused))
+    return [*matches, *_layout(release, pairs, environment)]
 
 
 def chosen(
@@ -154,19 +154,19 @@ def chosen(
 ) -> dict[str, list[str]]:
     """What a release was seen to choose for such a start: each choice, with the machines (with or
     without a network, FlashInfer's cubins, nvcc) that it was seen on."""
-    given, found = as_pairs(arguments), dict[str, list[str]]()
+    pairs, table = as_pairs(arguments), dict[str, list[str]]()
     for answer in release.answers:
         if answer.kind != "nothing" and not answer.kind.startswith("configuration "):
             continue
-        asked = as_pairs(answer.arguments)
-        same = all(deciding(kind, given) == deciding(kind, asked) for kind in DECIDING)
+        tried = as_pairs(answer.arguments)
+        same = all(deciding(kind, pairs) == deciding(kind, tried) for kind in DECIDING)
         if not same or answer.environment.get(_LAYOUT) != environment.get(_LAYOUT):
             continue
         parts = (("attention", answer.attention), ("moe", answer.experts), ("KV", answer.layout))
-        machines = found.setdefault(", ".join(f"{name} {value}" for name, value in parts), [])
+        machines = table.setdefault(", ".join(f"{name} {value}" for name, value in parts), [])
         if answer.machine not in machines:
             machines.append(answer.machine)
-    return found
+    return table
 
 
 def _refusal(release: Release, answer: Answer, words: str) -> Refusal:
@@ -184,8 +184,8 @@ def _layout(
 ) -> list[Refusal]:
     name = environment.get(_LAYOUT)
     for answer in release.answers:
-        own = deciding("attention", as_pairs(answer.arguments))
-        same = deciding("attention", given) in ({}, own)
+        backend = deciding("attention", as_pairs(answer.arguments))
+        same = deciding("attention", given) in ({}, backend)
         if answer.kind == "attention" and same and name in answer.layouts_refused:
             words = answer.layouts_refused[name]
             instead = tuple(f"{_LAYOUT}={other}" for other in answer.layouts)
@@ -201,20 +201,20 @@ def deciding(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def as_pairs(arguments: Sequence[str]) -> dict[str, Any]:
     """Options with their values; a value that is JSON is compared as such."""
     pairs: dict[str, Any] = {}
-    place: list[str] = []
+    key_path: list[str] = []
     for word in arguments:
         name, equals, value = word.partition("=")
         if word.startswith("--"):
             head, *keys = name.split(".")  # --option.key is a key of its JSON
-            place = [head.replace("_", "-"), *keys]
-        elif place:
+            key_path = [head.replace("_", "-"), *keys]
+        elif key_path:
             equals, value = "=", word
         table = pairs
-        for key in place[:-1]:
+        for key in key_path[:-1]:
             if not isinstance(table.get(key), dict):
                 table[key] = {}
             table = table[key]
-        for key in place[-1:]:
+        for key in key_path[-1:]:
             table[key] = _value(value) if equals else None
     return pairs
 

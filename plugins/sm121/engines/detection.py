@@ -38,12 +38,12 @@ def detect(
 
 
 def _recognised(http: httpx.Client, file: EngineFile, owners: set[str]) -> bool:
-    own = file.detection
-    if owners & set(own.owned_by):
+    signs = file.detection
+    if owners & set(signs.owned_by):
         return True
-    if own.path is None or own.key is None:
+    if signs.path is None or signs.key is None:
         return False
-    return own.key in json_of(http, own.path)
+    return signs.key in json_of(http, signs.path)
 
 
 def _owners(http: httpx.Client) -> set[str]:
@@ -53,8 +53,8 @@ def _owners(http: httpx.Client) -> set[str]:
 
 
 def _version(http: httpx.Client, file: EngineFile) -> str | None:
-    own = file.detection
-    if own.version_path is None or own.version_key is None:
+    signs = file.detection
+    if signs.version_path is None or signs.version_key is None:
         return None
-    version = json_of(http, own.version_path).get(own.version_key)
+    version = json_of(http, signs.version_path).get(signs.version_key)
     return str(version) if version is not None else None

@@ -86,16 +86,16 @@ def _of(pynvml: Any, handles: list[Any]) -> DeviceMemory:
             pynvml.nvmlDeviceGetGraphicsRunningProcesses,
         ):
             try:
-                found = ask(handle)
+                processes = ask(handle)
             except pynvml.NVMLError as error:
                 all_kinds, refused = False, str(error)
                 continue
-            for process in found:
-                shown = process.usedGpuMemory
-                if shown is None:
+            for process in processes:
+                used_bytes = process.usedGpuMemory
+                if used_bytes is None:
                     by_process.setdefault((index, process.pid), None)
                 else:
-                    by_process[index, process.pid] = int(shown)
+                    by_process[index, process.pid] = int(used_bytes)
     return DeviceMemory(used, by_process, all_kinds, refused)
 
 
@@ -135,28 +135,28 @@ class ServerMemoryReader:
         """
         if not self._gpu:
             return ServerMemory(None, resident, "resident memory of the processes")
-        seen = read()
-        if seen is None:
+        memory = read()
+        if memory is None:
             return ServerMemory(None, None, "not known: NVML finds no driver")
-        held = seen.held(pids)
-        if held is not None or self._by_process:  # else it is not on the GPU yet, or no more
+        own_bytes = memory.held(pids)
+        if own_bytes is not None or self._by_process:  # else it is not on the GPU yet, or no more
             self._by_process = True
-            total = None if held is None else resident + held
+            total = None if own_bytes is None else resident + own_bytes
             return ServerMemory(
-                held, total, "resident memory of the processes, and NVML by process"
+                own_bytes, total, "resident memory of the processes, and NVML by process"
             )
-        if seen.used is not None and self._used is not None:
-            more = max(0, sum(seen.used) - sum(self._used))
+        if memory.used is not None and self._used is not None:
+            more = max(0, sum(memory.used) - sum(self._used))
             source = (
                 "resident memory of the processes, and what NVML shows in use on the GPU beyond "
                 "what was before the server (it shows no process's share)"
             )
             return ServerMemory(more, resident + more, source)
-        if seen.used is None and seen.refused is not None:  # GB10: one memory for both
+        if memory.used is None and memory.refused is not None:  # GB10: one memory for both
             more = max(resident, self._available - psutil.virtual_memory().available)
             source = (
                 "what less of the machine's memory is available than before the server: the GPU's "
-                f"is the system's, and NVML shows no process's share ({seen.refused})"
+                f"is the system's, and NVML shows no process's share ({memory.refused})"
             )
             return ServerMemory(None, more, source)
         return ServerMemory(None, None, "not known: NVML was not to be had before the server")

@@ -48,9 +48,9 @@ class KeptLog:
             self._copy()
 
     def _copy(self) -> None:
-        with self.path.open("ab") as kept:
+        with self.path.open("ab") as copy:
             while block := self._read.read(_BLOCK_BYTES):
-                kept.write(block)
+                copy.write(block)
 
     def close(self, secrets: set[str]) -> None:
         """Copy the rest, and take secrets out of the copy."""

@@ -38,8 +38,8 @@ class LlamaCpp:
             UsageError: there is no such program.
         """
         answer = _run([python, "--version"], environment, python)
-        found = re.search(r"version: (\S+)", answer.stderr + answer.stdout)
-        return found[1] if found else None
+        match = re.search(r"version: (\S+)", answer.stderr + answer.stdout)
+        return match[1] if match else None
 
     def command(self, configuration: ServerConfiguration, *, port: int) -> list[str]:
         """With the metrics that the suite reads. The key comes by the environment."""

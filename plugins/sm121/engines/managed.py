@@ -99,8 +99,8 @@ class StopReport:
     @property
     def clean(self) -> bool:
         """It ended in order, and no process, port or memory is left."""
-        left = self.survivors or self.memory_missing_bytes or not self.port_free
-        return not left and self.crash is None
+        remains = self.survivors or self.memory_missing_bytes or not self.port_free
+        return not remains and self.crash is None
 
 
 class ServerError(Sm121Error):
@@ -185,7 +185,7 @@ class ManagedServer:
     endpoint: Endpoint | None = field(init=False, default=None)
     _port: int = field(init=False, default=0)
     _scratch: Path | None = field(init=False, default=None)
-    _seen: dict[int, psutil.Process] = field(init=False, default_factory=dict)
+    _by_pid: dict[int, psutil.Process] = field(init=False, default_factory=dict)
     #: Whether our own tree was seen to listen. If not, another process may have the port.
     _has_listened: bool = field(init=False, default=False)
     #: What was left of a start that failed.
@@ -223,11 +223,11 @@ class ManagedServer:
             try:
                 return self._start_once()
             except PortTaken:
-                taken = self._port
+                old_port = self._port
                 self.stopped = self.stop()
                 if attempt == _PORT_ATTEMPTS:
                     raise
-                self.notify(StartPhase(f"port {taken} was taken by somebody else; trying another"))
+                self.notify(StartPhase(f"somebody else has port {old_port}; trying another"))
             except BaseException:  # Ctrl-C too: nothing may be left behind
                 self.stopped = self.stop()
                 raise
@@ -242,8 +242,8 @@ class ManagedServer:
         """SIGKILL to the engine's processes at once: for a machine that is about to wedge. The
         supervisor stays, and cleans up; `stop` is still to be called."""
         self._killed_at = time.monotonic()
-        found = self.processes()
-        send((each for each in found if each.pid != self._supervisor_pid), signal.SIGKILL)
+        processes = self.processes()
+        send((each for each in processes if each.pid != self._supervisor_pid), signal.SIGKILL)
 
     def stop(self) -> StopReport:
         """Stop politely, then firmly; safe to call at any time and again."""
@@ -270,9 +270,9 @@ class ManagedServer:
         if self._scratch is not None:  # the supervisor has removed it, unless it was killed
             shutil.rmtree(self._scratch, ignore_errors=True)
         self._redact_log()
-        reap(self._seen)  # orphans of a supervisor that was killed have become our children
+        reap(self._by_pid)  # orphans of a supervisor that was killed have become our children
         # Zombies no longer show their marker: they are found among those that were seen.
-        survivors = describe([*remaining(), *(p for p in self._seen.values() if p.is_running())])
+        survivors = describe([*remaining(), *(p for p in self._by_pid.values() if p.is_running())])
         missing, remark, slight = self._memory_missing(at_work)
         self.progress = "stopped"
         # It is killed when it does not end in time, and by our own end.
@@ -311,13 +311,13 @@ class ManagedServer:
     @property
     def known_pids(self) -> set[int]:
         """Of every process that was seen in the tree."""
-        return {*self._seen, *(entry["pid"] for entry in [*self.last_tree, *self.exits()])}
+        return {*self._by_pid, *(entry["pid"] for entry in [*self.last_tree, *self.exits()])}
 
     def processes(self) -> list[psutil.Process]:
         """The living processes of the server's tree, the supervisor first."""
         root = self._supervisor_pid
-        found = tree(SERVER_ID, self._server_id, root=root, session=self._session())
-        return sorted(found, key=lambda process: process.pid)
+        members = tree(SERVER_ID, self._server_id, root=root, session=self._session())
+        return sorted(members, key=lambda process: process.pid)
 
     @property
     def _supervisor_pid(self) -> int | None:
@@ -334,7 +334,7 @@ class ManagedServer:
         self._wait_until_ready(endpoint, started)
         self.endpoint = endpoint
         self._remember_tree()
-        self.pids_when_ready = frozenset(self._seen)
+        self.pids_when_ready = frozenset(self._by_pid)
         startup_s = time.monotonic() - started
         self.progress = "ready"
         self.notify(StartPhase(f"ready after {startup_s:.1f} s on port {self._port}", ready=True))
@@ -402,8 +402,8 @@ class ManagedServer:
                     deadline = self._later_deadline(started, deadline)
                 idle_s = activity.idle_s()
                 if idle_s >= self.limits.stalled_s:
-                    what = f"the server neither logged nor used the processor for {idle_s:.0f} s"
-                    raise self._failed(ServerStalled, what)
+                    message = f"the server neither logged nor used the processor for {idle_s:.0f} s"
+                    raise self._failed(ServerStalled, message)
                 time.sleep(_POLL_S)
         finally:
             probe.cancel()
@@ -423,10 +423,10 @@ class ManagedServer:
             if later > time.monotonic():
                 self.on_cold(later - deadline)
                 return later
-        what = f"the server was not ready within {time.monotonic() - started:.0f} s"
+        message = f"the server was not ready within {time.monotonic() - started:.0f} s"
         if latest is not None:
-            what += f", {time.time() - latest:.0f} s after the last file that it compiled"
-        raise self._failed(ServerTimedOut, what)
+            message += f", {time.time() - latest:.0f} s after the last file that it compiled"
+        raise self._failed(ServerTimedOut, message)
 
     def _raise_exited(self, exit_status: int) -> None:
         cause = classify(self.log, exit_status)
@@ -462,11 +462,11 @@ class ManagedServer:
         """How processes of the tree ended so far: pid, name, status (negative: a signal; None:
         its parent has collected it and does not say), monotonic_s (when that was seen), and by_us:
         whether our own stop ended it."""
-        found: list[dict[str, Any]] = self._status().get("exits") or []
-        for entry in found:
+        entries: list[dict[str, Any]] = self._status().get("exits") or []
+        for entry in entries:
             if self._killed_at is not None and entry["monotonic_s"] >= self._killed_at:
                 entry["by_us"] = True
-        return found
+        return entries
 
     @property
     def exit_status(self) -> int | None:
@@ -501,7 +501,7 @@ class ManagedServer:
         return None if pid is None else int(pid)
 
     def _remember_tree(self) -> None:
-        self._seen.update({process.pid: process for process in self.processes()})
+        self._by_pid.update({process.pid: process for process in self.processes()})
 
     def _memory_missing(
         self, at_work: Memory | None, patience_s: float = 10.0

@@ -132,9 +132,9 @@ class ServerPool:
         return self._failures.get(configuration.key)
 
     def _note_start(self, managed: ManagedServer, server: Server | None = None) -> None:
-        own = managed.configuration
+        start = managed.configuration
         startup_s = server.startup_s if server is not None else None
-        self.starts.append(Start(own.name, own.key, startup_s, managed.log.name, server))
+        self.starts.append(Start(start.name, start.key, startup_s, managed.log.name, server))
 
     def forget(self, configuration: ServerConfiguration) -> None:
         """A start that failed is tried again when it is next asked for."""

@@ -95,11 +95,11 @@ class PreflightData(DataTable):
 
     @model_validator(mode="after")
     def _check(self) -> PreflightData:
-        known = {item.name for item in self.architecture}
+        names = {item.name for item in self.architecture}
         for rule in self.rule:
-            if strange := set(rule.arch) - known:
+            if strange := set(rule.arch) - names:
                 raise ValueError(
-                    f"rule {rule.id}: arch must be of {sorted(known)}, seen {sorted(strange)}"
+                    f"rule {rule.id}: arch must be of {sorted(names)}, seen {sorted(strange)}"
                 )
         return self
 
@@ -228,7 +228,7 @@ def _jit(
     modules: FlashInferModules,
     cold_s: float,
 ) -> Iterator[PreflightFinding]:
-    if architecture is None or not (asked := jit.needed(needs, arguments, environment)):
+    if architecture is None or not (needed := jit.needed(needs, arguments, environment)):
         return
     wrong = _of_others(modules.folder, architecture)
     if wrong:
@@ -241,10 +241,10 @@ def _jit(
             remedy=f"set FLASHINFER_CUDA_ARCH_LIST={architecture.target}a; "
             "remove those directories if nothing else uses them",
         )
-    missing = modules.missing(asked, architecture.codes, architecture.number)
+    missing = modules.missing(needed, architecture.codes, architecture.number)
     if not missing:
         return
-    state = "cold" if len(missing) == len(asked) else "incomplete"
+    state = "cold" if len(missing) == len(needed) else "incomplete"
     version = f" of FlashInfer {modules.version}" if modules.version else ""
     yield PreflightFinding(
         check="jit_cache",
@@ -263,11 +263,11 @@ def lacking_tools(environment: Mapping[str, str]) -> list[str]:
     search = environment.get("PATH", os.defpath)
     home = environment.get("CUDA_HOME") or environment.get("CUDA_PATH")
     nvcc = Path(home) / "bin" / "nvcc" if home else shutil.which("nvcc", path=search)
-    places = {
+    tools = {
         "nvcc (CUDA_HOME, CUDA_PATH, PATH, /usr/local/cuda)": nvcc or _DEFAULT_NVCC,
         "ninja (PATH)": "ninja",
     }
-    return [name for name, tool in places.items() if shutil.which(tool, path=search) is None]
+    return [name for name, tool in tools.items() if shutil.which(tool, path=search) is None]
 
 
 def _tools(
@@ -365,18 +365,18 @@ def _rules(
             release(flashinfer) is None or not within(flashinfer, rule.flashinfer)
         ):
             continue
-        seen = [f"FlashInfer {flashinfer}"] if rule.flashinfer else []
+        matches = [f"FlashInfer {flashinfer}"] if rule.flashinfer else []
         if rule.arguments is not None:
             match = rule.arguments.search(line)
             if match is None:
                 continue
             if match[0]:
-                seen.append(match[0])
+                matches.append(match[0])
         if rule.environment is not None:
             matching = [item for item in variables if rule.environment.fullmatch(item)]
             if not matching:
                 continue
-            seen += matching
+            matches += matching
         if rule.unless_arguments is not None and rule.unless_arguments.search(line):
             continue
         unless = rule.unless_environment
@@ -385,7 +385,7 @@ def _rules(
         yield PreflightFinding(
             check=rule.id,
             severity=rule.severity,
-            message=f"{rule.message} (seen: {', '.join(seen)})" if seen else rule.message,
+            message=f"{rule.message} (seen: {', '.join(matches)})" if matches else rule.message,
             remedy=rule.remedy,
         )
 
@@ -397,16 +397,16 @@ def _refusals(
     arguments: Sequence[str],
     environment: Mapping[str, str],
 ) -> Iterator[PreflightFinding]:
-    known = choices.load(engine, arch)
-    installed = None if known is None else known.at(version)
+    releases = choices.load(engine, arch)
+    installed = None if releases is None else releases.at(version)
     if installed is None:
         return
     # A vendor's build may take what the release does not: it is told, and tried.
-    own = version is not None and Version(version).local is None
+    is_release = version is not None and Version(version).local is None
     for refusal in choices.refusals(installed, arguments, environment):
         yield PreflightFinding(
             check="release_refuses",
-            severity="error" if own else "warning",
+            severity="error" if is_release else "warning",
             message=refusal.message,
             remedy=f"it takes {' or '.join(refusal.instead)}"
             if refusal.instead

@@ -61,40 +61,40 @@ def tree(
         root: the supervisor, if it lives: itself and what descends from it.
         session: session id of the server's main process.
     """
-    found = {process.pid: process for process in marked(variable, value)}
+    members = {process.pid: process for process in marked(variable, value)}
     if root is not None:
         try:
             top = psutil.Process(root)
-            found.update({process.pid: process for process in [top, *top.children(recursive=True)]})
+            members.update({each.pid: each for each in [top, *top.children(recursive=True)]})
         except psutil.NoSuchProcess:
             root = None  # it has ended: what came from it is found in the other two ways
     if session is not None:
         for process in psutil.process_iter():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 if process.pid != os.getpid() and os.getsid(process.pid) == session:
-                    found[process.pid] = process
-    return [process for process in found.values() if not has_ended(process)]
+                    members[process.pid] = process
+    return [process for process in members.values() if not has_ended(process)]
 
 
 def addresses(host: str) -> set[str]:
     """The addresses of a host's name, or of an address itself; empty where nobody knows it."""
     try:
-        return {str(found[4][0]).partition("%")[0] for found in socket.getaddrinfo(host, None)}
+        return {str(entry[4][0]).partition("%")[0] for entry in socket.getaddrinfo(host, None)}
     except (OSError, UnicodeError):
         return set()
 
 
 def is_here(host: str) -> bool:
     """Whether a host is this machine: a loopback address, or one of its own."""
-    own = {
+    local = {
         str(entry.address).partition("%")[0]
         for entries in psutil.net_if_addrs().values()
         for entry in entries
     }
-    found = addresses(host)
-    return bool(found) and all(
-        address in own or _address(address).is_loopback or _address(address).is_unspecified
-        for address in found
+    host_addresses = addresses(host)
+    return bool(host_addresses) and all(
+        address in local or _address(address).is_loopback or _address(address).is_unspecified
+        for address in host_addresses
     )
 
 
@@ -105,13 +105,13 @@ def listeners(host: str, port: int) -> list[psutil.Process]:
     user, or in a container, are not seen from here.
     """
     sockets = _listening(port)
-    wanted = {_address(address) for address in addresses(host)}
-    if any(address.is_unspecified for address in wanted):
-        wanted |= set(sockets.values())
+    expected = {_address(address) for address in addresses(host)}
+    if any(address.is_unspecified for address in expected):
+        expected |= set(sockets.values())
     # One at the very address is asked before one that takes what comes to any.
-    exact = {inode for inode, address in sockets.items() if address in wanted}
-    found = exact or {inode for inode, address in sockets.items() if address.is_unspecified}
-    return [process for process in psutil.process_iter() if found and _holds(process.pid, found)]
+    exact = {inode for inode, address in sockets.items() if address in expected}
+    inodes = exact or {inode for inode, address in sockets.items() if address.is_unspecified}
+    return [process for process in psutil.process_iter() if inodes and _holds(process.pid, inodes)]
 
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -125,7 +125,7 @@ def _address(text: str) -> _Address:
 
 def _listening(port: int) -> dict[str, _Address]:
     """Sockets that listen at a port, each inode with its address (proc_net_tcp(5))."""
-    found = {}
+    addresses_by_inode = {}
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):  # no IPv6
             for line in Path("/proc/net", name).read_text("ascii").splitlines()[1:]:
@@ -134,16 +134,16 @@ def _listening(port: int) -> dict[str, _Address]:
                 if fields[3] == "0A" and int(number, 16) == port:
                     words = [where[at : at + 8] for at in range(0, len(where), 8)]
                     packed = b"".join(bytes.fromhex(word)[::-1] for word in words)
-                    found[fields[9]] = _address(str(ipaddress.ip_address(packed)))
-    return found
+                    addresses_by_inode[fields[9]] = _address(str(ipaddress.ip_address(packed)))
+    return addresses_by_inode
 
 
 def _holds(pid: int, inodes: Collection[str]) -> bool:
-    wanted = {f"socket:[{inode}]" for inode in inodes}
+    links = {f"socket:[{inode}]" for inode in inodes}
     with contextlib.suppress(OSError):  # it has ended, or is another user's
         for entry in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):  # closed meanwhile
-                if str(entry.readlink()) in wanted:
+                if str(entry.readlink()) in links:
                     return True
     return False
 

@@ -58,18 +58,18 @@ class PythonEngine:
             UsageError: there is no such interpreter, or it has no such engine.
         """
         try:
-            found = _asked_once(python, self.version_script, frozenset(environment.items()))
+            release = _asked_once(python, self.version_script, frozenset(environment.items()))
         except interpreter.NoAnswer as error:
             raise UsageError(
                 f"--engine-python {python}: expected a Python interpreter that says which "
                 f"{self.title} it has ({error})"
             ) from error
-        if found is None:
+        if release is None:
             raise UsageError(
                 f"--engine-python {python}: expected an environment with {self.title}, found none "
                 f"({self.remedy})"
             )
-        return found["version"] or None
+        return release["version"] or None
 
     def check_arguments(
         self, python: str, lists: Sequence[Sequence[str]], environment: Mapping[str, str]

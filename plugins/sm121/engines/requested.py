@@ -82,8 +82,8 @@ class RequestRule(DataTable):
         if (self.argument is None) == (self.variable is None):
             raise ValueError("expected either argument or variable")
         if self.field not in KernelPath.model_fields:
-            known = ", ".join(sorted(KernelPath.model_fields))
-            raise ValueError(f"field: expected one of {known}; got {self.field!r}")
+            fields = ", ".join(sorted(KernelPath.model_fields))
+            raise ValueError(f"field: expected one of {fields}; got {self.field!r}")
         try:
             self._patterns.update(
                 {name.lower(): re.compile(text, re.I) for name, text in self.accepts.items()}
@@ -100,15 +100,15 @@ class RequestRule(DataTable):
             version: as the engine calls itself.
             build: the name of the build that its log shows, if it shows one.
         """
-        own = builds.identity(version, build=build)
+        identity = builds.identity(version, build=build)
         if self.build is not None:
-            known = builds.named(own)
-            return known is not None and known.name == self.build
+            named_build = builds.named(identity)
+            return named_build is not None and named_build.name == self.build
         if self.since is None and self.until is None:
             return True
-        if own is None:
+        if identity is None:
             return True if self.variable is None else None
-        at, since, until = _numbers(own), _numbers(self.since), _numbers(self.until)
+        at, since, until = _numbers(identity), _numbers(self.since), _numbers(self.until)
         return (not since or at >= since) and (not until or at[: len(until)] <= until)
 
     def pattern(self, value: str) -> re.Pattern[str] | None:
@@ -157,16 +157,13 @@ def compare(
         engine = engines.engine(configuration.engine)
         environment = engine.environment(configuration, api_key="")
     rules = load_requests(configuration.engine)
-    own = dict(configuration.environment)
     without_effect, unanswered = _unknown_variables(configuration, environment, rules)
-    given = read_arguments(configuration.arguments)
     of_build = {rule.variable for rule in rules.request if rule.build and _covers(rule, path)}
-    found = [r for name, r in without_effect.items() if name not in of_build]
-    unread = {*without_effect, *(name for name in unanswered if name not in own)} - of_build
-    return found + [
-        _judge(rule, by, value, path)
-        for rule, by, value in _asked(rules, given, environment, path)
-        if rule.variable not in unread
+    reports = [r for name, r in without_effect.items() if name not in of_build]
+    unread = {*without_effect, *(unanswered - dict(configuration.environment).keys())} - of_build
+    requests = _asked(rules, read_arguments(configuration.arguments), environment, path)
+    return reports + [
+        _judge(rule, by, value, path) for rule, by, value in requests if rule.variable not in unread
     ]
 
 
@@ -175,10 +172,10 @@ def of_log(path: KernelPath, engine: str) -> KernelPath:
 
     What such a log does not show is not proven, and no difference: it may be a part of one.
     """
-    given = _flat(_literal(path.asked or ""))
+    values = _flat(_literal(path.asked or ""))
     reports = [
         _judge(rule, by, value, path, is_whole=False)
-        for rule, by, value in _asked(load_requests(engine), given, {}, path)
+        for rule, by, value in _asked(load_requests(engine), values, {}, path)
     ]
     return path.model_copy(
         update={"requested": reports, "differences": different(reports)}, deep=True
@@ -196,13 +193,13 @@ def patterns(configuration: ServerConfiguration) -> dict[str, list[re.Pattern[st
 
     No engine is asked: a variable may have no effect.
     """
-    given, own = read_arguments(configuration.arguments), dict(configuration.environment)
-    found: dict[str, list[re.Pattern[str]]] = {}
+    values, settings = read_arguments(configuration.arguments), dict(configuration.environment)
+    by_field: dict[str, list[re.Pattern[str]]] = {}
     for rule in load_requests(configuration.engine).request:
-        asked = _given(rule, given, own)
-        if asked is not None and (pattern := rule.pattern(asked[1])) is not None:
-            found.setdefault(rule.field, []).append(pattern)
-    return found
+        request = _given(rule, values, settings)
+        if request is not None and (pattern := rule.pattern(request[1])) is not None:
+            by_field.setdefault(rule.field, []).append(pattern)
+    return by_field
 
 
 def require_as_asked(configuration: ServerConfiguration, path: KernelPath, log: Path) -> None:
@@ -240,7 +237,7 @@ def read_arguments(arguments: Sequence[str]) -> dict[str, str]:
     ``--a-b C``, ``--a-b=C``, ``--a.b C`` and ``--a '{"b": "C"}'`` are read; an option without a
     value is ``true``, and ``--no-x`` makes ``x`` false.
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     index = 0
     while index < len(arguments):
         token = arguments[index]
@@ -257,9 +254,9 @@ def read_arguments(arguments: Sequence[str]) -> dict[str, str]:
         key = _normal(name)
         if key.startswith("no_") and not equals and value == "true":
             key, value = key.removeprefix("no_"), "false"
-        found[key] = value
-        found.update({f"{key}.{inner}": text for inner, text in _nested(value)})
-    return found
+        values[key] = value
+        values.update({f"{key}.{inner}": text for inner, text in _nested(value)})
+    return values
 
 
 def _covers(rule: RequestRule, path: KernelPath) -> bool | None:
@@ -273,9 +270,9 @@ def _asked(
     path: KernelPath,
 ) -> Iterator[tuple[RequestRule, str, str]]:
     for rule in rules.request:
-        asked = _given(rule, arguments, environment)
-        if asked is not None and _covers(rule, path) is not False:
-            yield rule, *asked
+        request = _given(rule, arguments, environment)
+        if request is not None and _covers(rule, path) is not False:
+            yield rule, *request
 
 
 def _given(
@@ -330,7 +327,7 @@ def _value(node: ast.expr) -> object:
 
 
 def _flat(table: object) -> dict[str, str]:
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     pending: list[tuple[str, object]] = [("", table)]
     while pending:
         prefix, item = pending.pop()
@@ -338,8 +335,8 @@ def _flat(table: object) -> dict[str, str]:
             pending.extend((f"{prefix}.{_normal(str(k))}", v) for k, v in item.items())
         elif item is not None:
             text = str(item).lower() if isinstance(item, bool) else str(item)
-            found[prefix.removeprefix(".")] = text
-    return found
+            texts[prefix.removeprefix(".")] = text
+    return texts
 
 
 def _normal(name: str) -> str:
@@ -349,8 +346,8 @@ def _normal(name: str) -> str:
 def _judge(
     rule: RequestRule, by: str, value: str, path: KernelPath, *, is_whole: bool = True
 ) -> RequestReport:
-    seen = getattr(path, rule.field)
-    resolved = None if seen is None else str(seen)
+    actual = getattr(path, rule.field)
+    resolved = None if actual is None else str(actual)
     pattern = rule.pattern(value)
     by = redact(by)
     denied = next((name for name in rule.denied_by if name in path.fallbacks), None)
@@ -363,9 +360,11 @@ def _judge(
         message = "not applicable: it has no effect in this build"
     elif pattern is None or _covers(rule, path) is None:
         state, message = RequestState.NOT_PROVEN, "what it resolves to is not known here"
-    elif isinstance(seen, list):
-        asked = {part.strip() for part in value.split(",")} - {*rule.nothing}
-        state, message = _listed(asked, seen, f"asked for, but {rule.field} is {resolved} ({line})")
+    elif isinstance(actual, list):
+        names = {part.strip() for part in value.split(",")} - {*rule.nothing}
+        state, message = _listed(
+            names, actual, f"asked for, but {rule.field} is {resolved} ({line})"
+        )
     elif resolved is not None and pattern.fullmatch(resolved):
         state, message = RequestState.RESOLVED, f"resolved to {resolved}"
     elif resolved is not None:
@@ -396,7 +395,7 @@ def _unknown_variables(
     """Reports of variables without effect, by name; and variables of which nothing could be
     learned."""
     harmless = load_signatures(configuration.engine).is_harmless_env
-    own = dict(configuration.environment)
+    start_variables = dict(configuration.environment)
     concerned = [
         registry
         for registry in rules.registry
@@ -404,11 +403,11 @@ def _unknown_variables(
     ]
     if not concerned:
         return {}, set()
-    known = variables.ask(configuration.python, environment, concerned)
-    found: dict[str, RequestReport] = {}
+    by_prefix = variables.ask(configuration.python, environment, concerned)
+    reports: dict[str, RequestReport] = {}
     unanswered: set[str] = set()
     for registry in concerned:
-        knowledge = known[registry.prefix]
+        knowledge = by_prefix[registry.prefix]
         for name in sorted(environment):
             if not name.startswith(registry.prefix) or harmless(name):
                 continue
@@ -417,23 +416,23 @@ def _unknown_variables(
                 continue
             if knowledge.known is not None and name in knowledge.known:
                 continue
-            if not knowledge.installed and name not in own:
+            if not knowledge.installed and name not in start_variables:
                 unanswered.add(name)  # in somebody's shell, for a package that has no part here
                 continue
-            shown = "[redacted]" if is_secret_name(name) else redact(environment[name])
+            setting = "[redacted]" if is_secret_name(name) else redact(environment[name])
             why = (
                 f"the installed {registry.package} knows no such variable"
                 if knowledge.installed
                 else f"{registry.package} is not installed in the engine's environment"
             )
-            found[name] = RequestReport(
-                by=f"{name}={shown}",
+            reports[name] = RequestReport(
+                by=f"{name}={setting}",
                 field=None,
                 resolved=None,
                 state=RequestState.NOT_APPLICABLE.value,
-                message=f"{name}={shown}: not applicable: {why}",
+                message=f"{name}={setting}: not applicable: {why}",
             )
-    return found, unanswered
+    return reports, unanswered
 
 
 def _numbers(version: str | None) -> tuple[int, ...]:

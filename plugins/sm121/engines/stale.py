@@ -47,8 +47,8 @@ def identity(pid: int) -> str:
 
 def find() -> dict[str, list[psutil.Process]]:
     """Processes of servers whose owner is dead, by run id."""
-    found: dict[str, list[psutil.Process]] = {}
-    here = _pid_namespace(os.getpid())
+    by_run: dict[str, list[psutil.Process]] = {}
+    namespace = _pid_namespace(os.getpid())
     for process in psutil.process_iter():
         try:
             variables = process.environ()
@@ -57,18 +57,18 @@ def find() -> dict[str, list[psutil.Process]]:
             # In another container the same pid is another process.
             if (
                 OWNER not in variables
-                or _pid_namespace(process.pid) != here
+                or _pid_namespace(process.pid) != namespace
                 or _lives(variables[OWNER])
             ):
                 continue
             run = variables.get(RUN_ID, "")
-            mine = found.setdefault(run, [])
+            mine = by_run.setdefault(run, [])
             for each in (process, *process.children(recursive=True)):
                 if each not in mine:
                     mine.append(each)
         except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
             continue
-    return found
+    return by_run
 
 
 def _written_beside_the_log(process: psutil.Process) -> dict[str, str]:

@@ -78,7 +78,7 @@ class Vllm(PythonEngine):
         which every user of the machine can read."""
         # A server's temporary files are removed with it; compiled kernels are to be kept.
         compiled = Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}"
-        own = {
+        settings = {
             "VLLM_API_KEY": api_key,
             # Also what the engine's processes say to each other stays on the loopback.
             "VLLM_HOST_IP": "127.0.0.1",
@@ -86,7 +86,7 @@ class Vllm(PythonEngine):
             "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(compiled)),
         }
         debug = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "VLLM_LOGGING_LEVEL": "DEBUG"}
-        environment = self._environment(configuration, own, debug)
+        environment = self._environment(configuration, settings, debug)
         if configuration.speaking_worker:
             inherited = environment.get("PYTHONPATH")
             environment["PYTHONPATH"] = os.pathsep.join(

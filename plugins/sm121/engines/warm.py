@@ -64,13 +64,13 @@ class Warmth:
                 or a name is not known.
             sm121.core.interpreter.NoAnswer: the interpreter does not answer.
         """
-        known = {item.name: item for item in preflight.load_preflight().architecture}
-        if not profile.engine.needs.jit_modules or profile.arch not in known:
+        architectures = {item.name: item for item in preflight.load_preflight().architecture}
+        if not profile.engine.needs.jit_modules or profile.arch not in architectures:
             raise UsageError(
                 f"profile {profile.name}: nothing of FlashInfer is compiled for it (expected "
                 "engine.needs.jit_modules and a GPU's architecture); --profile names another one"
             )
-        architecture = known[profile.arch]
+        architecture = architectures[profile.arch]
         environment = {
             "FLASHINFER_CUDA_ARCH_LIST": f"{architecture.target}a",
             **os.environ,
@@ -101,8 +101,8 @@ class Warmth:
     def jobs(self, module: JitModule) -> str:
         """How many compile jobs at a time: what the environment says, else what fits without a
         server; "0" where none does."""
-        given = self.environment.get("MAX_JOBS", "")
-        return given or str(jit.bound([module], self.environment).jobs)
+        limit = self.environment.get("MAX_JOBS", "")
+        return limit or str(jit.bound([module], self.environment).jobs)
 
     def obstacle(self, module: JitModule) -> str | None:
         """Why a module cannot be compiled here; None when it can."""
@@ -114,11 +114,11 @@ class Warmth:
             )
         if not self.modules.installed:
             return f"{self.python} has no flashinfer-python"
-        bound, given = jit.bound([module], self.environment), self.environment.get("MAX_JOBS")
+        bound, limit = jit.bound([module], self.environment), self.environment.get("MAX_JOBS")
         if not bound.jobs:
             return f"{bound}; stop what holds memory"
-        if given and not (given.isdecimal() and 0 < int(given) <= bound.jobs):
-            return f"MAX_JOBS={given}, {bound.jobs} fit: give --engine-env MAX_JOBS={bound.jobs}"
+        if limit and not (limit.isdecimal() and 0 < int(limit) <= bound.jobs):
+            return f"MAX_JOBS={limit}, {bound.jobs} fit: give --engine-env MAX_JOBS={bound.jobs}"
         return None
 
     def build(self, module: JitModule, say: Callable[[str], None]) -> str | None:
@@ -151,11 +151,11 @@ class Warmth:
                 start_new_session=True,  # nvcc starts others: all of them end with the group
             )
             try:
-                shown = time.monotonic()
+                last_line = time.monotonic()
                 while process.poll() is None:
                     time.sleep(_POLL_S)
-                    if time.monotonic() - shown >= _LINE_EVERY_S:
-                        shown = time.monotonic()
+                    if time.monotonic() - last_line >= _LINE_EVERY_S:
+                        last_line = time.monotonic()
                         say(f"building {caches.building(began) or module.name}")
             finally:
                 if process.poll() is None:

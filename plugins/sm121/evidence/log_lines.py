@@ -302,7 +302,7 @@ def read_new_lines(
             that it is like.
     """
     plain: dict[bytes, LogLine] = {}
-    held: LogLine | None = None
+    current: LogLine | None = None
     pending: bytes | None = None  # a plain line in the place of `held`
     key = b""
 
@@ -315,9 +315,9 @@ def read_new_lines(
         new_key = raw.translate(None, _DIGITS)
         like = plain.get(new_key)
         if like is not None:
-            if held is not None:
-                yield from give(held, key)
-                held = None
+            if current is not None:
+                yield from give(current, key)
+                current = None
             pending = raw
             again(raw, like)
             continue
@@ -327,16 +327,16 @@ def read_new_lines(
         if pending is not None:
             if line.bare and line.is_indented:
                 plain_one = clean(pending.decode("utf-8", errors="replace"))
-                held, key = replace(plain_one, number=number - 1), b""
+                current, key = replace(plain_one, number=number - 1), b""
             pending = None
-        if held is not None:
-            if continues(line, held):
-                held, key = join(held, line), b""
+        if current is not None:
+            if continues(line, current):
+                current, key = join(current, line), b""
                 continue
-            yield from give(held, key)
-        held, key = line, new_key
-    if held is not None:
-        yield from give(held, key)
+            yield from give(current, key)
+        current, key = line, new_key
+    if current is not None:
+        yield from give(current, key)
 
 
 def cut(text: str, limit: int = 400, *, around: int = 0) -> str:

@@ -27,10 +27,10 @@ def with_metrics(path: KernelPath, text: str, engine: str = "vllm") -> KernelPat
     samples = list(samples_of(text, metric_names.__contains__))
     changed = path.model_copy(deep=True)
     for signature in signatures:
-        found = _read(signature, samples)
-        if found is None:
+        reading = _read(signature, samples)
+        if reading is None:
             continue
-        value, line = found
+        value, line = reading
         logged = getattr(changed, signature.field)
         if logged is None:
             setattr(changed, signature.field, value)

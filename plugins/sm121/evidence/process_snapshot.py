@@ -14,15 +14,15 @@ from sm121.core.redaction import redact_arguments
 def snapshot(processes: Iterable[psutil.Process]) -> list[dict[str, Any]]:
     """What each process is and does, its dead children with it; those that end meanwhile are left
     out."""
-    found: dict[int, dict[str, Any]] = {}
+    by_pid: dict[int, dict[str, Any]] = {}
     for process in processes:
         try:
             for each in (process, *process.children()):
-                if each.pid not in found:
-                    found[each.pid] = _one(each)
+                if each.pid not in by_pid:
+                    by_pid[each.pid] = _one(each)
         except psutil.NoSuchProcess:
             continue
-    return [found[pid] for pid in sorted(found)]
+    return [by_pid[pid] for pid in sorted(by_pid)]
 
 
 def _one(process: psutil.Process) -> dict[str, Any]:

@@ -192,17 +192,17 @@ def _rule_findings(rule: PathRule, seen: KernelProfile) -> Iterator[tuple[str, b
 
 
 def _violations(rule: PathRule, log: Path, path: KernelPath) -> list[str]:
-    wanted = {pattern: re.compile(pattern) for pattern in rule.must_see}
+    required = {pattern: re.compile(pattern) for pattern in rule.must_see}
     unwanted = [re.compile(pattern) for pattern in rule.must_not_see]
     violations, observed = [], set()
-    patterns = {*wanted.values(), *unwanted}
+    patterns = {*required.values(), *unwanted}
     for pattern, line in search_last_start(log, path.begins, patterns, path.ends):
         observed.add(pattern)
         if pattern in unwanted:
             violations.append(f"must not see {pattern.pattern!r}, seen: {line[:200]}")
     violations.extend(
         f"must see {text!r}, no line of the log matches"
-        for text, pattern in wanted.items()
+        for text, pattern in required.items()
         if pattern not in observed
     )
     return violations

@@ -102,7 +102,7 @@ class Examiner:
     #: The check that is under way.
     _step: StepName = "start"
     #: Logs of the ends that a bundle was made of: each cell of a start-up gets the same error.
-    _told: set[Path] = field(default_factory=set)
+    _bundled: set[Path] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.profile = self.harness.profile
@@ -133,14 +133,14 @@ class Examiner:
         """
         began = time.monotonic()
         self._steps, self._step = [], "start"
-        shown = configuration or ServerConfiguration("attached", "", "", "", "")
+        start = configuration or ServerConfiguration("attached", "", "", "", "")
         record = CellRecord(
             id=identity(self.space, planned.cell),
             values=dict(planned.cell),
             why=list(planned.why),
-            configuration=shown.key,
-            arguments=list(shown.arguments),
-            environment={k: self.harness.redact(v) for k, v in shown.environment},
+            configuration=start.key,
+            arguments=list(start.arguments),
+            environment={k: self.harness.redact(v) for k, v in start.environment},
             outcome=CellOutcome.NOT_RUN,
             isolating=isolating,
         )
@@ -254,13 +254,13 @@ class Examiner:
 
     def _known_answers(self, _record: CellRecord, server: Server) -> str | None:
         asker = Asker(server)
-        for known in self.profile.correctness.known_answers:
-            answer = asker.ask(Request(known.prompt, max(4, len(known.begins)), top=0))
-            if not answer.text.startswith(known.begins):
-                return f"{known.prompt!r}: required {known.begins!r} first, seen {answer.text!r}"
+        for case in self.profile.correctness.known_answers:
+            answer = asker.ask(Request(case.prompt, max(4, len(case.begins)), top=0))
+            if not answer.text.startswith(case.begins):
+                return f"{case.prompt!r}: required {case.begins!r} first, seen {answer.text!r}"
             signs = sanity.signs(answer.text, answer.ids)
             if signs:
-                return f"{known.prompt!r}: {signs[0]}"
+                return f"{case.prompt!r}: {signs[0]}"
         return None
 
     def _equivalence(self, record: CellRecord, server: Server) -> str | None:
@@ -274,17 +274,17 @@ class Examiner:
         if record.id == "baseline" and not record.isolating:
             return None
         bound = self._bound(record.values)
-        found = golden.compare(
+        change = golden.compare(
             self.baseline.golden, asker, self.prompts, bound, {}, "the baseline's answers"
         )
         record.agreement = AnswerDifference(
-            worst_nats=found.worst[2], mean_divergence=found.mean_divergence, top1=found.top1
+            worst_nats=change.worst[2], mean_divergence=change.mean_divergence, top1=change.top1
         )
-        beyond = found.beyond(bound)
+        beyond = change.beyond(bound)
         return text(beyond) if beyond else None
 
     def _record_golden(self, asker: Asker, server: Server) -> GoldenFile:
-        kept = golden.record(
+        recorded = golden.record(
             asker,
             self.prompts,
             model=golden.Identity(served_name=server.endpoint.served_name),
@@ -295,8 +295,8 @@ class Examiner:
             environment={},
         )
         self.directory.mkdir(parents=True, exist_ok=True)
-        golden.save(kept, self.directory / "baseline.golden.json")
-        return kept
+        golden.save(recorded, self.directory / "baseline.golden.json")
+        return recorded
 
     def _stress(self, record: CellRecord, server: Server) -> str | None:
         """Several requests at the same time, each answer checked against the baseline's.
@@ -307,31 +307,31 @@ class Examiner:
             raise NotRun("the baseline has no answers to compare with")
         bound = self._bound(record.values)
         expected = {answer.name: answer for answer in self.baseline.golden.answers}
-        wanted = [self.prompts.prompts[n % len(self.prompts.prompts)]
+        prompts = [self.prompts.prompts[n % len(self.prompts.prompts)]
                   for n in range(self.settings.stress_requests)]  # fmt: skip
         asker = Asker(server)
         answers = asker.ask_together(
-            [Request(p.text, p.tokens, salt=f"stress-{n}") for n, p in enumerate(wanted)]
+            [Request(p.text, p.tokens, salt=f"stress-{n}") for n, p in enumerate(prompts)]
         )
-        for prompt, answer in zip(wanted, answers, strict=True):
+        for prompt, answer in zip(prompts, answers, strict=True):
             judged = agreement.judge(
                 expected[prompt.name].positions, asker.positions(answer), bound,
                 golden.continuation(asker, answer.prompt_ids, prompt.tokens),
             )  # fmt: skip
             if judged.disagreement is not None:
-                return f"{len(wanted)} at the same time: {prompt.name!r}: {judged.disagreement}"
+                return f"{len(prompts)} at the same time: {prompt.name!r}: {judged.disagreement}"
         return None
 
     def _drafts(self, record: CellRecord, server: Server) -> str | None:
         """Where the server speculates, it drafted for these prompts, and some of it was
         accepted."""
-        seen = counters.drafted(server.endpoint)
-        if seen is None:
+        drafted = counters.drafted(server.endpoint)
+        if drafted is None:
             return None
-        if not seen.drafts:
+        if not drafted.drafts:
             return str(Fact("drafts for prompts that repeat themselves"))
-        record.path["accepted"] = f"{seen.accepted:.0f} of {seen.tokens:.0f} drafted tokens"
-        return None if seen.accepted else str(Fact("an accepted token", f"{seen}"))
+        record.path["accepted"] = f"{drafted.accepted:.0f} of {drafted.tokens:.0f} drafted tokens"
+        return None if drafted.accepted else str(Fact("an accepted token", f"{drafted}"))
 
     def _judge_rate(self, record: CellRecord, server: Server) -> tuple[CellOutcome, str]:
         """The cell's rate against the baseline's, from a server that stands the sample."""
@@ -387,28 +387,28 @@ class Examiner:
         rate.ratio, rate.ci_low, rate.ci_high = (
             round(v, 4) for v in statistics.ratio_interval(rate.samples, baseline.samples)
         )
-        left = 1.0 - self.settings.may_be_slower.value
+        share = 1.0 - self.settings.may_be_slower.value
         for axis in self.space.axes:
-            left *= 1.0 - (self.space.value(axis, values[axis]).may_be_slower or 0.0)
-        rate.allowed = round(1.0 - left, 4)
+            share *= 1.0 - (self.space.value(axis, values[axis]).may_be_slower or 0.0)
+        rate.allowed = round(1.0 - share, 4)
         return rate.ci_high < 1.0 - rate.allowed
 
     def _measure(
         self, record: CellRecord, server: Server
     ) -> tuple[str, list[float], list[Invalidity]]:
         """A few rates of one stream: name, samples, and what speaks against them."""
-        own = self.settings
+        settings = self.settings
         names = ("rounds", "short_rounds", "warm_up_requests", "drift_bound", "second_clock_bound")
-        changed = {name: getattr(own, name) for name in names}
+        changed = {name: getattr(settings, name) for name in names}
         measuring = self.profile.performance.measuring.model_copy(
-            update={**changed, "maximum_rounds": own.rounds}
+            update={**changed, "maximum_rounds": settings.rounds}
         )
-        plan = Plan(own.prompt_tokens, (own.generated_tokens,), (0,), measuring)
-        name = f"tg{own.generated_tokens}@d0"
+        plan = Plan(settings.prompt_tokens, (settings.generated_tokens,), (0,), measuring)
+        name = f"tg{settings.generated_tokens}@d0"
         records = self.directory / "records" / record.id
         with MeasuredServer.open(server.endpoint, plan, records) as measured_server:
-            cell = MeasuredCell(measured_server, 0).gather(own.rounds)
-        measured = DecodeRate(own.generated_tokens).of(cell)
+            cell = MeasuredCell(measured_server, 0).gather(settings.rounds)
+        measured = DecodeRate(settings.generated_tokens).of(cell)
         good = [s for s in measured.samples if math.isfinite(s) and s > 0]
         return name, good, measured.invalid
 
@@ -416,19 +416,19 @@ class Examiner:
 
     def _bound(self, values: Mapping[str, str]) -> GoldenBound:
         """The widest of its values' own bounds; else that of the baseline's dtype."""
-        own = [
+        bounds = [
             bound
             for axis in self.space.axes
             if (bound := self.space.value(axis, values[axis]).bound) is not None
         ]
-        if own:
-            return max(own, key=lambda bound: bound.max_abs)
+        if bounds:
+            return max(bounds, key=lambda bound: bound.max_abs)
         assert self.baseline is not None
-        found = {str(k): v for k, v in self.profile.correctness.golden.items()}
+        by_dtype = {str(k): v for k, v in self.profile.correctness.golden.items()}
         dtype = self.baseline.golden.dtype
-        if dtype not in found:
+        if dtype not in by_dtype:
             raise NotRun(f"profile {self.profile.name} has no correctness.golden for {dtype}")
-        return found[dtype]
+        return by_dtype[dtype]
 
     # ------------------------------------------------------------------------------------ records
 
@@ -457,20 +457,20 @@ class Examiner:
         cause = error.cause if refused else self._cause(record, error)
         record.kind = cause.kind
         outcome = CellOutcome.FAIL if refused else CellOutcome.CRASH
-        what = "refused" if refused else "did not start"
+        event = "refused" if refused else "did not start"
         if started:
-            what = f"died (checking: {self._step})"
+            event = f"died (checking: {self._step})"
         record.bundle = self._bundle(record, error.log, cause)
-        message = f"{what}: {cause.kind}: {cause.summary}"
+        message = f"{event}: {cause.kind}: {cause.summary}"
         step: StepName = "alive" if started else "start"
         self._done(step, time.monotonic(), outcome, message, record.bundle)
 
     def _cause(self, record: CellRecord, error: ServerError) -> Cause:
         """What the run finds out while there is something left of the server; each end is looked
         at once."""
-        if error.log in self._told:
+        if error.log in self._bundled:
             return error.cause
-        self._told.add(error.log)
+        self._bundled.add(error.log)
         # A cell that is run to find a set is no test's.
         tests = [test.id for test in self.harness.ledger if test.id.endswith(f"[{record.id}]")]
         return self.harness.crashed(error, tests[-1] if tests else None)
@@ -492,18 +492,18 @@ def _unmet(expected: Expected, where: str, path: KernelPath, text: str | None) -
     """What of the expectation the evidence does not show. ``text`` is the log, None without one."""
     wrong = []
     for name, pattern in expected.path.items():
-        seen = getattr(path, name)
-        if not re.fullmatch(pattern, str(seen), re.I):
+        observed = getattr(path, name)
+        if not re.fullmatch(pattern, str(observed), re.I):
             line = path.evidence.get(name, "no line of the log shows it")
-            wrong.append(f"{where}: required {name} {pattern}, seen {seen} ({line})")
+            wrong.append(f"{where}: required {name} {pattern}, seen {observed} ({line})")
     if text is None:
         return wrong
     for pattern in expected.must_see:
         if not re.search(pattern, text):
             wrong.append(f"{where}: must see {pattern!r}, no line of the log matches")
     for pattern in expected.must_not_see:
-        if found := re.search(f".*{pattern}.*", text):
-            wrong.append(f"{where}: must not see {pattern!r}, seen: {found[0].strip()[:200]}")
+        if match := re.search(f".*{pattern}.*", text):
+            wrong.append(f"{where}: must not see {pattern!r}, seen: {match[0].strip()[:200]}")
     return wrong
 
 

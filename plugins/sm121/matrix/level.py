@@ -94,11 +94,11 @@ class MatrixLevel:
         if planned is None:
             raise NotRun(f"profile {self.plan.profile.name} has no cells to try")
         record = self._record_of(planned) or self.examine(planned)
-        place = record.bundle or record.log
+        evidence = record.bundle or record.log
         fact = Fact(
             "the cell works",
             f"{record.outcome}: {record.reason}",
-            evidence=f"{self.harness.directory / place}" if place else "",
+            evidence=f"{self.harness.directory / evidence}" if evidence else "",
         )
         if record.outcome is CellOutcome.INVALID:
             raise Invalid(fact)
