@@ -338,18 +338,12 @@ def test_second_clock_finds_what_is_so_in_half_of_the_answers():
 
 
 def test_an_answer_that_ends_within_a_step_of_accepted_drafts_is_no_contradiction():
-    """Eagle3 on the CPU: 91.84 tok/s by the stream, 99.28 by requests of 8 tokens, whose last step
-    was cut: 24 tokens lie between them, and a draft has 2. Of 128 tokens it excuses next to
-    nothing, and nothing where the server's counters know of no drafts."""
-    spoken = {"acceptance_rate": 0.75, "mean_accepted_length": 2.5}
-    assert validity.cut_step(spoken, 32, [8, 8, 8]) == pytest.approx(2 / 24)
-    assert validity.cut_step(spoken, 128, [8, 8, 8]) == pytest.approx(2 / 120)
-    assert validity.cut_step({}, 32, [8]) == validity.cut_step(spoken, 32, []) == 0.0
-    pairs = [(91.84, 99.28)] * 15
-    for slack, wrong in ((0.0, True), (2 / 24, False), (2 / 120, True)):
-        findings = Findings()
-        validity.check_second_clock(pairs, 0.02 + slack, findings)
-        assert bool(findings.invalid) is wrong
+    """Eagle3 on the CPU: 1.5 tokens of a draft were accepted. Of 24 tokens between a short and a
+    long answer that is much, and longer ones tell; what was only drafted excuses nothing."""
+    speculation = {"acceptance_rate": 0.05, "mean_accepted_length": 2.5}
+    assert validity.cut_step(speculation, 32, [8, 8, 8]) == pytest.approx(1.5 / 24)
+    assert validity.cut_step(speculation, 128, [8, 8, 8]) == pytest.approx(1.5 / 120)
+    assert validity.cut_step({}, 32, [8]) == validity.cut_step(speculation, 32, []) == 0.0
 
 
 #: tg32 of the canary on an H100, one row an answer: time to its first token, and between two (ms).

@@ -28,6 +28,10 @@ from aiohttp import web
 SPIN_NS = 1_500_000
 STALL_S = 3600.0
 VOCABULARY = 199_998
+#: When an event is due (None: never), its bytes, the tokens in it.
+Event = tuple[int | None, bytes, int]
+#: Requests that came together: the first one's time, their numbers, and how they are done.
+Share = tuple[float, list[int], str]
 
 
 @dataclass
@@ -37,6 +41,8 @@ class Pace:
     rate: float = 52.0
     prefill_rate: float = 10_000.0
     fixed_ms: float = 20.0
+    #: Most tokens of a prompt and its answer, as it says.
+    context: int = 131_072
     #: Relative standard deviation of a request's rate, and of each interval.
     jitter: float = 0.0
     interval_jitter: float = 0.0
@@ -121,6 +127,8 @@ class Pace:
     prompts: str = ""
     #: Mean accepted length of speculation in the counters; 0: no speculation.
     accepted_length: float = 0.0
+    #: Tokens of each draft, in the counters.
+    drafted: int = 4
     counter_factor: float = 1.0
     #: The request of this number is refused with status 500; 0: none is.
     fail_number: int = 0
@@ -187,6 +195,9 @@ TRAPS: dict[str, dict[str, Any]] = {
     "closes-connections": {"keep_alive": False},
     "decode-time-stands": {"decode_time_stands": True},
     "counts-what-it-skips": {"lost_tokens": 12, "lost_in_no_time": True, "metrics": False},
+    "lies-about-drafts": {
+        **{"early_token": True, "content_free": 1, "accepted_length": 1.5, "drafted": 16},
+    },
     "redirects-what-it-held": {"redirect_every": 5, "redirect_after_ms": 400.0},
 }
 
@@ -210,8 +221,7 @@ class TimedServer:
         self.decode_s = 0.0
         self.used: set[Any] = set()
         self.slots = asyncio.Semaphore(pace.slots or 1_000_000)
-        #: Requests that came together: the first one's time, how many, and how they are done.
-        self.group: tuple[float, list[int], str] = (0.0, [], "")
+        self.group: Share = (0.0, [], "")
         self.random = random.Random(pace.seed)
 
     def application(self) -> web.Application:
@@ -240,7 +250,8 @@ class TimedServer:
         return web.Response(text=" ".join(words))
 
     async def models(self, _request: web.Request) -> web.Response:
-        entry = {"id": self.model, "object": "model", "owned_by": "meta", "max_model_len": 131072}
+        entry = {"id": self.model, "object": "model", "owned_by": "meta"}
+        entry |= {"max_model_len": self.pace.context}
         return web.json_response({"object": "list", "data": [entry]})
 
     async def admin(self, request: web.Request) -> web.Response:
@@ -257,7 +268,8 @@ class TimedServer:
         said = await request.json()
         text = said.get("prompt") or " ".join(m["content"] for m in said.get("messages", []))
         ids = [_id_of(word) for word in text.split()]
-        return web.json_response({"count": len(ids), "tokens": ids, "max_model_len": 131072})
+        context = self.pace.context
+        return web.json_response({"count": len(ids), "tokens": ids, "max_model_len": context})
 
     async def detokenize(self, request: web.Request) -> web.Response:
         if not self.pace.tokenize:
@@ -288,7 +300,7 @@ class TimedServer:
             accepted = self.drafts * (pace.accepted_length - 1)
             values |= {
                 "spec_decode_num_drafts_total": self.drafts,
-                "spec_decode_num_draft_tokens_total": self.drafts * 4,
+                "spec_decode_num_draft_tokens_total": self.drafts * pace.drafted,
                 "spec_decode_num_accepted_tokens_total": accepted,
             }
         lines = []
@@ -330,16 +342,12 @@ class TimedServer:
         finally:
             self.running -= 1
 
-    def _join(self, number: int) -> tuple[float, list[int], str]:
+    def _join(self, number: int) -> Share:
         """The requests that came together with this one."""
-        now = time.monotonic()
+        now, how = time.monotonic(), self.pace.prompts
         if now - self.group[0] > 0.02:
-            how = self.pace.prompts
-            self.group = (
-                now,
-                [],
-                self.random.choice(("batch", "turns")) if how == "either" else how,
-            )
+            how = self.random.choice(("batch", "turns")) if how == "either" else how
+            self.group = (now, [], how)
         self.group[1].append(number)
         return self.group
 
@@ -350,7 +358,7 @@ class TimedServer:
         received: int,
         pace: Pace,
         number: int,
-        share: tuple[float, list[int], str],
+        share: Share,
     ) -> web.StreamResponse:
         said = json.loads(body)
         chat = "messages" in said
@@ -401,14 +409,7 @@ class TimedServer:
         if pace.accepted_length:
             self.drafts += int(tokens / pace.accepted_length)
 
-    def _plan(
-        self,
-        pace: Pace,
-        number: int,
-        prompt_tokens: int,
-        tokens: int,
-        share: tuple[float, list[int], str],
-    ) -> Plan:
+    def _plan(self, pace: Pace, number: int, prompt_tokens: int, tokens: int, share: Share) -> Plan:
         slow = pace.slow_factor if number <= pace.slow_first else 1.0
         rate = pace.rate / slow
         if pace.slow_every and tokens >= 32:
@@ -450,13 +451,13 @@ class TimedServer:
         prompt_tokens: int,
         chat: bool,
         pace: Pace,
-    ) -> list[tuple[int | None, bytes, int]]:
-        """(when, what, tokens in it), ready before the first is due."""
+    ) -> list[Event]:
+        """Ready before the first is due."""
         options = said.get("stream_options") or {}
         usage = bool(options.get("include_usage")) and pace.final_usage
         continuous = bool(options.get("continuous_usage_stats")) and pace.continuous_usage
         with_ids = bool(said.get("return_token_ids")) and pace.token_ids
-        events: list[tuple[int | None, bytes, int]] = []
+        events: list[Event] = []
         base = {"id": "cmpl-timed", "model": self.model}
         base["object"] = "chat.completion.chunk" if chat else "text_completion"
 
@@ -475,14 +476,7 @@ class TimedServer:
             return {**inner, "text": text or ""}
 
         def counted(done: int) -> dict[str, Any]:
-            said_tokens = round(done * pace.usage_factor)
-            return {
-                "usage": {
-                    "prompt_tokens": prompt_tokens,
-                    "completion_tokens": said_tokens,
-                    "total_tokens": prompt_tokens + said_tokens,
-                }
-            }
+            return {"usage": _usage(prompt_tokens, round(done * pace.usage_factor))}
 
         if pace.early_event:
             events.append((0, event(choice("", None, role=True), 0, {}), 0))
@@ -535,7 +529,6 @@ class TimedServer:
 
     def _whole(self, ids: list[int], prompt_tokens: int, chat: bool, pace: Pace) -> dict[str, Any]:
         text = " ".join(f"w{i}" for i in ids)
-        said = round(len(ids) * pace.usage_factor)
         choice: dict[str, Any] = {"index": 0, "finish_reason": "length", "logprobs": None}
         choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
         if pace.token_ids:
@@ -546,11 +539,7 @@ class TimedServer:
             "created": 1_790_000_000,
             "model": self.model,
             "choices": [choice],
-            "usage": {
-                "prompt_tokens": prompt_tokens,
-                "completion_tokens": said,
-                "total_tokens": prompt_tokens + said,
-            },
+            "usage": _usage(prompt_tokens, round(len(ids) * pace.usage_factor)),
         }
 
     def _note(
@@ -578,9 +567,7 @@ class Plan:
     at: list[int]
 
 
-def _bundled(
-    events: list[tuple[int | None, bytes, int]], burst: int
-) -> list[tuple[int | None, bytes, int]]:
+def _bundled(events: list[Event], burst: int) -> list[Event]:
     """Events held back and sent together: so many at a time after the first, or all of them."""
     if burst == 1:
         return events
@@ -592,12 +579,10 @@ def _bundled(
     return first
 
 
-def _late(
-    events: list[tuple[int | None, bytes, int]], first: int, leak: float
-) -> list[tuple[int | None, bytes, int]]:
+def _late(events: list[Event], first: int, leak: float) -> list[Event]:
     """The first event not before its time, and those behind it as soon as they may come: at once,
     or after steps that are only a share shorter than they should be."""
-    made: list[tuple[int | None, bytes, int]] = []
+    made: list[Event] = []
     sent, before = first, events[0][0] or 0
     for due, payload, tokens in events:
         due = due or 0
@@ -605,6 +590,11 @@ def _late(
         sent, before = (max(due, sent + step) if made else max(due, first)), due
         made.append((sent, payload, tokens))
     return made
+
+
+def _usage(prompt: int, completion: int) -> dict[str, int]:
+    total = prompt + completion
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total}
 
 
 def _id_of(word: str) -> int:

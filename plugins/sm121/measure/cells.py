@@ -291,12 +291,6 @@ class MeasuredCell:
         self._write()
         return self
 
-    def gather_short(self, requests: int) -> MeasuredCell:
-        """Measure until there are so many requests in all, the new ones short: for percentiles of
-        what happens before the first token."""
-        self.short_rounds = max(requests - len(self.long), len(self.short))
-        return self.gather(len(self.long))
-
     def findings(self, *, failures: bool) -> Findings:
         """What speaks against any number of this cell.
 
@@ -312,12 +306,6 @@ class MeasuredCell:
         validity.check_client(self._batches, findings)
         validity.check_lag(self.rounds_left_out, len(self.long), self._worst_lag_ns, findings)
         return findings
-
-    def check_first_chunks(self, findings: Findings) -> None:
-        """Whether first chunks have a token. Beside others a stream waits for their prompts."""
-        if self.concurrency == 1:
-            good = [answer for answer in self.all_answers if answer.ok]
-            validity.check_first_chunk(good, self.counted_by, findings)
 
     def client_account(self) -> dict[str, Any]:
         """What the client itself needed, for `Measurement.extra`."""

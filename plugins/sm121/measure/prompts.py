@@ -70,16 +70,14 @@ class Prompts:
                 if len(ids) < tokens:
                     text = f"{text} {self.words(tokens - len(ids))}"
                 else:
-                    text = self._detokenize(http, ids[:tokens])
+                    body = {"model": self.endpoint.served_name, "tokens": ids[:tokens]}
+                    answer = http.post("/detokenize", json=body).raise_for_status()
+                    text = str(answer.json()["prompt"])
         raise PromptError(f"no text of exactly {tokens} tokens came out of /tokenize")
 
     def _tokenize(self, http: httpx.Client, text: str) -> list[int]:
         body = {"model": self.endpoint.served_name, "prompt": text, "add_special_tokens": False}
         return list(http.post("/tokenize", json=body).raise_for_status().json()["tokens"])
-
-    def _detokenize(self, http: httpx.Client, ids: list[int]) -> str:
-        body = {"model": self.endpoint.served_name, "tokens": ids}
-        return str(http.post("/detokenize", json=body).raise_for_status().json()["prompt"])
 
     def can_tokenize(self) -> bool:
         """Whether the server says how many tokens a text has."""

@@ -331,23 +331,23 @@ def beginning_to_rest(answer: TimedAnswer, clock: Clock, tokens: int) -> float |
     return beginning.rate / rest.rate if rest.enough and rest.rate else None
 
 
-def cut_step(spoken: Mapping[str, float], tokens: int, short: Iterable[int]) -> float:
-    """How much the two clocks may differ where drafts are accepted, by the server's own counters:
-    an answer may end within a step, which takes as long as a whole one.
+def cut_step(speculation: Mapping[str, float], tokens: int, short: Iterable[int]) -> float:
+    """How much the two clocks may differ where drafts are accepted: an answer may end within a
+    step, which takes as long as a whole one. The server's own counters say so: who uses it holds
+    it against a bound.
 
     Args:
-        spoken: `counters.speculation` of the same requests.
+        speculation: `counters.speculation` of the same requests.
         tokens: up to which token the long answers are read.
         short: tokens of the short ones.
 
     Returns:
-        The tokens of a draft, as a share of those between a short and a long answer.
+        The tokens accepted in a step, as a share of those between a short and a long answer.
     """
     between = [tokens - few for few in short if few < tokens]
-    if not spoken.get("acceptance_rate") or not between:
+    if not between:
         return 0.0
-    drafted = (spoken["mean_accepted_length"] - 1.0) / spoken["acceptance_rate"]
-    return drafted / median(between)
+    return (speculation.get("mean_accepted_length", 1.0) - 1.0) / median(between)
 
 
 def check_second_clock(

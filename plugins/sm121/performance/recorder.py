@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 from sm121.core.profile_fields import Gate
 from sm121.core.unmet import Fact, Unmet, noted
 from sm121.core.verdict import Inconclusive, Invalid, Verdict
-from sm121.evidence.kernel_path import KernelPath
 from sm121.measure import gate, machine, metrics, roofline, statistics
 from sm121.measure.gate import Decision, More
 from sm121.measure.measurement import Measurement
@@ -19,6 +18,9 @@ from sm121.measure.statistics import Estimate
 from sm121.performance.box import RunBox
 from sm121.run.harness import Harness
 from sm121.run.verdict_file import MetricReport
+
+#: The part of the kernel path that determines speed.
+_SPEED_PATH = ("attention", "moe", "kv_layout", "cuda_graphs", "speculative", "native_fp4")
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ class Recorder:
             "engine": {"name": file.engine.name, "version": file.engine.version},
             # By name, not by path: another checkout measures the same model.
             "model": self._model,
-            "path": speed_path(file.engine.path),
+            "path": {name: getattr(file.engine.path, name, None) for name in _SPEED_PATH},
             "box": file.box.model_dump(mode="json"),
             **self.context(),
             "roofline": metric.roofline,
@@ -232,12 +234,6 @@ def _report(
         **thresholds,
         **memory,
     )
-
-
-def speed_path(path: KernelPath) -> dict[str, Any]:
-    """The part of the kernel path that determines speed."""
-    names = ("attention", "moe", "kv_layout", "cuda_graphs", "speculative", "native_fp4")
-    return {name: getattr(path, name, None) for name in names}
 
 
 def host_of(url: str | None) -> str | None:

@@ -64,8 +64,9 @@ class Metric(ABC):
 
     def examine(self, cell: MeasuredCell, measurement: Measurement, findings: Findings) -> None:
         """Note what speaks against its samples, and what belongs beside its value."""
-        if self.of_first_token:
-            cell.check_first_chunks(findings)
+        if self.of_first_token and cell.concurrency == 1:  # others wait for others' prompts
+            good = [answer for answer in cell.all_answers if answer.ok]
+            validity.check_first_chunk(good, cell.counted_by, findings)
         if self.higher_is_better:
             bound = cell.server.plan.measuring.drift_bound
             validity.check_drift(measurement.samples, bound, findings)
@@ -97,7 +98,9 @@ class Metric(ABC):
     def gather(self, cell: MeasuredCell, samples: int) -> None:
         """Measure until there are so many samples in all, one round more at least."""
         if self.of_first_token and cell.concurrency == 1:
-            cell.gather_short(samples)
+            # For percentiles of what happens before the first token the new requests are short.
+            cell.short_rounds = max(samples - len(cell.long), len(cell.short))
+            cell.gather(len(cell.long))
             return
         measurement, rounds = self.of(cell), len(cell.long)
         # A round of several streams has several samples.
