@@ -82,12 +82,15 @@ def _wire(prompt: bytes, said: Json) -> Json:
 
 
 @contextmanager
-def scripted(broken: Break | None = None) -> Iterator[Server]:
-    """Serve on a loopback port until the block ends."""
+def scripted(broken: Break | None = None, *, context: int = 131_072) -> Iterator[Server]:
+    """Serve on a loopback port until the block ends. An answer ends where the context does."""
 
     class Handler(JsonHandler):
         running = 0
         lock = threading.Lock()
+
+        def do_GET(self) -> None:
+            self.say({"data": [{"id": "canary", "max_model_len": context}]})
 
         def do_POST(self) -> None:
             body = self.asked()
@@ -98,7 +101,8 @@ def scripted(broken: Break | None = None) -> Iterator[Server]:
             time.sleep(0.03)  # those that come together are together
             together = type(self).running > 1
             time.sleep(0.03)
-            said = answer(prompt, body["max_tokens"], together=together)
+            tokens = min(body["max_tokens"], context - len(prompt))
+            said = answer(prompt, tokens, together=together)
             if broken is not None:
                 broken(body, together, said)
             with self.lock:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sm121.core.configuration import ServerConfiguration
 from sm121.core.server import Endpoint
 from sm121.engines.ports import free_port
 
@@ -45,6 +46,11 @@ class TimedServer:
         """A record for each request that was answered to its end, in the order of arrival."""
         records = [json.loads(line) for line in self.log.read_text("utf-8").splitlines()]
         return sorted(records, key=lambda record: record["received_ns"])
+
+
+def configuration(*arguments: str, **environment: str) -> ServerConfiguration:
+    variables = tuple(sorted(environment.items()))
+    return ServerConfiguration("tested", "vllm", sys.executable, "m", "m", arguments, variables)
 
 
 @contextmanager

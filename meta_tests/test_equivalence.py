@@ -7,9 +7,10 @@ import math
 import re
 
 import pytest
-from scripted_answers import write_tokenizer
+from scripted_answers import scripted, write_tokenizer
+from servers import configuration
 
-from sm121.answers import agreement
+from sm121.answers import agreement, log_probabilities
 from sm121.client.completions import Asker, Completion, Position, Request, malformed, parse
 from sm121.core import vocabulary
 from sm121.core.level_settings import AgreementBound
@@ -237,6 +238,30 @@ def test_what_is_missing_is_a_failure_of_vllm_and_not_run_for_others():
         Asker(_server("vllm", "0.32.0")).need(None, "token ids")
     with pytest.raises(NotRun, match="token ids"):
         Asker(_server("openai-compatible", None)).need(None, "token ids")
+
+
+@pytest.mark.parametrize(
+    ("context", "tokens", "error", "reason"),
+    [
+        (4096, 12, NotRun, "4090 tokens and 12 of its answer need a context of 4102 .* has 4096"),
+        (8192, 6, AssertionError, "required: 12 tokens, seen: 6 ids"),
+    ],
+    ids=["healthy-and-short", "long-enough-and-six-tokens"],
+)
+def test_a_context_that_is_too_short_is_no_fault(context, tokens, error, reason):
+    def cut(_body, _together, said):
+        said["ids"], said["places"] = said["ids"][:tokens], said["places"][:tokens]
+        said["text"] = bytes(said["ids"]).decode()
+
+    with scripted(cut, context=context) as server, pytest.raises(error, match=reason):
+        log_probabilities.generations_agree(Asker(server), None, [("long", [97] * 4090)])
+
+
+@pytest.mark.parametrize("argument", [("--max_model_len=512",), ("--context-length", "512")])
+def test_where_the_server_does_not_say_its_context_its_arguments_do(argument):
+    started_with = configuration("--max-model-len", "4096", *argument)
+    server = dataclasses.replace(_server("vllm", "0.32.0"), configuration=started_with)
+    assert server.context_tokens() == 512 and _server("vllm", None).context_tokens() is None
 
 
 def test_a_cold_request_has_a_salt_of_its_own():

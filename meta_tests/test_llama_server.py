@@ -6,14 +6,12 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from loopback import JsonHandler, serving
 
 from sm121.client.completions import parse
-from sm121.core.server import Endpoint
+from sm121.core.server import context_of
 from sm121.core.verdict import NotRun
 from sm121.engines import capabilities
 from sm121.session.session import Session
-from sm121.stress import capacity
 from sm121.stress.shapes import BAD_REQUESTS, Shapes
 from tools import engines
 
@@ -70,15 +68,9 @@ def test_every_bad_request_is_a_case():
 
 
 def test_the_context_stands_in_the_list_of_models():
-    class Handler(JsonHandler):
-        def do_GET(self):
-            entries = [{"id": "other", "meta": {"n_ctx": 1}}, {"id": "m", "meta": {"n_ctx": 4608}}]
-            self.say({"data": entries})
-
-    with serving(Handler) as url:
-        assert capacity.context_tokens(Endpoint(url, "key", "m")) == 4608
-        with pytest.raises(NotRun):
-            capacity.context_tokens(Endpoint(url, "key", "none"))
+    entries = [{"id": "other", "meta": {"n_ctx": 1}}, {"id": "m", "meta": {"n_ctx": 4608}}]
+    assert context_of({"data": entries}, "m") == 4608
+    assert context_of({"data": entries}, "none") is None
 
 
 def test_the_page_has_no_path_of_this_machine():

@@ -112,6 +112,14 @@ def test_depths_that_are_none(run_pytest, text):
     assert f"--depths {text}: expected numbers of tokens" in run.output
 
 
+def test_a_depth_beyond_the_context_is_not_run(timed_server, run_pytest):
+    server = timed_server("--context", "4096")
+    _, run = judge(run_pytest, server, "--depths", "0,4096", "-k", "prefill_rate")
+    tests = [test for test in run.verdict["tests"] if "prefill_rate" in test["id"]]
+    assert [test["verdict"] for test in tests] == ["PASS", "NOT_RUN"], run.output
+    assert "need a context of 6272 tokens; the server has 4096" in run.output
+
+
 def test_depths():
     assert _depths("0, 4096,0") == (0, 4096)
     assert _depths(None) is None

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
 
 import pytest
 from logs import read_lines
+from servers import configuration
 
-from sm121.core.configuration import ServerConfiguration
 from sm121.core.data_file import DataFileError, parse
 from sm121.core.profile import load, shipped
 from sm121.engines import requested
@@ -34,18 +33,6 @@ GB10_LOG = [
 
 def differences(asked, path, environment) -> list[str]:
     return different(compare(asked, path, environment))
-
-
-def configuration(*arguments: str, **environment: str) -> ServerConfiguration:
-    return ServerConfiguration(
-        name="tested",
-        engine="vllm",
-        python=sys.executable,
-        model="m",
-        served_name="m",
-        arguments=arguments,
-        environment=tuple(sorted(environment.items())),
-    )
 
 
 def compared(path: KernelPath, *arguments: str, **environment: str):

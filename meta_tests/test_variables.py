@@ -8,25 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sm121.core.configuration import ServerConfiguration
+from servers import configuration
+
 from sm121.engines.requested import compare, different, load_requests
 from sm121.evidence import variables
 from sm121.evidence.kernel_path import KernelPath, read_log
 from sm121.evidence.variables import Registry
 
 DATA = Path(__file__).parent / "data"
-
-
-def configuration(*arguments: str, **environment: str) -> ServerConfiguration:
-    return ServerConfiguration(
-        name="tested",
-        engine="vllm",
-        python=sys.executable,
-        model="m",
-        served_name="m",
-        arguments=arguments,
-        environment=tuple(sorted(environment.items())),
-    )
 
 
 def test_registry_is_the_installed_engines_own() -> None:

@@ -129,10 +129,6 @@ class _WithoutSink(Sequence["Layer"]):
         return dataclasses.replace(layer, sinks=sinks)
 
 
-def _without_sink(weights: Weights, layer: int, head: int) -> Weights:
-    return dataclasses.replace(weights, layers=_WithoutSink(weights.layers, layer, head))
-
-
 _PAST_THE_WINDOW = ("tool call", "mixture of 300", "mixture of 600")
 
 #: Mistakes too small for the tolerance of a coarse dtype, and the prompts that show each best.
@@ -140,7 +136,7 @@ SMALL_MISTAKES: dict[str, tuple[Change, tuple[str, ...]]] = {
     "a sliding window of 127": (functools.partial(_with_window, shift=-1), _PAST_THE_WINDOW),
     "a sliding window of 129": (functools.partial(_with_window, shift=1), _PAST_THE_WINDOW),
     "one head without its sink": (
-        functools.partial(_without_sink, layer=1, head=0),
+        lambda weights: dataclasses.replace(weights, layers=_WithoutSink(weights.layers, 1, 0)),
         ("languages and code", "capitals", "prose of 127"),
     ),
 }

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 from sm121.api import invariants, schema, stream
 from sm121.api.stream import Stream
 from sm121.client.exchange import Exchange, send
-from sm121.core.server import Endpoint
+from sm121.core.server import Endpoint, context_of
 from sm121.core.unmet import Fact, Unmet
+from sm121.core.verdict import NotRun
 from sm121.engines.capabilities import Capabilities, needed
 
 Json = dict[str, Any]
@@ -118,14 +119,11 @@ class Api:
         exchange = self.send("GET", MODELS)
         return _json_of(exchange, MODELS, "model list")
 
-    def context_length(self) -> int | None:
-        """How many tokens a sequence may have, where the list of models says it."""
-        for entry in self.models()["data"]:
-            if entry["id"] == self.model:
-                meta = entry.get("meta") or {}
-                length = entry.get("max_model_len") or meta.get("n_ctx")
-                return int(length) if length else None
-        return None
+    def context_length(self) -> int:
+        """How many tokens a sequence may have; `NotRun` where the list of models does not say."""
+        if (length := context_of(self.models(), self.model)) is None:
+            raise NotRun("the server does not say how long a sequence may be (/v1/models)")
+        return length
 
     def ids(self, text: str) -> list[int]:
         """The token ids of a text, from the server's own prompt."""

@@ -15,6 +15,7 @@ from sm121.answers.exam import Call, Exam, Form, Needle, Question, Section, Sect
 from sm121.api import harmony, rendering, tools
 from sm121.api.cases import Judge
 from sm121.api.client import Api, Json, together
+from sm121.core.server import require_context
 from sm121.core.unmet import Fact, Unmet, require
 from sm121.core.verdict import NotRun
 
@@ -74,7 +75,8 @@ class Candidate:
         document = self.exam.document
         if document is None:
             raise NotRun(f"exam {self.exam.name} has no [document]")
-        self._fits(tokens)
+        self.api.capabilities.require("context_length")
+        require_context(self.api.context_length(), tokens + _BESIDE, self.exam.answer_tokens)
         text = document.text(tokens, rendering.count)
         patient = replace(self, api=replace(self.api, timeout_s=document.within_s))
 
@@ -101,17 +103,6 @@ class Candidate:
         require(not lost, f"all {len(document.needles)} needles", "; ".join(lost))
         line = f"exam {self.exam.name}: a document of {tokens} tokens: all needles found"
         self.remark("; ".join([line, *(f"{needle.id} only alone" for needle in missing)]))
-
-    def _fits(self, tokens: int) -> None:
-        self.api.capabilities.require("context_length")
-        length, needed = self.api.context_length(), tokens + _BESIDE + self.exam.answer_tokens
-        if length is None:
-            raise NotRun("the server does not say how long a sequence may be (/v1/models)")
-        if length < needed:
-            raise NotRun(
-                f"a document of {tokens} tokens, its question and its answer need a context of "
-                f"{needed} tokens; the server has {length} (vLLM: --max-model-len)"
-            )
 
     def _outcome(self, section: Section, question: Question) -> Outcome:
         messages: list[Json] = []

@@ -86,13 +86,11 @@ def violations(kind: Kind, content: Any) -> list[str]:
         # By way of JSON: only there does strict mean what it means for an answer.
         adapter.validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
-        wrong = [item for item in error.errors(include_url=False) if not _is_of_later(item)]
+        errors = error.errors(include_url=False)
+        later = [e["type"] == "missing" and e["loc"][-3:] in _REQUIRED_LATER for e in errors]
+        wrong = [item for item, is_of_later in zip(errors, later, strict=True) if not is_of_later]
         return [_line(item) for item in wrong[:4]]
     return []
-
-
-def _is_of_later(item: Any) -> bool:
-    return item["type"] == "missing" and item["loc"][-3:] in _REQUIRED_LATER
 
 
 @functools.cache

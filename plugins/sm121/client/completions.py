@@ -16,7 +16,7 @@ import httpx
 
 from sm121.client.sse import DONE, EventParser
 from sm121.core.errors import Sm121Error
-from sm121.core.server import Endpoint, Server
+from sm121.core.server import Endpoint, Server, require_context
 from sm121.core.unmet import Fact, Unmet, of
 from sm121.core.verdict import NotRun
 from sm121.core.vocabulary import Vocabulary, of_server
@@ -117,6 +117,7 @@ class Asker:
         #: What vLLM is documented to send is required of it; of others it may be missing.
         self._documented = server.engine == "vllm" or server.version is not None
         self._plain = False
+        self._context = server.context_tokens()
 
     @property
     def vocabulary(self) -> Vocabulary | None:
@@ -127,6 +128,7 @@ class Asker:
         """One completion.
 
         Raises:
+            NotRun: the context of the server is too short for it.
             Refused: the server answered with an error.
             AssertionError: the answer is `malformed`.
         """
@@ -200,6 +202,8 @@ class Asker:
         return stream(self._server.endpoint, body, timeout_s=self._timeout_s)
 
     def _body(self, request: Request) -> dict[str, Any]:
+        prompt = 1 if isinstance(request.prompt, str) else len(request.prompt)
+        require_context(self._context, prompt, request.tokens)
         body = request.body(self._server.endpoint.served_name)
         if self._plain:
             return {key: value for key, value in body.items() if key in _OF_THE_API}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,10 +13,12 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from sm121.core.arguments import one_line
 from sm121.core.bounded import transport
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import UsageError
 from sm121.core.redaction import REDACTED
+from sm121.core.verdict import NotRun
 
 if TYPE_CHECKING:
     import openai
@@ -21,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Sent where the user gave no key.
 NO_KEY = "none"
+#: As vLLM and SGLang call it; the last of two wins.
+_CONTEXT = re.compile(r"--(?:max-model-len|context-length) (\d+)(?!\S)")
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,24 @@ class Endpoint:
         return answer.text if answer.status_code == 200 else None
 
 
+def context_of(models: dict[str, Any], name: str) -> int | None:
+    """The context of a model in tokens, by a list of models; None where it does not say."""
+    for entry in models.get("data") or ():
+        length = entry.get("max_model_len") or (entry.get("meta") or {}).get("n_ctx")
+        if entry.get("id") == name and length:
+            return int(length)
+    return None
+
+
+def require_context(context: int | None, prompt: int, answer: int) -> None:
+    """Raise `NotRun` for what a context (None: not known) is too short for; all in tokens."""
+    if context is not None and prompt + answer > context:
+        raise NotRun(
+            f"a prompt of {prompt} tokens and {answer} of its answer need a context of "
+            f"{prompt + answer} tokens; the server has {context} (vLLM: --max-model-len)"
+        )
+
+
 def root_of(url: str, option: str) -> str:
     """A server's address as `Endpoint` has it.
 
@@ -131,6 +156,17 @@ class Server:
     #: What its start compiled, a line for each cache; empty: its caches were warm.
     compiled: tuple[str, ...] = ()
     why_no_log: str = "the attached server's log is not known; give --server-log"
+
+    def context_tokens(self) -> int | None:
+        """Most tokens of a prompt and its answer: by the server, or else by the arguments that it
+        was started with. None where neither says."""
+        with contextlib.suppress(ValueError, TypeError, AttributeError):
+            models = json.loads(self.endpoint.page("/v1/models") or "")
+            if length := context_of(models, self.endpoint.served_name):
+                return length
+        arguments = self.configuration.arguments if self.configuration is not None else ()
+        lengths = _CONTEXT.findall(one_line(arguments))
+        return int(lengths[-1]) if lengths else None
 
     @property
     def why_cold(self) -> str | None:

@@ -16,7 +16,7 @@ from sm121.client.timed import TimedBatch, TimedRequest, completion
 from sm121.client.timed_answer import Clock, TimedAnswer
 from sm121.client.timed_process import TimedProcess
 from sm121.core.errors import Sm121Error
-from sm121.core.server import Endpoint
+from sm121.core.server import Endpoint, require_context
 from sm121.measure import counters, timing, validity
 from sm121.measure.counters import Counters
 from sm121.measure.measurement import Invalidity
@@ -52,6 +52,8 @@ class MeasuredServer:
     unproven: list[str] = field(default_factory=list)
     #: Requests that it was asked to run at the same time; None: it chooses itself.
     slots: int | None = None
+    #: Most tokens of a prompt and its answer; None: not known.
+    context: int | None = None
     #: Timed requests ask for token ids: without them nothing says how many tokens a chunk has.
     needs_ids: bool = False
     #: By depth and number of streams.
@@ -258,6 +260,7 @@ class MeasuredCell:
 
         if not any(missing()) or self._has_failed:
             return self
+        require_context(self.server.context, self.prompt_tokens, self.tokens)
         before = counters.fetch_quiet(self.server.endpoint)
         if before is not None:
             busy = int(before.values.get("running", 0) + before.values.get("waiting", 0))

@@ -70,6 +70,7 @@ class Bench:
             unproven=unproven,
         ) as measured:
             measured.slots = slots(harness, server)
+            measured.context = server.context_tokens()
             again = lambda: [] if invalid else _against_the_path(harness, server)[0]  # noqa: E731
             yield cls(measured, plan, tails, again)
 

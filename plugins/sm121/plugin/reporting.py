@@ -147,17 +147,13 @@ def _repeated(config: pytest.Config) -> list[str]:
             skip -= 1
         elif name in _NOT_REPEATED:
             skip = 0 if separator else _NOT_REPEATED[name]
-        elif _is_short(argument) and argument[:2] in _NOT_REPEATED:
+        elif argument[:2] in _NOT_REPEATED:
             continue  # -n2, -vv
         elif own_tests.located(argument) not in positional:
             words.append(argument)
             takes = own_options.every()[argument].nargs if argument in own_options.every() else None
             values = takes if isinstance(takes, int) else 0
     return words
-
-
-def _is_short(argument: str) -> bool:
-    return argument.startswith("-") and not argument.startswith("--") and len(argument) > 2
 
 
 def _line(session: Session, config: pytest.Config, arguments: list[str]) -> str:

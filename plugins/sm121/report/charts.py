@@ -193,7 +193,7 @@ def memory(timeline: MemoryTimeline) -> Chart:
         quantities.append(("KV cache in use", shares, "%", "points"))
     rows = [
         [level, *(f"{number(v)} {unit}" for v in (values[0], min(values), max(values), values[-1])),
-         f"{_signed(values[-1] - values[0])} {difference}"]
+         f"{'+' * (values[-1] > values[0])}{number(values[-1] - values[0])} {difference}"]
         for level, values, unit, difference in quantities
     ]  # fmt: skip
     return Chart(
@@ -205,10 +205,6 @@ def memory(timeline: MemoryTimeline) -> Chart:
         header=("level", "at the start", "least", "most", "at the end", "growth"),
         rows=rows,
     )
-
-
-def _signed(value: float) -> str:
-    return f"+{number(value)}" if value > 0 else number(value)
 
 
 def histories(details: Details, gated: Iterable[str]) -> list[Chart]:

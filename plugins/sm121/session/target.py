@@ -150,6 +150,8 @@ def configurations(
     elif Path(model).exists():
         model = str(Path(model).absolute())
     traces = _traces(settings, chosen)
+    profiled = settings.nsys and shutil.which("nsys")
+    nsys = str(settings.report_dir / "kernels") if profiled else None
     return {
         name: ServerConfiguration(
             name=name,
@@ -164,7 +166,7 @@ def configurations(
             debug=settings.engine_debug,
             speaking_worker=chosen.engine.speaking_worker,
             traces=traces if name == chosen.under_test else None,
-            nsys=_nsys_report(settings) if traces and name == chosen.under_test else None,
+            nsys=nsys if traces and name == chosen.under_test else None,
         )
         for name, configured in chosen.configurations.items()
     }
@@ -186,10 +188,6 @@ def _traces(settings: Settings, chosen: Profile) -> str | None:
     if not engine.can_profile(settings.engine_python, start_environment(settings, chosen)):
         return None
     return str(settings.report_dir / "traces")
-
-
-def _nsys_report(settings: Settings) -> str | None:
-    return str(settings.report_dir / "kernels") if settings.nsys and shutil.which("nsys") else None
 
 
 def installed_engine(settings: Settings, chosen: Profile) -> Installed:

@@ -19,19 +19,11 @@ _CACHE_BLOCKS = re.compile(r'cache_config_info\{[^}]*\bnum_gpu_blocks="(\d+)"')
 _BLOCK_TOKENS = re.compile(r'cache_config_info\{[^}]*\bblock_size="(\d+)"')
 
 
-def context_tokens(endpoint: Endpoint) -> int:
-    """Most tokens of a prompt and its answer.
-
-    Raises:
-        NotRun: the server does not say.
-    """
-    with endpoint.http() as http:
-        models = http.get("/v1/models").json()["data"]
-    for entry in models:
-        length = entry.get("max_model_len") or (entry.get("meta") or {}).get("n_ctx")
-        if entry.get("id") == endpoint.served_name and length:
-            return int(length)
-    raise NotRun("the length of the context is not known: /v1/models has no max_model_len")
+def context_tokens(server: Server) -> int:
+    """Most tokens of a prompt and its answer; `NotRun` where nothing says."""
+    if (length := server.context_tokens()) is None:
+        raise NotRun("the length of the context is not known: /v1/models has no max_model_len")
+    return length
 
 
 def cache_blocks(endpoint: Endpoint) -> tuple[int, int]:

@@ -175,7 +175,7 @@ class Stress:
         self._capabilities.require("token_prompts", "token_ids")
         most = slots(self._harness, self._server) or self._streams
         lasts_s = self._sizes.joining_s.value
-        longest = capacity.context_tokens(self._server.endpoint)
+        longest = capacity.context_tokens(self._server)
         if longest < 2 * LONGEST:
             raise NotRun(f"prompts of {LONGEST} tokens do not fit well into a context of {longest}")
         source = Joining(self.shapes, self._server.endpoint, most, lasts_s, longest)
@@ -199,7 +199,7 @@ class Stress:
         by one is refused."""
         self._capabilities.require("token_prompts", "token_ids")
         tokens = int(self._sizes.answer_tokens.value)
-        longest = capacity.context_tokens(self._server.endpoint)
+        longest = capacity.context_tokens(self._server)
         full = self.shapes.of_length(longest - tokens, tokens)
         ids = full.body["prompt"]
         body = {**full.body, "prompt": [*ids, *ids[: longest + 1 - len(ids)]]}
@@ -214,7 +214,7 @@ class Stress:
         before = counters.fetch(self._server.endpoint)
         if before is None or "preemptions" not in before.values:
             raise NotRun("whether anything is preempted is not known: /metrics has no counter")
-        longest = capacity.context_tokens(self._server.endpoint)
+        longest = capacity.context_tokens(self._server)
         chunk = capacity.chunk_tokens(self._server)
         fewer = -(-streams * min(longest, 4 * chunk) // block)
         needed = (

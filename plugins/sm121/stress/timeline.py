@@ -149,7 +149,8 @@ class Timeline(threading.Thread):
         for process in self._processes():
             try:
                 rss += process.memory_info().rss
-                pss += _pss(process.pid)
+                rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text("ascii").splitlines()
+                pss += sum(1024 * int(x.split()[1]) for x in rollup if x.startswith("Pss:"))
                 handles += process.num_fds()
             except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
                 continue
@@ -202,10 +203,3 @@ class Timeline(threading.Thread):
             "device_memory": self.device.source,
             "samples": [asdict(sample) for sample in self.samples],
         }
-
-
-def _pss(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text("ascii").splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    return 0
